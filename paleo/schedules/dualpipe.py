@@ -55,16 +55,16 @@ def _steps(depth: int, half: int, microbatches: int) -> list[_Group]:
     drain = [1 - k % 2 for k in range(2 * above)]
     late = [*drain[above:], *[0] * below]  # chunks whose weight gradients are put off
     return [
-        *[_forward(0)] * (2 * below),
-        *[_forward(0), _forward(1)] * above,
-        *[_inputs(1), _weights(1), _forward(1)] * below,
-        *[*first, _pair(1, 0)],
+        *[_forward(0)] * (2 * below),  # 1
+        *[_forward(0), _forward(1)] * above,  # 2
+        *[_inputs(1), _weights(1), _forward(1)] * below,  # 3
+        *[*first, _pair(1, 0)],  # 4, the steady state
         *[_pair(0, 1), _pair(1, 0)] * (microbatches - 2 * half + depth),
-        *[_backward(1), _pair(1, 0)] * below,
-        *[_backward(chunk) for chunk in drain[:above]],
+        *[_backward(1), _pair(1, 0)] * below,  # 5
+        *[_backward(chunk) for chunk in drain[:above]],  # 6
         *[_inputs(chunk) for chunk in drain[above:]],
-        *[group for chunk in late[:below] for group in (_weights(chunk), _inputs(0))],
-        *[_weights(chunk) for chunk in late[below:]],
+        *[group for chunk in late[:below] for group in (_weights(chunk), _inputs(0))],  # 7
+        *[_weights(chunk) for chunk in late[below:]],  # 8
     ]
 
 

@@ -164,6 +164,12 @@ def test_tokens_travel_beside_the_other_pass_of_a_pair(name: str, alone: float) 
     assert apart.communication_exposed > prediction.breakdown.communication_exposed
 
 
+def test_software_that_pairs_passes_of_chimera_leaves_those_that_fill_it() -> None:
+    """Stage 0 of 4 holds 3 microbatches, of the 8 that pass through it in one of the two copies."""
+    batch = predicted("chimera", expert_overlap=True).steps.batch
+    assert batch.times.hidden == pytest.approx(5 / 8 * batch.cases.times.hidden)
+
+
 def test_software_may_run_the_passes_of_a_pair_one_after_the_other() -> None:
     """torchtitan has DualPipeV, and nothing that overlaps its pairs."""
     steps = [predicted("dualpipev", software="torchtitan", expert_overlap=each).step_time for each in (None, False)]
