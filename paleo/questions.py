@@ -323,7 +323,9 @@ def validate(files: str | Path | Sequence[str | Path], *, calibration: str | Pat
     from paleo.validate.runner import validate_file
 
     prices = None if calibration in (None, "auto") else load_calibration(str(calibration))
-    tables = [files] if isinstance(files, str | Path) else list(files)
+    tables = list(files) if isinstance(files, Sequence) and not isinstance(files, str) else [files]
+    if not all(isinstance(file, str | Path) for file in tables):
+        raise SpecError(f"validate: {files!r:.80}: expected a measured table's name, or a list of such")
     if not tables:
         raise SpecError("no file is named; expected measured tables, such as measurements/gemm.csv.gz")
     return Validated(tuple(validate_file(file, prices) for file in tables))

@@ -114,6 +114,14 @@ def whole_number(text: str, most: int) -> int | None:
     return number if number <= most else None
 
 
+#: What dimensions are called in messages, where that is not their key.
+_WORDS = {
+    "flops_per_s": "FLOP a second",
+    "price_per_s": "a price by time",
+    "price_per_energy": "a price of energy",
+}
+
+
 def _unit_message(text: object, unit: str, dimension: str) -> str:
     example = _EXAMPLE[dimension]
     if not unit:
@@ -122,10 +130,11 @@ def _unit_message(text: object, unit: str, dimension: str) -> str:
         if unit.endswith(wrong) and unit[: -len(wrong)] + right in DIMENSIONS[dimension]:
             return f"{text!r}: the unit {unit!r} is written {unit[: -len(wrong)] + right!r} here"
     other_dimensions = [name for name, table in DIMENSIONS.items() if unit in table]
+    expected = _WORDS.get(dimension, dimension)
     problem = (
-        f"is a unit of {other_dimensions[0]}, not of {dimension}"
+        f"is a unit of {_WORDS.get(other_dimensions[0], other_dimensions[0])}, not of {expected}"
         if other_dimensions
-        else f"is not a unit of {dimension}"
+        else f"is not a unit of {expected}"
     )
     return f"{text!r}: {unit!r} {problem}; write it like {example!r}"
 

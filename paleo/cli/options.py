@@ -131,7 +131,7 @@ class RunOptions:
     recompute: Annotated[
         str | None,
         _option(
-            "Recomputation of activations: none, selective or full. [none]",
+            "Recomputation of activations: none, selective, full; modules: --set recompute_modules=[moe_act]. [none]",
             autocompletion=words("none", "selective", "full"),
         ),
     ] = None
@@ -178,6 +178,8 @@ class RunOptions:
         for key, value in self._settings().items():
             _put(data, key, value)
         file = self._file()
+        if "batch" in data or "global_batch" in data:  # one follows from the other: an option wins over either
+            file = {key: value for key, value in file.items() if key not in ("batch", "global_batch")}
         sizes = {**file.get("model", {}), **data.get("model", {})}
         return validate(Run, {**file, **data, **({"model": sizes} if sizes else {})}, "options")
 

@@ -284,7 +284,7 @@ def compare(comparison: Comparison) -> Figure:
             costs = [
                 candidate.training.cost or 0.0 if candidate.training is not None else 0.0 for candidate in candidates
             ]
-            _bars(axes[2], names, costs, "rent [USD], where a price is known", ORANGE)
+            _bars(axes[2], names, costs, "cost [USD], where known", ORANGE)
         for candidate in axes:
             candidate.set_xticks(range(len(names)), names, rotation=20, ha="right", rotation_mode="anchor")
         _parts_legend(figure, axes[1])

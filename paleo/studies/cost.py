@@ -81,8 +81,8 @@ def stated_tariff(
     by_system = isinstance(price, str) and "=" in price
     if price is not None and not by_system:
         _check_rate(price)
-    if buy is not None and not 0 < buy <= MOST_YEARS:
-        raise SpecError(f"--buy {buy:g}: expected the years in which a machine is written off, up to {MOST_YEARS}")
+    if buy is not None and (isinstance(buy, str) or not 0 < buy <= MOST_YEARS):
+        raise SpecError(f"--buy {buy!r:.80}: expected the years in which a machine is written off, up to {MOST_YEARS}")
     stated = {
         "gpu_price": None if by_system else price,
         "gpu_prices": _prices_by_system(str(price)) if by_system else None,

@@ -94,6 +94,8 @@ def amount(
 def _number(name: str, value: HowMany) -> float:
     """An amount as a number: ``15T`` is 15e12."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return parse(value, "count") if isinstance(value, str) else plain_numbers(value) + 0
     except (SpecError, TypeError):
         raise SpecError(f"{name}: {value!r:.80}: expected a number, or a text such as 1M or 15T") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,20 @@ def test_a_search_layer_by_layer_places_layers_itself() -> None:
     run = Run(gpus=8, global_batch=64, placement={"head": {"vocab": None}})
     with pytest.raises(PlanError, match="placement: head: a search layer by layer places them"):
         hybrid(load_model("gpt2"), SYSTEM, run)
+
+
+@pytest.mark.parametrize(("stated", "option"), [("batch: 64", "--global-batch"), ("global_batch: 64", "--batch")])
+def test_one_batch_on_the_command_line_replaces_the_other_in_a_file(
+    stated: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f"gpus: 8\n{stated}\n")
+    command = ["estimate", "lenet", "--system", "dgx-a100-80gb", "--run", str(path), "--json"]
+    assert paleo([*command, option, "32"]) == 0
+    batch = json.loads(capsys.readouterr().out)["global_batch_size"]
+    assert batch == (32 if option == "--global-batch" else 256)
+    assert paleo(command) == 0
+    assert json.loads(capsys.readouterr().out)["global_batch_size"] == (512 if option == "--global-batch" else 64)
 
 
 def test_a_run_may_be_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

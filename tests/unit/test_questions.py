@@ -226,6 +226,13 @@ def test_amounts_may_have_a_prefix() -> None:
         (lambda: paleo.estimate("lenet", NODE).prediction.variant(bach=4), "bach: unknown key; nearest: 'batch'"),
         (lambda: paleo.estimate("lenet", NODE).prediction.variant(batch=-4), "batch: -4: it should be greater than 0"),
         (lambda: paleo.predict("lenet", NODE, paleo.Run()), "paleo.estimate takes names"),  # type: ignore[arg-type]
+        (lambda: paleo.estimate("lenet", NODE, samples=True), "samples: True: expected a number"),
+        (lambda: paleo.estimate("lenet", NODE, samples=1, buy="x"), "--buy 'x': expected the years"),
+        (
+            lambda: paleo.estimate("lenet", NODE, samples=1, price="2 EUR/h"),
+            "'EUR/h' is not a unit of a price by time",
+        ),
+        (lambda: paleo.validate(3), "validate: 3: expected a measured table's name"),  # type: ignore[arg-type]
     ],
 )
 def test_a_value_of_another_type_is_one_message(ask: Callable[[], Any], words: str) -> None:
