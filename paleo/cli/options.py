@@ -131,7 +131,7 @@ class RunOptions:
     recompute: Annotated[
         str | None,
         _option(
-            "Recomputation of activations: none, selective, full; modules: --set recompute_modules=[moe_act]. [none]",
+            "Recomputation of activations: none, selective or full; of modules: --set recompute_modules=… [none]",
             autocompletion=words("none", "selective", "full"),
         ),
     ] = None
