@@ -292,7 +292,7 @@ class Nccl:
         if operation in EXCHANGES:
             return exchange_time(payload_bytes=payload, traffic=traffic, links=links, parameters=self.exchange)
         if algorithm.in_network:
-            return switch_time(traffic=traffic, links=links, parameters=self.inside)
+            return switch_time(operation=operation, traffic=traffic, links=links, parameters=self.inside)
         return node_time(
             operation=operation, payload_bytes=payload, traffic=traffic, links=links, parameters=self.inside,
             low_latency=self.low_latency, adds_bytes=~np.asarray(self.switch_can_add),

@@ -252,12 +252,13 @@ def _own_links(device: Device) -> str:
 
 
 def _link(link: Link) -> list[Fact]:
-    achieved = link.achieved_fraction
+    achieved, in_switch = link.achieved_fraction, link.in_switch_bandwidth
     return _stated(
         ("kind", link.kind),
         ("scope", link.scope),
         ("bandwidth, each way", engineering(link.bandwidth, "B/s")),
         ("achieved", achieved and f"{100 * achieved:g} % of it ({link.achieved_source})"),
+        ("sums in switches", in_switch and f"{engineering(in_switch, 'B/s')} of bus bandwidth at most"),
         ("latency", link.latency and f"{duration(link.latency)} ({link.latency_source or 'source not stated'})"),
         ("notes", link.notes),
         ("source", link.source),

@@ -25,8 +25,9 @@ class Link(Spec):
     """One link: bandwidth per direction [byte/s], one-way latency of a small message [s].
 
     ``scope`` says what one link is (a port, all NVLinks of one GPU, …); ``achieved_fraction`` is the part of the
-    bandwidth that large messages reach. ``stated_latency``: the latency that calibrated hops over the link contain,
-    that of the entry which all others extend; no file states it by itself.
+    bandwidth that large messages reach. ``in_switch_bandwidth``: the bus bandwidth [byte/s] that was published of large
+    all-reduces which the switches add, a bound for groups of any size. ``stated_latency``: the latency that calibrated
+    hops over the link contain, that of the entry which all others extend; no file states it by itself.
     """
 
     name: Text
@@ -35,6 +36,7 @@ class Link(Spec):
     bandwidth: BytesPerSecond
     achieved_fraction: Fraction | None = None
     achieved_source: Text | None = None
+    in_switch_bandwidth: BytesPerSecond | None = None
     latency: Seconds | None = None
     latency_source: Text | None = None
     stated_latency: Annotated[Seconds | None, Field(exclude=True)] = None

@@ -358,6 +358,7 @@ def test_hops_fill_the_switches_pipeline_and_add_up_in_ll128() -> None:
         ("dgx-h200", 8, 2.0**34, "ring", 366e9),
         ("dgx-b200", 8, 2.0**34, "in_switch", 838e9),
         ("dgx-b200", 8, 2.0**34, "ring", 682e9),
+        ("gb200-nvl72", 72, 2.0**36, "in_switch", 850e9),
         ("mi300x-8", 8, 2.0**32, "ring", 312.9e9),
         ("aws-p5en.48xlarge", 32, 2.0**32, "ring", 364.9e9),
         ("aws-p6-b200.48xlarge", 32, 2.0**34, "ring", 381.8e9),

@@ -64,6 +64,7 @@ class GroupLinks:
     fabric_levels    how many of the levels lie between nodes
     generation       of the device, for the constants of NCCL's tuner
     switch_reduces   the inner level's switches add and multicast (NVLink SHARP)
+    switch_bandwidth bus bandwidth that such sums do not exceed [byte/s]
     many_hosts       a node is an NVLink domain of several machines
     topologies       of the system's levels: algorithms that are written for one ask for it
     clock            of the devices' multiprocessors [Hz]; infinite where it is not known
@@ -81,6 +82,7 @@ class GroupLinks:
     fabric_levels: int = 0
     generation: str = "Ampere"
     switch_reduces: bool = False
+    switch_bandwidth: float = float("inf")
     many_hosts: bool = False
     topologies: frozenset[str] = frozenset()
     clock: float = float("inf")
@@ -234,6 +236,7 @@ def links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
         fabric_levels=sum(fabric),
         generation=system.device.architecture,
         switch_reduces=not fabric[0] and spans[0].level.in_switch_reduction,
+        switch_bandwidth=spans[0].level.link.in_switch_bandwidth or float("inf"),
         many_hosts=system.devices_per_host is not None,
         topologies=frozenset(level.topology for level in system.levels),
         clock=system.device.boost_clock or float("inf"),
@@ -526,12 +529,17 @@ def node_time(
     return _of_several(np.where(chosen == LL, low, np.where(chosen == LL128, middle, simple)), links, p.skew)
 
 
-def switch_time(*, traffic: Traffic, links: GroupLinks, parameters: NcclParameters) -> Array:
+def switch_time(*, operation: str, traffic: Traffic, links: GroupLinks, parameters: NcclParameters) -> Array:
     """Seconds of a traffic that the switches of one node add and multicast (NVLink SHARP): launch, hops until the
-    pipeline is full, wire."""
+    pipeline is full, wire, where S (1 + 1/P) bytes of an all_reduce cross a rank's link and no more than the published
+    bus bandwidth comes of it, 2 (P-1)/P S."""
     p = parameters
     start = (p.launch + (SWITCH_HOPS + links.ranks) * links.hop(p.step)) * (1.0 + p.spread)
-    return _of_several(start + links.wire_time(traffic) / p.switch_fraction, links, p.skew)
+    wire = links.wire_time(traffic) / p.switch_fraction
+    if operation == "all_reduce":
+        bus = 2.0 * (links.ranks - 1.0) / (links.ranks + 1.0) * traffic.levels[0].wire_bytes
+        wire = np.maximum(wire, bus / links.switch_bandwidth)
+    return _of_several(start + wire, links, p.skew)
 
 
 def _of_several(seconds: Array, links: GroupLinks, skew: float) -> Array:
