@@ -195,11 +195,13 @@ def _described(entry: Any) -> str:
 
 
 def _fields(spec: Any) -> str:
+    described = any(field.description for field in spec.model_fields.values())
     shown = [
         (f"`{name}`", _kind(field.annotation, field.metadata), _default(field))
+        + ((field.description or "",) if described else ())
         for name, field in spec.model_fields.items()
     ]
-    return table(("key", "holds", "if left out"), shown)
+    return table(("key", "holds", "if left out", *(("meaning",) if described else ())), shown)
 
 
 def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:

@@ -10,16 +10,12 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from paleo.errors import SpecError
 from paleo.operations.tensor import LossKernels, Scaling
-from paleo.specs.loading import PositiveCount, Spec, Text, read_yaml, validate
+from paleo.specs.loading import Flag, PositiveCount, Spec, Text, read_yaml, validate
 from paleo.specs.software import Dispatch, Recompute
 from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
 
 #: When gradients are exchanged: in buckets while backward still runs, all after it, or through parameter servers.
 Exchange = Literal["overlapped", "after", "parameter-server"]
-
-
-#: What is computed again before the backward pass: nothing, the core of attention, or each layer from its input.
-
 
 #: How a pipeline's pieces are made; numbers are the layers of each piece, in the order of the network.
 Cut = Literal["uniform", "time"] | tuple[Annotated[int, Field(strict=True, ge=0)], ...]
@@ -40,103 +36,130 @@ def _listed(value: object) -> object:
 
 
 class InputOptions(Spec):
-    """How samples reach the devices. A cost that is not stated is zero, or that of the system's host.
+    """How samples reach the devices. A cost that is not stated is zero, or that of the system's host."""
 
-    ``sample``: stored bytes of one, read at ``storage`` (of a node); ``decode``: seconds of one core for each of them,
-    on ``cores`` for each GPU; ``copied``: bytes of one that go to the device [those of the network's inputs].
-    """
-
-    sample: Bytes | None = None
-    storage: BytesPerSecond | None = None
-    decode: Seconds = 0.0
-    cores: Annotated[float, Field(gt=0)] | None = None
-    copied: Bytes | None = None
+    sample: Bytes | None = Field(None, description="stored bytes of a sample, read at `storage`")
+    storage: BytesPerSecond | None = Field(None, description="rate at which a node reads")
+    decode: Seconds = Field(0.0, description="time of one core for a sample")
+    cores: Annotated[float, Field(gt=0)] | None = Field(None, description="cores for each GPU that decode")
+    copied: Bytes | None = Field(
+        None, description="bytes of a sample that go to the device; left out: those of the network's inputs"
+    )
 
 
 class Run(Spec):
-    """One training run. Sizes that are not stated follow from the others; the prediction holds the resolved ones.
+    """One training run. Sizes that are not stated follow from the others; the prediction holds the resolved ones. What
+    is left out of how the framework works is as the ``software`` profile does it.
+
     ``seq=512`` is short for ``model={"seq": 512}``.
+    """
 
-    ``batch`` is per data-parallel rank, ``global_batch`` over all of them. ``algorithm`` forces one collective
-    algorithm. ``compress`` names a compression of the gradients, ``topk:0.001`` (`paleo.compression`).
-    ``consistency`` is how workers wait for one another, ``ssp:4`` (`paleo.consistency`), with ``servers`` where there
-    are parameter servers; ``jitter`` is the noise of a rank's step from one step to the next, as a share of it, and
-    ``slow_ranks`` that of ranks that are always slower or faster; ``length_variation`` is the standard deviation of a
-    sample's work over its mean, as of sequences of unequal lengths.
-    ``nodes`` says where nodes lie: packed, random or ``spread:8`` leaf switches; ``background`` is the share of the
-    links above those that others use, and ``neighbour`` a second job on the same leaf switches, ``all_to_all:32:0.4``:
-    its traffic (ring or all_to_all), its nodes and the share of the time that it sends.
-    ``cudnn``, ``attention``, ``cross_entropy``, ``scaling``, ``main_gradients``, ``expert_dispatch``,
-    ``expert_overlap``, ``cuda_graph`` and ``exchange`` are what the ``software`` profile does unless they are given
-    (under a ``schedule`` that pairs passes, as dualpipe does, tokens travel beside a pass unless it says not).
-    ``bucket`` is how many bytes of gradients go out together (25 MiB in PyTorch's DDP). ``offload`` names what lives in
-    host memory: optimizer, gradients, parameters, activations. ``input`` is data loading; left out it is how the
-    software loads photographs where the system states its cores; ``none`` is synthetic data, which cost nothing.
-    ``clip`` is what the software does with the norm of the gradients, unless it is given. ``cut`` is how
-    a pipeline's pieces are made: ``uniform`` divides the iterations of the heaviest block evenly, ``time`` makes the
-    slowest piece as light as it can be, numbers state the layers of each piece; left out it is as the software does it,
-    uniform where that is possible. ``placement`` lays splits of single layers over those of the strategy:
-    ``{block.*.mlp1: {ffn: tp}}``, see `paleo.parallel.placement`. ``recompute_layers`` limits full recomputation to so
-    many first layers of each piece of the pipeline, the others keep all activations; ``recompute_every`` keeps one
-    input for so many layers, which are then brought back together; ``recompute_modules`` says which parts of a block
-    selective recomputation runs again instead of what the software does (core_attn, layernorm, moe_act, mla_up_proj,
-    mlp, moe, shared_experts, as Megatron-Core calls them); ``recompute_by_layer`` names layers that differ from
-    ``recompute``: ``{"block.[0-3]": full}``. ``expert_imbalance`` is how many tokens the busiest rank of experts has
-    over their mean; with ``drop_tokens`` every expert gets its equal share and no more, so that the host waits for no
-    counts. ``lora`` is the rank of low-rank adapters that are trained while all other weights are frozen, and
-    which products of the repeated blocks have one, ``16:attention`` (as in the paper, Hu et al., ICLR 2022),
-    ``16:mlp``, ``16:all`` or a pattern of names; ``qlora`` stores the frozen products in NF4 with double quantisation
-    (Dettmers et al., NeurIPS 2023). ``freeze`` names layers that are not trained, by patterns: ``[embed,
-    "block.[0-9]"]``."""
-
-    gpus: PositiveCount = 1
-    batch: PositiveCount | None = None
-    global_batch: PositiveCount | None = None
-    microbatch: PositiveCount | None = None
-    dtype: Text | None = None
-    optimizer: Text = "adamw"
-    strategy: Text = "dp"
-    placement: dict[Text, dict[Text, Text | list[Text] | None]] = Field(default_factory=dict)
-    expert_imbalance: Annotated[float, Field(ge=1)] = 1.0
-    expert_dispatch: Dispatch | None = None
-    expert_overlap: Annotated[bool, Field(strict=True)] | None = None
-    drop_tokens: Annotated[bool, Field(strict=True)] = False
-    cuda_graph: Literal["none", "full_iteration"] | None = None
-    schedule: Text = "1f1b"
-    cut: Cut | None = None
-    recompute: Recompute = "none"
-    recompute_layers: Annotated[int, Field(strict=True, ge=0)] | None = None
-    recompute_every: PositiveCount | None = None
-    recompute_modules: tuple[Text, ...] = ()
-    recompute_by_layer: dict[Text, Recompute] = Field(default_factory=dict)
-    software: Text = "pytorch-eager"
-    cudnn: Annotated[float, Field(gt=0)] | None = None
-    attention: Literal["fused", "unfused", "stepwise"] | None = None
-    scaling: Scaling | None = None
-    cross_entropy: LossKernels | None = None
-    main_gradients: Literal["narrow", "fp32"] | None = None
-    exchange: Exchange | None = None
-    bucket: Bytes = 25 * MEBIBYTE
-    algorithm: Text | None = None
-    compress: Text | None = None
-    consistency: Text = "bsp"
-    servers: PositiveCount | None = None
-    jitter: Annotated[float, Field(ge=0, le=3)] = 0.0
-    nodes: Text = "packed"
-    background: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    neighbour: Text | None = None
-    slow_ranks: Annotated[float, Field(ge=0, le=3)] = 0.0
-    length_variation: Annotated[float, Field(ge=0, le=3)] = 0.0
-    calibration: Text = "auto"
-    offload: Text = "none"
-    clip: Literal["none", "norm", "scaled"] | None = None
-    input: InputOptions | Literal["none"] | None = None
-    lora: Annotated[Text, BeforeValidator(_rank_as_text)] | None = None
-    qlora: Annotated[bool, Field(strict=True)] = False
-    freeze: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = ()
-    forward_only: Annotated[bool, Field(strict=True)] = False
-    #: parameters of the model file to replace (seq, hidden, …)
-    model: dict[str, int | float | str] = Field(default_factory=dict)
+    gpus: PositiveCount = Field(1, description="devices of the run")
+    batch: PositiveCount | None = Field(None, description="samples of a data-parallel rank in a step")
+    global_batch: PositiveCount | None = Field(None, description="samples of all ranks in a step")
+    microbatch: PositiveCount | None = Field(None, description="samples of a rank in one pass")
+    dtype: Text | None = Field(None, description="format of products; left out: what people train in on the device")
+    optimizer: Text = Field("adamw", description="optimizer of the update")
+    strategy: Text = Field("dp", description="a preset, or degrees: `tp=8,pp=4,zero=1,sp` (`paleo.parallel.placement`)")
+    placement: dict[Text, dict[Text, Text | list[Text] | None]] = Field(
+        default_factory=dict,
+        description="splits of single layers over those of the strategy: `{block.*.mlp1: {ffn: tp}}`",
+    )
+    expert_imbalance: Annotated[float, Field(ge=1)] = Field(
+        1.0, description="tokens of the busiest rank of experts over their mean"
+    )
+    expert_dispatch: Dispatch | None = Field(None, description="how tokens are dispatched to experts")
+    expert_overlap: Flag | None = Field(
+        None,
+        description="whether tokens travel beside a pass of another microbatch; under a schedule that pairs passes, as "
+        "dualpipe does, they do unless stated",
+    )
+    drop_tokens: Flag = Field(
+        False, description="whether every expert gets its equal share and no more, so that the host waits for no counts"
+    )
+    cuda_graph: Literal["none", "full_iteration"] | None = Field(None, description="what of a step is one CUDA graph")
+    schedule: Text = Field("1f1b", description="order of a pipeline's passes (`paleo list schedules`)")
+    cut: Cut | None = Field(
+        None,
+        description="how a pipeline's pieces are made. uniform: iterations of the heaviest block divided evenly; "
+        "time: the slowest piece is as light as it can be; numbers: layers of each piece; left out: as the software "
+        "does it, uniform where that is possible",
+    )
+    recompute: Recompute = Field("none", description="which activations are computed again before the backward pass")
+    recompute_layers: Annotated[int, Field(strict=True, ge=0)] | None = Field(
+        None, description="full recomputation of so many first layers of each piece; the others keep all activations"
+    )
+    recompute_every: PositiveCount | None = Field(
+        None, description="full recomputation keeps one input for so many layers, which are then brought back together"
+    )
+    recompute_modules: tuple[Text, ...] = Field(
+        (),
+        description="parts of a block that selective recomputation runs again, as Megatron-Core calls them: core_attn, "
+        "layernorm, moe_act, mla_up_proj, mlp, moe, shared_experts",
+    )
+    recompute_by_layer: dict[Text, Recompute] = Field(
+        default_factory=dict, description='layers that differ from `recompute`: `{"block.[0-3]": full}`'
+    )
+    software: Text = Field("pytorch-eager", description="software profile, perhaps of a release: `megatron-core@0.9`")
+    cudnn: Annotated[float, Field(gt=0)] | None = Field(None, description="release of the library of convolutions")
+    attention: Literal["fused", "unfused", "stepwise"] | None = Field(None, description="how attention is computed")
+    scaling: Scaling | None = Field(None, description="how scales of formats below sixteen bits are found")
+    cross_entropy: LossKernels | None = Field(None, description="kernels of the loss")
+    main_gradients: Literal["narrow", "fp32"] | None = Field(
+        None, description="format in which gradients are summed up beside fp32 masters"
+    )
+    exchange: Exchange | None = Field(None, description="when and how gradients are exchanged")
+    bucket: Bytes = Field(25 * MEBIBYTE, description="bytes of gradients that go out together, as in PyTorch's DDP")
+    algorithm: Text | None = Field(None, description="the one collective algorithm (`paleo list collectives`)")
+    compress: Text | None = Field(None, description="compression of gradients: `topk:0.001` (`paleo.compression`)")
+    consistency: Text = Field("bsp", description="how workers wait for one another: `ssp:4` (`paleo.consistency`)")
+    servers: PositiveCount | None = Field(None, description="parameter servers")
+    jitter: Annotated[float, Field(ge=0, le=3)] = Field(
+        0.0, description="noise of a rank's step from one step to the next, as a share of it"
+    )
+    nodes: Text = Field("packed", description="where nodes lie: packed, random or `spread:8` leaf switches")
+    background: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of the links above leaf switches that others use"
+    )
+    neighbour: Text | None = Field(
+        None,
+        description="a second job on the same leaf switches, `all_to_all:32:0.4`: traffic (ring or all_to_all), its "
+        "nodes and the share of the time that it sends",
+    )
+    slow_ranks: Annotated[float, Field(ge=0, le=3)] = Field(
+        0.0, description="spread of ranks that are always slower or faster, as a share of the step"
+    )
+    length_variation: Annotated[float, Field(ge=0, le=3)] = Field(
+        0.0, description="standard deviation of a sample's work over its mean, as of sequences of unequal lengths"
+    )
+    calibration: Text = Field("auto", description="auto, ideal, `ppp=0.6`, or a calibration by name or path")
+    offload: Text = Field(
+        "none", description="what lives in host memory: optimizer, gradients, parameters, activations"
+    )
+    clip: Literal["none", "norm", "scaled"] | None = Field(
+        None, description="what happens to gradients by their norm before the update"
+    )
+    input: InputOptions | Literal["none"] | None = Field(
+        None,
+        description="data loading; none: synthetic data, which cost nothing; left out: as the software loads images, "
+        "where the system states its cores",
+    )
+    lora: Annotated[Text, BeforeValidator(_rank_as_text)] | None = Field(
+        None,
+        description="rank of low-rank adapters, while all other weights are frozen, and the products of the repeated "
+        "blocks that have one: `16:attention` (Hu et al., ICLR 2022), `16:mlp`, `16:all` or a pattern of names",
+    )
+    qlora: Flag = Field(
+        False,
+        description="whether frozen products are stored in NF4 with double quantisation (Dettmers et al., 2023)",
+    )
+    freeze: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = Field(
+        (), description='layers that are not trained, by patterns: `[embed, "block.[0-9]"]`'
+    )
+    forward_only: Flag = Field(False, description="whether the forward pass alone is predicted")
+    model: dict[str, int | float | str] = Field(
+        default_factory=dict, description="parameters of the model file to replace (seq, hidden, …)"
+    )
 
     @model_validator(mode="before")
     @classmethod
