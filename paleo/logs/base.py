@@ -21,6 +21,8 @@ from paleo.registry import Registry
 MOST_LINES, LONGEST_LINE, MOST_CHARACTERS = 200_000, 4_096, 2**28
 #: Lines by which a log is recognised.
 FEWEST_STEPS = 3
+#: What colours a text in a terminal; frameworks write it into their logs, between words.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def _first_lines(stream: TextIO) -> Iterator[str]:
         characters += len(piece)
         if begins:
             lines += 1
-            yield piece.rstrip("\n")
+            yield _COLOURS.sub("", piece.rstrip("\n"))
         begins = piece.endswith("\n")
 
 
@@ -93,7 +95,10 @@ def read_log(path: str | Path) -> Log:
     best = max(logs, key=lambda log: len(log.steps))
     if len(best.steps) < FEWEST_STEPS:
         kinds = ", ".join(name for name, _ in READERS.items())
-        raise SpecError(f"{path}: no steps of a training were found; expected at least {FEWEST_STEPS} of {kinds}")
+        raise SpecError(
+            f"{path}: no steps of a training were found; expected at least {FEWEST_STEPS} of {kinds}, or as many "
+            "payloads of nccl-tests"
+        )
     return best
 
 

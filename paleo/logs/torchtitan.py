@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from paleo.logs.base import READERS, Reader, number_behind, stated
 from paleo.units import GIB
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _MEMORY = re.compile(r"memory:\s*([\d.]+)\s*GiB")
 _TOKENS = re.compile(r"tps:\s*([\d,]+)")
 
 
 def _states(line: str) -> Mapping[str, object]:
-    plain = _COLOURS.sub("", line)
-    return stated(memory=number_behind(_MEMORY, plain, GIB), tokens_per_s=number_behind(_TOKENS, plain))
+    return stated(memory=number_behind(_MEMORY, line, GIB), tokens_per_s=number_behind(_TOKENS, line))
 
 
 READERS.register("torchtitan")(Reader(re.compile(r"step:\s*\d+.*\btps:"), _states, "torchtitan, components/metrics.py"))

@@ -79,7 +79,7 @@ def titan_log(step: Prediction, seed: int, noise: float = 0.01, tokens: float | 
         tps = rate * math.exp(noise * random.standard_normal()) / (3.0 if number == 1 else 1.0)
         lines.append(
             f"[titan] \x1b[32mstep: {number:2d}  loss:  7.1  grad_norm: 1.2  memory: {allocated:.2f}GiB(59.8%)"
-            f"  tps: {tps:,.0f}  tflops: 333.1  mfu: 33.7%\x1b[0m"
+            f"  \x1b[34mtps: {tps:,.0f}  tflops: 333.1  mfu: 33.7%\x1b[0m"
         )
     return "\n".join(lines)
 
