@@ -32,34 +32,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The properties that all passes of one name share.
-
-    ``price`` is the family of the calibration that prices it. ``pointwise``: it touches each element on its own, so
-    that a compiler may merge it with its neighbours. ``moves``: it only moves elements, so that sums which are not
-    complete yet go through. ``routes``: it may send tokens to the ranks of their experts and back. ``merges_dims``:
-    dims of its input that its output lacks lie inside others and cannot be divided. ``norm``: it subtracts a mean and
-    divides by a deviation; where its rows are divided it exchanges statistics backward, too. ``row_statistics``:
-    numbers for each row that ranks exchange where rows are divided. ``two_sweeps``: one over its input for statistics,
-    then one over everything, which passes after it may join. ``reduces``: it sums dims up. ``selects``: how many rows
-    it keeps depends on their values, for which a host may wait. ``fed``: the host copies what it reads and writes.
-    ``inference`` is the kind that stands in for it where
-    nothing is trained. ``free_in_paleo``: the original Paleo takes its time for zero (Qi et al., ICLR 2017).
-    """
+    """The properties that all passes of one name share."""
 
     name: str
     meaning: str
+    #: Family of the calibration that prices it.
     price: str = "memory.elementwise"
+    #: It touches each element on its own, so that a compiler may merge it with its neighbours.
     pointwise: bool = False
+    #: It only moves elements, so that sums which are not complete yet go through.
     moves: bool = False
+    #: It may send tokens to the ranks of their experts and back.
     routes: bool = False
+    #: Dims of its input that its output lacks lie inside others and cannot be divided.
     merges_dims: bool = False
+    #: It subtracts a mean and divides by a deviation; where rows are divided it exchanges statistics backward, too.
     norm: bool = False
+    #: Numbers for each row that ranks exchange where rows are divided.
     row_statistics: int = 2
+    #: One sweep over its input for statistics, then one over everything, which passes after it may join.
     two_sweeps: bool = False
+    #: It sums dims up.
     reduces: bool = False
+    #: How many rows it keeps depends on their values, for which a host may wait.
     selects: bool = False
+    #: The host copies what it reads and writes.
     fed: bool = False
+    #: The kind that stands in for it where nothing is trained.
     inference: str | None = None
+    #: The original Paleo takes its time for zero (Qi et al., ICLR 2017).
     free_in_paleo: bool = False
 
 
@@ -244,36 +245,36 @@ def with_tensors(operation: Operation, change: Callable[[Tensor], Tensor]) -> Op
 
 @dataclass(frozen=True, slots=True)
 class MemoryPass:
-    """A pass over memory: element-wise work, norms, softmax, pooling, gathers. Its time is that of its bytes.
-
-    ``backward_pass`` None derives the gradient pass: read the gradient of ``out`` and what was kept, write the gradient
-    of each input that needs one; "free" says that the gradient is a view (add, slices); "by input" that each input's is
-    a pass of its own over what was kept of the others, as large as ``out``, and summed up where the input is smaller
-    (products). ``reduces`` names dims whose
-    statistics are shared by a row (softmax, norms): split over ranks they owe a small all-reduce. ``sparse_rows`` says
-    that of a table only the rows that make up ``out`` move (embedding), so many for each row of ``out``. ``windows``
-    slide over the dims of a pool. ``linear`` ones commute with addition, so that partial sums go through. ``late`` ones
-    run once the backward pass is over: what they make adds nothing to the peak of memory. ``tiled`` ones read their
-    input as a product makes it, tile by tile, forward and backward, so that it is never whole. ``calls``: operations
-    that the host issues for it, forward and backward.
-    """
+    """A pass over memory: element-wise work, norms, softmax, pooling, gathers. Its time is that of its bytes."""
 
     name: str
     operation: str
     inputs: tuple[Tensor, ...]
     out: Tensor
     parameters: tuple[Tensor, ...] = ()
+    #: Tensors that it keeps for its backward pass.
     keeps: tuple[Tensor, ...] = ()
     flops_per_element: float = 1.0
+    #: derived: the gradient pass reads the gradient of ``out`` and what was kept, and writes the gradient of each input
+    #: that needs one; free: the gradient is a view (add, slices); by input: each input's is a pass of its own over what
+    #: was kept of the others, as large as ``out``, and summed up where the input is smaller (products).
     backward_pass: Literal["derived", "free", "by input"] = "derived"
+    #: Dims whose statistics are shared by a row (softmax, norms): split over ranks they owe a small all-reduce.
     reduces: tuple[str, ...] = ()
+    #: Statistics are those of a replica's own samples (batch normalisation).
     local_statistics: bool = False
+    #: Of a table only the rows that make up ``out`` move (embedding): so many for each row of ``out``.
     sparse_rows: int = 0
+    #: Windows that slide over the dims of a pool.
     windows: tuple[Window, ...] = ()
     halos: Halos = ()
+    #: It commutes with addition, so that partial sums go through.
     linear: bool = False
+    #: It runs once the backward pass is over: what it makes adds nothing to the peak of memory.
     late: bool = False
+    #: It reads its input as a product makes it, tile by tile, forward and backward, so that it is never whole.
     tiled: bool = False
+    #: Operations that the host issues for it, forward and backward.
     calls: tuple[float, float] = (1.0, 1.0)
 
     def __post_init__(self) -> None:

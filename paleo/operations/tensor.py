@@ -40,32 +40,36 @@ Role = Literal["activation", "parameter", "gradient", "statistic", "mask", "inde
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Bytes of each role of a number when training in one dtype.
-
-    ``activation`` is what layers pass on, ``operand`` what matrix products read, ``parameter`` the copy that forward
-    and backward use, ``gradient`` the parameter gradients, ``master`` the optimizer's own fp32 copy (0 where the
-    parameter is already fp32), ``state`` each optimizer state, ``accumulator`` a second copy of the gradients to which
-    a framework adds each of them, in a pass of its own, and which it exchanges, clips and hands to the optimizer.
-    Statistics (means, variances, log-sum-exp) are fp32, dropout masks one byte, indices int64. With ``casts`` weights
-    stay fp32, and products read narrow copies that are made for each pass; their gradients are widened again.
-    ``gradient_accesses`` are reads and writes of each gradient after every backward pass: unscaling, norms, clipping.
-    Gradients are ``accumulated`` by the products that make them, or ``added`` to their sums by autograd. Operands below
-    sixteen bits have ``scale_bytes`` for each number, and their largest value may be ``measured_first``, in a pass.
-    """
+    """Bytes of each role of a number when training in one dtype. Statistics (means, variances, log-sum-exp) are fp32,
+    dropout masks one byte, indices int64."""
 
     dtype: str
+    #: What layers pass on.
     activation: float
+    #: What matrix products read.
     operand: float
+    #: The copy that forward and backward use.
     parameter: float
+    #: The parameter gradients.
     gradient: float
+    #: The optimizer's own fp32 copy; 0 where the parameter is already fp32.
     master: float
+    #: Each optimizer state.
     state: float = 4.0
+    #: A second copy of the gradients, to which a framework adds each of them in a pass of its own, and which it
+    #: exchanges, clips and hands to the optimizer.
     accumulator: float = 0.0
+    #: Weights stay fp32; products read narrow copies that are made for each pass, their gradients are widened again.
     casts: bool = False
+    #: Reads and writes of each gradient after every backward pass: unscaling, norms, clipping.
     gradient_accesses: float = 0.0
+    #: Gradients are summed up by the products that make them.
     accumulated: bool = False
+    #: Gradients are added to their sums by autograd.
     added: bool = False
+    #: Operands below sixteen bits have so many bytes of scales for each number.
     scale_bytes: float = 0.0
+    #: The largest value of such operands is found first, in a pass.
     measured_first: bool = False
 
     @property

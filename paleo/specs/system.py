@@ -22,35 +22,46 @@ from paleo.units import Bytes, BytesPerSecond, FailuresPerSecond, counted
 
 
 class Level(Spec):
-    """One level of a system: units of the level below, joined by one kind of link.
-
-    ``ranks``: devices in one unit of this level (null on the outermost: as many as there are). ``ports``: links that
-    one unit of the level below has into this level: 1 for a GPU below an NVSwitch, the number of NICs for a node, the
-    links of a chip in a mesh (all pairs joined directly) or a torus.
-
-    ``rings``: of a mesh whose pairs are not all joined alike, the disjoint rings of one link that 1, 2, … neighbours
-    find. ``shape``: units of a torus along each dimension. ``wrap``: a dimension of that many units, or a multiple of
-    it, closes into a ring; null: none does. ``oversubscription``: ports below a leaf switch over those above it, and
-    ``leaf``: units below one leaf switch, in a dragonfly of one group. ``routing``: how flows are spread over the ports
-    above a leaf; ``rail``: each port of a node hangs on a switch of its own. ``global_links``: of a dragonfly, links
-    between each pair of groups.
-    """
+    """One level of a system: units of the level below, joined by one kind of link."""
 
     name: Text
-    ranks: PositiveCount | None
+    ranks: PositiveCount | None = Field(
+        description="devices in one unit of this level; null on the outermost: as many as there are"
+    )
     link: Link
     topology: Literal["switch", "mesh", "ring", "pcie-tree", "torus", "dragonfly", "fabric"]
-    ports: PositiveCount = 1
-    rings: tuple[Annotated[float, Field(ge=0)], ...] | None = None
-    shape: Annotated[tuple[PositiveCount, ...], Field(min_length=2, max_length=3)] | None = None
-    wrap: PositiveCount | None = None
-    leaf: PositiveCount | None = None
-    oversubscription: Annotated[float, Field(ge=1)] = 1.0
-    routing: Literal["ecmp", "adaptive", "rail", "minimal", "valiant"] | None = None
-    global_links: PositiveCount | None = None
-    in_switch_reduction: Flag = False
-    peer_to_peer: Flag = True
-    assumed: Text | None = None
+    ports: PositiveCount = Field(
+        1,
+        description="links that one unit of the level below has into this level: 1 for a GPU below an NVSwitch, the "
+        "number of NICs for a node, the links of a chip in a mesh (all pairs joined directly) or a torus",
+    )
+    rings: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
+        None,
+        description="of a mesh whose pairs are not all joined alike, the disjoint rings of one link that 1, 2, … "
+        "neighbours find",
+    )
+    shape: Annotated[tuple[PositiveCount, ...], Field(min_length=2, max_length=3)] | None = Field(
+        None, description="units of a torus along each dimension"
+    )
+    wrap: PositiveCount | None = Field(
+        None,
+        description="a dimension of that many units, or a multiple of it, closes into a ring; null: none does",
+    )
+    leaf: PositiveCount | None = Field(
+        None, description="units below one leaf switch; of a dragonfly, units of a group"
+    )
+    oversubscription: Annotated[float, Field(ge=1)] = Field(
+        1.0, description="ports below a leaf switch over those above it"
+    )
+    routing: Literal["ecmp", "adaptive", "rail", "minimal", "valiant"] | None = Field(
+        None,
+        description="how flows are spread over the ports above a leaf; rail: each port of a node hangs on a switch of "
+        "its own",
+    )
+    global_links: PositiveCount | None = Field(None, description="of a dragonfly, links between each pair of groups")
+    in_switch_reduction: Flag = Field(False, description="whether switches add and multicast (SHARP)")
+    peer_to_peer: Flag = Field(True, description="whether devices reach each other's memory without the host")
+    assumed: Text | None = Field(None, description="what of this level no source states")
     notes: Text | None = None
     source: Text | None = None
 
