@@ -83,7 +83,10 @@ def stacks(rows: Sequence[tuple[str, Mapping[str, float], str]], title: str, lim
         limit = limits[index] * scale if limits else 0.0
         if limits:
             drawn.append(f'<path d="M{limit:.1f} {y + 14}v{_BAR + 6}" class="limit"/>')
-        drawn.append(_text(min(max(left, limit) + 6, WIDTH - RIGHT + 4), y + 28, text, "b"))
+        end = (
+            left if limit - left > RIGHT else max(left, limit)
+        )  # beside its bar, wherever it has room before the limit
+        drawn.append(_text(min(end + 6, WIDTH - RIGHT + 4), y + 28, text, "b"))
     return _svg(drawn, len(rows) * _ROW, title) + legend((name, colours[name]) for name in names)
 
 

@@ -240,17 +240,17 @@ def _pictures(study: Purchase) -> str:
     colours = dict(zip((offer.candidate.system.name for offer in known), COLOURS * 3, strict=False))
     parts = [
         _panel(
-            "Time to solution [h], 90 % interval",
+            "Time to solution, 90 % interval",
             bars([_time_bar(offer, colours) for offer in known], "time to solution"),
         )
     ]
     priced = [offer for offer in known if _cost(offer) is not None]
     if priced:
-        parts.append(_panel("Cost [USD], 90 % interval", bars([_cost_bar(offer, colours) for offer in priced], "cost")))
+        parts.append(_panel("Cost, 90 % interval", bars([_cost_bar(offer, colours) for offer in priced], "cost")))
     metered = [offer for offer in known if offer.power is not None]
     if metered:
         drawn = bars([_energy_bar(offer, colours) for offer in metered], "energy")
-        parts.append(_panel("Energy [kWh], modelled; whisker: to design power", drawn))
+        parts.append(_panel("Energy, modelled; whisker: to design power", drawn))
     parts.append(_panel("Where the time of a step goes", _step_stacks(known)))
     parts.append(_panel("Memory of the fullest GPU; dashed: capacity", _memory_stacks(known)))
     return f'<section><h2>Pictures</h2><div class="panels">{"".join(parts)}</div></section>'

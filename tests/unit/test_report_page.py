@@ -17,6 +17,7 @@ import pytest
 from paleo.cli import run as paleo
 from paleo.predict import predict
 from paleo.report import exchange
+from paleo.report.charts import stacks
 from paleo.report.failures import shares
 from paleo.report.html import report
 from paleo.search.plans import recommended
@@ -272,3 +273,11 @@ def test_it_prints(page: str, tmp_path: Path) -> None:
     target.write_text(page)
     chromium(target, f"--print-to-pdf={tmp_path / 'page.pdf'}")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_size_stands_beside_its_bar_and_not_at_the_limit() -> None:
+    """3.6 GiB at the dashed capacity of 40 GiB would read as the capacity."""
+    drawn = stacks([("small", {"a": 3.6}, "3.6 GiB"), ("large", {"a": 39.0}, "39 GiB")], "memory", [40.0, 40.0])
+    numbers = {words: float(x) for x, words in re.findall(r'<text x="([\d.]+)"[^>]*>([\d.]+ GiB)</text>', drawn)}
+    limit = float(re.findall(r'd="M([\d.]+) [\d.]+v[\d.]+" class="limit"', drawn)[0])
+    assert numbers["3.6 GiB"] < limit / 5 and numbers["39 GiB"] > limit
