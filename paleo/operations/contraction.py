@@ -4,7 +4,7 @@ and the steps of a recurrent layer."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -528,3 +528,41 @@ def halo_of(operation: Contraction | MemoryPass, window: Window, when: str) -> t
     """Rows of the neighbours below and above; a transposed convolution is the gradient of one."""
     transposed = isinstance(operation, Contraction) and operation.transposed
     return window.halo if (when == "forward") != transposed else window.gradient_halo
+
+
+# which dims may be divided, and into how many shares
+
+#: Spatial dims of images, as a window's output and its source call them.
+SPACE = frozenset({"height", "width", "depth", "in_height", "in_width", "in_depth"})
+#: Dims that need not divide evenly: the fullest rank sets the pace (a short batch, a vocabulary padded to the ranks, an
+#: image of odd height).
+PADDED = frozenset({"batch", "vocab"}) | SPACE
+
+
+def check_division(
+    layer: str, operations: Sequence[Operation], shards: Mapping[str, float], core: Mapping[str, float]
+) -> None:
+    """PlanError where a layer's dims cannot be divided in so many shards; ``core``: those of the core of attention."""
+    tensors = [t for op in operations for t in (*op.reads, op.out)]
+    for divisors in (shards,) if core == shards else (shards, core):
+        for dim, n in divisors.items():
+            _check_sizes(layer, operations, dim, int(n), [t for t in tensors if dim in t.dims])
+    for operation in operations:
+        whole, why = undivided_dims(operation)
+        for dim in sorted(whole & set(shards)):
+            raise PlanError(f"layer {layer!r}: {dim} cannot be divided: {why}")
+        if isinstance(operation, Contraction | MemoryPass):
+            for window in operation.windows:
+                check_window(layer, operation, window, int(shards.get(window.out, 1)))
+
+
+def _check_sizes(layer: str, operations: Sequence[Operation], dim: str, n: int, tensors: list[Tensor]) -> None:
+    sizes = [t.size(dim) for t in tensors]
+    if n == 1 or not sizes or not isinstance(sizes[0], int):
+        return
+    if dim in SPACE:
+        least = min(t.size(dim) for t in tensors if t.size(dim) > 1 or not any(t in op.reads for op in operations))
+        if least < n:
+            raise PlanError(f"layer {layer!r}: {dim} {least:g} cannot be divided over {n} ranks: some would have none")
+    elif sizes[0] % n and dim not in PADDED:
+        raise PlanError(f"layer {layer!r}: {dim} {sizes[0]:g} cannot be divided over {n} ranks")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.errors import PlanError
 from paleo.operations.base import MemoryPass, is_core
-from paleo.operations.contraction import Contraction, FusedAttention, check_window, halo_of, undivided_dims
+from paleo.operations.contraction import Contraction, FusedAttention, check_division, halo_of
 from paleo.operations.tensor import Tensor
 from paleo.parallel.placement import BATCH_AXES, MERGED, TensorLayout, joined, share_key
 
@@ -288,7 +288,8 @@ def _problem(graph: Graph, placement: Placement, mesh: Mesh) -> str:
     try:
         for node in graph.nodes:
             split = _active(node, placement.of(node), mesh)
-            check_division(node, _shards(split, mesh), _shards(core_split(node, split, placement.context), mesh))
+            core = _shards(core_split(node, split, placement.context), mesh)
+            check_division(node.name, node.operations, _shards(split, mesh), core)
     except PlanError as error:
         return str(error)
     return ""
@@ -322,7 +323,7 @@ def _place(
 ) -> PlacedNode:
     core = core_split(node, split, placement.context)
     shards, core_shards = _shards(split, mesh), _shards(core, mesh)
-    check_division(node, shards, core_shards)
+    check_division(node.name, node.operations, shards, core_shards)
     if split.get("experts"):
         shards["capacity"] = shards.get("capacity", 1) / placement.imbalance
     moves = _Moves(split, mesh, _lying(node, split, layouts))
@@ -588,41 +589,3 @@ def _parameters(node: Node, split: Split, shards: Mapping[str, float]) -> Iterab
             axes_of.setdefault(parameter.name, set()).update(axis for dim in dims for axis in split.get(dim, ()))
             tensors[parameter.name] = parameter.split(shards)
     return [(tensor, tuple(sorted(axes_of[name]))) for name, tensor in tensors.items()]
-
-
-# which dims may be divided, and into how many shares
-
-#: Spatial dims of images, as a window's output and its source call them.
-SPACE = frozenset({"height", "width", "depth", "in_height", "in_width", "in_depth"})
-#: Dims that need not divide evenly: the fullest rank sets the pace (a short batch, a vocabulary padded to the ranks, an
-#: image of odd height).
-PADDED = frozenset({"batch", "vocab"}) | SPACE
-
-
-def check_division(node: Node, shards: Mapping[str, float], core: Mapping[str, float]) -> None:
-    """PlanError where a layer's dims cannot be divided in so many shards; ``core``: those of the core of attention."""
-    tensors = [t for op in node.operations for t in (*op.reads, op.out)]
-    for divisors in (shards,) if core == shards else (shards, core):
-        for dim, n in divisors.items():
-            _check_sizes(node, dim, int(n), [t for t in tensors if dim in t.dims])
-    for operation in node.operations:
-        whole, why = undivided_dims(operation)
-        for dim in sorted(whole & set(shards)):
-            raise PlanError(f"layer {node.name!r}: {dim} cannot be divided: {why}")
-        if isinstance(operation, Contraction | MemoryPass):
-            for window in operation.windows:
-                check_window(node.name, operation, window, int(shards.get(window.out, 1)))
-
-
-def _check_sizes(node: Node, dim: str, n: int, tensors: list[Tensor]) -> None:
-    sizes = [t.size(dim) for t in tensors]
-    if n == 1 or not sizes or not isinstance(sizes[0], int):
-        return
-    if dim in SPACE:
-        least = min(t.size(dim) for t in tensors if t.size(dim) > 1 or not any(t in op.reads for op in node.operations))
-        if least < n:
-            raise PlanError(
-                f"layer {node.name!r}: {dim} {least:g} cannot be divided over {n} ranks: some would have none"
-            )
-    elif sizes[0] % n and dim not in PADDED:
-        raise PlanError(f"layer {node.name!r}: {dim} {sizes[0]:g} cannot be divided over {n} ranks")

@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from paleo.errors import PlanError
 from paleo.operations.base import Kernel
+from paleo.operations.contraction import PADDED
 from paleo.parallel.placement import BATCH_AXES, Mesh, Strategy, placement
-from paleo.parallel.propagation import PADDED, check_divisions
+from paleo.parallel.propagation import check_divisions
 from paleo.pricing.kernels import KernelTimes
 from paleo.search.space import SPLITS, Space, strategy_of_experts
 from paleo.step.section_times import BYTES, FIGURES, SectionCosts, Sums, collectives, section_costs, transfer_seconds
