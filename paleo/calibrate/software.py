@@ -25,7 +25,7 @@ from paleo.specs.calibration import Residual
 from paleo.specs.device import find_device
 from paleo.specs.loading import Spec
 from paleo.specs.software import SoftwareFit, load_software
-from paleo.units import MEBIBYTE, MICROSECOND, MILLISECOND, Quantity
+from paleo.units import GIGA, MEBIBYTE, MICROSECOND, MILLISECOND, Quantity
 from paleo.validate.kinds.base import read_table, text
 from paleo.validate.steps.base import StepTable, records, stands_in
 from paleo.validate.tables import table_of
@@ -262,11 +262,11 @@ def _shown(value: float | Mapping[str, float]) -> str:
 
 
 #: How a profile's file states quantities.
-UNITS = {"time": ("us", MICROSECOND), "bytes": ("MiB", MEBIBYTE)}
+UNITS = {"time": ("us", MICROSECOND), "bytes": ("MiB", MEBIBYTE), "bandwidth": ("GB/s", GIGA)}
 
 
 def software_text(profile: Software) -> str:
-    """A profile as the text of its file, times in microseconds, memory in MiB."""
+    """A profile as the text of its file, times in microseconds, memory in MiB, rates in GB/s."""
     data: dict[str, Any] = profile.model_dump(exclude_defaults=True, exclude={"name"}, mode="json", by_alias=True)
     for name, group in data.items():
         if isinstance(fields := getattr(profile, name, None), Spec) and name != "fit":

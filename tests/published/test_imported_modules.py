@@ -78,7 +78,9 @@ def test_the_step_time_is_that_of_the_catalog(name: str, strategy: str) -> None:
     assert theirs.step_time == pytest.approx(ours.step_time, rel=0.01)
     tokens = theirs.plan.microbatch * (ours.graph.tokens_per_sample or 0)
     extra = WRITTEN_OUT.get(name, 0) * tokens * 4096 * 2.0
-    assert theirs.memory.total == pytest.approx(ours.memory.total + extra, rel=0.01)
+    # An update may need more than the activations that are gone by then: then more of these take no more memory.
+    part = "activations" if ours.memory.workspace > theirs.memory.workspace else "total"
+    assert getattr(theirs.memory, part) == pytest.approx(getattr(ours.memory, part) + extra, rel=0.01)
 
 
 #: Norms that a module writes out, each of which keeps the normalised bf16 activations (width 4096) for the gradient of

@@ -108,7 +108,7 @@ def test_flags_of_megatron_name_experts_layers_and_formats() -> None:
 
 def test_full_plans_stand_behind_roomy_ones_and_say_so() -> None:
     """As a table says it: how layers are recomputed, why a faster plan is not the first, whose price is not known."""
-    run = Run(global_batch=64, model={"seq": 4096}, qlora=True)
+    run = Run(global_batch=64, model={"seq": 6144}, qlora=True)
     offers = [(load_system("rtx-5090-8gpu-100gbe"), (4,))]
     reply = answer(load_model("qwen3-32b"), offers, run, Wish(Amount(1e4, "10,000 samples")), top=3)
     page = Console(width=400, record=True, file=io.StringIO())
@@ -117,7 +117,7 @@ def test_full_plans_stand_behind_roomy_ones_and_say_so() -> None:
     assert not all(plan.roomy for plan in reply.plans) and reply.plans[0].roomy
     assert "Plans that leave less than 5 % of the memory free stand behind all others." in text
     assert "No price is known of rtx-5090-8gpu-100gbe; state one: --price" in text
-    assert "full recomputation of 2 layers a stage" in text and "stage recomputation" not in text
+    assert "full recomputation of 23 layers a stage" in text and "stage recomputation" not in text
 
 
 def test_mixtures_under_software_without_a_time_of_routing_are_warned_of(

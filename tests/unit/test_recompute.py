@@ -91,7 +91,7 @@ def test_one_device_replays_the_first_layers() -> None:
 
 def test_a_group_keeps_one_input_and_brings_all_its_layers_back() -> None:
     """Sixteen layers, groups of five: 5, 5, 5 and 1, so four inputs; five layers live at once in backward."""
-    options = {"gpus": 1, "strategy": "dp", "batch": 2, "recompute": "full"}
+    options = {"gpus": 1, "strategy": "dp", "batch": 16, "microbatch": 16, "recompute": "full"}
     alone, groups = made(**options), made(**options, recompute_every=5)
     block = next(section for section in alone.program.sections if section.name == "block")
     assert alone.memory.activations - groups.memory.activations == pytest.approx(12 * block.input_bytes, rel=1e-12)
