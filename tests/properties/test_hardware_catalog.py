@@ -122,6 +122,20 @@ def test_a_system_is_sane(name: str) -> None:
         assert system.levels[-1].ranks == system.max_nodes * system.devices_per_node
 
 
+#: Architectures whose NVSwitches add and multicast: NVLink SHARP came with the third generation (H100 white paper).
+SHARP = {"Hopper", "Blackwell", "Blackwell Ultra"}
+
+
+@pytest.mark.parametrize("name", names("systems"))
+def test_nvswitches_add_from_the_third_generation_on(name: str) -> None:
+    """Bridges, meshes of NVLink, PCIe trees and earlier NVSwitches do not."""
+    system = load_system(name)
+    for level in system.levels:
+        if not system.joins_nodes(level):
+            nvswitch = level.topology == "switch" and level.link.kind in ("nvlink", "nvswitch")
+            assert level.in_switch_reduction == (nvswitch and system.device.architecture in SHARP)
+
+
 #: The widest port that a device has to itself between nodes: 800 Gb/s.
 WIDEST_PORT = 100 * GIGA
 #: Ranks at which the bus bandwidths of a gigabyte are looked at, and the share of the links that is always reached.
