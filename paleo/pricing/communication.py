@@ -26,6 +26,8 @@ from paleo.pricing.links.fabric import (
     fabric_time,
     measured_exchange,
     measured_fabric,
+    prefers_switch,
+    prefers_tree,
     unmeasured_links,
     with_exchange,
 )
@@ -38,8 +40,6 @@ from paleo.pricing.links.group import (
     group_links,
     link_kind,
     node_time,
-    prefers_switch,
-    prefers_tree,
     stack_links,
     switch_time,
 )

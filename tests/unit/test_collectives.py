@@ -15,7 +15,7 @@ from paleo.errors import PlanError, SpecError
 from paleo.pricing.communication import Fabric, Nccl, Textbook, best, crossovers, link_parameters, prices
 from paleo.pricing.links.alpha_beta import LevelCost, bus_factor, lower_bound, traffic_time
 from paleo.pricing.links.custom import CustomParameters, custom_time
-from paleo.pricing.links.fabric import FabricParameters, fabric_defaults
+from paleo.pricing.links.fabric import FabricParameters, fabric_defaults, prefers_switch, prefers_tree
 from paleo.pricing.links.group import (
     LL,
     LL128,
@@ -27,8 +27,6 @@ from paleo.pricing.links.group import (
     group_links,
     link_kind,
     links_across,
-    prefers_switch,
-    prefers_tree,
     protocol,
     stack_links,
 )

@@ -1,4 +1,5 @@
-"""Seconds of any traffic that crosses nodes, as NCCL carries it out over NICs and the network between nodes."""
+"""Seconds of any traffic that crosses nodes, as NCCL carries it out over NICs and the network between nodes; and which
+algorithm NCCL's tuner takes for an all_reduce there."""
 
 from __future__ import annotations
 
@@ -10,12 +11,13 @@ import numpy as np
 
 from paleo.collectives.base import Traffic
 from paleo.pricing.links.alpha_beta import NANOSECOND, fill_time, hidden, with_skew
+from paleo.pricing.links.group import SIMPLE, TUNER_BASE, TUNER_BUS, TUNER_NVLINK_STEP, TUNER_PCIE_STEP
 from paleo.specs.calibration import parameter
 from paleo.units import KILO, MEBIBYTE, MICROSECOND
 
 if TYPE_CHECKING:
     from paleo.collectives.base import Array, Numeric
-    from paleo.pricing.links.group import GroupLinks
+    from paleo.pricing.links.group import Flags, GroupLinks
     from paleo.specs.system import System
 
 
@@ -243,3 +245,71 @@ def _wire_time(traffic: Traffic, links: GroupLinks, p: FabricParameters, share: 
         outside = links.wire_time(single, slice(inner, None)) * rails ** (1.0 - p.rail_power)
         seconds = seconds + np.maximum(inside, outside / share)
     return np.asarray(seconds)
+
+
+# the algorithm of an all_reduce, by NCCL's tuner
+
+#: Latency of Simple that the tuner expects: to start; of a hop between nodes; over NVLink or PCIe in a tree; and how
+#: much longer a ring's latency gets once all channels are full.
+_TUNER_START, _TUNER_PLATEAU = TUNER_BASE[SIMPLE], 1.4
+_TUNER_NET_HOP, _TUNER_TREE_HOP = 14.0 * MICROSECOND, 4.0 * MICROSECOND
+#: Share of a ring's bus bandwidth that the tuner gives trees.
+_TUNER_TREE = 0.92
+#: The switches' arithmetic between nodes: latency inside a node and of a hop between nodes, the payload's rate over
+#: that of the links, and what the tuner expects of NVLink by generation (nvlsEfficiency).
+_TUNER_SWITCH_START, _TUNER_SWITCH_HOP, _TUNER_SWITCH = 25.0 * MICROSECOND, 20.9 * MICROSECOND, 5.0 / 6.0
+_TUNER_SWITCH_EFFICIENCY = {"Hopper": 0.85, "Blackwell": 0.74, "Blackwell Ultra": 0.74}
+
+
+def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> Flags:
+    """Whether NCCL's tuner expects an all_reduce over nodes to be faster in a tree than in a ring, both in Simple.
+
+    It takes a tree's bandwidth for half of the bus bandwidth whatever the bytes that cross nodes (S (1 of N nodes)
+    against 2 S (P-1)/P of a ring), so that large payloads go round rings, the larger the more nodes there are.
+
+    Source: NVIDIA/nccl src/graph/tuning.cc (baseLat, hwLat, ncclTopoGetAlgoTime), NCCL 2.12 to 2.29.
+
+    >>> from paleo.pricing.links.group import GroupLinks
+    >>> two_nodes = GroupLinks(fan_outs=(4.0, 2.0), bandwidths=(300e9, 25e9), ports=(1.0, 2.0), fabric_levels=1)
+    >>> prefers_tree(np.array([1e6, 1e8]), two_nodes).tolist()
+    [True, False]
+    """
+    nodes, bus = links.nodes, np.minimum(*_expected_rates(links))
+    hops = (links.ranks / nodes - 1.0) * _TUNER_TREE_HOP + np.log2(np.maximum(nodes, 1.0)) * _TUNER_NET_HOP
+    tree = _TUNER_START + 2.0 * hops + 2.0 * np.asarray(payload_bytes) / (_TUNER_TREE * bus)
+    return np.asarray(tree < _expected_ring(payload_bytes, links))
+
+
+def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> Flags:
+    """Whether NCCL's tuner expects an all_reduce over nodes to be faster with the switches' arithmetic in each and a
+    tree between them (NVLSTree) than in a ring: 5/6 of what a node's NVLink or its NICs carry, and of the NICs half
+    over more than two nodes.
+
+    Source: NVIDIA/nccl src/graph/tuning.cc (ncclTopoTuneModel); the figures as in the library of release 2.29.7.
+
+    >>> from paleo.pricing.links.group import GroupLinks
+    >>> four_nodes = GroupLinks(fan_outs=(8.0, 4.0), bandwidths=(450e9, 50e9), ports=(1.0, 8.0), fabric_levels=1)
+    >>> prefers_switch(np.array([1e8, 1e9]), four_nodes).tolist()
+    [True, False]
+    """
+    inside, between = _expected_rates(links)
+    efficiency = _TUNER_SWITCH_EFFICIENCY.get(links.generation, 0.85)
+    rate = np.minimum(efficiency * inside, np.where(links.nodes > 2, 0.5, 1.0) * between)
+    latency = _TUNER_SWITCH_START + 2.0 * np.log2(np.maximum(links.nodes, 1.0)) * _TUNER_SWITCH_HOP
+    seconds = latency + np.asarray(payload_bytes) / (_TUNER_SWITCH * rate)
+    return np.asarray(seconds < _expected_ring(payload_bytes, links))
+
+
+def _expected_rates(links: GroupLinks) -> tuple[Array, Array]:
+    """What the tuner expects of a ring inside a node and of the NICs of one [byte/s]."""
+    inside = np.where(links.ranks > links.nodes, TUNER_BUS * links.rank_bandwidth, np.inf)
+    return inside, np.asarray(links.bandwidths[-1]) * np.asarray(links.ports[-1])
+
+
+def _expected_ring(payload_bytes: Numeric, links: GroupLinks) -> Array:
+    """What the tuner expects an all_reduce over nodes to take in a ring in Simple [s]."""
+    nodes, ranks = links.nodes, links.ranks
+    inside = np.where(np.asarray(links.nvlink), TUNER_NVLINK_STEP[SIMPLE], TUNER_PCIE_STEP[SIMPLE])
+    hops = np.maximum(2.0 * (ranks - 1.0) - 2.0 * nodes, 0.0) * inside + 2.0 * nodes * _TUNER_NET_HOP
+    sent = 2.0 * (ranks - 1.0) / ranks * np.asarray(payload_bytes, dtype=np.float64)
+    return np.asarray(_TUNER_PLATEAU * (_TUNER_START + hops) + sent / np.minimum(*_expected_rates(links)))

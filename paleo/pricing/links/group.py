@@ -313,16 +313,16 @@ def _usable_ports(system: System, span: Span, outside: bool) -> tuple[float, flo
 
 LL, LL128, SIMPLE = 0, 1, 2
 #: Base latency, and latency per ring step over NVLink and over PCIe, that NCCL's tuner expects of LL, LL128 and Simple.
-_TUNER_BASE = (6.6 * MICROSECOND, 14.0 * MICROSECOND, 8.4 * MICROSECOND)
-_TUNER_NVLINK_STEP = (0.6 * MICROSECOND, 1.9 * MICROSECOND, 3.4 * MICROSECOND)
-_TUNER_PCIE_STEP = (1.0 * MICROSECOND, 2.5 * MICROSECOND, 5.7 * MICROSECOND)
+TUNER_BASE = (6.6 * MICROSECOND, 14.0 * MICROSECOND, 8.4 * MICROSECOND)
+TUNER_NVLINK_STEP = (0.6 * MICROSECOND, 1.9 * MICROSECOND, 3.4 * MICROSECOND)
+TUNER_PCIE_STEP = (1.0 * MICROSECOND, 2.5 * MICROSECOND, 5.7 * MICROSECOND)
 #: Share of the NVLink bandwidth at which the tuner caps LL: 39, 87.7, 141 and 282 GB/s by generation.
 _TUNER_LL = {"Volta": 0.26, "Ampere": 0.2923, "Hopper": 0.3133, "Blackwell": 0.3133, "Blackwell Ultra": 0.3133}
 #: Generations whose rings of eight ranks go from LL to Simple at once, where these two lines of the tuner cross (9 to
 #: 46 MB, where it expects LL128 to be faster, take as long as Simple: NCCL 2.27.5 to 2.29.2 on B200).
 _WITHOUT_LL128 = frozenset({"Blackwell", "Blackwell Ultra"})
 #: The tuner's bus bandwidth over the datasheet's (20 of 25 GB/s a link), and what LL128 leaves of it.
-_TUNER_BUS, _TUNER_LL128 = 0.8, 0.92
+TUNER_BUS, _TUNER_LL128 = 0.8, 0.92
 
 
 def protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.NDArray[np.intp]:
@@ -338,82 +338,18 @@ def protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.ND
     """
     nvlink = np.asarray(links.nvlink)
     shares: tuple[Numeric, ...] = (
-        np.where(nvlink, _TUNER_LL.get(links.generation, 0.3), 0.5 * _TUNER_BUS),
-        _TUNER_LL128 * _TUNER_BUS,
-        _TUNER_BUS,
+        np.where(nvlink, _TUNER_LL.get(links.generation, 0.3), 0.5 * TUNER_BUS),
+        _TUNER_LL128 * TUNER_BUS,
+        TUNER_BUS,
     )
     expected = [
         base + np.where(nvlink, over_nvlink, over_pcie) * np.asarray(steps) + wire_time / share
         for base, over_nvlink, over_pcie, share in zip(
-            _TUNER_BASE, _TUNER_NVLINK_STEP, _TUNER_PCIE_STEP, shares, strict=True
+            TUNER_BASE, TUNER_NVLINK_STEP, TUNER_PCIE_STEP, shares, strict=True
         )
     ]
     expected[LL128] = np.where(nvlink & (links.generation not in _WITHOUT_LL128), expected[LL128], np.inf)
     return np.asarray(np.argmin(np.stack(np.broadcast_arrays(*expected)), axis=0))
-
-
-#: Latency of Simple that the tuner expects: to start; of a hop between nodes; over NVLink or PCIe in a tree; and how
-#: much longer a ring's latency gets once all channels are full.
-_TUNER_START, _TUNER_PLATEAU = _TUNER_BASE[SIMPLE], 1.4
-_TUNER_NET_HOP, _TUNER_TREE_HOP = 14.0 * MICROSECOND, 4.0 * MICROSECOND
-#: Share of a ring's bus bandwidth that the tuner gives trees.
-_TUNER_TREE = 0.92
-#: The switches' arithmetic between nodes: latency inside a node and of a hop between nodes, the payload's rate over
-#: that of the links, and what the tuner expects of NVLink by generation (nvlsEfficiency).
-_TUNER_SWITCH_START, _TUNER_SWITCH_HOP, _TUNER_SWITCH = 25.0 * MICROSECOND, 20.9 * MICROSECOND, 5.0 / 6.0
-_TUNER_SWITCH_EFFICIENCY = {"Hopper": 0.85, "Blackwell": 0.74, "Blackwell Ultra": 0.74}
-
-
-def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> Flags:
-    """Whether NCCL's tuner expects an all_reduce over nodes to be faster in a tree than in a ring, both in Simple.
-
-    It takes a tree's bandwidth for half of the bus bandwidth whatever the bytes that cross nodes (S (1 of N nodes)
-    against 2 S (P-1)/P of a ring), so that large payloads go round rings, the larger the more nodes there are.
-
-    Source: NVIDIA/nccl src/graph/tuning.cc (baseLat, hwLat, ncclTopoGetAlgoTime), NCCL 2.12 to 2.29.
-
-    >>> two_nodes = GroupLinks(fan_outs=(4.0, 2.0), bandwidths=(300e9, 25e9), ports=(1.0, 2.0), fabric_levels=1)
-    >>> prefers_tree(np.array([1e6, 1e8]), two_nodes).tolist()
-    [True, False]
-    """
-    nodes, bus = links.nodes, np.minimum(*_expected_rates(links))
-    hops = (links.ranks / nodes - 1.0) * _TUNER_TREE_HOP + np.log2(np.maximum(nodes, 1.0)) * _TUNER_NET_HOP
-    tree = _TUNER_START + 2.0 * hops + 2.0 * np.asarray(payload_bytes) / (_TUNER_TREE * bus)
-    return np.asarray(tree < _expected_ring(payload_bytes, links))
-
-
-def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> Flags:
-    """Whether NCCL's tuner expects an all_reduce over nodes to be faster with the switches' arithmetic in each and a
-    tree between them (NVLSTree) than in a ring: 5/6 of what a node's NVLink or its NICs carry, and of the NICs half
-    over more than two nodes.
-
-    Source: NVIDIA/nccl src/graph/tuning.cc (ncclTopoTuneModel); the figures as in the library of release 2.29.7.
-
-    >>> four_nodes = GroupLinks(fan_outs=(8.0, 4.0), bandwidths=(450e9, 50e9), ports=(1.0, 8.0), fabric_levels=1)
-    >>> prefers_switch(np.array([1e8, 1e9]), four_nodes).tolist()
-    [True, False]
-    """
-    inside, between = _expected_rates(links)
-    efficiency = _TUNER_SWITCH_EFFICIENCY.get(links.generation, 0.85)
-    rate = np.minimum(efficiency * inside, np.where(links.nodes > 2, 0.5, 1.0) * between)
-    latency = _TUNER_SWITCH_START + 2.0 * np.log2(np.maximum(links.nodes, 1.0)) * _TUNER_SWITCH_HOP
-    seconds = latency + np.asarray(payload_bytes) / (_TUNER_SWITCH * rate)
-    return np.asarray(seconds < _expected_ring(payload_bytes, links))
-
-
-def _expected_rates(links: GroupLinks) -> tuple[Array, Array]:
-    """What the tuner expects of a ring inside a node and of the NICs of one [byte/s]."""
-    inside = np.where(links.ranks > links.nodes, _TUNER_BUS * links.rank_bandwidth, np.inf)
-    return inside, np.asarray(links.bandwidths[-1]) * np.asarray(links.ports[-1])
-
-
-def _expected_ring(payload_bytes: Numeric, links: GroupLinks) -> Array:
-    """What the tuner expects an all_reduce over nodes to take in a ring in Simple [s]."""
-    nodes, ranks = links.nodes, links.ranks
-    inside = np.where(np.asarray(links.nvlink), _TUNER_NVLINK_STEP[SIMPLE], _TUNER_PCIE_STEP[SIMPLE])
-    hops = np.maximum(2.0 * (ranks - 1.0) - 2.0 * nodes, 0.0) * inside + 2.0 * nodes * _TUNER_NET_HOP
-    sent = 2.0 * (ranks - 1.0) / ranks * np.asarray(payload_bytes, dtype=np.float64)
-    return np.asarray(_TUNER_PLATEAU * (_TUNER_START + hops) + sent / np.minimum(*_expected_rates(links)))
 
 
 @dataclass(frozen=True, slots=True)
