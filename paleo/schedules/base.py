@@ -307,17 +307,6 @@ def together(span: Array, passes: Passes, microbatches: Numeric, chunks: int) ->
     return np.asarray(span + 0.0 * passes.forward)
 
 
-def fill_time(forward: Array, backward: Array, waiting: Array) -> Array:
-    """When each stage starts the backward pass of the first microbatch [s].
-
-    Stage s first makes ``waiting[s]`` forward passes ahead of that one. The longest way there goes through the forward
-    passes down to some stage d, spends its ahead passes on the slowest of the stages above, and comes back up: max over
-    d >= s of (sum of forward to d) + waiting[d] · (largest forward to d) + (sum of backward from d to s + 1).
-    """
-    down, up = running_sum(forward) + waiting * running_max(forward), running_sum(backward)
-    return np.asarray(running_max((down + up)[::-1])[::-1] - up)
-
-
 def running_sum(figures: Array) -> Array:
     """Sums over the first axis up to each place, as `np.cumsum` has them: row by row, which is ten times as fast where
     rows are long."""
@@ -334,12 +323,6 @@ def _running(function: np.ufunc, figures: Array) -> Array:
     for place in range(1, len(rows)):
         function(rows[place - 1], rows[place], out=rows[place, ...])
     return rows
-
-
-def stage_numbers(passes: Passes) -> Array:
-    """0, 1, … along the stage axis, shaped to broadcast."""
-    shape = (-1,) + (1,) * (passes.forward.ndim - 1)
-    return np.arange(float(len(passes.forward))).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,24 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.schedules.base import (
-    Action,
-    ClosedForms,
-    Schedule,
-    add_schedule,
-    fill_time,
-    nothing_behind,
-    running_max,
-    running_sum,
-    stage_numbers,
-)
+from paleo.schedules.base import Action, ClosedForms, Schedule, add_schedule, nothing_behind, running_max, running_sum
 
 if TYPE_CHECKING:
-    from paleo.schedules.base import (
-        Array,
-        Numeric,
-        Passes,
-    )
+    from paleo.schedules.base import Array, Numeric, Passes
 
 
 def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
@@ -51,6 +37,23 @@ def span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
     all_front = drain + running_sum(front) + most * running_max(front)
     pairs = fill + (most - ahead) * (front + back) + drain
     return np.asarray(np.where(ahead < most, pairs, np.maximum(all_back, all_front)).max(axis=0))
+
+
+def fill_time(forward: Array, backward: Array, waiting: Array) -> Array:
+    """When each stage starts the backward pass of the first microbatch [s].
+
+    Stage s first makes ``waiting[s]`` forward passes ahead of that one. The longest way there goes through the forward
+    passes down to some stage d, spends its ahead passes on the slowest of the stages above, and comes back up: max over
+    d >= s of (sum of forward to d) + waiting[d] · (largest forward to d) + (sum of backward from d to s + 1).
+    """
+    down, up = running_sum(forward) + waiting * running_max(forward), running_sum(backward)
+    return np.asarray(running_max((down + up)[::-1])[::-1] - up)
+
+
+def stage_numbers(passes: Passes) -> Array:
+    """0, 1, … along the stage axis, shaped to broadcast."""
+    shape = (-1,) + (1,) * (passes.forward.ndim - 1)
+    return np.arange(float(len(passes.forward))).reshape(shape)
 
 
 def alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:

@@ -6,23 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.schedules.base import (
-    Action,
-    ClosedForms,
-    Schedule,
-    add_schedule,
-    fill_time,
-    nothing_behind,
-    running_sum,
-    stage_numbers,
-)
+from paleo.schedules.base import Action, ClosedForms, Schedule, add_schedule, nothing_behind, running_sum
+from paleo.schedules.one_f_one_b import fill_time, stage_numbers
 
 if TYPE_CHECKING:
-    from paleo.schedules.base import (
-        Array,
-        Numeric,
-        Passes,
-    )
+    from paleo.schedules.base import Array, Numeric, Passes
 
 
 def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
