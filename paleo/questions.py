@@ -402,7 +402,8 @@ def gpu_counts(gpus: Counts) -> list[int]:
     parts = listed(numbers) if isinstance(numbers, str) else [numbers] if isinstance(numbers, int) else list(numbers)
     counts = [count for part in parts for count in _one_or_doublings(part)]
     if not counts or not all(counts):
-        raise SpecError(f"gpus {str(gpus)[:80]!r}: expected GPU counts from 1 up, such as 1,2,4,1024 or 8..64")
+        expected = f"expected GPU counts from 1 to {MOST_GPUS:,}, such as 1,2,4,1024 or 8..64"
+        raise SpecError(f"gpus {str(gpus)[:80]!r}: {expected}")
     if len(counts) > MOST_COUNTS:
         raise SpecError(f"gpus: {len(counts)} counts; {MOST_COUNTS} are enough for a curve")
     return list(dict.fromkeys(counts))

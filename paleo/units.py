@@ -171,10 +171,16 @@ class Quantity:
         if number < 0 or (self.positive and number == 0):
             raise SpecError(f"{quoted!r} must be {'above zero' if self.positive else 'zero or more'}")
         if 0 < number < least:
-            raise SpecError(f"{quoted!r} is absurdly small; write it like {_EXAMPLE[self.dimension]!r}")
+            raise SpecError(f"{quoted!r} is absurdly small: it is less than {self._bound(least)}")
         if number > most:
-            raise SpecError(f"{quoted!r} is absurdly large; write it like {_EXAMPLE[self.dimension]!r}")
+            raise SpecError(f"{quoted!r} is absurdly large: it is more than {self._bound(most)}")
         return number
+
+    def _bound(self, number: float) -> str:
+        """An end of the range in the SI unit, or in the first of the dimension's units where none is SI."""
+        units = DIMENSIONS[self.dimension]
+        unit = next((unit for unit, factor in units.items() if factor == 1), next(iter(units)))
+        return f"{number / float(units[unit]):g} {unit}"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_before_validator_function(self.parsed, handler(source))

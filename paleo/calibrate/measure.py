@@ -334,6 +334,11 @@ def bench(text: str, name: str | None, date: str) -> Bench:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise SpecError(f"--device {text}: there are {torch.cuda.device_count()} CUDA devices")
     on_cuda = device.type == "cuda"
+    if not on_cuda and name is None:
+        raise SpecError(
+            f"--device {text}: nothing tells which device of the catalog this CPU is; say --name NAME (`paleo list "
+            "devices`), such as --name epyc-9654"
+        )
     reported = torch.cuda.get_device_name(device) if on_cuda else "cpu"
     if on_cuda:
         torch.cuda.set_device(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
+from paleo.errors import SpecError
 from paleo.files import PICTURES, checked_output
 
 if TYPE_CHECKING:
@@ -24,13 +26,29 @@ _BRACKETS = re.compile(r"\s*\[([^\]]+)\]\Z")
 
 class Command(TyperCommand):
     """A command whose help shows the default of every option: what stands in brackets at the end of its help, where
-    the value itself does not say it."""
+    the value itself does not say it. An option of one value is stated once."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         for parameter in self.params:
             if isinstance(parameter, TyperOption | TyperArgument) and not parameter.required:
                 show_default(parameter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words of a command line; SpecError where an option of one value stands more than once."""
+        if not ctx.resilient_parsing:
+            _, _, parameters = self.make_parser(ctx).parse_args(args=list(args))
+            check_stated_once(parameters)
+        return super().parse_args(ctx, args)
+
+
+def check_stated_once(parameters: Sequence[Any]) -> None:
+    """SpecError for an option of one value that stands more than once; ``parameters`` has one entry for each time."""
+    options = (each for each in parameters if isinstance(each, TyperOption))
+    times = Counter(option for option in options if not (option.multiple or option.is_flag))
+    for option, count in times.items():
+        if count > 1:
+            raise SpecError(f"{max(option.opts, key=len)} is stated {count} times; it takes one value")
 
 
 def show_default(parameter: TyperOption | TyperArgument) -> None:

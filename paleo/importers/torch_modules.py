@@ -58,14 +58,41 @@ def parse_input(text: str) -> InputSpec:
     return InputSpec(shape, dtype or "float32", name)
 
 
+def check_factory(target: str) -> None:
+    """SpecError where ``target`` is no ``module:factory``, or its module is not there; no code of the module runs."""
+    place = _place_and_name(target)[0]
+    if place.endswith(".py"):
+        _check_file(place)
+        return
+    _import_from_the_working_folder()
+    package = place.partition(".")[0]
+    if not package or importlib.util.find_spec(package) is None:
+        raise SpecError(f"{place}: no module named {package!r}; expected one that can be imported, or a path to a .py")
+
+
+def _place_and_name(target: str) -> tuple[str, str]:
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        raise SpecError(f"{target!r}: expected module:factory, such as torchvision.models:resnet50 or net.py:build")
+    return place, name
+
+
+def _import_from_the_working_folder() -> None:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def _check_file(place: str) -> None:
+    if not Path(place).is_file():
+        raise SpecError(f"{place}: no such file; expected a Python module")
+
+
 def load_module(target: str) -> Any:
     """The module that ``package.file:factory`` or ``path/file.py:factory`` builds, with no weights allocated.
 
     ``factory`` is a class or function that needs no arguments, or a module that is there already. The file's code runs.
     """
-    place, colon, name = target.rpartition(":")
-    if not colon or not place or not name:
-        raise SpecError(f"{target!r}: expected module:factory, such as torchvision.models:resnet50 or net.py:build")
+    place, name = _place_and_name(target)
     factory: Any = _imported(place)
     for part in name.split("."):
         if not hasattr(factory, part):
@@ -139,14 +166,14 @@ def _built_beside(factory: Callable[[], Any]) -> Any:
 def _imported(place: str) -> Any:
     try:
         if place.endswith(".py"):
+            _check_file(place)
             spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-            if spec is None or spec.loader is None or not Path(place).is_file():
+            if spec is None or spec.loader is None:
                 raise SpecError(f"{place}: no such file; expected a Python module")
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             return module
-        if "" not in sys.path and str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
+        _import_from_the_working_folder()
         return importlib.import_module(place)
     except SpecError:
         raise

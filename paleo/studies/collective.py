@@ -24,7 +24,7 @@ from paleo.specs.system import loaded_system
 from paleo.step.exchange import gathered_shares, gradient_shares
 from paleo.step.interval import INTERVALS
 from paleo.step.section_times import collectives, transfer_seconds
-from paleo.units import parse
+from paleo.units import Quantity
 
 if TYPE_CHECKING:
     from paleo.collectives.base import Algorithm, Array
@@ -147,10 +147,10 @@ def collective(
 
 def _payload(payload_bytes: object) -> float:
     """Bytes, of a number or of a text with its unit."""
-    if isinstance(payload_bytes, Real) and not isinstance(payload_bytes, bool):
-        return float(payload_bytes)
     try:
-        return parse(payload_bytes, "bytes")
+        if isinstance(payload_bytes, Real) and not isinstance(payload_bytes, bool):
+            return Quantity("bytes", positive=True).checked(float(payload_bytes), payload_bytes)
+        return Quantity("bytes", positive=True).parsed(payload_bytes)
     except SpecError as error:
         raise SpecError(f"payload_bytes: {error}") from None
 

@@ -25,6 +25,7 @@ from paleo.specs.calibration import load_calibration
 from paleo.specs.catalog import is_path, release
 from paleo.specs.loading import changed_files, recorded
 from paleo.specs.model import load_model
+from paleo.specs.prices import rented
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.studies import consistency
@@ -32,7 +33,6 @@ from paleo.studies.changed_system import changed
 from paleo.studies.cost import power
 from paleo.studies.study_file import corners, run_of
 from paleo.studies.sweep_table import CYCLE, FIGURES, Record
-from paleo.studies.training import rent
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -121,7 +121,7 @@ def _figures(prediction: Prediction) -> Record:
     seconds = prediction.step_time if study is None else study.step_time
     low, high = (end * seconds / prediction.step_time for end in prediction.interval)
     spent = {f"{name}_s": value for name, value in asdict(prediction.breakdown).items()}
-    tokens = prediction.graph.tokens_per_sample
+    tokens, offer = prediction.graph.tokens_per_sample, rented(prediction.system, plan.gpus)
     figures = {
         "plan": plan.strategy or "dp",
         "dtype": plan.dtype,
@@ -138,7 +138,8 @@ def _figures(prediction: Prediction) -> Record:
         "fits": prediction.memory.fits,
         "gpu_power_w": None if drawn is None else drawn.average,
         "world": plan.gpus,
-        "rent_per_s": rent(prediction.system, plan.gpus)[0],
+        "rent_per_s": None if offer is None else offer[0],
+        "listed_rent_per_s": offer[0] if offer is not None and offer[2] else None,
         "tdp": prediction.system.device.tdp,
         "dataset_samples": None if data is None else data.samples,
         "tokens_per_sample": tokens,

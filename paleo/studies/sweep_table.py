@@ -15,8 +15,9 @@ import numpy as np
 
 from paleo.errors import SpecError
 from paleo.files import checked_output, csv_cell, write_whole
+from paleo.specs.system import load_system
 from paleo.studies.study_file import AMOUNTS, accounts_of, tariff_of
-from paleo.studies.training import JOULES_PER_KWH
+from paleo.studies.training import JOULES_PER_KWH, side_by_side
 
 if TYPE_CHECKING:
     from paleo.studies.study_file import Point, Study
@@ -36,8 +37,9 @@ FIGURES = (
     "memory_bound_s", "launch_s", "communication_exposed_s", "bubble_s", "optimizer_s", "gpu_power_w",
     *CYCLE,
 )  # fmt: skip
-#: Figures that accounts are worked out from and that no table shows.
-HIDDEN = ("world", "rent_per_s", "tdp", "dataset_samples", "tokens_per_sample")
+#: Figures that accounts are worked out from and that no table shows: ``rent_per_s`` by any price, of the market too,
+#: ``listed_rent_per_s`` by a price of the very system.
+HIDDEN = ("world", "rent_per_s", "listed_rent_per_s", "tdp", "dataset_samples", "tokens_per_sample")
 _WHOLE = ("global_batch_size", "microbatch_size", "steps")
 _PAID = ("trained_samples", "steps", "time_s", "cost_usd", "energy_kwh")
 _NUMBERS = {*FIGURES, *HIDDEN} - {"plan", "dtype", "fits"}
@@ -94,7 +96,8 @@ def _paid(study: Study, known: Mapping[str, Any], accounts: Sequence[Point]) -> 
     """Samples, steps, time, cost and energy of every point (down) under every account (across), flattened."""
     if not any(name in study.accounts for name in AMOUNTS):
         return {}
-    tariffs = [tariff_of(account) for account in accounts]
+    systems = [load_system(name) for name in study.systems]
+    tariffs = [side_by_side(tariff_of(account), systems) for account in accounts]
     numbers = {name: known[name] for name in _NUMBERS}
     samples = _samples(study, numbers, accounts)
     critical = np.array([account.get("critical_batch") or math.inf for account in accounts], dtype=np.float64)
@@ -106,8 +109,10 @@ def _paid(study: Study, known: Mapping[str, Any], accounts: Sequence[Point]) -> 
     energy = (numbers["gpu_power_w"] + host) * numbers["world"] * seconds * pue
     stated = np.array([math.nan if tariff.gpu_price is None else tariff.gpu_price for tariff in tariffs])
     electricity = np.array([math.nan if tariff.electricity is None else tariff.electricity for tariff in tariffs])
-    hired = np.where(np.isnan(stated), numbers["rent_per_s"], stated * numbers["world"]) * seconds
-    power_bill = np.where(np.isnan(stated) & ~np.isnan(numbers["rent_per_s"]), math.nan, energy * electricity)
+    market = np.array([tariff.market for tariff in tariffs])
+    rent = np.where(market, numbers["rent_per_s"], numbers["listed_rent_per_s"])
+    hired = np.where(np.isnan(stated), rent, stated * numbers["world"]) * seconds
+    power_bill = np.where(np.isnan(stated) & ~np.isnan(rent), math.nan, energy * electricity)
     cost = np.where(np.isnan(hired) & np.isnan(power_bill), math.nan, np.nan_to_num(hired) + np.nan_to_num(power_bill))
     values = (samples, steps, seconds, cost, energy / JOULES_PER_KWH)
     return {name: value.ravel() for name, value in zip(_PAID, values, strict=True)}

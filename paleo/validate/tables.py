@@ -236,10 +236,11 @@ def _categorised(frame: pd.DataFrame, numbers: Iterable[str]) -> pd.DataFrame:
 
 
 def _malformed(kind: TableKind[Any], frame: pd.DataFrame) -> Words:
-    """Why a row cannot be read: a size that is no number above zero."""
+    """Why a row cannot be read: a size that is no whole number above zero."""
     reasons = np.full(len(frame), "", dtype=object)
     for column in kind.sizes:
         values = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64)
         reasons[~(np.isfinite(values) & (values > 0))] = f"{column} is missing or not a number above zero"
+        reasons[np.isfinite(values) & (values % 1 != 0)] = f"{column} is not a whole number"
         reasons[values > LARGEST] = f"{column} is larger than any tensor"
     return reasons

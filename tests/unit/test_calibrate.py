@@ -280,7 +280,7 @@ def test_what_measuring_needs_is_said() -> None:
             command.measure()
     with pytest.raises(SpecError, match="expected cuda"):
         command.measure(device="tpu:0")
-    with pytest.raises(SpecError, match="--name"):
+    with pytest.raises(SpecError, match="such as --name epyc-9654"):
         command.measure(device="cpu")
     with pytest.raises(SpecError, match="no such folder"):
         command.measure(device="cpu", name="epyc-9654", output_dir="nowhere")

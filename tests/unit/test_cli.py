@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.core import TyperOption
 
 from paleo import questions
 from paleo.cli import run
+from paleo.cli.process import every_command
 
 ROOT = Path(__file__).resolve().parents[2]
 ESTIMATE = ["estimate", "lenet", "--system", "dgx-a100-80gb"]
@@ -47,6 +50,24 @@ def finite(value: Any) -> bool:
     if isinstance(value, dict):
         return all(finite(one) for one in value.values())
     return value is not None
+
+
+@pytest.mark.parametrize("command", ["estimate", "scale", "compare", "plan", "collective", "calibrate", "sweep"])
+def test_an_option_of_one_value_is_stated_once(command: str, failure: Any) -> None:
+    first, *_ = [option for option in options_of(command) if not (option.multiple or option.is_flag)]
+    name = max(first.opts, key=len)
+    assert failure(command, name, "8", name, "16") == f"error: {name} is stated 2 times; it takes one value\n"
+
+
+def options_of(command: str) -> list[Any]:
+    """Options of a command, as typer knows them."""
+    parameters = typer.main.get_command(every_command()).commands[command].params  # type: ignore[attr-defined]
+    return [each for each in parameters if isinstance(each, TyperOption)]
+
+
+def test_options_of_several_values_and_flags_may_stand_again(document: Any) -> None:
+    code, answer = document(*ESTIMATE, "--set", "batch=4", "--set", "optimizer=sgd", "--json")
+    assert (code, answer["model"]) == (0, "lenet")
 
 
 # contracts
@@ -211,6 +232,13 @@ def test_seq_and_set_change_the_model(document: Any) -> None:
             ["collective", "all_reduce", "--bytes", "1", "--ranks", "8", "--system", "dgx-h100"],
             "--bytes: '1' has no unit",
         ),
+        (
+            ["collective", "all_reduce", "--bytes", "1e30B", "--ranks", "8", "--system", "dgx-h100"],
+            "--bytes: '1e30B' is absurdly large: it is more than 1e+21 B",
+        ),
+        ([*SCALE, "--gpus", "1..1000000000"], "expected GPU counts from 1 to 10,000,000"),
+        (["import", "torch", "missing.py:net", "--input", "1x3"], "missing.py: no such file"),
+        (["import", "torch", "no_such_module_here:net", "--input", "1x3"], "no module named 'no_such_module_here'"),
         (["collective", "all_reduce", "--bytes", "1MB", "--ranks", "1", "--system", "dgx-h100"], "2 or more"),
         (["summary", "lenet", "--plot", "roof.svg"], "name it with --system"),
         (["summary", "lenet", "--plot", "roof.svg", "--system", "a100-sxm4-80gb", "--dtype", "fp8"], "'fp8'"),

@@ -187,6 +187,12 @@ def test_a_malformed_cell_is_a_reason_or_one_line(
         assert sum(report["unsupported_reasons"].values()) == report["unsupported"]
 
 
+def test_a_size_that_is_no_whole_number_leaves_its_row_out() -> None:
+    frame = read_table(Path(__file__).parents[1] / "fuzz" / "samples" / "conv.csv").head(2).astype({"c": float})
+    frame.loc[1, "c"] += 0.5
+    assert table_of(frame.columns).predict(frame).reasons.tolist() == ["", "c is not a whole number"]
+
+
 def test_a_malformed_cell_leaves_out_its_row_alone(tmp_path: Path) -> None:
     """Rows of one device are priced together; a group of 1;2 in the second one is the reason of that row."""
     sample = Path(__file__).parents[1] / "fuzz" / "samples" / "cnn_layers.csv"

@@ -25,6 +25,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
 from paleo.studies.changed_system import changed
+from paleo.studies.comparison import compare
 from paleo.studies.cost import Tariff
 from paleo.studies.study_file import Study, load_study
 from paleo.studies.sweep import sweep
@@ -97,6 +98,18 @@ def test_every_row_is_what_the_library_says(study: Study, tmp_path: Path) -> Non
     assert float(row["cost_usd"]) == pytest.approx(paid.cost, rel=1e-12)
     assert float(row["energy_kwh"]) == pytest.approx(paid.energy_kwh, rel=1e-12)
     assert int(row["steps"]) == paid.steps
+
+
+@pytest.mark.parametrize("systems", [["dgx-h100", "dgx-a100-80gb"], ["dgx-h100", "aws-p5.48xlarge"]])
+def test_costs_with_electricity_are_those_of_a_comparison(systems: list[str]) -> None:
+    """Machines that nobody offers are one's own, unless a system beside them has a rent."""
+    axes = {"gpus": [8], "batch": [64], "samples": [1000], "electricity": ["0.12 USD/kWh"]}
+    table = questions.sweep({"models": ["lenet"], "systems": systems, "axes": axes})
+    tariff = Tariff.model_validate({"electricity": "0.12 USD/kWh"})
+    model, machines = load_model("lenet"), [load_system(name) for name in systems]
+    compared = compare(model, machines, Run(gpus=8, batch=64), amount(model, samples=1000), tariff)
+    costs = [each.training.cost for each in compared.candidates if each.training is not None]
+    assert table["cost_usd"].tolist() == pytest.approx(costs, rel=1e-12)
 
 
 def test_a_data_frame_holds_the_same(study: Study, tmp_path: Path) -> None:

@@ -14,9 +14,12 @@ from paleo.errors import SpecError
 def calibrate(
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE…]", help="With --fit: measured tables.")] = None,
     fit: Annotated[bool, typer.Option("--fit", help="Fit the tables FILE…, instead of measuring a device.")] = False,
-    device: Annotated[str, typer.Option(help="What to measure: cuda:0, … (cpu only to test the path).")] = "cuda:0",
+    device: Annotated[
+        str, typer.Option(help="What to measure: cuda:0, …; cpu, with --name, only to test the path.")
+    ] = "cuda:0",
     name: Annotated[
-        str | None, typer.Option(help="Catalog name of the device, where it is not known by what CUDA calls it.")
+        str | None,
+        typer.Option(help="Catalog name of the device, where it is not known by what CUDA calls it; needed for cpu."),
     ] = None,
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="F.yaml", help="The calibration file, for one device.")

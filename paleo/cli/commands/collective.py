@@ -50,11 +50,11 @@ def collective(
     from paleo.report import documents, tables
     from paleo.specs.system import load_system
     from paleo.studies import collective as studies
-    from paleo.units import parse
+    from paleo.units import Quantity
 
     path = picture_path(plot)
     try:
-        payload = parse(bytes_, "bytes")
+        payload = Quantity("bytes", positive=True).parsed(bytes_)
     except SpecError as error:
         raise SpecError(f"--bytes: {error}") from None
     study = studies.collective(operation, payload, ranks, load_system(system), calibration=calibration, dtype=dtype)

@@ -40,10 +40,12 @@ def import_(
     paleo import torch mynet:build --input 32x3x224x224 -o model.yaml
     """
     from paleo.importers import sources
+    from paleo.importers.torch_modules import check_factory
 
     path = None if output is None else checked_output(output, (".yaml", ".yml"))
     if kind == "torch":
         sources.inputs_of(inputs or ())
+        check_factory(source)
         warn([f"import torch runs the code of {source.rpartition(':')[0] or source}"])
     network = sources.imported(kind, source, inputs=inputs or (), sizes=sources.sizes_of(sizes or ()), loss=loss)
     if path is not None:

@@ -75,7 +75,7 @@ class TableKind(ABC, Generic[Figures]):
     header: ClassVar[frozenset[str]]
     #: Columns that define a configuration: rows that agree in them fall on the same side of a held-out split.
     configuration: ClassVar[tuple[str, ...]]
-    #: Columns that must hold a number above zero.
+    #: Columns that must hold a whole number above zero.
     sizes: ClassVar[tuple[str, ...]] = ()
     #: Family key -> dataclass of its parameters.
     families: ClassVar[Mapping[str, type[Any]]]
