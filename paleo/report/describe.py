@@ -313,6 +313,7 @@ def _model(model: ModelSpec) -> list[Fact]:
             "FLOP of one sample",
             f"{engineering(flops, 'FLOP')} forward, {engineering(counts.total('flops_backward'), 'FLOP')} back",
         ),
+        ("of which MFU counts", counts.model_flops and _model_flops(*counts.model_flops)),
         ("settable (--set model.NAME=…)", sizes),
         ("tokens a sample", counts.graph.tokens_per_sample),
         ("data set", data and f"{data.name}, {data.samples:,} samples"),
@@ -320,6 +321,11 @@ def _model(model: ModelSpec) -> list[Fact]:
         ("source", model.source),
         ("file", model.path),
     )
+
+
+def _model_flops(forward: float, backward: float) -> str:
+    without = "no scores behind a causal mask, nothing computed twice"
+    return f"{engineering(forward, 'FLOP')} forward, {engineering(backward, 'FLOP')} back: {without}"
 
 
 def _software(software: Software) -> list[Fact]:

@@ -416,7 +416,13 @@ def summary(study: Summary) -> RenderableType:
         engineering(sums["bytes_forward"], "B"),
         f"{sums['flops_forward'] / max(sums['bytes_forward'], 1):.0f}", engineering(sums["saved_bytes"], "B"),
     )  # fmt: skip
-    return table
+    return table if study.model_flops is None else Group(table, prose(_model_flops(*study.model_flops)))
+
+
+def _model_flops(forward: float, backward: float) -> str:
+    """How many of the counted FLOP are those of MFU."""
+    counts = f"{engineering(forward, 'FLOP')} forward, {engineering(backward, 'FLOP')} back"
+    return f"MFU counts {counts} of these: no scores behind a causal mask, nothing computed twice."
 
 
 def _layer(layer: LayerCount) -> tuple[str, ...]:

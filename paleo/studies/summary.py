@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from paleo.layers.base import Choices
 from paleo.lowering.launches import Storage
 from paleo.network.graph import build, changed
+from paleo.operations.base import model_flops
 from paleo.operations.tensor import precision
 from paleo.parallel.plan import dtype_of
 from paleo.pricing.kernels import pricer
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class LayerCount:
     """Counts of one iteration of a layer, which runs ``repeat`` times. A tied weight is counted with its first
-    layer."""
+    layer. ``model_flops`` are those that MFU counts (`model_flops`), ``flops`` the whole rectangle of scores."""
 
     name: str
     type: str
@@ -35,6 +37,8 @@ class LayerCount:
     parameters: float
     flops_forward: float
     flops_backward: float
+    model_flops_forward: float
+    model_flops_backward: float
     bytes_forward: float
     bytes_backward: float
     saved_bytes: float
@@ -59,6 +63,13 @@ class Summary:
         """The sum of one count over all layers and their repetitions."""
         return float(sum(getattr(layer, field) * layer.repeat for layer in self.layers))
 
+    @property
+    def model_flops(self) -> tuple[float, float] | None:
+        """The FLOP that MFU counts, forward and backward; None where those are all that are counted."""
+        forward, backward = self.total("model_flops_forward"), self.total("model_flops_backward")
+        counted = self.total("flops_forward") + self.total("flops_backward")
+        return None if math.isclose(forward + backward, counted) else (forward, backward)
+
 
 def summarise(model: ModelSpec, run: Run, system: System | None = None) -> Summary:
     """The counts of each layer for ``run.batch`` samples (1 by default) in ``run.dtype``, by default the format
@@ -77,6 +88,7 @@ def _counted(node: Node, formats: Precision, storage: Storage, known: set[str]) 
     known |= set(node.parameters)
     forward = tuple(kernel for operation in node.operations for kernel in operation.forward(formats))
     backward = tuple(kernel for operation in node.operations for kernel in operation.backward(formats))
+    asked = [model_flops(operation, formats) for operation in node.operations]
     return LayerCount(
         node.name,
         node.type,
@@ -85,6 +97,8 @@ def _counted(node: Node, formats: Precision, storage: Storage, known: set[str]) 
         parameters=float(sum(tensor.elements for tensor in new)),
         flops_forward=sum(kernel.flops for kernel in forward),
         flops_backward=sum(kernel.flops for kernel in backward),
+        model_flops_forward=sum(flops for flops, _ in asked),
+        model_flops_backward=sum(flops for _, flops in asked),
         bytes_forward=sum(kernel.bytes for kernel in forward),
         bytes_backward=sum(kernel.bytes for kernel in backward),
         saved_bytes=_newly_saved(node, formats, storage) / max(node.repeat, 1),

@@ -232,6 +232,23 @@ def test_a_repeated_block_counts_each_turn_and_a_tied_weight_once(name: str) -> 
     assert max(layer.repeat for layer in study.layers) == 12
 
 
+@pytest.mark.parametrize(("name", "fewer"), [("gpt2", True), ("resnet50", False)])
+def test_a_summary_says_which_of_its_flop_mfu_counts(
+    name: str, fewer: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fewer where a causal mask hides scores, or a kernel computes them again."""
+    study, step = (
+        summarise(load_model(name), Run(batch=1)),
+        predict(load_model(name), load_system("dgx-h100"), Run(batch=1)),
+    )
+    counted = study.model_flops or (study.total("flops_forward"), study.total("flops_backward"))
+    assert sum(counted) == pytest.approx(step.flops, rel=1e-9)
+    assert (study.model_flops is not None) == fewer
+    for command in ("summary", "show"):
+        assert run([command, name]) == 0
+        assert ("MFU counts" in capsys.readouterr().out) == fewer
+
+
 def test_saved_activations_grow_with_the_batch() -> None:
     one, four = (summarise(load_model("resnet50"), Run(batch=batch)).total("saved_bytes") for batch in (1, 4))
     assert four == pytest.approx(4 * one, rel=0.01)  # the statistics of batch_norm do not
