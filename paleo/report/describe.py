@@ -12,7 +12,7 @@ from paleo.operations.base import OPTIMIZERS
 from paleo.parallel.placement import STRATEGIES
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.calibration import Calibration, load_calibration
-from paleo.specs.catalog import is_path, kind_of, names
+from paleo.specs.catalog import is_path, kind_of, names, spelt
 from paleo.specs.device import Device, load_device
 from paleo.specs.fields import field_table, shown
 from paleo.specs.link import Link, load_link
@@ -143,6 +143,9 @@ def find(name: str, kind: str | None = None) -> list[tuple[str, object]]:
             raise SpecError(f"unknown kind {kind!r}; {near(kind, loaders)}")
         loaders = {singular: loaders[singular]}
     entries = [(kind, load(folded)) for kind, (known, load) in loaders.items() if folded.partition("@")[0] in known()]
+    if not entries:
+        meant = ((kind, load, spelt(f"{kind}s", folded)) for kind, (_, load) in loaders.items())
+        entries = [(kind, load(entry)) for kind, load, entry in meant if entry is not None]
     if not entries:
         known_names = [name for known, _ in loaders.values() for name in known()]
         raise SpecError(f"nothing is named {name!r}; {near(name, known_names)} (see `paleo list`)")

@@ -123,6 +123,16 @@ def _by_spelling(kind: str) -> Mapping[str, Path]:
     return {name: path for name, path in spelt if several[name] == 1}
 
 
+def spelt(kind: str, name: str) -> str | None:
+    """The entry that a name means in another spelling; None where there is none, or the kind has one spelling.
+
+    >>> spelt("models", "Llama-3-70B"), spelt("models", "llama3-71b")
+    ('llama3-70b', None)
+    """
+    path = _by_spelling(kind).get(_spelling(name)) if kind in SPELT else None
+    return None if path is None else path.stem
+
+
 def read_entry(kind: str, name_or_path: str | Path) -> tuple[Path, dict[str, Any]]:
     """The file of an entry and its mapping, laid over the entry that its ``extend:`` names, if any.
 

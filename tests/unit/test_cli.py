@@ -70,6 +70,14 @@ def test_options_of_several_values_and_flags_may_stand_again(document: Any) -> N
     assert (code, answer["model"]) == (0, "lenet")
 
 
+@pytest.mark.parametrize(
+    ("spelling", "title"), [("LeNet", "LeNet"), ("Llama-3-8B", "Llama 3 8B"), ("DGX_H100", "DGX H100")]
+)
+def test_names_are_shown_in_any_spelling_that_predictions_take(spelling: str, title: str, capsys: Any) -> None:
+    assert run(["show", spelling]) == 0
+    assert title in capsys.readouterr().out
+
+
 # contracts
 
 
