@@ -53,15 +53,6 @@ class Parametric(LossLaw):
         slope = self.beta * self.b / self.tokens(loss, parameters) ** self.beta
         return float(self.residual * loss / slope)
 
-    def best_split(self, compute: float) -> tuple[float, float]:
-        """Parameters and tokens of the lowest loss at a training budget C = 6 N D [FLOP].
-
-        Reference: Hoffmann et al. 2022, eq. 4.
-        """
-        gain = (self.alpha * self.a / (self.beta * self.b)) ** (1.0 / (self.alpha + self.beta))
-        size = gain * (compute / 6.0) ** (self.beta / (self.alpha + self.beta))
-        return size, compute / 6.0 / size
-
     def warnings(self, parameters: float, tokens: float) -> tuple[str, ...]:
         sentences = []
         for name, value, (low, high) in (

@@ -30,8 +30,6 @@ from paleo.registry import Registry
 from paleo.specs.loading import evaluate, validate
 
 if TYPE_CHECKING:
-    import networkx
-
     from paleo.layers.base import Expansion, Layer
     from paleo.operations.base import Operation
     from paleo.operations.tensor import Size
@@ -136,19 +134,6 @@ class Graph:
         """Trainable numbers; a tied weight counts once, a repeated block as often as it stands."""
         sizes = {name: t.elements * node.repeat for node in reversed(self.nodes) for name, t in node.parameters.items()}
         return int(sum(sizes.values()))
-
-    def digraph(self) -> networkx.DiGraph[str]:
-        """The same graph for networkx: node names, each with its ``Node`` under ``layer``."""
-        import networkx
-
-        maker = {node.out.name: node.name for node in self.nodes if node.operations}
-        result: networkx.DiGraph[str] = networkx.DiGraph(name=self.name)
-        for node in self.nodes:
-            result.add_node(node.name, layer=node)
-            result.add_edges_from(
-                (maker[t.name], node.name) for t in node.inputs if maker.get(t.name, node.name) != node.name
-            )
-        return result
 
 
 def build(

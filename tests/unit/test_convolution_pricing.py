@@ -1,4 +1,4 @@
-"""Convolution times: hand-worked shapes and geometry, limits, workspace and microbatches, tables."""
+"""Convolution times: hand-worked shapes and geometry, limits, workspace, tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.errors import CapacityError, SpecError
 from paleo.pricing.convolution import (
     ALGORITHMS,
     AVAILABLE_FROM,
@@ -36,7 +35,6 @@ from paleo.pricing.convolution_shape import (
     convolution_shape,
 )
 from paleo.pricing.kernels import DeviceFigures, figures
-from paleo.pricing.microbatch import best_cut, cut_minibatch
 from paleo.specs.device import load_device
 from paleo.units import GIGA, MEGA, TERA
 from paleo.validate.kinds.base import KINDS, kind_of
@@ -293,30 +291,19 @@ SECOND_LAYER = {
 }  # fmt: skip
 
 
-def test_microbatches_recover_what_a_workspace_limit_costs() -> None:
-    """AlexNet's second layer: 64 MB hold the fast algorithm for a part of the batch only."""
+def test_calls_of_fewer_samples_recover_what_a_workspace_limit_costs() -> None:
+    """AlexNet's second layer: 64 MB hold the fast algorithms for a part of the batch only (Oyama, Ben-Nun, Hoefler and
+    Matsuoka, Accelerating deep learning frameworks with micro-batches, CLUSTER 2018)."""
 
-    def time_of(limit: float, samples: Array) -> Array:
-        shape = convolution_shape(batch=samples, **SECOND_LAYER)  # type: ignore[arg-type]
-        return fastest_time(algorithm_costs(shape, device=V100, parameters=PARAMETERS, library=7.0), limit)
+    def time_of(samples: float, limit: float) -> float:
+        shape = convolution_shape(batch=samples, **SECOND_LAYER)
+        costs = algorithm_costs(shape, device=V100, parameters=PARAMETERS, library=7.0)
+        return float(fastest_time(costs, limit))
 
-    free = cut_minibatch(lambda n: time_of(np.inf, n), 256)
-    tight = cut_minibatch(lambda n: time_of(64 * MEGA, n), 256)
-    none = cut_minibatch(lambda n: time_of(0.0, n), 256)
-    assert sum(free.sizes) == sum(tight.sizes) == sum(none.sizes) == 256
-    assert free.seconds <= tight.seconds < 0.8 * none.seconds
-    assert tight.speedup > 1.25 and len(tight.sizes) > 1
-    assert free.speedup == pytest.approx(1.0, abs=0.02)
-
-
-def test_best_cut_by_hand() -> None:
-    assert best_cut(np.array([2.0, 2.5, 4.0, 6.0])).sizes == (2, 2)
-    assert best_cut(np.array([2.0, 2.5, 3.0, 4.5])).sizes == (4,)
-    assert best_cut(np.array([np.inf, 1.0, np.inf, np.inf])).speedup == np.inf
-    with pytest.raises(CapacityError, match="not even one"):
-        best_cut(np.array([np.inf, np.inf]))
-    with pytest.raises(SpecError, match="at least 1"):
-        best_cut(np.zeros(0))
+    unlimited, undivided, without = (time_of(256.0, limit) for limit in (np.inf, 64 * MEGA, 0.0))
+    divided = min(calls * time_of(256.0 / calls, 64 * MEGA) for calls in (2, 4, 8, 16))
+    assert unlimited <= divided < undivided / 1.25
+    assert divided < 0.8 * without
 
 
 def table(**columns: object) -> pd.DataFrame:

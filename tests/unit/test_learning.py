@@ -94,9 +94,9 @@ def test_tokens_invert_the_loss(name: str) -> None:
 def test_published_constants() -> None:
     """Besiroglu et al. 2024: 70 G parameters and 1.4 T tokens, worked from table 1: 1.8172 + 0.0807 + 0.0740."""
     assert float(CHINCHILLA.loss(70e9, 1.4e12)) == pytest.approx(1.972, abs=2e-3)
-    size, tokens = CHINCHILLA.best_split(5.88e23)
-    assert 6 * size * tokens == pytest.approx(5.88e23)
-    assert tokens / size == pytest.approx(20, rel=0.35)  # "20 tokens a parameter" at Chinchilla's budget
+    budget, sizes = 5.88e23, np.geomspace(1e9, 1e12, 3001)  # FLOP of Chinchilla, C = 6 N D
+    size = sizes[np.argmin(CHINCHILLA.loss(sizes, budget / (6 * sizes)))]
+    assert budget / (6 * size) / size == pytest.approx(20, rel=0.35)  # "20 tokens a parameter"
     with pytest.raises(SpecError, match="endless data"):
         CHINCHILLA.tokens(1.8, 1e9)
     assert CHINCHILLA.warnings(1e12, 1e13) != ()
