@@ -10,6 +10,7 @@ sections of their own, so that whatever follows (seconds, bytes, timeline) knows
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -301,9 +302,12 @@ def wholly_recomputed(repeat: Array) -> Mask:
     return blocks if blocks.any() else np.ones_like(blocks)
 
 
-def _blocks(program: Program) -> Mask:
-    """`wholly_recomputed` of a program's sections."""
-    return wholly_recomputed(np.array([section.repeat for section in program.sections]))
+def blocks(program: Program) -> Mask:
+    """`wholly_recomputed` of a program's sections; one that is divided by policy stays as it was: (sections,)."""
+    layers: Counter[str] = Counter()
+    for section in program.sections:
+        layers[section.name] += section.repeat
+    return wholly_recomputed(np.array([layers[section.name] for section in program.sections]))
 
 
 def runs(section: Section, counted: Counted) -> float:
@@ -315,7 +319,7 @@ def runs(section: Section, counted: Counted) -> float:
 
 def with_policy(program: Program, how: str) -> Program:
     """The program with one recompute policy for all its layers."""
-    whole = _blocks(program)
+    whole = blocks(program)
     hows = [how if how != "full" or blocks else "none" for blocks in whole]
     sections = (replace(section, recompute=each) for section, each in zip(program.sections, hows, strict=True))
     return replace(program, sections=tuple(sections))
@@ -357,7 +361,7 @@ def policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
     if run.recompute_by_layer:
         policies = _by_layer(program, run)
         return {how: np.array([np.mean([p.mode == how for p in each]) for each in policies]) for how in RECOMPUTE}
-    whole = _blocks(program)
+    whole = blocks(program)
     layers = sum(section.repeat for section, blocks in zip(sections, whole, strict=True) if blocks)
     share = 1.0 if run.recompute_layers is None else min(1.0, run.recompute_layers * pieces / layers)
     full = share * whole.astype(np.float64)
@@ -376,7 +380,7 @@ class SplitProgram(NamedTuple):
 def split_by_policy(program: Program, pieces: Sequence[Chunk], run: Run) -> SplitProgram:
     """The program with a section for each policy under which layers of a section are recomputed, those of one policy
     together."""
-    whole = _blocks(program)
+    whole = blocks(program)
     layers = [list(_piece_policies(program, run, piece, whole)) for piece in _numbered(pieces)]
     _check_layers(run, max(sum(whole[section] for section, _ in piece) for piece in layers))
     kinds = sorted(dict.fromkeys(kind for piece in layers for kind in piece), key=lambda kind: kind[0])
@@ -395,7 +399,7 @@ def split_by_policy(program: Program, pieces: Sequence[Chunk], run: Run) -> Spli
 
 def most_layers(program: Program, pieces: Sequence[Chunk]) -> int:
     """The most layers of one piece that full recomputation would run again."""
-    whole = _blocks(program)
+    whole = blocks(program)
     return max(sum(layers for section, layers in piece if whole[section]) for piece in pieces)
 
 

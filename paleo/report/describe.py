@@ -28,7 +28,7 @@ from paleo.studies.summary import summarise
 from paleo.units import HOUR, counted, duration, engineering, gibibytes
 
 if TYPE_CHECKING:
-    from paleo.specs.device import Price
+    from paleo.specs.device import HostLink, Price
     from paleo.specs.fields import FieldRow
     from paleo.specs.system import Level
     from paleo.validate.tables import MeasuredTable
@@ -240,12 +240,17 @@ def _device(device: Device) -> list[Fact]:
         ("L2 cache", device.l2 and gibibytes(device.l2)),
         ("design power", device.tdp and engineering(device.tdp, "W")),
         ("PCIe", device.pcie and f"generation {device.pcie.generation}, {device.pcie.lanes} lanes"),
+        ("link to the host", device.host_link and _host_link(device.host_link)),
         ("own links", device.interconnect and _own_links(device)),
         ("price", _price(device.price)),
         ("also known as", ", ".join(device.aliases)),
         ("notes", device.notes),
         ("source", device.source),
     )
+
+
+def _host_link(joined: HostLink) -> str:
+    return joined.link + f", shared by {joined.devices} devices" * (joined.devices > 1)
 
 
 def _own_links(device: Device) -> str:

@@ -73,6 +73,13 @@ class Pcie(Spec):
     lanes: PositiveCount
 
 
+class HostLink(Spec):
+    """The link to a host that is not reached over PCIe, by its catalog name, and how many devices share one."""
+
+    link: Text
+    devices: PositiveCount = 1
+
+
 class MatrixUnit(Spec):
     """A systolic array: so many rows and columns of multipliers."""
 
@@ -113,6 +120,7 @@ class Device(Spec):
     tdp: Watts | None = None
     form_factor: Text
     pcie: Pcie | None = None
+    host_link: HostLink | None = None
     interconnect: Interconnect | None = None
     price: Price | None = None
     aliases: tuple[Text, ...] = ()
@@ -129,12 +137,20 @@ class Device(Spec):
         return self
 
     def copy_rate(self, achieved: float | None = None) -> float:
-        """Rate of copies between the device and its host, each way [byte/s]: the PCIe lanes times the share that copies
-        reach, or the ``achieved`` rate; SpecError if `pcie` is not stated."""
-        if self.pcie is None:
+        """Rate of copies between the device and its host, each way [byte/s]: its part of the ``host_link``, else its
+        PCIe lanes, times the share that copies reach, or the ``achieved`` one; SpecError if neither is stated.
+
+        >>> from paleo.units import GIGA
+        >>> [round(load_device(name).copy_rate(1.0) / GIGA, 1) for name in ("h100-sxm5-80gb", "gh200-96gb", "gb200")]
+        [63.0, 450.0, 225.0]
+        """
+        if self.host_link is not None:
+            link, part = load_link(self.host_link.link), 1.0 / self.host_link.devices
+        elif self.pcie is not None:
+            link, part = load_link(f"pcie{self.pcie.generation}-x16"), self.pcie.lanes / 16
+        else:
             raise SpecError(f"device {self.name}: pcie is not stated, so the time of copies to the host is not known")
-        link = load_link(f"pcie{self.pcie.generation}-x16")
-        return link.bandwidth * (achieved or link.achieved_fraction or 1.0) * self.pcie.lanes / 16
+        return link.bandwidth * (achieved or link.achieved_fraction or 1.0) * part
 
     @property
     def tensor_dtypes(self) -> tuple[Dtype, ...]:

@@ -136,6 +136,11 @@ class Run(Spec):
     offload: Text = Field(
         "none", description="what lives in host memory: optimizer, gradients, parameters, activations"
     )
+    offload_layers: Annotated[int, Field(strict=True, ge=0)] | None = Field(
+        None,
+        description="activations of so many layers of the repeated blocks go to host memory, spread evenly over the "
+        "network; the others stay (Megatron-Core's cpu_offloading_num_layers)",
+    )
     clip: Literal["none", "norm", "scaled"] | None = Field(
         None, description="what happens to gradients by their norm before the update"
     )

@@ -328,7 +328,7 @@ def backend_of(
     if formats.master and (run.main_gradients or software.formats.main_gradients) == "fp32":
         formats = replace(formats, gradient=formats.wide)
     method = method_of(run.compress, zero=parse_strategy(run.strategy).zero, forward_only=run.forward_only)
-    offload = offload_of(run.offload, system, prices.rates)
+    offload = offload_of(run.offload, system, prices.rates, run.offload_layers)
     return Backend(
         run,
         system,

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from paleo.lowering.policies import blocks
 from paleo.step.layouts import Shared
 from paleo.step.memory import Shares, streamed
-from paleo.step.section_times import partly_paired
+from paleo.step.section_times import partly_paired, section_figures
 
 if TYPE_CHECKING:
     from paleo.schedules.base import Schedule
@@ -164,11 +165,18 @@ class Batch:
 
     def _streamed(self, times: LayerTimes) -> LayerTimes:
         layouts, layout = self.layouts, self.cases.layout
-        sections = len(times.forward)
+        program, offload = layouts.programs[0], self.backend.offload
+        sections = len(program.sections)
         elements, learned = (layouts.parameters(trained)[:sections, layout] for trained in (False, True))
         scattered = self.backend.scatters(self.zero, self.assignment.stages)
-        shares = Shares.of(self.zero, layouts.shards[layout], self.microbatches, scattered=scattered)
-        return streamed(times, elements, learned, self.backend.offload, self.backend.formats, shares)
+        shares = Shares.of(
+            self.zero,
+            layouts.shards[layout],
+            self.microbatches,
+            scattered=scattered,
+            activations=offload.activation_share(section_figures(program, "repeat"), blocks(program)),
+        )
+        return streamed(times, elements, learned, offload, self.backend.formats, shares)
 
     def per_case(self, figures: Array) -> Array:
         """Figures of layouts, those of each case: (…, layouts) to (…, cases)."""

@@ -376,7 +376,7 @@ OFFLOADABLE = ("optimizer", "gradients", "parameters", "activations")
 @dataclass(frozen=True, slots=True)
 class Offload:
     """``parts`` of a rank's state in host memory; ``link`` to it, each way, and what the rank reaches of the host's
-    memory bandwidth [byte/s].
+    memory bandwidth [byte/s]. ``layers`` whose activations go there (None: those of the whole network).
 
     Reference: Ren et al., ZeRO-Offload, USENIX ATC 2021; Rajbhandari et al., ZeRO-Infinity, SC 2021.
     """
@@ -384,9 +384,25 @@ class Offload:
     parts: frozenset[str]
     link: float
     memory: float
+    layers: int | None = None
 
     def holds(self, part: str) -> bool:
         return part in self.parts
+
+    def activation_share(self, repeat: Array, blocks: Mask) -> Array:
+        """The part of each section's activations that goes to host memory: (sections,). So many layers of all are that
+        share of every one of the repeated ``blocks``; PlanError where there are fewer.
+
+        >>> offload = Offload(frozenset({"activations"}), 1.0, 1.0, layers=40)
+        >>> offload.activation_share(np.array([1.0, 80.0, 1.0]), np.array([False, True, False]))
+        array([0. , 0.5, 0. ])
+        """
+        if self.layers is None or not self.holds("activations"):
+            return np.full(len(repeat), float(self.holds("activations")))
+        layers = repeat[blocks].sum()
+        if self.layers > layers:
+            raise PlanError(f"offload_layers: {self.layers} layers; the network has {layers:.0f}")
+        return np.asarray(blocks * (self.layers / layers))
 
 
 NOTHING = Offload(frozenset(), np.inf, np.inf)
@@ -396,10 +412,14 @@ NOTHING = Offload(frozenset(), np.inf, np.inf)
 HOST_SHARE = 28.0 * 10.0 / 2.57 / 256.0
 
 
-def offload_of(text: str, system: System, rates: Rates | None = None) -> Offload:
-    """The parts that a run names, ``optimizer,activations``, with the links of the system; SpecError where a name or a
-    figure is missing. Constant ``rates`` hold for the host, too: all of its memory bandwidth under ``ideal``."""
+def offload_of(text: str, system: System, rates: Rates | None = None, layers: int | None = None) -> Offload:
+    """The parts that a run names, ``optimizer,activations``, the latter of so many ``layers``, with the links of the
+    system; SpecError where a name or a figure is missing, PlanError where one part cannot go without another. Constant
+    ``rates`` hold for the host, too: all of its memory bandwidth under ``ideal``."""
     names = listed(text)
+    if layers is not None and "activations" not in names:
+        problem = f"counts layers whose activations go to host memory, but offload is {text!r}"
+        raise PlanError(f"offload_layers: {problem}; use activations")
     if names == ["none"]:
         return NOTHING
     for name in names:
@@ -410,29 +430,33 @@ def offload_of(text: str, system: System, rates: Rates | None = None) -> Offload
     if not parts or (lost and "optimizer" not in parts):
         raise PlanError(f"offload {text!r}: {' and '.join(lost) or 'nothing'} cannot go without optimizer")
     if "optimizer" not in parts:
-        return Offload(parts, link_rate(system, rates), np.inf)
+        return Offload(parts, link_rate(system, rates), np.inf, layers)
     share = HOST_SHARE if rates is None else rates.memory
     memory = share * host_figure(system, "memory_bandwidth") / system.devices_per_node
-    return Offload(parts, link_rate(system, rates), memory)
+    return Offload(parts, link_rate(system, rates), memory, layers)
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
     """A rank's part of the weights that it fetches for a layer iteration, and of the gradients that leave it after one;
-    whether the host adds those up over several microbatches. Each (configurations,)."""
+    whether the host adds those up over several microbatches. Each (configurations,). ``activations``: the part of what
+    sections keep that travels, (sections,)."""
 
     weights: Numeric = 1.0
     gradients: Numeric = 1.0
     accumulates: Numeric = 0.0
+    activations: Numeric = 1.0
 
     @classmethod
-    def of(cls, zero: int, ranks: Numeric, microbatches: Numeric, *, scattered: bool) -> Shares:
+    def of(
+        cls, zero: int, ranks: Numeric, microbatches: Numeric, *, scattered: bool, activations: Numeric = 1.0
+    ) -> Shares:
         """Weights are whole unless ZeRO-3 divides them. Gradients are whole until ranks sum them: after every
         microbatch if ``scattered``, else after the last one."""
         whole = 1.0 / np.asarray(ranks)
         several = np.asarray(microbatches) > 1
         summed = np.where(several & (not scattered), 1.0, whole) if zero else 1.0
-        return cls(whole if zero == 3 else 1.0, summed, several.astype(np.float64))
+        return cls(whole if zero == 3 else 1.0, summed, several.astype(np.float64), activations)
 
 
 def streamed(
@@ -442,11 +466,14 @@ def streamed(
     them counts as transfer. ``parameters`` and those of them that are ``trained``: elements, (sections, …).
 
     forward: kept activations go out while weights come in; backward: both come in while gradients go out, and the host
-    adds them to an fp32 sum. Of what was kept two layers are on the device at once.
+    adds them to an fp32 sum. Where the activations of some layers alone go out, each of them travels until the next
+    such layer has computed, so every layer counts its share. Of what was kept two layers are on the device at once: one
+    that travels, and one that computes unless it stays there.
     """
     shape = (-1,) + (1,) * (times.forward.ndim - 1)
     elements, learned = (each.reshape(shape) if each.ndim == 1 else each for each in (parameters, trained))
-    kept = times.saved_bytes * offload.holds("activations")
+    share = np.reshape(shares.activations, shape) * offload.holds("activations")
+    kept = times.saved_bytes * share
     weights = shares.weights * formats.parameter * elements * offload.holds("parameters")
     sent = shares.gradients * learned * offload.holds("gradients")
     added = sent * shares.accumulates * (formats.gradient + 2.0 * SUM_BYTES) / offload.memory
@@ -458,7 +485,7 @@ def streamed(
         backward_transfers=times.backward_transfers + _beyond(back, times.backward + times.weights),
         saved_bytes=times.saved_bytes - kept,
         offloaded_bytes=times.offloaded_bytes + kept,
-        transient=times.transient + 2.0 * kept,
+        transient=times.transient + times.saved_bytes * np.where(share == 1.0, 2.0, np.ceil(share)),
     )
 
 

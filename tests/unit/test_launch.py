@@ -28,7 +28,7 @@ STATED: dict[str, Any] = {
     "main_gradients": "fp32", "exchange": "after", "bucket": "1 MB", "algorithm": "ring", "compress": "topk:0.001",
     "consistency": "ssp:4", "servers": 2, "jitter": 0.037, "nodes": "spread:8", "background": 0.25,
     "neighbour": "ring:8:0.5", "slow_ranks": 0.01, "length_variation": 0.4, "calibration": "ideal",
-    "offload": "optimizer", "clip": "norm", "lora": "16:mlp", "qlora": True,
+    "offload": "optimizer", "offload_layers": 3, "clip": "norm", "lora": "16:mlp", "qlora": True,
     "freeze": ("embed", "block.[0-9]"), "forward_only": True, "model": {"seq": 512, "layers": 3},
     "input": {"sample": "110 kB", "storage": "8 GB/s", "decode": "10 ms", "cores": 3},
 }  # fmt: skip

@@ -218,6 +218,8 @@ def test_offloaded_rows_are_mapped() -> None:
     made = run_of(row)
     assert (made.strategy, made.offload) == ("dp=8,zero=3", "optimizer,gradients,parameters")
     assert run_of(row | {"sharding": "zero3"}).offload == "none"
+    quoted = run_of(row | {"sharding": "zero3", "notes": "recipe: cpu_offloading_num_layers=16; seq-parallel=TP>1"})
+    assert (quoted.offload, quoted.offload_layers) == ("activations", 16)
 
 
 def test_sharding_that_a_row_leaves_out_is_the_habit_of_the_software() -> None:

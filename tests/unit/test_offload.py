@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,79 @@ def test_activations_stream_beside_their_turns() -> None:
     moved = streamed(times, ELEMENTS, ELEMENTS, Offload(frozenset({"activations"}), 100.0, np.inf), BF16, Shares())
     assert (moved.forward_transfers[0], moved.backward_transfers[0]) == (2.0, 0.0)
     assert (moved.saved_bytes[0], moved.offloaded_bytes[0], moved.transient[0]) == (0.0, 400.0, 800.0)
+
+
+def test_activations_of_some_layers_travel_beside_all_of_them() -> None:
+    """One of four layers: 400 bytes at 25 B/s take 16 s, beside four layers of 2 s forward and of 4 s backward, so that
+    forward waits 8 s in all, 2 s a layer. One layer travels while others compute, which stay where they are."""
+    times, link = layer_times(iteration(), NONE), Offload(frozenset({"activations"}), 25.0, np.inf)
+    quarter = Shares(activations=np.array([0.25]))
+    moved = streamed(times, ELEMENTS, ELEMENTS, link, BF16, quarter)
+    assert (moved.forward_transfers[0], moved.backward_transfers[0]) == (2.0, 0.0)
+    assert (moved.saved_bytes[0], moved.offloaded_bytes[0], moved.transient[0]) == (300.0, 100.0, 400.0)
+    none = streamed(times, ELEMENTS, ELEMENTS, link, BF16, Shares(activations=np.zeros(1)))
+    assert (none.forward_transfers[0], none.saved_bytes[0], none.transient[0]) == (0.0, 400.0, 0.0)
+
+
+@pytest.mark.parametrize(("strategy", "living"), [("dp", 1), ("zero=3", 1), ("pp=2,dp=4", 2)])
+def test_each_layer_more_gives_memory_back(strategy: str, living: int) -> None:
+    """Of 32 layers; embedding and head stay on the device. The first of two stages holds half of the layers, for two
+    microbatches."""
+    stated = {"strategy": strategy, "batch": 4, "microbatch": 1}
+    plain = run(**stated)
+    some = [run(**stated, offload="activations", offload_layers=layers) for layers in (0, 8, 16, 32)]
+    assert some[0].memory == plain.memory and some[0].step_time == plain.step_time
+    [block] = [section for section in plain.program.sections if section.repeat > 1]
+    for (less, more), layers in zip(pairwise(some), (8, 8, 16), strict=True):
+        held, host = (
+            [getattr(each.steps.stage_memory, part)[0, 0] for each in (less, more)]
+            for part in ("activations", "host_bytes")
+        )
+        first = less.steps.batch.assignment.layers[0].max() / 32
+        assert held[0] - held[1] == host[1] - host[0] == pytest.approx(living * first * layers * block.saved_bytes)
+        assert more.step_time >= less.step_time
+
+
+@pytest.mark.parametrize("layers", [1, 31])
+def test_layers_of_two_policies_are_counted_together(layers: int) -> None:
+    """Half of all layers, of those that recompute and of those that do not, also where one alone does."""
+    options = {"recompute": "full", "recompute_layers": layers}
+    plain, half = run(**options), run(**options, offload="activations", offload_layers=16)
+    blocks = [section for section in plain.program.sections if section.name == "block"]
+    assert sorted(section.repeat for section in blocks) == [1, 31]
+    kept = plain.memory.activations - half.memory.activations
+    ends = run(offload="activations", offload_layers=32, **options).memory.activations
+    assert kept == pytest.approx((plain.memory.activations - ends) / 2)
+
+
+def test_layers_that_cannot_be_counted_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"offload_layers: counts layers .* but offload is 'none'; use activations"):
+        run(offload_layers=4)
+    with pytest.raises(PlanError, match="offload_layers: 33 layers; the network has 32"):
+        run(offload="activations", offload_layers=33)
+    with pytest.raises(SpecError, match="offload_layers"):
+        run(offload="activations", offload_layers=-1)
+
+
+def test_a_run_that_does_not_fit_is_advised_on() -> None:
+    offloads = run(batch=8, microbatch=8, offload="activations", offload_layers=3)
+    assert not offloads.memory.fits
+    assert all(advice.prediction.run.offload_layers == 3 for advice in advise(offloads))
+
+
+def test_a_search_counts_layers_as_a_prediction_does() -> None:
+    from paleo.search.plans import search
+
+    stated = Run(gpus=8, offload="activations", offload_layers=6)
+    plan = search(load_model("gpt2"), H100, stated, top=1).plans[0]
+    again = predict(load_model("gpt2"), H100, plan.run)
+    assert plan.run.offload_layers == 6 and plan.step_time == pytest.approx(again.step_time, rel=1e-6)
+    assert plan.memory == pytest.approx(again.memory.total, rel=1e-6)
+
+
+def test_a_superchip_reaches_its_host_over_nvlink() -> None:
+    """450 GB/s each way of a Grace, of which copies reach 81.8 %, for both GPUs of a GB200."""
+    assert link_rate(load_system("gb200-nvl72")) == pytest.approx(450e9 * 0.818 / 2)
 
 
 def test_parameters_and_gradients_stream_both_ways_at_once() -> None:

@@ -52,8 +52,9 @@ def recipe_of(row: Row) -> Recipe:
 
 
 class KnownRecipe(NamedTuple):
-    """What a framework's recipe recomputes, and of blocks which parts, and whether collectives over tp go beside
-    products; by words of a row's framework and model, and the degrees that tell recipes of a network apart."""
+    """What a framework's recipe recomputes, and of blocks which parts, whether collectives over tp go beside products,
+    and of how many layers activations go to host memory; by words of a row's framework and model, and the degrees that
+    tell recipes of a network apart."""
 
     software: str
     network: str
@@ -61,15 +62,16 @@ class KnownRecipe(NamedTuple):
     recompute: str
     modules: tuple[str, ...] = ()
     tensor_overlap: bool = True
+    offload_layers: int | None = None
 
 
 #: Recipes of Megatron-Bridge. It has two of DeepSeek-V3, the smaller one for 32 nodes (recipes/deepseek/deepseek_v3.py
 #: of its 0.3.1: recompute_granularity full, method uniform; tp_comm_overlap False). Rows of later releases quote the
-#: others: that of Llama 3 70B with neither tensors nor layers divided (cpu_offloading_num_layers=40) recomputes
-#: nothing, as activations go to host memory; that of GPT-OSS on H100 runs two modules again.
+#: others: that of Llama 3 70B with neither tensors nor layers divided recomputes nothing, as activations go to host
+#: memory (cpu_offloading_num_layers=40); that of GPT-OSS on H100 runs two modules again.
 RECIPES = (
     KnownRecipe("megatron-bridge", "deepseek-v3", {"pp": 8, "ep": 32}, "full", tensor_overlap=False),
-    KnownRecipe("megatron-bridge", "llama3_70b", {"tp": 1, "pp": 1}, "none"),
+    KnownRecipe("megatron-bridge", "llama3_70b", {"tp": 1, "pp": 1}, "none", offload_layers=40),
     KnownRecipe("megatron-bridge", "gpt oss", {"pp": 4}, "selective", ("layernorm", "moe_act")),
 )
 
@@ -98,6 +100,18 @@ def recomputed_layers(row: Row) -> int | None:
     quoted = re.search(r"recompute_num_layers=(\d+)", str(row.get("notes", "")))
     full = str(row.get("recompute", "")).strip().lower() == "full"
     return int(quoted.group(1)) if quoted and full else None
+
+
+def offloaded_layers(row: Row) -> int | None:
+    """The layers whose activations go to host memory, where a row's notes quote that setting, else by its recipe; None
+    where none do.
+
+    >>> offloaded_layers({"notes": "cpu_offloading_num_layers=40"}), offloaded_layers({"notes": "recipe"})
+    (40, None)
+    """
+    quoted, usual = re.search(r"cpu_offloading_num_layers=(\d+)", str(row.get("notes", ""))), known_recipe(row)
+    layers = int(quoted.group(1)) if quoted else usual.offload_layers if usual else None
+    return layers or None
 
 
 #: How operands are scaled, by words of a row's own name of its format.

@@ -23,7 +23,7 @@ from paleo.validate.steps.base import (
     software_of,
 )
 from paleo.validate.steps.networks import network_of
-from paleo.validate.steps.recipes import known_recipe, recipe_of, recomputed_layers, scaling_of
+from paleo.validate.steps.recipes import known_recipe, offloaded_layers, recipe_of, recomputed_layers, scaling_of
 from paleo.validate.steps.systems import usual_system, with_device
 from paleo.validate.tables import STEPS
 
@@ -58,15 +58,18 @@ def system_of(row: Row) -> System:
 
 def offload(row: Row) -> str:
     """What of a row's run lives in host memory: optimizer, gradients and parameters, or the first two where the row
-    names the optimizer alone (DeepSpeed's offload_optimizer takes gradients with it).
+    names the optimizer alone (DeepSpeed's offload_optimizer takes gradients with it); activations where its notes count
+    the layers.
 
     >>> offload({"sharding": "zero3-offload", "zero_stage_or_fsdp": "ZeRO-3 + CPU AdamW offload"})
     'optimizer,gradients'
     """
     words = _stated(row, "zero_stage_or_fsdp")
     states_alone = ("adam" in words or "optimizer" in words) and "param" not in words
-    parts = OFFLOAD.get(_sharding(row), "none")
-    return parts.removesuffix(",parameters") if states_alone else parts
+    states = OFFLOAD.get(_sharding(row), "")
+    states = states.removesuffix(",parameters") if states_alone else states
+    activations = "" if offloaded_layers(row) is None else "activations"
+    return ",".join(filter(None, [states, activations])) or "none"
 
 
 def _sharding(row: Row) -> str:
@@ -191,6 +194,7 @@ def run_of(row: Row, profile: str | None = None, sizes: Mapping[str, int | float
         cross_entropy=loss_of(row),
         software=software,
         offload=offload(row),
+        offload_layers=offloaded_layers(row),
         lora=LORA.get(profile, USUAL_LORA) if "[lora]" in str(row.get("model", "")).lower() else None,
         model=dict(network_of(row)[1] if sizes is None else sizes),
     )
