@@ -1,14 +1,7 @@
 """What a pipeline schedule is: for each stage an order of forward and backward passes of microbatches.
 
-An order is all that a schedule owes. Its time, the activations that live at once and what follows a gradient come from
-that order (`paleo.schedules.base`), unless it states closed forms of them.
-
-When the stages of a pipeline end, for many configurations at once: the longest way through the passes of an order.
-
-The order of each stage is fixed, so a pass starts when the one before it on its stage and the one that feeds it have
-ended. Passes that run as one (`Schedule.fused`) start when all that feed them have ended, and feed others when all of
-them have ended. Passes that are as many steps from the start are computed together, over all configurations. The result
-equals that of `paleo.schedules.pipeline.pipeline_time` without sends, which draws a timeline of one configuration.
+An order is all that a schedule owes. Its time (`paleo.schedules.stage_ends`), the activations that live at once and
+the passes that remain after a gradient follow from that order, unless the schedule states closed forms of them.
 """
 
 from __future__ import annotations
@@ -26,214 +19,6 @@ from paleo.errors import PlanError
 from paleo.registry import Registry
 
 Array = npt.NDArray[np.float64]
-Index = npt.NDArray[np.intp]
-_KINDS = {"F": 0, "B": 1, "W": 2}
-
-
-class _Wave(NamedTuple):
-    """Passes that can run together, one a stage: rows of their seconds, positions of the passes before them on their
-    stages, and of those that feed them (the last position stands for none). ``others``: of those that feed a pass with
-    which they run as one; None where nothing does."""
-
-    seconds: Index
-    before: Index
-    sources: Index
-    others: Index | None
-
-
-class _Waves(NamedTuple):
-    """All passes of a schedule, as many as there are of them, and the position of the last one of each stage."""
-
-    waves: tuple[_Wave, ...]
-    passes: int
-    last: Index
-
-
-def stage_ends(schedule: Schedule, pieces: Passes, microbatches: npt.ArrayLike) -> Array:
-    """When each stage ends its last pass [s]: (stages, …).
-
-    ``pieces`` are seconds of one microbatch through each chunk of each stage, (stages, chunks of all copies, …);
-    ``microbatches`` broadcasts with the axes behind. PlanError where passes wait for one another in a circle.
-    """
-    seconds = np.stack(np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in pieces)))
-    if not schedule.splits_backward:
-        seconds = np.stack([seconds[0], seconds[1] + seconds[2], np.zeros_like(seconds[2])])
-    shape = np.broadcast_shapes(seconds.shape[3:], np.shape(microbatches))
-    seconds = np.broadcast_to(seconds, (*seconds.shape[:3], *shape)).reshape(*seconds.shape[:3], -1)
-    counts = np.broadcast_to(np.asarray(microbatches), shape).ravel()
-    ends = np.zeros((seconds.shape[1], counts.size))
-    for count in np.unique(counts):
-        chosen = np.flatnonzero(counts == count)
-        ends[:, chosen] = _repeated(schedule, np.ascontiguousarray(seconds[..., chosen]), int(count))
-    return ends.reshape(len(ends), *shape)
-
-
-#: Forward passes of all chunks and stages up to which a pipeline is unrolled whole.
-UNROLLED = 2**14
-
-
-def window(stages: int, chunks: int) -> int:
-    """Microbatches that fill a pipeline; every further round is taken to add as much time as the last round of the
-    window."""
-    return stages * (4 if chunks == 1 else 4 + chunks)
-
-
-def unrolled(stages: int, chunks: int, microbatches: int) -> bool:
-    """Whether all microbatches are run one by one, rather than a window of them and the last round many times."""
-    return microbatches <= window(stages, chunks) + stages or stages * chunks * microbatches <= UNROLLED
-
-
-def _repeated(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
-    """Ends of the stages: of all microbatches, or of a window of microbatches and repetitions of its last round."""
-    stages, chunks = seconds.shape[1], seconds.shape[2] // schedule.copies
-    if unrolled(stages, chunks, microbatches):
-        return _ends(schedule, seconds, microbatches)
-    most = window(stages, chunks) + microbatches % stages
-    first, second = (_ends(schedule, seconds, count) for count in (most - stages, most))
-    return np.asarray(second + (second - first) * ((microbatches - most) // stages))
-
-
-def _ends(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
-    _, stages, chunks, cases = seconds.shape
-    waves = _waves(schedule, stages, microbatches, chunks // schedule.copies)
-    ends = np.zeros((stages, cases))
-    for first in range(0, cases, _BLOCK):
-        rows = np.ascontiguousarray(seconds.reshape(-1, cases)[:, first : first + _BLOCK])
-        ends[:, first : first + _BLOCK] = _run(waves, rows)
-    return ends
-
-
-def _run(waves: _Waves, rows: Array) -> Array:
-    """End of the last pass of each stage: (stages, cases)."""
-    done, position = np.zeros((waves.passes + 1, rows.shape[1])), 0
-    for seconds, before, sources, others in waves.waves:
-        ended = done[position : position + len(seconds)]
-        np.maximum(done.take(before, axis=0), done.take(sources, axis=0), out=ended)
-        if others is not None:
-            np.maximum(ended, done.take(others, axis=0), out=ended)
-        ended += rows.take(seconds, axis=0)
-        position += len(seconds)
-    return done[waves.last]
-
-
-#: Configurations that are computed together: what they need stays in the cache of a processor.
-_BLOCK = 256
-
-
-@lru_cache(maxsize=512)
-def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _Waves:
-    """The passes of a schedule by the number of passes that must precede them."""
-    rows, codes, sources, others = _waits(schedule, stages, microbatches, chunks)
-    passes = sum(map(len, rows))
-    try:
-        wave_of = _wave_numbers(*([each.tolist() for each in column] for column in (codes, sources, others)))
-    except ValueError as error:
-        raise PlanError(f"schedule {schedule.name!r}: {error} passes wait for one another") from None
-    order_of = np.argsort(np.concatenate(wave_of), kind="stable")
-    numbers_of_waves, pass_codes = np.concatenate(wave_of)[order_of], np.concatenate(codes)
-    width = chunks * schedule.copies
-    position = np.full(3 * stages * width * microbatches + 1, passes, dtype=np.intp)  # the last one: of none
-    position[pass_codes[order_of]] = np.arange(passes)
-    before = [np.append(-1, each[:-1]) if len(each) else each for each in codes]
-    waited = (position[np.concatenate(each)[order_of]] for each in (before, sources, others))
-    starts = np.flatnonzero(np.diff(numbers_of_waves)) + 1
-    columns = (np.split(column, starts) for column in (np.concatenate(rows)[order_of], *waited))
-    waves = tuple(
-        _Wave(seconds, previous, feeding, other if (other < passes).any() else None)
-        for seconds, previous, feeding, other in zip(*columns, strict=True)
-    )
-    return _Waves(waves, passes, position[[each[-1] if len(each) else -1 for each in codes]])
-
-
-def _waits(
-    schedule: Schedule, stages: int, microbatches: int, chunks: int
-) -> tuple[list[Index], list[Index], list[Index], list[Index]]:
-    """The passes of each stage in order: rows of their seconds, their codes, those of the passes that feed them (-1:
-    none), and of those that feed a pass with which they run as one."""
-    width, feeds = chunks * schedule.copies, _feeds(schedule, stages, chunks)
-    rows, codes, sources = [], [], []
-    for stage in range(stages):
-        order = schedule.order(stage, stages, microbatches, chunks)
-        kinds, *numbers = zip(*order, strict=True) if order else ((), (), ())
-        microbatch_of, chunk_of = (np.array(column, dtype=np.intp) for column in numbers)
-        row = (np.array([_KINDS[kind] for kind in kinds], dtype=np.intp) * stages + stage) * width + chunk_of
-        rows.append(row)
-        codes.append(row * microbatches + microbatch_of)
-        sources.append(np.where(feeds[row] < 0, -1, feeds[row] * microbatches + microbatch_of))
-    if schedule.fused is None:
-        return rows, codes, sources, [np.full_like(each, -1) for each in sources]
-    sizes = [np.array(schedule.fused(stage, stages, microbatches, chunks)) for stage in range(stages)]
-    return rows, codes, *_of_fused(codes, sources, sizes)
-
-
-def _of_fused(codes: list[Index], sources: list[Index], sizes: list[Index]) -> tuple[list[Index], list[Index]]:
-    """What passes wait for where ``sizes`` of them run as one: the last of those that run with their source, and the
-    first of them also for what feeds the second."""
-    released = np.full(max(each.max() for each in codes) + 2, -1, dtype=np.intp)
-    for code, size in zip(codes, sizes, strict=True):
-        released[code] = np.repeat(code[np.cumsum(size) - 1], size)
-    sources, others = [released[each] for each in sources], []
-    for source, size in zip(sources, sizes, strict=True):
-        other, first = np.full_like(source, -1), np.cumsum(size) - size
-        other[first[size > 1]] = source[first[size > 1] + 1]
-        others.append(other)
-    return sources, others
-
-
-def _feeds(schedule: Schedule, stages: int, chunks: int) -> Index:
-    """For each kind of pass of each chunk of each stage the one that feeds it: the same of a neighbour, or the forward
-    pass on the same place; -1 for none: (kinds · stages · chunks of all copies,)."""
-    before, behind = _neighbours(schedule.paths(stages, chunks))
-    width = chunks * schedule.copies
-    feeds = np.full(3 * stages * width, -1, dtype=np.intp)
-    for stage, chunk in itertools.product(range(stages), range(width)):
-        for kind in ("F", "B", "W"):
-            source = _source(kind, 0, (stage, chunk), before, behind)
-            if source is not None:
-                number = (_KINDS[source[0]] * stages + source[1]) * width + source[3]
-                feeds[(_KINDS[kind] * stages + stage) * width + chunk] = number
-    return feeds
-
-
-def _wave_numbers(codes: list[list[int]], sources: list[list[int]], others: list[list[int]]) -> list[list[int]]:
-    """In which wave each pass of each stage runs; ValueError with how many never do. A pass, one of ``codes``, waits
-    for the one before it, for its source and for another one (-1: none)."""
-    done = {-1}
-    reached, waves = [0] * len(codes), [list[int]() for _ in codes]
-    active, wave = [stage for stage, order in enumerate(codes) if order], 0
-    while active:
-        ready = []
-        for stage in active:
-            place = reached[stage]
-            if sources[stage][place] in done and others[stage][place] in done:
-                ready.append(stage)
-        if not ready:
-            raise ValueError(sum(len(codes[stage]) - reached[stage] for stage in active))
-        for stage in ready:
-            done.add(codes[stage][reached[stage]])
-            reached[stage] += 1
-            waves[stage].append(wave)
-        active = [stage for stage in active if reached[stage] < len(codes[stage])]
-        wave += 1
-    return waves
-
-
-def _neighbours(paths: tuple[tuple[Place, ...], ...]) -> tuple[dict[Place, Place], dict[Place, Place]]:
-    """The places before and behind each place on the way of its copy of the network."""
-    steps = [step for path in paths for step in itertools.pairwise(path)]
-    return {after: first for first, after in steps}, dict(steps)
-
-
-def _source(
-    kind: str, microbatch: int, place: Place, before: dict[Place, Place], behind: dict[Place, Place]
-) -> tuple[str, int, int, int] | None:
-    """The pass on another place, or the forward pass on the same one, that must have ended."""
-    if kind == "W" or (kind == "F" and place not in before):
-        return None
-    stage, chunk = (before if kind == "F" else behind).get(place, place)
-    return ("F" if kind == "F" or place not in behind else "B"), stage, microbatch, chunk
-
-
 #: A number or an array of numbers; closed forms broadcast.
 Numeric = float | Array
 
@@ -258,10 +43,10 @@ Place = tuple[int, int]
 Paths = Callable[[int, int], tuple[tuple[Place, ...], ...]]
 
 
-def around(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
-    """One copy of the network, its pieces dealt to the stages in turn.
+def round_robin(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
+    """One copy of the network, whose pieces lie on one stage after the other, chunk by chunk.
 
-    >>> around(2, 2)
+    >>> round_robin(2, 2)
     (((0, 0), (1, 0), (0, 1), (1, 1)),)
     """
     return (tuple((stage, chunk) for chunk in range(chunks) for stage in range(stages)),)
@@ -286,12 +71,12 @@ AliveOfPiece = Callable[[Numeric, int, Numeric, int, int], Numeric]
 
 #: Chunks' passes that a stage still makes after the last gradient of one of its chunks: (stage, stages, chunk, chunks)
 #: -> (backward passes of inputs, of weights).
-Behind = Callable[[Numeric, int, int, int], tuple[Numeric, Numeric]]
+Remaining = Callable[[Numeric, int, int, int], tuple[Numeric, Numeric]]
 #: When each stage ends its last pass [s]: (span, passes, microbatches, chunks).
 Ends = Callable[[Array, Passes, Numeric, int], Array]
 
 
-def nothing_behind(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
+def none_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
     """The last gradient pass of a stage's only chunk is its last pass."""
     return 0.0, 0.0
 
@@ -302,7 +87,7 @@ def drained(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> 
     return np.asarray(span - (running_sum(back) - back) / chunks)
 
 
-def together(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+def all_at_once(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
     """No stage is done later than the slowest."""
     return np.asarray(span + 0.0 * passes.forward)
 
@@ -327,20 +112,22 @@ def _running(function: np.ufunc, figures: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ClosedForms:
-    """Formulas that a schedule may state beside its order; all broadcast over arrays, and None leaves a figure to the
-    order.
+    """Formulas that a schedule may state beside its order; all broadcast over arrays. None: the order says.
 
-    ``span`` is the time of all passes, ``ends`` when each stage has made its last one, ``alive`` the most passes whose
-    activations live at once, ``alive_of`` how many of them are of one piece of the network, ``behind`` what a stage
-    still does after the gradients of a chunk. ``exact`` says where ``span`` equals the longest way through the order:
-    on ``any`` stages, or where all pieces of the network take ``equal`` times; elsewhere it is near. It holds from
-    ``least`` microbatches a stage on.
+    ``span``: seconds of all passes.
+    ``alive``: the most passes of a stage whose activations live at once.
+    ``ends``: when each stage has made its last pass [s], from the span.
+    ``remaining``: passes that a stage still makes after the gradients of one of its chunks.
+    ``exact``: where ``span`` is the longest path through the order: on ``any`` stages, or where all pieces of the
+    network take ``equal`` times. Elsewhere it is near.
+    ``least``: microbatches for each stage from which ``span`` holds.
+    ``alive_of``: how many of ``alive`` are of one piece of the network.
     """
 
     span: Span | None = None
     alive: Alive | None = None
     ends: Ends = drained
-    behind: Behind | None = None
+    remaining: Remaining | None = None
     exact: Literal["any", "equal"] = "equal"
     least: float = 0.0
     alive_of: AliveOfPiece | None = None
@@ -350,12 +137,16 @@ class ClosedForms:
 class Schedule:
     """A pipeline order.
 
-    ``order(stage, stages, microbatches, chunks)`` lists a stage's passes. ``paths`` says which stage has which piece of
-    the network, once for each copy of it. ``chunks`` is how many of a copy's pieces a stage has (None: as many as the
-    strategy says); ``splits_backward``: weight gradients are passes of their own. It runs with a ``multiple`` of the
-    stages as microbatches, ``least`` times the stages or more of them and as many for each copy of the network, on an
-    ``even`` number of stages. ``fused`` says which passes of the order begin and end together: a forward pass beside
-    the backward pass that follows it (with its weights), or a backward pass and its weights; None: each runs alone.
+    ``order``: (stage, stages, microbatches, chunks) -> the passes of a stage.
+    ``closed``: formulas that stand in for what the order says.
+    ``chunks``: pieces of each copy of the network that a stage has; None: as many as the strategy says.
+    ``splits_backward``: weight gradients (W) are passes of their own.
+    ``multiple``: the number of microbatches must be a multiple of the stages.
+    ``least``: the fewest microbatches for each stage. Copies of the network take equally many of them.
+    ``even``: the number of stages must be even.
+    ``paths``: which stage has which piece of the network, once for each copy of it.
+    ``fused``: which passes of the order begin and end together: a forward pass beside the backward pass that follows it
+    (with its weights), or a backward pass and its weights; None: each runs alone.
     """
 
     name: str
@@ -367,7 +158,7 @@ class Schedule:
     multiple: bool = False
     least: int = 0
     even: bool = False
-    paths: Paths = around
+    paths: Paths = round_robin
     fused: Fused | None = None
 
     @property
@@ -388,7 +179,7 @@ class Schedule:
         return tuple(tuple(pieces[chunk] for chunk in range(len(pieces))) for pieces in piece_of)
 
     def sends_output(self, stages: int, chunks: int) -> tuple[tuple[bool, ...], ...]:
-        """For each chunk of each stage whether its output goes to another stage (or, behind the last piece, out)."""
+        """For each chunk of each stage whether its output leaves the stage, for another or at the network's end."""
         sent = [[True] * (chunks * self.copies) for _ in range(stages)]
         for path in self.paths(stages, chunks):
             for (stage, chunk), (other, _) in itertools.pairwise(path):
@@ -405,26 +196,6 @@ class Schedule:
         fits = (count >= self.least * stages) & ((count % stages == 0) | (not self.multiple))
         fits = fits & (count % self.copies == 0)
         return np.asarray(fits & (stages % 2 == 0 or not self.even))
-
-    def stage_ends(self, passes: Passes, microbatches: Numeric, chunks: int, pieces: Passes | None = None) -> Array:
-        """When each stage has made its last pass [s]: (stages, …).
-
-        ``passes`` are seconds of one microbatch through all chunks of each stage, (stages, …); ``pieces`` the same for
-        each chunk of all copies, (stages, chunks, …). With ``pieces`` the result is that of the order itself; without
-        them chunks of a stage are taken to be alike, and closed forms may be near where stages differ.
-        """
-        count = np.asarray(microbatches, dtype=np.float64)
-        closed = self._closed_holds(passes, count, pieces)
-        if closed.all():
-            return self._closed_ends(passes, count, chunks)
-        whole = self._with_equal_chunks(passes, chunks) if pieces is None else pieces
-        if not closed.any():
-            return stage_ends(self, whole, count)
-        return self._mixed(passes, whole, count, chunks, closed)
-
-    def span(self, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-        """Seconds from the first pass to the end of the last one, as `stage_ends` has it without pieces."""
-        return np.asarray(self.stage_ends(passes, microbatches, chunks).max(axis=0))
 
     def alive(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
         """Most chunk activations alive at once on a stage."""
@@ -449,13 +220,13 @@ class Schedule:
         most = [_in_flight(self, place, stages, count, chunks) for place, count in pairs]
         return np.array(most, dtype=np.float64).reshape(*places.shape, chunks * self.copies)
 
-    def behind(self, stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
+    def remaining(self, stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
         """Chunks' passes that a stage still makes after the last gradient of one of its chunks: (backward passes of
         inputs, of weights)."""
-        if self.closed.behind is not None:
-            return self.closed.behind(stage, stages, chunk, chunks)
+        if self.closed.remaining is not None:
+            return self.closed.remaining(stage, stages, chunk, chunks)
         places = np.asarray(stage, dtype=int)
-        counts = [_passes_behind(self, place, stages, chunk, chunks) for place in places.ravel().tolist()]
+        counts = [_passes_remaining(self, place, stages, chunk, chunks) for place in places.ravel().tolist()]
         inputs, weights = (
             np.array(counts, dtype=np.float64).reshape(*places.shape, 2).transpose(-1, *range(places.ndim))
         )
@@ -489,47 +260,6 @@ class Schedule:
             most = tuple(alive) if sum(alive) > sum(most) else most
         return most
 
-    def _closed_holds(self, passes: Passes, count: Array, pieces: Passes | None) -> npt.NDArray[np.bool_]:
-        """The cases whose closed form is to be used."""
-        shape = np.broadcast_shapes(passes.forward.shape[1:], count.shape)
-        if self.closed.span is None:
-            return np.zeros(shape, dtype=bool)
-        enough = count >= self.closed.least * len(passes.forward)
-        if pieces is not None and self.closed.exact == "equal":
-            enough = enough & np.logical_and.reduce([_equal(np.asarray(each)) for each in pieces])
-        return np.broadcast_to(enough, shape)
-
-    def _closed_ends(self, passes: Passes, count: Array, chunks: int) -> Array:
-        assert self.closed.span is not None
-        return self.closed.ends(self.closed.span(passes, count, chunks), passes, count, chunks)
-
-    def _mixed(self, passes: Passes, pieces: Passes, count: Array, chunks: int, closed: npt.NDArray[np.bool_]) -> Array:
-        """Closed forms for some cases, the order for the others; cases lie along the last axes."""
-        ends = np.empty((len(passes.forward), *closed.shape))
-        counts = np.broadcast_to(count, closed.shape)
-        for chosen in (closed, ~closed):
-            totals = Passes(*(np.broadcast_to(each, ends.shape)[:, chosen] for each in passes))
-            if chosen is closed:
-                ends[:, chosen] = self._closed_ends(totals, counts[chosen], chunks)
-                continue
-            each_chunk = [np.broadcast_to(each, (*each.shape[:2], *closed.shape))[:, :, chosen] for each in pieces]
-            ends[:, chosen] = stage_ends(self, Passes(*each_chunk), counts[chosen])
-        return ends
-
-    def _with_equal_chunks(self, passes: Passes, chunks: int) -> Passes:
-        """Passes by chunk where all chunks of a stage take the same time."""
-        number = chunks * self.copies
-        return Passes(*(np.repeat(np.asarray(each)[:, None] / chunks, number, axis=1) for each in passes))
-
-
-def _equal(seconds: Array) -> npt.NDArray[np.bool_]:
-    """Whether all pieces take the same time but for rounding: (stages, chunks, …) to (…)."""
-    return np.asarray(np.ptp(seconds, axis=(0, 1)) <= _ROUNDING * np.abs(seconds).max(axis=(0, 1)))
-
-
-#: Relative difference of times that are taken for equal.
-_ROUNDING = 1e-13
-
 
 @lru_cache(maxsize=65536)
 def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
@@ -544,7 +274,7 @@ def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, c
 
 
 @lru_cache(maxsize=65536)
-def _passes_behind(schedule: Schedule, stage: int, stages: int, chunk: int, chunks: int) -> tuple[int, int]:
+def _passes_remaining(schedule: Schedule, stage: int, stages: int, chunk: int, chunks: int) -> tuple[int, int]:
     """What the order has after the last gradient of a chunk, once the pipeline has been full."""
     order = schedule.order(stage, stages, window(stages, chunks), chunks)
     last: Pass = "W" if schedule.splits_backward else "B"
@@ -559,6 +289,21 @@ def _left_alone(schedule: Schedule, stages: int, chunks: int) -> float:
     count = window(stages, chunks)
     groups = [group for stage in range(stages) for group in schedule.groups(stage, stages, count, chunks)]
     return sum(len(group) == 1 and group[0].kind == "F" for group in groups) / stages
+
+
+#: Forward passes of all chunks and stages up to which a pipeline is unrolled whole.
+UNROLLED = 2**14
+
+
+def window(stages: int, chunks: int) -> int:
+    """Microbatches that fill a pipeline; every further round is taken to add as much time as the last round of the
+    window."""
+    return stages * (4 if chunks == 1 else 4 + chunks)
+
+
+def unrolled(stages: int, chunks: int, microbatches: int) -> bool:
+    """Whether all microbatches are run one by one, rather than a window of them and the last round many times."""
+    return microbatches <= window(stages, chunks) + stages or stages * chunks * microbatches <= UNROLLED
 
 
 SCHEDULES: Registry[Schedule] = Registry("pipeline schedule", "paleo.schedules")

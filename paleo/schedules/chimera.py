@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.schedules.base import Action, ClosedForms, Schedule, add_schedule, together
+from paleo.schedules.base import Action, ClosedForms, Schedule, add_schedule, all_at_once
 
 if TYPE_CHECKING:
     from paleo.schedules.base import Array, Numeric, Passes, Place
@@ -63,7 +63,7 @@ def alive_of(stage: Numeric, stages: int, microbatches: Numeric, piece: int, chu
     return np.minimum(deep, stages / 2.0)
 
 
-def behind(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
+def remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
     """The copy whose end is near on a stage is done first there; the other one's last passes are still to come."""
     place = np.asarray(stage) if chunk else stages - 1.0 - np.asarray(stage)
     count = np.maximum(0.0, stages / 2.0 - place)
@@ -75,7 +75,7 @@ CHIMERA = add_schedule(
         "chimera",
         "Li and Hoefler, Chimera, SC 2021",
         order,
-        ClosedForms(span, alive, together, behind, alive_of=alive_of),
+        ClosedForms(span, alive, all_at_once, remaining, alive_of=alive_of),
         multiple=True,
         even=True,
         paths=paths,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.schedules import chimera, zero_bubble_v
-from paleo.schedules.base import Action, ClosedForms, Pass, Schedule, add_schedule, together
+from paleo.schedules.base import Action, ClosedForms, Pass, Schedule, add_schedule, all_at_once
 
 if TYPE_CHECKING:
     from paleo.schedules.base import Array, Numeric, Passes
@@ -149,15 +149,15 @@ def alive_of(stage: Numeric, stages: int, microbatches: Numeric, piece: int, chu
     return np.asarray(stage) + 1.0 if piece else stages - np.asarray(stage) + 0.0
 
 
-def behind(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
-    """`v_behind` of half the stages from either end."""
+def remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
+    """`v_remaining` of half the stages from either end."""
     depth = np.minimum(np.asarray(stage), stages - 1.0 - np.asarray(stage))
     far = (np.asarray(stage) < stages / 2.0) == (chunk == 1)
-    inputs, weights = v_behind(depth, stages // 2, 1, chunks)
+    inputs, weights = v_remaining(depth, stages // 2, 1, chunks)
     return np.where(far, inputs, 0.0), np.where(far, weights, 0.0)
 
 
-def v_behind(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
+def v_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
     """After the second chunk's last weights come what is left of the first: inputs and weights on the upper stages,
     weights that were put off on the lower ones."""
     left = stages - np.asarray(stage) + 0.0
@@ -181,7 +181,7 @@ DUALPIPE = add_schedule(
         "dualpipe",
         _PAPER,
         order,
-        ClosedForms(span, alive, together, behind, alive_of=alive_of),
+        ClosedForms(span, alive, all_at_once, remaining, alive_of=alive_of),
         splits_backward=True,
         least=2,
         even=True,
@@ -194,7 +194,7 @@ DUALPIPE_V = add_schedule(
         "dualpipev",
         "DeepSeek-AI, github.com/deepseek-ai/DualPipe, 2025 (half of dualpipe)",
         v_order,
-        ClosedForms(v_span, v_alive, together, v_behind, alive_of=v_alive_of),
+        ClosedForms(v_span, v_alive, all_at_once, v_remaining, alive_of=v_alive_of),
         chunks=2,
         splits_backward=True,
         least=2,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.schedules.base import Action, ClosedForms, Schedule, add_schedule, nothing_behind
+from paleo.schedules.base import Action, ClosedForms, Schedule, add_schedule, none_remaining
 
 if TYPE_CHECKING:
     from paleo.schedules.base import Array, Numeric, Passes
@@ -36,6 +36,6 @@ GPIPE = add_schedule(
         "gpipe",
         "Huang et al., GPipe, NeurIPS 2019",
         order,
-        ClosedForms(span, alive, behind=nothing_behind, exact="any"),
+        ClosedForms(span, alive, remaining=none_remaining, exact="any"),
     )
 )

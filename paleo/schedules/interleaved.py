@@ -59,7 +59,7 @@ def alive_of(stage: Numeric, stages: int, microbatches: Numeric, chunk: int, chu
     return np.asarray(rounds * stages + np.clip(remainder - chunk * stages, 0.0, float(stages)))
 
 
-def behind(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
+def remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
     """The last round goes backward through the chunks, ``stages`` microbatches each."""
     return float(chunk * stages), float(chunk * stages)
 
@@ -69,7 +69,7 @@ INTERLEAVED = add_schedule(
         "interleaved",
         "Narayanan et al., SC 2021",
         order,
-        ClosedForms(span, alive, behind=behind, alive_of=alive_of),
+        ClosedForms(span, alive, remaining=remaining, alive_of=alive_of),
         chunks=None,
         multiple=True,
     ),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.schedules.base import Action, ClosedForms, Schedule, add_schedule, nothing_behind, running_max, running_sum
+from paleo.schedules.base import Action, ClosedForms, Schedule, add_schedule, none_remaining, running_max, running_sum
 
 if TYPE_CHECKING:
     from paleo.schedules.base import Array, Numeric, Passes
@@ -66,6 +66,6 @@ ONE_F_ONE_B = add_schedule(
         "1f1b",
         "Narayanan et al., PipeDream-Flush, ICML 2021",
         order,
-        ClosedForms(span, alive, behind=nothing_behind, exact="any"),
+        ClosedForms(span, alive, remaining=none_remaining, exact="any"),
     )
 )

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """``after`` holds the positions, in the list of tasks, of those that must end first; ``flops`` and ``bytes`` say
-    what is done."""
+    """What occupies a resource for a duration [s]. ``after`` holds the positions, in the list of tasks, of those that
+    must end first; ``kind``, ``flops`` and ``bytes`` say what is done."""
 
     name: str
     resource: str
@@ -74,8 +74,8 @@ def schedule(tasks: Sequence[Task]) -> Timeline:
     waiting = [len(set(task.after)) for task in tasks]
     followers: list[list[int]] = [[] for _ in tasks]
     for index, task in enumerate(tasks):
-        for before in set(task.after):
-            followers[before].append(index)
+        for predecessor in set(task.after):
+            followers[predecessor].append(index)
     ready = [(0.0, index) for index, count in enumerate(waiting) if count == 0]
     heapq.heapify(ready)
     free: dict[str, float] = {}
@@ -112,7 +112,8 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class PipelineTime:
-    """Seconds from the first forward to the last backward pass, and how much of it the busiest stage was idle."""
+    """Seconds from the first forward to the last backward pass, the timeline of the passes that were run, and when each
+    stage made its last pass."""
 
     total: float
     timeline: Timeline
@@ -135,9 +136,9 @@ def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches
     shape = window(depth, chunks) + microbatches % depth
     first, second = _run(chosen, stages, shape - depth), _run(chosen, stages, shape)
     rounds = (microbatches - shape) // depth
-    more = (second.total - first.total) * rounds
-    ends = tuple(b + (b - a) * rounds for a, b in zip(first.ends, second.ends, strict=True))
-    return PipelineTime(second.total + more, second.timeline, ends)
+    total = second.total + (second.total - first.total) * rounds
+    ends = tuple(end + (end - sooner) * rounds for sooner, end in zip(first.ends, second.ends, strict=True))
+    return PipelineTime(total, second.timeline, ends)
 
 
 def pipeline_events(
@@ -173,47 +174,65 @@ def _orders(name: str, depth: int, microbatches: int, chunks: int) -> tuple[tupl
     return tuple(tuple(chosen.groups(stage, depth, microbatches, chunks)) for stage in range(depth))
 
 
+#: A pass of the whole pipeline: kind, stage, microbatch, chunk.
+_PassKey = tuple[str, int, int, int]
+
+
 def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: int) -> PipelineTime:
+    """All passes and sends of the order, laid out in time."""
     depth, width = len(stages), len(stages[0])
     orders = _orders(chosen.name, depth, microbatches, width // chosen.copies)
-    neighbours = _Neighbours.of(chosen, stages)
-    place: dict[tuple[str, int, int, int], int] = {}
-    count = 0
-    for stage, order in enumerate(orders):
-        for group in order:
-            count += len(group)  # what runs as one hands on its results at its end
-            place |= {(each.kind, stage, each.microbatch, each.chunk): count - 1 for each in group}
-    tasks: list[Task] = []
+    neighbours, position = _Neighbours.of(chosen, stages), _positions(orders)
+    passes: list[Task] = []
     sends: list[Task] = []
     for stage, order in enumerate(orders):
-        before: list[int] = []
+        previous: tuple[int, ...] = ()
         for group in order:
-            for action in group:
-                source, delay = neighbours.source(action, stage, place)
+            sources = [neighbours.source(action, stage, position) for action in group]
+            for action, (source, delay) in zip(group, sources, strict=True):
                 if source is not None and delay > 0:
-                    link = f"link{stage}.{action.kind}"
-                    sends.append(Task(f"send {action.kind}{action.microbatch}", link, delay, (source,), "send"))
-                    before.append(count + len(sends) - 1)
-                elif source is not None:
-                    before.append(source)
+                    link, name = f"link{stage}.{action.kind}", f"send {action.kind}{action.microbatch}"
+                    sends.append(Task(name, link, delay, (source,), "send"))
+                    source = len(position) + len(sends) - 1
+                previous = previous if source is None else (*previous, source)
             for action in group:
-                chunk = stages[stage][action.chunk]
-                time = _of_pass((chunk.forward, chunk.backward, chunk.weights), action, chosen.splits_backward)
-                label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if width > 1 else "")
-                flops, moved = (_of_pass(each, action, chosen.splits_backward) for each in (chunk.flops, chunk.bytes))
-                tasks.append(Task(label, f"stage{stage}", time, tuple(before), action.kind, flops, moved))
-                before = [len(tasks) - 1]
-    line = schedule([*tasks, *sends])
+                passes.append(_pass_task(chosen, stages, stage, action, previous))
+                previous = (len(passes) - 1,)
+    line = schedule([*passes, *sends])
     ends = [0.0] * depth
-    for event in line.events[:count]:
+    for event in line.events[: len(passes)]:
         stage = int(event.task.resource.removeprefix("stage"))
         ends[stage] = max(ends[stage], event.end)
     return PipelineTime(line.end, line, tuple(ends))
 
 
+def _positions(orders: Sequence[Sequence[Sequence[Action]]]) -> dict[_PassKey, int]:
+    """For each pass the position, among all passes, of the one whose end hands on its result: of passes that run as
+    one the last."""
+    positions: dict[_PassKey, int] = {}
+    for stage, order in enumerate(orders):
+        for group in order:
+            last = len(positions) + len(group) - 1
+            positions |= {(action.kind, stage, action.microbatch, action.chunk): last for action in group}
+    return positions
+
+
+def _pass_task(
+    chosen: Schedule, stages: Sequence[Sequence[StageTime]], stage: int, action: Action, after: tuple[int, ...]
+) -> Task:
+    """One pass on its stage."""
+    chunk = stages[stage][action.chunk]
+    label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if len(stages[stage]) > 1 else "")
+    seconds, flops, moved = (
+        _of_pass(figures, action, chosen.splits_backward)
+        for figures in ((chunk.forward, chunk.backward, chunk.weights), chunk.flops, chunk.bytes)
+    )
+    return Task(label, f"stage{stage}", seconds, after, action.kind, flops, moved)
+
+
 @dataclass(frozen=True, slots=True)
 class _Neighbours:
-    """The neighbours of each place on the way of its copy, and the seconds from each place to the next."""
+    """The neighbours of each place on the path of its copy of the network, and the seconds of the send to the next."""
 
     previous: dict[Place, Place]
     following: dict[Place, Place]
@@ -229,18 +248,16 @@ class _Neighbours:
         sends = {place: 0.0 if place[0] == after[0] else stages[place[0]][place[1]].send for place, after in steps}
         return cls({after: place for place, after in steps}, dict(steps), sends)
 
-    def source(
-        self, action: Action, stage: int, place: dict[tuple[str, int, int, int], int]
-    ) -> tuple[int | None, float]:
-        """The pass that a pass waits for, and the seconds that its tensor travels; none where the tensor stays."""
-        current = (stage, action.chunk)
-        if action.kind == "F" and current in self.previous:
-            other = self.previous[current]
-            return place["F", other[0], action.microbatch, other[1]], self.seconds[other]
-        if action.kind == "B" and current in self.following:
-            other = self.following[current]
-            return place["B", other[0], action.microbatch, other[1]], self.seconds[current]
-        return (place["F", stage, action.microbatch, action.chunk], 0.0) if action.kind == "B" else (None, 0.0)
+    def source(self, action: Action, stage: int, position: dict[_PassKey, int]) -> tuple[int | None, float]:
+        """The position of the pass whose output a pass takes, and the seconds of its send; none where it stays."""
+        place = (stage, action.chunk)
+        if action.kind == "F" and place in self.previous:
+            sender = self.previous[place]
+            return position["F", sender[0], action.microbatch, sender[1]], self.seconds[sender]
+        if action.kind == "B" and place in self.following:
+            sender = self.following[place]
+            return position["B", sender[0], action.microbatch, sender[1]], self.seconds[place]
+        return (position["F", stage, action.microbatch, action.chunk], 0.0) if action.kind == "B" else (None, 0.0)
 
 
 def _of_pass(figures: tuple[float, float, float], action: Action, splits: bool) -> float:

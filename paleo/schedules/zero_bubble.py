@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.schedules.base import Action, ClosedForms, Schedule, add_schedule, nothing_behind, running_sum
+from paleo.schedules.base import Action, ClosedForms, Schedule, add_schedule, none_remaining, running_sum
 from paleo.schedules.one_f_one_b import fill_time, stage_numbers
 
 if TYPE_CHECKING:
@@ -62,5 +62,5 @@ def ends(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Arr
 
 _PAPER = "Qi et al., Zero bubble pipeline parallelism, ICLR 2024"
 ZB_H1 = add_schedule(
-    Schedule("zb-h1", _PAPER, order, ClosedForms(span, alive, ends, nothing_behind, least=1.0), splits_backward=True)
+    Schedule("zb-h1", _PAPER, order, ClosedForms(span, alive, ends, none_remaining, least=1.0), splits_backward=True)
 )

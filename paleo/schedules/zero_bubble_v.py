@@ -18,7 +18,7 @@ from paleo.schedules.base import (
     Pass,
     Schedule,
     add_schedule,
-    together,
+    all_at_once,
 )
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def alive_of(stage: Numeric, stages: int, microbatches: Numeric, chunk: int, chu
     return second if chunk else 2.0 * stages - second
 
 
-def behind(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
+def remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
     """After the second chunk's last W a stage makes the W of the first chunk that it put off; the first stage has put
     off none, and drains."""
     if chunk == 0:
@@ -111,7 +111,7 @@ ZB_V = add_schedule(
         "zb-v",
         "Qi et al., Zero bubble pipeline parallelism, ICLR 2024 (section 6)",
         order,
-        ClosedForms(span, alive, together, behind, alive_of=alive_of),
+        ClosedForms(span, alive, all_at_once, remaining, alive_of=alive_of),
         chunks=2,
         splits_backward=True,
         least=2,

@@ -225,7 +225,7 @@ def _remaining_passes(schedule: Schedule, stages: int, pieces: int, chunks: int)
     """Passes that a stage still runs after the last gradient of each chunk: of inputs and of weights, (stages, chunks,
     2)."""
     stage = np.arange(float(stages))
-    counts = [[stage * 0.0 + n for n in schedule.behind(stage, stages, chunk, chunks)] for chunk in range(pieces)]
+    counts = [[stage * 0.0 + n for n in schedule.remaining(stage, stages, chunk, chunks)] for chunk in range(pieces)]
     return np.array(counts).transpose(2, 0, 1)
 
 

@@ -237,20 +237,22 @@ def chunk_sends(batch: Batch) -> Array:
     return seconds
 
 
-def stage_ends(batch: Batch) -> Array:
+def pipeline_ends(batch: Batch) -> Array:
     """When each stage has done its passes: (stages, cases)."""
     key = "ends", batch.ends, batch.schedule.name, *_passes_key(batch)
-    return batch.shared.once(key, lambda: _stage_ends(batch))
+    return batch.shared.once(key, lambda: _pipeline_ends(batch))
 
 
-def _stage_ends(batch: Batch) -> Array:
+def _pipeline_ends(batch: Batch) -> Array:
+    from paleo.schedules.stage_ends import stage_ends  # a step without a pipeline needs none
+
     passes, chunks = stage_passes(batch), batch.assignment.chunks
     if batch.ends == "closed" or batch.schedule.closed.exact == "any":
-        return batch.schedule.stage_ends(passes, batch.microbatches, chunks)
+        return stage_ends(batch.schedule, passes, batch.microbatches, chunks)
     forward, backward, weights = chunk_passes(batch)
     sent = chunk_sends(batch)
     pieces = Passes(forward + sent, backward + sent, weights)
-    return batch.schedule.stage_ends(passes, batch.microbatches, chunks, pieces)
+    return stage_ends(batch.schedule, passes, batch.microbatches, chunks, pieces)
 
 
 def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sharded: bool) -> Array:

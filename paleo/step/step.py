@@ -21,7 +21,7 @@ from paleo.schedules.base import SCHEDULES, check_schedule
 from paleo.step.batch import Batch, Cases
 from paleo.step.layouts import Layouts
 from paleo.step.memory import Assignment, Kinds, StageKinds, States, alive, total_memory, with_update, workspace
-from paleo.step.pipeline import iteration_seconds, sends, sharded_communication, stage_ends, stage_passes
+from paleo.step.pipeline import iteration_seconds, pipeline_ends, sends, sharded_communication, stage_passes
 from paleo.step.section_times import (
     BYTES,
     collectives,
@@ -131,7 +131,7 @@ def _worked(batch: Batch) -> Array:
 
 def _worked_seconds(batch: Batch) -> Array:
     if batch.assignment.stages > 1:
-        seconds = stage_ends(batch) + after_passes(batch, stage_passes(batch))
+        seconds = pipeline_ends(batch) + after_passes(batch, stage_passes(batch))
         return np.asarray(seconds.max(axis=0))
     return np.asarray(stream_seconds(batch).end + after_streams(batch))
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from paleo.lowering.policies import runs
 from paleo.schedules.pipeline import Event, StageTime, Task, Timeline, pipeline_events, schedule
-from paleo.step.pipeline import chunk_passes, chunk_sends, stage_ends, stage_passes
+from paleo.step.pipeline import chunk_passes, chunk_sends, pipeline_ends, stage_passes
 from paleo.step.section_times import collectives, transfer_seconds
 from paleo.step.step import waits
 from paleo.step.streams import (
@@ -265,7 +265,7 @@ def _pipeline(batch: Batch, program: Program) -> Timeline:
         ]
         for stage, pieces in enumerate(places)
     ]
-    ends = stage_ends(batch)[:, 0].tolist()
+    ends = pipeline_ends(batch)[:, 0].tolist()
     events: list[Event] = []
     for event in pipeline_events(batch.schedule.name, chunks, count, ends):
         stage, chunk = _place(event.task)

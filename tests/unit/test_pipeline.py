@@ -11,6 +11,7 @@ from paleo.errors import PlanError
 from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES, Passes, check_schedule
 from paleo.schedules.pipeline import StageTime, pipeline_events, pipeline_time
+from paleo.schedules.stage_ends import stage_ends
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
@@ -88,7 +89,7 @@ def test_zero_bubble_v_closed_form_is_exact_on_equal_stages(
     passes = Passes(*(np.full(depth, one) for one in (f, b, w)))
     count = 2 * depth + more
     played = pipeline_time("zb-v", times, count).total
-    assert float(SCHEDULES["zb-v"].span(passes, count, 2)) == pytest.approx(played, rel=1e-12)
+    assert float(stage_ends(SCHEDULES["zb-v"], passes, count, 2).max(axis=0)) == pytest.approx(played, rel=1e-12)
 
 
 @given(depth=st.integers(2, 8), more=st.integers(0, 30))
@@ -109,7 +110,8 @@ def test_chimera_closed_form_is_exact_on_equal_stages(half: int, units: int, f: 
     times, depth = [[StageTime(f, b, 0.0, 0.0)] * 2] * (2 * half), 2 * half
     passes = Passes(np.full(depth, f), np.full(depth, b), np.zeros(depth))
     played = pipeline_time("chimera", times, depth * units).total
-    assert float(SCHEDULES["chimera"].span(passes, depth * units, 1)) == pytest.approx(played, rel=1e-12)
+    ends = stage_ends(SCHEDULES["chimera"], passes, depth * units, 1)
+    assert float(ends.max(axis=0)) == pytest.approx(played, rel=1e-12)
 
 
 @pytest.mark.parametrize("depth", [2, 4, 8, 16])
@@ -142,7 +144,7 @@ def test_v_and_bidirectional_closed_forms_are_near_with_a_heavier_last_piece(
     times = [[StageTime(*pieces[piece], 0.0) for piece in stage] for stage in held]
     passes = Passes(*np.array([sum(pieces[i] for i in stage) / schedule.copies for stage in held]).T)
     played = pipeline_time(name, times, stages * units).total
-    assert low <= float(schedule.span(passes, stages * units, chunks)) / played - 1.0 <= high
+    assert low <= float(stage_ends(schedule, passes, stages * units, chunks).max(axis=0)) / played - 1.0 <= high
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
@@ -159,7 +161,7 @@ def test_what_follows_the_gradients_of_a_chunk_is_what_the_order_has(name: str, 
             last = max(i for i, action in enumerate(order) if (action.kind, action.chunk) == (makes, chunk))
             left = [action.kind for action in order[last + 1 :]]
             counts = left.count("B"), left.count("W") if schedule.splits_backward else left.count("B")
-            assert schedule.behind(stage, depth, chunk, chunks) == counts
+            assert schedule.remaining(stage, depth, chunk, chunks) == counts
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
@@ -237,7 +239,7 @@ def engine(name: str, stages: list[tuple[float, float, float]], microbatches: in
 
 def closed(name: str, stages: list[tuple[float, float, float]], microbatches: int, chunks: int = 1) -> float:
     forward, backward, weights = (np.array(column) for column in zip(*stages, strict=True))
-    return float(SCHEDULES[name].span(Passes(forward, backward, weights), microbatches, chunks))
+    return float(stage_ends(SCHEDULES[name], Passes(forward, backward, weights), microbatches, chunks).max(axis=0))
 
 
 @given(stages=STAGES, microbatches=st.integers(1, 25))
@@ -316,9 +318,9 @@ def test_closed_forms_broadcast() -> None:
     counts = np.array([1.0, 4.0, 8.0, 12.0, 40.0])
     for name, schedule in SCHEDULES.items():
         chunks = chunks_of(name)
-        together = schedule.span(Passes(*columns), counts, chunks)
+        together = stage_ends(schedule, Passes(*columns), counts, chunks).max(axis=0)
         for i, count in enumerate(counts):
-            alone = schedule.span(Passes(*columns[:, :, i]), float(count), chunks)
+            alone = stage_ends(schedule, Passes(*columns[:, :, i]), float(count), chunks).max(axis=0)
             assert together[i] == pytest.approx(float(alone), rel=1e-12), name
 
 

@@ -1,0 +1,289 @@
+"""When each stage of a pipeline has made its last pass, for many configurations at once: by a closed form where the
+schedule has one that holds, else by the longest path through the passes of its order.
+
+The order of each stage is fixed. So a pass starts when two others have ended: the one before it on its stage, and its
+source, the pass of a neighbour (or the forward pass of its own stage) whose output it takes. Passes that run as one
+(`Schedule.fused`) start when the sources of all of them have ended, and are sources when all of them have ended.
+
+Passes with equally many passes before them on their longest path form a *wave*: they run on different stages, and are
+computed together over all configurations. The result equals that of `paleo.schedules.pipeline.pipeline_time` without
+sends, which draws a timeline of one configuration.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.errors import PlanError
+from paleo.schedules.base import Passes, unrolled, window
+
+if TYPE_CHECKING:
+    from paleo.schedules.base import Numeric, Place, Schedule
+
+Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
+#: Relative difference of times that are taken for equal.
+_ROUNDING = 1e-13
+
+
+def stage_ends(
+    schedule: Schedule, passes: Passes, microbatches: Numeric, chunks: int, pieces: Passes | None = None
+) -> Array:
+    """When each stage has made its last pass [s]: (stages, …).
+
+    ``passes`` are seconds of one microbatch through all chunks of each stage, (stages, …); ``pieces`` the same for
+    each chunk of all copies, (stages, chunks, …). With ``pieces`` the result is that of the order itself; without
+    them chunks of a stage are taken to be alike, and closed forms may be near where stages differ.
+    """
+    count = np.asarray(microbatches, dtype=np.float64)
+    closed = _closed_form_holds(schedule, passes, count, pieces)
+    if closed.all():
+        return _closed_ends(schedule, passes, count, chunks)
+    by_chunk = _with_equal_chunks(passes, chunks, chunks * schedule.copies) if pieces is None else pieces
+    if not closed.any():
+        return longest_path_ends(schedule, by_chunk, count)
+    ends = np.empty((len(passes.forward), *closed.shape))
+    counts = np.broadcast_to(count, closed.shape)
+    ends[:, closed] = _closed_ends(schedule, _chosen(passes, closed, leading=1), counts[closed], chunks)
+    ends[:, ~closed] = longest_path_ends(schedule, _chosen(by_chunk, ~closed, leading=2), counts[~closed])
+    return ends
+
+
+def _closed_form_holds(schedule: Schedule, passes: Passes, count: Array, pieces: Passes | None) -> Mask:
+    """The configurations whose closed form is to be used."""
+    shape = np.broadcast_shapes(passes.forward.shape[1:], count.shape)
+    if schedule.closed.span is None:
+        return np.zeros(shape, dtype=bool)
+    enough = count >= schedule.closed.least * len(passes.forward)
+    if pieces is not None and schedule.closed.exact == "equal":
+        enough = enough & np.logical_and.reduce([_equal(np.asarray(seconds)) for seconds in pieces])
+    return np.broadcast_to(enough, shape)
+
+
+def _equal(seconds: Array) -> Mask:
+    """Whether all pieces take the same time but for rounding: (stages, chunks, …) to (…)."""
+    return np.asarray(np.ptp(seconds, axis=(0, 1)) <= _ROUNDING * np.abs(seconds).max(axis=(0, 1)))
+
+
+def _closed_ends(schedule: Schedule, passes: Passes, count: Array, chunks: int) -> Array:
+    assert schedule.closed.span is not None
+    return schedule.closed.ends(schedule.closed.span(passes, count, chunks), passes, count, chunks)
+
+
+def _chosen(passes: Passes, mask: Mask, *, leading: int) -> Passes:
+    """Passes of the configurations of a mask, which lie behind so many ``leading`` axes."""
+    wide = (np.broadcast_to(seconds, (*np.shape(seconds)[:leading], *mask.shape)) for seconds in passes)
+    return Passes(*(seconds[..., mask] for seconds in wide))
+
+
+def _with_equal_chunks(passes: Passes, chunks: int, pieces: int) -> Passes:
+    """Passes by chunk where all chunks of a stage take the same time."""
+    return Passes(*(np.repeat(np.asarray(seconds)[:, None] / chunks, pieces, axis=1) for seconds in passes))
+
+
+# the longest path
+
+#: Rows of a stage's seconds: forward, backward of inputs, backward of weights.
+_KINDS = {"F": 0, "B": 1, "W": 2}
+
+
+class _Wave(NamedTuple):
+    """Passes that run at the same time, at most one a stage.
+
+    ``durations`` are rows of their seconds; ``previous`` and ``sources`` positions of the passes that must have ended
+    (the last position stands for none). ``fused_sources`` are the sources of a pass with which they run as one; None
+    where no pass of the wave has such a source.
+    """
+
+    durations: Index
+    previous: Index
+    sources: Index
+    fused_sources: Index | None
+
+
+class _Waves(NamedTuple):
+    """The waves of a schedule, the number of its passes, and the position of the last pass of each stage."""
+
+    waves: tuple[_Wave, ...]
+    passes: int
+    last: Index
+
+
+def longest_path_ends(schedule: Schedule, pieces: Passes, microbatches: npt.ArrayLike) -> Array:
+    """When each stage ends its last pass [s]: (stages, …).
+
+    ``pieces`` are seconds of one microbatch through each chunk of each stage, (stages, chunks of all copies, …);
+    ``microbatches`` broadcasts with the further axes. PlanError where passes wait for one another in a circle.
+    """
+    seconds = np.stack(np.broadcast_arrays(*(np.asarray(kind, dtype=np.float64) for kind in pieces)))
+    if not schedule.splits_backward:
+        seconds = np.stack([seconds[0], seconds[1] + seconds[2], np.zeros_like(seconds[2])])
+    shape = np.broadcast_shapes(seconds.shape[3:], np.shape(microbatches))
+    seconds = np.broadcast_to(seconds, (*seconds.shape[:3], *shape)).reshape(*seconds.shape[:3], -1)
+    counts = np.broadcast_to(np.asarray(microbatches), shape).ravel()
+    ends = np.zeros((seconds.shape[1], counts.size))
+    for count in np.unique(counts):
+        chosen = np.flatnonzero(counts == count)
+        ends[:, chosen] = _repeated(schedule, np.ascontiguousarray(seconds[..., chosen]), int(count))
+    return ends.reshape(len(ends), *shape)
+
+
+def _repeated(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
+    """Ends of the stages: of all microbatches, or of a window of microbatches and repetitions of its last round."""
+    stages, chunks = seconds.shape[1], seconds.shape[2] // schedule.copies
+    if unrolled(stages, chunks, microbatches):
+        return _ends(schedule, seconds, microbatches)
+    most = window(stages, chunks) + microbatches % stages
+    first, second = (_ends(schedule, seconds, count) for count in (most - stages, most))
+    return np.asarray(second + (second - first) * ((microbatches - most) // stages))
+
+
+def _ends(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
+    """Ends of the stages, all microbatches run one by one: (stages, configurations)."""
+    _, stages, chunks, configurations = seconds.shape
+    waves = _waves(schedule, stages, microbatches, chunks // schedule.copies)
+    ends = np.zeros((stages, configurations))
+    for first in range(0, configurations, _BLOCK):
+        rows = np.ascontiguousarray(seconds.reshape(-1, configurations)[:, first : first + _BLOCK])
+        ends[:, first : first + _BLOCK] = _run(waves, rows)
+    return ends
+
+
+def _run(waves: _Waves, rows: Array) -> Array:
+    """End of the last pass of each stage: (stages, configurations)."""
+    ends, position = np.zeros((waves.passes + 1, rows.shape[1])), 0
+    for durations, previous, sources, fused_sources in waves.waves:
+        wave_ends = ends[position : position + len(durations)]
+        np.maximum(ends.take(previous, axis=0), ends.take(sources, axis=0), out=wave_ends)
+        if fused_sources is not None:
+            np.maximum(wave_ends, ends.take(fused_sources, axis=0), out=wave_ends)
+        wave_ends += rows.take(durations, axis=0)
+        position += len(durations)
+    return ends[waves.last]
+
+
+#: Configurations that are computed together: what they need stays in the cache of a processor.
+_BLOCK = 256
+
+
+@lru_cache(maxsize=512)
+def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _Waves:
+    """The passes of a schedule by the number of passes on the longest path to them."""
+    rows, codes, sources, fused_sources = _waits(schedule, stages, microbatches, chunks)
+    passes = sum(map(len, rows))
+    try:
+        wave_of = _wave_numbers(*([stage.tolist() for stage in column] for column in (codes, sources, fused_sources)))
+    except ValueError as error:
+        raise PlanError(f"schedule {schedule.name!r}: {error} passes wait for one another") from None
+    by_wave = np.argsort(np.concatenate(wave_of), kind="stable")
+    width = chunks * schedule.copies
+    position = np.full(3 * stages * width * microbatches + 1, passes, dtype=np.intp)  # code -1: the position of none
+    position[np.concatenate(codes)[by_wave]] = np.arange(passes)
+    previous = [np.append(-1, order[:-1]) if len(order) else order for order in codes]
+    awaited = (position[np.concatenate(column)[by_wave]] for column in (previous, sources, fused_sources))
+    starts = np.flatnonzero(np.diff(np.concatenate(wave_of)[by_wave])) + 1
+    columns = (np.split(column, starts) for column in (np.concatenate(rows)[by_wave], *awaited))
+    waves = tuple(
+        _Wave(durations, before, source, fused if (fused < passes).any() else None)
+        for durations, before, source, fused in zip(*columns, strict=True)
+    )
+    return _Waves(waves, passes, position[[order[-1] if len(order) else -1 for order in codes]])
+
+
+def _waits(
+    schedule: Schedule, stages: int, microbatches: int, chunks: int
+) -> tuple[list[Index], list[Index], list[Index], list[Index]]:
+    """The passes of each stage in order: rows of their seconds, their codes, the codes of their sources (-1: none), and
+    of the sources of a pass with which they run as one.
+
+    A pass's code numbers it among all passes: row · microbatches + microbatch."""
+    width, source_rows = chunks * schedule.copies, _source_rows(schedule, stages, chunks)
+    rows, codes, sources = [], [], []
+    for stage in range(stages):
+        order = schedule.order(stage, stages, microbatches, chunks)
+        kinds, *numbers = zip(*order, strict=True) if order else ((), (), ())
+        microbatch_of, chunk_of = (np.array(column, dtype=np.intp) for column in numbers)
+        row = (np.array([_KINDS[kind] for kind in kinds], dtype=np.intp) * stages + stage) * width + chunk_of
+        rows.append(row)
+        codes.append(row * microbatches + microbatch_of)
+        sources.append(np.where(source_rows[row] < 0, -1, source_rows[row] * microbatches + microbatch_of))
+    if schedule.fused is None:
+        return rows, codes, sources, [np.full_like(codes_of_stage, -1) for codes_of_stage in sources]
+    sizes = [np.array(schedule.fused(stage, stages, microbatches, chunks)) for stage in range(stages)]
+    return rows, codes, *_of_fused(codes, sources, sizes)
+
+
+def _of_fused(codes: list[Index], sources: list[Index], sizes: list[Index]) -> tuple[list[Index], list[Index]]:
+    """Sources where ``sizes`` of the passes run as one.
+
+    A pass waits for the last pass of its source's group. The first pass of a group also waits for the source of the
+    second, since both start together."""
+    last_of_group = np.full(max(code.max() for code in codes) + 2, -1, dtype=np.intp)
+    for code, size in zip(codes, sizes, strict=True):
+        last_of_group[code] = np.repeat(code[np.cumsum(size) - 1], size)
+    group_sources, fused_sources = [last_of_group[source] for source in sources], []
+    for source, size in zip(group_sources, sizes, strict=True):
+        of_second, first = np.full_like(source, -1), np.cumsum(size) - size
+        of_second[first[size > 1]] = source[first[size > 1] + 1]
+        fused_sources.append(of_second)
+    return group_sources, fused_sources
+
+
+def _source_rows(schedule: Schedule, stages: int, chunks: int) -> Index:
+    """For each kind of pass of each chunk of each stage the row of its source; -1 for none: (kinds · stages · chunks of
+    all copies,)."""
+    width = chunks * schedule.copies
+    steps = [step for path in schedule.paths(stages, chunks) for step in itertools.pairwise(path)]
+    previous, following = {place: source for source, place in steps}, dict(steps)
+    sources = np.full(3 * stages * width, -1, dtype=np.intp)
+    for place in itertools.product(range(stages), range(width)):
+        for kind in _KINDS:
+            source = _source(kind, place, previous, following)
+            if source is not None:
+                sources[_row(kind, place, stages, width)] = _row(*source, stages, width)
+    return sources
+
+
+def _row(kind: str, place: Place, stages: int, width: int) -> int:
+    """The row of a pass's seconds."""
+    return (_KINDS[kind] * stages + place[0]) * width + place[1]
+
+
+def _source(
+    kind: str, place: Place, previous: dict[Place, Place], following: dict[Place, Place]
+) -> tuple[str, Place] | None:
+    """The pass, by its kind and place, whose output a pass takes: forward and backward passes that of a neighbour, the
+    first backward pass the forward pass of its own place."""
+    if kind == "F":
+        return ("F", previous[place]) if place in previous else None
+    if kind == "B":
+        return ("B", following[place]) if place in following else ("F", place)
+    return None
+
+
+def _wave_numbers(codes: list[list[int]], sources: list[list[int]], fused_sources: list[list[int]]) -> list[list[int]]:
+    """The wave of each pass of each stage; ValueError with the number of passes that wait for one another."""
+    ended = {-1}
+    reached, waves = [0] * len(codes), [list[int]() for _ in codes]
+    active, wave = [stage for stage, order in enumerate(codes) if order], 0
+    while active:
+        ready = []
+        for stage in active:
+            place = reached[stage]
+            if sources[stage][place] in ended and fused_sources[stage][place] in ended:
+                ready.append(stage)
+        if not ready:
+            raise ValueError(sum(len(codes[stage]) - reached[stage] for stage in active))
+        for stage in ready:
+            ended.add(codes[stage][reached[stage]])
+            reached[stage] += 1
+            waves[stage].append(wave)
+        active = [stage for stage in active if reached[stage] < len(codes[stage])]
+        wave += 1
+    return waves
