@@ -299,6 +299,7 @@ def accuracy(everything: Sequence[Mapping[str, Any]]) -> str:
         table(_HEADS, [_errors(_table_name(r), r["overall"], r) for r in reports]),
     ]
     parts += ["## Weakest slices\n", _weakest(reports), _reasons(reports), _left_out(everything), _held_out()]
+    parts += [_rounds(report["file"]) for report in reports if report["kind"] == "training_runs"]
     for report in reports:
         parts.append(f"## {_table_name(report)}\n")
         for key, title in (("by_device", "device"), ("by_source", "source")):
@@ -408,6 +409,26 @@ def _held_out() -> str:
         "total",
     )
     return f"## Rows that were not fitted\n\n{table(heads, rows)}"
+
+
+def _rounds(file: str) -> str:
+    """Submissions as foretold by tasks that were fitted to all other rounds."""
+    import pandas as pd
+
+    from paleo.calibrate.rounds import SHARES, percent, right_order, round_errors, submissions_left_out
+
+    submissions = submissions_left_out(pd.read_csv(file))
+    rows = [
+        (name, errors["rows"], *map(percent, errors[list(SHARES)]))
+        for name, errors in round_errors(submissions).iterrows()
+    ]
+    heads = ("benchmark", "rows", "step", "samples", "minutes", "best baseline", "in 90 % interval")
+    share, pairs = right_order(submissions)
+    return (
+        "## Submissions of MLPerf, each round left out\n\nMean errors of tasks fitted to all other rounds.\n\n"
+        f"{table(heads, rows)}\nOf {pairs:,} pairs of submissions on two kinds of GPUs, of one benchmark, round and "
+        f"count, whose minutes differ by more than 5 %, {percent(share)} are predicted in the right order.\n"
+    )
 
 
 def _held(fitted: int, residual: Any) -> tuple[str, ...]:

@@ -38,16 +38,19 @@ from paleo.calibrate.software import (
     software_jobs,
     software_text,
 )
-from paleo.calibrate.tasks import asked_for_tasks, fit_tasks
+from paleo.calibrate.tasks import asked_for_tasks, fit_tasks, is_convergence
 from paleo.errors import SpecError
 from paleo.files import checked_output, write_text
 from paleo.specs.device import find_device
 from paleo.specs.system import load_system
 from paleo.step.interval import INTERVALS
 from paleo.units import counted
+from paleo.validate.kinds.base import read_table
 from paleo.validate.report import console
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from paleo.calibrate.files import FitJob
     from paleo.calibrate.links import (
         LinkJob,
@@ -98,7 +101,7 @@ def fit(
     if asked_alone(waiting.ASKED, only, free):
         return _fit_waiting(files, hold_out, output, output_dir, date)
     if all(asked_for_tasks(file) for file in files):
-        return fit_tasks(files, output_dir, date)
+        return _fit_tasks(files, output_dir, date)
     if all(asked_for_power(file) for file in files):
         boards = fit_power(files, only, date)
         _write_and_print(boards, _places(sorted({board.subject for board in boards}), output, output_dir), output)
@@ -245,6 +248,34 @@ def _print_links(result: LinksFitted, path: Path) -> None:
         terminal.print(f"on the {residual.rows} steps held out, {word}: {_errors(residual)}")
     if result.job.skipped:
         terminal.print(f"{result.job.skipped} rows could not be predicted; `paleo validate` says why")
+
+
+def _fit_tasks(files: Sequence[str], output_dir: str | None, date: str) -> int:
+    from paleo.calibrate.rounds import submissions_left_out
+
+    code = fit_tasks(files, output_dir, date)
+    for table in (read_table(file) for file in files):
+        if not is_convergence(table.columns):
+            _print_rounds(submissions_left_out(table))
+    return code
+
+
+def _print_rounds(submissions: pd.DataFrame) -> None:
+    from rich.table import Table
+
+    from paleo.calibrate.rounds import SHARES, percent, right_order, round_errors
+
+    if submissions.empty:
+        return
+    table = Table(title="each round left out: mean errors of its submissions", title_justify="left")
+    for heading in ("benchmark", "rows", "step", "samples", "minutes", "best baseline", "in 90 % interval"):
+        table.add_column(heading, justify="left" if heading == "benchmark" else "right")
+    for name, errors in round_errors(submissions).iterrows():
+        table.add_row(str(name), str(errors["rows"]), *map(percent, errors[list(SHARES)]))
+    terminal = console()
+    terminal.print(table)
+    share, pairs = right_order(submissions)
+    terminal.print(f"pairs of two kinds of GPUs in the right order: {percent(share)} of {counted(pairs, 'pair')}")
 
 
 def _fit_intervals(files: Sequence[str], output: str | None, output_dir: str | None, date: str) -> int:

@@ -327,7 +327,7 @@ def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str)
     neutral = rows[0].point.task.model_copy(update={"code": code, "evaluation": plain})
     counts = [1.0 if evaluation.beside else row.evaluations for row in fitted]
     seconds = np.array([row.evaluation for row in fitted]) / np.array(counts)
-    passes = np.array([_timed(row, neutral).evaluation_time for row in fitted])
+    passes = np.array([retimed(row, neutral).evaluation_time for row in fitted])
     weights = _weights(fitted, rounds, towards)
     work, fixed = _work_and_fixed(seconds, passes, weights)
     return evaluation.model_copy(update={"work": round(work, 4), "fixed": round(fixed, 3)})
@@ -360,7 +360,8 @@ def weighted_median(values: Array, weights: Array) -> float:
     return float(values[order][min(place, len(values) - 1)])
 
 
-def _timed(row: Row, task: TrainingTask) -> TargetTime:
+def retimed(row: Row, task: TrainingTask) -> TargetTime:
+    """A submission's time to target as another task has it: its code, evaluation and samples."""
     runs = row.runs if row.runs > 0 else 1.0
     return timed(task, row.point.prediction, row.point.forward, global_batch=row.point.global_batch, runs=runs)
 
@@ -402,39 +403,6 @@ def _fitted(task: TrainingTask, rows: list[Row], rounds: list[str], towards: str
     )
 
 
-def left_out(rows: list[Row], rounds: list[str]) -> Iterator[tuple[Row, TargetTime]]:
-    """Each row as predicted by its task fitted to all other rounds; rows of tasks with a single round are predicted by
-    the task without any fit."""
-    for name in sorted({row.task for row in rows}):
-        task_rows = [row for row in rows if row.task == name]
-        for towards in sorted({row.round_name for row in task_rows}):
-            other_rounds = [row for row in task_rows if row.round_name != towards]
-            task = _plain(load_task(name))
-            task = fitted_task(task, other_rounds, rounds, towards) if len(other_rounds) >= LEAST_ROWS else task
-            task = by_platform(task, other_rounds, lambda known, kind_rows: _with_residual(known, kind_rows, rounds))
-            for row in task_rows:
-                if row.round_name == towards:
-                    yield row, _timed(row, task)
-
-
-def _plain(task: TrainingTask) -> TrainingTask:
-    """The task before anything was fitted to submissions."""
-    platforms = {kind: Platform(code=_unfitted(platform.code)) for kind, platform in task.platforms.items()}
-    return task.model_copy(update={"code": _unfitted(task.code), "submissions": None, "platforms": platforms})
-
-
-def _unfitted(code: Code) -> Code:
-    return code.model_copy(
-        update={"ratio": {}, "per_doubling": 0.0, "several_nodes": 0.0, "residual": 0.0, "per_round": 0.0}
-    )
-
-
-def _with_residual(task: TrainingTask, rows: list[Row], rounds: list[str]) -> TrainingTask:
-    """The task with the residual of its step: rms of the logarithm over rows, each round left out in turn."""
-    residual = step_residual(rows, rounds)
-    return task.model_copy(update={"code": task.code.model_copy(update={"residual": residual})})
-
-
 def step_residual(rows: list[Row], rounds: list[str]) -> float:
     """Rms of log(measured / predicted step), each round left out in turn; that of the fit itself with one round."""
     known = [row for row in rows if row.step > 0]
@@ -445,7 +413,7 @@ def step_residual(rows: list[Row], rounds: list[str]) -> float:
         other_rounds = [row for row in known if row.round_name != towards] or known
         code = fit_code(other_rounds, rounds, towards)
         task = known[0].point.task.model_copy(update={"code": code})
-        logs += [np.log(row.step / _timed(row, task).step_time) for row in known if row.round_name == towards]
+        logs += [np.log(row.step / retimed(row, task).step_time) for row in known if row.round_name == towards]
     spread = 1.48 * float(np.median(np.abs(logs)))
     rms = float(np.sqrt(np.mean(np.minimum(np.abs(logs), 4.0 * max(spread, LEAST_SPREAD)) ** 2)))
     return round(rms if len({row.round_name for row in known}) > 1 else max(rms, ONE_ROUND), 4)

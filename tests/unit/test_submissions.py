@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from paleo.calibrate.rounds import left_out, right_order, round_errors
 from paleo.calibrate.tasks import (
     Row,
     fit_code,
@@ -16,7 +17,6 @@ from paleo.calibrate.tasks import (
     fit_samples,
     fitted_task,
     is_of_tasks,
-    left_out,
     step_residual,
     with_blocks,
 )
@@ -95,6 +95,25 @@ def test_every_round_is_predicted_from_the_others() -> None:
     assert max(errors) < 0.05
     assert step_residual(ROWS, ROUNDS) < 0.05
     assert step_residual([one for one in ROWS if one.round_name == "v1.0"], ROUNDS) == 0.15
+
+
+def test_errors_and_order_of_submissions() -> None:
+    """Worked: minutes 10 and 30 % off on GPUs, 50 on a TPU; of two pairs of unlike cards one is turned round, and two
+    cards alike make no pair."""
+    errors = {"step": 0.2, "samples": [0.1, np.nan, 0.3, 0.1], "inside": [1.0, 0.0, 1.0, 0.0]}
+    errors |= {"minutes": [0.1, 0.3, 0.2, 0.5], "scaled_best": 0.4, "one_utilisation": 0.3, "nearest": np.nan}
+    submissions = pd.DataFrame(
+        {
+            "benchmark": "x", "round": "v1.0", "gpus": 8, "kind": ["gpu", "gpu", "gpu", "tpu"],
+            "device": ["a", "b", "b", "t"], "measured": [10.0, 11.0, 20.0, 5.0], "predicted": [11.0, 10.0, 20.0, 9.0],
+        }
+        | errors
+    )  # fmt: skip
+    known = round_errors(submissions)
+    assert list(known.index) == ["x", "all on GPUs", "all on TPUs"] and list(known["rows"]) == [3, 3, 1]
+    assert known.loc["x", "minutes"] == pytest.approx(0.2) and known.loc["x", "samples"] == pytest.approx(0.2)
+    assert known.loc["x", "baseline"] == pytest.approx(0.3) and known.loc["all on TPUs", "inside"] == 0.0
+    assert right_order(submissions) == (0.5, 2)
 
 
 def test_software_gets_faster_from_round_to_round() -> None:
