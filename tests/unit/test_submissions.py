@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from paleo.calibrate.rounds import left_out, right_order, round_errors
@@ -22,6 +23,7 @@ from paleo.calibrate.tasks import (
 )
 from paleo.specs.task import load_task
 from paleo.studies.target import TargetTime, code_ratio
+from paleo.validate.baselines import left_out_baselines, peaks
 from paleo.validate.steps.submissions import PAIRS, pairs_of
 
 ROUNDS = ["v1.0", "v1.1", "v2.0"]
@@ -160,6 +162,23 @@ def test_task_files_keep_all_else() -> None:
     assert with_blocks(written, task) == written
     assert is_of_tasks({"benchmark", "round", "device", "n_gpus", "global_batch", "minutes_to_target", "more"})
     assert not is_of_tasks({"m", "n", "k"})
+
+
+def test_baselines_keep_device_time() -> None:
+    """Worked: 10 minutes on 8 A100 are 5 on 16, and 312 / 989 of that on H100 (dense peaks in 16 bits)."""
+    rows = pd.DataFrame(
+        {
+            "benchmark": "x", "round": ["v1.0", "v1.0", "v1.1", "v1.1"], "n_gpus": [8, 8, 16, 8],
+            "device": ["a100-sxm4-80gb", "a100-sxm4-80gb", "a100-sxm4-80gb", "h100-sxm5-80gb"],
+            "minutes_to_target": [10.0, 12.0, 6.0, 4.0],
+        }
+    )  # fmt: skip
+    found = left_out_baselines(rows)
+    share = peaks(pd.Series(["a100-sxm4-80gb", "h100-sxm5-80gb"]))
+    assert found["scaled_best"].iloc[2] == pytest.approx(5.0)
+    assert found["scaled_best"].iloc[3] == pytest.approx(10.0 * share[0] / share[1])
+    assert found["one_utilisation"].iloc[2] == pytest.approx(5.5)
+    assert np.isfinite(found["nearest"]).all()
 
 
 @pytest.mark.parametrize(
