@@ -13,7 +13,6 @@ from paleo.errors import SpecError
 from paleo.lowering.policies import runs
 from paleo.operations.base import model_flops
 from paleo.operations.contraction import executed_share
-from paleo.parallel.placement import placement
 from paleo.parallel.plan import (
     foreign_software,
     free_routing,
@@ -215,7 +214,7 @@ def predict(
     backend = backend_of(system, run, layout.dtype, software, calibration)
     check_sharded(run.compress, layout.parallel.zero)
     graph = backend.recent_graph(model, layout.microbatch * layout.dp)
-    placed = placement(graph, layout.parallel, run.placement, run.expert_imbalance)
+    placed = backend.placement(graph, layout.parallel)
     program = priced(backend.lowered(graph, placed, layout.mesh), layout, backend)
     arriving = backend.input_pipeline(graph, layout.gpus, layout.mesh.size / layout.dp, layout.local_batch)
     steps = step(single_batch(program, layout, backend, arriving))

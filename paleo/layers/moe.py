@@ -32,7 +32,7 @@ EAGER = "eager"
 
 
 def clamped_experts(name: str, sent: Tensor, ffn: int, back: dict[str, Size]) -> tuple[tuple[Operation, ...], Tensor]:
-    """Tokens (experts, capacity, hidden) through up projection, gate and down projection; ``back``: the dim of the
+    """Tokens (experts, in_capacity, hidden) through up projection, gate and down projection; ``back``: the dim of the
     output and its size."""
     up, wide = project(f"{name}.up", sent, {"gates": 2, "ffn": ffn}, shared=("experts",))
     added, biased = _biased(f"{name}.act.bias", wide)
@@ -44,7 +44,7 @@ def clamped_experts(name: str, sent: Tensor, ffn: int, back: dict[str, Size]) ->
 
 def _biased(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
     """Each expert's bias, times probabilities, is written out in fp32 and added; pieces are joined and narrowed."""
-    features = {dim: size for dim, size in zip(x.dims, x.sizes, strict=True) if dim != "capacity"}
+    features = {dim: size for dim, size in zip(x.dims, x.sizes, strict=True) if dim != x.dims[1]}
     bias = Tensor(f"{name}.vector", tuple(features), tuple(features.values()), "parameter")
     chances = x.without(*(dim for dim in x.dims[2:]), name=f"{name}.probabilities", role="statistic")
     shift, summed, joined = (replace(x.like(f"{name}.{part}"), wide=True) for part in ("shift", "sum", "joined"))
@@ -95,6 +95,9 @@ class MixtureOfExperts(Layer):
     Shared experts are feed-forward layers of their own, ``shared_ffn`` wide over ``in_seq``: split over tp also where
     routed ones are folded over it and take their tokens from a sequence divided over tp, which is gathered for the
     shared ones (Megatron-Core's SharedExpertMLP).
+
+    Places of tokens are called ``capacity`` on their way to routed experts and back, and ``in_capacity`` beside them: a
+    split that divides the former alone over tp has them gathered there, and the sums of what experts make scattered.
     """
 
     tensor_dims = ("ffn",)
@@ -126,8 +129,9 @@ class MixtureOfExperts(Layer):
         capacity = x.sizes[0] * x.sizes[1] * self.top_k * self.capacity_factor / self.experts
         sent = Tensor(f"{name}.dispatched", ("experts", "capacity", hidden), (self.experts, capacity, x.sizes[-1]))
         dispatch = MemoryPass(f"{name}.dispatch", "gather", (x,), sent, flops_per_element=0.0)
-        expert_ops, back = self._experts(f"{name}.expert", sent, {hidden: x.sizes[-1]}, choices)
-        out = x.like(name)
+        arrived = sent.renamed({"capacity": "in_capacity"})
+        expert_ops, results = self._experts(f"{name}.expert", arrived, {hidden: x.sizes[-1]}, choices)
+        back, out = results.renamed({"in_capacity": "capacity"}), x.like(name)
         combine = MemoryPass(f"{name}.combine", "scatter", (back, scores), out, flops_per_element=2.0)
         shared, join = self._shared(name, x, out, choices)
         return Expansion((*shared, *route, dispatch, *expert_ops, combine, *join), out)

@@ -24,7 +24,7 @@ from paleo.lowering.launches import (
 )  # fmt: skip
 from paleo.operations.base import ATTENTION_CORE, MemoryPass, accumulation, flat_pass, is_core
 from paleo.operations.contraction import Contraction, FusedAttention
-from paleo.parallel.propagation import kept_whole, propagate, sent_once
+from paleo.parallel.propagation import chosen, dispatched, kept_whole, propagate, sent_once
 
 if TYPE_CHECKING:
     from paleo.lowering.launches import Chains, Checkpoints
@@ -245,7 +245,7 @@ class _Lowering:
         """The section of some layers with its ties; equal sections are one object, whatever the other sections are."""
         key = number, members, self.precision, self._options_without_dispatch
         section, ties = self.graph.once(key, lambda: self._section(number, members), any_batch=True)
-        if any(each.chosen for layer in members for each in layer.communications):
+        if any(each.of_experts for layer in members for each in layer.communications):
             section = self.graph.once(
                 (*key, self.options.dispatch), lambda: self._routed(section, members), any_batch=True
             )
@@ -377,21 +377,24 @@ class _Lowering:
                 yield Counted(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
 
     def _sorts(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[Counted]:
-        """Tokens of an all-to-all arrive by the rank that sent them, and are sorted by the local experts, or back
-        before they return, where there are several of these; where each token travels once, its copies are made in
-        that order."""
-        by_name = {operation.name: operation for operation in placed.operations}
-        for owed in placed.communications if self.options.dispatch.targets is None else ():
-            if owed.chosen is None or owed.tensor.size("experts") <= 1:
+        """Tokens arrive by the rank that sent them, and are sorted by the local experts, or back before they return,
+        where there are several of these; where each token travels once, its copies are made in that order."""
+        owed = {each.tensor.name for each in placed.communications if each.of_experts}
+        for operation in placed.operations if self.options.dispatch.targets is None else ():
+            tokens = dispatched(operation)
+            if tokens is None or tokens.name not in owed or tokens.size("experts") <= 1:
                 continue
-            phase: Phase = "forward" if owed.phase == "forward" else "backward"
-            size, operation = owed.tensor.bytes(self.precision), by_name[owed.name]
-            kernel = flat_pass(f"{owed.name}.sort", "copy", phase, owed.tensor.elements, size, size, flops=0.0)
+            beside = (each for other in placed.operations for each in (*other.reads, other.out))
+            arrived = max((each for each in beside if each.name == tokens.name), key=lambda each: each.elements)
+            size = arrived.bytes(self.precision)
             flags = (
                 self.checkpoints.recomputed(operation, spared),
                 self.checkpoints.selected(placed.node, operation, spared),
             )
-            yield Counted(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
+            phases: tuple[Phase, Phase] = ("forward", "backward")
+            for phase in phases:
+                kernel = flat_pass(f"{operation.name}.sort", "copy", phase, arrived.elements, size, size, flops=0.0)
+                yield Counted(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
 
     def _passes(self, section: str, elements: float, tensors: float) -> Iterable[Counted]:
         """What the framework does to each gradient once backward has made it: it is added to an accumulator of its own,
@@ -439,8 +442,11 @@ class _Lowering:
             payload, times = owed.tensor.bytes(self.precision), placed.node.repeat // repeat
             needed = {owed.name} if owed.name in names else names
             again = not self.checkpoints.stops_early or not needed <= policy.spared
-            if owed.chosen is not None and self.options.dispatch.targets is not None:
-                payload *= sent_once(*owed.chosen, self.options.dispatch.targets)
+            targets = self.options.dispatch.targets if owed.of_experts else None
+            if targets is not None:
+                visited, experts = chosen(placed.node)
+                devices = round(experts / owed.tensor.size("experts"))
+                payload *= sent_once(visited, experts, targets if owed.dispatches else devices)
             pieces = (
                 self.options.gather_pieces if placed.node.repeats and not owed.overlapped and _divisible(owed) else 1
             )
@@ -455,8 +461,8 @@ class _Lowering:
                 pieces=pieces,
                 recomputed=again,
                 selected=phase == "forward" and not owed.overlapped and (owed.name in recomputed or wholly),
-                dispatch=owed.chosen is not None and self.options.dispatch.overlapped,
-                once=owed.chosen is not None and self.options.dispatch.targets is not None,
+                dispatch=owed.dispatches and self.options.dispatch.overlapped,
+                once=owed.dispatches and targets is not None,
             )
 
 
@@ -516,8 +522,9 @@ def _stored(operation: Operation, tensor: Tensor, precision: Precision, formats:
 
 def _divisible(communication: Communication) -> bool:
     """Whether a collective can be made piece by piece while a product works on other pieces: no rank needs the sum of
-    all before it goes on."""
-    return communication.axis == "tp" and communication.operation in ("all_gather", "reduce_scatter")
+    all before it goes on. Grouped products of experts have no such form."""
+    scattered = communication.operation in ("all_gather", "reduce_scatter")
+    return communication.axis == "tp" and scattered and not communication.of_experts
 
 
 def _reads(nodes: Sequence[Node]) -> Counter[str]:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 AXES = ("spatial", "tp", "cp", "ep", "shard", "dp", "pp")
 Axes = tuple[str, ...]
 BATCH_AXES: Axes = ("ep", "shard", "dp")
+#: Dims of tokens that are sorted by experts: on their way to these and back, and beside them.
+PLACES = ("capacity", "in_capacity")
 
 
 def joined(axes: Axes) -> str:
@@ -172,7 +174,8 @@ class Strategy:
     holds (virtual stages). ``context`` is how attention works over cp. ``etp`` is the tensor degree of experts, 1 or
     tp, where these are folded over the ranks of tp, cp and dp from the innermost on (Megatron-Core 0.9 and later,
     "MoE parallel folding", Liu et al., 2025); None spreads them over data-parallel ranks alone. ``within_nodes``: the
-    groups of ``shard`` are the ranks of a node, however many those are.
+    groups of ``shard`` are the ranks of a node, however many those are. ``expert_tokens``: which tokens a rank sends to
+    experts whose tensors are split over tp, where sequences are, too: its own, or all of its group of tp.
     """
 
     preset: str = "dp"
@@ -183,6 +186,7 @@ class Strategy:
     context: Context = "ring"
     etp: int | None = None
     within_nodes: bool = False
+    expert_tokens: Literal["own", "all"] = "all"
 
     @property
     def expert_axes(self) -> Axes:
@@ -195,6 +199,11 @@ class Strategy:
     def experts_apart(self) -> bool:
         """Whether experts have a tensor degree of their own, so that tp divides their tokens instead."""
         return self.etp is not None and self.etp < self.degrees.get("tp", 1)
+
+    @property
+    def dispatches_own(self) -> bool:
+        """Whether the ranks of tp share out the tokens that are sent to experts."""
+        return self.experts_apart or (self.sequence_parallel and self.expert_tokens == "own")
 
     @property
     def flags(self) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paleo.layers.base import ACTIVATIONS, LAYERS
 from paleo.operations.base import MemoryPass
-from paleo.parallel.placement import BATCH_AXES, STRATEGIES, Placement, Rule
+from paleo.parallel.placement import BATCH_AXES, PLACES, STRATEGIES, Placement, Rule
 
 if TYPE_CHECKING:
     from paleo.layers.base import Layer
@@ -51,17 +51,24 @@ def _divisible(graph: Graph) -> list[str]:
 
 def _model_split(layer: type[Layer], strategy: Strategy) -> dict[str, Axes]:
     """The dims that a layer lets tensor and expert parallelism divide; tokens on their way to experts are shared out
-    over the other ranks of the batch. Experts that are folded over tp take their tokens from a sequence divided over
-    it, and stay whole themselves; those that all tokens visit take the whole sequence (``in_seq``)."""
+    over the other ranks of the batch.
+
+    Experts that are folded over tp take their tokens from a sequence divided over it, and stay whole themselves. Those
+    whose tensors are split over tp take all tokens that its ranks have (``in_capacity``), be they sent by each rank for
+    itself (``capacity``) or by all; those that all tokens visit take the whole sequence (``in_seq``).
+    """
     tensor: dict[str, Axes] = dict.fromkeys(layer.tensor_dims or (), ("tp",))
     if not layer.expert_dims:
         return tensor
     axes = strategy.expert_axes
     experts = dict.fromkeys(layer.expert_dims, axes)
-    shares = (*BATCH_AXES, "cp", "tp") if strategy.experts_apart else (*BATCH_AXES, "cp")
-    capacity: dict[str, Axes] = {"capacity": tuple(axis for axis in shares if axis not in axes)}
+    tokens: dict[str, Axes] = {
+        dim: tuple(axis for axis in (*BATCH_AXES, "cp", *(("tp",) * over_tp)) if axis not in axes)
+        for dim, over_tp in zip(PLACES, (strategy.dispatches_own, strategy.experts_apart), strict=True)
+    }
+    tokens |= {"seq": ("tp", "cp")} if strategy.dispatches_own else {}
     shared: dict[str, Axes] = {"in_seq": ("cp",), **dict.fromkeys(layer.shared_dims, ("tp",))}
-    return (experts | {"seq": ("tp", "cp")} if strategy.experts_apart else tensor | experts) | capacity | shared
+    return ({} if strategy.experts_apart else tensor) | experts | tokens | shared
 
 
 def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[Rule]:

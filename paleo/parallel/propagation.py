@@ -23,7 +23,7 @@ from paleo.errors import PlanError
 from paleo.operations.base import MemoryPass, is_core
 from paleo.operations.contraction import Contraction, FusedAttention, check_division, halo_of
 from paleo.operations.tensor import Tensor
-from paleo.parallel.placement import BATCH_AXES, MERGED, TensorLayout, joined, share_key
+from paleo.parallel.placement import BATCH_AXES, MERGED, PLACES, TensorLayout, joined, share_key
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
@@ -38,8 +38,7 @@ WAYS: tuple[When, When] = ("forward", "backward")
 class Communication:
     """One collective of a layer. ``tensor`` is its payload as nccl-tests counts it: the full buffer of the group, for
     an all-to-all the buffer of one rank, for a send the message to one neighbour. ``overlapped`` collectives run beside
-    computation that does not wait for them. ``chosen``: of a mixture of experts, how many of how many experts a token
-    visits."""
+    computation that does not wait for them."""
 
     name: str
     operation: str
@@ -47,7 +46,16 @@ class Communication:
     tensor: Tensor
     phase: When
     overlapped: bool = False
-    chosen: tuple[int, int] | None = None
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether it is of tokens that are sorted by experts."""
+        return any(dim in PLACES for dim in self.tensor.dims)
+
+    @property
+    def dispatches(self) -> bool:
+        """Whether it brings tokens to the ranks of their experts, or back."""
+        return self.of_experts and self.operation == "all_to_all"
 
 
 # norms, softmax, losses
@@ -162,22 +170,24 @@ def _queries_and_outputs(node: Node) -> list[Tensor]:
 def expert_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> Iterator[Communication]:
     """Rule B inside a mixture of experts: tokens are split by the batch before dispatch and by experts after it, and
     back (GShard, Lepikhin et al., 2020)."""
-    chosen = _chosen(node)
-    for operation in node.operations:
-        moved = [t for t in (*operation.reads, operation.out) if "capacity" in t.dims and t.role == "activation"]
-        if moved and isinstance(operation, MemoryPass) and operation.kind.routes:
-            axis = joined(split.get("experts", ()))
-            for when in WAYS if axis else ():
-                yield Communication(operation.name, "all_to_all", axis, moved[0].split(shards), when, chosen=chosen)
+    axis = joined(split.get("experts", ()))
+    for operation in node.operations if axis else ():
+        if (tokens := dispatched(operation)) is not None:
+            sent = tokens.split(shards)
+            yield from (Communication(operation.name, "all_to_all", axis, sent, when) for when in WAYS)
 
 
-def _chosen(node: Node) -> tuple[int, int] | None:
-    """How many experts a token visits, and how many there are."""
-    for operation in node.operations:
-        if isinstance(operation, MemoryPass) and operation.kind.routes and "capacity" in operation.out.dims:
-            tokens, experts = math.prod(operation.inputs[0].sizes[:-1]), operation.out.size("experts")
-            return max(1, round(experts * operation.out.size("capacity") / tokens)), int(experts)
-    return None
+def dispatched(operation: Operation) -> Tensor | None:
+    """Tokens that an operation sends to experts, or takes back from them."""
+    routes = isinstance(operation, MemoryPass) and operation.kind.routes
+    return next((t for t in (*operation.reads, operation.out) if "capacity" in t.dims), None) if routes else None
+
+
+def chosen(node: Node) -> tuple[int, int]:
+    """How many experts a token of a mixture visits, and how many there are."""
+    dispatch = next(operation for operation in node.operations if dispatched(operation) is operation.out)
+    tokens, experts = math.prod(dispatch.reads[0].sizes[:-1]), dispatch.out.size("experts")
+    return max(1, round(experts * dispatch.out.size("capacity") / tokens)), int(experts)
 
 
 def sent_once(chosen: int, experts: int, targets: int) -> float:
@@ -324,9 +334,9 @@ def _place(
     core = core_split(node, split, placement.context)
     shards, core_shards = _shards(split, mesh), _shards(core, mesh)
     check_division(node.name, node.operations, shards, core_shards)
-    if split.get("experts"):
-        shards["capacity"] = shards.get("capacity", 1) / placement.imbalance
-    moves = _Moves(split, mesh, _lying(node, split, layouts))
+    uneven = dict.fromkeys(PLACES, 1 / placement.imbalance) if split.get("experts") else {}
+    shards |= {dim: shards.get(dim, 1) / placement.imbalance for dim in uneven}
+    moves = _Moves(split, mesh, _lying(node, split, layouts), uneven)
     owed, inner = list[Communication](), list[Communication]()
     sums = _gradient_sums(node, split, shards, moves, owed)
     for tensor in dict.fromkeys(node.inputs):
@@ -373,11 +383,13 @@ def _lying(node: Node, split: Split, layouts: Mapping[str, TensorLayout]) -> dic
 
 class _Moves(NamedTuple):
     """Rule B inside a layer: a tensor that an operation reads by other names of its dims than those by which it lies
-    (``lying``), which the split divides otherwise, changes its layout on the way, and its gradient on the way back."""
+    (``lying``), which the split divides otherwise, changes its layout on the way, and its gradient on the way back.
+    ``uneven``: the mean of a dim over what the fullest rank has of it."""
 
     split: Split
     mesh: Mesh
     lying: Mapping[str, Tensor]
+    uneven: Mapping[str, float]
 
     def of(self, operation: Operation) -> tuple[Tensor, ...]:
         """The tensors that an operation needs in another layout; the core of attention has an exchange of its own."""
@@ -395,12 +407,13 @@ class _Moves(NamedTuple):
         itself, and again where it is run again; for a pass it is gathered as it was made."""
         name = operation.name if isinstance(operation, Contraction) else tensor.name
         have, want = TensorLayout(_axes(self.lying[tensor.name], self.split), partial), _axes(tensor, self.split)
-        return _transition(name, tensor, have, TensorLayout(want), self.mesh, "forward")
+        return _transition(name, tensor.split(self.uneven), have, TensorLayout(want), self.mesh, "forward")
 
     def backward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
         """The way back of the tensor's gradient, a ``partial`` sum as the operation makes it."""
         have, want = TensorLayout(_axes(tensor, self.split), partial), _axes(self.lying[tensor.name], self.split)
-        return _transition(f"{operation.name}>{tensor.name}", tensor, have, TensorLayout(want), self.mesh, "backward")
+        name, moved = f"{operation.name}>{tensor.name}", tensor.split(self.uneven)
+        return _transition(name, moved, have, TensorLayout(want), self.mesh, "backward")
 
     def kept_moved(self, node: Node, tensor: Tensor) -> bool:
         """Whether the first operation that keeps the tensor keeps it as it is after the move."""
@@ -410,7 +423,9 @@ class _Moves(NamedTuple):
 
 
 def _gathers(communication: Communication) -> bool:
-    return communication.operation == "all_gather" and communication.phase == "forward"
+    """Whether a tensor is gathered of which each rank keeps its own share: tokens that experts got stay gathered."""
+    kept_apart = communication.phase == "forward" and not communication.of_experts
+    return kept_apart and communication.operation == "all_gather"
 
 
 def _leave(node: Node, split: Split, partial: frozenset[str], layouts: dict[str, TensorLayout]) -> None:
@@ -495,11 +510,7 @@ def _gradient_sums(
 
 
 def _arrive(
-    node: Node,
-    tensor: Tensor,
-    moves: _Moves,
-    sums: Mapping[str, frozenset[str]],
-    layouts: dict[str, TensorLayout],
+    node: Node, tensor: Tensor, moves: _Moves, sums: Mapping[str, frozenset[str]], layouts: dict[str, TensorLayout]
 ) -> Iterator[Communication]:
     """Rule B for one input in forward, and the return of its gradient in backward. A summed dim whose name returns in
     the output of a layer is ``in_<dim>`` inside, as is one that some operations of the layer divide otherwise."""
@@ -533,9 +544,7 @@ def _transition(
     """The collectives from one layout to another, axis by axis; a slice of something whole is free."""
     if have.dims == want.dims and not have.partial and not have.merged:
         return
-    for axis, degree in mesh.degrees:
-        if degree == 1:
-            continue
+    for axis in (axis for axis, degree in mesh.degrees if degree > 1):
         before, after = have.place(axis), want.place(axis)
         if axis not in have.partial and (before is None or before == after):
             continue
@@ -557,11 +566,8 @@ def _regather(node: Node, owed: list[Communication]) -> list[Communication]:
     """Inputs that were gathered forward and are needed for weight gradients are gathered again, beside the input
     gradients."""
     kept = {tensor.name for operation in node.operations for tensor in operation.saves}
-    return [
-        Communication(f"{c.name}{AGAIN}", "all_gather", c.axis, c.tensor, "backward", overlapped=True)
-        for c in owed
-        if c.operation == "all_gather" and c.phase == "forward" and c.tensor.name in kept
-    ]
+    again = (each for each in filter(_gathers, owed) if each.tensor.name in kept)
+    return [replace(each, name=f"{each.name}{AGAIN}", phase="backward", overlapped=True) for each in again]
 
 
 def kept_whole(placed: PlacedNode) -> PlacedNode:

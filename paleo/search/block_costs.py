@@ -21,7 +21,7 @@ import numpy.typing as npt
 from paleo.errors import PlanError
 from paleo.operations.base import Kernel
 from paleo.operations.contraction import PADDED
-from paleo.parallel.placement import BATCH_AXES, Mesh, Strategy, placement
+from paleo.parallel.placement import BATCH_AXES, Mesh, Strategy
 from paleo.parallel.propagation import check_divisions
 from paleo.pricing.kernels import KernelTimes
 from paleo.search.space import SPLITS, Space, strategy_of_experts
@@ -341,8 +341,7 @@ class _Blocks:
             experts = strategy_of_experts(key.etp)
             degrees = {**experts.degrees, **dict(key.stated)}
             strategy = Strategy(self.preset, degrees, 0, key.sequence_parallel, 1, key.context, key.etp)
-            run = self.backend.run
-            known[chosen] = placement(graph, strategy, run.placement, run.expert_imbalance)
+            known[chosen] = self.backend.placement(graph, strategy)
         return known[chosen]
 
 

@@ -382,6 +382,12 @@ class Parallelism(Spec):
         description="over how many ranks its users split the tensors of each expert, unless they say otherwise: those "
         "of tp, or none, so that experts are folded over tp, too",
     )
+    expert_tokens: Literal["own", "all"] = Field(
+        "all",
+        description="which tokens a rank sends to experts whose tensors are split over tp, where sequences are, too: "
+        "its own, so that what arrives is gathered over tp beside the experts and their sums scattered, or all that "
+        "its group of tp has, so that inputs of the layer are gathered",
+    )
 
 
 class ProcessMemory(Spec):

@@ -18,7 +18,7 @@ from paleo.lowering.program import Dispatch, LoweringOptions, lower, without_bac
 from paleo.network.graph import build, changed
 from paleo.operations.base import optimizer
 from paleo.operations.tensor import autocast, precision, scaled
-from paleo.parallel.placement import parse_strategy
+from paleo.parallel.placement import parse_strategy, placement
 from paleo.pricing.communication import Fabric, collective_sources
 from paleo.pricing.kernels import pricer
 from paleo.pricing.links.topology import node_placement, states_topology
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from paleo.network.graph import Graph
     from paleo.operations.base import Kernel, Optimizer
     from paleo.operations.tensor import Precision
-    from paleo.parallel.placement import Mesh, Placement
+    from paleo.parallel.placement import Mesh, Placement, Strategy
     from paleo.pricing.kernels import Pricer
     from paleo.schedules.base import Numeric
     from paleo.specs.calibration import Calibration
@@ -236,6 +236,11 @@ class Backend:
     def recent_graph(self, model: ModelSpec, batch: int) -> Graph:
         """`graph` of a recently predicted network; results computed for a graph are kept with it."""
         return changed(RECENT.graph(model, batch, self.choices, self.run.model), self.run)
+
+    def placement(self, graph: Graph, strategy: Strategy) -> Placement:
+        """How the layers are divided by a strategy as the software carries it out, and by what the run states."""
+        strategy = replace(strategy, expert_tokens=self.software.parallelism.expert_tokens)
+        return placement(graph, strategy, self.run.placement, self.run.expert_imbalance)
 
     def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
         """One rank's program."""

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 import pytest
 
 from paleo.errors import PlanError
-from paleo.lowering.program import lower
+from paleo.lowering.program import Section, lower
 from paleo.network.graph import build
 from paleo.operations.tensor import precision
 from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
 from paleo.parallel.plan import plan
-from paleo.parallel.propagation import propagate
+from paleo.parallel.propagation import propagate, sent_once
 from paleo.predict import Prediction, predict
+from paleo.search.plans import search
+from paleo.search.space import within
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import load_software
+from paleo.specs.software import Software, load_software
 from paleo.specs.system import load_system
+from paleo.step.backend import backend_of
 from paleo.validate.steps.transformers import strategy_of
 
 H100 = load_system("dgx-h100")
@@ -132,6 +136,107 @@ def test_rows_of_tables_are_folded_where_they_say_so_or_must_be() -> None:
     split = software.changed({"parallelism.expert_tensor": "tp"})
     assert strategy_of(wider, split) == "tp=2,dp=8,ep=8,zero=1,sp"
     assert strategy_of(row | {"dp": 8, "n_gpus": 16, "expert_tp": 1}, software) == "tp=2,dp=8,ep=8,etp=1,zero=1,sp"
+
+
+# experts whose tensors are split over tp, whose tokens each rank sends for itself
+
+#: DeepSeek-V3 over tp=8: a rank's 512 of 4,096 tokens go to 8 experts each, 7,168 numbers of two bytes.
+EACH_TOKEN = 7168 * 2
+SENT = 512 * 8 * EACH_TOKEN
+Bytes = Mapping[tuple[str, str, str], float]
+
+
+def mixture(software: str | Software, strategy: str = "tp=8,ep=4,dp=4,sp", **run: object) -> Section:
+    """A repeated block of DeepSeek-V3 with a mixture, one microbatch of one sequence."""
+    software = load_software(software) if isinstance(software, str) else software
+    stated = Run.model_validate({"gpus": 32, "global_batch": 32, "strategy": strategy, "dtype": "bf16", **run})
+    backend, model = backend_of(H100, stated, "bf16", software), load_model("deepseek_v3")
+    layout = plan(model, H100, stated)
+    graph = build(model, batch=layout.dp, choices=backend.choices, overrides={"seq": 4096})
+    program = backend.lowered(graph, backend.placement(graph, layout.parallel), layout.mesh)
+    return next(each for each in program.sections if each.repeat == 58)
+
+
+def moved(section: Section) -> Bytes:
+    """Bytes of a microbatch by operation, axis and pass: of tokens that go to routed experts."""
+    found: Counter[tuple[str, str, str]] = Counter()
+    for owed in section.transfers:
+        if ".moe" in owed.name and not any(word in owed.name for word in (".shared", "norm")):
+            found[owed.operation, owed.axis, owed.phase] += owed.payload_bytes * owed.times
+    return found
+
+
+@pytest.mark.parametrize("imbalance", [1.0, 1.5])
+def test_ranks_of_tp_send_their_own_tokens_and_gather_what_arrives(imbalance: float) -> None:
+    """Megatron-Core's dispatcher: dispatch and combine exchange 56 MiB over ep; 448 MiB are gathered over tp before the
+    products and scattered after them; backward their gradients take the same ways back."""
+    bytes_moved = moved(mixture("megatron-core", expert_imbalance=imbalance))
+    for phase in ("forward", "backward"):
+        assert bytes_moved["all_to_all", "ep", phase] == pytest.approx(imbalance * 2 * 58_720_256)
+        for operation in ("all_gather", "reduce_scatter"):
+            assert bytes_moved[operation, "tp", phase] == pytest.approx(imbalance * 469_762_048)
+    assert 2 * SENT == 2 * 58_720_256 and 8 * SENT == 469_762_048 and len(bytes_moved) == 6
+
+
+def test_ranks_of_tp_send_all_tokens_where_the_software_gathers_inputs_first() -> None:
+    """torchtitan: each rank exchanges 8 times as much; the input is gathered once, and nothing beside the experts."""
+    section = mixture("torchtitan")
+    assert [moved(section)["all_to_all", "ep", phase] for phase in ("forward", "backward")] == [2 * 8 * SENT] * 2
+    over_tp = [owed for owed in section.transfers if owed.axis == "tp" and ".moe" in owed.name]
+    assert {owed.payload_bytes for owed in over_tp} == {4096 * EACH_TOKEN}, "no token more than once"
+
+
+def test_ranks_without_ep_gather_what_they_sort_for_their_experts() -> None:
+    """All 256 experts are on each rank of tp: tokens cross no group but that one."""
+    bytes_moved = moved(mixture("megatron-core", "tp=8,dp=4,sp"))
+    passes = [(operation, phase) for operation in ("all_gather", "reduce_scatter") for phase in ("forward", "backward")]
+    assert bytes_moved == {(operation, "tp", phase): 8 * SENT for operation, phase in passes}
+
+
+def test_tokens_without_sequence_parallelism_are_sent_by_all_ranks() -> None:
+    """Inputs are whole on each rank of tp then."""
+    bytes_moved = moved(mixture("megatron-core", "tp=8,ep=4,dp=4"))
+    assert bytes_moved["all_to_all", "ep", "forward"] == 2 * 8 * SENT
+    assert not any(axis == "tp" and operation == "all_gather" for operation, axis, _ in bytes_moved)
+
+
+def test_tokens_sent_once_are_gathered_once() -> None:
+    """DeepEP over four nodes, each with the eight ranks of a group of tp: a token goes once to each node and is
+    gathered once, not for each of its experts there: 8 experts of 256 lie on 3.6 of four nodes."""
+    bytes_moved = moved(mixture("megatron-core", expert_dispatch="deepep"))
+    share = sent_once(8, 256, 4)
+    assert 8 * share == pytest.approx(3.61, abs=0.005)
+    assert bytes_moved["all_to_all", "ep", "forward"] == pytest.approx(2 * SENT * share)
+    assert bytes_moved["all_gather", "tp", "forward"] == pytest.approx(8 * SENT * share)
+
+
+def test_gathered_tokens_are_sorted_and_kept_whole() -> None:
+    """Sorted by the 64 local experts once gathered; the first product keeps all 448 MiB, of which the rank sent 56. No
+    gather is made again or runs beside products, as those of inputs are."""
+    own, everyone = (mixture(software) for software in ("megatron-core", "torchtitan"))
+    for section in (own, everyone):
+        sorts = [each.kernel for each in section.kernels if each.kernel.name.endswith(".sort")]
+        assert [kernel.bytes_written for kernel in sorts] == [8 * SENT] * 4
+    tokens = [owed for owed in own.transfers if ".expert" in owed.name or ".dispatched" in owed.name]
+    assert len(tokens) == 4 and all(owed.pieces == 1 and not owed.overlapped for owed in tokens)
+
+
+def test_products_keep_gathered_tokens_as_sent_ones() -> None:
+    """All but the scores, of a rank's own tokens alone then: 256 in fp32."""
+    software = load_software("megatron-core")
+    own, everyone = (
+        mixture(software.changed({"parallelism.expert_tokens": tokens})).saved_bytes for tokens in ("own", "all")
+    )
+    assert everyone - own == (4096 - 512) * 256 * 4
+
+
+def test_a_search_prices_split_experts_as_a_prediction_does() -> None:
+    run = Run.model_validate({"gpus": 32, "global_batch": 64, "software": "megatron-core", "model": {"layers": 2}})
+    space = replace(within("tp=4,cp=1,ep=8,pp=1,sp", recompute="none"), zero=(1,), etp=(None,))
+    found = search(MIXTRAL, H100, run, space=space)
+    assert {row.strategy for row in found.plans} == {"tp=4,ep=8,dp=8,zero=1,sp"}
+    for row in found.plans:
+        assert row.step_time == pytest.approx(predict(MIXTRAL, H100, row.run).step_time, rel=1e-9)
 
 
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek_v2-lite", "alexnet"])
