@@ -47,7 +47,9 @@ def compare(comparison: Comparison) -> RenderableType:
         for objective, candidate in best.items()
         if candidate is not None
     ]
-    head = f"{comparison.amount.words}. {_sentence('; '.join(winners)) or 'It fits none of them'}.\n"
+    head = (
+        f"{comparison.amount.words}. {_sentence('; '.join(winners)) or 'It fits none of them'}.{_doubts(comparison)}\n"
+    )
     parts: list[RenderableType] = [prose(Text(head, style="bold")), _table(comparison, best), Text()]
     parts += [prose(sentence) for sentence in map(_remedy, comparison.candidates) if sentence]
     parts.append(prose(Text("\n".join(_notes(comparison)), style="dim")))
@@ -71,7 +73,7 @@ def _table(comparison: Comparison, best: Winners) -> Table:
 
 def _notes(comparison: Comparison) -> Iterator[str]:
     """What stands below the table: batches, prices, what is not known, formats, warnings, failures."""
-    yield from (*_batches(comparison), *prices(comparison), *_unknown(comparison))
+    yield from (*_batches(comparison), *_intervals(comparison), *prices(comparison), *_unknown(comparison))
     candidates = comparison.candidates
     yield from (f"{each.system.name}: {each.problem}" for each in candidates if each.problem)
     formats = {each.system.name: each.prediction.plan.dtype for each in candidates if each.prediction}
@@ -108,6 +110,26 @@ def _title(comparison: Comparison, objective: Objective) -> str:
     """What the best is called: of those with a figure, where some that run have none."""
     title, known = WINNERS[objective]
     return title if not _without(comparison, objective) else f"{title} {known}"
+
+
+def _doubts(comparison: Comparison) -> str:
+    """Which of the best may not be the best, and before which other systems."""
+    overlaps = {WINNERS[objective][0]: comparison.rivals(objective) for objective in WINNERS}
+    doubts = [f"{title} (with {', '.join(map(_name, rivals))})" for title, rivals in overlaps.items() if rivals]
+    return f" Not certain, as 90 % intervals overlap: {', '.join(doubts)}." if doubts else ""
+
+
+def _name(candidate: Candidate) -> str:
+    """A system and its count, as --systems takes them."""
+    return candidate.system.name + (f":{candidate.prediction.plan.gpus}" if candidate.prediction is not None else "")
+
+
+def _intervals(comparison: Comparison) -> Iterator[str]:
+    """The 90 % interval of the time on each system that runs."""
+    trained = [(each, each.training) for each in comparison.candidates if each.runs and each.training is not None]
+    ends = [f"{_name(each)} {duration(bill.interval[0])} to {duration(bill.interval[1])}" for each, bill in trained]
+    if ends:
+        yield f"90 % interval of the time: {'; '.join(ends)}."
 
 
 def _without(comparison: Comparison, objective: Objective) -> list[str]:

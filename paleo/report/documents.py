@@ -278,7 +278,8 @@ def _cycle(study: ConsistencyStudy) -> Document:
 
 
 def compare(comparison: Comparison) -> Document:
-    """Systems side by side; ``best`` names the fastest, the cheapest and the most frugal that fits."""
+    """Systems side by side; ``best`` names the fastest, the cheapest and the most frugal that fits, ``not_certain`` for
+    each of them the systems whose 90 % intervals overlap its own."""
     best = {objective: comparison.best(objective) for objective in ("time", "cost", "energy")}
     models = [
         candidate.prediction.model.name for candidate in comparison.candidates if candidate.prediction is not None
@@ -289,6 +290,10 @@ def compare(comparison: Comparison) -> Document:
         "samples": comparison.amount.samples,
         "best": {
             objective: None if candidate is None else candidate.system.name for objective, candidate in best.items()
+        },
+        "not_certain": {
+            objective: [rival.system.name for rival in comparison.rivals(objective)]
+            for objective in ("time", "cost", "energy")
         },
         "systems": [_candidate(comparison, candidate) for candidate in comparison.candidates],
     }

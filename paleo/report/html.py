@@ -117,11 +117,11 @@ def _card(study: Purchase, objective: Objective) -> str:
     if winner is None or winner.candidate.training is None:
         return ""
     head, _ = _GOALS[objective]
-    rivals = study.rivals(winner, objective)
+    rivals = study.rivals(objective)
     rival_offers = [offer for offer in study.offers if offer is not winner and offer.candidate.runs]
     certain = "no other system fits" if not rival_offers else "its interval is clear of all others"
     if rivals:
-        certain = f"not certain: intervals overlap with {', '.join(offer.candidate.system.name for offer in rivals)}"
+        certain = f"not certain: intervals overlap with {', '.join(rival.system.name for rival in rivals)}"
     main = ' class="card main"' if objective == study.request.objective else ' class="card"'
     return (
         f"<div{main}><h3>{head}</h3><p class=winner>{escape(_name(winner))}</p>"
@@ -521,7 +521,7 @@ def _calibrations(study: Purchase) -> str:
         prediction.system.device.name: f"{prediction.system.device.name}: {prediction.calibration}"
         for prediction in offers
     }
-    note = "Inherited parameters come from other devices of the architecture, with wider intervals."
+    note = "Inherited parameters come from other devices, those of the same architecture first, with wider intervals."
     return f"{'; '.join(names.values())}. {note}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -319,7 +319,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableTy
         parts.append(Text(f"{model} on {system}, {curve.label}: {kept}", style="bold"))
         sentences = verdict(curve).text, turnover_words(curve), spending(curve)
         parts += [prose(sentence) for sentence in sentences if sentence]
-        parts += [Text(), _curve(curve), Text()]
+        parts += [Text(), _curve(curve), Text(), *map(prose, _remarks(curve))]
     parts += [prose(sentence) for sentence in placement_advice(curves)]
     utilisations = (point.prediction.mfu for curve in curves for point in curve.points if point.prediction)
     parts += [prose(warning) for warning in utilisation_warnings(utilisations)]
@@ -333,14 +333,26 @@ def _curve(curve: ScaleCurve) -> Table:
     failing = any(point.goodput is not None for point in curve.points)
     priced = not studied and any(point.training is not None for point in curve.points)  # or columns are cut
     more = (*(CYCLE if studied else ()), *(FAILING if failing else ()), *(SPENT if priced else ()))
-    table = grid("", (*columns, *more, ""), left=0)
-    table.columns[-1].justify = "left"
-    like = shortest(point.step_time for point in curve.points if point.usable)
+    table = grid("", (*columns, *more), left=0)
+    like = shortest(point.step_time for point in curve.points if point.runs)
     for point in curve.points:
-        figures, note = _point(curve, point, like)
         further = (*(cycle_figures(point.consistency) if studied else ()), *(_failing(curve, point) if failing else ()))
-        table.add_row(*figures, *further, *(_spent(point.training) if priced else ()), note)
+        spent = _spent(point.training if point.runs else None) if priced else ()
+        table.add_row(*_point(curve, point, like), *further, *spent)
     return table
+
+
+def _remarks(curve: ScaleCurve) -> Iterator[str]:
+    """A sentence for each kind of point that does not run or leaves GPUs idle."""
+    planned = [(point.gpus, point.prediction) for point in curve.points if point.usable and point.prediction]
+    yield from (f"{counted(point.gpus, 'GPU')}: {point.problem}" for point in curve.points if point.problem)
+    if large := [
+        f"{counted(gpus, 'GPU')} ({gibibytes(step.memory.total)})" for gpus, step in planned if not step.memory.fits
+    ]:
+        remedy = "`paleo estimate` with that count says what would make it fit."
+        yield f"Does not fit into {gibibytes(planned[0][1].memory.capacity)}: {', '.join(large)}; {remedy}"
+    if idle := [f"{step.plan.idle} of {gpus}" for gpus, step in planned if step.plan.idle]:
+        yield f"Idle GPUs: {', '.join(idle)}."
 
 
 #: Columns of what a training takes.
@@ -376,14 +388,11 @@ def cycle_figures(study: ConsistencyStudy | None) -> tuple[str, ...]:
     return rate(float(cycle.updates_per_s)), stale, knee, busy
 
 
-def _point(curve: ScaleCurve, point: ScalePoint, like: float | None) -> tuple[tuple[str, ...], str]:
-    """Figures of a point, with its step in the unit of the times ``like``, and a note on it."""
-    if point.prediction is None or not point.usable:
-        return (str(point.gpus), *[NONE] * 7), point.problem
+def _point(curve: ScaleCurve, point: ScalePoint, like: float | None) -> tuple[str, ...]:
+    """Figures of a point, with its step in the unit of the times ``like``; none where it does not run."""
+    if point.prediction is None or not point.runs:
+        return (str(point.gpus), *[NONE] * 7)
     prediction = point.prediction
-    note = "" if prediction.memory.fits else f"does not fit: {gibibytes(prediction.memory.total)}"
-    if prediction.plan.idle:
-        note = f"{counted(prediction.plan.idle, 'GPU')} idle"
     return (
         str(point.gpus),
         str(prediction.plan.local_batch),
@@ -393,7 +402,7 @@ def _point(curve: ScaleCurve, point: ScalePoint, like: float | None) -> tuple[tu
         percent(curve.efficiency(point)),
         percent(point.exchange / point.step_time),
         percent(prediction.mfu * prediction.step_time / point.step_time),
-    ), note
+    )
 
 
 # summary

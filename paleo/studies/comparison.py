@@ -100,6 +100,13 @@ class Comparison:
         figures = [pair for pair in known if pair[0] is not None]
         return self.candidates[min(figures)[1]] if figures else None
 
+    def rivals(self, objective: Objective) -> tuple[Candidate, ...]:
+        """Those that fit whose 90 % interval overlaps that of the best: between them the order is not certain."""
+        winner = self.best(objective)
+        low, high = (_ends(winner, objective) if winner is not None else None) or (0.0, -1.0)
+        others = [each for each in self.candidates if each.runs and each is not winner]
+        return tuple(each for each in others if (ends := _ends(each, objective)) and ends[0] <= high and low <= ends[1])
+
     def ranked(self, objective: Objective) -> Comparison:
         """The same with the best first: those that fit by the figure, those without one, those that do not run."""
 
@@ -108,6 +115,16 @@ class Comparison:
             return not candidate.runs, figure is None, figure or 0.0
 
         return replace(self, candidates=tuple(sorted(self.candidates, key=place)))
+
+
+def _ends(candidate: Candidate, objective: Objective) -> tuple[float, float] | None:
+    """The interval of a figure: cost and energy move with the time."""
+    trained = candidate.training
+    value = None if trained is None else getattr(trained, objective)
+    if trained is None or value is None:
+        return None
+    low, high = trained.interval
+    return value * low / trained.time, value * high / trained.time
 
 
 def compare(
@@ -259,25 +276,9 @@ class Purchase:
         winner = self.comparison.best(objective)
         return next((offer for offer in self.offers if offer.candidate is winner), None) if winner is not None else None
 
-    def rivals(self, winner: Offer, objective: Objective) -> tuple[Offer, ...]:
-        """Other offers whose interval overlaps that of the winner: between them the order is not certain."""
-        top = _ends(winner, objective)
-        runnable = [offer for offer in self.offers if offer is not winner and offer.candidate.runs]
-        return tuple(
-            offer
-            for offer in runnable
-            if top and (ends := _ends(offer, objective)) and ends[0] <= top[1] and top[0] <= ends[1]
-        )
-
-
-def _ends(offer: Offer, objective: Objective) -> tuple[float, float] | None:
-    """The interval of a figure: cost and energy move with the time."""
-    trained = offer.candidate.training
-    value = None if trained is None else getattr(trained, objective)
-    if trained is None or value is None:
-        return None
-    low, high = trained.interval
-    return value * low / trained.time, value * high / trained.time
+    def rivals(self, objective: Objective) -> tuple[Candidate, ...]:
+        """Other systems whose interval overlaps that of the best: between them the order is not certain."""
+        return self.comparison.rivals(objective)
 
 
 def purchase(request: PurchaseRequest) -> Purchase:

@@ -156,6 +156,30 @@ def test_compare_document(document: Any) -> None:
     assert made["best"]["cost"] == "aws-p4d.24xlarge"
 
 
+def test_a_comparison_says_whether_its_order_is_certain(document: Any, capsys: Any) -> None:
+    alike = ["compare", "bert_base", "--systems", "dgx-a100-80gb,aws-p4d.24xlarge", "--gpus", "8", "--batch", "64"]
+    made = document(*alike)[1]
+    rival = next(name for name in ("dgx-a100-80gb", "aws-p4d.24xlarge") if name != made["best"]["time"])
+    assert made["not_certain"]["time"] == [rival]
+    assert run(alike) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"Not certain, as 90 % intervals overlap: fastest (with {rival}:8)" in text
+    assert "90 % interval of the time: dgx-a100-80gb:8 " in text
+    unlike = [*alike[:3], "dgx-1-v100,dgx-h100", *alike[4:]]
+    assert document(*unlike)[1]["not_certain"]["time"] == []
+    assert run(unlike) == 0
+    assert "fastest (with" not in " ".join(capsys.readouterr().out.split())
+
+
+def test_points_of_a_scale_that_do_not_fit_have_no_figures(capsys: Any) -> None:
+    call = ["scale", "llama3-8b", "--system", "dgx-a100-80gb", "--batch", "1", "--strategy", "zero=3"]
+    assert run([*call, "--gpus", "1,8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (single,) = (line.split() for line in lines if line.split()[:2] == ["1", "-"])
+    assert set(single[1:]) == {"-"}  # nor a price
+    assert any(line.startswith("Does not fit into 79.3 GiB: 1 GPU (") for line in lines)
+
+
 def test_collective_document(document: Any) -> None:
     code, made = document("collective", "all-reduce", "--bytes", "1MB", "--ranks", "16", "--system", "dgx-a100-80gb")
     assert code == 0
