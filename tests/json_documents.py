@@ -24,7 +24,7 @@ SAMPLES = Path(__file__).parent / "fuzz" / "samples"
 NODE = ["--system", "dgx-a100-80gb"]
 #: Machines of one's own, and failures that turn a curve over.
 OURS = ["--electricity", "0.1 USD/kWh", "--host-power", "100 W", "--price", "1 USD/h"]
-FAILING = ["--epochs", "1000000", "--failures", "40/knodeday"]
+FAILING = ["--failures", "40/knodeday"]
 VALIDATED = ("gemm", "llm_iterations", "memory", "consistency", "compression", "goodput")
 TITAN = "step: {n}  loss:  7.1  memory: 47.30GiB(59.8%)  tps: 5,762  tflops: 333.1  mfu: 33.7%"
 NCCL = """# Collective test starting: all_reduce_perf
