@@ -150,9 +150,9 @@ def append_row(path: Path, names: Iterable[str], row: Mapping[str, Any]) -> None
     """
     columns = list(names)
     with path.open("a+b") as file:
-        whole = _whole_lines(file)
-        file.truncate(whole)
-        lines = [row] if whole else [dict(zip(columns, columns, strict=True)), row]
+        end = _whole_lines(file)
+        file.truncate(end)
+        lines = [row] if end else [dict(zip(columns, columns, strict=True)), row]
         file.write("".join(csv_line([line.get(name, "") for name in columns]) for line in lines).encode("utf-8"))
 
 
@@ -179,9 +179,9 @@ def header(path: Path) -> list[str] | None:
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV table that grows; a torn last line is none of them."""
     with path.open("rb") as file:
-        whole = _whole_lines(file)
+        end = _whole_lines(file)
         file.seek(0)
-        text = file.read(whole).decode("utf-8")
+        text = file.read(end).decode("utf-8")
     return list(csv.DictReader(text.splitlines()))
 
 

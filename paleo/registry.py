@@ -41,8 +41,8 @@ class Registry(Generic[Entry]):
         def add(entry: Entry) -> Entry:
             with self._lock:
                 if name in self._entries:
-                    again = "a session keeps the first, so restart it (a notebook's kernel) or choose another name"
-                    raise SpecError(f"{self.kind} {name!r} is registered twice; {again}")
+                    remedy = "a session keeps the first, so restart it (a notebook's kernel) or choose another name"
+                    raise SpecError(f"{self.kind} {name!r} is registered twice; {remedy}")
                 self._entries = {**self._entries, name: entry}  # readers keep the dict that they iterate over
             return entry
 

@@ -238,8 +238,8 @@ def duration(seconds: float, *, digits: int = 3, like: float | None = None) -> s
     """
     if not math.isfinite(seconds):
         return "never"
-    said = abs(seconds if like is None else like)
-    factor, unit = next((factor, unit) for limit, factor, unit in _SPOKEN if said < limit)
+    size = abs(seconds if like is None else like)
+    factor, unit = next((factor, unit) for limit, factor, unit in _SPOKEN if size < limit)
     return f"{_digits(seconds / factor, digits)} {unit}"
 
 

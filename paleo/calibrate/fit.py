@@ -108,9 +108,9 @@ def conformal_bins(predicted: Array, measured: Array, *, most: int = 4, least_ro
     """Conformal factors in bins of predicted time of equal row count, at least ``least_rows`` rows each."""
     bins = max(1, min(most, len(predicted) // least_rows))
     edges = np.quantile(predicted, np.arange(1, bins) / bins)
-    which = np.searchsorted(edges, predicted)
+    bin_of = np.searchsorted(edges, predicted)
     ratio = measured / predicted
-    factors = [conformal_factors(ratio[which == index]) for index in range(bins)]
+    factors = [conformal_factors(ratio[bin_of == index]) for index in range(bins)]
     return tuple(FittedBin(float(edge), *pair) for edge, pair in zip([*edges, math.inf], factors, strict=True))
 
 

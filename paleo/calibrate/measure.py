@@ -230,12 +230,12 @@ def _attention(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
     query = bench.normal(row["batch"], row["q_heads"], row["q_len"], d, dtype=row["dtype"])
     key, value = (bench.normal(row["batch"], row["kv_heads"], row["kv_len"], d, dtype=row["dtype"]) for _ in range(2))
     attend = torch.nn.functional.scaled_dot_product_attention
-    how = {"is_causal": bool(row["causal"]), "enable_gqa": row["q_heads"] != row["kv_heads"]}
+    options = {"is_causal": bool(row["causal"]), "enable_gqa": row["q_heads"] != row["kv_heads"]}
     if not row["phase"].endswith("backward"):
-        return [_bound(attend, query, key, value, **how)]
+        return [_bound(attend, query, key, value, **options)]
     with torch.enable_grad():
         inputs = [tensor.requires_grad_() for tensor in (query, key, value)]
-        out = attend(*inputs, **how)
+        out = attend(*inputs, **options)
     gradient = torch.randn_like(out)
     return [_bound(torch.autograd.grad, out, inputs, gradient, retain_graph=True)]
 
@@ -245,10 +245,10 @@ def _conv(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
     torch.backends.cudnn.benchmark = True
     x = bench.normal(row["n"], row["c"], row["h"], row["w"], dtype=dtype)
     weight = bench.normal(row["k"], row["c"], row["r"], row["s"], dtype=dtype)
-    how = {"stride": (row["stride_h"], row["stride_w"]), "padding": (row["pad_h"], row["pad_w"])}
-    out = torch.nn.functional.conv2d(x, weight, **how)
+    options = {"stride": (row["stride_h"], row["stride_w"]), "padding": (row["pad_h"], row["pad_w"])}
+    out = torch.nn.functional.conv2d(x, weight, **options)
     if row["direction"] == "fwd":
-        return [_bound(torch.nn.functional.conv2d, x, weight, **how)]
+        return [_bound(torch.nn.functional.conv2d, x, weight, **options)]
     gradient = torch.randn_like(out)
     of_data = row["direction"] == "bwd_data"
     no_bias, dilation, output_mask = [0], [1, 1], [of_data, not of_data, False]
@@ -257,8 +257,8 @@ def _conv(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
         x,
         weight,
         None,
-        [*how["stride"]],
-        [*how["padding"]],
+        [*options["stride"]],
+        [*options["padding"]],
         dilation,
         False,
         no_bias * 2,
@@ -285,8 +285,8 @@ def _rnn(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
 def _copies(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
     torch = bench.torch
     host = torch.empty(row["bytes"], dtype=torch.uint8, pin_memory=bench.on_cuda)
-    there = torch.empty(row["bytes"], dtype=torch.uint8, device=bench.device)
-    target, origin = (there, host) if row["copy"] == "h2d" else (host, there)
+    remote = torch.empty(row["bytes"], dtype=torch.uint8, device=bench.device)
+    target, origin = (remote, host) if row["copy"] == "h2d" else (host, remote)
     return [_bound(target.copy_, origin, non_blocking=True)]
 
 

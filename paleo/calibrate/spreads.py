@@ -106,18 +106,18 @@ def _rows(file: str, report: Report) -> Iterator[tuple[str, float, Uncertainty]]
             yield f"{table.name}: {names[index]}", math.log(step.value / measured[index]), step.uncertainty
 
 
-def fitted(known: Evidence, level: float = LEVEL) -> Spreads:
+def fitted(evidence: Evidence, level: float = LEVEL) -> Spreads:
     """The spreads whose intervals hold ``level`` of the rows of a source on average, each as narrow as may be."""
     try:
         from scipy.optimize import minimize
     except ImportError:
         raise SpecError("fitting needs scipy, which is not installed; pip install 'paleo-perf[fit]'") from None
-    wanted, weights = np.log(np.maximum(np.abs(known.errors), LEAST_ERROR)), known.weights
+    errors, weights = np.log(np.maximum(np.abs(evidence.errors), LEAST_ERROR)), evidence.weights
     start = np.log(np.array(astuple(Spreads())))
     bounds = [(math.log(field.metadata["low"]), math.log(field.metadata["high"])) for field in fields(Spreads)]
 
     def loss(logs: Array) -> float:
-        beyond = wanted - np.log(known.half_widths(Spreads(*np.exp(logs).tolist())))
+        beyond = errors - np.log(evidence.half_widths(Spreads(*np.exp(logs).tolist())))
         check = level * beyond + SMOOTH * np.logaddexp(0.0, -beyond / SMOOTH)
         return float((weights * check).sum() + PULL * np.square(logs - start).sum())
 

@@ -51,18 +51,18 @@ def block(decoder: Decoder, more: Mapping[str, Any], feed: Entry) -> list[Entry]
     """The entries of one layer."""
     drop = [{"dropout": {"rate": "=dropout"}}] if decoder.dropout else []
     attention = [{decoder.attention_kind: dict(decoder.attention) | dict(more)}, *drop]
-    fed, norm = [feed, *drop], decoder.norm
+    feed_forward, norm = [feed, *drop], decoder.norm
     match decoder.residual:
         case "pre":
-            return [residual(norm, *attention), residual(norm, *fed)]
+            return [residual(norm, *attention), residual(norm, *feed_forward)]
         case "post":
-            return [residual(*attention), norm, residual(*fed), norm]
+            return [residual(*attention), norm, residual(*feed_forward), norm]
         case "sandwich":
-            return [residual(norm, *attention, norm), residual(norm, *fed, norm)]
+            return [residual(norm, *attention, norm), residual(norm, *feed_forward, norm)]
         case "twin":
-            return [{"branches": [[norm, *attention], [norm, *fed], []], "join": "add"}]
+            return [{"branches": [[norm, *attention], [norm, *feed_forward], []], "join": "add"}]
         case _:
-            return [residual(norm, {"branches": [attention, fed], "join": "add"})]
+            return [residual(norm, {"branches": [attention, feed_forward], "join": "add"})]
 
 
 def folded(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
@@ -207,7 +207,7 @@ def llama_like(
     feed = more.pop("feed", None)
     options = {"rotary": True} | more.pop("attention", {})
     bias = config.flag("attention_bias") if bias is None else bias
-    fed = (
+    feeds = (
         feed(config, params) if feed else [gated_feed(config, params, bias=config.flag("mlp_bias"))] * params["layers"]
     )
     slices = windows(config, params, slides)
@@ -217,7 +217,7 @@ def llama_like(
     norm = more.pop("norm", "rms_norm")
     decoder = Decoder(params, norm, attention, None, tied=tied, final=(norm,), **more)
     decoder = replace(decoder, params=vocab_last(params))
-    return language_model(config, decoder, list(zip(slices, fed, strict=True)))
+    return language_model(config, decoder, list(zip(slices, feeds, strict=True)))
 
 
 def vocab_last(params: dict[str, Any]) -> dict[str, Any]:

@@ -161,10 +161,10 @@ def _private(
     for entry, position in places.items():
         iteration, place = divmod(position, length)
         for reader in consumers.get(entry, ()):
-            there = places.get(reader)
-            if there is not None and there // length == iteration:
+            read_at = places.get(reader)
+            if read_at is not None and read_at // length == iteration:
                 continue
-            follows = iteration == times - 1 if there is None else there // length == iteration + 1
+            follows = iteration == times - 1 if read_at is None else read_at // length == iteration + 1
             if place != length - 1 or not follows:
                 return False
     return True

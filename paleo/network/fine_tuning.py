@@ -144,9 +144,9 @@ def _nothing_trained(graph: Graph, tuning: FineTuning) -> str:
     if tuning.rank is None:
         return f"freeze: {', '.join(tuning.frozen)} leaves no weight of {graph.name} to train"
     hints = {"attention": " whose layers are called attention; try all", "all": ""}
-    called = f" called {tuning.targets!r}; {near(tuning.targets, _product_names(graph))}"
+    names = f" called {tuning.targets!r}; {near(tuning.targets, _product_names(graph))}"
     return (
-        f"lora: model {graph.name!r} has no products with weights in repeated blocks{hints.get(tuning.targets, called)}"
+        f"lora: model {graph.name!r} has no products with weights in repeated blocks{hints.get(tuning.targets, names)}"
     )
 
 

@@ -432,7 +432,7 @@ def direct_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     all images, of which L2 keeps nothing.
     """
     arithmetic = shape.flops / (DIRECT_SHARE * machine.block_rate * machine.device.multiprocessors)
-    again = np.where(shape.direction == Direction.FILTER, shape.taps - 1.0, 0.0)
-    reread = again * (shape.input_elements + shape.output_elements)
+    rereads = np.where(shape.direction == Direction.FILTER, shape.taps - 1.0, 0.0)
+    reread = rereads * (shape.input_elements + shape.output_elements)
     seconds = overlapped(arithmetic, machine.streamed(shape.elements + reread))
     return Cost(np.where((shape.channels == 1) & (shape.groups > 1), seconds, np.inf), np.zeros_like(arithmetic))

@@ -353,10 +353,11 @@ def rnn_time(
     early = parameters.ramp * np.minimum(t, parameters.ramp_steps)
     forward, backward = (t * (parameters.step + step_time(**priced, backward=back)) + early for back in (False, True))
     if persistent:
-        kept = t * persistent_step_time(**shared)
-        forward, backward = np.minimum(forward, kept), np.minimum(backward, kept)
+        persistent_time = t * persistent_step_time(**shared)
+        forward, backward = np.minimum(forward, persistent_time), np.minimum(backward, persistent_time)
     weights = filter_time(**priced, timesteps=t)
-    way = np.asarray(direction)
-    data = np.where(way == RnnDirection.FILTER, 0.0, parameters.data_factor * backward)
-    total = np.where(way == RnnDirection.FORWARD, forward, data) + np.where(way >= RnnDirection.FILTER, weights, 0.0)
+    direction = np.asarray(direction)
+    data = np.where(direction == RnnDirection.FILTER, 0.0, parameters.data_factor * backward)
+    filters = np.where(direction >= RnnDirection.FILTER, weights, 0.0)
+    total = np.where(direction == RnnDirection.FORWARD, forward, data) + filters
     return np.asarray((parameters.launch + total) * layers * (1.0 + np.asarray(bidirectional)), dtype=np.float64)

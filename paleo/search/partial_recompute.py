@@ -54,18 +54,18 @@ def fewest_layers(
     return _least(tried, most, None if share is None else min(max(1, math.ceil(share * most)), most))
 
 
-def _least(tried: Callable[[int], Prediction], most: int, expected: int | None = None) -> Prediction | None:
+def _least(predicted: Callable[[int], Prediction], most: int, expected: int | None = None) -> Prediction | None:
     """The smallest number that fits: the ``expected`` one and those beside it first, then by bisection."""
     low, high, smallest = 0, most + 1, None
     number, guesses = (most, 0) if expected is None else (expected, _NEAR)
     while high - low > 1:
-        trial = tried(number)
+        trial = predicted(number)
         if not trial.memory.fits and number == most:
             return None
         low, high, smallest = (low, number, trial) if trial.memory.fits else (number, high, smallest)
         guesses -= 1
-        beside = high - 1 if trial.memory.fits else low + 1
-        number = beside if guesses > 0 else (low + high) // 2
+        neighbour = high - 1 if trial.memory.fits else low + 1
+        number = neighbour if guesses > 0 else (low + high) // 2
     return smallest
 
 

@@ -547,16 +547,16 @@ def load_software(name_or_path: str | Path) -> Software:
 
 
 def _profile(name_or_path: str | Path) -> Software:
-    name, at, version = ("", "", "") if is_path(name_or_path) else str(name_or_path).partition("@")
-    path, data = read_entry("software", name if at else name_or_path)
+    name, dated, version = ("", "", "") if is_path(name_or_path) else str(name_or_path).partition("@")
+    path, data = read_entry("software", name if dated else name_or_path)
     _check_groups(path, data)
     newest = validate(Software, {"name": path.stem, **data}, path)
-    then = newest.eras(newest.date_of(version)) if at else ()
-    chosen = newest.model_copy(update={"name": f"{path.stem}@{version}"}) if at else newest
+    eras = newest.eras(newest.date_of(version)) if dated else ()
+    chosen = newest.model_copy(update={"name": f"{path.stem}@{version}"}) if dated else newest
     for era in newest.earlier:
         data = _overlaid(data, era.changes)
         older = validate(Software, {**data, "name": chosen.name}, path)
-        chosen = older if era in then else chosen
+        chosen = older if era in eras else chosen
     return chosen
 
 

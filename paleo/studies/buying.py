@@ -165,8 +165,8 @@ class PricedPlan:
     def meets(self, wish: Wish) -> bool:
         """Whether the plan fits the memory, the deadline and the budget."""
         in_time = wish.deadline is None or (self.seconds is not None and self.seconds <= wish.deadline)
-        paid = wish.budget is None or (self.usd is not None and self.usd <= wish.budget)
-        return self.row.fits and in_time and paid
+        affordable = wish.budget is None or (self.usd is not None and self.usd <= wish.budget)
+        return self.row.fits and in_time and affordable
 
 
 @dataclass(frozen=True, slots=True)

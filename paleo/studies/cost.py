@@ -236,10 +236,10 @@ def _kernels(prediction: Prediction) -> _Kernels:
 
 def energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | None:
     """Joules of so long a run on all its GPUs, hosts and building as far as the tariff states them."""
-    drawn = power(prediction)
-    if drawn is None:
+    watts = power(prediction)
+    if watts is None:
         return None
-    return (drawn.average + (tariff.host_power or 0.0)) * prediction.plan.gpus * seconds * tariff.pue
+    return (watts.average + (tariff.host_power or 0.0)) * prediction.plan.gpus * seconds * tariff.pue
 
 
 def samples_to_target(*, samples: float, global_batch: float, critical_batch: float | None) -> float:

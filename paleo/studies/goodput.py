@@ -64,8 +64,8 @@ def losses(*, interval: Numeric, save: Numeric, restart: Numeric, mtbf: Numeric)
     """To first order the shares lost to saving, to work done again, and to restarts: save / interval, (interval + save)
     / 2 M, R / M."""
     work = np.asarray(interval, dtype=np.float64)
-    again = (work + save) / (2.0 * np.asarray(mtbf))
-    return np.asarray(save / work), again, np.asarray(np.asarray(restart) / np.asarray(mtbf))
+    repeated = (work + save) / (2.0 * np.asarray(mtbf))
+    return np.asarray(save / work), repeated, np.asarray(np.asarray(restart) / np.asarray(mtbf))
 
 
 def best_interval(*, save: Numeric, mtbf: Numeric) -> Array:
@@ -108,8 +108,8 @@ def two_level_goodput(
     fast = _age(np.asarray(memory_interval) / running, m)
     slow = _age(np.asarray(storage_interval) / running, m) + lag
     lost = (survived * fast + (1.0 - survived) * slow) * running
-    again = survived * np.expm1(restart_memory / m) + (1.0 - survived) * np.expm1(restart_storage / m)
-    return np.asarray(np.clip(running - lost / m, 0.0, 1.0) / (1.0 + again))
+    restarts = survived * np.expm1(restart_memory / m) + (1.0 - survived) * np.expm1(restart_storage / m)
+    return np.asarray(np.clip(running - lost / m, 0.0, 1.0) / (1.0 + restarts))
 
 
 def _age(between: Numeric, mtbf: Array) -> Array:
@@ -330,14 +330,16 @@ class Goodput:
         saving = self.save / self.interval
         if math.isinf(self.mtbf):
             return {"checkpoints": saving, "again": 0.0, "restarts": 0.0}
-        way = self.checkpoints
-        if way.replicas:
-            absence = way.repair / self.mtbf / way.replicas
-            return {"checkpoints": saving, "restarts": way.restart / self.mtbf, "replicas away": absence}
-        storage = way.storage_interval(self.interval)
-        fast, slow = way.survived / self.mtbf, (1.0 - way.survived) / self.mtbf
-        again = fast * (self.interval + way.save) / 2.0 + slow * ((storage + way.save) / 2.0 + way.lag)
-        return {"checkpoints": saving, "again": again, "restarts": fast * way.restart_memory + slow * way.restart}
+        checkpoints = self.checkpoints
+        if checkpoints.replicas:
+            absence = checkpoints.repair / self.mtbf / checkpoints.replicas
+            return {"checkpoints": saving, "restarts": checkpoints.restart / self.mtbf, "replicas away": absence}
+        storage_interval = checkpoints.storage_interval(self.interval)
+        from_memory, from_storage = checkpoints.survived / self.mtbf, (1.0 - checkpoints.survived) / self.mtbf
+        repeated = from_memory * (self.interval + checkpoints.save) / 2.0
+        repeated += from_storage * ((storage_interval + checkpoints.save) / 2.0 + checkpoints.lag)
+        restarts = from_memory * checkpoints.restart_memory + from_storage * checkpoints.restart
+        return {"checkpoints": saving, "again": repeated, "restarts": restarts}
 
 
 def long_run(

@@ -164,9 +164,9 @@ def _layout(pieces: Sequence[int]) -> str:
 def _recomputed(run: Run) -> list[str]:
     """Megatron's flags of recomputation."""
     if run.recompute == "full":
-        how = "uniform" if run.recompute_layers is None else "block"
+        method = "uniform" if run.recompute_layers is None else "block"
         layers = run.recompute_every or 1 if run.recompute_layers is None else run.recompute_layers
-        return [f"--recompute-granularity full --recompute-method {how} --recompute-num-layers {layers}"]
+        return [f"--recompute-granularity full --recompute-method {method} --recompute-num-layers {layers}"]
     if run.recompute == "selective":
         modules = " ".join(["--recompute-modules", *run.recompute_modules]) if run.recompute_modules else ""
         return ["--recompute-granularity selective", *([modules] if modules else [])]

@@ -159,8 +159,8 @@ def checkpoints_of(
     if mode == "async":
         return CheckpointSchedule(PAUSE + copy, restart, write)
     _check_host_memory(prediction, total / nodes)
-    again = min(path.restart(copy, 0.0), restart)
-    return CheckpointSchedule(PAUSE + copy, restart, write, survived=SURVIVED, restart_memory=again)
+    memory_restart = min(path.restart(copy, 0.0), restart)
+    return CheckpointSchedule(PAUSE + copy, restart, write, survived=SURVIVED, restart_memory=memory_restart)
 
 
 def _replacement(prediction: Prediction, options: LongRunOptions, in_repair: float, repair: float) -> float:

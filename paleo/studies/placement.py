@@ -84,8 +84,8 @@ def _advice(study: PlacementStudy) -> str:
         return f"Placement matters: {longer}; {rings}, {exchanges}. {ask}.{_rails(share)}"
     if study.slowdown < 1.0 - NOTABLE:
         shorter = f"The step is {100 * (1 - study.slowdown):.0f} % shorter than on packed nodes"
-        why = f"{exchanges} over the links of {share.leaves:.3g} {study.units}, as long as others leave them idle"
-        return f"Spread nodes are faster here: {shorter}; {rings}, {why}.{_rails(share)}"
+        reason = f"{exchanges} over the links of {share.leaves:.3g} {study.units}, as long as others leave them idle"
+        return f"Spread nodes are faster here: {shorter}; {rings}, {reason}.{_rails(share)}"
     if share.exchange_share < 1.0 - NOTABLE or share.unsorted_share < 1.0 - NOTABLE:
         return f"Placement does not matter to this run: {rings}. It would to others: {exchanges}, and {unsorted}."
     return f"Placement does not matter: the links above a {study.unit} carry what its nodes can send; {rings}."

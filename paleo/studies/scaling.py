@@ -323,16 +323,16 @@ def _worth(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> float:
 def _stops(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> Verdict:
     if point.problem:
         cause = "samples" if point.problem.startswith(NO_SAMPLES) else "strategy"
-        why = f"{point.gpus} cannot be used ({point.problem})"
+        reason = f"{point.gpus} cannot be used ({point.problem})"
     elif not point.runs:
-        cause, why = "memory", f"with {point.gpus} it does not fit, {_shortage(point.predicted)}"
+        cause, reason = "memory", f"with {point.gpus} it does not fit, {_shortage(point.predicted)}"
     else:
         cause, words = _cause(curve, point)
         worth = _worth(curve, last, point)
         brings = f"brings {whole_percent(worth)} of what the first ones bring" if worth > 0 else "slows the step down"
-        why = f"each GPU added from there to {point.gpus} {brings}; {words}"
+        reason = f"each GPU added from there to {point.gpus} {brings}; {words}"
     efficiency = whole_percent(curve.efficiency(last))
-    return Verdict(last.gpus, f"{_pays_up_to(curve, last)} (efficiency {efficiency}): {why}.", cause)
+    return Verdict(last.gpus, f"{_pays_up_to(curve, last)} (efficiency {efficiency}): {reason}.", cause)
 
 
 def spending(curve: ScaleCurve) -> str | None:

@@ -88,7 +88,7 @@ def _counted(node: Node, formats: Precision, storage: Storage, known: set[str]) 
     known |= set(node.parameters)
     forward = tuple(kernel for operation in node.operations for kernel in operation.forward(formats))
     backward = tuple(kernel for operation in node.operations for kernel in operation.backward(formats))
-    asked = [model_flops(operation, formats) for operation in node.operations]
+    model_counts = [model_flops(operation, formats) for operation in node.operations]
     return LayerCount(
         node.name,
         node.type,
@@ -97,8 +97,8 @@ def _counted(node: Node, formats: Precision, storage: Storage, known: set[str]) 
         parameters=float(sum(tensor.elements for tensor in new)),
         flops_forward=sum(kernel.flops for kernel in forward),
         flops_backward=sum(kernel.flops for kernel in backward),
-        model_flops_forward=sum(flops for flops, _ in asked),
-        model_flops_backward=sum(flops for _, flops in asked),
+        model_flops_forward=sum(flops for flops, _ in model_counts),
+        model_flops_backward=sum(flops for _, flops in model_counts),
         bytes_forward=sum(kernel.bytes for kernel in forward),
         bytes_backward=sum(kernel.bytes for kernel in backward),
         saved_bytes=_newly_saved(node, formats, storage) / max(node.repeat, 1),

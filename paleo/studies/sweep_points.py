@@ -116,7 +116,7 @@ def _record(job: Job, point: Point) -> Record:
 
 
 def _figures(prediction: Prediction) -> Record:
-    plan, drawn, data = prediction.plan, power(prediction), prediction.model.dataset
+    plan, watts, data = prediction.plan, power(prediction), prediction.model.dataset
     study = consistency.studied(prediction)
     seconds = prediction.step_time if study is None else study.step_time
     low, high = (end * seconds / prediction.step_time for end in prediction.interval)
@@ -136,7 +136,7 @@ def _figures(prediction: Prediction) -> Record:
         "memory_bytes": prediction.memory.total,
         "memory_capacity_bytes": prediction.memory.capacity,
         "fits": prediction.memory.fits,
-        "gpu_power_w": None if drawn is None else drawn.average,
+        "gpu_power_w": None if watts is None else watts.average,
         "world": plan.gpus,
         "rent_per_s": None if offer is None else offer[0],
         "listed_rent_per_s": offer[0] if offer is not None and offer[2] else None,

@@ -196,7 +196,7 @@ def training(
         rate *= 1.0 + long_run.spares / nodes_of(prediction.system, plan.gpus)
     watts = prediction.system.device.tdp
     limit = None if watts is None else (watts + (terms.host_power or 0.0)) * terms.pue * plan.gpus * seconds
-    drawn = energy(prediction, seconds, terms)
+    joules = energy(prediction, seconds, terms)
     steps = math.ceil(needed.samples / plan.global_batch)
     return Training(
         amount,
@@ -206,7 +206,7 @@ def training(
         interval=(low, high),
         price_per_s=rate,
         price=price,
-        energy=drawn,
+        energy=joules,
         energy_limit=limit,
         tariff=terms,
         goodput=failing,
@@ -265,6 +265,6 @@ def _written_off(system: System, gpus: int, seconds: float) -> tuple[float | Non
     if quote is None:
         return None, None
     rate = quote.value / seconds
-    bought = f"bought at {quote.value:,.0f} USD for each GPU, written off over {seconds / YEAR:.3g} years"
-    source = f"{bought}; {quote.price.source}"
+    purchase = f"bought at {quote.value:,.0f} USD for each GPU, written off over {seconds / YEAR:.3g} years"
+    source = f"{purchase}; {quote.price.source}"
     return rate * gpus, quote.price.model_copy(update={"rate": rate, "source": source})

@@ -85,13 +85,13 @@ def node_placement(text: str, background: float = 0.0, neighbour: str | None = N
     """
     if not 0.0 <= background < 1.0:
         raise SpecError(f"background: {background} must be 0 or more and below 1, the uplinks' share that others use")
-    beside = None if neighbour is None else _neighbour(neighbour)
+    second_job = None if neighbour is None else _neighbour(neighbour)
     spread = re.fullmatch(r"spread:([1-9]\d*)", text)
     if spread:
-        return NodePlacement("spread", int(spread[1]), background, beside)
+        return NodePlacement("spread", int(spread[1]), background, second_job)
     if text not in ("packed", "random"):
         raise SpecError(f"nodes: {text!r}: expected packed, random or spread:K, such as spread:8")
-    return NodePlacement(text, 0, background, beside)
+    return NodePlacement(text, 0, background, second_job)
 
 
 def _neighbour(text: str) -> Neighbour:
@@ -112,10 +112,10 @@ def leaves_touched(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
     >>> round(float(leaves_touched(8, 1024, 16)), 1)
     7.6
     """
-    drawn, total = np.asarray(nodes, dtype=np.float64), np.asarray(machine, dtype=np.float64)
-    empty = np.ones(np.broadcast_shapes(drawn.shape, total.shape))
+    count, total = np.asarray(nodes, dtype=np.float64), np.asarray(machine, dtype=np.float64)
+    empty = np.ones(np.broadcast_shapes(count.shape, total.shape))
     for position in range(leaf):
-        empty = empty * np.clip(total - drawn - position, 0.0, None) / (total - position)
+        empty = empty * np.clip(total - count - position, 0.0, None) / (total - position)
     return np.asarray(total / leaf * (1.0 - empty))
 
 

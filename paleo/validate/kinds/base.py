@@ -185,10 +185,10 @@ def groups(
     keys = {"family": kind.family(frame), "stack": kind.stack(frame), "compute": kind.compute(frame)}
     table = frame[list({kind.subject, "dtype"} & {*frame.columns})].assign(**keys)
     names = (kind.subject, "family", "stack", "dtype", "compute")
-    which, combinations = combined([coded(table, name) for name in names])
+    combination_of, combinations = combined([coded(table, name) for name in names])
     for place, key in sorted(enumerate(combinations), key=lambda pair: pair[1]):
         subject, family, stack, dtype, compute = key
-        yield RowGroup(subject, family, stack, dtype, compute, frame.iloc[np.flatnonzero(which == place)])
+        yield RowGroup(subject, family, stack, dtype, compute, frame.iloc[np.flatnonzero(combination_of == place)])
 
 
 def kind_of(columns: Iterable[str]) -> TableKind[Any]:
@@ -294,11 +294,11 @@ def mapped(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..., 
     if frame.empty:
         return np.zeros(0, dtype=dtype)
     coded_columns = [coded(frame, column) for column in columns]
-    which, combinations = combined(coded_columns)
+    combination_of, combinations = combined(coded_columns)
     table = np.empty(len(combinations), dtype=dtype)
     for place, words in enumerate(combinations):
         table[place] = function(*words)
-    return table[which]
+    return table[combination_of]
 
 
 def combined(
@@ -306,18 +306,18 @@ def combined(
 ) -> tuple[npt.NDArray[np.intp], list[tuple[str, ...]]]:
     """Which combination of words each row has, and the combinations, of columns as ``coded`` gives them."""
     shape = [len(words) for _, words in coded_columns]
-    which = np.zeros(len(coded_columns[0][0]), dtype=np.int64)
+    codes_of_rows = np.zeros(len(coded_columns[0][0]), dtype=np.int64)
     for codes, words in coded_columns:
         if len(words) > 1:
-            which = which * len(words) + codes
+            codes_of_rows = codes_of_rows * len(words) + codes
     count = math.prod(shape)
-    if count > len(which):
-        index, present = pd.factorize(which)
+    if count > len(codes_of_rows):
+        index, present = pd.factorize(codes_of_rows)
     else:
-        present = np.flatnonzero(np.bincount(which, minlength=count))
+        present = np.flatnonzero(np.bincount(codes_of_rows, minlength=count))
         places = np.zeros(count, dtype=np.intp)
         places[present] = np.arange(len(present))
-        index = places[which]
+        index = places[codes_of_rows]
     picked = np.stack(np.unravel_index(present, shape), axis=1)
     return index, [tuple(words[code] for code, (_, words) in zip(row, coded_columns, strict=True)) for row in picked]
 

@@ -77,8 +77,8 @@ class CollectiveTable(TableKind[System]):
     ) -> tuple[NcclParameters | ExchangeParameters | FabricParameters | CustomParameters, tuple[str, ...]]:
         """Start values of a fit, and the parameters that stay fixed because rows of this kind do not determine them."""
         if family == "collective.custom":
-            engine, _, how = stack.rpartition("-")
-            eager = how == "eager"
+            engine, _, mode = stack.rpartition("-")
+            eager = mode == "eager"
             return replace(
                 CustomParameters(), largest=_largest(engine, figures), host=20 * MICROSECOND if eager else NANOSECOND
             ), (() if eager else ("host",))
@@ -150,14 +150,14 @@ class CollectiveTable(TableKind[System]):
         The fabric between vidur's nodes is not documented, and kept apart from that of the system it names.
         """
         algorithm, library = text(frame, "algo"), text(frame, "library")
-        how = algorithm.str.lower().str.contains("eager").map({True: "eager", False: "graph"})
+        mode = algorithm.str.lower().str.contains("eager").map({True: "eager", False: "graph"})
         engine = library.map(_engine)
         plain = (text(frame, "source") == "vidur").map({True: "kernel", False: "back-to-back"})
         plain = plain.mask((plain == "kernel") & (self.family(frame) == "collective.fabric"), "kernel-unknown-fabric")
         plain = plain.mask(algorithm.str.lower().str.contains("eager"), "back-to-back/eager")
         for words, name in OTHER_STACKS.items():
             plain = plain.mask(library.str.contains(words, regex=False), name)
-        return plain.where(~self._custom(frame), engine + "-" + how)
+        return plain.where(~self._custom(frame), engine + "-" + mode)
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """collective.custom; collective.fabric for groups that cross nodes; inside, collective.exchange or .nccl."""

@@ -86,11 +86,11 @@ class ConvolutionTable(TableKind[DeviceFigures]):
         """An unknown dtype or direction, no peak on the device, an empty output, or a fallback kernel."""
         dtypes = frozenset(ELEMENT_BYTES)
         out = by_arithmetic(frame, self.compute(frame), lambda *columns: unpriced(*columns, dtypes))
-        way = text(frame, "direction")
-        out = out.mask((out == "") & ~way.isin(list(DIRECTIONS)), "direction is none of " + ", ".join(DIRECTIONS))
+        direction = text(frame, "direction")
+        out = out.mask((out == "") & ~direction.isin(list(DIRECTIONS)), "direction is none of " + ", ".join(DIRECTIONS))
         strided = number(frame, "stride_h", 1.0) * number(frame, "stride_w", 1.0) > 1
         half = self.family(frame) == "conv.half"
-        out = out.mask((out == "") & half & strided & (way == "bwd_data"), SCATTER)
+        out = out.mask((out == "") & half & strided & (direction == "bwd_data"), SCATTER)
         small = np.any([~(number(frame, name, 1.0) >= 1) for name in SIZES], axis=0) | _empty(frame)
         return out.mask((out == "") & small, "an extent is below 1, or the filter exceeds the padded image")
 

@@ -84,10 +84,10 @@ class RnnTable(TableKind[DeviceFigures]):
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """FLOP of the products; bytes of the weights once a step (once for the filter gradient), and of the states."""
         hidden, batch, steps = (number(frame, name) for name in ("hidden", "batch", "timesteps"))
-        gate_count, element, way = _gates(frame), element_bytes(frame), _ways(frame)
+        gate_count, element, direction = _gates(frame), element_bytes(frame), _ways(frame)
         products = gate_count * hidden**2
-        gradients = np.where(way == RnnDirection.BACKWARD, 2.0, 1.0)
-        reads = np.where(way == RnnDirection.FILTER, 1.0, steps)
+        gradients = np.where(direction == RnnDirection.BACKWARD, 2.0, 1.0)
+        reads = np.where(direction == RnnDirection.FILTER, 1.0, steps)
         states = (gate_count + 1.0) * hidden * batch * steps
         return 2.0 * products * batch * steps * gradients, (products * reads + states) * element
 

@@ -113,9 +113,9 @@ class ConvergencePoints(StepTable):
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Row by row; a point that a later round repeats counts once."""
         predictions = super().predict(frame)
-        again = frame.duplicated(POINT).to_numpy()
-        predictions.seconds[again] = math.nan
-        predictions.reasons[again] = "the point of another round once more"
+        repeats = frame.duplicated(POINT).to_numpy()
+        predictions.seconds[repeats] = math.nan
+        predictions.reasons[repeats] = "the point of another round once more"
         return predictions
 
     def step(self, row: Row, software: Software | None = None) -> Step:

@@ -94,10 +94,10 @@ def training_gpus(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[
     if rows >= gpus or any(filled(row, axis) for axis in ("tp", "pp", "cp")):
         return gpus, {}
     ranks = max(count for count in range(1, int(rows) + 1) if rows % count == 0)
-    axis, most = SPREAD.get(task.code.software, ("spatial", _most_neighbours(row, task)))
-    ways = max(way for way in (1, 2, 4, 8, 16) if ranks * way <= gpus and way <= most)
+    axis, limit = SPREAD.get(task.code.software, ("spatial", _most_neighbours(row, task)))
+    degree = max(degree for degree in (1, 2, 4, 8, 16) if ranks * degree <= gpus and degree <= limit)
     more = ",zero=1,sp" if axis == "tp" else ""
-    return ranks * ways, {} if ways == 1 else {"strategy": f"{axis}={ways},dp={ranks}{more}"}
+    return ranks * degree, {} if degree == 1 else {"strategy": f"{axis}={degree},dp={ranks}{more}"}
 
 
 def _most_neighbours(row: Row, task: TrainingTask) -> int:

@@ -82,9 +82,9 @@ def library_of(row: Row) -> float | None:
     stated = cudnn_version(str(row.get("cudnn", "")))
     if stated is not None:
         return stated
-    called = re.search(r"(?i)cudnn\W*[rv](\d)", str(row.get("framework", "")))
-    if called:
-        return float(called.group(1))
+    named = re.search(r"(?i)cudnn\W*[rv](\d)", str(row.get("framework", "")))
+    if named:
+        return float(named.group(1))
     source = str(row.get("source", ""))
     return next((release for word, release in LIBRARY_OF_SOURCE if source.startswith(word)), None)
 
