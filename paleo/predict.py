@@ -71,16 +71,25 @@ class Breakdown:
     @property
     def step(self) -> float:
         """Seconds of the step: the sum of its parts."""
-        worked = self.compute + self.memory_bound + self.launch
-        return worked + self.communication_exposed + self.bubble + self.optimizer + self.input + self.stragglers
+        kernels = self.compute + self.memory_bound + self.launch
+        return kernels + self.communication_exposed + self.bubble + self.optimizer + self.input + self.stragglers
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Prediction:
-    """One training step (or forward pass) of ``model`` under ``plan`` on ``system``, in SI. ``steps`` is that step with
-    all its arrays, ``pieces`` are those of a pipeline, ``kernels`` the prices of the program's kernels in its order;
-    ``flops`` are the network's in a step, ``host_memory`` the bytes of host memory for each device. A
-    prediction equals itself alone."""
+    """One training step (or forward pass) of ``model`` under ``plan`` on ``system``, in SI.
+
+    ``graph``: the network's layers at the local batch of all replicas. ``program``: what one rank computes and sends.
+    ``kernels``: seconds of the program's kernels, in its order. ``pieces``: the pieces of a pipeline.
+    ``steps``: the step with all its arrays, for one configuration.
+    ``breakdown``, ``memory``: seconds of the step by part, bytes of the fullest device by purpose.
+    ``flops``: FLOP of the network in a step, recomputation and padding left out.
+    ``host_memory``: bytes of host memory for each device.
+    ``calibration``: which measurements the prices rest on.
+    ``unmodelled``: what a real step has and this one leaves out.
+
+    A prediction equals itself alone.
+    """
 
     model: ModelSpec
     system: System
@@ -206,8 +215,10 @@ def predict(
     calibration: Calibration | None = None,
 ) -> Prediction:
     """Count, price, schedule. Pure: the same inputs give the same prediction; the graphs of the latest networks alone
-    are kept. ``software`` and ``calibration`` stand in for the profile and the calibration file that the run names.
-    PlanError where the run cannot be laid over the network and the system."""
+    are kept.
+
+    ``software`` and ``calibration`` stand in for the profile and the calibration file that the run names. PlanError
+    where the run cannot be laid over the network and the system."""
     if isinstance(model, str) or isinstance(system, str) or isinstance(run, dict):
         raise SpecError("predict takes what load_model, load_system and Run give; paleo.estimate takes names")
     layout = plan(model, system, run)
@@ -239,10 +250,7 @@ def predict(
         unmodelled=unmodelled(program.program, run, loads=arriving is not None),
         warnings=(
             *warnings(layout, graph, placed),
-            *idle_options(run, system, layout),
-            *_idle_servers(run),
-            *foreign_software(run, system),
-            *free_routing(graph, run, backend.software, system),
+            *_run_warnings(run, system, layout, graph, backend.software),
             *host_warnings(system, layout, host_memory),
             *rare_utilisation(system, layout, flops / breakdown.step),
             *loading_warnings(run, breakdown.input / breakdown.step),
@@ -297,6 +305,16 @@ def unmodelled(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
     names = ", ".join(dict.fromkeys(kernel.name for kernel, _ in guessed if kernel.phase == "forward"))
     text = f"functions that the importer did not know: {shares[0]:.1%} of FLOP, {shares[1]:.1%} of bytes"
     return (*always, f"{text} ({names[:200]})")
+
+
+def _run_warnings(run: Run, system: System, layout: Plan, graph: Graph, software: Software) -> list[str]:
+    """What the options of a run do not do here, whatever its step turns out to be."""
+    return [
+        *idle_options(run, system, layout),
+        *_idle_servers(run),
+        *foreign_software(run, system),
+        *free_routing(graph, run, software, system),
+    ]
 
 
 def _idle_servers(run: Run) -> list[str]:

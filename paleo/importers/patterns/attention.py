@@ -77,7 +77,7 @@ def _up_to_product(softmax: Call) -> tuple[Call, list[Call], bool] | None:
 
 
 def triangular(call: Call, depth: int = 12) -> bool:
-    """Whether a mask was substitute by ``tril`` or ``triu``."""
+    """Whether a mask was made by ``tril`` or ``triu``."""
     stack, seen = [(v, depth) for v in call.inputs if v is not None and v.static], set[int]()
     while stack:
         value, left = stack.pop()
@@ -158,52 +158,71 @@ def attention_layers(trace: Trace) -> list[CallGroup]:
     return groups
 
 
+class _Projections:
+    """What lies around scaled dot-product attention: the sources of query, key and value, the calls that move its
+    result, and the output projection."""
+
+    def __init__(self, sources: tuple[_Source, _Source, _Source], core: Call, moves: list[Call], output: Call) -> None:
+        self.query, self.key, self.value = self.sources = sources
+        self.core, self.moves, self.output = core, moves, output
+        self.linears = (self.query.linear, self.key.linear, self.value.linear)
+
+    @property
+    def calls(self) -> dict[Call, None]:
+        """All calls from the projections of the inputs to that of the output, in order."""
+        calls = [call for source in self.sources for call in source.calls]
+        ordered = dict.fromkeys([*calls, *self.linears, self.core, *self.moves, self.output])
+        return {call: None for call in ordered if not call.out.static}
+
+    @property
+    def weights(self) -> list[Value]:
+        """Weights of the projections, of norms of queries and keys, and learned masks."""
+        products = [value for call in self.calls if call.kind == "linear" for value in call.inputs[1:]]
+        norms = [value for norm in (*self.query.norms, *self.key.norms) for value in norm.inputs[1:]]
+        distinct = [*dict.fromkeys(products), *norms, *self.core.inputs[3:]]
+        return [value for value in distinct if value is not None and value.sources]
+
+    def options(self, head_dim: int) -> dict[str, Any] | None:
+        """The options of the attention layer beside its heads; None where it has none with such norms or biases."""
+        normed = _query_norms(self.query, self.key, self.value, head_dim)
+        biases = _biases(*self.linears, self.output)
+        if normed is None or biases is None:
+            return None
+        return biases | {
+            "qk_norm": normed,
+            "rotary": self.query.rotary and self.key.rotary,
+            "causal": bool(self.core.options.get("is_causal")) or _masked(self.core),
+            "dropout": dropout_rate(self.core.options.get("dropout_p")),
+        }
+
+
+def _projections(core: Call, consumers: dict[Value, list[Call]]) -> _Projections | None:
+    sources = [_source(value) for value in core.inputs[:3] if value is not None]
+    output = _output_projection(core, consumers)
+    match sources:
+        case [_Source() as query, _Source() as key, _Source() as value] if output is not None:
+            return _Projections((query, key, value), core, *output)
+    return None
+
+
 def _attention_around(core: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> CallGroup | None:
-    values = [value for value in core.inputs[:3] if value is not None]
-    sources = [_source(value) for value in values]
-    down = _output_projection(core, consumers)
-    if len(sources) != 3 or any(source is None for source in sources) or down is None:
+    projections = _projections(core, consumers)
+    sizes = None if projections is None else _heads(core, *projections.linears, projections.output)
+    if projections is None or sizes is None:
         return None
-    query, key, value = (source for source in sources if source is not None)
-    passes, output = down
-    sizes = _heads(core, query.linear, key.linear, value.linear, output)
-    if sizes is None:
+    heads, inputs = sizes
+    options, calls, output = projections.options(heads["head_dim"]), projections.calls, projections.output
+    if options is None or not closed(calls, output.out, consumers, outputs) or foreign(calls, inputs):
         return None
-    shape, inputs = sizes
-    options: dict[str, Any] = dict(shape)
-    normed = _query_norms(query, key, value, shape["head_dim"])
-    biases = _biases(query.linear, key.linear, value.linear, output)
-    if normed is None or biases is None:
-        return None
-    calls = dict.fromkeys(
-        [*query.calls, *key.calls, *value.calls, query.linear, key.linear, value.linear, core, *passes, output]
-    )
-    calls = {call: None for call in calls if not call.out.static}
-    if not closed(calls, output.out, consumers, outputs) or foreign(calls, inputs):
-        return None
-    options |= biases | {"qk_norm": normed, "rotary": query.rotary and key.rotary}
-    options |= {
-        "causal": bool(core.options.get("is_causal")) or _masked(core),
-        "dropout": dropout_rate(core.options.get("dropout_p")),
-    }
-    flops = sum(call.flops or 0.0 for call in calls)
-    weights = list(
-        dict.fromkeys(
-            w for call in calls for w in call.inputs[1:] if w is not None and w.sources and call.kind == "linear"
-        )
-    )
-    weights += [w for norm in (*query.norms, *key.norms) for w in norm.inputs[1:] if w is not None and w.sources]
-    weights += [w for w in core.inputs[3:] if w is not None and w.sources]
     substitute = record(
         "attention",
         "attention",
-        [*inputs, *weights],
+        [*inputs, *projections.weights],
         [(output.out.shape, False)],
-        options=options,
-        flops=flops,
+        options=heads | options | {"inputs": len(inputs)},
+        flops=sum(call.flops or 0.0 for call in calls),
         path=core.path,
     )
-    options["inputs"] = len(inputs)
     return CallGroup(calls, substitute, output.out)
 
 
