@@ -26,6 +26,12 @@ class Softmax(Layer):
         return Expansion((pass_,), out)
 
 
+#: Tensors as large as the kept one that PyTorch's loss over a divided vocabulary holds in its backward pass, measured
+#: by the lifetimes of its tensors: zeros less one at the target, their sum with e^x, the product with the gradient
+#: (torch/distributed/tensor/parallel/loss.py of 2.13, _nll_loss_and_log_softmax_backward).
+PARALLEL_TEMPORARIES = 3
+
+
 @LAYERS.register("cross_entropy")
 class CrossEntropy(Layer):
     """Log-softmax over ``dim`` (default: the last) and the loss of each row; keeps the log-probabilities in fp32."""
@@ -47,7 +53,7 @@ class CrossEntropy(Layer):
         keeps = (x, out.like(f"{name}.log_sum", role="statistic")) if again else (kept,)
         final = MemoryPass(
             name, "softmax", (source,), out, keeps=keeps, flops_per_element=5.0, reduces=(last,),
-            tiled=choices.loss == "tiled",
+            tiled=choices.loss == "tiled", divided_temporaries=PARALLEL_TEMPORARIES * (choices.loss == "upcast"),
         )  # fmt: skip
         metrics = tuple(
             each for number in range(choices.metrics) for each in _metric(f"{name}.metric{number}", x, last)

@@ -112,9 +112,9 @@ class Section:
     take their bytes; ``tensors`` is how many weights are trained, by name.
 
     ``saved_bytes`` live until backward, ``selected_bytes`` of them not under selective recomputation. ``input_bytes``
-    is what full recomputation keeps instead, ``output_bytes`` what goes on to the next section, ``made_bytes`` what
-    each operation makes. ``recompute`` and ``recompute_group`` say how its activations are made again, see
-    `paleo.lowering.policies`.
+    is what full recomputation keeps instead, ``output_bytes`` what goes on to the next section, ``workspaces`` what
+    each operation needs for a moment beside what is kept. ``recompute`` and ``recompute_group`` say how its activations
+    are made again, see `paleo.lowering.policies`.
     """
 
     name: str
@@ -128,14 +128,14 @@ class Section:
     selected_bytes: float
     input_bytes: float
     output_bytes: float
-    made_bytes: tuple[float, ...]
+    workspaces: tuple[float, ...]
     recompute: str = "none"
     recompute_group: int = 1
 
     @property
-    def largest_output_bytes(self) -> float:
-        """Bytes of the section's largest output."""
-        return max(self.made_bytes, default=0.0)
+    def workspace_bytes(self) -> float:
+        """Bytes that the section needs for a moment at most."""
+        return max(self.workspaces, default=0.0)
 
     @property
     def has_backward(self) -> bool:
@@ -294,7 +294,7 @@ class _Lowering:
             selected_bytes=self._freed(members, repeat, saved, core),
             input_bytes=_local_bytes(first, first.node.inputs[0], self.precision),
             output_bytes=last.operations[-1].out.bytes(self.precision) if last.operations else 0.0,
-            made_bytes=tuple(size for layer in members for size in self._share(layer).created),
+            workspaces=tuple(size for layer in members for size in self._share(layer).workspaces),
         )
         return section, tuple(ties)
 
@@ -468,11 +468,11 @@ class _Lowering:
 
 class _Share(NamedTuple):
     """What follows from a rank's operations of a layer alone: the kernels of each, forward and backward; of each tensor
-    kept its name, bytes, and how many of it no other layer keeps; bytes of what they make."""
+    kept its name, bytes, and how many of it no other layer keeps; bytes that each needs for a moment."""
 
     kernels: tuple[tuple[tuple[Kernel, ...], tuple[Kernel, ...]], ...]
     saved: tuple[tuple[str, float, float], ...]
-    created: tuple[float, ...]
+    workspaces: tuple[float, ...]
 
 
 def _share(placed: PlacedNode, precision: Precision, kept_anew: Sequence[float], tiled: frozenset[str]) -> _Share:
@@ -485,7 +485,7 @@ def _share(placed: PlacedNode, precision: Precision, kept_anew: Sequence[float],
     return _Share(
         tuple([(operation.forward(formats), operation.backward(formats)) for operation in placed.operations]),
         tuple([(name, size, copies) for (name, size), copies in zip(stored, kept_anew, strict=True)]),
-        tuple([size for operation in placed.operations for size in _output_bytes(operation, precision, tiled)]),
+        tuple([size for operation in placed.operations for size in _workspaces(operation, precision, tiled)]),
     )
 
 
@@ -552,15 +552,18 @@ def _tiled(nodes: Sequence[Node]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _output_bytes(operation: Operation, precision: Precision, tiled: frozenset[str]) -> Iterable[float]:
-    """Bytes of what an operation makes before the peak of memory, and of packed weights that it brings to the format of
-    activations. A tile has as many numbers as the product's input has (fused_linear_cross_entropy.py of Liger: so many
-    tokens that logits of a tile fill what the hidden states do; by name, not read again)."""
+def _workspaces(operation: Operation, precision: Precision, tiled: frozenset[str]) -> Iterable[float]:
+    """Bytes that an operation needs for a moment before the peak of memory: two of its outputs, a gradient and its
+    successor, or more where it says so; and two of packed weights that it brings to the format of activations. A tile
+    has as many numbers as the product's input has (fused_linear_cross_entropy.py of Liger: so many tokens that logits
+    of a tile fill what the hidden states do; by name, not read again)."""
     if isinstance(operation, Contraction) and operation.out.name in tiled:
-        yield operation.lhs.bytes(precision)
+        yield 2.0 * operation.lhs.bytes(precision)
     elif not (isinstance(operation, MemoryPass) and operation.late) and operation.out.name not in tiled:
-        yield operation.out.bytes(precision)
-    yield from (float(each.elements) * precision.activation for each in operation.reads if each.packed)
+        yield 2.0 * operation.out.bytes(precision)
+    if isinstance(operation, MemoryPass) and operation.temporaries:
+        yield operation.temporaries * sum(tensor.bytes(precision) for tensor in operation.keeps)
+    yield from (2.0 * float(each.elements) * precision.activation for each in operation.reads if each.packed)
 
 
 def _local_bytes(placed: PlacedNode, tensor: Tensor, precision: Precision) -> float:

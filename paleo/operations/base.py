@@ -276,6 +276,10 @@ class MemoryPass:
     tiled: bool = False
     #: Operations that the host issues for it, forward and backward.
     calls: tuple[float, float] = (1.0, 1.0)
+    #: Tensors as large as what it keeps that it holds at once beside that, where this is more than a gradient and its
+    #: successor; ``divided_temporaries``: where a dim of ``reduces`` is divided over ranks.
+    temporaries: int = 0
+    divided_temporaries: int = 0
 
     def __post_init__(self) -> None:
         _ = self.kind
@@ -300,8 +304,15 @@ class MemoryPass:
     def split(self, ways: Mapping[str, float]) -> MemoryPass:
         tensors = self.inputs, (self.out,), self.parameters, self.keeps
         inputs, (out,), parameters, keeps = (split_all(each, ways) for each in tensors)
+        divided = any(ways.get(dim, 1.0) > 1.0 for dim in self.reduces)
         return replace(
-            self, inputs=inputs, out=out, parameters=parameters, keeps=keeps, halos=halos(self.windows, ways)
+            self,
+            inputs=inputs,
+            out=out,
+            parameters=parameters,
+            keeps=keeps,
+            halos=halos(self.windows, ways),
+            temporaries=self.divided_temporaries if divided else self.temporaries,
         )
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 #: Of a section: of kernels, of collectives, of what operations put out, and `SIZES`.
 Numbers = tuple[Array, Array, Array, Array]
-#: Figures of sections beside kernels: those of `SectionCosts` but for a largest output.
-SIZES = tuple(name for name in BYTES if name != "largest_output_bytes")
+#: Figures of sections beside kernels: those of `SectionCosts` but for a workspace.
+SIZES = tuple(name for name in BYTES if name != "workspace_bytes")
 #: Numbers of a kernel before those of its shape.
 _COUNTS = 4
 #: Relative difference up to which a count lies on a surface.
@@ -99,7 +99,7 @@ class PricedBlock:
         lengths = (
             numbers,
             sum(len(counted.transfers) for counted in sections),
-            sum(len(counted.made_bytes) for counted in sections),
+            sum(len(counted.workspaces) for counted in sections),
         )
         kernels, payloads, outputs, sizes = np.split(self.values.T, np.cumsum(lengths))
         return kernels, payloads, outputs, sizes
@@ -404,14 +404,14 @@ def _values(program: Program, numbers: Callable[[Section], Numbers]) -> Array:
 
 
 def _section_values(section: Section) -> Numbers:
-    """The same of a section: kernels, collectives, what operations put out, `SIZES`."""
+    """The same of a section: kernels, collectives, what operations need for a moment, `SIZES`."""
     kernels: list[float] = []
     for counted in section.kernels:
         kernel = counted.kernel
         kernels += kernel.flops, kernel.vector_flops, kernel.bytes_read, kernel.bytes_written, *kernel.shape.values()
     payloads = [transfer.payload_bytes for transfer in section.transfers]
     sizes = [getattr(section, name) for name in SIZES]
-    return tuple(np.array(each, dtype=np.float64) for each in (kernels, payloads, section.made_bytes, sizes))  # type: ignore[return-value]
+    return tuple(np.array(each, dtype=np.float64) for each in (kernels, payloads, section.workspaces, sizes))  # type: ignore[return-value]
 
 
 def _costs(blocks: Sequence[PricedBlock], backend: Backend) -> SectionCosts:
@@ -445,9 +445,9 @@ def _sizes(block: PricedBlock) -> dict[str, Array]:
     """Bytes by name: (sections, microbatches)."""
     *_, outputs, sizes = block.parts
     by_name = dict(zip(SIZES, np.split(sizes, len(SIZES)), strict=True))
-    lengths = [len(section.made_bytes) for section in block.program.sections]
+    lengths = [len(section.workspaces) for section in block.program.sections]
     by_section = np.split(outputs, np.cumsum(lengths)[:-1])
-    by_name["largest_output_bytes"] = np.stack([sizes.max(axis=0, initial=0.0) for sizes in by_section])
+    by_name["workspace_bytes"] = np.stack([sizes.max(axis=0, initial=0.0) for sizes in by_section])
     return by_name
 
 

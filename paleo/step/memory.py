@@ -245,16 +245,16 @@ def states(
     )
 
 
-def workspace(layers: Array, largest_output_bytes: Array, transient: Array, bucket: Numeric) -> Array:
-    """What a stage needs for a moment, (stages, …): two of its largest activations (a gradient and its successor), two
-    buckets, and what recomputation brings back. Only sections that a stage holds count."""
+def workspace(layers: Array, workspace_bytes: Array, transient: Array, bucket: Numeric) -> Array:
+    """What a stage needs for a moment, (stages, …): the most that an operation needs (of ``workspace_bytes``, those of
+    sections), two buckets, and what recomputation brings back. Only sections that a stage holds count."""
     known: dict[bytes, Array] = {}
     rows = []
     for sections in layers > 0:  # few stages differ in what they hold
         kind = sections.tobytes()
         if kind not in known:
-            most = (figures[sections].max(axis=0, initial=0.0) for figures in (largest_output_bytes, transient))
-            known[kind] = 2.0 * next(most) + next(most) + 2.0 * np.asarray(bucket)
+            most = (figures[sections].max(axis=0, initial=0.0) for figures in (workspace_bytes, transient))
+            known[kind] = next(most) + next(most) + 2.0 * np.asarray(bucket)
         rows.append(known[kind])
     return np.stack(rows)
 

@@ -94,7 +94,7 @@ class SectionCosts:
     selected_bytes: Array
     input_bytes: Array
     output_bytes: Array
-    largest_output_bytes: Array
+    workspace_bytes: Array
 
     def at(self, sections: Sequence[int]) -> SectionCosts:
         """Costs of the sections at some positions, with repetitions: (sections, …)."""
@@ -109,7 +109,7 @@ class SectionCosts:
 
 
 #: Byte figures of a section that `SectionCosts` holds.
-BYTES = ("saved_bytes", "selected_bytes", "input_bytes", "output_bytes", "largest_output_bytes")
+BYTES = ("saved_bytes", "selected_bytes", "input_bytes", "output_bytes", "workspace_bytes")
 #: Figures of `SectionCosts` with a last axis of configurations.
 FIGURES = (
     *("forward", "backward", "weights", "recomputed", "selected"),
@@ -139,7 +139,7 @@ class LayerTimes:
     offloaded_bytes: Array
     transient: Array
     output_bytes: Array
-    largest_output_bytes: Array
+    workspace_bytes: Array
 
     @property
     def forwards(self) -> Array:
@@ -380,7 +380,7 @@ def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
         offloaded_bytes=np.zeros_like(kept),
         transient=np.where(whole, costs.saved_bytes * group, 0.0),
         output_bytes=costs.output_bytes,
-        largest_output_bytes=costs.largest_output_bytes,
+        workspace_bytes=costs.workspace_bytes,
     )
 
 

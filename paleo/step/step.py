@@ -283,7 +283,7 @@ def _passing_bytes(batch: Batch) -> tuple[Array, Array]:
     layouts, assignment, times = batch.layouts, batch.assignment, batch.times
     several = layouts.shards * assignment.copies > 1
     buckets = batch.per_case(np.where(several & batch.training, batch.backend.run.bucket, 0.0))
-    work = workspace(assignment.layers, times.largest_output_bytes, times.transient, buckets)
+    work = workspace(assignment.layers, times.workspace_bytes, times.transient, buckets)
     return per_stage(assignment.placed, times.saved_bytes), work
 
 

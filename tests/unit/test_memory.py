@@ -71,6 +71,21 @@ def test_a_tiled_loss_leaves_no_logits() -> None:
     assert tiled.step_time == whole.step_time
 
 
+def test_a_loss_over_a_divided_vocabulary_holds_three_tensors_beside_the_kept_one() -> None:
+    """PyTorch's loss_parallel: 2 x 8,192 tokens, a quarter of 128,256 logits in fp32 each; undivided, two such
+    tensors, a gradient and its successor. nanotron's own holds two as well."""
+
+    def needed(tp: int, software: str) -> float:
+        strategy = f"tp={tp},sp" if tp > 1 else "dp"
+        run = Run(gpus=tp, dtype="bf16", batch=2, strategy=strategy, recompute="full", software=software)
+        made = predict(load_model("llama3-8b"), load_system("dgx-h100"), run)
+        return max(section.workspace_bytes for section in made.program.sections)
+
+    logits = 2 * 8192 * 128_256 * 4
+    assert needed(1, "torchtitan") == needed(1, "nanotron") == 2 * logits
+    assert (needed(4, "torchtitan"), needed(4, "nanotron")) == (3 * logits / 4, 2 * logits / 4)
+
+
 def test_an_update_of_lists_of_tensors_needs_the_roots_of_second_moments() -> None:
     """GPT-2 XL, one short sequence: 16 bytes a parameter in mixed precision, and 4 more while PyTorch 2 updates, when
     nothing is gathered and no activation lives. Where activations take more, the update adds nothing."""

@@ -79,7 +79,7 @@ def test_states_are_shared_as_zero_says() -> None:
     assert parts == {0: [200, 200, 1200], 1: [200, 200, 300], 2: [200, 50, 300], 3: [50, 50, 300]}
     held = states(np.array([100.0]), np.array([100.0]), 10.0, 4, 3, optimizer("adam"), precision("bf16"))
     total = total_memory(
-        held, np.array([7.0]), workspace(np.ones((1, 2)), np.array([3.0, 1.0]), np.array([0.0, 2.0]), 4.0)
+        held, np.array([7.0]), workspace(np.ones((1, 2)), np.array([6.0, 2.0]), np.array([0.0, 2.0]), 4.0)
     )
     assert float(total[0]) == 50 + 50 + 300 + 7 + (2 * 3 + 2 * 4 + 2) + 2 * 10 * 2
 
@@ -87,7 +87,7 @@ def test_states_are_shared_as_zero_says() -> None:
 def test_a_stage_needs_no_workspace_for_layers_of_another() -> None:
     """Logits of 100 bytes on the last stage, activations of 3 on the first."""
     held = np.array([[2.0, 0.0], [1.0, 1.0]])
-    assert workspace(held, np.array([3.0, 100.0]), np.zeros(2), 4.0).tolist() == [14.0, 208.0]
+    assert workspace(held, np.array([6.0, 200.0]), np.zeros(2), 4.0).tolist() == [14.0, 208.0]
 
 
 def test_chunks_go_round_the_stages() -> None:
