@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -106,6 +107,20 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+\.md)", page.read_text()):
             assert (page.parent / target).exists() or Path(target).name in generated, f"{page.name}: {target}"
+
+
+#: A directive of mkdocstrings: the module or object, and the members of it that are shown.
+SHOWN = re.compile(r"^::: ([\w.]+)(?:\n\s+options: \{members: \[([^\]]*)\])?", re.MULTILINE)
+
+
+def test_members_that_pages_show_are_there() -> None:
+    """The site is built without a warning where a module lacks one of them."""
+    directives = [match for page in PAGES for match in SHOWN.findall(page.read_text())]
+    assert len(directives) > 50
+    for name, members in directives:
+        shown_object = pkgutil.resolve_name(name)
+        missing = [member for member in re.findall(r"\w+", members) if not hasattr(shown_object, member)]
+        assert not missing, f"{name}: {missing}"
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
