@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Expansion, Layer, describe, project, vector
+from paleo.layers.base import LAYERS, NORM_FLOPS, Expansion, Layer, describe, project, vector
 from paleo.operations.base import MemoryPass
 from paleo.operations.contraction import Contraction, FusedAttention, SteppedGradient, visible_share
 from paleo.operations.tensor import Tensor
@@ -193,31 +193,12 @@ class Attention(Layer):
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         x = inputs[0]
         self.check_rank(name, x, (3,))
-        kv_heads = self.kv_heads or self.heads
-        if self.heads % kv_heads:
-            raise GraphError(f"{name}: heads {self.heads} must be a multiple of kv_heads {kv_heads}")
         hidden = int(x.sizes[-1])
-        if self.head_dim is None and hidden % self.heads:
-            raise GraphError(f"{name}: hidden {hidden} is not a multiple of heads {self.heads}; state head_dim")
-        head_dim = self.head_dim or hidden // self.heads
-        shape = (kv_heads, self.heads // kv_heads, head_dim)
+        shape = self._head_shape(name, hidden)
         operations, (query, key, value) = self._projections(name, inputs, shape)
         if self.qk_norm:
-            normed = tuple(t.like(f"{t.name}.normed") for t in (query, key))
-            operations += tuple(
-                MemoryPass(
-                    u.name,
-                    "norm",
-                    (t,),
-                    u,
-                    (vector(f"{u.name}.weight", t, t.dims[-1]),),
-                    (t,),
-                    8.0,
-                    reduces=(t.dims[-1],),
-                )
-                for t, u in zip((query, key), normed, strict=True)
-            )
-            query, key = normed
+            norms = normed(query), normed(key)
+            operations, (query, key) = (*operations, *norms), (norm.out for norm in norms)
         if self.rotary:
             rotations, (query, key) = rotate(query, key)
             operations += rotations
@@ -230,6 +211,15 @@ class Attention(Layer):
         bias = self.bias if self.out_bias is None else self.out_bias
         output, out = project(f"{name}.out", context, {x.dims[-1]: hidden}, bias=bias, contract=3)
         return Expansion((*operations, *core, output), out)
+
+    def _head_shape(self, name: str, hidden: int) -> tuple[int, int, int]:
+        """Heads of keys, heads of queries for each of these, numbers of a head."""
+        kv_heads = self.kv_heads or self.heads
+        if self.heads % kv_heads:
+            raise GraphError(f"{name}: heads {self.heads} must be a multiple of kv_heads {kv_heads}")
+        if self.head_dim is None and hidden % self.heads:
+            raise GraphError(f"{name}: hidden {hidden} is not a multiple of heads {self.heads}; state head_dim")
+        return kv_heads, self.heads // kv_heads, self.head_dim or hidden // self.heads
 
     def _projections(
         self, name: str, inputs: tuple[Tensor, ...], shape: tuple[int, int, int]
@@ -257,6 +247,13 @@ class Attention(Layer):
         if product.bias is None or self.key_bias is not False:
             return product
         return replace(product, bias=replace(product.bias, sizes=(product.bias.sizes[0], packed)))
+
+
+def normed(x: Tensor, name: str | None = None) -> MemoryPass:
+    """The RMS norm over the last dim of a query, a key or a latent vector, with a weight."""
+    out = x.like(name or f"{x.name}.normed")
+    weight = vector(f"{out.name}.weight", x, x.dims[-1])
+    return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS, reduces=(x.dims[-1],))
 
 
 def _sinks(name: str, shape: tuple[int, int, int]) -> MemoryPass:
@@ -342,7 +339,8 @@ class LatentAttention(Layer):
         if latent is None:
             direct, query = project(f"{name}.query", x, wide)
             return (direct,), query
-        norm, latent = _rms(f"{name}.q_norm", latent)
+        norm = normed(latent, f"{name}.q_norm")
+        latent = norm.out
         up, query = project(f"{name}.query", latent.renamed({latent.dims[1]: x.dims[1]}), wide)
         return (norm, up), query
 
@@ -352,19 +350,13 @@ class LatentAttention(Layer):
         latent = packed.reshaped(
             {batch: packed.sizes[0], seq: packed.sizes[1], "kv_rank": self.kv_rank}, name=f"{name}.latent"
         )
-        norm, latent = _rms(f"{name}.kv_norm", latent)
+        norm = normed(latent, f"{name}.kv_norm")
         heads: dict[str, Size] = {"kv_heads": self.heads}
-        latent = latent.renamed({seq: x.dims[1]})
+        latent = norm.out.renamed({seq: x.dims[1]})
         up, _ = project(f"{name}.kv_up", latent, heads | {"packed": self.nope_dim + self.value_dim})
         key = _headed(f"{name}.key", x, heads | {"head_dim": self.nope_dim + self.rope_dim})
         value = _headed(f"{name}.value", x, heads | {"value_dim": self.value_dim})
         return (norm, up), key, value
-
-
-def _rms(name: str, x: Tensor) -> tuple[MemoryPass, Tensor]:
-    out = x.like(name)
-    weight = vector(f"{name}.weight", x, x.dims[-1])
-    return MemoryPass(name, "norm", (x,), out, (weight,), (x,), 8.0, reduces=(x.dims[-1],)), out
 
 
 @LAYERS.register("additive_attention")

@@ -161,6 +161,9 @@ def vector(name: str, x: Tensor, dim: str) -> Tensor:
     return Tensor(name, (dim,), (x.size(dim),), "parameter")
 
 
+#: FLOP of a norm for each element: difference, square, sum, scale, shift; memory traffic decides its time.
+NORM_FLOPS = 8.0
+
 #: Element-wise functions: FLOP per element (a transcendental counts as one), and what backward needs: the input or the
 #: output.
 ACTIVATIONS: dict[str, tuple[float, Literal["input", "output"]]] = {

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.attention import attend, rotate
-from paleo.layers.base import LAYERS, Expansion, Layer, describe, project, vector
+from paleo.layers.attention import attend, normed, rotate
+from paleo.layers.base import LAYERS, Expansion, Layer, describe, project
 from paleo.layers.linear import feed_forward
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
@@ -48,14 +48,8 @@ def _heads(name: str, x: Tensor, heads: int, head_dim: int) -> tuple[list[Operat
         Tensor(f"{name}.{part}", (batch, seq, "kv_heads", "head_dim"), (*x.sizes[:2], heads, head_dim))
         for part in ("key", "value")
     )
-    normed = tuple(t.like(f"{t.name}.normed") for t in (query, key))
-    norms: list[Operation] = [
-        MemoryPass(
-            u.name, "norm", (t,), u, (vector(f"{u.name}.weight", t, "head_dim"),), (t,), 8.0, reduces=("head_dim",)
-        )
-        for t, u in zip((query, key), normed, strict=True)
-    ]
-    rotations, (query, key) = rotate(*normed)
+    norms = [normed(query), normed(key)]
+    rotations, (query, key) = rotate(*(norm.out for norm in norms))
     key, value = (tensor.renamed({seq: "keys"}) for tensor in (key, value))
     return [*norms, *rotations], (query, key, value)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Expansion, Layer, describe, vector
+from paleo.layers.base import LAYERS, NORM_FLOPS, Expansion, Layer, describe, vector
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
 
@@ -35,7 +35,7 @@ def _normalise(
         out,
         parameters=weights,
         keeps=(x, statistic),
-        flops_per_element=8.0,
+        flops_per_element=NORM_FLOPS,
         reduces=reduces,
         local_statistics=local,
     )

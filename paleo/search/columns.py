@@ -13,7 +13,7 @@ from paleo.schedules.base import SCHEDULES
 from paleo.search.ranking import strategy_words
 
 if TYPE_CHECKING:
-    from paleo.search.ranking import Ranking
+    from paleo.search.ranking import Part, Ranking
     from paleo.specs.run import Run
 
 Array = npt.NDArray[np.float64]
@@ -47,44 +47,48 @@ class PlanColumns:
 
 def columns(ranking: Ranking, most: int) -> PlanColumns:
     """The best ``most`` configurations by the score of a search, those that fit before those that do not."""
-    chosen = np.argsort(ranking.score_of_all, kind="stable")[:most]
-    count = len(chosen)
-    gpus, microbatch, strategy, policy, schedule, run = (np.zeros(count, dtype=np.intp) for _ in range(6))
-    overlapped = np.zeros(count, dtype=bool)
-    names: dict[str, int] = {}
+    best = np.argsort(ranking.score_of_all, kind="stable")[:most]
+    gpus, microbatch, strategy, policy, schedule, overlapped, run = np.zeros((7, len(best)), dtype=np.intp)
+    strategies: dict[str, int] = {}
     runs: list[Run] = []
     for number, part in enumerate(ranking.parts):
         first, end = ranking.first[number : number + 2]
-        places = np.flatnonzero((chosen >= first) & (chosen < end))
-        rows, results = chosen[places] - first, part.results
+        places = np.flatnonzero((best >= first) & (best < end))
+        rows, results = best[places] - first, part.results
         gpus[places] = part.run.gpus
         microbatch[places], policy[places] = results.microbatch[rows], results.recompute[rows]
-        choices = np.array([(c.schedule, c.chunks, c.zero, c.overlapped) for c in results.choices], dtype=np.intp)
-        layout, choice = results.layout[rows], results.choice[rows]
-        schedule[places], overlapped[places] = choices[choice, 0], choices[choice, 3] > 0
-        pairs = np.stack([layout, choices[choice, 1], choices[choice, 2]], axis=1)
-        unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
-        words = [
-            strategy_words(part.layouts[each], int(zero), int(chunks), part.preset) for each, chunks, zero in unique
-        ]
-        codes = np.array([names.setdefault(word, len(names)) for word in words], dtype=np.intp)
-        strategy[places] = codes[inverse.ravel()] if len(codes) else 0
+        schedule[places], overlapped[places] = results.chosen("schedule")[rows], results.chosen("overlapped")[rows]
+        strategy[places] = _strategies(part, rows, strategies)
         cuts = list(dict.fromkeys(results.cuts))
-        run[places] = len(runs) + np.array([cuts.index(cut) for cut in results.cuts], dtype=np.intp)[choice]
+        cut_of_choice = np.array([cuts.index(cut) for cut in results.cuts], dtype=np.intp)
+        run[places] = len(runs) + cut_of_choice[results.choice[rows]]
         runs += [part.run if cut is None else part.run.model_copy(update={"cut": cut}) for cut in cuts]
     return PlanColumns(
-        ranking.step[chosen],
-        ranking.memory[chosen],
+        ranking.step[best],
+        ranking.memory[best],
         gpus=gpus,
         microbatch=microbatch,
         strategy=strategy,
         policy=policy,
         schedule=schedule,
-        overlapped=overlapped,
+        overlapped=overlapped > 0,
         run=run,
-        strategies=tuple(names),
+        strategies=tuple(strategies),
         policies=tuple(RECOMPUTE),
         schedules=tuple(SCHEDULES),
         runs=tuple(runs),
         evaluated=len(ranking.step),
     )
+
+
+def _strategies(part: Part, rows: Index, known: dict[str, int]) -> Index:
+    """Positions of the strategies of some configurations of a part among all ``known`` ones, to which new ones are
+    added."""
+    results = part.results
+    choices = np.column_stack([results.layout, results.chosen("chunks"), results.chosen("zero")])[rows]
+    distinct, position = np.unique(choices, axis=0, return_inverse=True)
+    words = [
+        strategy_words(part.layouts[layout], int(zero), int(chunks), part.preset) for layout, chunks, zero in distinct
+    ]
+    numbers = np.array([known.setdefault(word, len(known)) for word in words], dtype=np.intp)
+    return numbers[position.ravel()]
