@@ -315,6 +315,7 @@ def _model(model: ModelSpec) -> list[Fact]:
     flops = counts.total("flops_forward")
     return _stated(
         ("title", model.title),
+        ("also known as", ", ".join(model.aliases)),
         ("task", model.task),
         ("parameters", f"{counts.graph.parameters:,}"),
         (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def locate(kind: str, name_or_path: str | Path) -> Path:
     if is_path(name_or_path):
         return Path(name_or_path)
     known, name = entries(kind), str(name_or_path)
-    path = known.get(name) or known.get(name.strip().lower()) or _by_spelling(kind).get(_spelling(name))
+    path = known.get(name) or known.get(name.strip().lower()) or _other_name(kind, name)
     if path is None:
         noun = kind.removesuffix("s")
         hint = _import_of(name) if kind == "models" else ""
@@ -106,13 +106,13 @@ def systems_with(device: str) -> list[str]:
 SPELT = ("models", "systems")
 
 
-def _spelling(name: str) -> str:
+def _spelling(name: str, ignored: str = "-_. ") -> str:
     """A name without what people write in several ways.
 
     >>> _spelling("DeepSeek-V3"), _spelling("deepseek_v3")
     ('deepseekv3', 'deepseekv3')
     """
-    return re.sub(r"[-_. ]", "", name).lower()
+    return name.translate({ord(character): None for character in ignored}).lower()
 
 
 @cache
@@ -123,13 +123,35 @@ def _by_spelling(kind: str) -> Mapping[str, Path]:
     return {name: path for name, path in spelt if several[name] == 1}
 
 
-def spelt(kind: str, name: str) -> str | None:
-    """The entry that a name means in another spelling; None where there is none, or the kind has one spelling.
+@cache
+def _model_aliases() -> Mapping[str, Path]:
+    """Models by the other names that their files list. Dots count: llama3.1-70b is not llama3-170b."""
+    return {_spelling(alias, "-_ "): path for path in entries("models").values() for alias in _listed_aliases(path)}
 
-    >>> spelt("models", "Llama-3-70B"), spelt("models", "llama3-71b")
-    ('llama3-70b', None)
+
+def _other_name(kind: str, name: str) -> Path | None:
+    """The entry that a name means in another spelling or as an alias."""
+    path = _by_spelling(kind).get(_spelling(name))
+    return _model_aliases().get(_spelling(name, "-_ ")) if path is None and kind == "models" else path
+
+
+def _listed_aliases(path: Path) -> Iterator[str]:
+    """The list ``aliases:`` of a file, read from its text without parsing the YAML."""
+    inside = False
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if inside and line.startswith("  - "):
+            yield line[4:].strip().strip("\"'")
+        else:
+            inside = line.startswith("aliases:")
+
+
+def spelt(kind: str, name: str) -> str | None:
+    """The entry that a name means in another spelling or as an alias; None where there is none.
+
+    >>> spelt("models", "Llama-3-70B"), spelt("models", "Llama-3.1-70B"), spelt("models", "llama3-71b")
+    ('llama3-70b', 'llama3-70b', None)
     """
-    path = _by_spelling(kind).get(_spelling(name)) if kind in SPELT else None
+    path = _other_name(kind, name) if kind in SPELT else None
     return None if path is None else path.stem
 
 
@@ -262,12 +284,9 @@ def _device_aliases() -> Mapping[str, str]:
     """Alias in lower case -> device name, read from the text of all device files without parsing their YAML."""
     devices: dict[str, str] = {}
     for name, path in entries("devices").items():
-        inside = False
+        for alias in _listed_aliases(path):
+            devices.setdefault(_folded(alias), name)
         for line in path.read_text(encoding="utf-8").splitlines():
-            if inside and line.startswith("  - "):
-                devices.setdefault(_folded(line[4:].strip().strip("\"'")), name)
-            else:
-                inside = line.startswith("aliases:")
             if line.startswith("full_name:"):
                 devices.setdefault(_folded(line.partition(":")[2].strip().strip("\"'")), name)
     return devices

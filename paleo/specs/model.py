@@ -76,6 +76,8 @@ class ModelSpec(Spec):
     task: Text
     source: Text
     notes: str | None = None
+    #: Other names of the network; of releases that differ in their weights alone, too.
+    aliases: tuple[Text, ...] = ()
     params: dict[str, int | float | str | bool] = Field(default_factory=dict)
     inputs: dict[str, Input] = Field(min_length=1)
     blocks: dict[str, Block] = Field(default_factory=dict)

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paleo.errors import SpecError
 from paleo.pricing.communication import Fabric, best
 from paleo.pricing.store import constants
 from paleo.specs.catalog import entries, names
 from paleo.specs.device import Device, find_device, load_device
 from paleo.specs.link import load_link
 from paleo.specs.loading import NOT_STATED, read_yaml
+from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 from paleo.units import GIB, GIGA, KILO, MICROSECOND, TERA
 
@@ -95,6 +97,21 @@ def test_aliases_are_unique_and_all_resolve() -> None:
             assert seen.setdefault(folded, name) == name, f"{alias!r} means {seen[folded]} and {name}"
             assert find_device(alias).name == name
             assert find_device(alias.upper()).name == name
+
+
+def test_aliases_of_models_are_unique_and_all_resolve() -> None:
+    known = {name.lower() for name in names("models")}
+    listed = [(alias, name) for name in names("models") for alias in load_model(name).aliases]
+    assert listed and len({alias for alias, _ in listed}) == len(listed)
+    for alias, name in listed:
+        assert alias not in known
+        assert load_model(alias).name == load_model(alias.upper()).name == name
+
+
+def test_dots_of_aliases_count() -> None:
+    assert load_model("Llama-3.1-70B").name == load_model("llama_3.3_70b").name == "llama3-70b"
+    with pytest.raises(SpecError, match="unknown model 'llama3-170b'; nearest: 'llama3-70b'"):
+        load_model("llama3-170b")
 
 
 @pytest.mark.parametrize("name", names("links"))
