@@ -229,6 +229,7 @@ def predict(
     program = priced(backend.lowered(graph, placed, layout.mesh), layout, backend)
     arriving = backend.input_pipeline(graph, layout.gpus, layout.mesh.size / layout.dp, layout.local_batch)
     steps = step(single_batch(program, layout, backend, arriving))
+    memory = _footprint(steps, system, backend.software, int(steps.stage_memory.fullest[0]))
     breakdown = Breakdown(**{part: float(seconds[0]) for part, seconds in steps.parts.items()})
     host_memory = float(steps.stage_memory.host_bytes.mean())
     flops = _model_flops(graph, backend.formats, layout, run)
@@ -243,7 +244,7 @@ def predict(
         kernels=program.kernels,
         steps=steps,
         breakdown=breakdown,
-        memory=_footprint(steps, system, backend.software, int(steps.stage_memory.fullest[0])),
+        memory=memory,
         flops=flops,
         uncertainty=uncertainty(program, layout, backend, exposed=exposed, update=update),
         calibration=backend.calibration(layout.mesh),
@@ -254,11 +255,29 @@ def predict(
             *host_warnings(system, layout, host_memory),
             *rare_utilisation(system, layout, flops / breakdown.step),
             *loading_warnings(run, breakdown.input / breakdown.step),
+            *tight_memory(memory),
         ),
         host_memory=host_memory,
         input_pipeline=arriving,
         pieces=tuple(program.pieces),
     )
+
+
+#: Share of the memory below which what is free is no more than predictions of memory are off on average.
+HEADROOM = 0.05
+
+
+def tight_memory(memory: Footprint) -> list[str]:
+    """Whether a run fits by less than predictions of memory are off.
+
+    >>> tight_memory(Footprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=19.5))[0][:38]
+    '97 % of the memory is taken: predicted'
+    """
+    taken = memory.total / memory.capacity
+    if not memory.fits or taken <= 1.0 - HEADROOM:
+        return []
+    off = f"predicted sizes are {100 * HEADROOM:.0f} % off on average"
+    return [f"{100 * taken:.0f} % of the memory is taken: {off}, so it may not fit"]
 
 
 def _footprint(steps: StepArrays, system: System, software: Software, stage: int) -> Footprint:

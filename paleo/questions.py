@@ -167,7 +167,8 @@ def search(
     **options: Any,
 ) -> Searched:
     """The best strategies of all on one system; ``strategy``, ``microbatch``, ``recompute`` and ``schedule`` narrow the
-    search where they are given. ``options`` are fields of `paleo.Run`; ``explain`` adds why the first plan wins."""
+    search where they are given; plans that leave less than 5 % of the memory free stand behind all others.
+    ``options`` are fields of `paleo.Run`; ``explain`` adds why the first plan wins."""
     from paleo.search import plans
 
     network, machine = _model(model), loaded_system(system)
@@ -176,6 +177,7 @@ def search(
     _check_top(top)
     space, sized = narrowed(stated), stated.model_copy(update={"gpus": counts[0], "strategy": "dp"})
     ranking = plans.search(network, machine, sized, counts=counts, space=space, objective=objective, top=top)
+    ranking = plans.leaving_room(ranking, machine, top)
     return Searched(network, machine, ranking, plans.explain(network, machine, ranking) if explain else None)
 
 

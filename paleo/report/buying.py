@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.grid import Pasted, grid
+from paleo.report.search import TIGHT
 from paleo.report.tables import ELECTRICITY_ALONE, NONE, TEXT_WIDTH, energy, money, percent, pieces, prose
-from paleo.search.plans import HEADROOM
 from paleo.studies.buying import finding, long, verdict
 from paleo.studies.training import JOULES_PER_KWH
 from paleo.units import DAY, duration
@@ -82,7 +82,7 @@ def _notes(reply: Answer) -> Iterator[str]:
     """Why a faster plan stands behind the first, of which systems no price is known, what to be wary of."""
     first, goal = reply.plans[0], reply.wish.objective
     if first.roomy and any(plan.meets(reply.wish) and plan.score(goal) < first.score(goal) for plan in reply.plans):
-        yield f"Plans that leave less than {100 * HEADROOM:.0f} % of the memory free stand behind all others."
+        yield TIGHT
     if reply.wish.amount is not None:
         names = dict.fromkeys(plan.system.name for plan in reply.plans if plan.usd is None)
         if names:

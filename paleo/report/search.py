@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from paleo.predict import HEADROOM
 from paleo.report.grid import Pasted, grid
 from paleo.report.tables import TEXT_WIDTH, percent, pieces, prose, rate, tenths
 from paleo.studies.launch import estimate_command
@@ -58,6 +59,10 @@ def _plan(row: PlanRow) -> Document:
     }
 
 
+#: Why a faster plan may stand behind the first.
+TIGHT = f"Plans that leave less than {100 * HEADROOM:.0f} % of the memory free stand behind all others."
+
+
 def table(ranking: Search, lead: Prediction, explanation: Explanation | None) -> RenderableType:
     """The best plan in a sentence, the others, the front, and why the first one wins; ``lead`` is its step."""
     searched = counted(ranking.configurations, "configuration")
@@ -69,6 +74,9 @@ def table(ranking: Search, lead: Prediction, explanation: Explanation | None) ->
         prose(Text(head + _first_plan(lead), style="bold")),
         _plans("Best plans", ranking.plans),
     ]
+    room = (1.0 - HEADROOM) * lead.memory.capacity
+    if lead.memory.total <= room < max((row.memory for row in ranking.plans if row.fits), default=0.0):
+        parts.append(prose(TIGHT))
     if len(ranking.front) > 1:
         front = _spread(ranking.front)
         portion = "" if len(front) == len(ranking.front) else f" ({len(front)} of {len(ranking.front)})"

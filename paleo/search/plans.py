@@ -20,7 +20,7 @@ import numpy as np
 from paleo.compression.zeropp import ZeroPlusPlus
 from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
-from paleo.predict import predict
+from paleo.predict import HEADROOM, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.block_costs import Graphs, priced
 from paleo.search.evaluate import evaluate, pairs_imply_overlap
@@ -296,8 +296,6 @@ _PARTS = {
 }
 
 
-#: Share of the memory that a recommended plan leaves free: fragmentation is not modelled.
-HEADROOM = 0.05
 #: Plans that are looked at, and those among which one that leaves memory free is looked for where these do not.
 FIRST, LOOKED_AT = 10, 100
 
@@ -310,6 +308,16 @@ def with_room(result: Search, system: System, top: int = FIRST) -> tuple[PlanRow
     if result.ranking is not None and rows[0].fits and all(row.memory > roomy for row in rows):
         rows = result.ranking.best(LOOKED_AT)
     return tuple(sorted(rows, key=lambda row: row.memory > roomy)[:top])
+
+
+def leaving_room(result: Search, system: System, top: int = FIRST) -> Search:
+    """The search with plans that leave `HEADROOM` of the memory free before all others, the runner-up among them."""
+    rows = with_room(result, system, top)
+    if rows[0] == result.plans[0] or result.ranking is None:
+        return result
+    roomy = (1.0 - HEADROOM) * system.device.memory.usable
+    others = (row for row in (*rows, *result.ranking.best(LOOKED_AT)) if row.strategy != rows[0].strategy)
+    return replace(result, plans=rows, runner_up=next((row for row in others if row.memory <= roomy), None))
 
 
 def recommended(

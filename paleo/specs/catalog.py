@@ -81,11 +81,13 @@ def locate(kind: str, name_or_path: str | Path) -> Path:
     if path is None:
         noun = kind.removesuffix("s")
         hint = _import_of(name) if kind == "models" else ""
-        hint = hint or f"{_nearest(name, known)} (or a path to a YAML file)"
+        hint = hint or f"{_nearest(name, [*known, *WORDS.get(kind, ())])} (or a path to a YAML file)"
         raise SpecError(f"unknown {noun} {_short(name)}; {hint}")
     return path
 
 
+#: What stands for an entry of a kind without being one.
+WORDS = {"calibrations": ("auto", "ideal", "ppp=0.6")}
 #: Endings of files that are imported, and from what.
 _IMPORTED = {".json": "hf", ".onnx": "onnx", ".py": "torch"}
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from paleo.errors import PaleoError, PlanError, SpecError
-from paleo.predict import predict
-from paleo.search.plans import HEADROOM, search, unbeaten, with_room
+from paleo.predict import HEADROOM, predict
+from paleo.search.plans import search, unbeaten, with_room
 from paleo.search.ranking import Ranking
 from paleo.specs.loading import MOST_COUNT
 from paleo.studies.cost import Tariff

@@ -276,6 +276,7 @@ def test_seq_and_set_change_the_model(document: Any) -> None:
         (["summary", "lenet", "--plot", "roof.svg", "--system", "a100-sxm4-80gb", "--dtype", "fp8"], "'fp8'"),
         (["list", "modles"], "nearest: 'models'"),
         (["show", "resnet5"], "nearest: 'resnet50'"),
+        (["estimate", "lenet", "--system", "t4", "--calibration", "idael"], "nearest: 'ideal'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(failure: Any, arguments: list[str], message: str) -> None:

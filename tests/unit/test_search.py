@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from functools import cache
 from itertools import pairwise, product
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from paleo.cli import run
 from paleo.errors import CapacityError, PlanError, SpecError
 from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES
@@ -220,6 +223,21 @@ def test_explanation_names_the_next_and_the_interval() -> None:
     assert found.winner.step_time == pytest.approx(small().plans[0].step_time, rel=1e-9)
     assert found.runner_up is not None and found.runner_up.step_time >= found.winner.step_time
     assert "wins" in found.text and "90 % interval" in found.text
+
+
+def test_the_first_plan_leaves_room_whether_or_not_a_training_is_priced(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["plan", "llama3-8b", "--system", "dgx-h100", "--gpus", "32", "--global-batch", "32", "--seq", "131072"]
+    call += ["--dtype", "fp8", "--strategy", "cp=16", "--explain"]
+    assert run(call) == 0
+    plain = " ".join(capsys.readouterr().out.split())
+    assert "Plans that leave less than 5 % of the memory free stand behind all others." in plain
+    assert run([*call, "--tokens", "1T"]) == 0
+    priced = " ".join(capsys.readouterr().out.split())
+    (first,) = re.findall(r"Best by time: (\S+) on 32 GPUs", plain)
+    assert f"with {first}, " in priced
+    assert run([*call, "--json", "--top", "1"]) == 0
+    (best,) = json.loads(capsys.readouterr().out)["plans"]
+    assert best["strategy"] == first and best["memory_bytes"] <= 0.95 * load_system("dgx-h100").device.memory.usable
 
 
 def test_nothing_fits_is_said() -> None:
