@@ -18,6 +18,7 @@ from paleo.parallel.plan import (
     free_routing,
     host_warnings,
     idle_options,
+    idle_shared_overlap,
     loading_warnings,
     plan,
     rare_utilisation,
@@ -332,6 +333,7 @@ def _run_warnings(run: Run, system: System, layout: Plan, graph: Graph, software
         *idle_options(run, system, layout),
         *_idle_servers(run),
         *foreign_software(run, system),
+        *idle_shared_overlap(graph, software, layout),
         *free_routing(graph, run, software, system),
     ]
 

@@ -6,7 +6,8 @@ written nor read again (nor is its gradient on the way back), unless it is kept 
 normalisation takes the passes after it into its second sweep; the first, over its input, stays.
 
 Full and selective recomputation run operations again by the way in which a framework checkpoints. A `RecomputeModule`
-names the operations of one kind, and what is kept for them.
+names the operations of one kind, and what is kept for them. These choices of the software, and how tokens reach their
+experts, are `LoweringOptions`.
 """
 
 from __future__ import annotations
@@ -325,6 +326,40 @@ def _freed(module: RecomputeModule, nodes: Sequence[Node]) -> set[str]:
 
 #: Blocks run again to their end, or the core of their attention.
 WHOLE_BLOCKS = Checkpoints()
+
+
+#: What a device works on while tokens go to experts or return.
+BesideDispatch = Literal["shared experts", "microbatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """How tokens reach their experts: once to each of some ``targets``, nodes or devices, however many of their experts
+    are there (None: once to each expert); ``beside``: what is worked on meanwhile."""
+
+    targets: int | None = None
+    beside: BesideDispatch | None = None
+
+
+#: A copy of a token to each of its experts.
+ALL_TO_ALL = Dispatch()
+
+
+@dataclass(frozen=True, slots=True)
+class LoweringOptions:
+    """How the software carries out a rank's work."""
+
+    #: Which chains of element-wise passes are one kernel.
+    chains: Chains = "none"
+    #: Whether inputs that were gathered over tp are kept as shards and gathered again for backward.
+    regather: bool = True
+    #: By how many matrices of scores the unfused softmax kernel works (`softmax_by_steps`).
+    softmax_multiple: int = 1
+    #: Pieces in which gathers and scatters over tp go beside products.
+    gather_pieces: int = 1
+    dispatch: Dispatch = ALL_TO_ALL
+    #: What recomputation runs again.
+    checkpoints: Checkpoints = WHOLE_BLOCKS
 
 
 class SectionCheckpoints(NamedTuple):

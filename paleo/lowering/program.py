@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.lowering.launches import (
-    WHOLE_BLOCKS,
+    ALL_TO_ALL,
     Launches,
+    LoweringOptions,
     SectionCheckpoints,
     Storage,
     convolved_tensors,
@@ -22,12 +23,12 @@ from paleo.lowering.launches import (
     section_nodes,
     softmax_by_steps,
 )  # fmt: skip
-from paleo.operations.base import ATTENTION_CORE, MemoryPass, accumulation, flat_pass, is_core
+from paleo.operations.base import ATTENTION_CORE, SHARED_EXPERTS, MemoryPass, accumulation, flat_pass, is_core
 from paleo.operations.contraction import Contraction, FusedAttention
 from paleo.parallel.propagation import chosen, dispatched, kept_whole, propagate, sent_once
 
 if TYPE_CHECKING:
-    from paleo.lowering.launches import Chains, Checkpoints
+    from paleo.lowering.launches import BesideDispatch
     from paleo.network.graph import Graph, Node
     from paleo.operations.base import Kernel, Operation, Phase
     from paleo.operations.tensor import Precision, Tensor
@@ -52,13 +53,18 @@ class Counted:
         """Whether the kernel belongs to the core of attention: scores, softmax, dropout, weighted sum."""
         return ATTENTION_CORE in self.kernel.name
 
+    @property
+    def shared(self) -> bool:
+        """Whether the kernel belongs to experts that all tokens visit."""
+        return SHARED_EXPERTS in self.kernel.name
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """A collective of one iteration: ``payload_bytes`` follows nccl-tests (the full buffer of the group). In so many
     ``pieces`` it goes beside the product that feeds it or waits for it. ``recomputed``: full recomputation
-    needs it once more, ``selected``: selective recomputation does. ``dispatch``: it is of tokens that go to experts or
-    return while another microbatch is worked on; ``once``: each of them travels once to a node or device."""
+    needs it once more, ``selected``: selective recomputation does. ``beside``: it is of tokens that go to experts or
+    return while these are worked on; ``once``: each of them travels once to a node or device."""
 
     name: str
     operation: str
@@ -70,15 +76,15 @@ class Transfer:
     pieces: int = 1
     recomputed: bool = True
     selected: bool = False
-    dispatch: bool = False
+    beside: BesideDispatch | None = None
     once: bool = False
 
     @property
-    def hides_behind(self) -> Literal["nothing", "section", "core", "products", "microbatch"]:
+    def hides_behind(self) -> Literal["nothing", "section", "core", "products", BesideDispatch]:
         """The computation that it may hide behind: that of its section, the core of attention (a ring of keys),
-        products with weights, or another microbatch."""
-        if self.dispatch:
-            return "microbatch"
+        products with weights, experts that all tokens visit, or another microbatch."""
+        if self.beside:
+            return self.beside
         if self.pieces > 1:
             return "products"
         return "nothing" if not self.overlapped else "core" if ATTENTION_CORE in self.name else "section"
@@ -173,36 +179,6 @@ class Program:
             for counted in section.kernels
             if phase in (None, counted.kernel.phase)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """How tokens reach their experts: once to each of some ``targets``, nodes or devices, however many of their experts
-    are there (None: once to each expert); ``overlapped``: while another microbatch is worked on."""
-
-    targets: int | None = None
-    overlapped: bool = False
-
-
-#: A copy of a token to each of its experts.
-ALL_TO_ALL = Dispatch()
-
-
-@dataclass(frozen=True, slots=True)
-class LoweringOptions:
-    """How the software carries out a rank's work."""
-
-    #: Which chains of element-wise passes are one kernel.
-    chains: Chains = "none"
-    #: Whether inputs that were gathered over tp are kept as shards and gathered again for backward.
-    regather: bool = True
-    #: By how many matrices of scores the unfused softmax kernel works (`softmax_by_steps`).
-    softmax_multiple: int = 1
-    #: Pieces in which gathers and scatters over tp go beside products.
-    gather_pieces: int = 1
-    dispatch: Dispatch = ALL_TO_ALL
-    #: What recomputation runs again.
-    checkpoints: Checkpoints = WHOLE_BLOCKS
 
 
 def lower(
@@ -461,7 +437,7 @@ class _Lowering:
                 pieces=pieces,
                 recomputed=again,
                 selected=phase == "forward" and not owed.overlapped and (owed.name in recomputed or wholly),
-                dispatch=owed.dispatches and self.options.dispatch.overlapped,
+                beside=self.options.dispatch.beside if owed.dispatches else None,
                 once=owed.dispatches and targets is not None,
             )
 

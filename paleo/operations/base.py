@@ -167,6 +167,8 @@ def accumulation(name: str, count: float, size: float) -> Kernel:
 #: Marks the operations of attention between its projections, those that selective recomputation runs again (Korthikanti
 #: et al., 2022).
 ATTENTION_CORE = ".core"
+#: Marks those of the experts of a mixture that all tokens visit.
+SHARED_EXPERTS = ".shared."
 
 
 class Operation(Protocol):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 from paleo.collectives.base import ALGORITHMS, algorithms_for
 from paleo.errors import PlanError, SpecError, near
 from paleo.layers.base import LAYERS
-from paleo.operations.base import optimizer
+from paleo.operations.base import SHARED_EXPERTS, optimizer
 from paleo.operations.tensor import BYTES, Scaling
 from paleo.parallel.placement import AXES, BATCH_AXES, Mesh, idle_axes, node_groups, parse_strategy
 from paleo.schedules.base import SCHEDULES
@@ -341,6 +341,20 @@ def free_routing(graph: Graph, run: Run, software: Software, system: System) -> 
         f"software {run.software} states no time of the host for sending tokens to experts, so steps come out too "
         f"short; profiles that state it: {', '.join(profiles_with_routing())}"
     ]
+
+
+def idle_shared_overlap(graph: Graph, software: Software, chosen: Plan) -> list[str]:
+    """Whether experts that all tokens visit are asked to run beside an exchange that there is not, or that has none of
+    that."""
+    dispatch, names = software.parallelism.expert_dispatch, [op.name for node in graph.nodes for op in node.operations]
+    reasons = {
+        "no layer has shared experts": not any(SHARED_EXPERTS in name for name in names),
+        "there is no expert parallelism": chosen.mesh.group_size(chosen.parallel.expert_axes) == 1,
+        f"{dispatch} has no such overlap, nccl has": dispatch != "nccl",
+        "tokens travel beside another microbatch (expert_overlap)": bool(software.overlap.experts),
+    }
+    true_reasons = [reason for reason, holds in reasons.items() if holds and software.overlap.shared_experts]
+    return [f"shared_expert_overlap changes nothing: {reason}" for reason in true_reasons[:1]]
 
 
 def warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str, ...]:

@@ -454,7 +454,7 @@ def _sizes(block: PricedBlock) -> dict[str, Array]:
 def _structure(program: Program) -> tuple[object, ...]:
     """What `Sums` depend on."""
     kernels = tuple(
-        (c.times, c.kernel.family, c.kernel.phase, c.core, c.recomputed, c.selected)
+        (c.times, c.kernel.family, c.kernel.phase, c.core, c.shared, c.recomputed, c.selected)
         for section in program.sections
         for c in section.kernels
     )

@@ -74,6 +74,9 @@ class Run(Spec):
         description="whether tokens travel beside a pass of another microbatch; under a schedule that pairs passes, as "
         "dualpipe does, they do unless stated",
     )
+    shared_expert_overlap: Flag | None = Field(
+        None, description="whether experts that all tokens visit run while NCCL exchanges the tokens of the others"
+    )
     drop_tokens: Flag = Field(
         False, description="whether every expert gets its equal share and no more, so that the host waits for no counts"
     )

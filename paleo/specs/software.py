@@ -295,6 +295,11 @@ class Overlap(Spec):
         "(Megatron-Core's combined forward and backward passes); left out: under pipeline schedules that pair passes, "
         "as dualpipe does, alone",
     )
+    shared_experts: Flag = Field(
+        False,
+        description="whether experts that all tokens visit run while NCCL exchanges the tokens of the others "
+        "(Megatron-Core's moe_shared_expert_overlap)",
+    )
     sharded: Flag = Field(
         True,
         description="whether parameters are gathered, and gradients scattered, for ZeRO-3 while the device computes; "

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.layers.base import Choices
-from paleo.lowering.launches import Checkpoints
+from paleo.lowering.launches import Checkpoints, Dispatch, LoweringOptions
 from paleo.lowering.policies import cut, cut_by_work
-from paleo.lowering.program import Dispatch, LoweringOptions, lower, without_backward
+from paleo.lowering.program import lower, without_backward
 from paleo.network.graph import build, changed
 from paleo.operations.base import optimizer
 from paleo.operations.tensor import autocast, precision, scaled
@@ -31,7 +31,7 @@ from paleo.step.waiting import input_pipeline, sample_bytes, usual_input
 
 if TYPE_CHECKING:
     from paleo.compression.base import Compression, SummedGradient
-    from paleo.lowering.launches import Chains
+    from paleo.lowering.launches import BesideDispatch, Chains
     from paleo.lowering.policies import Chunk
     from paleo.lowering.program import Program
     from paleo.network.graph import Graph
@@ -249,7 +249,7 @@ class Backend:
             regather=self.software.parallelism.regather,
             softmax_multiple=self.software.fusion.softmax_multiple,
             gather_pieces=mesh.degree("tp") if self._overlaps_tensor(graph) else 1,
-            dispatch=Dispatch(self._targets(placement, mesh), bool(self.software.overlap.experts)),
+            dispatch=Dispatch(self._targets(placement, mesh), self._beside_dispatch),
             checkpoints=self._checkpoints,
         )
         program = lower(graph, placement, mesh, self.formats, options)
@@ -276,6 +276,14 @@ class Backend:
             return Checkpoints(habit.stops_early, habit.selective)
         return Checkpoints(habit.stops_early, "attention", self.run.recompute_modules)
 
+    @property
+    def _beside_dispatch(self) -> BesideDispatch | None:
+        """What is worked on while tokens go to experts or return."""
+        if self.software.overlap.experts:
+            return "microbatch"
+        by_nccl = self.software.parallelism.expert_dispatch == "nccl"
+        return "shared experts" if self.software.overlap.shared_experts and by_nccl else None
+
     def _targets(self, placement: Placement, mesh: Mesh) -> int | None:
         """Number of nodes (inside one node: of devices) that a token is sent to, once each."""
         once = self.software.parallelism.expert_dispatch != "nccl"
@@ -290,6 +298,7 @@ def _stated(run: Run) -> dict[str, Any]:
         "convolutions.cudnn": run.cudnn,
         "parallelism.expert_dispatch": run.expert_dispatch,
         "overlap.experts": run.expert_overlap,
+        "overlap.shared_experts": run.shared_expert_overlap,
         "host.routing": 0.0 if run.drop_tokens else None,
         "host.whole_iteration": None if run.cuda_graph is None else run.cuda_graph == "full_iteration",
     }

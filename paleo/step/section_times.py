@@ -174,7 +174,8 @@ class Sums:
 
     ``forward_overlapped`` and ``backward_overlapped`` are collectives that overlap with the section's computation,
     those of ``…_ring`` with the core of attention alone, ``…_pieces`` in ``pieces`` with the products with weights,
-    ``…_experts`` with another microbatch's computation.
+    ``…_beside_shared`` with the kernels ``…_shared`` of experts that all tokens visit, ``…_experts`` with another
+    microbatch's computation.
     ``calls`` counts the collectives of each section, forward and backward; ``routes``: those that dispatch tokens.
     """
 
@@ -195,10 +196,14 @@ class Sums:
     backward_ring: Array
     forward_pieces: Array
     backward_pieces: Array
+    forward_beside_shared: Array
+    backward_beside_shared: Array
     forward_experts: Array
     backward_experts: Array
     forward_products: Array
     backward_products: Array
+    forward_shared: Array
+    backward_shared: Array
     pieces: Array
     calls: Array
     routes: npt.NDArray[np.bool_]
@@ -231,11 +236,12 @@ class Sums:
         selected = matrix([(i, each.times, each.selected) for i, each in transfers])
         overlaps = [
             matrix([(i, each.times, (each.phase, each.hides_behind) == (phase, beside)) for i, each in transfers])
-            for beside in ("nothing", "section", "core", "products", "microbatch")
+            for beside in ("nothing", "section", "core", "products", "shared experts", "microbatch")
             for phase in ("forward", "backward")
         ]
         gemm = np.array([counted.kernel.family == "gemm" and not counted.core for _, counted in kernels], dtype=float)
-        products = (forward * gemm, (backward + weights) * gemm)
+        shared = np.array([counted.shared for _, counted in kernels], dtype=float)
+        products = (forward * gemm, (backward + weights) * gemm, forward * shared, (backward + weights) * shared)
         pieces = np.asarray(max((float(each.pieces) for _, each in transfers), default=1.0))
         calls = np.stack([sum(matrix.sum(axis=1) for matrix in overlaps[phase::2]) for phase in (0, 1)])
         routed = {i for i, counted in kernels if counted.kernel.experts > 0 and counted.kernel.family == "memory"}
@@ -305,18 +311,20 @@ def _waited(sums: Sums, device: Array, transfers: Array) -> tuple[Array, ...]:
         (sums.backward_ring, sums.backward_core @ device),
         (sums.forward_pieces, sums.forward_products @ device),
         (sums.backward_pieces, sums.backward_products @ device),
+        (sums.forward_beside_shared, sums.forward_shared @ device),
+        (sums.backward_beside_shared, sums.backward_shared @ device),
         (sums.forward_experts, (forward + backward) / 2.0),
         (sums.backward_experts, (forward + backward) / 2.0),
     )
     later = 1.0 - 1.0 / sums.pieces
-    shares = (1.0, 1.0, 1.0, 1.0, later, later, BESIDE_DISPATCH, BESIDE_DISPATCH)
+    shares = (1.0, 1.0, 1.0, 1.0, later, later, *(BESIDE_DISPATCH,) * 4)
     hidden = [
         np.minimum(matrix @ transfers, covering) * share
         for (matrix, covering), share in zip(overlapped, shares, strict=True)
     ]
     left = [matrix @ transfers - covered for (matrix, _), covered in zip(overlapped, hidden, strict=True)]
-    there = sums.forward_transfers @ transfers + left[0] + left[1] + left[4] + left[6]
-    back = sums.backward_transfers @ transfers + left[2] + left[3] + left[5] + left[7]
+    there = sums.forward_transfers @ transfers + left[0] + left[1] + left[4] + left[6] + left[8]
+    back = sums.backward_transfers @ transfers + left[2] + left[3] + left[5] + left[7] + left[9]
     *_, forward_paired, backward_paired = hidden
     return there, back, sum(hidden, np.zeros(())), forward_paired, backward_paired
 

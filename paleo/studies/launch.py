@@ -111,6 +111,8 @@ def _megatron(prediction: Prediction) -> str:
     if run.expert_dispatch is not None:
         deepep = "flex --moe-enable-deepep"
         words.append(f"--moe-token-dispatcher-type {deepep if run.expert_dispatch == 'deepep' else 'alltoall'}")
+    if run.shared_expert_overlap:
+        words.append("--moe-shared-expert-overlap")
     if isinstance(run.cut, tuple):
         layers = [iterations * _layers_of_iteration(prediction) for iterations in run.cut]
         words.append(f"--pipeline-model-parallel-layout '{_layout(layers)}'")

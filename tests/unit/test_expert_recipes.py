@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paleo.errors import SpecError
@@ -120,6 +121,60 @@ def test_tokens_travel_beside_another_microbatch() -> None:
     assert beside.breakdown.communication_total == pytest.approx(alone.breakdown.communication_total, rel=0.01)
     won = alone.breakdown.communication_exposed - beside.breakdown.communication_exposed
     assert 0 < won < (1.0 - 24 / 132 + 0.01) * alone.breakdown.communication_total
+
+
+# experts that all tokens visit, beside the exchange of the others' tokens
+
+
+def shared_beside(**more: Any) -> Prediction:
+    """DeepSeek-V2-Lite, three layers with two shared experts each, without the host."""
+    run = {"gpus": 16, "batch": 2, "microbatch": 1, "strategy": "ep=16", "software": "megatron-core", **more}
+    run = {"cuda_graph": "full_iteration", "shared_expert_overlap": True, "model": {"layers": 4}, **run}
+    return predict(load_model("deepseek_v2-lite"), H100, Run.model_validate({"dtype": "bf16", **run}))
+
+
+def test_shared_experts_run_beside_the_exchange_of_nccl() -> None:
+    """In each of two microbatches and three layers the shorter of both is hidden, forward and backward, as far as the
+    exchange leaves multiprocessors: 108 of 132."""
+    alone, beside = shared_beside(shared_expert_overlap=None), shared_beside()
+    (section,) = (each for each in beside.program.sections if each.repeat == 3)
+    backend = backend_of(H100, beside.run, "bf16")
+    hidden = 0.0
+    for forward in (True, False):
+        kernels = [each.kernel for each in section.kernels if (each.kernel.phase == "forward") == forward]
+        experts = [kernel for kernel in kernels if ".shared." in kernel.name]
+        assert len(experts) == (3 if forward else 5), "up, gate, down; backward two more for weights"
+        sent = [each for each in section.transfers if (each.phase == "forward") == forward]
+        exchange = backend.fabric.times(
+            "all_to_all", *(np.full(len(sent), n) for n in (1, 16)), np.array([each.payload_bytes for each in sent])
+        )
+        hidden += 2 * 3 * 108 / 132 * min(exchange.sum(), backend.prices.times(experts).total.sum())
+    assert alone.step_time - beside.step_time == pytest.approx(hidden, rel=1e-6)
+    assert alone.breakdown.communication_total == pytest.approx(beside.breakdown.communication_total)
+    assert alone.memory == beside.memory and not beside.warnings
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"expert_dispatch": "deepep"}, "deepep has no such overlap, nccl has"),
+        ({"strategy": "dp=16"}, "there is no expert parallelism"),
+        ({"expert_overlap": True}, "tokens travel beside another microbatch (expert_overlap)"),
+    ],
+)
+def test_shared_experts_beside_no_exchange_change_nothing(more: dict[str, Any], reason: str) -> None:
+    alone, beside = shared_beside(shared_expert_overlap=False, **more), shared_beside(**more)
+    assert f"shared_expert_overlap changes nothing: {reason}" in beside.warnings
+    assert alone.step_time == beside.step_time
+    assert "changes nothing: no layer has shared experts" in str(predicted(shared_expert_overlap=True).warnings)
+
+
+def test_a_search_runs_shared_experts_beside_the_exchange_as_a_prediction_does() -> None:
+    model, stated = load_model("deepseek_v2-lite"), {"shared_expert_overlap": True, "software": "megatron-core"}
+    run = Run.model_validate({"gpus": 16, "global_batch": 32, "model": {"layers": 4}, **stated})
+    space = replace(within("tp=1,cp=1,ep=16,pp=1", recompute="none"), zero=(1,))
+    for row in search(model, H100, run, space=space).plans:
+        assert row.step_time == pytest.approx(predict(model, H100, row.run).step_time, rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,10 @@ from paleo.studies.launch import estimate_command
 STATED: dict[str, Any] = {
     "gpus": 16, "batch": 4, "global_batch": 64, "microbatch": 2, "dtype": "fp16", "optimizer": "momentum",
     "strategy": "tp=2,pp=2", "placement": {"block.*.mlp1": {"ffn": "tp", "seq": ["tp", "cp"], "batch": None}},
-    "expert_imbalance": 1.3, "expert_dispatch": "deepep", "expert_overlap": False, "drop_tokens": True,
-    "cuda_graph": "full_iteration", "schedule": "zb-v", "cut": (5, 7), "recompute": "selective", "recompute_layers": 3,
-    "recompute_every": 2, "recompute_modules": ("core_attn", "mlp"), "recompute_by_layer": {"block.[0-3]": "full"},
+    "expert_imbalance": 1.3, "expert_dispatch": "deepep", "expert_overlap": False, "shared_expert_overlap": True,
+    "drop_tokens": True, "cuda_graph": "full_iteration", "schedule": "zb-v", "cut": (5, 7),
+    "recompute": "selective", "recompute_layers": 3, "recompute_every": 2, "recompute_modules": ("core_attn", "mlp"),
+    "recompute_by_layer": {"block.[0-3]": "full"},
     "software": "megatron-core", "cudnn": 8.9, "attention": "unfused", "scaling": "mxfp8", "cross_entropy": "upcast",
     "main_gradients": "fp32", "exchange": "after", "bucket": "1 MB", "algorithm": "ring", "compress": "topk:0.001",
     "consistency": "ssp:4", "servers": 2, "jitter": 0.037, "nodes": "spread:8", "background": 0.25,
