@@ -358,6 +358,11 @@ class Parallelism(Spec):
         description="how often a stage gathers sharded parameters: for every pass, or once a step while it sums "
         "gradients with the last microbatch alone, which is ZeRO-1",
     )
+    pipeline_outputs: Literal["kept", "freed"] = Field(
+        "kept",
+        description="what a stage does with an output that it has sent, at which autograd begins its backward pass: "
+        "keeps it until then, or frees its numbers (Megatron-Core's deallocate_pipeline_outputs)",
+    )
     gradient_scatters: Literal["pass", "step"] = Field(
         "pass",
         description="how often ZeRO-2 sums and scatters gradients: after every backward pass (DeepSpeed; FSDP's "

@@ -284,7 +284,15 @@ def _passing_bytes(batch: Batch) -> tuple[Array, Array]:
     several = layouts.shards * assignment.copies > 1
     buckets = batch.per_case(np.where(several & batch.training, batch.backend.run.bucket, 0.0))
     work = workspace(assignment.layers, times.workspace_bytes, times.transient, buckets)
-    return per_stage(assignment.placed, times.saved_bytes), work
+    return per_stage(assignment.placed, times.saved_bytes) + _sent_outputs(batch), work
+
+
+def _sent_outputs(batch: Batch) -> Array:
+    """Bytes of a microbatch's outputs that a stage keeps once they are sent, as autograd begins its backward pass
+    there; the mean of its pieces: (stages, 1, configurations)."""
+    assignment, habit = batch.assignment, batch.backend.software.parallelism.pipeline_outputs
+    share = assignment.copies / assignment.placed.shape[1] if habit == "kept" else 0.0
+    return per_stage(assignment.sends * share, batch.times.output_bytes)[:, None]
 
 
 class Priced(NamedTuple):

@@ -86,6 +86,36 @@ def test_a_loss_over_a_divided_vocabulary_holds_three_tensors_beside_the_kept_on
     assert (needed(4, "torchtitan"), needed(4, "nanotron")) == (3 * logits / 4, 2 * logits / 4)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "schedule", "outputs"),
+    [
+        ("pp=4", "1f1b", [4, 3, 2, 0]),
+        ("pp=4,vp=2", "interleaved", [11, 9, 7, 2.5]),
+        ("pp=4", "chimera", [1.5, 4, 4, 1.5]),
+    ],
+)
+def test_outputs_that_were_sent_are_kept_until_their_backward_pass(
+    strategy: str, schedule: str, outputs: list[float]
+) -> None:
+    """Of GPT-2's stages, for each microbatch whose activations live; of the last piece only its losses, so half where
+    that is one of a stage's two. Megatron-Core frees them."""
+    profile = load_software("pytorch-eager")
+    kept, freed = (
+        predict(
+            load_model("gpt2"),
+            load_system("dgx-h100"),
+            Run(gpus=4, batch=8, microbatch=1, strategy=strategy, schedule=schedule, model={"layers": 16}),
+            profile.changed({"parallelism.pipeline_outputs": habit}),
+        )
+        for habit in ("kept", "freed")
+    )
+    assert profile.parallelism.pipeline_outputs == "kept"
+    assert load_software("megatron-core").parallelism.pipeline_outputs == "freed"
+    more = kept.steps.stage_memory.activations - freed.steps.stage_memory.activations
+    size = 1024 * 768 * 2
+    assert (more[:, 0] / size).tolist() == pytest.approx(outputs, abs=0.01)
+
+
 def test_an_update_of_lists_of_tensors_needs_the_roots_of_second_moments() -> None:
     """GPT-2 XL, one short sequence: 16 bytes a parameter in mixed precision, and 4 more while PyTorch 2 updates, when
     nothing is gathered and no activation lives. Where activations take more, the update adds nothing."""
