@@ -289,7 +289,7 @@ def _passing_bytes(batch: Batch) -> tuple[Array, Array]:
 
 def _sent_outputs(batch: Batch) -> Array:
     """Bytes of a microbatch's outputs that a stage keeps once they are sent, as autograd begins its backward pass
-    there; the mean of its pieces: (stages, 1, configurations)."""
+    there, also where the layer that made them keeps them; the mean of its pieces: (stages, 1, configurations)."""
     assignment, habit = batch.assignment, batch.backend.software.parallelism.pipeline_outputs
     share = assignment.copies / assignment.placed.shape[1] if habit == "kept" else 0.0
     return per_stage(assignment.sends * share, batch.times.output_bytes)[:, None]
