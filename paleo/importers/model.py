@@ -47,11 +47,15 @@ def _loss(network: ImportedNetwork) -> str | None:
     return "cross_entropy" if classes or last.dims[-1] == "vocab" else None
 
 
+#: Beginnings of the first note on a network that was run: every call is a layer, or some are none.
+RECOGNISED, UNRECOGNISED = "Every call was recognised", "Not recognised"
+
+
 def _notes(network: ImportedNetwork) -> str:
     opaque = sorted({entry.options["of"] for entry in network.entries if entry.kind == "opaque"})
     if not opaque:
-        return "Every call was recognised."
-    return f"Not recognised, priced as passes over memory: {', '.join(opaque[:20])}{', …' if len(opaque) > 20 else ''}."
+        return f"{RECOGNISED}."
+    return f"{UNRECOGNISED}, priced as passes over memory: {', '.join(opaque[:20])}{', …' if len(opaque) > 20 else ''}."
 
 
 def _trace_notes(trace: Trace) -> list[str]:

@@ -19,7 +19,7 @@ from paleo.importers.configuration import FAMILIES as FAMILIES
 from paleo.importers.configuration import UnreadHeadError, read_config, refuse_chosen_keys
 from paleo.importers.decoder import folded as folded
 from paleo.importers.library_models import known_to_library, traced
-from paleo.importers.model import checked
+from paleo.importers.model import RECOGNISED, UNRECOGNISED, checked
 from paleo.importers.onnx import LARGEST
 from paleo.importers.onnx import from_onnx as onnx_mapping
 from paleo.importers.torch import InputSpec, build_module, from_module, load_module, parse_input, torch_module
@@ -105,6 +105,12 @@ class Import:
     def _unmodelled(self) -> list[Unmodelled]:
         operations = (operation for node in self.graph.nodes for operation in node.operations)
         return [operation for operation in operations if isinstance(operation, Unmodelled)]
+
+    @property
+    def granted(self) -> str:
+        """What a run of the network took for granted, in sentences; nothing where it was read, not run."""
+        first, _, others = str(self.model.notes or "").partition(". ")
+        return others if first.startswith((RECOGNISED, UNRECOGNISED)) else ""
 
     @property
     def flops(self) -> float:

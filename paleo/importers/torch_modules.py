@@ -104,7 +104,7 @@ def load_module(target: str) -> Any:
         return factory
     if not callable(factory):
         kind = type(factory).__name__
-        raise SpecError(f"{target}: is a {kind}; expected a torch module, or a function that makes one")
+        raise SpecError(f"{target}: has type {kind}; expected a torch module, or a function that makes one")
     return build_module(factory, target)
 
 

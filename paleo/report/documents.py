@@ -338,6 +338,7 @@ def collective(study: CollectiveStudy) -> Document:
         "algorithms": [
             {
                 "algorithm": row.algorithm,
+                "steps": row.steps,
                 "time_s": row.time,
                 "algorithm_bandwidth": row.algorithm_bandwidth,
                 "bus_bandwidth": row.bus_bandwidth,

@@ -453,11 +453,12 @@ def _layer(layer: LayerCount) -> tuple[str, ...]:
 
 def collective(study: CollectiveStudy) -> RenderableType:
     """The algorithm that is chosen, all of them, and where the choice changes with the payload."""
-    table = grid("", ("algorithm", "time", "algorithm GB/s", "bus GB/s", "over its lower bound", ""))
+    table = grid("", ("algorithm", "steps", "time", "algorithm GB/s", "bus GB/s", "over its lower bound", ""))
     for row in study.rows:
         rates = (f"{row.algorithm_bandwidth / GIGA:.4g}", f"{row.bus_bandwidth / GIGA:.4g}")
         mark = "chosen" if row is study.best else "" if row.automatic else _why_not(row)
-        table.add_row(row.algorithm, duration(row.time), *rates, f"{row.times_lower_bound:.2f}×", mark)
+        figures = f"{row.steps:,.0f}", duration(row.time), *rates, f"{row.times_lower_bound:.2f}×"
+        table.add_row(row.algorithm, *figures, mark)
     return Group(_choice(study), table, Text(), prose(_changes(study)), _levels(study))
 
 

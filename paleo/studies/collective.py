@@ -43,7 +43,8 @@ BEYOND = 16.0
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmRow:
-    """One line of a table of algorithms: seconds, bytes per second, and how far above the lower bound.
+    """One line of a table of algorithms: seconds, bytes per second, how far above the lower bound, how many messages
+    follow one another (``steps``), whose latency the smallest payload takes as well.
 
     ``automatic``: the library chooses it by itself where it is the fastest. ``candidate``: the library has it for this
     operation, for this payload or for others.
@@ -54,6 +55,7 @@ class AlgorithmRow:
     algorithm_bandwidth: float
     bus_bandwidth: float
     times_lower_bound: float
+    steps: float
     automatic: bool
     candidate: bool
     in_network: bool
@@ -174,6 +176,7 @@ def _rows(
     chosen = {name for name, each in candidates.items() if fabric.policy.chooses(each, operation, payload, links)}
     rows = [
         _row(algorithm, payload_bytes, float(seconds[algorithm.name]), factor,
+             float(algorithm.traffic(operation, payload, links.fan_outs).steps),
              bounds[not algorithm.one_port], algorithm.name in chosen, algorithm.name in candidates)
         for algorithm in algorithms
     ]  # fmt: skip
@@ -185,6 +188,7 @@ def _row(
     payload_bytes: float,
     seconds: float,
     factor: float,
+    steps: float,
     bound: float,
     automatic: bool,
     candidate: bool,
@@ -197,6 +201,7 @@ def _row(
         algorithm_bandwidth=rate,
         bus_bandwidth=factor * rate,
         times_lower_bound=ratio,
+        steps=steps,
         automatic=automatic,
         candidate=candidate,
         in_network=algorithm.in_network,

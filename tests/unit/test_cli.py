@@ -186,6 +186,7 @@ def test_collective_document(document: Any) -> None:
     assert made["payload_bytes"] == 1e6
     times = {row["algorithm"]: row["time_s"] for row in made["algorithms"]}
     assert made["time_s"] == times[made["best"]]
+    assert {row["algorithm"]: row["steps"] for row in made["algorithms"]}["ring"] == 2 * (16 - 1)
     assert finite(made)
 
 

@@ -762,6 +762,17 @@ class Gated(nn.Module):
         return self.wide(x) if x.sum() > 0 else self.narrow(x)
 
 
+def test_the_command_says_what_it_took_for_granted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from paleo.cli import run
+
+    net = tmp_path / "net.py"
+    head = "from torch import nn\n\n\nclass Net(nn.Linear):\n    def forward(self, x):\n"
+    path = "        return x if x.sum() > 0 else super().forward(x)\n"
+    net.write_text(f"{head}{path}\n\ndef build():\n    return Net(8, 4)\n")
+    assert run(["import", "torch", f"{net}:build", "--input", "2x8", "-o", str(tmp_path / "out.yaml")]) == 0
+    assert "warning: A condition on the values of tensors is taken to be false" in capsys.readouterr().err
+
+
 def test_a_path_that_depends_on_values_is_told() -> None:
     model = paleo.from_torch(Gated(), (8, 16))
     assert "condition on the values of tensors is taken to be false" in str(model.notes)

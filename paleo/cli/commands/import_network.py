@@ -60,3 +60,5 @@ def import_(
         sys.stdout.write(f"wrote {output}: {network.line}\n")
     if network.unknown:
         warn([f"not recognised, priced as passes over memory: {', '.join(network.unknown)}"])
+    if network.granted:
+        warn([network.granted])
