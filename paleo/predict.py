@@ -22,6 +22,7 @@ from paleo.parallel.plan import (
     loading_warnings,
     plan,
     rare_utilisation,
+    refused_sequences,
     warnings,
 )
 from paleo.step.backend import backend_of
@@ -333,6 +334,7 @@ def _run_warnings(run: Run, system: System, layout: Plan, graph: Graph, software
         *idle_options(run, system, layout),
         *_idle_servers(run),
         *foreign_software(run, system),
+        *refused_sequences(graph, run, software, layout),
         *idle_shared_overlap(graph, software, layout),
         *free_routing(graph, run, software, system),
     ]

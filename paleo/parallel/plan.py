@@ -343,6 +343,15 @@ def free_routing(graph: Graph, run: Run, software: Software, system: System) -> 
     ]
 
 
+def refused_sequences(graph: Graph, run: Run, software: Software, chosen: Plan) -> list[str]:
+    """Whether a mixture is trained over tp with whole sequences by software where each rank sends its own tokens."""
+    mixture, whole = any(node.type == "moe" for node in graph.nodes), not chosen.parallel.sequence_parallel
+    if not mixture or not whole or software.parallelism.expert_tokens == "all" or run.forward_only:
+        return []
+    refused = f"software {run.software} trains no mixture over tp unless sequences are split over it, too: add sp"
+    return [refused] if chosen.mesh.degree("tp") > 1 else []
+
+
 def idle_shared_overlap(graph: Graph, software: Software, chosen: Plan) -> list[str]:
     """Whether experts that all tokens visit are asked to run beside an exchange that there is not, or that has none of
     that."""

@@ -126,7 +126,7 @@ def layouts(graph: Graph, gpus: int, global_batch: int, space: Space, devices_pe
     stated = {axis: space.degrees.get(axis, 1) for axis in AXES if axis not in (*SPLITS, "dp")}
     splits = product(*(_degrees(axis, gpus, graph, useful, space) for axis in SPLITS))
     for (tp, cp, experts, pp), etp in product(splits, space.etp or (None,)):
-        ep = _data_ranks(tp, cp, experts, etp)
+        ep = _data_ranks(tp, cp, experts, etp, unfolded=space.etp is not None and None not in space.etp)
         if ep is None:
             continue
         degrees = {**stated, "tp": tp, "cp": cp, "ep": ep, "pp": pp}
@@ -142,13 +142,14 @@ def layouts(graph: Graph, gpus: int, global_batch: int, space: Space, devices_pe
     return laid_out
 
 
-def _data_ranks(tp: int, cp: int, experts: int, etp: int | None) -> int | None:
+def _data_ranks(tp: int, cp: int, experts: int, etp: int | None, *, unfolded: bool) -> int | None:
     """Data-parallel ranks over which experts are spread beside those of tp and cp that they are folded over; None where
-    that cannot be, or is no folding."""
+    that cannot be, or is no folding, unless ``unfolded`` ones are asked for, too."""
     if etp is None:
         return experts
     inner = cp if etp == tp > 1 else tp * cp
-    return experts // inner if experts > 1 and inner > 1 and etp in (1, tp) and experts % inner == 0 else None
+    folds = experts > 1 and (inner > 1 or unfolded)
+    return experts // inner if folds and etp in (1, tp) and experts % inner == 0 else None
 
 
 def strategy_of_experts(etp: int | None) -> Strategy:

@@ -200,6 +200,18 @@ def test_tokens_without_sequence_parallelism_are_sent_by_all_ranks() -> None:
     assert not any(axis == "tp" and operation == "all_gather" for operation, axis, _ in bytes_moved)
 
 
+def test_software_that_refuses_whole_sequences_over_tp_is_named() -> None:
+    refused = "software megatron-core trains no mixture over tp unless sequences are split over it, too: add sp"
+    assert refused in predicted("tp=2,ep=8,dp=16").warnings
+    for strategy, more in (
+        ("tp=2,ep=8,dp=16,sp", {}),
+        ("ep=8,dp=32", {}),
+        ("tp=2,ep=8,dp=16", {"software": "torchtitan"}),
+    ):
+        assert not any("sequences" in line for line in predicted(strategy, **more).warnings)
+    assert refused not in predicted("tp=2,ep=8,dp=16", forward_only=True).warnings
+
+
 def test_tokens_sent_once_are_gathered_once() -> None:
     """DeepEP over four nodes, each with the eight ranks of a group of tp: a token goes once to each node and is
     gathered once, not for each of its experts there: 8 experts of 256 lie on 3.6 of four nodes."""
@@ -230,11 +242,13 @@ def test_products_keep_gathered_tokens_as_sent_ones() -> None:
     assert everyone - own == (4096 - 512) * 256 * 4
 
 
-def test_a_search_prices_split_experts_as_a_prediction_does() -> None:
+@pytest.mark.parametrize("stated", ["", ",etp=4"])
+def test_a_search_prices_split_experts_as_a_prediction_does(stated: str) -> None:
     run = Run.model_validate({"gpus": 32, "global_batch": 64, "software": "megatron-core", "model": {"layers": 2}})
-    space = replace(within("tp=4,cp=1,ep=8,pp=1,sp", recompute="none"), zero=(1,), etp=(None,))
+    space = replace(within(f"tp=4,cp=1,ep=8,pp=1,sp{stated}", recompute="none"), zero=(1,))
+    space = space if stated else replace(space, etp=(None,))
     found = search(MIXTRAL, H100, run, space=space)
-    assert {row.strategy for row in found.plans} == {"tp=4,ep=8,dp=8,zero=1,sp"}
+    assert {row.strategy for row in found.plans} == {f"tp=4,ep=8,dp=8{stated},zero=1,sp"}
     for row in found.plans:
         assert row.step_time == pytest.approx(predict(MIXTRAL, H100, row.run).step_time, rel=1e-9)
 
