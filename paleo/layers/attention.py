@@ -68,24 +68,24 @@ def _weighted(
     dropout: float,
     visible: float,
     choices: Choices,
-    turned: bool = False,
+    transposed: bool = False,
 ) -> tuple[Operation, ...]:
     """Softmax of kept scores over their last dim, dropout, and the sum of values; plain code copies that back. Scores
-    that are ``turned``, their keys no last dim, are turned round for the softmax, back, and for the sum."""
+    that are ``transposed``, their keys not the last dim, are transposed for the softmax, back, and for the sum."""
     weights = choices.output(scores.like(f"{name}.core.softmax"), "softmax")
     keys = scores.dims[-1]
     chain: list[Operation] = []
-    if turned:
-        scores = _turned(scores, chain)
+    if transposed:
+        scores = _transposed(scores, chain)
     chain.append(MemoryPass(weights.name, "softmax", (scores,), weights, (), (weights,), 6.0, reduces=(keys,)))
-    if turned:
-        weights = _turned(_narrowed(weights, chain), chain)
+    if transposed:
+        weights = _transposed(_narrowed(weights, chain), chain)
     if dropout:
         dropped, mask = scores.like(f"{name}.core.dropped"), scores.like(f"{name}.core.mask", role="mask")
         chain.append(MemoryPass(f"{name}.core.dropout", "dropout", (weights,), dropped, (), (mask,), 2.0))
         weights = dropped
-    if turned:
-        weights = _turned(weights, chain)
+    if transposed:
+        weights = _transposed(weights, chain)
     plain = choices.attention == "stepwise"
     product = out.like(f"{name}.core.context") if plain else out
     values = value.renamed({value.dims[-1]: "value_dim"})
@@ -94,9 +94,9 @@ def _weighted(
     return (*chain, summed, *back)
 
 
-def _turned(x: Tensor, chain: list[Operation]) -> Tensor:
+def _transposed(x: Tensor, chain: list[Operation]) -> Tensor:
     """A tensor with its dims in another order, by a pass that is added to ``chain``."""
-    out = x.like(f"{x.name}.turned")
+    out = x.like(f"{x.name}.transposed")
     chain.append(MemoryPass(out.name, "copy", (x,), out, flops_per_element=0.0))
     return out
 
@@ -144,20 +144,20 @@ def rotate_by_steps(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Te
     negative, the halves in turn, times sines; the sum, and a copy (Megatron-Core's _apply_rotary_pos_emb_bshd in
     rope_utils.py). Linear, so nothing is kept, and partial sums go through. Of its backward pass the passes that put
     strided gradients of pairs in place and add them up are left out."""
-    halves, cosines, turned, sines, both, out = (
-        part.like(f"{name}.{step}") for step in ("halves", "cosines", "turned", "sines", "sum", "rotated")
+    halves, cosines, rotated_half, sines, total, out = (
+        part.like(f"{name}.{step}") for step in ("halves", "cosines", "rotated_half", "sines", "sum", "rotated")
     )
     half = dict(zip(part.dims, (*part.sizes[:-1], int(part.sizes[-1]) // 2), strict=True))
     first, second, minus = (part.reshaped(half, name=f"{name}.{step}") for step in ("first", "second", "minus"))
-    summed = replace(_plain((cosines, sines), both), backward_pass="free")
+    summed = replace(_plain((cosines, sines), total), backward_pass="free")
     return (
         _plain((part,), halves),
         _plain((halves,), cosines),
         _plain((second,), minus),
-        _plain((first, minus), turned),
-        _plain((turned,), sines),
+        _plain((first, minus), rotated_half),
+        _plain((rotated_half,), sines),
         summed,
-        _plain((both,), out),
+        _plain((total,), out),
     ), out
 
 
@@ -316,13 +316,15 @@ class LatentAttention(Layer):
     ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor, Tensor]]:
         """The rotary parts of query and key pass by pass, each joined to the rest of its heads, and the values copied
         out of the product that they share with the keys."""
-        turning = query.reshaped(dict(zip(query.dims, (*query.sizes[:-1], self.rope_dim), strict=True)))
-        rest = key.reshaped(dict(zip(key.dims, (*key.sizes[:-1], self.nope_dim), strict=True)))
-        of_query, query_part = rotate_by_steps(f"{query.name}.rotary", turning)
+        rope_query = query.reshaped(dict(zip(query.dims, (*query.sizes[:-1], self.rope_dim), strict=True)))
+        nope_key = key.reshaped(dict(zip(key.dims, (*key.sizes[:-1], self.nope_dim), strict=True)))
+        of_query, query_part = rotate_by_steps(f"{query.name}.rotary", rope_query)
         of_key, key_part = rotate_by_steps(f"{key.name}.rotary", rotary)
         joined = query.like(f"{query.name}.rotated"), key.like(f"{key.name}.rotated"), value.like(f"{value.name}.copy")
-        unturned = replace(rest, name=f"{query.name}.rest", dims=query.dims, sizes=(*query.sizes[:-1], self.nope_dim))
-        inputs = (unturned, query_part), (rest, key_part), (value,)
+        nope_query = replace(
+            nope_key, name=f"{query.name}.rest", dims=query.dims, sizes=(*query.sizes[:-1], self.nope_dim)
+        )
+        inputs = (nope_query, query_part), (nope_key, key_part), (value,)
         passes = (*of_query, *of_key, *(_plain(each, out) for each, out in zip(inputs, joined, strict=True)))
         each = calls[0] / len(passes), calls[1] / sum(step.backward_pass != "free" for step in passes)
         return tuple(replace(step, calls=each) for step in passes), joined
@@ -453,26 +455,26 @@ class RelativeAttention(Layer):
         packed, _ = project(f"{name}.qkv", joined, {"kv_heads": self.heads, "packed": 3 * head_dim})
         query = _headed(f"{name}.query", x, head_sizes)
         key, value = (_headed(f"{name}.{part}", joined, head_sizes) for part in ("key", "value"))
-        turned = choices.relative == "heads last"
-        scored, scores = self._scores(name, query, key, x, turned=turned)
+        transposed = choices.relative == "heads last"
+        scored, scores = self._scores(name, query, key, x, transposed=transposed)
         dims: dict[str, Size] = {d: query.size(d) for d in (batch, seq, "kv_heads")} | {"value_dim": head_dim}
         context = Tensor(f"{name}.context", tuple(dims), tuple(dims.values()))
         core = _weighted(
-            name, scores, value, context, dropout=self.dropout, visible=1.0, choices=choices, turned=turned
+            name, scores, value, context, dropout=self.dropout, visible=1.0, choices=choices, transposed=transposed
         )
         output, out = project(f"{name}.out", context, {hidden: x.sizes[-1]}, contract=2)
-        fed = self._fed(name, x) if choices.fed else ()
-        return Expansion((*fed, join, packed, *scored, *core, output), out)
+        host_copies = self._memories_through_host(name, x) if choices.memories_through_host else ()
+        return Expansion((*host_copies, join, packed, *scored, *core, output), out)
 
-    def _fed(self, name: str, x: Tensor) -> tuple[Operation, ...]:
+    def _memories_through_host(self, name: str, x: Tensor) -> tuple[Operation, ...]:
         """States of the memory that the host copies out of the step before and into this one, in fp32."""
         sizes: dict[str, Size] = {x.dims[0]: x.sizes[0], "remembered": self.memory, x.dims[2]: x.sizes[2]}
         states = Tensor(f"{name}.memory", tuple(sizes), tuple(sizes.values()), grad=False, wide=True)
-        fed = replace(states, name=f"{name}.fed")
-        return (MemoryPass(fed.name, "feed", (states,), fed, flops_per_element=0.0, backward_pass="free"),)
+        copied = replace(states, name=f"{name}.fed")
+        return (MemoryPass(copied.name, "feed", (states,), copied, flops_per_element=0.0, backward_pass="free"),)
 
     def _scores(
-        self, name: str, query: Tensor, key: Tensor, x: Tensor, *, turned: bool
+        self, name: str, query: Tensor, key: Tensor, x: Tensor, *, transposed: bool
     ) -> tuple[tuple[Operation, ...], Tensor]:
         """Scores by content and by distance, shifted, summed, scaled and masked."""
         batch, seq, heads, head_dim = query.dims
@@ -496,16 +498,16 @@ class RelativeAttention(Layer):
             shift = Tensor(f"{scores.name}.bias", tuple(head_sizes), tuple(head_sizes.values()), "parameter")
             operations.append(MemoryPass(biased.name, "elementwise", (query,), biased, (shift,)))
             operations.append(Contraction(scores.name, biased, keys, scores))
-        if turned:
-            content, placed = (_turned(scores, operations) for scores in (content, placed))
+        if transposed:
+            content, placed = (_transposed(scores, operations) for scores in (content, placed))
             padded = placed.like(f"{placed.name}.padded")
             operations.append(MemoryPass(padded.name, "copy", (placed,), padded, flops_per_element=0.0))
             placed = padded
         operations.append(MemoryPass(shifted.name, "copy", (placed,), shifted, flops_per_element=0.0))
         operations.append(MemoryPass(summed.name, "elementwise", (content, shifted), summed, backward_pass="free"))
-        if turned:
-            shown = summed.like(f"{name}.core.shown")
-            operations.append(MemoryPass(shown.name, "elementwise", (summed,), shown))
-            summed = shown
+        if transposed:
+            masked_rows = summed.like(f"{name}.core.shown")
+            operations.append(MemoryPass(masked_rows.name, "elementwise", (summed,), masked_rows))
+            summed = masked_rows
         masked, scores = _masked(f"{name}.core", summed)
         return (*operations, *masked), scores

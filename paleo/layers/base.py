@@ -54,7 +54,7 @@ class Choices:
     #: How gradients of a table that is looked up and multiplied by meet.
     tied: Literal["sum", "slices"] = "sum"
     #: Whether states for the next step pass through the host.
-    fed: bool = False
+    memories_through_host: bool = False
     #: Operations, forward and backward, that rotate query and key of latent attention.
     latent_rotation: tuple[float, float] = (2.0, 2.0)
     #: Operations that a router with groups of experts has more than one without.

@@ -127,8 +127,8 @@ class Pass(Layer):
         read = () if self.keeps in ("output", "nothing") else tuple(inputs[place] for place in places)
         written = (out,) if self.keeps in ("output", "all") else ()
         more = math.ceil(self.kept_per_element * max(t.elements for t in (*inputs, out)))
-        beside = (Tensor(f"{name}.kept", ("entries",), (more,)),) if more else ()
-        return (*(t for t in read if t.role == "activation"), *written, *beside)
+        kept_entries = (Tensor(f"{name}.kept", ("entries",), (more,)),) if more else ()
+        return (*(t for t in read if t.role == "activation"), *written, *kept_entries)
 
 
 @LAYERS.register("pass")

@@ -57,7 +57,7 @@ class Kind:
     #: How many rows it keeps depends on their values, for which a host may wait.
     selects: bool = False
     #: The host copies what it reads and writes.
-    fed: bool = False
+    through_host: bool = False
     #: The kind that stands in for it where nothing is trained.
     inference: str | None = None
     #: The original Paleo takes its time for zero (Qi et al., ICLR 2017).
@@ -93,7 +93,7 @@ add_kind(
         free_in_paleo=True,
     )
 )
-add_kind(Kind("feed", "states that the host copies out of one step and into the next", fed=True))
+add_kind(Kind("feed", "states that the host copies out of one step and into the next", through_host=True))
 add_kind(Kind("rope", "rotary position embedding", price="memory.rope", free_in_paleo=True))
 add_kind(Kind("optimizer", "the update of parameters"))
 

@@ -494,7 +494,7 @@ class Calibrated:
         moved = np.array([kernel.bytes for kernel in kernels]) / device.memory.bandwidth
         nothing = np.zeros(len(kernels))
         ahead, waited = (nothing, host) if software.host.blocking else (host, nothing)
-        waited = waited + software.host.selection * _selects(kernels) + _fed(kernels, software)
+        waited = waited + software.host.selection * _selects(kernels) + _host_copies(kernels, software)
         return KernelTimes(prices.seconds + waited, waited, ahead, work >= moved, prices.low, prices.high)
 
 
@@ -503,9 +503,9 @@ def _selects(kernels: Sequence[Kernel]) -> Array:
     return np.array([float(kernel.family == "memory" and kernel.kind.selects) for kernel in kernels])
 
 
-def _fed(kernels: Sequence[Kernel], software: Software) -> Array:
+def _host_copies(kernels: Sequence[Kernel], software: Software) -> Array:
     """Seconds in which the host copies states from one step to the next."""
-    copied = [kernel.bytes * (kernel.family == "memory" and kernel.kind.fed) for kernel in kernels]
+    copied = [kernel.bytes * (kernel.family == "memory" and kernel.kind.through_host) for kernel in kernels]
     return np.array(copied) / (software.host.feeds or np.inf)
 
 

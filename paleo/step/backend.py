@@ -113,7 +113,7 @@ class Backend:
             recurrence=software.fusion.recurrence,
             relative=software.attention.relative,
             tied=software.gradients.tied,
-            fed=software.host.feeds is not None and not self.run.forward_only,
+            memories_through_host=software.host.feeds is not None and not self.run.forward_only,
             latent_rotation=software.host.latent_rotation,
             grouped_router=software.host.grouped_router,
             sigmoid_router=software.host.sigmoid_router,

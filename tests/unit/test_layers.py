@@ -537,7 +537,7 @@ def test_relative_attention_with_heads_last_turns_scores_and_is_fed_its_memory()
     )
     for direction in (forward, backward):
         assert moved(direction(turned.operations)) - moved(direction(plain.operations)) == 7 * 2 * 640
-    fed = expand("relative_attention", (SEQUENCE,), options, Choices(attention="stepwise", fed=True))
+    fed = expand("relative_attention", (SEQUENCE,), options, Choices(attention="stepwise", memories_through_host=True))
     (feed,) = (kernel for kernel in forward(fed.operations) if kernel.operation == "feed")
     assert feed.bytes == 2 * 2 * 3 * 8 * 4 and moved(backward(fed.operations)) == moved(backward(plain.operations))
     mixed = [kernel for op in fed.operations for kernel in op.forward(autocast(precision("fp16")))]
