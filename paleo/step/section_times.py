@@ -4,22 +4,22 @@ A *layer iteration* is one pass of a microbatch through one layer of a repeated 
 once. Arrays have the sections along their first axis and configurations along the last; one configuration may have no
 last axis. Seconds and bytes.
 
-Seconds of the collectives of layers, priced for many programs at once.
+Kernels and collectives are priced by others; here they are added up (`Sums`), laid beside one another as far as
+collectives overlap with computation, and joined with the time in which the host issues them (`paced`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
     from paleo.lowering.policies import Policies
-    from paleo.lowering.program import Program, Transfer
+    from paleo.lowering.program import Counted, Program, Transfer
     from paleo.parallel.placement import Mesh
     from paleo.pricing.communication import Fabric
     from paleo.pricing.kernels import KernelTimes
@@ -66,15 +66,19 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class SectionCosts:
-    """One layer iteration of each section without recomputation, (sections, …): seconds by pass, seconds of the
-    collectives that computation waits for, bytes.
+    """One layer iteration of each section before a recompute policy is chosen, (sections, …), in seconds and bytes.
 
-    ``recomputed`` is what full recomputation runs once more of ``forward``, ``selected`` what selective does, and so
-    the transfers of these names. ``hidden`` are seconds of collectives that run beside computation which takes as long;
-    what is left of them is waited for. Of these ``forward_paired`` and ``backward_paired`` run beside another
-    microbatch. ``limits`` are seconds of kernels by what limits them (arithmetic, memory, constant launches), of those
-    that run once, that full and that selective recomputation runs again: (3 limits, 3 runs, sections, …). ``repeat``
-    has the sections alone."""
+    ``repeat``: layer iterations of the section, (sections,).
+    ``forward``, ``backward``, ``weights``: computation of the passes.
+    ``recomputed``, ``selected``: what full and what selective recomputation computes once more of ``forward``.
+    ``…_transfers``: collectives that computation waits for, in the passes and in what is computed once more.
+    ``hidden``: collectives that run beside computation; what these do not cover counts to the transfers.
+    ``forward_paired``, ``backward_paired``: what of ``hidden`` runs beside another microbatch.
+    ``limits``: kernels by what limits them (arithmetic, memory, constant launches) and by when they run (in a step
+    without recomputation, once more under full, once more under selective): (3 limits, 3 runs, sections, …).
+    ``…_bytes``: activations kept for the backward pass, those that selective recomputation frees, tensors at both ends
+    of the section, and workspace.
+    """
 
     repeat: Array
     forward: Array
@@ -121,10 +125,13 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """One layer iteration of each section with what it recomputes, (sections, …): seconds; ``limits``: seconds of its
-    kernels by what limits them (arithmetic, memory, constant launches), (3, sections, …); ``saved_bytes`` for
-    backward on the device, ``offloaded_bytes`` in host memory, and ``transient`` ones, which live while the layer
-    computes (again)."""
+    """One layer iteration of each section under a recompute policy, (sections, …), in seconds and bytes.
+
+    Fields are those of `SectionCosts`; what is recomputed counts to ``backward`` and ``backward_transfers``.
+    ``limits``: seconds of kernels by what limits them: (3, sections, …).
+    ``saved_bytes``, ``offloaded_bytes``: activations kept for the backward pass, on the device and in host memory.
+    ``transient``: bytes of activations that live while the layer computes them again.
+    """
 
     forward: Array
     backward: Array
@@ -169,85 +176,110 @@ BESIDE_DISPATCH = 1.0 - 24.0 / 132.0
 
 
 @dataclass(frozen=True, slots=True)
+class CollectiveSums:
+    """How the collectives of one direction add up to sections, by the computation that hides them: matrices of
+    (sections, collectives).
+
+    ``exposed``: hidden by nothing. ``section``: by the whole section. ``core``: by the core of attention (keys that go
+    round a ring). ``products``: by products with weights, piece by piece. ``microbatch``: by the computation of another
+    microbatch (tokens that travel to experts).
+    """
+
+    exposed: Array
+    section: Array
+    core: Array
+    products: Array
+    microbatch: Array
+
+    @property
+    def calls(self) -> Array:
+        """Collectives of each section: (sections,)."""
+        matrices = (self.exposed, self.section, self.core, self.products, self.microbatch)
+        return np.asarray(sum(matrix.sum(axis=1) for matrix in matrices))
+
+
+#: What a transfer hides behind (`paleo.lowering.program.Transfer`), in the order of the fields of `CollectiveSums`.
+HIDING = ("nothing", "section", "core", "products", "microbatch")
+
+
+@dataclass(frozen=True, slots=True)
 class Sums:
     """How kernels and collectives add up to sections: matrices of (sections, kernels) and (sections, collectives).
 
-    ``forward_overlapped`` and ``backward_overlapped`` are collectives that overlap with the section's computation,
-    those of ``…_ring`` with the core of attention alone, ``…_pieces`` in ``pieces`` with the products with weights,
-    ``…_beside_shared`` with the kernels ``…_shared`` of experts that all tokens visit, ``…_experts`` with another
-    microbatch's computation.
-    ``calls`` counts the collectives of each section, forward and backward; ``routes``: those that dispatch tokens.
+    ``forward``, ``backward``, ``weights``: kernels of the passes.
+    ``forward_core``, ``backward_core``: those of the core of attention. ``forward_products``, ``backward_products``:
+    products with weights.
+    ``recomputed``, ``selected``: kernels that full and that selective recomputation runs again.
+    ``forward_collectives``, ``backward_collectives``: collectives by what hides them.
+    ``spared``: forward collectives that full recomputation does not repeat. ``selected_transfers``: collectives that
+    selective recomputation repeats.
+    ``pieces``: pieces in which collectives hide behind products.
+    ``routes``: sections that dispatch tokens, (sections,).
     """
 
     forward: Array
     backward: Array
     weights: Array
-    core: Array
+    forward_core: Array
     backward_core: Array
-    recomputed: Array
-    selected: Array
-    spared: Array
-    selected_transfers: Array
-    forward_transfers: Array
-    backward_transfers: Array
-    forward_overlapped: Array
-    backward_overlapped: Array
-    forward_ring: Array
-    backward_ring: Array
-    forward_pieces: Array
-    backward_pieces: Array
-    forward_beside_shared: Array
-    backward_beside_shared: Array
-    forward_experts: Array
-    backward_experts: Array
     forward_products: Array
     backward_products: Array
-    forward_shared: Array
-    backward_shared: Array
-    pieces: Array
-    calls: Array
+    recomputed: Array
+    selected: Array
+    forward_collectives: CollectiveSums
+    backward_collectives: CollectiveSums
+    spared: Array
+    selected_transfers: Array
+    pieces: float
     routes: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, program: Program) -> Sums:
         """Kernels and `collectives` in the order of the program."""
-        kernels = [(i, counted) for i, section in enumerate(program.sections) for counted in section.kernels]
+        sections = len(program.sections)
+        kernels = [(row, kernel) for row, section in enumerate(program.sections) for kernel in section.kernels]
         transfers = list(collectives(program))
 
-        def matrix(cells: Sequence[tuple[int, float, bool]]) -> Array:
-            sums = np.zeros((len(program.sections), len(cells)))
-            for column, (row, times, counts) in enumerate(cells):
-                sums[row, column] = times * counts
-            return sums
+        def of_kernels(share: Callable[[Counted], float]) -> Array:
+            return _matrix(sections, [(row, counted.times * share(counted)) for row, counted in kernels])
 
-        forward, backward, weights = (
-            matrix([(i, counted.times, counted.kernel.phase == phase) for i, counted in kernels])
-            for phase in ("forward", "backward", "backward_weight")
+        def of_transfers(share: Callable[[Transfer], float]) -> Array:
+            return _matrix(sections, [(row, transfer.times * share(transfer)) for row, transfer in transfers])
+
+        def hidden_by(place: str, phase: str) -> Array:
+            return of_transfers(lambda transfer: (transfer.phase, transfer.hides_behind) == (phase, place))
+
+        def gemm(counted: Counted) -> bool:
+            return counted.kernel.family == "gemm" and not counted.core
+
+        def routes(counted: Counted) -> bool:
+            return counted.kernel.experts > 0 and counted.kernel.family == "memory"
+
+        return cls(
+            forward=of_kernels(lambda k: k.kernel.phase == "forward"),
+            backward=of_kernels(lambda k: k.kernel.phase == "backward"),
+            weights=of_kernels(lambda k: k.kernel.phase == "backward_weight"),
+            forward_core=of_kernels(lambda k: k.core and k.kernel.phase == "forward"),
+            backward_core=of_kernels(lambda k: k.core and k.kernel.phase == "backward"),
+            forward_products=of_kernels(lambda k: gemm(k) and k.kernel.phase == "forward"),
+            backward_products=of_kernels(lambda k: gemm(k) and k.kernel.phase in ("backward", "backward_weight")),
+            recomputed=of_kernels(lambda k: k.recomputed * (k.kernel.phase == "forward")),
+            selected=of_kernels(lambda k: k.selected * (k.kernel.phase == "forward")),
+            forward_collectives=CollectiveSums(*(hidden_by(place, "forward") for place in HIDING)),
+            backward_collectives=CollectiveSums(*(hidden_by(place, "backward") for place in HIDING)),
+            spared=of_transfers(lambda t: t.phase == "forward" and not t.recomputed),
+            selected_transfers=of_transfers(lambda t: t.selected),
+            pieces=max((float(transfer.pieces) for _, transfer in transfers), default=1.0),
+            routes=np.isin(np.arange(sections), [row for row, counted in kernels if routes(counted)]),
         )
-        cores = (
-            matrix([(i, counted.times, counted.core and counted.kernel.phase == phase) for i, counted in kernels])
-            for phase in ("forward", "backward")
-        )
-        recomputed = (
-            matrix([(i, counted.times * share(counted), counted.kernel.phase == "forward") for i, counted in kernels])
-            for share in (attrgetter("recomputed"), attrgetter("selected"))
-        )
-        spared = matrix([(i, each.times, each.phase == "forward" and not each.recomputed) for i, each in transfers])
-        selected = matrix([(i, each.times, each.selected) for i, each in transfers])
-        overlaps = [
-            matrix([(i, each.times, (each.phase, each.hides_behind) == (phase, beside)) for i, each in transfers])
-            for beside in ("nothing", "section", "core", "products", "shared experts", "microbatch")
-            for phase in ("forward", "backward")
-        ]
-        gemm = np.array([counted.kernel.family == "gemm" and not counted.core for _, counted in kernels], dtype=float)
-        shared = np.array([counted.shared for _, counted in kernels], dtype=float)
-        products = (forward * gemm, (backward + weights) * gemm, forward * shared, (backward + weights) * shared)
-        pieces = np.asarray(max((float(each.pieces) for _, each in transfers), default=1.0))
-        calls = np.stack([sum(matrix.sum(axis=1) for matrix in overlaps[phase::2]) for phase in (0, 1)])
-        routed = {i for i, counted in kernels if counted.kernel.experts > 0 and counted.kernel.family == "memory"}
-        routes = np.array([i in routed for i in range(len(program.sections))], dtype=bool)
-        sums = (forward, backward, weights, *cores, *recomputed, spared, selected, *overlaps, *products)
-        return cls(*(*sums, pieces, calls, routes))
+
+
+def _matrix(sections: int, cells: Sequence[tuple[int, float]]) -> Array:
+    """One column for each cell, whose figure stands in the row of its section: (sections, cells)."""
+    sums = np.zeros((sections, len(cells)))
+    for column, (row, figure) in enumerate(cells):
+        sums[row, column] = figure
+    return sums
 
 
 def section_costs(
@@ -270,63 +302,90 @@ def section_costs(
     """
     sums = sums or Sums.of(program)
     device, host = kernels.total, kernels.host
-    forward, backward, weights = (each @ device for each in (sums.forward, sums.backward, sums.weights))
-    there, back, hidden, forward_paired, backward_paired = _waited(sums, device, transfers)
-    again, once_more = sums.recomputed @ device, np.maximum(there - sums.spared @ transfers, 0.0)
-    calls = (sums.calls * call).reshape((2, -1) + (1,) * (forward.ndim - 1))
+    forward, backward, weights = (matrix @ device for matrix in (sums.forward, sums.backward, sums.weights))
     gradients = backward + weights
-    slower = (
-        paced(gradients + back, (sums.backward + sums.weights) @ host + calls[1], sums.routes, waiting_power) - back
+    in_forward = _waited(
+        sums.forward_collectives,
+        transfers,
+        sums.pieces,
+        Computation(forward, sums.forward_core @ device, sums.forward_products @ device, (forward + gradients) / 2.0),
     )
+    in_backward = _waited(
+        sums.backward_collectives,
+        transfers,
+        sums.pieces,
+        Computation(
+            gradients, sums.backward_core @ device, sums.backward_products @ device, (forward + gradients) / 2.0
+        ),
+    )
+    recomputed = sums.recomputed @ device
+    repeated = np.maximum(in_forward.waited - sums.spared @ transfers, 0.0)
+    forward_calls, backward_calls = (
+        (direction.calls * call).reshape((-1,) + (1,) * (forward.ndim - 1))
+        for direction in (sums.forward_collectives, sums.backward_collectives)
+    )
+
+    def issued(seconds: Array, waited: Array, host_seconds: Array) -> Array:
+        """Computation with what it waits for the host, which issues collectives, too."""
+        return paced(seconds + waited, host_seconds, sums.routes, waiting_power) - waited
+
+    slower = issued(gradients, in_backward.waited, (sums.backward + sums.weights) @ host + backward_calls)
     share = np.divide(slower, gradients, out=np.ones_like(gradients), where=gradients > 0)
     return SectionCosts(
         section_figures(program, "repeat"),
-        paced(forward + there, sums.forward @ host + calls[0], sums.routes, waiting_power) - there,
-        backward * share,
-        weights * share,
-        paced(again + once_more, sums.recomputed @ host + calls[0], sums.routes, waiting_power) - once_more,
-        paced(sums.selected @ device, sums.selected @ host),
-        there,
-        once_more,
-        sums.selected_transfers @ transfers,
-        back,
-        hidden,
-        forward_paired,
-        backward_paired,
-        _limits(sums, kernels),
-        *sizes,
+        forward=issued(forward, in_forward.waited, sums.forward @ host + forward_calls),
+        backward=backward * share,
+        weights=weights * share,
+        recomputed=issued(recomputed, repeated, sums.recomputed @ host + forward_calls),
+        selected=paced(sums.selected @ device, sums.selected @ host),
+        forward_transfers=in_forward.waited,
+        recomputed_transfers=repeated,
+        selected_transfers=sums.selected_transfers @ transfers,
+        backward_transfers=in_backward.waited,
+        hidden=in_forward.hidden + in_backward.hidden,
+        forward_paired=in_forward.paired,
+        backward_paired=in_backward.paired,
+        limits=_limits(sums, kernels),
+        **dict(zip(BYTES, sizes, strict=True)),
     )
 
 
-def _waited(sums: Sums, device: Array, transfers: Array) -> tuple[Array, ...]:
-    """Seconds of collectives that a section waits for, forward and backward, of those that computation hides, and of
-    these such that run beside another microbatch, forward and backward: (sections, …) each. What is cut into n pieces
-    leaves the first of them uncovered, so hides 1 - 1/n of the shorter of the collective and its products. A forward
-    pass beside another microbatch's backward pass shares half of both."""
-    forward, backward = sums.forward @ device, (sums.backward + sums.weights) @ device
-    overlapped = (
-        (sums.forward_overlapped, forward),
-        (sums.forward_ring, sums.core @ device),
-        (sums.backward_overlapped, backward),
-        (sums.backward_ring, sums.backward_core @ device),
-        (sums.forward_pieces, sums.forward_products @ device),
-        (sums.backward_pieces, sums.backward_products @ device),
-        (sums.forward_beside_shared, sums.forward_shared @ device),
-        (sums.backward_beside_shared, sums.backward_shared @ device),
-        (sums.forward_experts, (forward + backward) / 2.0),
-        (sums.backward_experts, (forward + backward) / 2.0),
-    )
-    later = 1.0 - 1.0 / sums.pieces
-    shares = (1.0, 1.0, 1.0, 1.0, later, later, *(BESIDE_DISPATCH,) * 4)
-    hidden = [
-        np.minimum(matrix @ transfers, covering) * share
-        for (matrix, covering), share in zip(overlapped, shares, strict=True)
+class Computation(NamedTuple):
+    """Seconds of what collectives may hide behind, by the names of `CollectiveSums`: (sections, …)."""
+
+    section: Array
+    core: Array
+    products: Array
+    microbatch: Array
+
+
+class Waiting(NamedTuple):
+    """Seconds of the collectives of one direction: those ``waited`` for, those ``hidden``, and of the latter those
+    ``paired`` with another microbatch: (sections, …)."""
+
+    waited: Array
+    hidden: Array
+    paired: Array
+
+
+def _waited(collectives: CollectiveSums, transfers: Array, pieces: float, beside: Computation) -> Waiting:
+    """What computation hides of collectives, and what is waited for.
+
+    What is cut into n pieces leaves the first of them uncovered, so hides 1 - 1/n of the shorter of the collective and
+    its products. Another microbatch's pass runs on the multiprocessors that the exchange of tokens leaves; a forward
+    pass beside a backward pass shares half of both.
+    """
+    travelling = [
+        matrix @ transfers
+        for matrix in (collectives.section, collectives.core, collectives.products, collectives.microbatch)
     ]
-    left = [matrix @ transfers - covered for (matrix, _), covered in zip(overlapped, hidden, strict=True)]
-    there = sums.forward_transfers @ transfers + left[0] + left[1] + left[4] + left[6] + left[8]
-    back = sums.backward_transfers @ transfers + left[2] + left[3] + left[5] + left[7] + left[9]
-    *_, forward_paired, backward_paired = hidden
-    return there, back, sum(hidden, np.zeros(())), forward_paired, backward_paired
+    shares = (1.0, 1.0, 1.0 - 1.0 / pieces, BESIDE_DISPATCH)
+    hidden = [
+        np.minimum(seconds, covering) * share
+        for seconds, covering, share in zip(travelling, beside, shares, strict=True)
+    ]
+    uncovered = [seconds - covered for seconds, covered in zip(travelling, hidden, strict=True)]
+    return Waiting(sum(uncovered, collectives.exposed @ transfers), sum(hidden, np.zeros(())), hidden[-1])
 
 
 def _limits(sums: Sums, kernels: KernelTimes) -> Array:
@@ -344,7 +403,8 @@ def paced(
     it ``waits`` for the device on its way, with ``waiting_power`` in place of 4.
 
     A host that runs ahead freely would make it the longer of the two; calls of uneven length and waiting for other
-    ranks cost most where both are alike. The fourth power is that of a study of whole steps (FINDINGS_STEPS.md, CNNs).
+    ranks cost most where both are alike. The fourth power is the one that suited measured steps of
+    convolutional networks.
 
     >>> paced(np.array([3.0, 1.0, 1.0]), np.array([0.0, 1.0, 1.0]), np.array([True, False, True]), 2.5).round(3)
     array([3.   , 1.189, 1.32 ])

@@ -44,7 +44,7 @@ POINTS = 4000
 
 
 def document(reports: Sequence[FileReport]) -> dict[str, Any]:
-    """What ``paleo validate --json`` prints (DESIGN.md, section 7)."""
+    """What ``paleo validate --json`` prints."""
     return {"files": [_file(report) for report in reports]}
 
 
