@@ -254,15 +254,24 @@ def predict(
         warnings=(
             *warnings(layout, graph, placed),
             *_run_warnings(run, system, layout, graph, backend.software),
-            *host_warnings(system, layout, host_memory),
-            *rare_utilisation(system, layout, flops / breakdown.step),
-            *loading_warnings(run, breakdown.input / breakdown.step),
-            *tight_memory(memory),
+            *_result_warnings(run, system, layout, breakdown, memory, host_memory, flops),
         ),
         host_memory=host_memory,
         input_pipeline=arriving,
         pieces=tuple(program.pieces),
     )
+
+
+def _result_warnings(
+    run: Run, system: System, layout: Plan, breakdown: Breakdown, memory: Footprint, host_memory: float, flops: float
+) -> list[str]:
+    """What is doubtful of a step once its seconds and bytes are known."""
+    return [
+        *host_warnings(system, layout, host_memory),
+        *rare_utilisation(system, layout, flops / breakdown.step),
+        *loading_warnings(run, breakdown.input / breakdown.step),
+        *tight_memory(memory),
+    ]
 
 
 #: Share of the memory below which what is free is no more than predictions of memory are off on average.

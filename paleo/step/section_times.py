@@ -181,25 +181,26 @@ class CollectiveSums:
     (sections, collectives).
 
     ``exposed``: hidden by nothing. ``section``: by the whole section. ``core``: by the core of attention (keys that go
-    round a ring). ``products``: by products with weights, piece by piece. ``microbatch``: by the computation of another
-    microbatch (tokens that travel to experts).
+    round a ring). ``products``: by products with weights, piece by piece. ``shared``: by experts that all tokens visit
+    (tokens that travel to the others). ``microbatch``: by the computation of another microbatch (such tokens, too).
     """
 
     exposed: Array
     section: Array
     core: Array
     products: Array
+    shared: Array
     microbatch: Array
 
     @property
     def calls(self) -> Array:
         """Collectives of each section: (sections,)."""
-        matrices = (self.exposed, self.section, self.core, self.products, self.microbatch)
+        matrices = (self.exposed, self.section, self.core, self.products, self.shared, self.microbatch)
         return np.asarray(sum(matrix.sum(axis=1) for matrix in matrices))
 
 
 #: What a transfer hides behind (`paleo.lowering.program.Transfer`), in the order of the fields of `CollectiveSums`.
-HIDING = ("nothing", "section", "core", "products", "microbatch")
+HIDING = ("nothing", "section", "core", "products", "shared experts", "microbatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ class Sums:
 
     ``forward``, ``backward``, ``weights``: kernels of the passes.
     ``forward_core``, ``backward_core``: those of the core of attention. ``forward_products``, ``backward_products``:
-    products with weights.
+    products with weights. ``forward_shared``, ``backward_shared``: kernels of shared experts.
     ``recomputed``, ``selected``: kernels that full and that selective recomputation runs again.
     ``forward_collectives``, ``backward_collectives``: collectives by what hides them.
     ``spared``: forward collectives that full recomputation does not repeat. ``selected_transfers``: collectives that
@@ -224,6 +225,8 @@ class Sums:
     backward_core: Array
     forward_products: Array
     backward_products: Array
+    forward_shared: Array
+    backward_shared: Array
     recomputed: Array
     selected: Array
     forward_collectives: CollectiveSums
@@ -249,20 +252,16 @@ class Sums:
         def hidden_by(place: str, phase: str) -> Array:
             return of_transfers(lambda transfer: (transfer.phase, transfer.hides_behind) == (phase, place))
 
-        def gemm(counted: Counted) -> bool:
-            return counted.kernel.family == "gemm" and not counted.core
-
-        def routes(counted: Counted) -> bool:
-            return counted.kernel.experts > 0 and counted.kernel.family == "memory"
-
         return cls(
             forward=of_kernels(lambda k: k.kernel.phase == "forward"),
             backward=of_kernels(lambda k: k.kernel.phase == "backward"),
             weights=of_kernels(lambda k: k.kernel.phase == "backward_weight"),
             forward_core=of_kernels(lambda k: k.core and k.kernel.phase == "forward"),
             backward_core=of_kernels(lambda k: k.core and k.kernel.phase == "backward"),
-            forward_products=of_kernels(lambda k: gemm(k) and k.kernel.phase == "forward"),
-            backward_products=of_kernels(lambda k: gemm(k) and k.kernel.phase in ("backward", "backward_weight")),
+            forward_products=of_kernels(lambda k: _is_product(k) and k.kernel.phase == "forward"),
+            backward_products=of_kernels(lambda k: _is_product(k) and _in_backward(k)),
+            forward_shared=of_kernels(lambda k: k.shared and k.kernel.phase == "forward"),
+            backward_shared=of_kernels(lambda k: k.shared and _in_backward(k)),
             recomputed=of_kernels(lambda k: k.recomputed * (k.kernel.phase == "forward")),
             selected=of_kernels(lambda k: k.selected * (k.kernel.phase == "forward")),
             forward_collectives=CollectiveSums(*(hidden_by(place, "forward") for place in HIDING)),
@@ -270,8 +269,22 @@ class Sums:
             spared=of_transfers(lambda t: t.phase == "forward" and not t.recomputed),
             selected_transfers=of_transfers(lambda t: t.selected),
             pieces=max((float(transfer.pieces) for _, transfer in transfers), default=1.0),
-            routes=np.isin(np.arange(sections), [row for row, counted in kernels if routes(counted)]),
+            routes=np.isin(np.arange(sections), [row for row, counted in kernels if _routes(counted)]),
         )
+
+
+def _in_backward(counted: Counted) -> bool:
+    return counted.kernel.phase in ("backward", "backward_weight")
+
+
+def _is_product(counted: Counted) -> bool:
+    """Whether a kernel is a product with weights."""
+    return counted.kernel.family == "gemm" and not counted.core
+
+
+def _routes(counted: Counted) -> bool:
+    """Whether a kernel dispatches tokens to experts."""
+    return counted.kernel.experts > 0 and counted.kernel.family == "memory"
 
 
 def _matrix(sections: int, cells: Sequence[tuple[int, float]]) -> Array:
@@ -303,22 +316,7 @@ def section_costs(
     sums = sums or Sums.of(program)
     device, host = kernels.total, kernels.host
     forward, backward, weights = (matrix @ device for matrix in (sums.forward, sums.backward, sums.weights))
-    gradients = backward + weights
-    in_forward = _waited(
-        sums.forward_collectives,
-        transfers,
-        sums.pieces,
-        Computation(forward, sums.forward_core @ device, sums.forward_products @ device, (forward + gradients) / 2.0),
-    )
-    in_backward = _waited(
-        sums.backward_collectives,
-        transfers,
-        sums.pieces,
-        Computation(
-            gradients, sums.backward_core @ device, sums.backward_products @ device, (forward + gradients) / 2.0
-        ),
-    )
-    recomputed = sums.recomputed @ device
+    in_forward, in_backward = _overlapped(sums, device, transfers)
     repeated = np.maximum(in_forward.waited - sums.spared @ transfers, 0.0)
     forward_calls, backward_calls = (
         (direction.calls * call).reshape((-1,) + (1,) * (forward.ndim - 1))
@@ -329,6 +327,7 @@ def section_costs(
         """Computation with what it waits for the host, which issues collectives, too."""
         return paced(seconds + waited, host_seconds, sums.routes, waiting_power) - waited
 
+    gradients = backward + weights
     slower = issued(gradients, in_backward.waited, (sums.backward + sums.weights) @ host + backward_calls)
     share = np.divide(slower, gradients, out=np.ones_like(gradients), where=gradients > 0)
     return SectionCosts(
@@ -336,7 +335,7 @@ def section_costs(
         forward=issued(forward, in_forward.waited, sums.forward @ host + forward_calls),
         backward=backward * share,
         weights=weights * share,
-        recomputed=issued(recomputed, repeated, sums.recomputed @ host + forward_calls),
+        recomputed=issued(sums.recomputed @ device, repeated, sums.recomputed @ host + forward_calls),
         selected=paced(sums.selected @ device, sums.selected @ host),
         forward_transfers=in_forward.waited,
         recomputed_transfers=repeated,
@@ -350,16 +349,17 @@ def section_costs(
     )
 
 
-class Computation(NamedTuple):
+class _Computation(NamedTuple):
     """Seconds of what collectives may hide behind, by the names of `CollectiveSums`: (sections, …)."""
 
     section: Array
     core: Array
     products: Array
+    shared: Array
     microbatch: Array
 
 
-class Waiting(NamedTuple):
+class _Overlapped(NamedTuple):
     """Seconds of the collectives of one direction: those ``waited`` for, those ``hidden``, and of the latter those
     ``paired`` with another microbatch: (sections, …)."""
 
@@ -368,24 +368,45 @@ class Waiting(NamedTuple):
     paired: Array
 
 
-def _waited(collectives: CollectiveSums, transfers: Array, pieces: float, beside: Computation) -> Waiting:
+def _overlapped(sums: Sums, device: Array, transfers: Array) -> tuple[_Overlapped, _Overlapped]:
+    """Collectives of the forward and of the backward direction beside their computation.
+
+    Shared experts and another microbatch's pass run on the multiprocessors that the exchange of tokens leaves. A
+    forward pass beside a backward pass shares half of both.
+    """
+    forward, backward = sums.forward @ device, (sums.backward + sums.weights) @ device
+    both = (forward + backward) / 2.0
+    core, products, shared = sums.forward_core @ device, sums.forward_products @ device, sums.forward_shared @ device
+    of_forward = _Computation(forward, core, products, shared, both)
+    core, products, shared = sums.backward_core @ device, sums.backward_products @ device, sums.backward_shared @ device
+    of_backward = _Computation(backward, core, products, shared, both)
+    return (
+        _waited(sums.forward_collectives, transfers, sums.pieces, of_forward),
+        _waited(sums.backward_collectives, transfers, sums.pieces, of_backward),
+    )
+
+
+def _waited(collectives: CollectiveSums, transfers: Array, pieces: float, beside: _Computation) -> _Overlapped:
     """What computation hides of collectives, and what is waited for.
 
     What is cut into n pieces leaves the first of them uncovered, so hides 1 - 1/n of the shorter of the collective and
-    its products. Another microbatch's pass runs on the multiprocessors that the exchange of tokens leaves; a forward
-    pass beside a backward pass shares half of both.
+    its products.
     """
-    travelling = [
-        matrix @ transfers
-        for matrix in (collectives.section, collectives.core, collectives.products, collectives.microbatch)
-    ]
-    shares = (1.0, 1.0, 1.0 - 1.0 / pieces, BESIDE_DISPATCH)
+    covered_by = (
+        collectives.section,
+        collectives.core,
+        collectives.products,
+        collectives.shared,
+        collectives.microbatch,
+    )
+    travelling = [matrix @ transfers for matrix in covered_by]
+    shares = (1.0, 1.0, 1.0 - 1.0 / pieces, BESIDE_DISPATCH, BESIDE_DISPATCH)
     hidden = [
         np.minimum(seconds, covering) * share
         for seconds, covering, share in zip(travelling, beside, shares, strict=True)
     ]
     uncovered = [seconds - covered for seconds, covered in zip(travelling, hidden, strict=True)]
-    return Waiting(sum(uncovered, collectives.exposed @ transfers), sum(hidden, np.zeros(())), hidden[-1])
+    return _Overlapped(sum(uncovered, collectives.exposed @ transfers), sum(hidden, np.zeros(())), hidden[-1])
 
 
 def _limits(sums: Sums, kernels: KernelTimes) -> Array:
