@@ -76,12 +76,12 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     yield from (*_batches(comparison), *_intervals(comparison), *prices(comparison), *_unknown(comparison))
     candidates = comparison.candidates
     yield from (f"{each.system.name}: {each.problem}" for each in candidates if each.problem)
-    formats = {each.system.name: each.prediction.plan.dtype for each in candidates if each.prediction}
+    formats = {each.name: each.prediction.plan.dtype for each in candidates if each.prediction}
     if len(set(formats.values())) > 1:
         yield f"In different formats: {', '.join(f'{name} {dtype}' for name, dtype in formats.items())}."
     yield "* best of those that fit. Energy: modelled from the work of the GPUs; hosts and building as far as stated."
     yield from _warnings(comparison)
-    failing = {each.system.name: each.training.goodput for each in candidates if each.training is not None}
+    failing = {each.name: each.training.goodput for each in candidates if each.training is not None}
     shares = [f"{name} {percent(run.share)}" for name, run in failing.items() if run is not None]
     if shares:
         yield f"Failures, checkpoints and restarts are in time, cost and energy; goodput: {', '.join(shares)}."
@@ -89,7 +89,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 
 def _batches(comparison: Comparison) -> Iterator[str]:
     """The global batch of all systems, or of each."""
-    steps = {each.system.name: each.prediction for each in comparison.candidates if each.prediction is not None}
+    steps = {each.name: each.prediction for each in comparison.candidates if each.prediction is not None}
     batches = {name: step.plan.global_batch for name, step in steps.items()}
     if len(set(batches.values())) == 1:
         yield f"Global batch of {next(iter(batches.values())):,} on every system."
@@ -103,7 +103,7 @@ def _commands(comparison: Comparison) -> Iterator[RenderableType]:
         if candidate.prediction is not None:
             step = candidate.prediction
             command = estimate_command(step.model, step.system, step.run)
-            yield Pasted(f"Show {candidate.system.name} again", command, TEXT_WIDTH)
+            yield Pasted(f"Show {candidate.name} again", command, TEXT_WIDTH)
 
 
 def _title(comparison: Comparison, objective: Objective) -> str:
@@ -115,19 +115,17 @@ def _title(comparison: Comparison, objective: Objective) -> str:
 def _doubts(comparison: Comparison) -> str:
     """Which of the best may not be the best, and before which other systems."""
     overlaps = {WINNERS[objective][0]: comparison.rivals(objective) for objective in WINNERS}
-    doubts = [f"{title} (with {', '.join(map(_name, rivals))})" for title, rivals in overlaps.items() if rivals]
+    doubts = [
+        f"{title} (with {', '.join(rival.name for rival in rivals)})" for title, rivals in overlaps.items() if rivals
+    ]
     return f" Not certain, as 90 % intervals overlap: {', '.join(doubts)}." if doubts else ""
-
-
-def _name(candidate: Candidate) -> str:
-    """A system and its count, as --systems takes them."""
-    return candidate.system.name + (f":{candidate.prediction.plan.gpus}" if candidate.prediction is not None else "")
 
 
 def _intervals(comparison: Comparison) -> Iterator[str]:
     """The 90 % interval of the time on each system that runs."""
     trained = [(each, each.training) for each in comparison.candidates if each.runs and each.training is not None]
-    ends = [f"{_name(each)} {duration(bill.interval[0])} to {duration(bill.interval[1])}" for each, bill in trained]
+    like = shortest(end for _, bill in trained for end in bill.interval)
+    ends = [f"{each.name} {' to '.join(duration(end, like=like) for end in bill.interval)}" for each, bill in trained]
     if ends:
         yield f"90 % interval of the time: {'; '.join(ends)}."
 
@@ -143,7 +141,7 @@ def _warnings(comparison: Comparison) -> Iterator[str]:
     systems: dict[str, list[str]] = {}
     for candidate in comparison.candidates:
         for warning in () if candidate.prediction is None else candidate.prediction.warnings:
-            systems.setdefault(warning, []).append(candidate.system.name)
+            systems.setdefault(warning, []).append(candidate.name)
     yield from (f"Warning ({', '.join(dict.fromkeys(names))}): {text}" for text, names in systems.items())
 
 

@@ -121,7 +121,7 @@ def _card(study: Purchase, objective: Objective) -> str:
     rival_offers = [offer for offer in study.offers if offer is not winner and offer.candidate.runs]
     certain = "no other system fits" if not rival_offers else "its interval is clear of all others"
     if rivals:
-        certain = f"not certain: intervals overlap with {', '.join(rival.system.name for rival in rivals)}"
+        certain = f"not certain: intervals overlap with {', '.join(rival.name for rival in rivals)}"
     main = ' class="card main"' if objective == study.request.objective else ' class="card"'
     return (
         f"<div{main}><h3>{head}</h3><p class=winner>{escape(_name(winner))}</p>"

@@ -256,20 +256,23 @@ def plan(model: str, system: str, ranking: Search, capacity: float) -> Figure:
 
 
 def _stack(axes: Axes, names: Sequence[str], rows: Mapping[str, Sequence[float]]) -> None:
-    """Bars of the parts of a step, one on top of the other."""
-    bottom = np.zeros(len(names))
+    """Bars of the parts of a step, one on top of the other; names may be alike."""
+    places, bottom = range(len(names)), np.zeros(len(names))
     for key, (label, colour) in _PARTS.items():
         heights = np.asarray(rows[key])
         if heights.any():
-            axes.bar(names, heights, bottom=bottom, color=colour, label=label, edgecolor="white", linewidth=0.3)
+            axes.bar(
+                range(len(names)), heights, bottom=bottom, color=colour, label=label, edgecolor="white", linewidth=0.3
+            )
             bottom += heights
+    axes.set_xticks(places, names)
     axes.grid(axis="x", visible=False)
 
 
 def compare(comparison: Comparison) -> Figure:
     """Throughput, parts of a step, and rent where prices are known, system by system."""
     candidates = [candidate for candidate in comparison.candidates if candidate.prediction is not None]
-    names = [candidate.system.name + ("" if candidate.runs else "\n(does not fit)") for candidate in candidates]
+    names = [candidate.name + ("" if candidate.runs else "\n(does not fit)") for candidate in candidates]
     priced = any(candidate.training is not None and candidate.training.cost is not None for candidate in candidates)
     with matplotlib.rc_context(STYLE):
         figure, axes = figure_of(4.0 * (3 if priced else 2), 4.4, columns=3 if priced else 2)
@@ -292,7 +295,7 @@ def compare(comparison: Comparison) -> Figure:
 
 
 def _bars(axes: Axes, names: Sequence[str], values: Sequence[float], label: str, colour: str) -> None:
-    bars = axes.bar(names, values, color=colour)
+    bars = axes.bar(range(len(names)), values, color=colour)
     axes.bar_label(bars, labels=[engineering(value, "") if value else "-" for value in values], padding=2)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: engineering(value, "")))
     axes.set_ylabel(label)

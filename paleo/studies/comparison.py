@@ -59,6 +59,11 @@ class Candidate:
     advice: tuple[Advice, ...] = ()
 
     @property
+    def name(self) -> str:
+        """The system, and its GPUs where they are known, as --systems takes them: one system may stand there twice."""
+        return self.system.name + (f":{self.prediction.plan.gpus}" if self.prediction is not None else "")
+
+    @property
     def step_time(self) -> float | None:
         """Seconds in which the global batch is seen once; None without a prediction."""
         if self.consistency is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -277,3 +278,34 @@ def test_commands_under_a_comparison_of_plans_show_the_same_steps(capsys: pytest
     for line, candidate in zip(lines, candidates, strict=True):
         assert command([*shlex.split(line), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["step_time_s"] == candidate.step_time
+
+
+def test_columns_of_data_frames_are_described() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "columns.md").read_text(encoding="utf-8")
+    described = set[str]()
+    for row in (line.split("|")[1] for line in page.splitlines() if line.startswith("|")):
+        names = re.findall(r"`([^`]+)`", row)
+        described |= {name if name[0] != "." else names[0].partition(".")[0] + name for name in names}
+    asked = {"model": "gpt2", "samples": 1e6, "price": "2 USD/h", "seq": 64}
+    swept = {"models": ["gpt2"], "systems": [NODE], "axes": {"gpus": [8], "samples": [1e6]}}
+    frames = [
+        paleo.estimate(system=NODE, gpus=8, **asked).to_frame(),
+        paleo.scale(system=NODE, gpus=[1, 8], mode="both", **asked).to_frame(),
+        paleo.compare(systems=[NODE, "t4"], gpus=8, **asked).to_frame(),
+        paleo.search("mixtral-8x7b", "dgx-h100", 8, global_batch=8, top=3, strategy="ep=8").to_frame(),
+        paleo.plan("gpt2", NODE, 8, global_batch=64, samples=1e6, top=3, strategy="dp").to_frame(),
+        paleo.target("mlperf:bert", NODE, [8], batch=512, strategy="dp").to_frame(),
+        paleo.sweep(swept),
+    ]
+    assert sorted({column for frame in frames for column in frame.columns} - described) == []
+
+
+def test_a_picture_of_one_system_in_two_sizes_has_a_bar_for_each() -> None:
+    from paleo.report import plots
+
+    figure = plots.compare(paleo.compare("lenet", ["dgx-h100:8", "dgx-h100:16", f"{NODE}:8"], batch=16).comparison)
+    rates, parts, _ = figure.axes
+    names = ["dgx-h100:8", "dgx-h100:16", f"{NODE}:8"]
+    assert [label.get_text() for label in rates.get_xticklabels()] == names
+    centres = {round(bar.get_x() + bar.get_width() / 2) for bar in rates.patches}
+    assert centres == {round(bar.get_x() + bar.get_width() / 2) for bar in parts.patches} == {0, 1, 2}
