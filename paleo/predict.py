@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
+from paleo.lowering.launches import idle_modules
 from paleo.lowering.policies import runs
 from paleo.operations.base import model_flops
 from paleo.operations.contraction import executed_share
@@ -340,7 +341,8 @@ def unmodelled(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
 def _run_warnings(run: Run, system: System, layout: Plan, graph: Graph, software: Software) -> list[str]:
     """What the options of a run do not do here, whatever its step turns out to be."""
     return [
-        *idle_options(run, system, layout),
+        *idle_options(run, system, layout, graph),
+        *idle_modules(run.recompute_modules, graph),
         *_idle_servers(run),
         *foreign_software(run, system),
         *refused_sequences(graph, run, software, layout),

@@ -306,6 +306,13 @@ def _selects(module: RecomputeModule, node: Node, operation: Operation) -> bool:
     return module.selects(node, operation.name.removeprefix(f"{node.name}."), operation)
 
 
+def idle_modules(modules: Iterable[str], graph: Graph) -> list[str]:
+    """A sentence for each module to recompute that no layer of a network has."""
+    parts = [(node, operation) for node in graph.nodes for operation in node.operations]
+    idle = [name for name in modules if not any(_selects(RECOMPUTE_MODULES[name], *part) for part in parts)]
+    return [f"recompute_modules={name} changes nothing: no layer of the network has that part" for name in idle]
+
+
 def _freed(module: RecomputeModule, nodes: Sequence[Node]) -> set[str]:
     """Tensors that a recomputed module writes or keeps for itself. Outputs that other layers read stay, unless the
     module discards its outputs."""

@@ -303,14 +303,18 @@ def loading_warnings(run: Run, waited: float) -> list[str]:
     ]
 
 
-def idle_options(run: Run, system: System, chosen: Plan) -> list[str]:
+def idle_options(run: Run, system: System, chosen: Plan, graph: Graph) -> list[str]:
     """Options that ask for something, and change nothing under this plan."""
+    dense = not any(node.type == "moe" for node in graph.nodes) and "the network has no experts"
+    group = chosen.mesh.group_size(chosen.parallel.expert_axes)
     one_node = f"the run has {chosen.gpus} GPUs of a node of {system.devices_per_node}"
     within = chosen.gpus <= system.devices_per_node
     served = run.consistency != "bsp" or run.exchange == "parameter-server"
     idle = {
         f"schedule={run.schedule}": run.schedule != "1f1b" and chosen.stages == 1 and "there is no pipeline",
         "sp": chosen.parallel.sequence_parallel and chosen.mesh.degree("tp") == 1 and "there is no tensor parallelism",
+        f"ep={group}": group > 1 and dense,
+        f"expert_dispatch={run.expert_dispatch}": run.expert_dispatch is not None and dense,
         f"servers={run.servers}": run.servers is not None and not served and "workers are synchronous (bsp)",
         f"background={run.background:g}": run.background > 0 and within and one_node,
         f"neighbour={run.neighbour}": run.neighbour is not None and within and one_node,

@@ -318,6 +318,12 @@ def test_batches_of_many_divisors_are_searched_soon() -> None:
         ({"strategy": "sp"}, "sp changes nothing: there is no tensor parallelism"),
         ({"servers": 2}, "servers=2 changes nothing: workers are synchronous (bsp)"),
         ({"background": 0.3}, "background=0.3 changes nothing: the run has 8 GPUs of a node of 8"),
+        ({"strategy": "ep=8"}, "ep=8 changes nothing: the network has no experts"),
+        ({"expert_dispatch": "deepep"}, "expert_dispatch=deepep changes nothing: the network has no experts"),
+        (
+            {"recompute": "selective", "recompute_modules": ["layernorm"]},
+            "recompute_modules=layernorm changes nothing: no layer of the network has that part",
+        ),
         ({"consistency": "async", "servers": 2}, ""),
         ({"schedule": "gpipe", "strategy": "pp=2"}, ""),
     ],
