@@ -8,10 +8,9 @@ calibrations are keyed by *kernel* (fa2, fa3, fa4, trtllm) and phase, not by dev
 
 All sizes broadcast; times are seconds. ``query_length`` counts tokens of one sequence, sequences are of equal length.
 
-How kernels of fused attention divide their work: tiles of queries and keys, packed heads, splits of the keys.
-
-All sizes broadcast. Kernels are those of FlashAttention-2, -3 and -4 (Dao et al., 2022, 2023; Shah et al., 2024) and of
-TensorRT-LLM (trtllm-gen, which FlashInfer and vLLM call on Blackwell), by their public sources.
+Kernels, with their tiles of queries and keys, packed heads and splits of the keys, are those of FlashAttention-2, -3
+and -4 (Dao et al., 2022, 2023; Shah et al., 2024) and of TensorRT-LLM (trtllm-gen, which FlashInfer and vLLM call on
+Blackwell), by their public sources.
 """
 
 from __future__ import annotations

@@ -260,12 +260,12 @@ def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple
     if swept:
         read = np.array([_first_sweep(kernel, prices) for kernel in kernels])
         rowwise = {"reread_bytes": read, "reread_footprint": read}
-        if prices.channels_first or prices.turns_norms:
+        if prices.channels_first or prices.transposes_norms:
             elements, parameters = (moved + read) / width, replace(parameters, elements_per_cycle=SCALAR_LOADS)
     times = memory_time(
         moved_bytes=moved, elements=elements, device=device, parameters=parameters, host_calls=0.0, **rowwise
     )
-    if swept and prices.turns_norms:
+    if swept and prices.transposes_norms:
         times = times + transposed_time(moved, moved / width, device)
     return entry, times
 

@@ -420,7 +420,7 @@ class FamilyPrices:
         return self.dtype in self.software.formats.transposes and self.figures().tensor_cores
 
     @property
-    def turns_norms(self) -> bool:
+    def transposes_norms(self) -> bool:
         """Whether batch normalisation in training turns channels-last tensors to channels-first and back."""
         narrow = precision(self.dtype).activation <= BYTES["fp16"]
         channels_last = narrow and self.figures().tensor_cores and not self.channels_first

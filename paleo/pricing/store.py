@@ -1,4 +1,5 @@
-"""Which calibration entry prices a family on a device: the device's own, an inherited one, or the formula's defaults.
+"""Which calibration prices a run: the bare roofline, Paleo's constants, or measured parameters of the device (`Rates`,
+`lookup`); and which entry prices a family: the device's own, an inherited one, or the formula's defaults.
 
 The order of search, each step with a wider interval than the one before:
 
@@ -8,8 +9,6 @@ The order of search, each step with a wider interval than the one before:
 3. the rules of the architecture (``architectures.yaml``), the best match of kind of memory first, then of the stack;
 4. the rules of its nearest relatives (Blackwell Ultra: Blackwell, then Hopper; Turing: Volta; …);
 5. the defaults of the formula.
-
-Which calibration prices a run: the bare roofline, Paleo's constants, or measured parameters of the device.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
-"""Gradients and states over their replicas: which collectives sum the gradients of a stage and gather its parameters,
-over which axes, and how many elements of each a rank owns.
+"""The exchange of gradients and states between replicas: what travels, what of it is exposed, and compressed gradients.
 
-What overlaps with the passes of a stage, and what of it is exposed: sums of gradients behind the last passes,
-gathers of updated parameters behind the next first pass. Pure functions that broadcast over arrays; the stages are the
-first axis, their chunks the second where there are any, configurations the last.
+*What travels*: which collectives sum the gradients of a stage and gather its parameters, over which axes, and how many
+elements of each a rank owns.
 
-A stage that overlaps starts to send a chunk's gradients inside the last pass that computes them, and goes on during the
-passes of its other chunks; only what is left when its last pass ends is exposed.
+*What is exposed*: sums of gradients overlap with the last passes, gathers of updated parameters with the next first
+pass. A stage that overlaps starts to send a chunk's gradients inside the last pass that computes them, and goes on
+during the passes of its other chunks; only what is left when its last pass ends is exposed.
 
-Compressed gradients: a method's messages in place of the sums of gradients, its coding after the last backward pass,
-its state beside the optimizer's. Messages are counted for the whole gradient of a rank and laid to its parts by their
-elements, so that their sum is right. Coding occupies the computing stream: nothing hides it.
+*Compressed gradients*: a method's messages stand in for the sums of gradients, its coding follows the last backward
+pass, its state lies beside the optimizer's. Messages are counted for the whole gradient of a rank and divided among its
+parts by their elements, so that their sum is right. Coding occupies the computing stream: nothing hides it.
+
+Pure functions that broadcast over arrays: the stages are the first axis, their chunks the second where there are any,
+configurations the last.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Count = npt.NDArray[np.int64]
+Index = npt.NDArray[np.intp]
 Numbers = TypeVar("Numbers", float, Array)
 
 
@@ -141,9 +144,6 @@ def _over_replicas(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple[tu
     return ("reduce_scatter", shared, size), ("all_reduce", across_shards, size / mesh.group_size(shared))
 
 
-Index = npt.NDArray[np.intp]
-
-
 def exposed_exchange(
     seconds: Array, buckets: Array, schedule: Schedule, passes: Passes, chunks: int, contention: float
 ) -> Array:
@@ -241,8 +241,8 @@ def bucket_count(size: Numeric, bucket: float) -> Array:
     return np.maximum(1.0, np.ceil(np.asarray(size) / max(bucket, 1.0)))
 
 
+#: A collective that is owed: operation, axes, bytes or elements.
 Owed = tuple[str, Axes, Numbers]
-Groups = npt.NDArray[np.int64]
 
 
 def method_of(text: str | None, *, zero: int, forward_only: bool) -> Compression | None:
@@ -355,7 +355,7 @@ def _scoped_name(message: Message) -> str:
     return message.operation if message.scope == "all" else f"{message.operation}@{message.scope}"
 
 
-def scoped(operation: str, groups: Groups, devices_per_node: int) -> tuple[str, Groups]:
+def scoped(operation: str, groups: Count, devices_per_node: int) -> tuple[str, Count]:
     """The plain operation of a name such as ``all_gather@node``, and the part of each group, (2, …) strides and ranks,
     that takes part: its ranks of one node, or (``across``) one rank of each node.
 

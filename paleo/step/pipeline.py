@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -162,9 +163,6 @@ def _expanded(row: _Row) -> _Row:
     for unit, count in row:
         units += [(unit, 1), (unit, count - 1)] if count > 1 else [(unit, 1)]
     return units
-
-
-Index = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)

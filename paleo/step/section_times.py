@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paleo.specs.software import Overlap
 
 Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.intp]
 
 
 def collectives(program: Program) -> Iterator[tuple[int, Transfer]]:
@@ -59,9 +60,6 @@ def transfer_seconds(
             if transfer.once:
                 seconds[index][row] += fabric.handshakes(mesh.stride((transfer.axis,)), mesh.degree(transfer.axis))
     return seconds
-
-
-Index = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)

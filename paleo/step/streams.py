@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from paleo.step.section_times import LayerTimes
 
 Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
 Direction = Literal["forward", "backward"]
 
 
@@ -142,7 +144,6 @@ def _served(free: Array, waiting: list[tuple[Numeric, Numeric]]) -> Array:
     return free
 
 
-Index = npt.NDArray[np.intp]
 #: How iterations follow one another: section, direction, count, whether they gather, whether gradients go out after
 #: them.
 Shape = tuple[tuple[int, str, int, bool, bool], ...]
@@ -326,7 +327,6 @@ def section_gather_figures(layouts: Layouts, content: Literal["all", "again"] = 
     return layouts.sent(single, 1, content, 3, layouts.backend.formats.parameter)[:, 0]
 
 
-Mask = npt.NDArray[np.bool_]
 #: Gradients that are summed after the last pass: none without a pipeline (`paleo.step.streams` has them), those of tied
 #: parameters alone where all others are scattered after every pass.
 Summed = Literal["none", "tied", "all"]

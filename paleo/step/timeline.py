@@ -4,7 +4,7 @@ Without a pipeline, gradient buckets travel on their own stream as soon as the b
 run exchanges gradients after it; sharded parameters are gathered ahead of the section that needs them. Microbatches
 before the last one are one task: nothing is unrolled that repeats.
 
-The collectives that layers wait for, by name, as a timeline shows them.
+The collectives that layers wait for are shown by their names (`section_collectives`).
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from paleo.step.step import StepArrays
     from paleo.step.streams import Direction, LayerIteration
     from paleo.step.waiting import InputPipeline
+
+Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,6 @@ def _of_piece(
     ]
 
 
-Array = npt.NDArray[np.float64]
 #: Streams of a device.
 COMPUTE, NETWORK = "compute", "communication"
 _FIRST = np.zeros(1, dtype=np.intp)

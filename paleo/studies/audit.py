@@ -57,6 +57,7 @@ ROUNDS = 2
 RANKS_BEYOND = 8
 
 Evidence = Mapping[str, float]
+Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +359,6 @@ def _beyond(
     return gpus, seconds, (seconds * math.exp(-width), seconds * math.exp(width))
 
 
-Array = npt.NDArray[np.float64]
 #: Measured over predicted seconds from which links are slow, and starts are late.
 SLOW, LATE = 1.4, 2.0
 #: Payloads up to this tell the start; those of at least this, and of a quarter of the largest, the links [bytes].

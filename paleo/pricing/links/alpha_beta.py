@@ -3,8 +3,8 @@
 alpha [s] per message, beta [s/byte] per byte that one unit sends into a level, gamma [s/byte] per byte that a rank
 combines (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005). In a group of one level the textbook formulas come out.
 
-How latency and transfer make up one time where they overlap: pipelines that fill, kernels that wait for the last rank,
-the softer of two choices.
+Latency and transfer may overlap; the functions below say what they make up together: pipelines that fill, kernels that
+wait for the last rank, the smooth minimum of two choices.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""The links between the members of a group of ranks, by datasheet: levels, ports, protocols.
+"""A group of ranks on a machine: the links between its members, the protocol that NCCL takes there, and seconds of
+traffic inside one node.
 
-Which protocol a ring of NCCL runs in: the rule of its tuner.
+*Links* (`GroupLinks`) are those of the datasheet: levels, ports, bandwidths.
 
-NCCL has three protocols: LL (flags in the data, lowest latency, about a quarter of the link), LL128 (flags per 128
-bytes) and Simple (fences, most of the link, slow to start). Which one runs is not the fastest but the one that NCCL's
-tuner expects to be fastest, from constants published in its source; `protocol` follows that rule, so that the jumps of
-measured curves stand where they are, and the calibrated parameters give the price of what was chosen.
+*Protocol* (`protocol`): NCCL has three protocols: LL (flags in the data, lowest latency, about a quarter of the link),
+LL128 (flags per 128 bytes) and Simple (fences, most of the link, slow to start). Which one runs is not the fastest but
+the one that NCCL's tuner expects to be fastest, from constants published in its source; `protocol` follows that rule,
+so that the jumps of measured curves stand where they are, and the calibrated parameters give the price of what was
+chosen.
 
-Seconds of any traffic inside one node, as NCCL carries it out over NVLink, NVSwitch or a PCIe tree.
-
-The counts (steps, bytes per level) come from `paleo.collectives`; here they meet launch cost, the latency of a step
-and the share of a link that each protocol reaches. Rings, trees and the like are priced by `NcclParameters`, exchanges
-in pairs by `ExchangeParameters`, each fitted per system.
+*Seconds* inside one node, over NVLink, NVSwitch or a PCIe tree (`node_time`): the counts (steps, bytes per level) come
+from `paleo.collectives`; here they meet launch cost, the latency of a step and the share of a link that each protocol
+reaches. Rings, trees and the like are priced by `NcclParameters`, exchanges in pairs by `ExchangeParameters`, each
+fitted per system.
 """
 
 from __future__ import annotations
