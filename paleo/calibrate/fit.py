@@ -316,8 +316,8 @@ def divided(
     whole = [np.zeros(len(group.measured), dtype=np.int64) for group in rows]
     parts = [split(group.frame, kind.configuration, seed=seed) for group in rows] if hold_out else whole
     to_fit, between, kept = (
-        [group.take(part == wanted) for group, part in zip(rows, parts, strict=True)]
-        for wanted in (0, 1, 2 if hold_out else 0)
+        [group.take(part == part_number) for group, part in zip(rows, parts, strict=True)]
+        for part_number in (0, 1, 2 if hold_out else 0)
     )
     return sample(to_fit, training_rows, seed), between, kept
 

@@ -307,7 +307,7 @@ def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinksFitted:
     if not (free and left):
         parameters, sigma = _settled(job, [name for name in job.spoken if name not in left], left)
     if (free and left) or not sigma:
-        reasons = "; ".join(f"{name}: {why}" for name, why in left.items())
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items())
         raise SpecError(f"{name}: its {job.steps} steps do not settle what is to be fitted ({reasons})")
     return _fitted(job, parameters, sigma, left, date)
 

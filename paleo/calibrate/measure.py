@@ -199,10 +199,10 @@ def _tf32(torch: Any, allowed: bool) -> Iterator[None]:
 def _gemm(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
     m, n, k, batch, dtype = row["m"], row["n"], row["k"], row["batch"], row["dtype"]
 
-    def operand(rows: int, columns: int, turned: bool) -> Any:
-        shape = (columns, rows) if turned else (rows, columns)
+    def operand(rows: int, columns: int, transposed: bool) -> Any:
+        shape = (columns, rows) if transposed else (rows, columns)
         matrices = bench.normal(*((batch, *shape) if batch > 1 else shape), dtype=dtype)
-        return matrices.transpose(-1, -2) if turned else matrices
+        return matrices.transpose(-1, -2) if transposed else matrices
 
     left = operand(m, k, row["trans_a"] == "T")
     copies = WEIGHT_COPIES if bench.on_cuda else 1

@@ -548,9 +548,9 @@ def check_division(
         for dim, n in divisors.items():
             _check_sizes(layer, operations, dim, int(n), [t for t in tensors if dim in t.dims])
     for operation in operations:
-        whole, why = undivided_dims(operation)
-        for dim in sorted(whole & set(shards)):
-            raise PlanError(f"layer {layer!r}: {dim} cannot be divided: {why}")
+        undivided, reason = undivided_dims(operation)
+        for dim in sorted(undivided & set(shards)):
+            raise PlanError(f"layer {layer!r}: {dim} cannot be divided: {reason}")
         if isinstance(operation, Contraction | MemoryPass):
             for window in operation.windows:
                 check_window(layer, operation, window, int(shards.get(window.out, 1)))

@@ -105,7 +105,7 @@ def convolution_shape(
     out_w = np.floor((np.asarray(width) + 2 * pad_w - dilation_w * (np.asarray(kernel_w) - 1) - 1) / stride_w) + 1
     extents = [batch, channels / np.asarray(groups), height, width, filters / np.asarray(groups), kernel_h, kernel_w]
     extents += [stride_h, stride_w, dilation_h, dilation_w, groups, np.maximum(out_h, 1.0), np.maximum(out_w, 1.0)]
-    *arrays, way = np.broadcast_arrays(*extents, direction)
+    *arrays, directions = np.broadcast_arrays(*extents, direction)
     floats = [np.asarray(array, dtype=np.float64) for array in arrays]
     names = (field.name for field in fields(ConvolutionShape))
-    return ConvolutionShape(**dict(zip(names, [*floats, way.astype(np.int64)], strict=True)))  # type: ignore[arg-type]
+    return ConvolutionShape(**dict(zip(names, [*floats, directions.astype(np.int64)], strict=True)))  # type: ignore[arg-type]

@@ -96,8 +96,8 @@ class SourcedParameters(Generic[P]):
     def bounds(self, predicted: Array) -> tuple[Array, Array]:
         """Low and high end of the interval of each predicted time [s]."""
         ends, low, high = (np.array(column) for column in zip(*self.interval, strict=True))
-        which = np.minimum(np.searchsorted(ends, predicted), len(ends) - 1)
-        return predicted * low[which], predicted * high[which]
+        bin_of = np.minimum(np.searchsorted(ends, predicted), len(ends) - 1)
+        return predicted * low[bin_of], predicted * high[bin_of]
 
 
 def lookup(
@@ -199,11 +199,11 @@ def _memory_distance(rule: InheritanceRule, memory_kind: str) -> int:
 def resolved(rule: InheritanceRule, family: str, stack: str, architecture: str, memory_kind: str) -> Entry:
     """The entry that a rule composes of the entries it names; SpecError if one of those is missing."""
     changes = rule.stacks[stack]
-    there = rule.family_there or family
-    sources = [_source(subject, there, changes.like or stack) for subject in rule.inherits]
+    source_family = rule.family_there or family
+    sources = [_source(subject, source_family, changes.like or stack) for subject in rule.inherits]
     parameters = _mean([source.parameters for source in sources], list(rule.inherits.values()))
     if rule.host is not None:
-        parameters |= host_parameters(_source(rule.host, there, changes.like or stack))
+        parameters |= host_parameters(_source(rule.host, source_family, changes.like or stack))
     parameters |= {name: parameters[name] * factor for name, factor in {**rule.scale, **changes.scale}.items()}
     if rule.stream is not None:
         parameters[rule.stream] = streaming_fraction(

@@ -386,8 +386,8 @@ def _explained(model: type[BaseModel], data: object, error: Any) -> str:
 def _plainly(message: str) -> str:
     """pydantic's words in the words of a YAML file."""
     message = _INSTANCE.sub("", message)
-    for theirs, ours in _WORDING.items():
-        message = message.replace(theirs, ours)
+    for pattern, wording in _WORDING.items():
+        message = message.replace(pattern, wording)
     return message[:1].lower() + message[1:]
 
 

@@ -430,8 +430,8 @@ def paced(
     """
     seconds = np.where(host > 0, np.sqrt(np.sqrt(np.square(np.square(device)) + np.square(np.square(host)))), device)
     if waits is not None and waits.any() and waiting_power != AHEAD:
-        some = (device[waits] ** waiting_power + host[waits] ** waiting_power) ** (1.0 / waiting_power)
-        seconds[waits] = np.where(host[waits] > 0, some, device[waits])
+        waiting = (device[waits] ** waiting_power + host[waits] ** waiting_power) ** (1.0 / waiting_power)
+        seconds[waits] = np.where(host[waits] > 0, waiting, device[waits])
     return seconds
 
 

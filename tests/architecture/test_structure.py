@@ -26,7 +26,44 @@ MOST_TOUCHED = 6
 TABLES = "paleo.validate."
 
 #: Names that say nothing of what they stand for.
-PRONOUNS = frozenset({"made", "one", "found", "own", "held", "it", "here", "what", "thing", "stuff"})
+PRONOUNS = frozenset(
+    [
+        "made",
+        "one",
+        "found",
+        "own",
+        "held",
+        "it",
+        "here",
+        "what",
+        "thing",
+        "things",
+        "stuff",
+        "rest",
+        "some",
+        "there",
+        "then",
+        "these",
+        "those",
+        "they",
+        "this",
+        "that",
+        "them",
+        "theirs",
+        "whose",
+        "who",
+        "asked",
+        "said",
+        "told",
+        "given",
+        "bought",
+        "paid",
+        "put",
+        "fed",
+        "shown",
+        "wanted",
+    ]
+)
 
 
 def test_no_modules_import_each_other() -> None:

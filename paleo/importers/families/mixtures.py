@@ -72,7 +72,7 @@ def deepseek_v2(config: Config) -> Model:
         "rope_dim": "qk_rope_head_dim",
         "value_dim": "v_head_dim",
     }
-    mla |= {ours: config.integer(theirs) for ours, theirs in keys.items()}
+    mla |= {option: config.integer(key) for option, key in keys.items()}
     more: dict[str, Any] = {"shared": config.integer("n_shared_experts")} if shared else {}
     if config.get("n_group") is not None:
         more["groups"] = config.integer("n_group")

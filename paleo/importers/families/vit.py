@@ -20,7 +20,7 @@ def vit(config: Config) -> Model:
     keys = {"image": "image_size", "patch": "patch_size", "colours": "num_channels", "hidden": "hidden_size"}
     keys |= {"heads": "num_attention_heads", "layers": "num_hidden_layers", "ffn": "intermediate_size"}
     usual = {"colours": 3, "image": 224, "patch": 16}
-    params: dict[str, Any] = {ours: config.integer(theirs, default=usual.get(ours)) for ours, theirs in keys.items()}
+    params: dict[str, Any] = {name: config.integer(key, default=usual.get(name)) for name, key in keys.items()}
     params["classes"] = labels(config)
     bias = config.flag("qkv_bias", True)
     attention: dict[str, Any] = {"heads": "=heads"} | ({} if bias else {"bias": False, "out_bias": True})

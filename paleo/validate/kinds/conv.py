@@ -157,8 +157,8 @@ def table_shape(frame: pd.DataFrame) -> ConvolutionShape:
         "groups": 1.0,
     }
     extents = {name: number(frame, column, fallback.get(column)) for name, column in zip(names, columns, strict=True)}
-    way = text(frame, "direction").map(lambda word: int(DIRECTIONS.get(word, Direction.FORWARD)))
-    return convolution_shape(**extents, direction=way.to_numpy(dtype=np.int64))
+    direction = text(frame, "direction").map(lambda word: int(DIRECTIONS.get(word, Direction.FORWARD)))
+    return convolution_shape(**extents, direction=direction.to_numpy(dtype=np.int64))
 
 
 def element_bytes(frame: pd.DataFrame) -> Array:

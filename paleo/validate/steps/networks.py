@@ -66,8 +66,8 @@ def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
     model = llama_like(str(row.get("model", ""))) or load_model(family)
     known = name.startswith(_plain(model.title))
     sizes: Sizes = {}
-    for column, called in COLUMNS.items():
-        parameter = next((parameter for parameter in called if parameter in model.params), None)
+    for column, parameters in COLUMNS.items():
+        parameter = next((parameter for parameter in parameters if parameter in model.params), None)
         if parameter is not None and not (known and not filled(row, column)):
             sizes |= _size(row, column, parameter, model)
     return model, _checked(sizes | _noted(row, model) | _habits(name, family, sizes), model, row)
