@@ -184,7 +184,7 @@ def summary(study: Summary) -> Document:
 
 def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Document:
     """Scaling curves one after another in ``points``; each point says which curve (``scaling``) it belongs to."""
-    from paleo.studies.scaling import placement_advice, spending, verdict
+    from paleo.studies.scaling import curve_warnings, placement_advice, spending, verdict
 
     return {
         "model": model,
@@ -210,6 +210,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Document:
             if not point.usable
         ],
         "placement_advice": list(placement_advice(curves)),
+        "warnings": curve_warnings(curves),
     }
 
 

@@ -309,7 +309,7 @@ def _provenance(prediction: Prediction) -> RenderableType:
 
 def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableType:
     """The verdict and the table of each curve."""
-    from paleo.studies.scaling import placement_advice, spending, turnover_words, verdict
+    from paleo.studies.scaling import curve_warnings, placement_advice, spending, turnover_words, verdict
 
     parts: list[RenderableType] = []
     for curve in curves:
@@ -321,8 +321,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> RenderableTy
         parts += [prose(sentence) for sentence in sentences if sentence]
         parts += [Text(), _curve(curve), Text(), *map(prose, _remarks(curve))]
     parts += [prose(sentence) for sentence in placement_advice(curves)]
-    utilisations = (point.prediction.mfu for curve in curves for point in curve.points if point.prediction)
-    parts += [prose(warning) for warning in utilisation_warnings(utilisations)]
+    parts += [prose(Text(f"Warning: {warning}", style="yellow")) for warning in curve_warnings(curves)]
     return Group(*parts)
 
 
@@ -343,7 +342,7 @@ def _curve(curve: ScaleCurve) -> Table:
 
 
 def _remarks(curve: ScaleCurve) -> Iterator[str]:
-    """A sentence for each kind of point that does not run or leaves GPUs idle."""
+    """A sentence for each point without a step, and for those that do not fit."""
     planned = [(point.gpus, point.prediction) for point in curve.points if point.usable and point.prediction]
     yield from (f"{counted(point.gpus, 'GPU')}: {point.problem}" for point in curve.points if point.problem)
     if large := [
@@ -351,8 +350,6 @@ def _remarks(curve: ScaleCurve) -> Iterator[str]:
     ]:
         remedy = "`paleo estimate` with that count says what would make it fit."
         yield f"Does not fit into {gibibytes(planned[0][1].memory.capacity)}: {', '.join(large)}; {remedy}"
-    if idle := [f"{step.plan.idle} of {gpus}" for gpus, step in planned if step.plan.idle]:
-        yield f"Idle GPUs: {', '.join(idle)}."
 
 
 #: Columns of what a training takes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
@@ -424,3 +425,15 @@ def _parts(point: ScalePoint) -> dict[str, float]:
         "input": spent.input,
         "stragglers": spent.stragglers,
     }
+
+
+def curve_warnings(curves: Sequence[ScaleCurve]) -> list[str]:
+    """Warnings of all points with the counts of GPUs that they are of; those that differ in figures alone are one,
+    with the figures of the first count."""
+    firsts, counts = dict[str, str](), dict[str, list[int]]()
+    for point in (point for curve in curves for point in curve.points if point.prediction is not None and point.usable):
+        for warning in point.predicted.warnings:
+            alike = re.sub(r"[\d.,]+", "0", warning)
+            firsts.setdefault(alike, warning)
+            counts.setdefault(alike, []).append(point.gpus)
+    return [f"{', '.join(map(str, dict.fromkeys(counts[alike])))} GPUs: {text}" for alike, text in firsts.items()]

@@ -144,6 +144,15 @@ def test_scale_is_weak_without_a_global_batch_and_both_on_demand(document: Any) 
     assert document(*SCALE, "--mode", "strong", "--gpus", "1", "--batch", "8")[1]["curves"][0]["scaling"] == "strong"
 
 
+def test_a_scale_shows_the_warnings_of_its_points_once(document: Any, capsys: Any) -> None:
+    call = ["scale", "gpt2", "--system", "tpu-v5p-pod", "--gpus", "4,8", "--batch", "2", "--strategy", "sp"]
+    warnings = document(*call)[1]["warnings"]
+    assert [text.partition(":")[0] for text in warnings] == ["4, 8 GPUs"] * 2
+    assert "sp changes nothing" in warnings[0] and "--software xla-tpu" in warnings[1]
+    assert run(call) == 0
+    assert " ".join(capsys.readouterr().out.split()).count("Warning: 4, 8 GPUs: ") == 2
+
+
 def test_compare_document(document: Any) -> None:
     code, made = document("compare", "lenet", "--systems", "dgx-a100-80gb,aws-p4d.24xlarge,t4", "--gpus", "8")
     assert code == 0
