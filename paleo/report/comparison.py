@@ -76,7 +76,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     yield from (*_batches(comparison), *_intervals(comparison), *prices(comparison), *_unknown(comparison))
     candidates = comparison.candidates
     yield from (f"{each.system.name}: {each.problem}" for each in candidates if each.problem)
-    formats = {each.name: each.prediction.plan.dtype for each in candidates if each.prediction}
+    formats = {each.system.name: each.prediction.plan.dtype for each in candidates if each.prediction}
     if len(set(formats.values())) > 1:
         yield f"In different formats: {', '.join(f'{name} {dtype}' for name, dtype in formats.items())}."
     yield "* best of those that fit. Energy: modelled from the work of the GPUs; hosts and building as far as stated."

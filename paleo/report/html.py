@@ -119,7 +119,8 @@ def _card(study: Purchase, objective: Objective) -> str:
     head, _ = _GOALS[objective]
     rivals = study.rivals(objective)
     rival_offers = [offer for offer in study.offers if offer is not winner and offer.candidate.runs]
-    certain = "no other system fits" if not rival_offers else "its interval is clear of all others"
+    alone = "no other system fits" if len(study.offers) > 1 else "no other system was asked for"
+    certain = "its interval is clear of all others" if rival_offers else alone
     if rivals:
         certain = f"not certain: intervals overlap with {', '.join(rival.name for rival in rivals)}"
     main = ' class="card main"' if objective == study.request.objective else ' class="card"'

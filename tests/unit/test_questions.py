@@ -309,3 +309,31 @@ def test_a_picture_of_one_system_in_two_sizes_has_a_bar_for_each() -> None:
     assert [label.get_text() for label in rates.get_xticklabels()] == names
     centres = {round(bar.get_x() + bar.get_width() / 2) for bar in rates.patches}
     assert centres == {round(bar.get_x() + bar.get_width() / 2) for bar in parts.patches} == {0, 1, 2}
+
+
+def test_one_run_has_the_same_figures_whatever_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = {"global_batch": 64, "microbatch": 4, "strategy": "zero=2"}
+    paid = {"tokens": 1e9, "price": "2 USD/h", "electricity": "0.2 USD/kWh", "pue": 1.2, "host_power": "100 W"}
+    one = paleo.estimate("gpt2", NODE, gpus=16, **options, **paid).to_frame()
+    figures = ["step_time_s", "memory_bytes.total", "training.cost_usd", "training.energy_j"]
+    (expected,) = one[figures].to_numpy().tolist()
+    curve = paleo.scale("gpt2", NODE, [16], **options, **paid).to_frame()
+    assert curve[[figures[0], "memory_total_bytes", *figures[2:]]].to_numpy().tolist() == [expected]
+    beside = paleo.compare("gpt2", [NODE], gpus=16, **options, **paid).to_frame()
+    assert beside[figures].to_numpy().tolist() == [expected]
+    axes = {"gpus": [16], "tokens": [1e9], "gpu_price": ["2 USD/h"], "electricity": ["0.2 USD/kWh"], "pue": [1.2]}
+    study = {"models": ["gpt2"], "systems": [NODE], "run": options, "axes": axes | {"host_power": ["100 W"]}}
+    (row,) = paleo.sweep(study)[["step_time_s", "memory_bytes", "cost_usd", "energy_kwh"]].to_numpy().tolist()
+    assert row == pytest.approx([*expected[:3], expected[3] / 3.6e6], rel=1e-12)
+    words = ["--gpus", "16", "--global-batch", "64", "--strategy", "zero=2", "--set", "microbatch=4", "--tokens", "1B"]
+    words += ["--price", "2 USD/h", "--electricity", "0.2 USD/kWh", "--pue", "1.2", "--host-power", "100 W"]
+    assert command(["report", "gpt2", "--systems", NODE, *words, "-o", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f"{expected[2]:.3g} USD" in page and "no other system was asked for" in page
+    first = paleo.plan("gpt2", NODE, 16, global_batch=64, tokens=1e9, top=1).to_frame()
+    capsys.readouterr()
+    assert command([*shlex.split(first.command[0])[1:], "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["step_time_s"], again["memory_bytes"]["total"]) == pytest.approx(
+        (first.step_time_s[0], first.memory_bytes[0]), rel=1e-9
+    )
