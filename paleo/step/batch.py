@@ -29,9 +29,13 @@ Sharding = Literal["none", "states", "gradients", "parameters"]
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Layouts at a microbatch under a recompute policy, whatever else they choose: positions of their ``layouts`` and
-    microbatches of a step, (cases,), and ``times`` of their layers, (sections, cases). ``chosen``: cases of others of
-    which these are some, and their positions there."""
+    """Layouts at a microbatch under a recompute policy, whatever else they choose.
+
+    ``layout``: the position of each case among the ``layouts``, (cases,). ``microbatches``: of a step, (cases,).
+    ``times``: of their layers, (sections, cases).
+    ``chosen``: larger `Cases` of which these are some, and their positions there.
+    ``shared``: figures of these cases, each computed once.
+    """
 
     layouts: Layouts
     layout: Index
@@ -66,12 +70,15 @@ class Cases:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Configurations of equal structure: ``cases`` cut into stages by one ``assignment``, under one schedule, one stage
-    of ZeRO and one way to exchange gradients (``overlapped`` with backward, or after it).
+    """Configurations of equal structure, one for each of its ``cases``.
 
-    ``arrival``: seconds in which the next batch of each arrives, (cases,); 0 for synthetic data. ``ends`` says what a
-    schedule's passes end by: its ``order``, pass by pass, or its ``closed`` forms where it has any, which take the
-    chunks of a stage for alike. ``shared``: figures that batches of the same cases and assignment have in common."""
+    ``assignment``: how the network is cut into stages. ``schedule``, ``zero``: pipeline schedule and stage of ZeRO.
+    ``overlapped``: gradients are exchanged during the backward pass, not after it.
+    ``arrival``: seconds in which the next batch of data arrives, (cases,); 0 for synthetic data.
+    ``ends``: stages end by the schedule's ``order``, pass by pass, or by its ``closed`` forms where it has any, which
+    take the chunks of a stage for alike.
+    ``shared``: figures that batches of the same cases and assignment have in common, each computed once.
+    """
 
     cases: Cases
     assignment: Assignment
