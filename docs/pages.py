@@ -419,7 +419,7 @@ def _rounds(file: str) -> str:
 
     submissions = submissions_left_out(pd.read_csv(file))
     rows = [
-        (name, errors["rows"], *map(percent, errors[list(SHARES)]))
+        (name, f"{errors['rows']:,.0f}", *map(percent, errors[list(SHARES)]))
         for name, errors in round_errors(submissions).iterrows()
     ]
     heads = ("benchmark", "rows", "step", "samples", "minutes", "best baseline", "in 90 % interval")

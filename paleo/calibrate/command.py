@@ -271,7 +271,7 @@ def _print_rounds(submissions: pd.DataFrame) -> None:
     for heading in ("benchmark", "rows", "step", "samples", "minutes", "best baseline", "in 90 % interval"):
         table.add_column(heading, justify="left" if heading == "benchmark" else "right")
     for name, errors in round_errors(submissions).iterrows():
-        table.add_row(str(name), str(errors["rows"]), *map(percent, errors[list(SHARES)]))
+        table.add_row(str(name), f"{errors['rows']:,.0f}", *map(percent, errors[list(SHARES)]))
     terminal = console()
     terminal.print(table)
     share, pairs = right_order(submissions)
