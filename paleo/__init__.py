@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from paleo.specs.system import load_system as load_system
     from paleo.specs.task import load_task as load_task
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 _HOMES = {
     "PaleoError": "paleo.errors",
     "Prediction": "paleo.predict",
