@@ -70,7 +70,10 @@ def _plain(output: RenderableType) -> str:
         return output
     if isinstance(output, Text):
         return output.plain
-    console = Console(file=io.StringIO(), width=PLAIN_WIDTH, highlight=False, markup=False, emoji=False)
+    # in a notebook, a console displays whatever it prints unless told otherwise
+    console = Console(
+        file=io.StringIO(), width=PLAIN_WIDTH, highlight=False, markup=False, emoji=False, force_jupyter=False
+    )
     with console.capture() as captured:
         console.print(output)
     return captured.get().rstrip("\n")

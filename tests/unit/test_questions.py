@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.padding import Padding
 
 import paleo
 from paleo import questions
 from paleo.cli import run as command
 from paleo.errors import PaleoError, SpecError
+from paleo.report.notebook import html
 
 NODE = "dgx-a100-80gb"
 SAMPLES = Path(__file__).parents[1] / "fuzz" / "samples"
@@ -72,6 +74,14 @@ def test_an_answer_is_that_of_the_command_line(name: str, capsys: pytest.Capture
     shown = answer._repr_html_()
     assert shown.count("<table>") >= 1 and words in shown
     assert len(repr(answer)) < 300 and "\n" not in repr(answer)
+
+
+def test_cells_of_a_table_are_not_shown_by_themselves_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich displays what a console prints in a notebook, also where the console has a file."""
+    shown: list[Any] = []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *arguments: shown.append(arguments))
+    assert html(Padding("a remark", (0, 1))).startswith("<pre> a remark ") and not shown
 
 
 #: A mistake in Python and on the command line: one message.
