@@ -47,6 +47,7 @@ def parameters(row: dict[str, Any]) -> float:
         ("Qwen3 32B", "qwen3-8b"),
         ("Qwen2.5 7B [LoRA]", "qwen2.5-7b"),
         ("Nemotron-340B", "nemotron-340b"),
+        ("Nemotron V3 Nano 30B (26.02)", "nemotron-3-nano-30b-a3b"),
         ("Llama 3 8B", "llama2-7b"),
     ],
 )

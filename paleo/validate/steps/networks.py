@@ -28,6 +28,7 @@ NAMED = (
     (r"qwen3.*(moe|a\d+b)", "qwen3-30b-a3b"),
     (r"qwen3", "qwen3-8b"),
     (r"qwen2", "qwen2.5-7b"),
+    (r"nemotron(v)?3nano", "nemotron-3-nano-30b-a3b"),
     (r"nemotron.*340b", "nemotron-340b"),
     (r"bert", "bert_large"),
     (r"^opt", "opt-125m"),
@@ -64,7 +65,7 @@ def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
         raise SpecError(f"{row['model']}: sparse attention, whose keys an indexer chooses, is not modelled")
     family = next((family for pattern, family in NAMED if re.search(pattern, name)), None) or _by_columns(row)
     model = llama_like(str(row.get("model", ""))) or load_model(family)
-    known = name.startswith(_plain(model.title))
+    known = name.startswith(tuple(_plain(known_as) for known_as in (model.title, *model.aliases)))
     sizes: Sizes = {}
     for column, parameters in COLUMNS.items():
         parameter = next((parameter for parameter in parameters if parameter in model.params), None)
