@@ -469,7 +469,8 @@ def test_ranks_that_do_the_same_work_are_warned_of() -> None:
     made = on(CLUSTER, "resnet18", "tp=8")
     assert made.warnings == ("tp=8 splits nothing in this network: its ranks all do the same work",)
     assert made.step_time == pytest.approx(on(CLUSTER, "resnet18", "dp", gpus=1).step_time)
-    assert on(CLUSTER, "gpt2", "tp=2,cp=2,ep=2").warnings == ()
+    assert on(CLUSTER, "gpt2", "tp=2,cp=2").warnings == ()
+    assert on(CLUSTER, "gpt2", "tp=2,cp=2,ep=2").warnings == ("ep=2 changes nothing: the network has no experts",)
 
 
 def test_the_model_of_a_family_is_what_it_says() -> None:
