@@ -241,6 +241,6 @@ def _malformed(kind: TableKind[Any], frame: pd.DataFrame) -> Words:
     for column in kind.sizes:
         values = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64)
         reasons[~(np.isfinite(values) & (values > 0))] = f"{column} is missing or not a number above zero"
-        reasons[np.isfinite(values) & (values % 1 != 0)] = f"{column} is not a whole number"
+        reasons[np.isfinite(values) & (values != np.floor(values))] = f"{column} is not a whole number"
         reasons[values > LARGEST] = f"{column} is larger than any tensor"
     return reasons

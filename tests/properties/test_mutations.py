@@ -648,7 +648,7 @@ OPTIONS: dict[str, tuple[list[str], str]] = {
     ),
     "collective of -1 MB": (
         ["collective", "all_reduce", "--bytes", "-1MB", "--ranks", "8", "--system", "dgx-h100"],
-        "payload_bytes",
+        "--bytes",
     ),
     "collective of NaN": (
         ["collective", "all_reduce", "--bytes", "nanMB", "--ranks", "8", "--system", "dgx-h100"],
