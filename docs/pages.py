@@ -415,19 +415,15 @@ def _rounds(file: str) -> str:
     """Submissions as foretold by tasks that were fitted to all other rounds."""
     import pandas as pd
 
-    from paleo.calibrate.rounds import SHARES, percent, right_order, round_errors, submissions_left_out
+    from paleo.calibrate.rounds import HEADINGS, error_lines, percent, right_order, submissions_left_out
 
     submissions = submissions_left_out(pd.read_csv(file))
-    rows = [
-        (name, f"{errors['rows']:,.0f}", *map(percent, errors[list(SHARES)]))
-        for name, errors in round_errors(submissions).iterrows()
-    ]
-    heads = ("benchmark", "rows", "step", "samples", "minutes", "best baseline", "in 90 % interval")
     share, pairs = right_order(submissions)
     return (
         "## Submissions of MLPerf, each round left out\n\nMean errors of tasks fitted to all other rounds.\n\n"
-        f"{table(heads, rows)}\nOf {pairs:,} pairs of submissions on two kinds of GPUs, of one benchmark, round and "
-        f"count, whose minutes differ by more than 5 %, {percent(share)} are predicted in the right order.\n"
+        f"{table(HEADINGS, error_lines(submissions))}\nOf {pairs:,} pairs of submissions on two kinds of GPUs, of one "
+        f"benchmark, round and count, whose minutes differ by more than 5 %, {percent(share)} are "
+        "predicted in the right order.\n"
     )
 
 

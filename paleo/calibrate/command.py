@@ -263,15 +263,15 @@ def _fit_tasks(files: Sequence[str], output_dir: str | None, date: str) -> int:
 def _print_rounds(submissions: pd.DataFrame) -> None:
     from rich.table import Table
 
-    from paleo.calibrate.rounds import SHARES, percent, right_order, round_errors
+    from paleo.calibrate.rounds import HEADINGS, error_lines, percent, right_order
 
     if submissions.empty:
         return
     table = Table(title="each round left out: mean errors of its submissions", title_justify="left")
-    for heading in ("benchmark", "rows", "step", "samples", "minutes", "best baseline", "in 90 % interval"):
+    for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading == "benchmark" else "right")
-    for name, errors in round_errors(submissions).iterrows():
-        table.add_row(str(name), f"{errors['rows']:,.0f}", *map(percent, errors[list(SHARES)]))
+    for line in error_lines(submissions):
+        table.add_row(*line)
     terminal = console()
     terminal.print(table)
     share, pairs = right_order(submissions)

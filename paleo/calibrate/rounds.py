@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SAME = 0.05
 #: Columns of `round_errors` that are shares.
 SHARES = ("step", "samples", "minutes", "baseline", "inside")
+#: Headings of `error_lines`.
+HEADINGS = ("benchmark", "rows", "step", "samples", "minutes", "best baseline", "in 90 % interval")
 
 
 def left_out(rows: list[Row], rounds: list[str]) -> Iterator[tuple[Row, TargetTime]]:
@@ -111,6 +113,14 @@ def round_errors(submissions: pd.DataFrame) -> pd.DataFrame:
         for name, rows in groups
     ]
     return pd.DataFrame(lines).set_index("benchmark")
+
+
+def error_lines(submissions: pd.DataFrame) -> list[tuple[str, ...]]:
+    """The lines of `round_errors` for people, below `HEADINGS`."""
+    return [
+        (str(name), f"{errors['rows']:,.0f}", *map(percent, errors[list(SHARES)]))
+        for name, errors in round_errors(submissions).iterrows()
+    ]
 
 
 def right_order(submissions: pd.DataFrame) -> tuple[float, int]:

@@ -116,17 +116,8 @@ class _Members:
             for zero in self.zero:
                 cases, shared = sharing[zero > 0]
                 index = several if zero else indices
-                batch = Batch(
-                    cases,
-                    assignment,
-                    schedule=schedule,
-                    zero=zero,
-                    overlapped=overlapped,
-                    arrival=self.arrival[index],
-                    ends="closed",
-                    shared=shared,
-                )
-                yield self._solved(index, step(batch))
+                steps = self._steps(index, cases, assignment, schedule, shared, zero=zero, overlapped=overlapped)
+                yield self._solved(index, steps)
 
     def pipelined(self) -> Iterator[Solved]:
         """Configurations of two stages or more."""
@@ -165,22 +156,39 @@ class _Members:
         """What each way to exchange gradients makes of some cases under one stage of ZeRO."""
         choices, several = modes(self.space, self.backend), self.several[index]
         for overlapped in choices:
-            batch = Batch(
-                cases,
-                cut.assignment,
-                schedule=schedule,
-                zero=zero,
-                overlapped=overlapped,
-                arrival=self.arrival[index],
-                ends="closed",
-                shared=shared,
-            )
             chosen = several if zero else np.ones_like(several)
             if overlapped and len(choices) > 1 and not cut.sharded:
                 following = tails(cases.layouts, cut.assignment, zero, overlapped=True)
                 chosen = chosen & following.sends[cases.layout]
             if len(index):
-                yield self._solved(index, step(batch), chosen, cut.stated)
+                steps = self._steps(index, cases, cut.assignment, schedule, shared, zero=zero, overlapped=overlapped)
+                yield self._solved(index, steps, chosen, cut.stated)
+
+    def _steps(
+        self,
+        index: Index,
+        cases: Cases,
+        assignment: Assignment,
+        schedule: Schedule,
+        shared: Shared,
+        *,
+        zero: int,
+        overlapped: bool,
+    ) -> StepArrays:
+        """Steps of cases that stand at some positions of the group, their stages' ends in closed form."""
+        arrival = self.arrival[index]
+        return step(
+            Batch(
+                cases,
+                assignment,
+                schedule=schedule,
+                zero=zero,
+                overlapped=overlapped,
+                arrival=arrival,
+                ends="closed",
+                shared=shared,
+            )
+        )
 
     def _solved(
         self,
