@@ -1,4 +1,5 @@
-# make run: set up .venv and show the main job; make test: the tests; make check: linters, types, architecture, tests.
+# make run: set up .venv and show the main job; make test: the quick tests; make test-all: all of them;
+# make check: linters, types, sizes, all tests.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,15 +10,19 @@ export OPENBLAS_NUM_THREADS := 1
 # Tests start some hundred processes, each of which would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test check lint types sizes fuzz accuracy wheel clean
+.PHONY: run test test-all check lint types sizes fuzz accuracy wheel clean
 
 run: $(VENV)/.installed
 	@$(BIN)/python -m paleo.demo
 
 test: $(VENV)/.tested
+	$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
+
+# With notebooks, whole tables, whole networks of other libraries, exhaustive searches.
+test-all: $(VENV)/.tested
 	$(BIN)/python -m pytest -n auto $(ARGS)
 
-check: lint types sizes test
+check: lint types sizes test-all
 
 lint: $(VENV)/.tested
 	$(BIN)/ruff check .

@@ -37,8 +37,8 @@ from paleo.errors import PaleoError
 from paleo.importers.sources import Import, from_module_import
 from paleo.importers.torch import InputSpec, build_module, parse_input, without_caches
 from paleo.layers.base import Choices
-from paleo.lowering.launches import Storage
-from paleo.network.graph import Graph, build
+from paleo.lowering.launches import SavedTensorCounter
+from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import precision
 
 FP32 = precision("fp32")
@@ -80,7 +80,7 @@ def flops(graph: Graph, phase: str) -> float:
 
 def kept_bytes(graph: Graph) -> float:
     """Bytes of activations that stay for the backward pass."""
-    storage = Storage(graph)
+    storage = SavedTensorCounter(graph)
     saved = ((node, tensor) for node in graph.nodes for op in node.operations for tensor in op.saves)
     return sum(t.bytes(FP32) * storage.add(t, node) for node, t in saved if t.role != "parameter")
 
@@ -102,7 +102,7 @@ class Reference:
 
     def outputs(self) -> list[Any]:
         """Its outputs of real numbers."""
-        from paleo.importers.torch_tape import tensors_in
+        from paleo.importers._torch_recorder import tensors_in
 
         with _full_masks(self.torch):
             tensors = tensors_in(self.torch, self.module(*self.positional, **self.keywords))
@@ -229,7 +229,7 @@ def _compare(outcome: Outcome, module: Any, specs: Sequence[InputSpec], result: 
     """Fills in both counts."""
     batch = 1 if "alone" in outcome.message else specs[0].shape[0]
     seq = {"seq": specs[0].shape[1]} if "seq" in result.model.params else {}
-    graph = build(result.model, batch=batch, choices=Choices(attention="unfused"), overrides=seq)
+    graph = build_graph(result.model, batch=batch, choices=Choices(attention="unfused"), overrides=seq)
     reference = Reference(module, specs)
     outcome.parameters = float(graph.parameters), float(reference.parameters())
     if "cut at" in outcome.message.lower():
@@ -240,7 +240,7 @@ def _compare(outcome: Outcome, module: Any, specs: Sequence[InputSpec], result: 
         if outcome.name in KEPT:
             kept, fused = reference.kept()
             eager = Choices(attention="fused" if fused else "unfused", gates="separate", gelu="tanh-stepwise")
-            outcome.kept = kept_bytes(build(result.model, batch=batch, choices=eager)), kept
+            outcome.kept = kept_bytes(build_graph(result.model, batch=batch, choices=eager)), kept
     except Exception as error:  # torch itself cannot run it at these sizes
         outcome.message += f" (reference: {type(error).__name__}: {' '.join(str(error).split())[:100]})"
 

@@ -11,9 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from paleo.studies.study_file import Study
-from paleo.studies.sweep import sweep
-from paleo.studies.sweep_points import local
+from paleo.studies.sweep import Study, local_evaluator, sweep
 
 STUDY = Study.model_validate(
     {
@@ -35,7 +33,7 @@ def main() -> None:
     suffix = sys.argv[1] if len(sys.argv) > 1 else "parquet"
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        rows = sweep(STUDY, Path(folder) / f"table.{suffix}", local(STUDY))
+        rows = sweep(STUDY, Path(folder) / f"table.{suffix}", local_evaluator(STUDY))
         seconds = time.perf_counter() - start
     most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 2**20
     print(f"{rows:,} rows of {STUDY.points:,} points as {suffix}: {seconds:.1f} s, at most {most:.2f} GiB in a process")

@@ -11,9 +11,9 @@ import time
 import numpy as np
 import pandas as pd
 
+from paleo.tables.cells import read_table
+from paleo.tables.tables import table_of
 from paleo.units import MEGA
-from paleo.validate.kinds.base import read_table
-from paleo.validate.tables import table_of
 
 #: Devices with the dtypes that their tables hold, and the sources that timed them.
 MEASURED = (

@@ -4,7 +4,6 @@ accuracy.md."""
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import re
 import sys
@@ -33,15 +32,42 @@ def on_files(files: Any, config: Any) -> Any:
     """Hook of mkdocs: adds the generated pages of the reference."""
     from mkdocs.structure.files import File
 
+    sys.path.insert(0, str(ACCURACY.parent))
+    from architecture import svg
+
     pages = {
         "reference/cli.md": cli,
         "reference/json.md": json_documents,
         "reference/files.md": spec_files,
         "reference/catalog.md": catalog,
+        "reference/table_columns.md": table_columns,
     }
     for name, write in pages.items():
         files.append(File.generated(config, name, content=write()))
+    files.remove(files.get_file_from_path("architecture.svg"))
+    files.append(File.generated(config, "architecture.svg", content=svg()))
+    data = (ACCURACY.parent / "parity.csv").read_text(encoding="utf-8")
+    files.append(File.generated(config, "parity-data.js", content=f"window.PARITY = {json.dumps(data)};\n"))
     return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Hook of mkdocs: runs the examples of a page and adds their outputs and plots."""
+    from examples import RUN, run_examples
+    from mkdocs.exceptions import PluginError
+    from mkdocs.structure.files import File
+
+    markdown = re.sub(r"(?<=\d) %(?= [|])", "\u00a0%", markdown)  # not broken in cells of tables
+    if not RUN.search(markdown):
+        return markdown
+    pictures: dict[str, bytes] = {}
+    try:
+        text = run_examples(markdown, pictures)
+    except Exception as error:
+        raise PluginError(f"{page.file.src_uri}: {error}") from error
+    for name, content in pictures.items():
+        files.append(File.generated(config, f"pictures/{name}", content=content))
+    return text.replace("](pictures/", f"]({'../' * page.file.src_uri.count('/')}pictures/")
 
 
 def fenced(docstring: str) -> str:
@@ -116,7 +142,7 @@ def json_documents() -> str:
     for name in documents():
         schema = schema_of(name)
         parts.append(f"## paleo {name} --json\n\nSchema `{schema['$id']}`.\n")
-        parts.append(table(("key", "holds", ""), _keys(schema)))
+        parts.append(table(("key", "type", "", "meaning"), _keys(schema)))
     return "\n".join(parts)
 
 
@@ -129,16 +155,32 @@ that is not finite is null.
 """
 
 
-def _keys(schema: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str, str]]:
-    """Key, type and whether it may be missing, of a schema and of all below it."""
+def _keys(schema: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """Key, type, whether it may be missing, and meaning, of a schema and of all below it."""
     required = schema.get("required", ())
     for key, field in schema.get("properties", {}).items():
         kinds = " or ".join(field.get("type", ["anything"]))
-        yield f"`{before}{key}`", kinds, "" if key in required else "may be missing"
+        missing = "" if key in required else "may be missing"
+        yield f"`{before}{key}`", kinds, missing, field.get("description", "")
         yield from _keys(field, f"{before}{key}.")
         yield from _keys(field.get("items", {}), f"{before}{key}[].")
         if field.get("additionalProperties"):
             yield from _keys({"properties": {"*": field["additionalProperties"]}, "required": ["*"]}, f"{before}{key}.")
+
+
+def table_columns() -> str:
+    """The columns of every kind of measured table, from the declarations that `paleo validate` reads by."""
+    from paleo.tables.columns import COLUMNS
+    from paleo.tables.tables import tables
+
+    parts = ["# Columns of measured tables\n\nA cell may be blank unless its kind cannot do without it.\n"]
+    for name, kind in sorted(tables().items()):
+        rows = [
+            (f"`{column}`", COLUMNS[column].expected, "yes" if column in kind.header else "", COLUMNS[column].meaning)
+            for column in dict.fromkeys(part for entry in kind.columns for part in entry.split(" + "))
+        ]
+        parts.append(f"## {name}\n\n{table(('column', 'holds', 'needed', 'meaning'), rows)}")
+    return "\n".join(parts)
 
 
 # files
@@ -154,7 +196,7 @@ def spec_files() -> str:
     from paleo.specs.software import Software
     from paleo.specs.system import Host, Level, System
     from paleo.studies.cost import Tariff
-    from paleo.studies.study_file import Study
+    from paleo.studies.sweep import Study
 
     intro = (
         "Numbers with a dimension carry their unit (`900 GB/s`, `80 GiB`, `5 us`, `32.77 USD/h`). Unknown keys, "
@@ -265,11 +307,11 @@ def _layers() -> str:
 
 def catalog() -> str:
     """Everything that has a name, with a line on it."""
-    from paleo.report import describe
+    from paleo.report import catalog as entries
 
     parts = ["# Catalog\n", "What `paleo list` prints; `paleo show NAME` says all that is known of an entry.\n"]
-    for kind in describe.KINDS:
-        lines = describe.lines(kind)
+    for kind in entries.KINDS:
+        lines = entries.catalog_lines(kind)
         parts += [
             f"## {kind.capitalize()} ({len(lines)})\n",
             table(("name", "what it is"), [(f"`{k}`", v) for k, v in lines.items()]),
@@ -295,6 +337,7 @@ def accuracy(everything: Sequence[Mapping[str, Any]]) -> str:
     reports = [report for report in everything if "error" not in report]
     parts = [
         _INTRO.format(release=__version__, date=date.today().isoformat()),
+        PARITY,
         "## All tables\n",
         table(_HEADS, [_errors(_table_name(r), r["overall"], r) for r in reports]),
     ]
@@ -322,6 +365,14 @@ _HEADS = (
     "unsupported",
     "kind",
 )
+#: The picture that filters by table and source, drawn by parity.js from parity.csv.
+PARITY = """## Predicted and measured
+
+Each point is a measured row, at most 40 of each source; on the dashed line it is predicted exactly.
+
+<div id="parity"><img src="parity.svg" alt="Predicted against measured step times by source"></div>
+<script src="parity-data.js"></script><script src="parity.js"></script>
+"""
 _INTRO = """# How wrong is it?
 
 Errors of predictions against measured times, by Paleo {release} on {date}. This page is made by `make accuracy`, which
@@ -415,14 +466,14 @@ def _rounds(file: str) -> str:
     """Submissions as foretold by tasks that were fitted to all other rounds."""
     import pandas as pd
 
-    from paleo.calibrate.rounds import HEADINGS, error_lines, percent, right_order, submissions_left_out
+    from paleo.calibrate.tasks import ROUND_HEADINGS, cross_validated_submissions, error_lines, percent, right_order
 
-    submissions = submissions_left_out(pd.read_csv(file))
+    submissions = cross_validated_submissions(pd.read_csv(file))
     share, pairs = right_order(submissions)
     return (
         "## Submissions of MLPerf, each round left out\n\nMean errors of tasks fitted to all other rounds.\n\n"
-        f"{table(HEADINGS, error_lines(submissions))}\nOf {pairs:,} pairs of submissions on two kinds of GPUs, of one "
-        f"benchmark, round and count, whose minutes differ by more than 5 %, {percent(share)} are "
+        f"{table(ROUND_HEADINGS, error_lines(submissions))}\nOf {pairs:,} pairs of submissions on two kinds of GPUs, "
+        f"of one benchmark, round and count, whose minutes differ by more than 5 %, {percent(share)} are "
         "predicted in the right order.\n"
     )
 
@@ -436,17 +487,25 @@ def _held(fitted: int, residual: Any) -> tuple[str, ...]:
     )
 
 
-def _validated(files: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What ``paleo validate --json`` says of each file; why, under ``error``, where it cannot read one."""
-    from paleo.cli import run
+def _validated(files: Sequence[str], parts: list[Any]) -> Iterator[dict[str, Any]]:
+    """What ``paleo validate --json`` says of each file; why, under ``error``, where it cannot read one. Points of the
+    picture are added to ``parts``."""
+    from parity import points
+
+    import paleo
+    from paleo.report.columns import json_text
 
     for file in files:
-        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
-            code = run(["validate", file, "--json"])
-        if code:
-            yield {"file": file, "error": errors.getvalue().strip().removeprefix(f"error: {file}: ").partition(";")[0]}
+        try:
+            answer = paleo.validate(file)
+        except PaleoError as error:
+            yield {"file": file, "error": str(error).removeprefix(f"{file}: ").partition(";")[0]}
             continue
-        yield from json.loads(out.getvalue())["files"]
+        name = _table_name({"file": file}).partition(".")[0]
+        for report in answer.reports:
+            column, measured = report.table.measured_column, report.measured / report.table.measured_unit
+            parts.append(points(name, column, answer.predictions().assign(**{column: measured})))
+        yield from json.loads(json_text(answer.document()))["files"]
 
 
 def _errors(name: str, errors: Mapping[str, Any] | None, report: Mapping[str, Any] | None = None) -> list[str]:
@@ -475,8 +534,12 @@ _LEDGER = re.compile(r"(<!-- ledger -->\n).*?(<!-- /ledger -->)", re.S)
 
 
 def main(files: Sequence[str]) -> None:
-    """Writes accuracy.md, and the ledger of README.md."""
-    reports = list(_validated(files))
+    """Write accuracy.md, the points of its picture, and the ledger of README.md."""
+    from parity import write
+
+    parts: list[Any] = []
+    reports = list(_validated(files, parts))
+    write(parts)
     ACCURACY.write_text(accuracy(reports), encoding="utf-8")
     text = README.read_text(encoding="utf-8")
     README.write_text(

@@ -29,12 +29,16 @@ if TYPE_CHECKING:
     from paleo.questions import audit as audit
     from paleo.questions import compare as compare
     from paleo.questions import estimate as estimate
+    from paleo.questions import fleet as fleet
     from paleo.questions import plan as plan
     from paleo.questions import scale as scale
     from paleo.questions import search as search
     from paleo.questions import sweep as sweep
     from paleo.questions import target as target
+    from paleo.questions import tune as tune
     from paleo.questions import validate as validate
+    from paleo.services import rl as rl
+    from paleo.services import serve as serve
     from paleo.specs.calibration import load_calibration as load_calibration
     from paleo.specs.model import load_model as load_model
     from paleo.specs.run import Run as Run
@@ -50,6 +54,7 @@ _HOMES = {
     "audit": "paleo.questions",
     "compare": "paleo.questions",
     "estimate": "paleo.questions",
+    "fleet": "paleo.questions",
     "from_hf": "paleo.importers.sources",
     "from_onnx": "paleo.importers.sources",
     "from_torch": "paleo.importers.sources",
@@ -61,9 +66,12 @@ _HOMES = {
     "plan": "paleo.questions",
     "predict": "paleo.predict",
     "scale": "paleo.questions",
+    "rl": "paleo.services",
     "search": "paleo.questions",
+    "serve": "paleo.services",
     "sweep": "paleo.questions",
     "target": "paleo.questions",
+    "tune": "paleo.questions",
     "validate": "paleo.questions",
 }
 __all__ = ["__version__", *_HOMES]
@@ -82,8 +90,11 @@ class _Package(ModuleType):
 
 
 def _function(name: str) -> property:
-    """A public function that keeps its name when a module of that name is imported, which sets it on the package; the
-    function has what is in the module, so that ``import paleo.search.plans as plans`` finds it."""
+    """Make a public function that keeps its name when a module of that name is imported.
+
+    Importing such a module sets it on the package. The function has what is in the module, so that ``import
+    paleo.search.plans as plans`` finds it.
+    """
 
     def get(package: _Package) -> Any:
         function, module = _Package.__getattr__(package, name), sys.modules.get(f"paleo.{name}")

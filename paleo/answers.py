@@ -1,13 +1,10 @@
-"""Answers as objects: the tables of the command line in a notebook, the document of ``--json``, rows as a data frame.
-
-`paleo.questions` has the functions that give them.
-"""
+"""Results of `paleo.questions`: tables in a notebook, the document of ``--json``, rows as a data frame."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,57 +12,61 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
+    from paleo.cluster.study import FleetStudy
     from paleo.predict import Prediction
-    from paleo.report.blocks import Blocks
+    from paleo.report.estimate import RunStudies
     from paleo.search.plans import Explanation, Search
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.system import System
     from paleo.specs.task import TrainingTask
     from paleo.step.memory import Footprint
-    from paleo.studies import buying
     from paleo.studies.advice import Advice
     from paleo.studies.audit import Audit, CollectiveAudit
-    from paleo.studies.comparison import Candidate, Comparison, Objective
-    from paleo.studies.cost import Tariff
+    from paleo.studies.cost import Tariff, Training
+    from paleo.studies.defaults import RunWithDefaults
     from paleo.studies.goodput import Goodput
-    from paleo.studies.scaling import ScaleCurve, ScalePoint
+    from paleo.studies.purchase import Candidate, Comparison, Objective, PricedPlan, PurchasePlans, Requirements
+    from paleo.studies.scale import ScaleCurve, ScalePoint
     from paleo.studies.target import TargetScaling, TargetTime
-    from paleo.studies.training import Training
-    from paleo.validate.runner import FileReport
+    from paleo.tables.runner import FileReport
+    from paleo.tuning.study import TuningStudy
 
 Document = dict[str, Any]
 
 
 class StudyResult(ABC):
-    """An answer: the tables of the command line in a notebook, its document, and its rows as a data frame."""
+    """Result of a question: prints as a table in a notebook, converts to a JSON document or a data frame."""
 
-    #: The command whose document this is, and the key of its rows; None: the document is the one row.
+    #: The command that answers the same question, and the key of the rows of its document (None: it is one row).
     command: ClassVar[str]
     rows: ClassVar[str | None] = None
 
     @abstractmethod
     def document(self) -> Document:
-        """The document that the command prints with --json, without the name of its schema."""
+        """Return the document of ``--json`` without the name of its schema."""
 
     @abstractmethod
     def table(self) -> RenderableType:
-        """The tables that the command prints."""
+        """Return the tables that the command prints."""
 
     @property
     @abstractmethod
     def headline(self) -> str:
-        """The answer in a line."""
+        """The answer in one line."""
 
     def to_dict(self) -> Document:
-        """The document of ``--json``: seconds, bytes, FLOP (``paleo schema COMMAND`` describes it)."""
-        from paleo.report.documents import with_schema
+        """Return the document of ``--json`` in seconds, bytes and FLOP (``paleo schema COMMAND`` describes it)."""
+        from paleo.report.columns import with_schema
 
         return with_schema(self.command, self.document())
 
     def to_frame(self) -> pd.DataFrame:
-        """A row for each point, system or plan, in SI unless a column says otherwise (``minutes``, ``days``, ``usd``,
-        ``kwh``); a key of a key is ``breakdown_s.compute``. Each row names its task, model and system."""
+        """Return a data frame with a row for each point, system or plan, and its task, model and system.
+
+        Columns are in SI units unless their names end in another one (``minutes``, ``days``, ``usd``, ``kwh``). Names
+        of nested keys are joined by dots: ``breakdown_s.compute``.
+        """
         import pandas as pd
 
         document = self.document()
@@ -84,7 +85,7 @@ class StudyResult(ABC):
 
 
 def _flat(row: Mapping[str, Any], before: str = "") -> Document:
-    """Nested keys joined by dots, ends of intervals in columns of their own."""
+    """Join nested keys by dots, and give both ends of an interval a column each."""
     flat: Document = {}
     for key, value in row.items():
         if isinstance(value, Mapping):
@@ -98,39 +99,56 @@ def _flat(row: Mapping[str, Any], before: str = "") -> Document:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Estimate(StudyResult):
-    """One predicted configuration; ``training`` if its length was stated."""
+    """One predicted configuration.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The step.
+    training : Training or None
+        Time, cost and energy of a whole training, if its length is known.
+    advice : tuple of Advice
+        Changes that make it fit, where it does not.
+    studies : RunStudies
+        Consistency, compression and placement, where the run asks for them.
+    notes : tuple of str
+        Warnings about the amount of training.
+    choice : SettledRun, optional
+        Software and strategy that were chosen because the question leaves them open, with reasons.
+    """
 
     command = "estimate"
     prediction: Prediction
     training: Training | None
     advice: tuple[Advice, ...]
-    blocks: Blocks
+    studies: RunStudies
     notes: tuple[str, ...]
+    choice: RunWithDefaults | None = None
 
     @property
     def step_time(self) -> float:
-        """Seconds of one step."""
-        return self.prediction.step_time
+        """Step time [s], of a worker under the consistency model of the run."""
+        return (self.studies.consistency or self.prediction).step_time
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Ends of the 90 % interval of the step [s]."""
-        return self.prediction.interval
+        """Ends of the 90 % interval of the step time [s]."""
+        return (self.studies.consistency or self.prediction).interval
 
     @property
     def samples_per_s(self) -> float:
-        """Samples that all GPUs see a second, under the run's consistency model."""
-        return (self.blocks.consistency or self.prediction).samples_per_s
+        """Throughput of all GPUs under the consistency model of the run [samples/s]."""
+        return (self.studies.consistency or self.prediction).samples_per_s
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens that all GPUs see a second, under the run's consistency model; None for models that count none."""
-        return (self.blocks.consistency or self.prediction).tokens_per_s
+        """Throughput of all GPUs under the consistency model of the run [tokens/s]; None for models without tokens."""
+        return (self.studies.consistency or self.prediction).tokens_per_s
 
     @property
     def mfu(self) -> float:
-        """Model FLOP over the peak of all devices, of the synchronous step."""
-        return self.prediction.mfu
+        """Model FLOP utilisation under the consistency model of the run."""
+        return (self.studies.consistency or self.prediction).mfu
 
     @property
     def memory(self) -> Footprint:
@@ -139,7 +157,7 @@ class Estimate(StudyResult):
 
     @property
     def goodput(self) -> Goodput | None:
-        """The run with failures, where they were counted."""
+        """Goodput of the training, if failures count."""
         return None if self.training is None else self.training.goodput
 
     @property
@@ -147,25 +165,50 @@ class Estimate(StudyResult):
         return self.prediction.headline
 
     def document(self) -> Document:
-        from paleo.report import documents
+        from paleo.report import estimate
 
-        rates = {"samples_per_s": self.samples_per_s, "tokens_per_s": self.tokens_per_s}
-        return {**documents.estimate(self.prediction, self.training, self.advice), **rates, **self.blocks.documents()}
+        document = estimate.document(self.prediction, self.training, self.advice, self.studies)
+        from paleo.studies.defaults import RunWithDefaults
+
+        choice = self.choice or RunWithDefaults(self.prediction.run)
+        return {**document, "software": self.prediction.run.software, "reasons": choice.reasons}
 
     def table(self, *, verbose: bool = False) -> RenderableType:
-        from paleo.report import tables
+        """Return the tables of ``paleo estimate``.
 
-        return self.blocks.below(tables.estimate(self.prediction, self.training, self.advice, verbose=verbose))
+        Parameters
+        ----------
+        verbose : bool, optional
+            Add sections, streams and collectives.
+
+        Returns
+        -------
+        RenderableType
+            Tables for the console.
+        """
+        from paleo.report import estimate
+
+        table = estimate.table(self.prediction, self.training, self.advice, self.studies, verbose=verbose)
+        words = "" if self.choice is None else self.choice.words
+        if not words:
+            return table
+        from rich.console import Group
+        from rich.text import Text
+
+        from paleo.report.columns import wrapped_text
+
+        return Group(wrapped_text(words), Text(), table)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ScalingCurves(StudyResult):
-    """A network on more and more GPUs; ``curves`` holds one for each kind of scaling."""
+    """A network on rising numbers of GPUs; ``curves`` has one entry for each kind of scaling."""
 
     command, rows = "scale", "points"
     model: ModelSpec
     system: System
     curves: tuple[ScaleCurve, ...]
+    choice: RunWithDefaults | None = None
 
     @property
     def points(self) -> tuple[ScalePoint, ...]:
@@ -174,24 +217,24 @@ class ScalingCurves(StudyResult):
 
     @property
     def verdict(self) -> str:
-        """Up to how many GPUs it pays, and why no further."""
-        from paleo.studies.scaling import verdict
+        """Up to how many GPUs it pays, and what limits it."""
+        from paleo.studies.scale import scaling_verdict
 
-        return " ".join(verdict(curve).text for curve in self.curves)
+        return " ".join(scaling_verdict(curve).text for curve in self.curves)
 
     @property
     def headline(self) -> str:
         return f"{self.model.name} on {self.system.name}: {self.verdict}"
 
     def document(self) -> Document:
-        from paleo.report import documents
+        from paleo.report import scale
 
-        return documents.scale(self.model.name, self.system.name, self.curves)
+        return scale.document(self.model, self.system, self.curves, self.choice)
 
     def table(self) -> RenderableType:
-        from paleo.report import tables
+        from paleo.report import scale
 
-        return tables.scale(self.model.name, self.system.name, self.curves)
+        return scale.table(self.model, self.system, self.curves, self.choice)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -200,9 +243,21 @@ class Compared(StudyResult):
 
     command, rows = "compare", "systems"
     comparison: Comparison
+    choices: Mapping[str, RunWithDefaults] = field(default_factory=dict)
 
     def best(self, objective: Objective = "time") -> Candidate | None:
-        """The system that fits and takes the least time, money (cost) or energy; None where no figure is known."""
+        """Return the system that fits and has the lowest time, cost or energy.
+
+        Parameters
+        ----------
+        objective : Objective, optional
+            ``time``, ``cost`` or ``energy``.
+
+        Returns
+        -------
+        Candidate, optional
+            The system with its prediction; None if no value is known.
+        """
         return self.comparison.best(objective)
 
     @property
@@ -212,32 +267,33 @@ class Compared(StudyResult):
         return f"{names}; " + ("it fits none of them" if winner is None else f"fastest is {winner.system.name}")
 
     def document(self) -> Document:
-        from paleo.report import documents
+        from paleo.report import compare
 
-        return documents.compare(self.comparison)
+        return compare.document(self.comparison, self.choices)
 
     def table(self) -> RenderableType:
-        from paleo.report import comparison
+        from paleo.report import compare
 
-        return comparison.compare(self.comparison)
+        return compare.table(self.comparison, self.choices)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Searched(StudyResult):
-    """Every strategy of a search, the best first; ``explanation`` says why the first one wins."""
+    """Plans of a search on one system, the best first; ``explanation`` says why the first one wins."""
 
     command, rows = "plan", "plans"
     model: ModelSpec
     system: System
     search: Search
     explanation: Explanation | None
+    choices: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def wish(self) -> buying.Wish:
-        """The wish of a search: the shortest step, without an amount of training."""
-        from paleo.studies.buying import Wish
+    def wish(self) -> Requirements:
+        """Requirement of the search: the shortest step, or another objective."""
+        from paleo.studies.purchase import Requirements
 
-        return Wish(objective=self.search.objective)
+        return Requirements(objective=self.search.objective)
 
     @cached_property
     def lead(self) -> Prediction:
@@ -249,8 +305,7 @@ class Searched(StudyResult):
     @property
     def best(self) -> Run | None:
         """The run of the best plan that fits."""
-        fitting = [plan for plan in self.search.plans if plan.fits]
-        return fitting[0].run if fitting else None
+        return next((plan.run for plan in self.search.plans if plan.fits), None)
 
     @property
     def headline(self) -> str:
@@ -259,22 +314,22 @@ class Searched(StudyResult):
         return f"{self.search.configurations:,} plans of {self.model.name} on {self.system.name}, {fits}"
 
     def document(self) -> Document:
-        from paleo.report import search as shown
+        from paleo.report import plan
 
-        return shown.document(self.model.name, self.system.name, self.search, self.explanation)
+        return plan.document(self.model, self.system, self.search, self.explanation, self.choices)
 
     def table(self) -> RenderableType:
-        from paleo.report import search as shown
+        from paleo.report import plan
 
-        return shown.table(self.search, self.lead, self.explanation)
+        return plan.table(self.model, self.system, self.search, self.explanation, self.lead, self.choices)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Planned(StudyResult):
-    """The answer to a purchase: plans of all systems and counts, those that meet the wish first."""
+    """Plans of a purchase on all systems and counts of GPUs, those that meet the wish first."""
 
     command, rows = "plan", "plans"
-    reply: buying.Answer
+    reply: PurchasePlans
 
     @property
     def model(self) -> ModelSpec:
@@ -291,36 +346,35 @@ class Planned(StudyResult):
         return self.reply.search
 
     @property
-    def wish(self) -> buying.Wish:
-        """What was asked for."""
+    def wish(self) -> Requirements:
+        """Requirements of the purchase."""
         return self.reply.wish
 
     @property
-    def best(self) -> buying.PricedPlan | None:
+    def best(self) -> PricedPlan | None:
         """The first plan, where it meets the wish."""
         return self.reply.best
 
     @property
     def headline(self) -> str:
-        from paleo.studies.buying import verdict
+        from paleo.studies.purchase import purchase_verdict
 
-        return verdict(self.reply)
+        return purchase_verdict(self.reply)
 
     def document(self) -> Document:
-        from paleo.report import buying
+        from paleo.report import plan
 
-        heading = {"model": self.reply.model.name, "objective": self.reply.wish.objective}
-        return {**heading, **buying.document(self.reply)}
+        return plan.purchase_document(self.reply)
 
     def table(self) -> RenderableType:
-        from paleo.report import buying
+        from paleo.report import plan
 
-        return buying.table(self.reply)
+        return plan.purchase_table(self.reply)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TimeToTarget(StudyResult):
-    """How long a task takes to its quality over counts of GPUs."""
+    """Time of a task to its quality target, by number of GPUs."""
 
     command, rows = "target", "points"
     task: TrainingTask
@@ -340,53 +394,102 @@ class TimeToTarget(StudyResult):
     def document(self) -> Document:
         from paleo.report import target
 
-        return target.document(self.task.name, self.system.name, self.curve, self.tariff)
+        return target.document(self.task, self.system, self.curve, self.tariff)
 
     def table(self) -> RenderableType:
         from paleo.report import target
 
-        return target.table(self.system.name, self.curve, self.tariff)
+        return target.table(self.task, self.system, self.curve, self.tariff)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class FleetAnswer(StudyResult):
+    """Many jobs on an order of machines."""
+
+    command, rows = "fleet", "jobs"
+    study: FleetStudy
+
+    @property
+    def possible(self) -> bool:
+        """Whether all deadlines and the limit of the waiting time hold."""
+        return self.study.holds
+
+    @property
+    def headline(self) -> str:
+        return self.study.verdict
+
+    def document(self) -> Document:
+        from paleo.report import cluster
+
+        return cluster.document(self.study)
+
+    def table(self) -> RenderableType:
+        from paleo.report import cluster
+
+        return cluster.table(self.study)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Tuned(StudyResult):
+    """A search over many trials, by GPUs of a trial and in all."""
+
+    command, rows = "tune", "curve"
+    study: TuningStudy
+
+    @property
+    def possible(self) -> bool:
+        """Whether the search ends before its deadline."""
+        return self.study.margin is None or self.study.margin.holds
+
+    @property
+    def headline(self) -> str:
+        return self.study.verdict
+
+    def document(self) -> Document:
+        from paleo.report import tuning
+
+        return tuning.document(self.study)
+
+    def table(self) -> RenderableType:
+        from paleo.report import tuning
+
+        return tuning.table(self.study)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Audited(StudyResult):
-    """A log of a training, or of nccl-tests, beside its prediction, and the faults that explain the difference."""
+    """A log of a training or of nccl-tests, its prediction, and the faults that explain the difference."""
 
     command = "audit"
     audit: Audit | CollectiveAudit
 
     @property
     def headline(self) -> str:
-        from paleo.report import audit as shown
-        from paleo.studies.audit import Audit
+        from paleo.report import audit
 
-        return shown.verdict(self.audit) if isinstance(self.audit, Audit) else self.audit.verdict
+        return audit.verdict(self.audit)
 
     def document(self) -> Document:
-        from paleo.report import audit as shown
-        from paleo.studies.audit import Audit
+        from paleo.report import audit
 
-        return shown.document(self.audit) if isinstance(self.audit, Audit) else shown.collective_document(self.audit)
+        return audit.document(self.audit)
 
     def table(self) -> RenderableType:
-        from paleo.report import audit as shown
-        from paleo.studies.audit import Audit
+        from paleo.report import audit
 
-        return shown.table(self.audit) if isinstance(self.audit, Audit) else shown.collective_table(self.audit)
+        return audit.table(self.audit)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Validated(StudyResult):
-    """Measured tables beside their predictions; a row of `to_frame` for each file, of `predictions` for each of its
-    rows."""
+    """Measured tables and their predictions; `to_frame` has a row for each file, `predictions` for each of its rows."""
 
     command, rows = "validate", "files"
     reports: tuple[FileReport, ...]
 
     def predictions(self) -> pd.DataFrame:
-        """The rows of all files with predicted, low and high in the unit of the measured column, and why a row has
-        none."""
-        from paleo.validate.runner import with_predictions
+        """Return all rows with prediction and interval in the unit of the measured column, or why there is none."""
+        from paleo.tables.runner import with_predictions
 
         return with_predictions(self.reports)
 
@@ -396,15 +499,26 @@ class Validated(StudyResult):
         return "; ".join(f"{predicted:,} of {rows:,} rows of {file} predicted" for predicted, rows, file in counts)
 
     def document(self) -> Document:
-        from paleo.validate.report import document
+        from paleo.tables.report import document
 
         return document(self.reports)
 
     def table(self, *, worst: int = 5) -> RenderableType:
-        """``worst``: how many of the worst rows of each file are shown."""
+        """Return the tables of ``paleo validate``.
+
+        Parameters
+        ----------
+        worst : int, optional
+            Number of worst rows of each file.
+
+        Returns
+        -------
+        RenderableType
+            Tables for the console.
+        """
         from rich.console import Group
         from rich.text import Text
 
-        from paleo.validate.report import renderables
+        from paleo.tables.report import renderables
 
         return Group(*(part for report in self.reports for part in (*renderables(report, worst=worst), Text())))

@@ -20,7 +20,18 @@ COMMANDS = (
 
 
 def main(more: Sequence[str] = ()) -> int:
-    """Run the commands one after the other, ``more`` arguments added to the scaling study; the worst exit code."""
+    """Run the example commands one after the other.
+
+    Parameters
+    ----------
+    more : sequence of str, optional
+        Further arguments of the scaling study.
+
+    Returns
+    -------
+    int
+        The worst exit code.
+    """
     worst = 0
     for command in COMMANDS:
         arguments = [*shlex.split(command), *(more if command is SCALING else ())]

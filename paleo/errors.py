@@ -41,9 +41,26 @@ class CapacityError(PaleoError):
 
 
 def near(name: str, known: Iterable[str], *, most: int = 3) -> str:
-    """A hint that ends an error message: the nearest known names, those that hold the whole name before all others, or
-    all of them when they are few.
+    """Suggest known names, as the end of an error message.
 
+    Names that contain the whole text come before names that are spelt like it. If there are few names, all are listed.
+
+    Parameters
+    ----------
+    name : str
+        The name as written.
+    known : iterable of str
+        Names that exist.
+    most : int, optional
+        Most names to suggest.
+
+    Returns
+    -------
+    str
+        For example ``nearest: 'resnet50'``.
+
+    Examples
+    --------
     >>> near("resnet5", ["resnet50", "vgg16"]), near("h100", ["h800-8", "gcp-h100-8g"])
     ("nearest: 'resnet50'", "nearest: 'gcp-h100-8g'")
     """

@@ -29,10 +29,75 @@ GZIP = b"\x1f\x8b"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def checked_output(path: str | Path, suffixes: Iterable[str] = (), *, option: str = "-o") -> Path:
-    """The path, when a file of one of these suffixes can be written there; SpecError names the ``option``.
+def exists(path: str | Path) -> bool:
+    """Return True if a path exists; False for a name that the file system cannot hold (too long, a zero byte).
 
-    Asked before anything is computed. Devices and pipes may have any name.
+    Parameters
+    ----------
+    path : str | Path
+        The path.
+
+    Returns
+    -------
+    bool
+        Whether it exists.
+    """
+    return os.path.exists(path)  # noqa: PTH110 (a Path raises OSError for such a name)
+
+
+def is_folder(path: str | Path) -> bool:
+    """Return True if a path is a folder; False for a name that the file system cannot hold.
+
+    Parameters
+    ----------
+    path : str | Path
+        The path.
+
+    Returns
+    -------
+    bool
+        Whether it is.
+    """
+    return os.path.isdir(path)  # noqa: PTH112 (as above)
+
+
+def is_file(path: str | Path) -> bool:
+    """Return True if a path is a regular file; False for a name that the file system cannot hold.
+
+    Parameters
+    ----------
+    path : str | Path
+        The path.
+
+    Returns
+    -------
+    bool
+        Whether it is.
+    """
+    return os.path.isfile(path)  # noqa: PTH113 (as above)
+
+
+def checked_output(path: str | Path, suffixes: Iterable[str] = (), *, option: str = "-o") -> Path:
+    """Check, before anything is computed, that a file can be written.
+
+    Parameters
+    ----------
+    path : str | Path
+        The file; devices and pipes may have any name.
+    suffixes : iterable of str, optional
+        Suffixes that a file may have; any by default.
+    option : str, optional
+        Name of the option, for messages.
+
+    Returns
+    -------
+    Path
+        The path.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be written there or has another suffix.
     """
     text, endings = str(path), tuple(suffixes)
     kind = _kind(text, option)
@@ -41,7 +106,7 @@ def checked_output(path: str | Path, suffixes: Iterable[str] = (), *, option: st
     if endings and not text.lower().endswith(endings):
         raise SpecError(f"{option} {text[:200]}: expected a name that ends in {', '.join(endings)}")
     place = Path(os.path.realpath(text))
-    if not place.parent.is_dir():
+    if not is_folder(place.parent):
         raise SpecError(f"{option} {text[:200]}: there is no folder {str(place.parent)[:200]!r}")
     if not os.access(place.parent, os.W_OK) or (kind == "file" and not os.access(place, os.W_OK)):
         raise SpecError(f"{option} {text[:200]}: cannot be written (Permission denied)")
@@ -49,7 +114,7 @@ def checked_output(path: str | Path, suffixes: Iterable[str] = (), *, option: st
 
 
 def _kind(path: str, option: str) -> str:
-    """The kind of the existing path (file, device, pipe, nothing); SpecError for one that cannot be written."""
+    """Return the kind of the existing path (file, device, pipe, nothing); SpecError for one that cannot be written."""
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116 (a Path would drop a trailing slash, which means a folder)
     except FileNotFoundError:
@@ -67,7 +132,20 @@ def _kind(path: str, option: str) -> str:
 
 
 def write_whole(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file by ``write(file)`` so that it appears whole or not at all; SpecError where that cannot be done."""
+    """Write a file so that it appears whole or not at all.
+
+    Parameters
+    ----------
+    path : str | Path
+        The file.
+    write : Callable[[BinaryIO], object]
+        Writes to the open file that it gets.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be written.
+    """
     try:
         if _kind(str(path), "-o") in ("device", "pipe"):
             _write_through(str(path), write)
@@ -78,7 +156,20 @@ def write_whole(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file as UTF-8, whole or not at all."""
+    """Write a text file as UTF-8, whole or not at all.
+
+    Parameters
+    ----------
+    path : str | Path
+        The file.
+    text : str
+        Its content.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be written.
+    """
     write_whole(path, lambda file: file.write(text.encode("utf-8")))
 
 
@@ -107,9 +198,28 @@ def _write_through(path: str, write: Callable[[BinaryIO], object]) -> None:
 
 
 def read_bytes(path: str | Path, *, most: int, expected: str) -> bytes:
-    """The content of a regular file of at most ``most`` bytes; SpecError says what was ``expected``.
+    """Read a regular file, unpacked if it is a gzip file.
 
-    A pipe or a device, which may never end, is refused; so is a packed file (gzip) that unpacks to more.
+    A pipe or device, which may never end, is refused.
+
+    Parameters
+    ----------
+    path : str | Path
+        The file.
+    most : int
+        Most bytes, after unpacking.
+    expected : str
+        What was expected, for messages.
+
+    Returns
+    -------
+    bytes
+        Its content.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be read or is larger.
     """
     short_path = str(path)[:200]
     try:
@@ -129,7 +239,20 @@ def read_bytes(path: str | Path, *, most: int, expected: str) -> bytes:
 
 
 def require_regular(path: str | Path, expected: str) -> None:
-    """SpecError for what is not there, and for a folder, a pipe or a device, which may never end."""
+    """Check that a path is a regular file; a pipe or device may never end.
+
+    Parameters
+    ----------
+    path : str | Path
+        The path.
+    expected : str
+        What was expected, for messages.
+
+    Raises
+    ------
+    SpecError
+        If it is missing, a folder, a pipe or a device.
+    """
     short_path = str(path)[:200]
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116 (a Path would drop a trailing slash)
@@ -144,16 +267,25 @@ def require_regular(path: str | Path, expected: str) -> None:
 
 
 def append_row(path: Path, names: Iterable[str], row: Mapping[str, Any]) -> None:
-    """Add a row to a CSV table in one write; a new table starts with its header.
+    """Append a row to a CSV table in one write; a new table gets a header.
 
-    A last line without its end, which a signal or a full disk tore, is dropped first.
+    A torn last line, from a signal or a full disk, is dropped first.
+
+    Parameters
+    ----------
+    path : Path
+        The table.
+    names : iterable of str
+        Columns.
+    row : dict of str to Any
+        Cell by column.
     """
     columns = list(names)
     with path.open("a+b") as file:
         end = _whole_lines(file)
         file.truncate(end)
         lines = [row] if end else [dict(zip(columns, columns, strict=True)), row]
-        file.write("".join(csv_line([line.get(name, "") for name in columns]) for line in lines).encode("utf-8"))
+        file.write("".join(_csv_line([line.get(name, "") for name in columns]) for line in lines).encode("utf-8"))
 
 
 def _whole_lines(file: BinaryIO) -> int:
@@ -170,14 +302,36 @@ def _whole_lines(file: BinaryIO) -> int:
 
 
 def header(path: Path) -> list[str] | None:
-    """The columns of a CSV table; None where its first line is not there, or torn."""
+    """Read the columns of a CSV table.
+
+    Parameters
+    ----------
+    path : Path
+        The table.
+
+    Returns
+    -------
+    list of str, optional
+        Columns; None if the first line is missing or torn.
+    """
     with path.open("rb") as file:
         line = file.readline()
     return next(csv.reader([line.decode("utf-8")])) if line.endswith(b"\n") else None
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV table that grows; a torn last line is none of them."""
+    """Read the rows of a CSV table that grows; a torn last line is dropped.
+
+    Parameters
+    ----------
+    path : Path
+        The table.
+
+    Returns
+    -------
+    list[dict[str, str]]
+        Cells by column, one dict a row.
+    """
     with path.open("rb") as file:
         end = _whole_lines(file)
         file.seek(0)
@@ -185,8 +339,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
-def csv_line(cells: Iterable[Any]) -> str:
-    """A line of a CSV table."""
+def _csv_line(cells: Iterable[Any]) -> str:
+    """Write a line of a CSV table."""
     line: list[str] = []
     csv.writer(_Lines(line), lineterminator="\n").writerow([csv_cell(cell) for cell in cells])
     return line[0]
@@ -203,12 +357,26 @@ class _Lines:
 
 
 def csv_cell(value: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula: text that begins with = + - @ gets an apostrophe before it.
+    """Protect a cell from spreadsheets: text that begins with = + - @ gets an apostrophe.
 
+    Parameters
+    ----------
+    value : Any
+        The cell.
+
+    Returns
+    -------
+    Any
+        The cell as it is written.
+
+    References
+    ----------
+    OWASP, CSV Injection.
+
+    Examples
+    --------
     >>> csv_cell("=HYPERLINK(1)"), csv_cell("-1.5"), csv_cell(-1.5), csv_cell("plain")
     ("'=HYPERLINK(1)", '-1.5', -1.5, 'plain')
-
-    Reference: OWASP, CSV Injection.
     """
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value

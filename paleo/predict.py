@@ -10,44 +10,42 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.lowering.launches import idle_modules
-from paleo.lowering.policies import runs
-from paleo.operations.base import model_flops
+from paleo.lowering.launches import unmatched_module_warnings
+from paleo.lowering.policies import Chunk, kernel_runs
+from paleo.operations.base import model_flops, optimizer
 from paleo.operations.contraction import executed_share
 from paleo.parallel.plan import (
-    foreign_software,
-    free_routing,
+    Plan,
+    foreign_software_warnings,
+    free_routing_warnings,
+    high_utilisation_warnings,
     host_warnings,
-    idle_options,
-    idle_shared_overlap,
+    idle_option_warnings,
     loading_warnings,
     plan,
-    rare_utilisation,
-    refused_sequences,
-    warnings,
+    plan_warnings,
+    refused_sequence_warnings,
+    shared_overlap_warnings,
 )
 from paleo.step.backend import backend_of
-from paleo.step.exchange import check_sharded
-from paleo.step.interval import OPAQUE, uncertainty
+from paleo.step.interval import OPAQUE, Uncertainty, uncertainty
 from paleo.step.memory import Footprint
-from paleo.step.step import priced, single_batch, step
+from paleo.step.step import StepArrays, price_program, single_batch, step
+from paleo.step.waiting import unmodelled_waiting
 from paleo.units import duration
 
 if TYPE_CHECKING:
-    from paleo.lowering.policies import Chunk
     from paleo.lowering.program import Program
     from paleo.network.graph import Graph
     from paleo.operations.tensor import Precision
-    from paleo.parallel.plan import Plan
     from paleo.pricing.kernels import KernelTimes
-    from paleo.schedules.pipeline import Timeline
+    from paleo.schedules.engine import Timeline
     from paleo.specs.calibration import Calibration
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.software import Software
     from paleo.specs.system import System
-    from paleo.step.interval import Uncertainty
-    from paleo.step.step import StepArrays
+    from paleo.step.backend import Backend
     from paleo.step.waiting import InputPipeline
 
 Array = npt.NDArray[np.float64]
@@ -118,7 +116,7 @@ class Prediction:
 
     @property
     def headline(self) -> str:
-        """The step in a line."""
+        """Summary of the step in one line."""
         low, high = (duration(end) for end in self.interval)
         fits = "" if self.memory.fits else ", does not fit"
         machines = self.system.share(self.plan.gpus)
@@ -126,16 +124,20 @@ class Prediction:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The step as tasks on streams, or a pipeline's passes on stages (a window of them, where it has very many
-        microbatches)."""
+        """Timeline of the step: tasks on streams, or the passes of a pipeline on its stages.
+
+        Of very many microbatches it shows a window.
+        """
         from paleo.step.timeline import step_timeline
 
         return step_timeline(self.steps, self.program, self.input_pipeline)
 
     @cached_property
     def slowed(self) -> float:
-        """Seconds of ``breakdown.communication_exposed`` that computation loses to the collectives beside it: what the
-        step would save if it lost none (``overlap.contention`` of the software)."""
+        """Time that computation loses to overlapping collectives, as a part of ``breakdown.communication_exposed`` [s].
+
+        The step would save it without contention (``overlap.contention`` of the software).
+        """
         batch = self.steps.batch
         if batch.backend.software.overlap.contention == 0:
             return 0.0
@@ -143,16 +145,45 @@ class Prediction:
         return min(max(saved, 0.0), self.breakdown.communication_exposed)
 
     def variant(self, system: System | None = None, software: Software | None = None, **fields: object) -> Prediction:
-        """The prediction of a run that differs in some ``fields``, at the same microbatch unless that is one of them;
-        on another ``system`` where one is given. ``software`` as in `predict`. SpecError for a field that a run lacks,
-        or a value that is none."""
+        """Predict the same run with some fields changed, at the same microbatch unless that is one of them.
+
+        Parameters
+        ----------
+        system : System, optional
+            Another system.
+        software : Software, optional
+            Profile to use instead of the run's.
+        **fields : object
+            Fields of the run with new values.
+
+        Returns
+        -------
+        Prediction
+            The prediction.
+
+        Raises
+        ------
+        SpecError
+            If a field or value is not valid.
+        """
         stated = type(self.run)(**fields)
         changed = {name: getattr(stated, name) for name in stated.model_fields_set}
         run = self.run.model_copy(update={"microbatch": self.plan.microbatch, **changed})
         return predict(self.model, self.system if system is None else system, run, software)
 
     def stage_footprint(self, stage: int) -> Footprint:
-        """Memory of the devices of one pipeline stage, by purpose."""
+        """Return the memory of the devices of one pipeline stage.
+
+        Parameters
+        ----------
+        stage : int
+            Number of the stage, from 0.
+
+        Returns
+        -------
+        Footprint
+            Bytes by part.
+        """
         return _footprint(self.steps, self.system, self.steps.batch.backend.software, stage)
 
     @property
@@ -165,6 +196,16 @@ class Prediction:
         """Seconds between which nine of ten real steps should lie; collectives and bubbles take the same factors."""
         low, high = np.exp(self.uncertainty.half_widths() * (-1.0, 1.0)).tolist()
         return self.step_time * low, self.step_time * high
+
+    @cached_property
+    def objections(self) -> tuple[str, ...]:
+        """Facts of the framework behind the software that the plan contradicts, a sentence each."""
+        batch = self.steps.batch
+        return tuple(
+            _unsupported(
+                self.plan, self.run, self.graph, self.system, batch.backend.software, overlapped=batch.overlapped
+            )
+        )
 
     @property
     def samples_per_s(self) -> float:
@@ -179,15 +220,28 @@ class Prediction:
 
     @property
     def mfu(self) -> float:
-        """Model FLOP of the step over what all gpus could do in it at the peak of the dtype: what the network asks for,
-        a causal mask's half of attention, nothing that is computed again (Chowdhery et al., PaLM, 2022, appendix B,
-        who count the whole rectangle of scores)."""
-        return self.flops / self._possible
+        """Model FLOP utilisation: the network's FLOP over the peak of all GPUs in the step time.
+
+        Recomputation does not count, and causal attention counts half of the scores (Chowdhery et al., PaLM, 2022,
+        appendix B, count all scores). Convolutions count the products of the algorithm that computes them, which
+        Winograd's and Fourier transforms save; `direct_flops_per_s` counts all.
+        """
+        return self.flops * self.reduction / self._possible
+
+    @property
+    def direct_flops_per_s(self) -> float:
+        """FLOP of the network per second on all GPUs; convolutions count directly, whatever computes them."""
+        return self.flops / self.step_time
+
+    @cached_property
+    def reduction(self) -> float:
+        """FLOP that the algorithms of the kernels execute, relative to the direct count."""
+        return _reduction(self.program, self.steps.batch.backend)
 
     @property
     def hfu(self) -> float:
-        """The same with the FLOP that the devices execute: recomputed layers and scores, padding, too."""
-        return self.executed_flops / self._possible
+        """Hardware FLOP utilisation: FLOP that the devices execute, with recomputation and padding, over the peak."""
+        return self.executed_flops * self.reduction / self._possible
 
     @property
     def _possible(self) -> float:
@@ -196,46 +250,75 @@ class Prediction:
 
     @property
     def executed_flops(self) -> float:
-        """FLOP that all devices execute in a step."""
+        """FLOP that all devices execute in a step, convolutions counted directly."""
         ranks = self.plan.mesh.size // self.plan.stages
-        kernel_flops = (
-            executed_share(counted.kernel)
-            * counted.kernel.flops
-            * runs(section, counted)
-            * counted.times
-            * section.repeat
-            for section in self.program.sections
-            for counted in section.kernels
-        )
-        return sum(kernel_flops) * self.plan.microbatches * ranks
+        return float(_counted_flops(self.program).sum()) * self.plan.microbatches * ranks
+
+
+def _counted_flops(program: Program) -> Array:
+    """FLOP of all runs of each kernel of a program in a microbatch, convolutions counted directly."""
+    return np.array(
+        [
+            executed_share(each.kernel) * each.kernel.flops * kernel_runs(section, each) * each.times * section.repeat
+            for section in program.sections
+            for each in section.kernels
+        ]
+    )
+
+
+def _reduction(program: Program, backend: Backend) -> float:
+    """FLOP that the algorithms of a program's kernels execute over the direct count."""
+    flops = _counted_flops(program)
+    work = backend.prices.work([each.kernel for section in program.sections for each in section.kernels])
+    return float(work @ flops / total) if (total := flops.sum()) > 0 else 1.0
 
 
 def predict(
-    model: ModelSpec,
-    system: System,
-    run: Run,
-    software: Software | None = None,
-    calibration: Calibration | None = None,
+    model: ModelSpec, system: System, run: Run, software: Software | None = None, calibration: Calibration | None = None
 ) -> Prediction:
-    """Count, price, schedule. Pure: the same inputs give the same prediction; the graphs of the latest networks alone
-    are kept.
+    """Predict one training step: count, price, schedule.
 
-    ``software`` and ``calibration`` stand in for the profile and the calibration file that the run names. PlanError
-    where the run cannot be laid over the network and the system."""
+    The function is pure: the same inputs give the same prediction. Graphs of the latest networks are cached.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Network, from `load_model`.
+    system : System
+        Machine, from `load_system`.
+    run : Run
+        Batch, strategy, precision and so on.
+    software : Software, optional
+        Profile to use instead of the run's.
+    calibration : Calibration, optional
+        Calibration to use instead of the run's.
+
+    Returns
+    -------
+    Prediction
+        Step time with breakdown and interval, memory, warnings.
+
+    Raises
+    ------
+    PlanError
+        If the run does not suit the network and the system.
+    SpecError
+        If a name in the run is unknown.
+    """
     if isinstance(model, str) or isinstance(system, str) or isinstance(run, dict):
         raise SpecError("predict takes what load_model, load_system and Run give; paleo.estimate takes names")
     layout = plan(model, system, run)
-    backend = backend_of(system, run, layout.dtype, software, calibration)
-    check_sharded(run.compress, layout.parallel.zero)
-    graph = backend.recent_graph(model, layout.microbatch * layout.dp)
+    backend = backend_of(system, run, layout.dtype, software, calibration, strategy=layout.parallel)
+    batch = layout.microbatch * layout.dp
+    graph = backend.recent_graph(model, batch, layout.mesh.degree("tp"))
     placed = backend.placement(graph, layout.parallel)
-    program = priced(backend.lowered(graph, placed, layout.mesh), layout, backend)
+    program = price_program(backend.lowered(graph, placed, layout.mesh), layout, backend)
     arriving = backend.input_pipeline(graph, layout.gpus, layout.mesh.size / layout.dp, layout.local_batch)
     steps = step(single_batch(program, layout, backend, arriving))
     memory = _footprint(steps, system, backend.software, int(steps.stage_memory.fullest[0]))
     breakdown = Breakdown(**{part: float(seconds[0]) for part, seconds in steps.parts.items()})
     host_memory = float(steps.stage_memory.host_bytes.mean())
-    flops = _model_flops(graph, backend.formats, layout, run)
+    flops = _model_flops(backend.recent_graph(model, batch), backend.formats, layout, run)
     exposed, update = (part / breakdown.step for part in (breakdown.communication_exposed, breakdown.optimizer))
     return Prediction(
         model,
@@ -251,11 +334,17 @@ def predict(
         flops=flops,
         uncertainty=uncertainty(program, layout, backend, exposed=exposed, update=update),
         calibration=backend.calibration(layout.mesh),
-        unmodelled=unmodelled(program.program, run, loads=arriving is not None),
+        unmodelled=(
+            *unmodelled(program.program, run, loads=arriving is not None),
+            *_waits_left_out(run, backend.software, layout, breakdown),
+        ),
         warnings=(
-            *warnings(layout, graph, placed),
+            *model.remarks,
+            *plan_warnings(layout, graph, placed),
             *_run_warnings(run, system, layout, graph, backend.software),
-            *_result_warnings(run, system, layout, breakdown, memory, host_memory, flops),
+            *_unsupported(layout, run, graph, system, backend.software, overlapped=steps.batch.overlapped),
+            *_result_warnings(run, system, layout, breakdown, memory, host_memory),
+            *_rare_utilisation(flops / breakdown.step, layout, program.program, backend),
         ),
         host_memory=host_memory,
         input_pipeline=arriving,
@@ -264,15 +353,20 @@ def predict(
 
 
 def _result_warnings(
-    run: Run, system: System, layout: Plan, breakdown: Breakdown, memory: Footprint, host_memory: float, flops: float
+    run: Run, system: System, layout: Plan, breakdown: Breakdown, memory: Footprint, host_memory: float
 ) -> list[str]:
-    """What is doubtful of a step once its seconds and bytes are known."""
+    """Warn of what is doubtful in a step once its seconds and bytes are known."""
     return [
         *host_warnings(system, layout, host_memory),
-        *rare_utilisation(system, layout, flops / breakdown.step),
         *loading_warnings(run, breakdown.input / breakdown.step),
         *tight_memory(memory),
     ]
+
+
+def _rare_utilisation(flops_per_s: float, layout: Plan, program: Program, backend: Backend) -> list[str]:
+    """Warn of a rare MFU; what algorithms save is computed only if the direct count is rare."""
+    rare = high_utilisation_warnings(backend.system, layout, flops_per_s)
+    return rare and high_utilisation_warnings(backend.system, layout, flops_per_s * _reduction(program, backend))
 
 
 #: Share of the memory below which what is free is no more than predictions of memory are off on average.
@@ -280,8 +374,20 @@ HEADROOM = 0.05
 
 
 def tight_memory(memory: Footprint) -> list[str]:
-    """Whether a run fits by less than predictions of memory are off.
+    """Warn if a run fits by less than predictions of memory err.
 
+    Parameters
+    ----------
+    memory : Footprint
+        Memory of the fullest device.
+
+    Returns
+    -------
+    list of str
+        One sentence or none.
+
+    Examples
+    --------
     >>> tight_memory(Footprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=19.5))[0][:38]
     '97 % of the memory is taken: predicted'
     """
@@ -316,12 +422,27 @@ def _model_flops(graph: Graph, formats: Precision, layout: Plan, run: Run) -> fl
 
 
 def unmodelled(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
-    """What a real step has and this one leaves out, or knows by its bytes alone: silence is never a number.
-    ``loads``: data loading is part of it."""
+    """List what a real step has and the prediction omits, or knows by its bytes only.
+
+    Parameters
+    ----------
+    program : Program
+        One rank's program.
+    run : Run
+        The run.
+    loads : bool
+        Data loading is part of the prediction.
+
+    Returns
+    -------
+    tuple of str
+        Phrases.
+    """
     loading = "input pipeline (storage, decoding, host-to-device copies)"
     constant = "launches of kernels and latencies of links, as ppp= is a share of peaks alone"
     shares_of_peaks = [constant] if run.calibration.startswith("ppp=") else []
-    always = (*([] if loads else [loading]), *shares_of_peaks)
+    matrices = None if run.forward_only else optimizer(run.optimizer).matrices
+    always = (*([] if loads else [loading]), *shares_of_peaks, *([] if matrices is None else [matrices.unmodelled]))
     launches = [
         (counted.kernel, counted.times * section.repeat) for section in program.sections for counted in section.kernels
     ]
@@ -338,17 +459,37 @@ def unmodelled(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
     return (*always, f"{text} ({names[:200]})")
 
 
+def _waits_left_out(run: Run, software: Software, layout: Plan, breakdown: Breakdown) -> list[str]:
+    """Warn of the time that ranks which are taken for alike would wait for the slowest of them."""
+    kernels = breakdown.compute + breakdown.memory_bound + breakdown.launch
+    ranks = float(layout.mesh.replicas * layout.stages)
+    return [*filter(None, [unmodelled_waiting(run, software, ranks, kernels / breakdown.step)])]
+
+
 def _run_warnings(run: Run, system: System, layout: Plan, graph: Graph, software: Software) -> list[str]:
-    """What the options of a run do not do here, whatever its step turns out to be."""
+    """Warn of options of a run that change nothing here, whatever its step turns out to be."""
     return [
-        *idle_options(run, system, layout, graph),
-        *idle_modules(run.recompute_modules, graph),
+        *idle_option_warnings(run, system, layout, graph),
+        *unmatched_module_warnings(run.recompute_modules, graph),
         *_idle_servers(run),
-        *foreign_software(run, system),
-        *refused_sequences(graph, run, software, layout),
-        *idle_shared_overlap(graph, software, layout),
-        *free_routing(graph, run, software, system),
+        *foreign_software_warnings(run, system),
+        *refused_sequence_warnings(graph, run, software, layout),
+        *shared_overlap_warnings(graph, software, layout),
+        *free_routing_warnings(graph, run, software, system),
     ]
+
+
+def _unsupported(
+    layout: Plan, run: Run, graph: Graph, system: System, software: Software, *, overlapped: bool
+) -> list[str]:
+    """Facts of the framework behind the software that a plan contradicts."""
+    if software.framework is None or run.forward_only:
+        return []
+    from paleo.parallel.abilities import objections, quantities
+    from paleo.specs.abilities import load_framework
+
+    framework = load_framework(software.framework)
+    return objections(framework, quantities(layout, run, graph, system, software, overlapped=overlapped))
 
 
 def _idle_servers(run: Run) -> list[str]:

@@ -9,12 +9,11 @@ Networks, systems and tasks are names of the catalog, paths, or what was loaded;
 ``("dgx-h100", 4)`` for four GPUs of a system. Keywords beside those of a function are
 fields of `paleo.specs.run.Run` (``seq`` too) and, where a training is priced, of the tariff: ``price``, ``term``,
 ``buy``, ``electricity``, ``pue``, ``host_power``, and where failures are counted ``goodput`` and the options of a long
-run (`paleo.studies.long_run.LongRunOptions`), as the command line spells them; any other one is a SpecError.
+run (`paleo.studies.goodput.LongRunOptions`), as the command line spells them; any other one is a SpecError.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,31 +22,54 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paleo.answers import Audited, Compared, Estimate, Planned, ScalingCurves, Searched, TimeToTarget, Validated
+from paleo.answers import (
+    Audited,
+    Compared,
+    Document,
+    Estimate,
+    FleetAnswer,
+    Planned,
+    ScalingCurves,
+    Searched,
+    TimeToTarget,
+    Tuned,
+    Validated,
+)
 from paleo.errors import SpecError, near
+from paleo.network.graph import build_graph
+from paleo.parallel.abilities import framework_of
 from paleo.predict import predict
-from paleo.report.blocks import Blocks
+from paleo.report.estimate import RunStudies
 from paleo.specs.loading import plain_numbers
 from paleo.specs.loading import validate as validated_spec
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import SEQUENCE, Run
 from paleo.specs.system import System, loaded_system
 from paleo.studies.advice import advise
-from paleo.studies.cost import Tariff, stated_tariff
-from paleo.studies.learning import Goal, aimed, amount_for
-from paleo.studies.long_run import LongRunOptions, stated_long_run
-from paleo.studies.training import amount, stated_amount, training, usual_amount, with_length
-from paleo.units import listed, whole_number
+from paleo.studies.cost import (
+    MOST_AMOUNT,
+    HowMany,
+    Tariff,
+    amount,
+    default_amount,
+    parse_amount,
+    parse_tariff,
+    require_amount,
+    training,
+)
+from paleo.studies.defaults import RunWithDefaults, batch_for, is_open, scaled_plan, sized, software_for, with_defaults
+from paleo.studies.goodput import LongRunOptions, parse_long_run
+from paleo.studies.target import Goal, amount_for_goal, run_for_target
+from paleo.units import Quantity, checked_count, listed, parse, whole_number
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from paleo.answers import Document
+    from paleo.predict import Prediction
     from paleo.search.space import Space
     from paleo.specs.task import TrainingTask
-    from paleo.studies.comparison import Planner
-    from paleo.studies.study_file import Study
-    from paleo.studies.training import HowMany
+    from paleo.studies.purchase import Planner
+    from paleo.studies.sweep import Study
 
 #: A system by name, path or as loaded, perhaps with its GPUs: ``dgx-h100:4``, ``("dgx-h100", 4)``.
 Offered = str | Path | System | tuple[str | Path | System, int]
@@ -56,7 +78,7 @@ Counts = int | str | Sequence[int]
 #: The largest count of GPUs, and the most counts.
 MOST_GPUS, MOST_COUNTS = 10**7, 200
 #: Keywords of a tariff, and those of a long run.
-TARIFF_WORDS = frozenset(inspect.signature(stated_tariff).parameters)
+TARIFF_WORDS = frozenset(inspect.signature(parse_tariff).parameters)
 LONG_RUN_WORDS = frozenset({"goodput", *(field.name for field in fields(LongRunOptions))})
 
 
@@ -73,25 +95,51 @@ def estimate(
     noise_scale: float | None = None,
     **options: Any,
 ) -> Estimate:
-    """One configuration: its step, memory, throughput; time, rent and energy of a training.
+    """Predict one configuration: step time, memory and throughput; time, cost and energy of a training.
 
-    ``options`` are fields of `paleo.Run` (``gpus``, ``batch``, ``strategy``, …), of a tariff (``price="2 USD/h"``, …)
-    and of a long run (``failures="4/knodeday"``, …), as on the command line; SpecError for any other. Parameters of
-    the network other than ``seq`` stand in ``run=paleo.Run(model={"layers": 6})``. ``loss`` in nats a token. The
-    answer is in SI: seconds, bytes, samples a second.
+    Parameters
+    ----------
+    model : str, Path or ModelSpec
+        Catalog name, path of a model file, or what `load_model` or `from_torch` returned.
+    system : str, Path or System
+        Catalog name, path of a system file, or what `load_system` returned.
+    run : Run, optional
+        The run; or its fields as keywords.
+    **options
+        Fields of `paleo.Run` (``gpus``, ``batch``, ``strategy``, …), of a tariff (``price="2 USD/h"``, …) and of a
+        long run (``failures="4/knodeday"``, …), as on the command line.
+    epochs, samples, tokens : number or str, optional
+        Amount of training, one of them; ``tokens="15T"`` works, too.
+    loss : float, optional
+        Train a language model to this loss [nats per token] by Chinchilla's scaling law.
+    target : str, optional
+        Train to the quality target of a task, such as ``mlperf:bert``.
+    noise_scale : float, optional
+        Gradient noise scale [samples].
+
+    Returns
+    -------
+    Estimate
+        In SI units: seconds, bytes, samples per second.
+
+    Raises
+    ------
+    SpecError
+        For unknown keywords and values that are out of range.
     """
     question = _Question.of("estimate", run, options)
     _check_number("loss", loss)
     _check_number("noise_scale", noise_scale)
     network, machine = _model(model), loaded_system(system)
-    run_of_task, _ = aimed(network, question.run, target, None, [machine])
+    choice = RunWithDefaults(question.run) if target is not None else with_defaults(network, machine, question.run)
+    run_of_task, _ = run_for_target(network, choice.run, target, None, [machine])
     step = predict(network, machine, run_of_task)
     tokens_of_sample = step.graph.tokens_per_sample
     stated = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_of_sample)
-    training_amount, notes = amount_for(step, Goal(loss, target, noise_scale), stated)
-    failing = with_length(question.long_run, training_amount)
+    training_amount, notes = amount_for_goal(step, Goal(loss, target, noise_scale), stated)
+    failing = require_amount(question.long_run, training_amount)
     cost = None if training_amount is None else training(step, training_amount, question.tariff, long_run=failing)
-    return Estimate(step, cost, advise(step), Blocks(step), notes)
+    return Estimate(step, cost, advise(step), RunStudies(step), notes, choice)
 
 
 def scale(
@@ -106,24 +154,46 @@ def scale(
     run: Run | None = None,
     **options: Any,
 ) -> ScalingCurves:
-    """The same network on more and more GPUs; ``mode``: strong (with ``global_batch``), weak (else) or both. Every
-    count is priced for so many epochs, samples or tokens. ``consistency`` and ``nodes`` may list several, with a curve
-    for each. ``gpus`` are counts, such as ``[1, 8]`` or ``"8..64"``; ``options`` as of `estimate`."""
-    from paleo.studies import scaling
+    """Predict how a network scales with the number of GPUs.
+
+    Parameters
+    ----------
+    model : str, Path or ModelSpec
+        Catalog name, path of a model file, or what `load_model` or `from_torch` returned.
+    system : str, Path or System
+    gpus : int, str or sequence of int
+        Numbers of GPUs, such as ``[1, 8]`` or ``"8..64"``.
+    mode : str, optional
+        ``strong`` (default with ``global_batch``), ``weak`` or ``both``.
+    epochs, samples, tokens : number or str, optional
+        Amount of training, one of them; ``tokens="15T"`` works, too.
+    run : Run, optional
+        The run; or its fields as keywords.
+    **options
+        Fields of `paleo.Run` (``gpus``, ``batch``, ``strategy``, …), of a tariff (``price="2 USD/h"``, …) and of a
+        long run (``failures="4/knodeday"``, …), as on the command line.
+        ``consistency`` and ``nodes`` may list several, with a curve for each.
+
+    Returns
+    -------
+    ScalingCurves
+    """
+    from paleo.studies import scale as target_scaling
 
     question = _Question.of("scale", run, options)
-    kinds = scaling.scalings(mode or ("weak" if question.run.global_batch is None else "strong"))
+    kinds = target_scaling.parse_scalings(mode or ("weak" if question.run.global_batch is None else "strong"))
     network, machine = _model(model), loaded_system(system)
     counts = gpu_counts(gpus)
-    stated = stated_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
-    training_amount = stated or usual_amount(network)
+    stated = parse_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
+    training_amount = stated or default_amount(network)
     terms = question.long_run, training_amount, question.tariff
+    choice = scaled_plan(network, machine, question.run, counts)
     curves = (
-        scaling.scale(network, machine, variant, counts, kind, *terms)
+        target_scaling.scale(network, machine, variant, counts, kind, *terms)
         for kind in kinds
-        for variant in scaling.variants(question.run)
+        for variant in target_scaling.curve_runs(choice.run)
     )
-    return ScalingCurves(network, machine, tuple(curves))
+    return ScalingCurves(network, machine, tuple(curves), choice)
 
 
 def compare(
@@ -138,21 +208,58 @@ def compare(
     objective: str | None = None,
     **options: Any,
 ) -> Compared:
-    """The same run on several systems, in the order given or best first by ``objective``: time, cost or energy; with
-    ``strategy="auto"`` each has the best plan of a search. ``gpus`` are those of every system that states none;
-    ``options`` as of `estimate`."""
-    from paleo.studies import comparison
+    """Compare systems on the same run.
+
+    Parameters
+    ----------
+    model : str, Path or ModelSpec
+        Catalog name, path of a model file, or what `load_model` or `from_torch` returned.
+    systems : str, Path, System, tuple or sequence of these
+        ``"dgx-h100:4"`` and ``("dgx-h100", 4)`` are four GPUs of a system; others have ``gpus``.
+    run : Run, optional
+        The run; or its fields as keywords.
+    **options
+        Fields of `paleo.Run` (``gpus``, ``batch``, ``strategy``, …), of a tariff (``price="2 USD/h"``, …) and of a
+        long run (``failures="4/knodeday"``, …), as on the command line.
+        ``strategy="auto"`` gives each system the best plan of a search.
+    epochs, samples, tokens : number or str, optional
+        Amount of training, one of them; ``tokens="15T"`` works, too.
+    target : str, optional
+        Train to the quality target of a task.
+    objective : str, optional
+        Sort by ``time``, ``cost`` or ``energy``; by default in the order given.
+
+    Returns
+    -------
+    Compared
+    """
+    from paleo.studies import purchase
 
     question = _Question.of("compare", run, options)
     network = _model(model)
-    stated = stated_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
+    stated = parse_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
     offers = systems_with_counts(systems, question.run.gpus)
     machines, counts = [system for system, _ in offers], [count for _, count in offers]
-    aimed_run, training_amount = aimed(network, question.run, target, stated, machines)
+    aimed_run, training_amount = run_for_target(network, question.run, target, stated, machines)
     terms = (training_amount, question.tariff, question.long_run)
-    planner = planner_of(question.run, aimed_run.software) if aimed_run.strategy == comparison.AUTO else None
-    study = comparison.compare(network, machines, aimed_run, *terms, gpus=counts, planner=planner)
-    return Compared(study if objective is None else study.ranked(comparison.objective_named(objective)))
+    planner, choices = None, dict[str, RunWithDefaults]()
+    if aimed_run.strategy == purchase.AUTO:
+        planner = planner_of(question.run, None if target is None else aimed_run.software)
+    elif target is None and is_open(network, sized(question.run, max(counts))):
+        aimed_run = aimed_run.model_copy(update={"strategy": purchase.AUTO})
+
+        def planner(model: ModelSpec, system: System, run: Run) -> tuple[list[Prediction], int, int]:
+            stated = _stated(question.run) | {"gpus": run.gpus, "global_batch": run.global_batch}
+            choice = with_defaults(
+                model, system, Run(**{key: value for key, value in stated.items() if key != "strategy"})
+            )
+            choices[f"{system.name}:{run.gpus}"] = choice
+            step = predict(model, system, choice.run)
+            return [step], 1, int(step.memory.fits)
+
+    study = purchase.compare(network, machines, aimed_run, *terms, gpus=counts, planner=planner)
+    study = study if objective is None else study.ranked(purchase.parse_objective(objective))
+    return Compared(study, choices)
 
 
 def search(
@@ -163,48 +270,96 @@ def search(
     objective: str = "time",
     top: int = 10,
     explain: bool = False,
+    exhaustive: bool = False,
     run: Run | None = None,
     **options: Any,
 ) -> Searched:
-    """The best strategies of all on one system; ``strategy``, ``microbatch``, ``recompute`` and ``schedule`` narrow the
-    search where they are given; plans that leave less than 5 % of the memory free stand behind all others.
-    ``options`` are fields of `paleo.Run`; ``explain`` adds why the first plan wins."""
-    from paleo.search import plans
+    """Search the best plans on one system.
+
+    Parameters
+    ----------
+    model : str, Path or ModelSpec
+        Catalog name, path of a model file, or what `load_model` or `from_torch` returned.
+    system : str, Path or System
+    gpus : int, str or sequence of int
+        Numbers of GPUs.
+    objective : str
+        ``time``, ``cost``, ``energy`` or ``gpus``.
+    top : int
+        Number of plans to return.
+    explain : bool
+        Say why the first plan wins.
+    exhaustive : bool
+        Evaluate every configuration, also those whose bounds show that they are none of the answers.
+    run : Run, optional
+        The run; ``strategy``, ``microbatch``, ``recompute`` and ``schedule`` restrict the search where they are set.
+    **options
+        Fields of `paleo.Run`.
+
+    Returns
+    -------
+    Searched
+        Plans that leave less than 5 % of the memory free are last.
+    """
+    from paleo.search.counts import search_counts
+    from paleo.search.plans import explain as explained
 
     network, machine = _model(model), loaded_system(system)
     counts = gpu_counts(gpus)
-    stated = _Question.of("search", run, options, priced=False, long_run=False).run
+    question = _Question.of("search", run, options, priced=False, long_run=False)
     _check_top(top)
-    space, sized = narrowed(stated), stated.model_copy(update={"gpus": counts[0], "strategy": "dp"})
-    ranking = plans.search(network, machine, sized, counts=counts, space=space, objective=objective, top=top)
-    ranking = plans.leaving_room(ranking, machine, top)
-    return Searched(network, machine, ranking, plans.explain(network, machine, ranking) if explain else None)
+    software, why = software_for(network, machine, sized(question.run, max(counts)))
+    plain = question.run.model_copy(update={"gpus": max(counts), "strategy": "dp", "software": software})
+    wish: dict[str, Any] = {"objective": objective, "top": top, "exhaustive": exhaustive}
+    space = narrowed(question.run, software)
+    ranking = search_counts(network, machine, plain, counts, space=space, **wish)
+    explanation = explained(network, machine, ranking) if explain else None
+    return Searched(network, machine, ranking, explanation, {f"software {software}": why} if why else {})
 
 
 def narrowed(run: Run, software: str | None = None) -> Space:
-    """What the stated fields of a run (strategy, microbatch, recompute, schedule) leave to be searched; schedules that
-    the ``software`` (by default the run's) is not known to run are left out unless one is stated."""
+    """Return the space of plans that the fields of a run leave to a search.
+
+    Parameters
+    ----------
+    run : Run
+        Its ``strategy``, ``microbatch``, ``recompute`` and ``schedule`` restrict the search where they are set.
+    software : str, optional
+        Framework profile; its limits hold unless the run sets a schedule. By default that of the run.
+    """
+    from paleo.launch.commands import supported_space
     from paleo.search.space import within
-    from paleo.studies.comparison import AUTO
-    from paleo.studies.launch import runnable
+    from paleo.studies.purchase import AUTO
 
     stated = _stated(run)
     strategy = None if stated.get("strategy") == AUTO else stated.get("strategy")
     lists = {"microbatches": "microbatch", "recompute": "recompute", "schedules": "schedule"}
     space = within(strategy, **{choices: stated.get(name) for choices, name in lists.items()})
-    return runnable(space, software or run.software) if stated.get("schedule") is None else space
+    limited = stated.get("schedule") is None or framework_of(software or run.software) is not None
+    return supported_space(space, software or run.software) if limited else space
 
 
 def _stated(run: Run) -> Document:
-    """The fields of a run that were stated, by their names."""
+    """Return the fields that a run was given, by their names."""
     return {name: getattr(run, name) for name in run.model_fields_set}
 
 
 def planner_of(run: Run, software: str | None = None) -> Planner:
-    """The search of a plan, narrowed by the stated fields of a run."""
-    from paleo.search.plans import recommended
+    """Return the search of one plan, restricted by the fields of a run (see `narrowed`).
 
-    return functools.partial(recommended, space=narrowed(run, software))
+    Parameters
+    ----------
+    run : Run
+    software : str, optional
+    """
+    from paleo.search.counts import recommended
+
+    def planner(model: ModelSpec, system: System, searched: Run) -> tuple[list[Prediction], int, int]:
+        profile = software or software_for(model, system, sized(run, searched.gpus))[0]
+        plain = searched.model_copy(update={"software": profile})
+        return recommended(model, system, plain, space=narrowed(run, profile))
+
+    return planner
 
 
 def plan(
@@ -223,24 +378,76 @@ def plan(
     run: Run | None = None,
     **options: Any,
 ) -> Planned:
-    """Which system, how many of its GPUs and which strategy train so much within ``deadline`` (``60d``) and ``budget``
-    (``5M``, USD), best by time, cost, energy or gpus; ``gpus`` are the counts of every system that states none;
-    ``options`` as of `estimate`."""
-    from paleo.studies import buying
+    """Find which system, how many GPUs and which plan complete a training in time and within a budget.
+
+    Parameters
+    ----------
+    model : str, Path or ModelSpec
+        Catalog name, path of a model file, or what `load_model` or `from_torch` returned.
+    systems : str, Path, System, tuple or sequence of these
+        ``"dgx-h100:64"`` is a system with its number of GPUs.
+    gpus : int, str or sequence of int, optional
+        Numbers of GPUs of systems without one; where neither is stated, the smallest order that meets deadline and
+        budget is looked for, in whole nodes, trays or slices.
+    epochs, samples, tokens : number or str, optional
+        Amount of training, one of them; ``tokens="15T"`` works, too.
+    target : str, optional
+        Train to the quality target of a task.
+    deadline : str, optional
+        Longest time, such as ``"60d"``.
+    budget : str or float, optional
+        Highest cost in USD, such as ``"5M"``.
+    objective : str
+        ``time``, ``cost``, ``energy`` or ``gpus``.
+    top : int
+        Number of plans to return.
+    run : Run, optional
+        The run; or its fields as keywords.
+    **options
+        Fields of `paleo.Run` (``gpus``, ``batch``, ``strategy``, …), of a tariff (``price="2 USD/h"``, …) and of a
+        long run (``failures="4/knodeday"``, …), as on the command line.
+
+    Returns
+    -------
+    Planned
+    """
+    from paleo.studies import purchase
 
     network = _model(model)
-    offers = systems_to_search(systems, gpus)
+    offers = _systems_to_search(systems, gpus)
     question = _Question.of("plan", run, options)
     _check_top(top)
-    stated = stated_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
-    aimed_run, training_amount = aimed(network, question.run, target, stated, [system for system, _ in offers])
-    failing = with_length(question.long_run, training_amount)
+    stated = parse_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
+    aimed_run, training_amount = run_for_target(network, question.run, target, stated, [system for system, _ in offers])
+    failing = require_amount(question.long_run, training_amount)
     if deadline is None and budget is None and (question.tariff != Tariff() or objective in ("cost", "energy")):
-        training_amount = training_amount or usual_amount(network)
-    wish = replace(buying.stated_wish(training_amount, deadline, budget, objective, question.tariff), long_run=failing)
-    sized = aimed_run.model_copy(update={"gpus": offers[0][1][0], "strategy": "dp"})
-    space = narrowed(question.run, aimed_run.software)
-    return Planned(buying.answer(network, offers, sized, wish, space=space, top=top))
+        training_amount = training_amount or default_amount(network)
+    sought = not all(counts for _, counts in offers)
+    objective = "gpus" if sought else objective
+    wish = replace(
+        purchase.parse_requirements(training_amount, deadline, budget, objective, question.tariff), long_run=failing
+    )
+    plain, choices = aimed_run.model_copy(update={"strategy": "dp"}), dict[str, str]()
+    choices |= {"GPUs": "the smallest order that replicas and even stages share"} if sought else {}
+    free = objective == "gpus" and tokens is not None and plain.batch is None and plain.global_batch is None
+    if free and training_amount is not None:
+        total = training_amount.samples * (
+            build_graph(network, batch=1, overrides=plain.model).tokens_per_sample or 1.0
+        )
+        batch, choices["global batch"] = batch_for(network, plain, total)
+        plain = plain.model_copy(update={"global_batch": batch})
+
+    def settle(machine: System, count: int) -> tuple[str, Space]:
+        software = aimed_run.software
+        if target is None:
+            software, why = software_for(network, machine, sized(question.run, count))
+            choices.update({f"software {software}": why} if why else {})
+        return software, narrowed(question.run, software)
+
+    reply = purchase.plan_purchase(network, offers, plain, wish, top=top, settle=settle)
+    software = f"software {reply.plans[0].row.run.software}"
+    kept = {choice: why for choice, why in choices.items() if choice == software or not choice.startswith("software")}
+    return Planned(replace(reply, choices=kept))
 
 
 def target(
@@ -253,41 +460,310 @@ def target(
     noise_scale: float | None = None,
     **options: Any,
 ) -> TimeToTarget:
-    """How long a task such as ``mlperf:bert`` takes to its target; ``batch`` in samples of all GPUs, or the best;
-    ``noise_scale`` stands in for the critical batch of its law. With a ``loss`` in nats a token, ``task`` is a language
-    model that is trained to it. ``options`` are fields of `paleo.Run` and of a tariff."""
+    """Predict the time of a task to its quality target.
+
+    Parameters
+    ----------
+    task : str, Path or TrainingTask
+        Such as ``mlperf:bert``; with ``loss`` a language model.
+    system : str, Path or System
+    gpus : int, str or sequence of int
+        Numbers of GPUs.
+    batch : int or str
+        Global batch size [samples]; ``auto`` chooses the one with the shortest time.
+    loss : float, optional
+        Loss to train a language model to [nats per token].
+    noise_scale : float, optional
+        Gradient noise scale [samples], in place of the critical batch of the task.
+    **options
+        Fields of `paleo.Run` and of a tariff.
+
+    Returns
+    -------
+    TimeToTarget
+    """
     from paleo.specs.task import TrainingTask
-    from paleo.studies.learning import task_named
-    from paleo.studies.target import over_counts, scaling
+    from paleo.studies.target import resolve_task, target_scaling, times_over_gpus
 
     question = _Question.of("target", None, options, long_run=False)
     if not isinstance(task, str | Path | TrainingTask):
         raise SpecError(f"task {task!r:.80}: expected a name, a path, or what load_task gave")
     _check_number("loss", loss)
     _check_number("noise_scale", noise_scale)
-    goal = task_named(task, loss, noise_scale)
+    goal = resolve_task(task, loss, noise_scale)
     machine, counts = loaded_system(system), gpu_counts(gpus)
-    points = over_counts(goal, machine, counts, str(batch), **_stated(question.run))
-    return TimeToTarget(goal, machine, scaling(points), question.tariff)
+    points = times_over_gpus(goal, machine, counts, str(batch), **_stated(question.run))
+    return TimeToTarget(goal, machine, target_scaling(*points), question.tariff)
+
+
+def tune(
+    model: str | Path | ModelSpec,
+    system: str | Path | System,
+    gpus: int,
+    *,
+    trials: int,
+    method: str = "asha",
+    max_tokens: HowMany | None = None,
+    max_samples: HowMany | None = None,
+    max_epochs: HowMany | None = None,
+    min_tokens: HowMany | None = None,
+    min_samples: HowMany | None = None,
+    min_epochs: HowMany | None = None,
+    eta: int = 4,
+    gpus_per_trial: int | str = "auto",
+    population: int = 20,
+    vary: Sequence[str] = (),
+    evaluation_samples: HowMany | None = None,
+    from_scratch: bool = False,
+    deadline: str | None = None,
+    rank_correlation: float | None = None,
+    seed: int = 0,
+    run: Run | None = None,
+    **options: Any,
+) -> Tuned:
+    """Predict how long a search over many trials takes, and on how many GPUs each trial should train.
+
+    Parameters
+    ----------
+    model : str, Path or ModelSpec
+        Catalog name, path of a model file, or what `load_model` or `from_torch` returned.
+    system : str, Path or System
+    gpus : int
+        GPUs in all.
+    trials : int
+        Configurations to sample.
+    method : str
+        A name of `paleo.tuning.base.METHODS`: asha, hyperband, random, pbt, …
+    max_tokens, max_samples, max_epochs : number or str
+        Training of a trial at the last rung, one of them.
+    min_tokens, min_samples, min_epochs : number or str, optional
+        Training at the first rung; a 64th of the most by default.
+    eta : int
+        Reduction factor of rungs.
+    gpus_per_trial : int or "auto"
+        GPUs of one trial; ``auto`` takes the fastest.
+    population : int
+        Members that evolution keeps alive.
+    vary : sequence of str
+        Settings of the network that trials differ in: ``["layers=12,24"]``.
+    evaluation_samples : number or str, optional
+        Samples of one evaluation; none by default.
+    from_scratch : bool
+        Train promoted trials from the beginning instead of from their checkpoints.
+    deadline : str, optional
+        Wall time that the search should end in, such as ``"24h"``.
+    rank_correlation : float, optional
+        Assumed correlation of scores between rungs; adds an interval on the regret.
+    seed : int
+        Random seed of the scores.
+    run : Run, optional
+        What every trial runs; or its fields as keywords.
+    **options
+        Fields of `paleo.Run`, of a tariff and of a long run.
+
+    Returns
+    -------
+    Tuned
+
+    Raises
+    ------
+    SpecError
+        For values that are out of range.
+    PlanError
+        If a trial fits on no number of GPUs.
+    """
+    from paleo.tuning import study
+
+    question = _Question.of("tune", run, options)
+    network, machine = _model(model), loaded_system(system)
+    check_gpus(gpus, machine)
+    most = study.parse_training(network, question.run, "max", epochs=max_epochs, samples=max_samples, tokens=max_tokens)
+    least = {"epochs": min_epochs, "samples": min_samples, "tokens": min_tokens}
+    first = most / study.SPAN
+    if any(value is not None for value in least.values()):
+        first = study.parse_training(network, question.run, "min", **least)
+    evaluated = 0.0 if evaluation_samples is None else parse_count("evaluation-samples", evaluation_samples)
+    search_of_trials = study.checked(
+        study.Tuning(
+            trials, method, first, most, eta, population, not from_scratch, evaluated,
+            study.parse_sizes(vary), rank_correlation, seed,
+        )
+    )  # fmt: skip
+    width = None if gpus_per_trial in ("auto", None) else gpu_counts(gpus_per_trial)[0]
+    if width is not None and width > gpus:
+        raise SpecError(f"--gpus-per-trial {width}: expected at most the {gpus} GPUs of --gpus")
+    limit = None if deadline is None else parse_time("deadline", deadline)
+    return Tuned(
+        study.tuning_study(
+            network, machine, question.run, search_of_trials, gpus=gpus, per_trial=width, deadline=limit,
+            tariff=question.tariff, long_run=question.long_run,
+        )
+    )  # fmt: skip
+
+
+def fleet(
+    jobs: str | Path | Sequence[Mapping[str, Any]],
+    systems: Offered | Sequence[Offered],
+    nodes: int | str | Sequence[int] = "auto",
+    *,
+    policy: str = "backfill",
+    placement: str = "packed",
+    wait: str | float | None = None,
+    measure: str = "p95",
+    samples: int | None = None,
+    seed: int = 0,
+    **tariff: Any,
+) -> FleetAnswer:
+    """Predict when the jobs of a team end on a cluster, or find the smallest order of machines for them.
+
+    Parameters
+    ----------
+    jobs : str, Path or sequence of mapping
+        YAML file of jobs, a trace (CSV with arrival, gpus and duration), or the jobs themselves.
+    systems : str, Path, System or sequence of these
+        Kinds of machines; a job runs on nodes of one kind.
+    nodes : int, str or sequence of int
+        Nodes of each system, or ``auto``: the smallest order that keeps deadlines and ``wait``.
+    policy : str
+        A name of `paleo.cluster.policies.POLICIES`: backfill, elastic, fair, fifo, las, priority, srtf.
+    placement : str
+        ``packed`` on few racks, or ``spread`` over all.
+    wait : str or float, optional
+        Limit of the waiting time, ``"4h"`` or in seconds.
+    measure : str
+        What the limit holds for: ``p95`` or ``mean``.
+    samples : int, optional
+        Simulations for intervals; 20 by default, none for more than a thousand jobs.
+    seed : int
+        Random seed of the samples.
+    **tariff
+        ``price``, ``term``, ``buy``, ``electricity``, ``pue``, ``host_power``.
+
+    Returns
+    -------
+    FleetAnswer
+
+    Raises
+    ------
+    SpecError
+        For jobs that contradict themselves or can never run, and if no order keeps the wishes.
+    """
+    from paleo.cluster import study
+    from paleo.cluster.jobs import given_jobs, read_jobs
+
+    _check_keywords("fleet", tariff, set(TARIFF_WORDS))
+    machines = [system for system, _ in systems_with_counts(systems, 0)]
+    specs = read_jobs(jobs) if isinstance(jobs, str | Path) else given_jobs(jobs)
+    order = None if nodes == "auto" else study.parse_nodes(nodes, machines)
+    limit = None if wait is None else parse_time("wait", wait) if isinstance(wait, str) else float(wait)
+    wishes = study.check_wishes(study.Wishes(limit, measure))
+    terms = parse_tariff(**tariff)
+    priced = study.price_fleet(specs, machines, policy, nodes=order, placement=placement, tariff=terms)
+    return FleetAnswer(study.fleet_study(priced, order, wishes, samples=samples, seed=seed))
+
+
+def check_gpus(gpus: int, system: System) -> None:
+    """Check a number of GPUs of a system.
+
+    Parameters
+    ----------
+    gpus : int
+        The number.
+    system : System
+        The system.
+
+    Raises
+    ------
+    SpecError
+        If the system has fewer, or the number is below 1.
+    """
+    gpu_counts(gpus)
+    if system.capacity is not None and gpus > system.capacity:
+        raise SpecError(f"--gpus {gpus}: system {system.name} has {system.capacity}")
+
+
+def parse_count(option: str, value: HowMany) -> float:
+    """Parse a number above zero.
+
+    Parameters
+    ----------
+    option : str
+        Name of the option, for messages.
+    value : HowMany
+        Number, or text with a prefix such as ``15T``.
+
+    Returns
+    -------
+    float
+        The number.
+
+    Raises
+    ------
+    SpecError
+        If it is no such number.
+    """
+    try:
+        number = parse(value, "count") if isinstance(value, str) else float(plain_numbers(value))
+    except (SpecError, TypeError, ValueError):
+        number = math.nan
+    if not 0 < number <= MOST_AMOUNT:
+        raise SpecError(f"--{option} {value!r:.60}: expected a number above zero, such as 5000 or 50k")
+    return number
+
+
+def parse_time(option: str, value: str | float) -> float:
+    """Parse a time above zero.
+
+    Parameters
+    ----------
+    option : str
+        Name of the option, for messages.
+    value : str | float
+        Text with a unit.
+
+    Returns
+    -------
+    float
+        Seconds.
+
+    Raises
+    ------
+    SpecError
+        If it is no such time.
+    """
+    try:
+        return Quantity("time", positive=True).parsed(value)
+    except SpecError as error:
+        raise SpecError(f"--{option} {error}") from None
 
 
 def sweep(study: str | Path | Mapping[str, Any] | Study, *, jobs: int = 1) -> pd.DataFrame:
-    """The product of models, systems, runs, changed hardware and prices as a data frame, in SI.
+    """Predict every combination of models, systems, run options, changed hardware and prices.
 
-    ``study`` is a study file or what one states: ``{"models": ["resnet50"], "systems": ["dgx-h100"], "axes": {"gpus":
-    [8, 16], "batch": [32, 64]}}``. The last axis changes fastest; a row that cannot be planned has its reason in
-    ``problem``. ``jobs`` processes share the work (0: as many as pay).
+    Parameters
+    ----------
+    study : str, Path, mapping or Study
+        A study file, or its content: ``{"models": ["resnet50"], "systems": ["dgx-h100"], "axes": {"gpus": [8, 16]}}``.
+    jobs : int
+        Number of processes; 0 chooses it.
+
+    Returns
+    -------
+    DataFrame
+        In SI units; the last axis changes fastest. A row that cannot be planned has its reason in ``problem``.
     """
-    from paleo.studies import study_file
-    from paleo.studies.sweep import frame
-    from paleo.studies.sweep_points import local
+    from paleo.cluster.sweep import FleetSweep, load_any_study
+    from paleo.studies.sweep import MOST_JOBS, Study, check_study, frame, local_evaluator
 
     if isinstance(study, str | Path):
-        whole = study_file.load_study(study)
+        whole = load_any_study(study)
     else:
-        whole = study if isinstance(study, study_file.Study) else study_file.Study(**study)
-        study_file.check(whole)
-    return frame(whole, local(whole, jobs))
+        if not isinstance(study, Study | FleetSweep | Mapping):
+            raise SpecError(f"paleo.sweep: study: {study!r:.80}: expected a study file, or its content as a mapping")
+        kind = FleetSweep if isinstance(study, Mapping) and "jobs" in study else Study
+        whole = validated_spec(kind, plain_numbers(study), "paleo.sweep") if isinstance(study, Mapping) else study
+        check_study(whole)
+    return frame(whole, local_evaluator(whole, checked_count("jobs", jobs, 0, MOST_JOBS)))
 
 
 def audit(
@@ -299,9 +775,30 @@ def audit(
     run: Run | None = None,
     **options: Any,
 ) -> Audited:
-    """What is off in a run, by its log: of a training, which needs the ``model``, or of nccl-tests, whose ``operation``
-    is the one that the log names unless stated. ``options`` are fields of `paleo.Run`; ``gpus`` of a log of nccl-tests
-    are those that it lists unless stated. SpecError for a log that cannot be read."""
+    """Compare a log with its prediction and name the faults that explain the difference.
+
+    Parameters
+    ----------
+    log : str or Path
+        Log of a training, or output of nccl-tests.
+    system : str, Path or System
+    model : str, Path or ModelSpec, optional
+        The network; required for the log of a training.
+    operation : str, optional
+        Collective of nccl-tests, by default the one that the log names.
+    run : Run, optional
+    **options
+        Fields of `paleo.Run`; ``gpus`` of nccl-tests are by default those that the log lists.
+
+    Returns
+    -------
+    Audited
+
+    Raises
+    ------
+    SpecError
+        For a log that cannot be read.
+    """
     from paleo.logs.base import read_log
     from paleo.logs.nccl_tests import operation_of, read_collectives
     from paleo.studies import audit as audits
@@ -313,21 +810,36 @@ def audit(
         return Audited(audits.audit_collectives(timed, operation_of(timed, operation), ranks, machine))
     training_log = read_log(str(log))
     if model is None:
-        raise SpecError(f"model: {log} is a log of a training ({training_log.kind}); state the network that it trains")
+        raise SpecError(f"model: {log} is a log of a training ({training_log.kind}); name the network that was trained")
     return Audited(audits.audit(training_log, predict(_model(model), machine, stated)))
 
 
 def validate(files: str | Path | Sequence[str | Path], *, calibration: str | Path | None = None) -> Validated:
-    """Predictions of every row of measured tables beside what was measured; the headers are those of
-    ``measurements/README.md``. ``calibration``: a calibration by name or path in place of the catalog's, for the rows
-    of its device or system. SpecError for a file that cannot be read."""
+    """Compare predictions with measured tables.
+
+    Parameters
+    ----------
+    files : str, Path or sequence of these
+        Measured tables, CSV or CSV.gz.
+    calibration : str or Path, optional
+        Calibration to use for rows of its device or system, in place of the catalog's.
+
+    Returns
+    -------
+    Validated
+
+    Raises
+    ------
+    SpecError
+        For a file that cannot be read.
+    """
     from paleo.specs.calibration import load_calibration
-    from paleo.validate.runner import validate_file
+    from paleo.tables.runner import validate_file
 
     prices = None if calibration in (None, "auto") else load_calibration(str(calibration))
     tables = list(files) if isinstance(files, Sequence) and not isinstance(files, str) else [files]
     if not all(isinstance(file, str | Path) for file in tables):
-        raise SpecError(f"validate: {files!r:.80}: expected a measured table's name, or a list of such")
+        raise SpecError(f"validate: {files!r:.80}: expected the path of a measured table, or a list of paths")
     if not tables:
         raise SpecError("no file is named; expected measured tables, such as measurements/gemm.csv.gz")
     return Validated(tuple(validate_file(file, prices) for file in tables))
@@ -355,11 +867,11 @@ class _Question:
             raise SpecError(f"paleo.{name}: run: {run!r:.80}: expected paleo.Run(…), or its fields as keywords")
         stated = plain_numbers({key: value for key, value in options.items() if key in of_run})
         if run is not None and stated:
-            raise SpecError(f"paleo.{name}: {', '.join(stated)} beside run=…; state the run in one way")
-        tariff = stated_tariff(**{key: value for key, value in options.items() if key in of_tariff})
+            raise SpecError(f"paleo.{name}: {', '.join(stated)} are fields of run=…, too; use one of them")
+        tariff = parse_tariff(**{key: value for key, value in options.items() if key in of_tariff})
         long = {key: value for key, value in options.items() if key in of_long_run}
         whole = run or validated_spec(Run, stated, f"paleo.{name}")
-        return cls(of_any_software(whole) if name in SEARCHES else whole, tariff, stated_long_run(**long))
+        return cls(of_any_software(whole) if name in (*SEARCHES, "estimate") else whole, tariff, parse_long_run(**long))
 
 
 #: Questions that are answered by a search, and the software of those that ask for whatever any framework runs.
@@ -367,7 +879,12 @@ SEARCHES, ANY = ("plan", "search"), "any"
 
 
 def of_any_software(run: Run) -> Run:
-    """A run whose ``software`` is ``any`` under the default profile, which leaves no schedule out of a search."""
+    """Return a run whose ``software`` is ``any`` under the default profile, which restricts no schedule.
+
+    Parameters
+    ----------
+    run : Run
+    """
     if run.software != ANY:
         return run
     return run.model_copy(update={"software": Run.model_fields["software"].default})
@@ -384,7 +901,7 @@ def _check_keywords(name: str, options: Mapping[str, Any], known: set[str]) -> N
 def _check_top(top: int) -> None:
     """SpecError unless at least one plan is asked for."""
     if not isinstance(top, int) or top < 1:
-        raise SpecError(f"top: {top!r:.80}: expected how many plans to show, 1 or more")
+        raise SpecError(f"top: {top!r:.80}: expected a number of plans, 1 or more")
 
 
 def _check_number(name: str, value: float | None) -> None:
@@ -394,14 +911,27 @@ def _check_number(name: str, value: float | None) -> None:
 
 
 def gpu_counts(gpus: Counts) -> list[int]:
-    """GPU counts from a number, several, or a text such as ``8,16`` and ``8..64`` (8, 16, 32, 64); SpecError where one
-    is none.
+    """Return numbers of GPUs.
 
+    Parameters
+    ----------
+    gpus : int, str or sequence of int
+        A text lists numbers (``8,16``) or powers of two (``8..64``).
+
+    Raises
+    ------
+    SpecError
+        If one is no number of GPUs.
+
+    Examples
+    --------
     >>> gpu_counts("1,8..64")
     [1, 8, 16, 32, 64]
     """
     numbers = plain_numbers(gpus)
-    parts = listed(numbers) if isinstance(numbers, str) else [numbers] if isinstance(numbers, int) else list(numbers)
+    parts = (
+        listed(numbers) if isinstance(numbers, str) else list(numbers) if isinstance(numbers, Iterable) else [numbers]
+    )
     counts = [count for part in parts for count in _one_or_doublings(part)]
     if not counts or not all(counts):
         expected = f"expected GPU counts from 1 to {MOST_GPUS:,}, such as 1,2,4,1024 or 8..64"
@@ -412,7 +942,7 @@ def gpu_counts(gpus: Counts) -> list[int]:
 
 
 def _one_or_doublings(part: object) -> list[int]:
-    """A count, or the doublings from ``8..64``; 0 stands for what is no count."""
+    """Parse a count, or the doublings from ``8..64``; 0 stands for what is no count."""
     if isinstance(part, int):
         return [part if 0 < part <= MOST_GPUS else 0]
     first, dots, last = str(part).partition("..")
@@ -423,13 +953,25 @@ def _one_or_doublings(part: object) -> list[int]:
 
 
 def _count_in_digits(text: str) -> int:
-    """A count; 0 for what is none, such as the 024 of ``1,024``, which is no list of counts."""
+    """Parse a count; 0 for what is none, such as the 024 of ``1,024``, which is no list of counts."""
     return 0 if text.strip().startswith("0") else whole_number(text, MOST_GPUS) or 0
 
 
 def systems_with_counts(systems: Offered | Sequence[Offered], gpus: int) -> tuple[tuple[System, int], ...]:
-    """Systems, each with its GPUs: ``dgx-h100:4`` and ``("dgx-h100", 4)`` are four GPUs (not nodes), one without a
-    count has ``gpus``. SpecError where there is no system, or a count is none."""
+    """Return systems, each with its number of GPUs.
+
+    Parameters
+    ----------
+    systems : str, Path, System, tuple or sequence of these
+        ``"dgx-h100:4"`` and ``("dgx-h100", 4)`` are four GPUs (not nodes).
+    gpus : int
+        GPUs of systems without a number.
+
+    Raises
+    ------
+    SpecError
+        If there is no system, or a number is none.
+    """
     offers = tuple(_offer(each, gpus) for each in _separate(systems))
     if not offers:
         raise SpecError(f"systems {systems!r}: expected names such as dgx-a100-80gb:16,dgx-h100:8")
@@ -437,8 +979,8 @@ def systems_with_counts(systems: Offered | Sequence[Offered], gpus: int) -> tupl
 
 
 def _separate(systems: Offered | Sequence[Offered]) -> Iterable[Offered]:
-    """The systems of a list, of which each text may hold several separated by commas."""
-    if not isinstance(systems, str | Path | System | Iterable):
+    """Split a list of systems, of which each text may hold several separated by commas."""
+    if not isinstance(systems, str | Path | System | Iterable) or getattr(systems, "ndim", 1) == 0:
         raise SpecError(f"systems {systems!r:.80}: expected names, paths, or what load_system gave")
     if isinstance(systems, Path | System) or _is_pair(systems):
         return (systems,)  # type: ignore[return-value]
@@ -450,7 +992,7 @@ def _is_pair(offered: object) -> bool:
 
 
 def _offer(offered: Offered, gpus: int) -> tuple[System, int]:
-    """A system and its GPUs."""
+    """Return a system and its GPUs."""
     if isinstance(offered, tuple):
         return loaded_system(offered[0]), gpu_counts(offered[1])[0]
     name, colon, count = offered.rpartition(":") if isinstance(offered, str) else ("", "", "")
@@ -459,15 +1001,27 @@ def _offer(offered: Offered, gpus: int) -> tuple[System, int]:
     return loaded_system(offered), gpus
 
 
-def systems_to_search(systems: Offered | Sequence[Offered], gpus: Counts | None) -> list[tuple[System, list[int]]]:
-    """The systems, each with the numbers of GPUs to search: its own (``dgx-h100:64``), else ``gpus``. SpecError without
-    a system, or for a system without a number."""
+def _systems_to_search(systems: Offered | Sequence[Offered], gpus: Counts | None) -> list[tuple[System, list[int]]]:
+    """Return systems, each with the numbers of GPUs to search.
+
+    Parameters
+    ----------
+    systems : str, Path, System, tuple or sequence of these
+    gpus : int, str or sequence of int, optional
+        Numbers of GPUs of systems without one.
+
+    Returns
+    -------
+    list
+        Systems with their numbers, an empty list where none is stated.
+
+    Raises
+    ------
+    SpecError
+        If there is no system.
+    """
     common = [] if gpus is None else gpu_counts(gpus)
-    offers = [(system, [count] if count else common) for system, count in systems_with_counts(systems, 0)]
-    for system, counts in offers:
-        if not counts:
-            raise SpecError(f"gpus: none are stated for {system.name}; write {system.name}:64, or state gpus")
-    return offers
+    return [(system, [count] if count else common) for system, count in systems_with_counts(systems, 0)]
 
 
 def _model(model: str | Path | ModelSpec) -> ModelSpec:

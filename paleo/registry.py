@@ -36,7 +36,23 @@ class Registry(Generic[Entry]):
         self._importing = threading.local()
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
-        """A decorator that enters a class or function (or, called, any entry) by a name; SpecError for a second one."""
+        """Return a decorator that enters a class, function or other object under a name.
+
+        Parameters
+        ----------
+        name : str
+            Name of the entry.
+
+        Returns
+        -------
+        Callable[[Entry], Entry]
+            The decorator; it returns the object itself.
+
+        Raises
+        ------
+        SpecError
+            If the name is taken.
+        """
 
         def add(entry: Entry) -> Entry:
             with self._lock:
@@ -61,8 +77,7 @@ class Registry(Generic[Entry]):
 
     @staticmethod
     def _import_modules(package: str) -> None:
-        """Imports every module of a folder. If several threads ask at once, one imports a module and the others
-        wait."""
+        """Import every module of a folder; if several threads ask at once, one imports a module and the others wait."""
         folder = importlib.import_module(package).__path__
         for module in sorted(info.name for info in pkgutil.iter_modules(folder)):
             importlib.import_module(f"{package}.{module}")

@@ -8,10 +8,12 @@ bit. Parsing goes through ``Decimal``, so that ``5 us`` is exactly ``5e-06``.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
+from numbers import Real
 from typing import Annotated, Any
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -75,10 +77,27 @@ _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^
 
 
 def parse(text: object, dimension: str) -> float:
-    """A number with its unit, as a float in SI.
+    """Parse a number with its unit.
 
-    Raises SpecError when the unit is missing or unknown, or the number is not finite.
+    Parameters
+    ----------
+    text : object
+        For example ``5 us`` or ``400 Gb/s``.
+    dimension : str
+        Key of `DIMENSIONS`, such as ``time``.
 
+    Returns
+    -------
+    float
+        The number in SI units.
+
+    Raises
+    ------
+    SpecError
+        If the unit is missing or unknown, or the number is not finite.
+
+    Examples
+    --------
     >>> parse("5 us", "time"), parse("400 Gb/s", "bandwidth"), parse("80GiB", "bytes")
     (5e-06, 50000000000.0, 85899345920.0)
     """
@@ -102,8 +121,22 @@ def parse(text: object, dimension: str) -> float:
 
 
 def whole_number(text: str, most: int) -> int | None:
-    """A text of digits as a whole number of at most ``most``; None for anything else, however long it is.
+    """Parse a text of digits as a whole number.
 
+    Parameters
+    ----------
+    text : str
+        The text.
+    most : int
+        Largest number.
+
+    Returns
+    -------
+    int, optional
+        The number; None for anything else, however long it is.
+
+    Examples
+    --------
     >>> whole_number("42", 100), whole_number("9" * 5000, 100), whole_number("x", 100)
     (42, None, None)
     """
@@ -114,12 +147,76 @@ def whole_number(text: str, most: int) -> int | None:
     return number if number <= most else None
 
 
+#: Whole numbers up to here are exact as floats.
+_EXACT = 2**53
+
+
+def checked_count(name: str, value: object, least: int = 1, most: int = _EXACT) -> int:
+    """Return a whole number of a range.
+
+    Parameters
+    ----------
+    name : str
+        What the message calls it.
+    value : object
+        The number, Python's or numpy's.
+    least, most : int
+        Ends of the range.
+
+    Raises
+    ------
+    SpecError
+        If it is no whole number, or beyond the range.
+
+    Examples
+    --------
+    >>> checked_count("--gpus", 8)
+    8
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or not least <= number <= most:
+        raise SpecError(f"{name} {_quoted(value)}: expected a whole number from {least:,} to {most:,}")
+    return number
+
+
+def checked_number(name: str, value: object, least: float, most: float) -> float:
+    """Return a number of a range, as a float.
+
+    Parameters
+    ----------
+    name : str
+        What the message calls it.
+    value : object
+        The number, Python's or numpy's.
+    least, most : float
+        Ends of the range.
+
+    Raises
+    ------
+    SpecError
+        If it is no number, or beyond the range.
+
+    Examples
+    --------
+    >>> checked_number("--prefix-hit", 0.5, 0.0, 1.0)
+    0.5
+    """
+    number: Any = value
+    if isinstance(value, Real) and not isinstance(value, bool) and least <= number <= most:
+        return float(number)
+    raise SpecError(f"{name} {_quoted(value)}: expected a number from {least:g} to {most:g}")
+
+
+def _quoted(value: object) -> str:
+    """A value for a message; Python refuses to write out whole numbers of thousands of digits."""
+    return "of thousands of digits" if isinstance(value, int) and value.bit_length() > 256 else f"{value!r:.60}"
+
+
 #: What dimensions are called in messages, where that is not their key.
-_WORDS = {
-    "flops_per_s": "FLOP a second",
-    "price_per_s": "a price by time",
-    "price_per_energy": "a price of energy",
-}
+_WORDS = {"flops_per_s": "FLOP a second", "price_per_s": "a price by time", "price_per_energy": "a price of energy"}
 
 
 def _unit_message(text: object, unit: str, dimension: str) -> str:
@@ -162,11 +259,45 @@ class Quantity:
     positive: bool = False
 
     def parsed(self, value: object) -> float:
-        """The SI value of a text with its unit; SpecError where it is none, or out of range."""
+        """Parse a text with its unit, and check the range.
+
+        Parameters
+        ----------
+        value : object
+            The text.
+
+        Returns
+        -------
+        float
+            The number in SI units.
+
+        Raises
+        ------
+        SpecError
+            If the text is not valid or out of range.
+        """
         return self.checked(parse(value, self.dimension), value)
 
     def checked(self, number: float, quoted: object) -> float:
-        """A number of SI units that lies in the range; ``quoted`` is how the message quotes it."""
+        """Check that a number lies in the range.
+
+        Parameters
+        ----------
+        number : float
+            The number in SI units.
+        quoted : object
+            How the message quotes it.
+
+        Returns
+        -------
+        float
+            The number.
+
+        Raises
+        ------
+        SpecError
+            If it is out of range.
+        """
         least, most = RANGES[self.dimension]
         if number < 0 or (self.positive and number == 0):
             raise SpecError(f"{quoted!r} must be {'above zero' if self.positive else 'zero or more'}")
@@ -177,7 +308,7 @@ class Quantity:
         return number
 
     def _bound(self, number: float) -> str:
-        """An end of the range in the SI unit, or in the first of the dimension's units where none is SI."""
+        """Write an end of the range in the SI unit, or in the first of the dimension's units where none is SI."""
         units = DIMENSIONS[self.dimension]
         unit = next((unit for unit, factor in units.items() if factor == 1), next(iter(units)))
         return f"{number / float(units[unit]):g} {unit}"
@@ -205,8 +336,24 @@ _STEPS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "
 
 
 def engineering(value: float, unit: str, *, digits: int = 3) -> str:
-    """A number of SI units with the prefix that keeps it readable.
+    """Format a number with a unit prefix.
 
+    Parameters
+    ----------
+    value : float
+        The number in SI units.
+    unit : str
+        Unit without prefix.
+    digits : int, optional
+        Significant digits.
+
+    Returns
+    -------
+    str
+        For example ``312 TFLOP/s``.
+
+    Examples
+    --------
     >>> engineering(3.12e14, "FLOP/s"), engineering(25557032, ""), engineering(0.0, "B")
     ('312 TFLOP/s', '25.6 M', '0 B')
     """
@@ -229,8 +376,24 @@ _SPOKEN = (
 
 
 def duration(seconds: float, *, digits: int = 3, like: float | None = None) -> str:
-    """A time as people say it, in the unit in which they would say ``like`` where that is given.
+    """Format a time as people say it.
 
+    Parameters
+    ----------
+    seconds : float
+        The time [s].
+    digits : int, optional
+        Significant digits.
+    like : float, optional
+        Another time [s] whose unit is used.
+
+    Returns
+    -------
+    str
+        For example ``12.3 ms``.
+
+    Examples
+    --------
     >>> duration(4.2e-6), duration(0.0123), duration(95.0), duration(7200.0), duration(3e6)
     ('4.2 us', '12.3 ms', '1.58 min', '2 h', '34.7 days')
     >>> duration(95.0, like=81.8), duration(1166.0, like=25.4)
@@ -244,9 +407,20 @@ def duration(seconds: float, *, digits: int = 3, like: float | None = None) -> s
 
 
 def shortest(column: Iterable[float]) -> float | None:
-    """The time whose unit all of a column take (`duration`): its shortest, or none where the longest is a thousand of
-    them.
+    """Return the time whose unit all times of a column take (see `duration`).
 
+    Parameters
+    ----------
+    column : iterable of float
+        Times [s].
+
+    Returns
+    -------
+    float, optional
+        The shortest time; None if the longest is a thousand times longer.
+
+    Examples
+    --------
     >>> shortest([95.0, 81.8]), shortest([1e-3, 2.0]), shortest([])
     (81.8, None, None)
     """
@@ -255,8 +429,20 @@ def shortest(column: Iterable[float]) -> float | None:
 
 
 def time_unit(longest: float) -> tuple[float, str]:
-    """Seconds in the unit of an axis that goes up to ``longest``, and its symbol.
+    """Return the unit for an axis of times.
 
+    Parameters
+    ----------
+    longest : float
+        End of the axis [s].
+
+    Returns
+    -------
+    tuple[float, str]
+        Seconds of one unit, and its symbol.
+
+    Examples
+    --------
     >>> time_unit(12.0), time_unit(0.3), time_unit(4e-5)
     ((1.0, 's'), (0.001, 'ms'), (1e-06, 'us'))
     """
@@ -264,8 +450,20 @@ def time_unit(longest: float) -> tuple[float, str]:
 
 
 def whole_percent(share: float) -> str:
-    """A share as a percentage without decimals.
+    """Format a fraction as a percentage without decimals.
 
+    Parameters
+    ----------
+    share : float
+        Fraction.
+
+    Returns
+    -------
+    str
+        The text.
+
+    Examples
+    --------
     >>> whole_percent(0.4567)
     '46 %'
     """
@@ -273,8 +471,20 @@ def whole_percent(share: float) -> str:
 
 
 def listed(text: str) -> list[str]:
-    """The entries of a text separated by commas, without empty ones.
+    """Split a text at commas, without empty entries.
 
+    Parameters
+    ----------
+    text : str
+        The text.
+
+    Returns
+    -------
+    list of str
+        Entries without surrounding spaces.
+
+    Examples
+    --------
     >>> listed("bsp, async,")
     ['bsp', 'async']
     """
@@ -282,8 +492,22 @@ def listed(text: str) -> list[str]:
 
 
 def counted(value: float, noun: str) -> str:
-    """How many there are of something, in words.
+    """Write how many there are of something.
 
+    Parameters
+    ----------
+    value : float
+        Number.
+    noun : str
+        Singular noun.
+
+    Returns
+    -------
+    str
+        For example ``4,096 samples``.
+
+    Examples
+    --------
     >>> counted(1, "GPU"), counted(4096, "sample"), counted(0.5, "epoch"), counted(1.5e13, "token")
     ('1 GPU', '4,096 samples', '0.5 epochs', '15 trillion tokens')
     """
@@ -295,8 +519,20 @@ def counted(value: float, noun: str) -> str:
 
 
 def gibibytes(value: float) -> str:
-    """A memory size in powers of 1024, as memory is sold and filled.
+    """Format a memory size in powers of 1024.
 
+    Parameters
+    ----------
+    value : float
+        Bytes.
+
+    Returns
+    -------
+    str
+        For example ``80.0 GiB``.
+
+    Examples
+    --------
     >>> gibibytes(85899345920.0)
     '80.0 GiB'
     """

@@ -35,6 +35,8 @@ NCCL = """# Collective test starting: all_reduce_perf
    268435456  67108864     float     sum      -1    4060.0   66.12  115.71      0    4055.0   66.20  115.85      0
 """
 LOG = " iteration   {n}/ 100 | elapsed time per iteration (ms): 1.5 | global batch size: 64 |"
+#: Two uses of one purchase.
+USES = ["--for", "train:7d,serve:20/s"]
 #: command -> calls whose documents have all the keys there are; {tmp} is an empty folder.
 CALLS: dict[str, list[list[str]]] = {
     "list": [["list"], ["list", "links"], ["list", "optimizers"]],
@@ -49,7 +51,59 @@ CALLS: dict[str, list[list[str]]] = {
         ["estimate", "lenet", *NODE, "--gpus", "16", "--epochs", "1", "--goodput"],
         ["estimate", "gpt2", *NODE, "--gpus", "16", "--tokens", "1M", "--failures", "4/knodeday", "--compress", "fp16"],
         ["estimate", "lenet", *NODE, "--gpus", "16", "--consistency", "async", "--set", "input={decode: 1 ms}"],
+        ["estimate", "gpt2", *NODE, "--gpus", "8", "--consistency", "ssp:4", "--jitter", "traces"],
         ["estimate", "gpt2", *NODE, "--lora", "16:attention", "--tokens", "1M", *OURS],
+    ],
+    "rl": [
+        ["rl", "qwen3-0.6b", *NODE, "--gpus", "8", "--rollouts", "64", "--output", "200", "--price", "2 USD/h"],
+        ["rl", "qwen3-0.6b", *NODE, "--gpus", "8", "--rollouts", "64", "--staleness", "1", "--generators", "4"],
+        ["rl", "llama3-405b", *NODE, "--gpus", "1"],
+    ],
+    "tune": [
+        [
+            "tune",
+            "gpt2",
+            *NODE,
+            "--gpus",
+            "8",
+            "--trials",
+            "8",
+            "--max-tokens",
+            "10M",
+            "--deadline",
+            "2h",
+            "--rank-correlation",
+            "0.8",
+            "--vary",
+            "layers=6,12",
+            "--method",
+            "halving",
+        ],
+        ["tune", "lenet", "--system", "{tmp}/no_latency.yaml", "--gpus", "2", "--trials", "3", "--max-samples", "9k"],
+        ["tune", "gpt2", *NODE, "--gpus", "8", "--trials", "99", "--max-tokens", "1B", "--deadline", "9s"],
+    ],
+    "fleet": [
+        ["fleet", "{tmp}/jobs.yaml", *NODE, "--nodes", "2", "--price", "2 USD/h", "--wait", "1h"],
+        ["fleet", "{tmp}/jobs.csv", "--system", "{tmp}/no_latency.yaml", "--nodes", "1", "--samples", "0"],
+        ["fleet", "{tmp}/many.csv", *NODE, "--nodes", "auto", "--wait", "1h"],
+    ],
+    "serve": [
+        ["serve", "llama3-8b", *NODE, "--ttft", "2s", "--tpot", "50ms"],
+        ["serve", "llama3-8b", *NODE, "--gpus", "2", "--users", "20", "--think", "5s", "--price", "2 USD/h"],
+        ["serve", "llama3-8b", "--system", "{tmp}/no_latency.yaml", "--rate", "1/s"],
+        ["serve", "llama3-70b", *NODE],
+        ["serve", "llama3-8b", *NODE, "--rate", "1000/s"],
+        [
+            "serve",
+            "llama3-8b",
+            "--systems",
+            "dgx-h100:2,dgx-a100-80gb:2",
+            "--engine",
+            "auto",
+            "--disaggregate",
+            "--tpot",
+            "50ms",
+        ],
     ],
     "scale": [
         ["scale", "lenet", *NODE, "--gpus", "1,8"],
@@ -79,6 +133,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["compare", "lenet", "--systems", "{tmp}/no_latency.yaml,dgx-h100", "--gpus", "8"],
         ["compare", "resnet18", "--systems", "dgx-a100-80gb", "--gpus", "8", "--samples", "1M", *OURS],
         ["compare", "gpt2", "--systems", "l4", "--lora", "16:attention"],
+        ["compare", "llama3-8b", "--systems", "dgx-h100:16,l4:1", "--strategy", "zero=3", "--batch", "1", *USES],
     ],
     "plan": [
         ["plan", "gpt2", *NODE, "--gpus", "8", "--global-batch", "32"],
@@ -106,8 +161,14 @@ CALLS: dict[str, list[list[str]]] = {
         ["audit", "{tmp}/titan.log", "--model", "gpt2", "--system", "dgx-h100", "--gpus", "8"],
         ["audit", "{tmp}/nccl.log", "--system", "dgx-a100-80gb"],
         ["audit", "{tmp}/nccl_small.log", "--system", "dgx-a100-80gb"],
+        ["audit", "{tmp}/bench.json", "--model", "llama3-8b", "--system", "dgx-h100"],
     ],
 }
+#: What a benchmark of a serving engine saves.
+BENCHMARK = {
+    "completed": 100, "duration": 50.0, "request_rate": 2.0, "total_input_tokens": 50000, "total_output_tokens": 20000,
+    "mean_ttft_ms": 300.0, "mean_tpot_ms": 9.0,
+}  # fmt: skip
 #: Mappings whose keys are names, not fields.
 FREE = {"measured", "predicted", "by_device", "by_source", "by_benchmark", "unsupported_reasons", "document"}
 HF = {
@@ -129,7 +190,13 @@ def printed(call: list[str], folder: Path) -> Any:
     (folder / "no_latency.yaml").write_text(f"extend: dgx-a100-80gb\ndevice: ./card.yaml\nlevels: [{level}]\n")
     (folder / "train.log").write_text("\n".join(LOG.format(n=number) for number in range(1, 13)) + "\n")
     (folder / "titan.log").write_text("\n".join(TITAN.format(n=number) for number in range(1, 13)) + "\n")
+    (folder / "jobs.yaml").write_text(
+        "jobs: [{team: a, duration: 2 h, gpus: 8, deadline: 5 h}, {name: b, model: gpt2, tokens: 10M, gpus: 8}]\n"
+    )
+    (folder / "jobs.csv").write_text("arrival,gpus,duration\n0,8,60\n")
+    (folder / "many.csv").write_text("arrival,gpus,duration\n" + "".join(f"{n},1,9\n" for n in range(1001)))
     (folder / "nccl.log").write_text(NCCL)
+    (folder / "bench.json").write_text(json.dumps(BENCHMARK))
     (folder / "nccl_small.log").write_text(NCCL.replace("16777216", "  131072").replace("268435456", "    65536"))
     out = io.StringIO()
     with contextlib.redirect_stdout(out):

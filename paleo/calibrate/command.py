@@ -7,15 +7,19 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paleo.calibrate import spreads, waiting
+import pandas as pd
+
+from paleo.calibrate import arithmetic, spreads
 from paleo.calibrate.files import (
     LEAST_ROWS,
-    Fit,
-    asked_alone,
+    FittedEntry,
+    asked_exclusively,
     calibrations,
+    fit_boards,
     fit_each,
     fits,
     jobs,
@@ -23,52 +27,94 @@ from paleo.calibrate.files import (
     yaml_text,
 )
 from paleo.calibrate.links import LEAST_STEPS as LEAST_LINKS
-from paleo.calibrate.links import (
-    asked_for_links,
-    fit_links,
-    link_jobs,
-    numbers,
+from paleo.calibrate.links import asked_for_links, fit_links, link_jobs, numbers
+from paleo.calibrate.measure import (
+    USUAL,
+    Point,
+    Tables,
+    bench,
+    collective_points,
+    import_torch,
+    measure_all,
+    measure_collectives,
+    points,
 )
-from paleo.calibrate.measure import Tables, bench, import_torch, measure_all, measure_collectives
-from paleo.calibrate.microbenchmarks import USUAL, collective_points, points
-from paleo.calibrate.power import asked_for_power, fit_power
 from paleo.calibrate.software import (
     LEAST_STEPS,
+    WAITING,
+    SoftwareJob,
     fit_software,
+    fit_waiting,
     software_jobs,
     software_text,
 )
-from paleo.calibrate.tasks import asked_for_tasks, fit_tasks, is_convergence
+from paleo.calibrate.tasks import (
+    ROUND_HEADINGS,
+    cross_validated_submissions,
+    error_lines,
+    fit_tasks,
+    is_convergence,
+    is_of_tasks,
+    percent,
+    right_order,
+)
 from paleo.errors import SpecError
-from paleo.files import checked_output, write_text
+from paleo.files import checked_output, is_folder, write_text
 from paleo.specs.device import find_device
 from paleo.specs.system import load_system
 from paleo.step.interval import INTERVALS
+from paleo.tables.kinds._power import PowerTable
+from paleo.tables.report import console
+from paleo.tables.runner import sound_table
 from paleo.units import counted
-from paleo.validate.kinds.base import read_table
-from paleo.validate.report import console
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from paleo.calibrate.files import FitJob
-    from paleo.calibrate.links import (
-        LinkJob,
-        LinksFitted,
-    )
-    from paleo.calibrate.measure import Bench
-    from paleo.calibrate.microbenchmarks import Point
-    from paleo.calibrate.software import (
-        SoftwareFitted,
-        SoftwareJob,
-    )
     from paleo.specs.calibration import Calibration, Residual
-    from paleo.validate.residual import ResidualErrors as FittedResidual
+    from paleo.tables.errors import ResidualErrors as FittedResidual
 
 #: Tables that no family is fitted to: they inform.
-UNFITTED = ("copies",)
+_UNFITTED = ("copies",)
 #: Columns of a source's coverage that are printed, and how.
-COVERAGE = (("inside", ".0%"), ("half_width", ".3f"))
+_COVERAGE = (("inside", ".0%"), ("half_width", ".3f"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What a call of ``--fit`` asks for, and where its results go."""
+
+    files: Sequence[str]
+    output: str | None
+    output_dir: str | None
+    only: Sequence[str]
+    free: Sequence[str]
+    hold_out: Sequence[str]
+    date: str
+
+    def places(self, subjects: Sequence[str]) -> dict[str, Path]:
+        """Return the file of each subject; SpecError when it cannot be written."""
+        if self.output is not None:
+            if len(subjects) > 1:
+                raise SpecError(
+                    f"-o {self.output}: the tables hold {len(subjects)} subjects ({', '.join(subjects[:6])}); choose "
+                    "one with --only, or name a folder with --output-dir"
+                )
+            return dict.fromkeys(subjects, checked_output(self.output, (".yaml", ".yml")))
+        if self.output_dir is None:
+            raise SpecError("--fit: nothing says where to write; name a file with -o, or a folder with --output-dir")
+        folder = Path(self.output_dir)
+        if not is_folder(folder):
+            raise SpecError(f"--output-dir {self.output_dir}: no such folder")
+        return {name: checked_output(folder / f"{name}.yaml", option="--output-dir") for name in subjects}
+
+    def write(self, fitted: Sequence[FittedEntry], places: Mapping[str, Path]) -> dict[str, Calibration]:
+        """Write what has been fitted so far, one file a subject; each call writes the files whole.
+
+        In a folder, entries of other families stay.
+        """
+        files = calibrations(fitted, places[min(places)].parent if self.output is None else None)
+        for subject, calibration in files.items():
+            write_text(places[subject], yaml_text(calibration))
+        return files
 
 
 def fit(
@@ -81,97 +127,108 @@ def fit(
     hold_out: Sequence[str] = (),
     today: str | None = None,
 ) -> int:
-    """Fit the tables and write one calibration file a device or system, or from tables of steps one software profile
-    each, one calibration file of a system's links each, one of the intervals of steps, or the profiles whose hosts wait
-    for counts of tokens; the exit code.
+    """Fit measured tables and write what was found.
 
-    ``only`` names devices, systems or profiles, ``free`` the numbers of those that are fitted, ``hold_out`` sources
-    that are kept back (``--only waiting``). ``output`` is one file, for tables of one subject; ``output_dir`` a folder
-    for one file a subject, where entries of other families are kept. Errors in the input raise PaleoError.
+    Tables of kernels and of watts give a calibration file a device or system; tables of steps a software profile each,
+    the links of systems, the intervals of steps, or the profiles whose hosts wait for counts of tokens; tables of
+    MLPerf task files.
+
+    Parameters
+    ----------
+    files : sequence of str
+        Measured tables.
+    output : str, optional
+        One file, for tables of one subject.
+    output_dir : str, optional
+        A folder for one file a subject, where entries of other families are kept.
+    only : sequence of str
+        Devices, systems or profiles; or ``fabric``, ``intervals``, ``arithmetic`` or ``waiting``.
+    free : sequence of str
+        The numbers of profiles or links that are fitted.
+    hold_out : sequence of str
+        Sources that are kept back (``--only waiting``).
+    today : str, optional
+        Date that results carry; that of the clock otherwise.
+
+    Returns
+    -------
+    int
+        The exit code.
+
+    Raises
+    ------
+    PaleoError
+        If the input has errors.
     """
     if not files:
         raise SpecError("--fit: no file is named; expected measured tables, such as measurements/gemm.csv.gz")
     if output is not None and output_dir is not None:
         raise SpecError("-o and --output-dir exclude each other: one file, or one file a device in a folder")
-    if hold_out and waiting.ASKED not in only:
-        raise SpecError(f"--hold-out {hold_out[0]}: keeps sources back from --only {waiting.ASKED}, from no other fit")
+    if hold_out and WAITING not in only:
+        raise SpecError(f"--hold-out {hold_out[0]}: keeps sources back from --only {WAITING}, from no other fit")
     date = today or datetime.date.today().isoformat()
-    if asked_alone(spreads.ASKED, only, free):
-        return _fit_intervals(files, output, output_dir, date)
-    if asked_alone(waiting.ASKED, only, free):
-        return _fit_waiting(files, hold_out, output, output_dir, date)
-    if all(asked_for_tasks(file) for file in files):
-        return _fit_tasks(files, output_dir, date)
-    if all(asked_for_power(file) for file in files):
-        boards = fit_power(files, only, date)
-        _write_and_print(boards, _places(sorted({board.subject for board in boards}), output, output_dir), output)
+    request = _Request(files, output, output_dir, only, free, hold_out, date)
+    if asked_exclusively(spreads.ASKED, only, free):
+        return _fit_intervals(request)
+    if asked_exclusively(arithmetic.ASKED, only, free):
+        return _fit_arithmetic(request)
+    if asked_exclusively(WAITING, only, free):
+        return _fit_waiting(request)
+    columns = [_columns(file) for file in files]
+    if all(is_of_tasks(names) for names in columns):
+        return _fit_tasks(request)
+    if all(names >= PowerTable.header for names in columns):
+        boards = fit_boards(files, only, date)
+        places = request.places(sorted({board.subject for board in boards}))
+        _print_calibrations(request.write(boards, places), places)
         return 0
-    if any(asked_for_links(file, only) for file in files):
-        return _fit_links(files, only, output, output_dir, free, date)
-    steps = [job for file in files for job in software_jobs(file, only)]
+    links = any(asked_for_links(file, only) for file in files)
+    steps = [] if links else [job for file in files for job in software_jobs(file, only)]
+    if (links or steps) and any(fits(file) for file in files):
+        raise SpecError("tables of steps and of kernels are fitted one after the other, not in one call")
+    if links:
+        return _fit_links(request)
     if steps:
-        if any(fits(file) for file in files):
-            raise SpecError("tables of steps and of kernels are fitted one after the other, not in one call")
-        return _fit_steps(steps, output, output_dir, free, date)
+        return _fit_steps(request, steps)
     if free:
         raise SpecError(f"--free {free[0]}: names numbers of software profiles; the tables hold no steps to fit")
-    return _fit_kernels(files, only, output, output_dir, date)
+    return _fit_kernels(request)
 
 
-def _fit_kernels(
-    files: Sequence[str], only: Sequence[str], output: str | None, output_dir: str | None, date: str
-) -> int:
-    for file in files:
+def _columns(file: str) -> frozenset[str]:
+    """Columns of a table by its first line; none where it cannot be read (others say why)."""
+    try:
+        return frozenset(pd.read_csv(file, nrows=0, compression="infer").columns)
+    except (OSError, EOFError, ValueError):
+        return frozenset()
+
+
+def _fit_kernels(request: _Request) -> int:
+    for file in request.files:
         if not fits(file):
             sys.stderr.write(f"{file}: no family is fitted to such a table\n")
-    work = jobs(files, only)
+    work = jobs(request.files, request.only)
     if not work:
-        raise SpecError(f"{files[0]}: no row can be fitted; `paleo validate` says why")
-    places = _places(sorted({job.subject for job in work}), output, output_dir)
-    kept = places[min(places)].parent if output is None else None
-    fitted: list[Fit] = []
+        raise SpecError(f"{request.files[0]}: no row can be fitted; `paleo validate` says why")
+    places = request.places(sorted({job.subject for job in work}))
+    fitted: list[FittedEntry] = []
     with _progress(len(work)) as report:
-        for fits_of_job in fit_each(work, date, report):
+        for fits_of_job in fit_each(work, request.date, report):
             fitted += fits_of_job
-            written = _write_calibrations(fitted, places, kept)
-    for subject, calibration in written.items():
-        _print_summary(calibration, places[subject])
-    _say_untested(written.values())
-    _say_skipped(skipped_rows(files))
-    return 0
-
-
-def _say_untested(written: Iterable[Calibration]) -> None:
-    """A line for each entry of which no row was held out."""
-    for entry in (entry for calibration in written for entry in calibration.entries if entry.residual is None):
+            written = request.write(fitted, places)
+    _print_calibrations(written, places)
+    for entry in (entry for calibration in written.values() for entry in calibration.entries if not entry.residual):
         sys.stderr.write(
             f"warning: {entry.family}, {entry.stack}: {counted(entry.rows_fitted, 'row')} for "
             f"{len(entry.parameters)} numbers, and none held out: {LEAST_ROWS} or more rows can be tested\n"
         )
+    skipped = skipped_rows(request.files)
+    if skipped:
+        sys.stderr.write(f"{counted(skipped, 'row')} left out, which cannot be predicted; `paleo validate` says why\n")
+    return 0
 
 
-def _say_skipped(rows: int) -> None:
-    if rows:
-        sys.stderr.write(f"{counted(rows, 'row')} left out, which cannot be predicted; `paleo validate` says why\n")
-
-
-def _write_calibrations(fitted: Sequence[Fit], places: Mapping[str, Path], kept: Path | None) -> dict[str, Calibration]:
-    """Write what has been fitted so far, one file a subject; each call writes the files whole."""
-    files = calibrations(fitted, kept)
-    for subject, calibration in files.items():
-        write_text(places[subject], yaml_text(calibration))
-    return files
-
-
-def _write_and_print(fitted: Sequence[Fit], places: Mapping[str, Path], output: str | None) -> None:
-    kept = places[min(places)].parent if output is None else None
-    for subject, calibration in _write_calibrations(fitted, places, kept).items():
-        _print_summary(calibration, places[subject])
-
-
-def _fit_steps(
-    work: Sequence[SoftwareJob], output: str | None, output_dir: str | None, free: Sequence[str], date: str
-) -> int:
+def _fit_steps(request: _Request, work: Sequence[SoftwareJob]) -> int:
     enough = [job for job in work if job.steps >= LEAST_STEPS]
     for job in work:
         if job.steps < LEAST_STEPS:
@@ -180,29 +237,34 @@ def _fit_steps(
             )
     if not enough:
         raise SpecError(f"no profile has the {LEAST_STEPS} steps that a fit needs")
-    places = _places([job.profile.name for job in enough], output, output_dir)
+    places = request.places([job.profile.name for job in enough])
     results = []
     with _progress(len(enough)) as report:
         for job in enough:
             report(job)
-            results.append(fit_software(job, date, free))
+            results.append(fit_software(job, request.date, request.free))
             write_text(places[results[-1].after.name], software_text(results[-1].after))
     for job, result in zip(enough, results, strict=True):
-        _print_profile(job, result, places[result.after.name])
+        name, record = result.after.name, result.after.fit
+        if record is None:
+            continue
+        terminal = console(markup=False)
+        rows = f"{record.rows_fitted} steps fitted, {record.rows_held_out} held out"
+        terminal.print(f"{name} -> {places[name]}: {rows}")
+        terminal.print(
+            _table(("number", "before", "after"), ((number, *values) for number, values in result.numbers()))
+        )
+        terminal.print(f"on the {record.residual.rows} steps held out: {_errors(record.residual)}")
+        if job.skipped:
+            terminal.print(
+                f"{job.skipped} rows left out: not predicted (`paleo validate` says why), or of software without a "
+                "profile"
+            )
     return 0
 
 
-def _fit_links(
-    files: Sequence[str],
-    only: Sequence[str],
-    output: str | None,
-    output_dir: str | None,
-    free: Sequence[str],
-    date: str,
-) -> int:
-    if any(fits(file) for file in files):
-        raise SpecError("tables of steps and of kernels are fitted one after the other, not in one call")
-    work = link_jobs(files, only, free)
+def _fit_links(request: _Request) -> int:
+    work = link_jobs(request.files, request.only, request.free)
     enough = [job for job in work if job.steps >= LEAST_LINKS]
     for job in work:
         if job.steps < LEAST_LINKS:
@@ -212,134 +274,110 @@ def _fit_links(
             )
     if not enough:
         raise SpecError(f"no system has the {LEAST_LINKS} steps that depend on its links and that a fit needs")
-    places = _places([job.system.name for job in enough], output, output_dir)
+    places = request.places([job.system.name for job in enough])
     results, refused = [], []
-    kept = places[min(places)].parent if output is None else None
     with _progress(len(enough)) as report:
         for job in enough:
             report(job)
             try:
-                results.append(fit_links(job, date, free))
+                results.append(fit_links(job, request.date, request.free))
             except SpecError as error:
                 refused.append(str(error))
                 continue
-            _write_calibrations([fit for result in results if result.better for fit in result.fits], places, kept)
+            request.write([fit for result in results if result.better for fit in result.fits], places)
     if refused and not results:
         raise SpecError(" / ".join(refused))
     sys.stderr.write("".join(f"{line}\n" for line in refused))
+    terminal = console()
     for result in results:
-        _print_links(result, places[result.job.system.name])
+        where = f"-> {places[result.job.system.name]}"
+        unwritten = "not written: the steps held out are not predicted better"
+        terminal.print(f"links of {result.job.system.name} {where if result.better else unwritten}")
+        terminal.print(_table(("number", "before", "after", "± one sigma", ""), numbers(result)))
+        for word, residual in (("before", result.before), ("after", result.after)):
+            terminal.print(f"on the {residual.rows} steps held out, {word}: {_errors(residual)}")
+        if result.job.skipped:
+            terminal.print(f"{result.job.skipped} rows could not be predicted; `paleo validate` says why")
     return 0 if any(result.better for result in results) else 1
 
 
-def _print_links(result: LinksFitted, path: Path) -> None:
-    from rich.table import Table
-
-    table = Table()
-    for heading in ("number", "before", "after", "± one sigma", ""):
-        table.add_column(heading, justify="left" if heading in ("number", "") else "right")
-    for row in numbers(result):
-        table.add_row(*row)
-    where = f"-> {path}" if result.better else "not written: the steps held out are not predicted better"
-    terminal = console()
-    terminal.print(f"links of {result.job.system.name} {where}")
-    terminal.print(table)
-    for word, residual in (("before", result.before), ("after", result.after)):
-        terminal.print(f"on the {residual.rows} steps held out, {word}: {_errors(residual)}")
-    if result.job.skipped:
-        terminal.print(f"{result.job.skipped} rows could not be predicted; `paleo validate` says why")
-
-
-def _fit_tasks(files: Sequence[str], output_dir: str | None, date: str) -> int:
-    from paleo.calibrate.rounds import submissions_left_out
-
-    code = fit_tasks(files, output_dir, date)
-    for table in (read_table(file) for file in files):
-        if not is_convergence(table.columns):
-            _print_rounds(submissions_left_out(table))
+def _fit_tasks(request: _Request) -> int:
+    code = fit_tasks(request.files, request.output_dir, request.date)
+    for table in (sound_table(file) for file in request.files):
+        submissions = None if is_convergence(table.columns) else cross_validated_submissions(table)
+        if submissions is None or submissions.empty:
+            continue
+        title = "each round left out: mean errors of its submissions"
+        share, pairs = right_order(submissions)
+        terminal = console()
+        terminal.print(_table(ROUND_HEADINGS, error_lines(submissions), title))
+        terminal.print(f"pairs of two kinds of GPUs in the right order: {percent(share)} of {counted(pairs, 'pair')}")
     return code
 
 
-def _print_rounds(submissions: pd.DataFrame) -> None:
-    from rich.table import Table
-
-    from paleo.calibrate.rounds import HEADINGS, error_lines, percent, right_order
-
-    if submissions.empty:
-        return
-    table = Table(title="each round left out: mean errors of its submissions", title_justify="left")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading == "benchmark" else "right")
-    for line in error_lines(submissions):
-        table.add_row(*line)
-    terminal = console()
-    terminal.print(table)
-    share, pairs = right_order(submissions)
-    terminal.print(f"pairs of two kinds of GPUs in the right order: {percent(share)} of {counted(pairs, 'pair')}")
-
-
-def _fit_intervals(files: Sequence[str], output: str | None, output_dir: str | None, date: str) -> int:
-    places = _places([INTERVALS], output, output_dir)
-    with _progress(len(files) + 1) as report:
-        result = spreads.fit_spreads(files, report)
-    _write_and_print([Fit(INTERVALS, result.entry(files, date))], places, output)
-    _print_coverage(result)
+def _fit_arithmetic(request: _Request) -> int:
+    places = request.places([INTERVALS])
+    with _progress(len(request.files) * (len(arithmetic.GRID) + 1) + 1) as report:
+        result = arithmetic.fit_arithmetic(request.files, report)
+    entry = FittedEntry(INTERVALS, result.entry(request.files, request.date))
+    _print_calibrations(request.write([entry], places), places)
+    parts = [f"{word} {part}" for word in ("before", "fitted", "left out") for part in ("bias", "mape")]
+    lines = [
+        (str(line["source"]), str(line["rows"]), *(f"{100 * line[part]:.1f}" for part in parts))
+        for _, line in result.lines.iterrows()
+    ]
+    title = "steps of one node, by source: mean bias and absolute error, %"
+    console().print(_table(("source", "rows", *parts), lines, title))
     return 0
 
 
-def _print_coverage(result: spreads.SpreadsFitted) -> None:
-    from rich.table import Table
-
-    table = Table(title="sources of several rows: share inside, half-width (log)", title_justify="left")
-    for heading in ("source", "rows", "fitted", "half-width", "left out", "half-width"):
-        table.add_column(heading, justify="left" if heading == "source" else "right")
+def _fit_intervals(request: _Request) -> int:
+    places = request.places([INTERVALS])
+    with _progress(len(request.files) + 1) as report:
+        result = spreads.fit_spreads(request.files, report)
+    entry = FittedEntry(INTERVALS, result.entry(request.files, request.date))
+    _print_calibrations(request.write([entry], places), places)
+    lines = []
     for (_, source), (_, alone) in zip(result.inside.iterrows(), result.tested.iterrows(), strict=True):
-        shares = [f"{part[name]:{form}}" for part in (source, alone) for name, form in COVERAGE]
-        table.add_row(str(source["source"]), str(source["rows"]), *shares)
+        shares = [f"{part[name]:{form}}" for part in (source, alone) for name, form in _COVERAGE]
+        lines.append((str(source["source"]), str(source["rows"]), *shares))
+    headings = ("source", "rows", "fitted", "half-width", "left out", "half-width")
     terminal = console()
-    terminal.print(table)
+    terminal.print(_table(headings, lines, "sources of several rows: share inside, half-width (log)"))
     terminal.print(f"fitted: {spreads.verdict(result.inside)}")
     terminal.print(f"left out: {spreads.verdict(result.tested)}")
-
-
-def _fit_waiting(
-    files: Sequence[str], hold_out: Sequence[str], output: str | None, output_dir: str | None, date: str
-) -> int:
-    _places([], output, output_dir)
-    with _progress(len(files) + 1) as report:
-        result = waiting.fit_waiting(files, hold_out, report)
-    profiles = result.profiles(files, date)
-    if output is not None and len(profiles) > 1:
-        names = ", ".join(profile.name for profile in profiles)
-        raise SpecError(
-            f"-o {output}: the power is that of {len(profiles)} profiles ({names}); name a folder with --output-dir"
-        )
-    places = _places([profile.name for profile in profiles], output, output_dir)
-    for profile in profiles:
-        write_text(places[profile.name], software_text(profile))
-    _print_waiting(result, [places[profile.name] for profile in profiles])
     return 0
 
 
-def _print_waiting(result: waiting.WaitingFitted, written: Sequence[Path]) -> None:
-    from rich.table import Table
-
-    table = Table(title="sources with the power that the others give", title_justify="left")
-    for heading in ("source", "rows", "power", "MAPE", "bias", ""):
-        table.add_column(heading, justify="left" if heading in ("source", "") else "right")
+def _fit_waiting(request: _Request) -> int:
+    request.places([])
+    with _progress(len(request.files) + 1) as report:
+        result = fit_waiting(request.files, request.hold_out, report)
+    profiles = result.profiles(request.files, request.date)
+    if request.output is not None and len(profiles) > 1:
+        names = ", ".join(profile.name for profile in profiles)
+        raise SpecError(
+            f"-o {request.output}: the power is that of {len(profiles)} profiles ({names}); name a folder with "
+            "--output-dir"
+        )
+    places = request.places([profile.name for profile in profiles])
+    for profile in profiles:
+        write_text(places[profile.name], software_text(profile))
+    lines = []
     for test in result.tests:
         errors, word = test.errors, "held out" if test.source in result.kept_back else ""
         shares = (f"{errors.rows}", f"{test.power:.3g}", f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
-        table.add_row(test.source, *shares, word)
-    terminal = console(markup=False)
+        lines.append((test.source, *shares, word))
     before = ", ".join(f"{profile.name} {profile.host.waiting_power:g}" for profile in result.before)
-    steps = counted(result.rows_fitted, "step")
+    steps, title = counted(result.rows_fitted, "step"), "sources with the power that the others give"
+    terminal = console(markup=False)
     terminal.print(
         f"host.waiting_power: {result.power:.3g} by {steps}, one sigma {result.sigma:.0%} (before: {before})"
     )
-    terminal.print(table)
+    terminal.print(_table(("source", "rows", "power", "MAPE", "bias", ""), lines, title))
     terminal.print(f"on the {result.residual.rows} steps left out: {_errors(result.residual)}")
-    terminal.print(f"-> {', '.join(str(path) for path in written)}")
+    terminal.print(f"-> {', '.join(str(places[profile.name]) for profile in profiles)}")
+    return 0
 
 
 def _errors(residual: FittedResidual | Residual) -> str:
@@ -347,48 +385,37 @@ def _errors(residual: FittedResidual | Residual) -> str:
     return shares if residual.total_error is None else f"{shares}, total {residual.total_error:+.1%}"
 
 
-def _print_profile(job: SoftwareJob, result: SoftwareFitted, path: Path) -> None:
+#: Headings of columns of words; others hold figures.
+WORDS = frozenset({"number", "source", "benchmark", "family", "stack", ""})
+
+
+def _table(headings: Sequence[str], lines: Iterable[Sequence[str]], title: str | None = None) -> Any:
+    """Make a table for the terminal: words on the left, numbers on the right."""
     from rich.table import Table
 
-    fit_of_profile = result.after.fit
-    if fit_of_profile is None:
-        return
-    table = Table()
-    for heading in ("number", "before", "after"):
-        table.add_column(heading, justify="left" if heading == "number" else "right")
-    for name, value in result.numbers():
-        table.add_row(name, *value)
-    terminal = console(markup=False)
-    rows = f"{fit_of_profile.rows_fitted} steps fitted, {fit_of_profile.rows_held_out} held out"
-    terminal.print(f"{result.after.name} -> {path}: {rows}")
-    terminal.print(table)
-    terminal.print(f"on the {fit_of_profile.residual.rows} steps held out: {_errors(fit_of_profile.residual)}")
-    if job.skipped:
-        terminal.print(
-            f"{job.skipped} rows left out: not predicted (`paleo validate` says why), or of software without a profile"
-        )
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in WORDS else "right")
+    for line in lines:
+        table.add_row(*line)
+    return table
 
 
-def _places(subjects: Sequence[str], output: str | None, output_dir: str | None) -> dict[str, Path]:
-    """The file of each subject; SpecError when it cannot be written."""
-    if output is not None:
-        if len(subjects) > 1:
-            raise SpecError(
-                f"-o {output}: the tables hold {len(subjects)} subjects ({', '.join(subjects[:6])}); choose one with "
-                "--only, or name a folder with --output-dir"
-            )
-        return dict.fromkeys(subjects, checked_output(output, (".yaml", ".yml")))
-    if output_dir is None:
-        raise SpecError("--fit: nothing says where to write; name a file with -o, or a folder with --output-dir")
-    folder = Path(output_dir)
-    if not folder.is_dir():
-        raise SpecError(f"--output-dir {output_dir}: no such folder")
-    return {name: checked_output(folder / f"{name}.yaml", option="--output-dir") for name in subjects}
+def _print_calibrations(written: Mapping[str, Calibration], places: Mapping[str, Path]) -> None:
+    headings = ("family", "stack", "fitted", "held out", "median", "MAPE", "bias", "total")
+    for subject, calibration in written.items():
+        lines = []
+        for entry in calibration.entries:
+            residual, forms = entry.residual, (".1%", ".1%", "+.1%", "+.1%")
+            errors = [getattr(residual, name, None) for name in ("median_ape", "mape", "bias", "total_error")]
+            shares = ["-" if error is None else format(error, form) for error, form in zip(errors, forms, strict=True)]
+            lines.append((entry.family, entry.stack, str(entry.rows_fitted), str(entry.rows_held_out), *shares))
+        console().print(_table(headings, lines, f"{calibration.subject} -> {places[subject]}"))
 
 
 @contextmanager
-def _progress(count: int) -> Iterator[Callable[[FitJob | SoftwareJob | LinkJob | str], object]]:
-    """A progress bar on stderr; called with each job, or its label, as it starts."""
+def _progress(count: int) -> Iterator[Callable[[Any], object]]:
+    """Make a progress bar on stderr; it is called with each job, or its label, as it starts."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -398,7 +425,7 @@ def _progress(count: int) -> Iterator[Callable[[FitJob | SoftwareJob | LinkJob |
         task = bar.add_task("", total=count)
         started = 0
 
-        def report(job: FitJob | SoftwareJob | LinkJob | str) -> None:
+        def report(job: Any) -> None:
             nonlocal started
             label = job if isinstance(job, str) else job.label
             bar.update(task, completed=started, description=label)
@@ -408,22 +435,6 @@ def _progress(count: int) -> Iterator[Callable[[FitJob | SoftwareJob | LinkJob |
 
         yield report
         bar.update(task, completed=count, description="done")
-
-
-def _print_summary(calibration: Calibration, path: Path) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"{calibration.subject} -> {path}", title_justify="left")
-    for heading in ("family", "stack", "fitted", "held out", "median", "MAPE", "bias", "total"):
-        table.add_column(heading, justify="left" if heading in ("family", "stack") else "right")
-    for entry in calibration.entries:
-        residual = entry.residual
-        errors = () if residual is None else (residual.median_ape, residual.mape, residual.bias, residual.total_error)
-        forms = zip(errors, (".1%", ".1%", "+.1%", "+.1%"), strict=False)
-        shares = ["-" if error is None else format(error, form) for error, form in forms]
-        shares = shares or ["-"] * 4
-        table.add_row(entry.family, entry.stack, str(entry.rows_fitted), str(entry.rows_held_out), *shares)
-    console().print(table)
 
 
 def measure(
@@ -438,15 +449,44 @@ def measure(
     largest: int = 16384,
     today: str | None = None,
 ) -> int:
-    """Measure a device and fit what was measured; the exit code.
+    """Measure a device and fit what was measured.
 
-    Rows go to ``<device>.<table>.csv`` in ``output_dir``; points that these tables hold already are skipped, so that a
-    run that was cut short, or had too small a ``budget`` [s], is taken up again. ``name`` is the device's catalog name
-    where what CUDA reports is no alias of any; ``largest`` bounds the sizes.
+    Parameters
+    ----------
+    device : str
+        What torch calls it: ``cuda:0``, …; ``cpu`` for tests.
+    name : str, optional
+        Its catalog name, where what CUDA reports is no alias of any.
+    output : str, optional
+        The calibration file; ``<device>.yaml`` in `output_dir` otherwise.
+    output_dir : str
+        Folder of the tables ``<device>.<table>.csv``. Points that they hold already are skipped, so that a run that was
+        cut short is taken up again.
+    budget : float
+        Seconds after which no further point is measured.
+    suites, dtypes : sequence of str
+        Suites of points and number formats; the usual ones where none is named.
+    largest : int
+        The largest dimension of a matrix.
+    today : str, optional
+        Date that rows and entries carry; that of the clock otherwise.
+
+    Returns
+    -------
+    int
+        The exit code.
+
+    Raises
+    ------
+    SpecError
+        If an argument is out of range, or the device is not there or not known.
     """
+    from rich.console import Console
+    from rich.progress import Progress
+
     date = today or datetime.date.today().isoformat()
     folder = Path(output_dir)
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise SpecError(f"--output-dir {output_dir}: no such folder")
     if not (budget > 0 and largest >= 1):
         raise SpecError(f"--budget {budget:g} and --largest {largest} must be above zero")
@@ -455,16 +495,24 @@ def measure(
     chosen = tuple(dtypes) or tuple(dtype for dtype in ("fp32", "tf32", "fp16", "bf16") if dtype in peaks)
     chosen_points = points(tuple(suites) or USUAL, chosen, largest)
     tables = Tables(folder, measured.name, measured.library)
-    written, failed = _measured_with_progress(measured, chosen_points, tables, budget)
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("measuring", total=len(chosen_points))
+
+        def report(point: Point) -> None:
+            bar.update(task, advance=1, description=point.table)
+
+        written, failed = measure_all(measured, chosen_points, tables, budget, report)
     for line in failed:
         sys.stderr.write(f"not measured: {line}\n")
     missing = sum(not tables.is_measured(point) for point in chosen_points) - len(failed)
     sys.stderr.write(f"{written} rows measured, {missing} left for another run; tables in {folder}\n")
-    return _fit_measured(tables, output or str(folder / f"{measured.name}.yaml"), measured.name, date)
+    kernels = [str(path) for path in tables.files() if path.name.split(".")[-2] not in _UNFITTED]
+    where = output or str(folder / f"{measured.name}.yaml")
+    return fit(kernels, output=where, only=(measured.name,), today=date) if kernels else 0
 
 
 def world_size() -> int:
-    """Processes of this job, as ``torchrun`` says; 1 without it."""
+    """Return the number of processes of this job, as ``torchrun`` says; 1 without it."""
     text = os.environ.get("WORLD_SIZE", "1")
     if not text.isdecimal() or not 1 <= len(text) <= 9:
         raise SpecError(
@@ -476,9 +524,28 @@ def world_size() -> int:
 def collectives(
     *, device: str = "cuda", system: str | None = None, output_dir: str = ".", today: str | None = None
 ) -> int:
-    """Measure collectives in a job that ``torchrun`` started, one process a GPU; the exit code.
+    """Measure collectives in a job that ``torchrun`` started, one process a GPU.
 
-    Rows go to ``<system>.collective.csv`` in ``output_dir``; ``--fit`` fits them.
+    Parameters
+    ----------
+    device : str
+        Kind of device, ``cuda`` or ``cpu``.
+    system : str
+        Name of the system in the catalog.
+    output_dir : str
+        Folder of ``<system>.collective.csv``, which ``--fit`` fits.
+    today : str, optional
+        Date that rows carry; that of the clock otherwise.
+
+    Returns
+    -------
+    int
+        The exit code.
+
+    Raises
+    ------
+    SpecError
+        If no system is named.
     """
     if system is None:
         raise SpecError("under torchrun collectives are measured; say with --name which system of the catalog this is")
@@ -490,25 +557,3 @@ def collectives(
     for point, row in measured:
         tables.append(point, row)
     return 0
-
-
-def _fit_measured(tables: Tables, output: str, name: str, date: str) -> int:
-    kernels = [str(path) for path in tables.files() if path.name.split(".")[-2] not in UNFITTED]
-    if not kernels:
-        return 0
-    return fit(kernels, output=output, only=(name,), today=date)
-
-
-def _measured_with_progress(
-    measured: Bench, chosen_points: Sequence[Point], tables: Tables, budget: float
-) -> tuple[int, list[str]]:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("measuring", total=len(chosen_points))
-
-        def report(point: Point) -> None:
-            bar.update(task, advance=1, description=point.table)
-
-        return measure_all(measured, chosen_points, tables, budget, report)

@@ -18,23 +18,26 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from paleo.calibrate.fit import Rows, count, fit, split
-from paleo.errors import SpecError, near
-from paleo.specs.calibration import Calibration, Entry
+from paleo.calibrate.fit import Fit, FitResult, PricedSteps, Rows, count, split
+from paleo.errors import PaleoError, SpecError, near
+from paleo.files import is_file
+from paleo.predict import Prediction
+from paleo.pricing.power import BOARD, PowerParameters
+from paleo.specs.calibration import Calibration, Entry, IntervalBin
 from paleo.specs.loading import parse_yaml, validate
+from paleo.tables.cells import number, read_table, text
+from paleo.tables.kernels import KINDS, TableKind, measured_time, row_groups
+from paleo.tables.kinds._power import PowerTable, drawn, seconds_of
+from paleo.tables.runner import compute_rows, named_table, sound_table
+from paleo.tables.steps import CELL_ERRORS, Row, StepTable, row_dicts
+from paleo.tables.tables import table_of
 from paleo.units import counted
-from paleo.validate.kinds.base import KINDS, groups, measured_time, read_table, text
-from paleo.validate.runner import named_table
-from paleo.validate.steps.base import StepTable
-from paleo.validate.tables import table_of
 
 if TYPE_CHECKING:
-    from paleo.calibrate.fit import FitResult, FittedBin
-    from paleo.validate.kinds.base import FitPlan, TableKind
-    from paleo.validate.residual import ResidualErrors
+    from paleo.tables.errors import ResidualErrors
 
 #: Order of the fits: stacks with many rows first, since others set out from them.
-ORDER = ("graph", "kernel", "eager", "back-to-back")
+_ORDER = ("graph", "kernel", "eager", "back-to-back")
 #: Fewer rows than this are all fitted, none held out.
 LEAST_ROWS = 12
 #: Significant digits of what is written.
@@ -60,7 +63,7 @@ class FitJob:
 
 
 @dataclass(frozen=True)
-class Fit:
+class FittedEntry:
     """One entry of a calibration file, and the subject that it belongs to."""
 
     subject: str
@@ -68,22 +71,51 @@ class Fit:
 
 
 def jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[FitJob]:
-    """What there is to fit in the tables, in the order of the fits; ``only`` names subjects."""
+    """List what there is to fit in the tables, in the order of the fits.
+
+    Parameters
+    ----------
+    files : iterable of str or Path
+        Measured tables.
+    only : sequence of str, default ()
+        Subjects; all of the tables where none is named.
+
+    Returns
+    -------
+    list of FitJob
+
+    Raises
+    ------
+    SpecError
+        If the tables have no rows of a subject.
+    """
     fitted = [job for file in files if fits(file) for job in _jobs_of(file)]
     subjects = {job.subject for job in fitted}
     for name in only:
         if name not in subjects:
             raise SpecError(f"the tables have no rows of {name!r} to fit; {near(name, subjects)}")
     chosen = [job for job in fitted if not only or job.subject in only]
-    return sorted(chosen, key=lambda job: (_order(job.stack), job.family, job.subject))
-
-
-def _order(stack: str) -> int:
-    return ORDER.index(stack) if stack in ORDER else len(ORDER)
+    order = {stack: place for place, stack in enumerate(_ORDER)}
+    return sorted(chosen, key=lambda job: (order.get(job.stack, len(_ORDER)), job.family, job.subject))
 
 
 def fits(file: str | Path) -> bool:
-    """Whether a table is of a kind that families are fitted to; SpecError where it cannot be read."""
+    """Tell whether a table is of a kind that families are fitted to.
+
+    Parameters
+    ----------
+    file : str or Path
+        A measured table.
+
+    Returns
+    -------
+    bool
+
+    Raises
+    ------
+    SpecError
+        If the table cannot be read.
+    """
     columns = read_table(file).columns
     try:
         name = table_of(columns).name
@@ -93,10 +125,10 @@ def fits(file: str | Path) -> bool:
 
 
 def _jobs_of(file: str | Path) -> Iterator[FitJob]:
-    frame = sound_rows(file)
+    frame = _sound_rows(file)
     kind = KINDS[table_of(frame.columns).name]
     together: dict[tuple[str, str, str], list[Rows]] = {}
-    for group in groups(kind, kind.prepared(frame)):
+    for group in row_groups(kind, kind.prepared(frame)):
         figures = kind.figures(group.subject, group.dtype, group.compute)
         key = (kind.traits(figures)[0], group.family, group.stack.partition("/")[0])
         rows = Rows(group.frame, figures, group.stack, measured_time(group.frame))
@@ -105,9 +137,27 @@ def _jobs_of(file: str | Path) -> Iterator[FitJob]:
         yield FitJob(kind, Path(file).name, subject, family, stack, tuple(rows_of))
 
 
-def asked_alone(subject: str, only: Sequence[str], free: Sequence[str]) -> bool:
-    """Whether ``--only`` names ``subject``, which is fitted by itself; SpecError where it names something else, too, or
-    numbers to free."""
+def asked_exclusively(subject: str, only: Sequence[str], free: Sequence[str]) -> bool:
+    """Tell whether ``--only`` names a fit that is run by itself.
+
+    Parameters
+    ----------
+    subject : str
+        Name of that fit.
+    only : sequence of str
+        Names of ``--only``.
+    free : sequence of str
+        Names of ``--free``.
+
+    Returns
+    -------
+    bool
+
+    Raises
+    ------
+    SpecError
+        If other names, or numbers to free, stand beside it.
+    """
     if subject not in only:
         return False
     if len(only) > 1 or free:
@@ -119,9 +169,28 @@ def asked_alone(subject: str, only: Sequence[str], free: Sequence[str]) -> bool:
 
 
 def steps_table(file: str | Path, purpose: str, report: Callable[[str], object]) -> tuple[StepTable, pd.DataFrame]:
-    """The kind and the rows of a table of steps, after ``report`` is told its name; SpecError with the ``purpose`` for
-    any other table."""
-    frame = read_table(file).reset_index(drop=True)
+    """Read a table of steps.
+
+    Parameters
+    ----------
+    file : str or Path
+        A measured table.
+    purpose : str
+        What needs such a table, for the error.
+    report : callable
+        Called with the name of the table.
+
+    Returns
+    -------
+    tuple of (StepTable, DataFrame)
+        The kind and its rows.
+
+    Raises
+    ------
+    SpecError
+        If the table holds no steps.
+    """
+    frame = sound_table(file)
     table = table_of(frame.columns)
     if not isinstance(table, StepTable):
         raise SpecError(f"{file}: no table of steps, which {purpose}")
@@ -129,121 +198,173 @@ def steps_table(file: str | Path, purpose: str, report: Callable[[str], object])
     return table, frame
 
 
-def sound_rows(file: str | Path) -> pd.DataFrame:
-    """The rows that `paleo validate` predicts and compares, too; others are no reason to fit nothing."""
-    frame = read_table(file).reset_index(drop=True)
-    table = named_table(file, frame)
-    sound: pd.DataFrame = frame[(table.predict(frame).reasons == "") & np.isfinite(table.measured(frame))]
+def _sound_rows(file: str | Path) -> pd.DataFrame:
+    """Return the rows that `paleo validate` predicts and compares, too; others are no reason to fit nothing."""
+    frame = sound_table(file)
+    measured, predictions = compute_rows(named_table(file, frame), frame)
+    sound: pd.DataFrame = frame[(predictions.reasons == "") & np.isfinite(measured)]
     return sound
 
 
 def skipped_rows(files: Iterable[str | Path]) -> int:
-    """How many rows of the tables that are fitted are not sound."""
-    return sum(len(read_table(file)) - len(sound_rows(file)) for file in files if fits(file))
+    """Count the rows of the tables that are fitted that cannot be used.
+
+    Parameters
+    ----------
+    files : iterable of str or Path
+        Measured tables.
+
+    Returns
+    -------
+    int
+    """
+    return sum(len(read_table(file)) - len(_sound_rows(file)) for file in files if fits(file))
 
 
 def fit_each(
     work: Sequence[FitJob], date: str, report: Callable[[FitJob], object] = lambda job: None
-) -> Iterator[list[Fit]]:
-    """Fits job after job and yields each job's fits when they are ready; later jobs may start from earlier results."""
+) -> Iterator[list[FittedEntry]]:
+    """Fit job after job; later jobs may start from earlier results.
+
+    Parameters
+    ----------
+    work : sequence of FitJob
+        What there is to fit (`jobs`).
+    date : str
+        Date that entries carry.
+    report : callable
+        Called with each job as it starts.
+
+    Yields
+    ------
+    list of FittedEntry
+        The entries of one job, one a stack.
+    """
     fitted: dict[tuple[str, str, str], Any] = {}
     for job in work:
         report(job)
-        result = fitted_job(job, fitted)
+        plan = job.kind.fit_plan(job.subject, job.family, job.stack, job.rows[0].figures, fitted)
+        result = Fit(
+            job.kind, job.rows, plan.start, alternatives=plan.alternatives, per_stack=plan.per_stack, fixed=plan.fixed,
+            training_rows=plan.training_rows, starts=plan.starts, prior=plan.prior, hold_out=_divisible(job),
+        ).result()  # fmt: skip
         fitted |= {(job.subject, job.family, stack): values for stack, values in result.parameters.items()}
-        yield [Fit(job.subject, entry) for entry in _entries(job, result, date)]
-
-
-def fitted_job(job: FitJob, fitted: Mapping[tuple[str, str, str], Any]) -> FitResult[Any]:
-    """The fit of one job by its kind's plan."""
-    plan: FitPlan = job.kind.fit_plan(job.subject, job.family, job.stack, job.rows[0].figures, fitted)
-    return fit(
-        job.kind, job.rows, plan.start, alternatives=plan.alternatives, per_stack=plan.per_stack, fixed=plan.fixed,
-        training_rows=plan.training_rows, starts=plan.starts, prior=plan.prior, hold_out=_divisible(job),
-    )  # fmt: skip
+        frames = {
+            stack: pd.concat([rows.frame for rows in job.rows if rows.stack == stack]) for stack in result.parameters
+        }
+        yield [
+            FittedEntry(job.subject, _entry_of(job.family, stack, job.file, frame, result, date))
+            for stack, frame in frames.items()
+        ]
 
 
 def _divisible(job: FitJob) -> bool:
     """Whether all three parts of a split would have rows."""
-    parts = [split(rows.frame, job.kind.configuration) for rows in job.rows]
-    together = np.concatenate(parts)
+    together = np.concatenate([split(rows.frame, job.kind.configuration) for rows in job.rows])
     return len(together) >= LEAST_ROWS and all((together == part).any() for part in range(3))
 
 
-def _entries(job: FitJob, result: FitResult[Any], date: str) -> Iterator[Entry]:
-    for stack, parameters in result.parameters.items():
-        frame = pd.concat([rows.frame for rows in job.rows if rows.stack == stack])
-        yield entry_of(job.family, stack, job.file, frame, dataclasses.asdict(parameters), result, date)
+def _entry_of(family: str, stack: str, file: str, frame: pd.DataFrame, result: FitResult[Any], date: str) -> Entry:
+    """Write down a fit of one family and stack.
 
+    Parameters
+    ----------
+    family, stack : str
+        Keys of the entry.
+    file : str
+        Name of the table, for ``source``.
+    frame : DataFrame
+        Rows that were fitted; their columns ``source`` and ``library`` are cited.
+    result : FitResult
+        The fit.
+    date : str
+        Date that the entry carries.
 
-def entry_of(
-    family: str,
-    stack: str,
-    file: str,
-    frame: pd.DataFrame,
-    parameters: Mapping[str, float],
-    result: FitResult[Any],
-    date: str,
-) -> Entry:
-    """The entry of one family and stack that was fitted to the rows of a frame."""
+    Returns
+    -------
+    Entry
+        Numbers rounded to `DIGITS` and `ERROR_DIGITS` significant digits.
+    """
     residual, tested = result.residual_by_stack[stack], result.rows_held_out > 0
+    libraries = text(frame, "library")  # the most frequent first
+    sigma = {name: value for name, value in result.uncertainty.items() if "[" not in name or f"[{stack}]" in name}
     untested = f"{counted(residual.rows, 'row')} fitted, none held out (MAPE there {residual.mape:.3f})"
     return Entry(
         family=family,
         stack=stack,
         source=f"{file} ({', '.join(sorted(set(text(frame, 'source')) - {''}))})",
         date=date,
-        library=_library(frame),
+        library="; ".join(libraries[libraries != ""].value_counts().index[:3])[:200] or None,
         rows_fitted=result.rows_fitted,
         rows_held_out=residual.rows if tested else 0,
-        parameters={name: rounded(value) for name, value in parameters.items()},
-        uncertainty=_uncertainty(result.uncertainty, stack),
+        parameters={name: rounded(value) for name, value in dataclasses.asdict(result.parameters[stack]).items()},
+        uncertainty={name.partition("[")[0]: rounded(value, ERROR_DIGITS) for name, value in sigma.items()},
         residual=rounded_residual(residual) if tested and residual.rows else None,
-        interval=_interval(result.interval_by_stack[stack]),
+        interval=tuple(
+            IntervalBin(
+                up_to_s=None if math.isinf(each.up_to_s) else rounded(each.up_to_s, 4),
+                low=rounded(min(each.low, 1.0), 4),  # stretched to hold the prediction itself
+                high=rounded(max(each.high, 1.0), 4),
+            )
+            for each in result.interval_by_stack[stack]
+        ),
         notes=None if tested else untested,
     )
 
 
-def _library(frame: pd.DataFrame) -> str | None:
-    """The libraries of the rows, the most frequent first."""
-    names = text(frame, "library")
-    return "; ".join(names[names != ""].value_counts().index[:3])[:200] or None
-
-
-def _uncertainty(sigma: Mapping[str, float], stack: str) -> dict[str, float]:
-    stack_sigma = {name: value for name, value in sigma.items() if "[" not in name or name.endswith(f"[{stack}]")}
-    return {name.partition("[")[0]: rounded(value, ERROR_DIGITS) for name, value in stack_sigma.items()}
-
-
 def rounded_residual(errors: ResidualErrors) -> dict[str, float]:
-    """Fields of a residual for YAML, errors rounded to `ERROR_DIGITS` significant digits."""
+    """Round errors for YAML to `ERROR_DIGITS` significant digits.
+
+    Parameters
+    ----------
+    errors : ResidualErrors
+        Errors of a fit.
+
+    Returns
+    -------
+    dict of str to float
+        Fields of `paleo.specs.calibration.Residual`.
+    """
     return {
         name: value if name == "rows" else rounded(value, ERROR_DIGITS)
         for name, value in dataclasses.asdict(errors).items()
     }
 
 
-def _interval(bins: Sequence[FittedBin]) -> tuple[dict[str, float], ...]:
-    """Bins as data, the last without an end; each is stretched to hold the prediction itself."""
-    return tuple(
-        {
-            **({} if math.isinf(interval.up_to_s) else {"up_to_s": rounded(interval.up_to_s, 4)}),
-            "low": rounded(min(interval.low, 1.0), 4),
-            "high": rounded(max(interval.high, 1.0), 4),
-        }
-        for interval in bins
-    )
-
-
 def rounded(value: float, digits: int = DIGITS) -> float:
-    """``value`` rounded to ``digits`` significant digits."""
+    """Round to significant digits.
+
+    Parameters
+    ----------
+    value : float
+        A number.
+    digits : int, default DIGITS
+        How many digits.
+
+    Returns
+    -------
+    float
+    """
     return float(f"{value:.{digits}g}")
 
 
-def calibrations(fits: Sequence[Fit], folder: Path | None = None) -> dict[str, Calibration]:
-    """One calibration a subject.
+def calibrations(fits: Sequence[FittedEntry], folder: Path | None = None) -> dict[str, Calibration]:
+    """Collect fitted entries into one calibration a subject.
 
     Entries that its file in ``folder`` has of other families and stacks are kept, and so are people's notes on entries.
+
+    Parameters
+    ----------
+    fits : sequence of FittedEntry
+        Fitted entries.
+    folder : Path, optional
+        Where the files of the subjects are, whose entries of other families and stacks are kept, and so are people's
+        notes.
+
+    Returns
+    -------
+    dict of str to Calibration
+        By subject.
     """
     out = {}
     for subject in sorted({fitted.subject for fitted in fits}):
@@ -257,7 +378,7 @@ def calibrations(fits: Sequence[Fit], folder: Path | None = None) -> dict[str, C
 
 
 def _existing(path: Path) -> dict[tuple[str, str], Entry]:
-    if not path.is_file():
+    if not is_file(path):
         return {}
     data = parse_yaml(path.read_text(encoding="utf-8"), where=path)
     calibration = validate(Calibration, {"name": path.stem, **data}, path)
@@ -265,9 +386,84 @@ def _existing(path: Path) -> dict[tuple[str, str], Entry]:
 
 
 def yaml_text(calibration: Calibration) -> str:
-    """A calibration as the text of its file."""
+    """Write a calibration as the text of its file.
+
+    Parameters
+    ----------
+    calibration : Calibration
+        The calibration.
+
+    Returns
+    -------
+    str
+    """
     entries = [entry.model_dump(exclude_defaults=True, mode="json") for entry in calibration.entries]
     body = yaml.safe_dump(
         {"subject": calibration.subject, "entries": entries}, sort_keys=False, width=118, allow_unicode=True
     )
     return HEADER + body
+
+
+#: The family of a board's figures in calibration files, and columns that make rows the same run, under other limits.
+POWER_FAMILY, RUN = "power", ("model", "dataset", "batch_size")
+
+
+def _run_of(row: Row) -> str:
+    return "|".join(str(row.get(name)) for name in ("device", *RUN, "optimizer"))
+
+
+def fit_boards(files: Sequence[str], only: Sequence[str], date: str) -> list[FittedEntry]:
+    """Fit what the board of each device draws (`paleo.pricing.power`) to measured watts.
+
+    Parameters
+    ----------
+    files : sequence of str
+        Tables of kind ``power``.
+    only : sequence of str
+        Devices; all of the tables where none is named.
+    date : str
+        Date that entries carry.
+
+    Returns
+    -------
+    list of FittedEntry
+        One entry a device, of the rows whose runs can be predicted.
+
+    Raises
+    ------
+    SpecError
+        If a device of `only` has no rows, or no row can be fitted.
+    """
+    frame, runs = _predicted(pd.concat([sound_table(file) for file in files], ignore_index=True))
+    devices = sorted({str(name) for name in frame["device"]})
+    for name in only:
+        if name not in devices:
+            raise SpecError(f"the tables have no rows of {name!r} to fit; {near(name, devices)}")
+    if not devices:
+        raise SpecError(f"{files[0]}: no row can be fitted; `paleo validate` says why")
+    label = ", ".join(Path(file).name for file in files)
+    watts = PricedSteps(RUN, lambda runs, parameters: lambda row: drawn(row, runs[_run_of(row)], parameters).average)
+    fitted = []
+    for name in only or devices:
+        device_rows = frame[frame["device"] == name].reset_index(drop=True)
+        rows = Rows(device_rows, runs, BOARD, PowerTable().measured(device_rows))
+        result = Fit(watts, [rows], PowerParameters(), starts=1, emphasis=0.0).result()
+        fitted.append(FittedEntry(name, _entry_of(POWER_FAMILY, BOARD, label, device_rows, result, date)))
+    return fitted
+
+
+def _predicted(frame: pd.DataFrame) -> tuple[pd.DataFrame, Mapping[str, Prediction | None]]:
+    """Return the rows whose runs can be predicted and that have watts, times and a limit, with the predictions."""
+    table, runs, sound = PowerTable(), dict[str, Prediction | None](), []
+    for row in row_dicts(frame):
+        name = _run_of(row)
+        try:
+            if name not in runs:
+                runs[name] = None
+                runs[name] = table.prediction(row, None)
+            seconds_of(row)
+            sound.append(runs[name] is not None)
+        except (PaleoError, *CELL_ERRORS):
+            sound.append(False)
+    stated = np.isfinite(table.measured(frame)) & np.isfinite(number(frame, "power_limit_w", float("nan")))
+    return frame[stated & np.array(sound, dtype=bool)], runs

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -19,15 +19,20 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import SpecError, near
-from paleo.validate.residual import residual
+from paleo.tables.errors import ResidualErrors, residual
+from paleo.tables.steps import row_dicts
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
 
-    from paleo.validate.residual import ResidualErrors
 
 Array = npt.NDArray[np.float64]
 P = TypeVar("P")
+#: Columns that name a configuration; rows that differ in replicas or in the global batch alone are one.
+CONFIGURATION = (
+    "model", "model_slug", "system", "device", "layers", "hidden", "seq_len", "tp", "pp", "micro_batch",
+    "batch_per_gpu", "recompute",
+)  # fmt: skip
 #: Log error at which the loss turns from square to linear; also the standard error of one row under the prior.
 SCALE = 0.1
 #: Share of configurations to fit, and to set the interval on; the rest is held out for the report.
@@ -35,7 +40,7 @@ FIT_SHARE, INTERVAL_SHARE = 0.5, 0.25
 #: Share of a range that a start keeps from its ends; log step of a numerical derivative.
 MARGIN = 1 / 1000
 #: Factors of a fit that held no rows out: a judgement, no statistic.
-UNTESTED = (0.8, 1.25)
+_UNTESTED = (0.8, 1.25)
 
 
 class PricedRows(Protocol):
@@ -46,7 +51,22 @@ class PricedRows(Protocol):
         """Columns that define a configuration."""
 
     def time(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
-        """Seconds of rows that share figures and parameters."""
+        """Price rows that share figures and parameters.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            Measured rows.
+        figures : object
+            What prices the rows beside the parameters.
+        parameters : object
+            Parameters of the fit.
+
+        Returns
+        -------
+        ndarray, shape (rows,)
+            Seconds.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +79,32 @@ class Rows:
     measured: Array
 
     def take(self, mask: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Rows:
-        """The rows that a mask or an index array picks."""
+        """Pick rows.
+
+        Parameters
+        ----------
+        mask : ndarray of bool or ndarray of int
+            True for each row that is picked, or their places.
+
+        Returns
+        -------
+        Rows
+        """
         return Rows(self.frame.iloc[np.arange(len(self.frame))[mask]], self.figures, self.stack, self.measured[mask])
 
 
 def count(rows: Iterable[Rows]) -> int:
-    """How many rows there are in several groups."""
+    """Count the rows of several groups.
+
+    Parameters
+    ----------
+    rows : iterable of Rows
+        Groups of measured rows.
+
+    Returns
+    -------
+    int
+    """
     return sum(len(group.measured) for group in rows)
 
 
@@ -92,10 +132,24 @@ class FitResult(Generic[P]):
 
 
 def conformal_factors(ratio: Array, level: float = 0.9) -> tuple[float, float]:
-    """Factors (low, high) that hold a new measured / predicted with at least ``level``, equal tails.
+    """Return factors that hold a new measured / predicted with at least a given probability.
 
     The order statistics ceil((n + 1)(1 ± level) / 2) of n exchangeable ratios; with too few rows, the extremes.
 
+    Parameters
+    ----------
+    ratio : ndarray, shape (n,)
+        Measured over predicted times.
+    level : float, default 0.9
+        Probability.
+
+    Returns
+    -------
+    tuple of (float, float)
+        Low and high, equal tails.
+
+    Examples
+    --------
     >>> conformal_factors(np.arange(1.0, 20.0))
     (1.0, 19.0)
     """
@@ -105,7 +159,22 @@ def conformal_factors(ratio: Array, level: float = 0.9) -> tuple[float, float]:
 
 
 def conformal_bins(predicted: Array, measured: Array, *, most: int = 4, least_rows: int = 150) -> tuple[FittedBin, ...]:
-    """Conformal factors in bins of predicted time of equal row count, at least ``least_rows`` rows each."""
+    """Return conformal factors in bins of predicted time of equal row count.
+
+    Parameters
+    ----------
+    predicted, measured : ndarray, shape (n,)
+        Seconds.
+    most : int, default 4
+        The most bins.
+    least_rows : int, default 150
+        The fewest rows of a bin.
+
+    Returns
+    -------
+    tuple of FittedBin
+        In rising order of time.
+    """
     bins = max(1, min(most, len(predicted) // least_rows))
     edges = np.quantile(predicted, np.arange(1, bins) / bins)
     bin_of = np.searchsorted(edges, predicted)
@@ -115,9 +184,28 @@ def conformal_bins(predicted: Array, measured: Array, *, most: int = 4, least_ro
 
 
 def split(frame: pd.DataFrame, configuration: Sequence[str], *, seed: int = 0) -> npt.NDArray[np.int64]:
-    """Part of each row: 0 to fit, 1 to set the interval, 2 held out; rows of one configuration share a part.
+    """Divide rows into a part to fit, one to set the interval and one that is held out.
 
     The part depends on nothing but the configuration's values and the seed, not on the other rows of the table.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Measured rows.
+    configuration : sequence of str
+        Columns that define a configuration.
+    seed : int, default 0
+        Seed of the division.
+
+    Returns
+    -------
+    ndarray of int, shape (rows,)
+        0 to fit, 1 to set the interval, 2 held out; rows of one configuration share a part.
+
+    Raises
+    ------
+    SpecError
+        If a column is missing.
     """
     missing = [name for name in configuration if name not in frame.columns]
     if missing:
@@ -128,12 +216,38 @@ def split(frame: pd.DataFrame, configuration: Sequence[str], *, seed: int = 0) -
 
 
 def joined(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
-    """The cells of each row as one word; an empty cell is one like another."""
+    """Join the cells of each row into one word; an empty cell is one like another.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Measured rows.
+    columns : sequence of str
+        Columns to join.
+
+    Returns
+    -------
+    Series of str
+    """
     return frame[list(columns)].astype(str).fillna("").agg("|".join, axis=1)
 
 
 def sample(rows: Sequence[Rows], limit: int, seed: int) -> list[Rows]:
-    """At most ``limit`` rows in all, an equal share from each group as far as it has them."""
+    """Draw rows, an equal share from each group as far as it has them.
+
+    Parameters
+    ----------
+    rows : sequence of Rows
+        Groups of measured rows.
+    limit : int
+        The most rows in all.
+    seed : int
+        Seed of the draw.
+
+    Returns
+    -------
+    list of Rows
+    """
     generator, share = np.random.default_rng(seed), max(1, limit // max(1, len(rows)))
     return [
         group.take(np.sort(generator.permutation(len(group.measured))[:share])) for group in rows if len(group.measured)
@@ -143,32 +257,31 @@ def sample(rows: Sequence[Rows], limit: int, seed: int) -> list[Rows]:
 class _Packing(Generic[P]):
     """Parameters as one vector of logs: shared ones once, those of ``per_stack`` once for each stack."""
 
-    def __init__(
-        self, start: P, stacks: Sequence[str], per_stack: Sequence[str], fixed: Sequence[str], free: Sequence[str]
-    ) -> None:
-        fields = {field.name: field for field in dataclasses.fields(start)}  # type: ignore[arg-type]
-        for name in (*per_stack, *fixed, *free):
+    def __init__(self, fit: Fit[P], stacks: Sequence[str]) -> None:
+        start, fields = fit.start, {field.name: field for field in dataclasses.fields(fit.start)}  # type: ignore[arg-type]
+        for name in (*fit.per_stack, *fit.fixed, *fit.free):
             if name not in fields:
                 raise SpecError(f"unknown parameter {name!r} of {type(start).__name__}; {near(name, fields)}")
-        moving = [n for n, f in fields.items() if (f.metadata.get("fitted", True) or n in free) and n not in fixed]
+        released = {name for name, field in fields.items() if field.metadata.get("fitted", True) or name in fit.free}
+        moving = [name for name in fields if name in released and name not in fit.fixed]
         self.start, self.stacks = start, list(stacks)
-        self.keys = [(n, None) for n in moving if n not in per_stack] + [
-            (n, s) for n in moving if n in per_stack for s in stacks
+        self.keys = [(name, None) for name in moving if name not in fit.per_stack] + [
+            (name, stack) for name in moving if name in fit.per_stack for stack in stacks
         ]
-        low, high = (np.log([fields[n].metadata[end] for n, _ in self.keys]) for end in ("low", "high"))
+        low, high = (np.log([fields[name].metadata[end] for name, _ in self.keys]) for end in ("low", "high"))
         self.low, self.high = low, high
         self.centre = self.inside(self.logs(start))
 
     def logs(self, point: P) -> Array:
-        """The vector of a set of parameters."""
+        """Return the vector of a set of parameters."""
         return np.log([getattr(point, name) for name, _ in self.keys])
 
     def inside(self, vector: Array) -> Array:
-        """The vector moved off its bounds, where a search may start."""
+        """Return the vector moved off its bounds, where a search may start."""
         margin = MARGIN * (self.high - self.low)
         return np.clip(vector, self.low + margin, self.high - margin)
 
-    def unpack(self, vector: Array) -> dict[str, P]:
+    def _unpack(self, vector: Array) -> dict[str, P]:
         values = np.exp(np.clip(vector, self.low, self.high))
         out: dict[str, P] = {}
         for stack in self.stacks:
@@ -181,63 +294,162 @@ class _Packing(Generic[P]):
 
 
 def log_errors(kind: PricedRows, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> Array:
-    """log(predicted / measured) of all rows, group after group."""
+    """Compute log(predicted / measured) of all rows, group after group.
+
+    Parameters
+    ----------
+    kind : PricedRows
+        Prices the rows.
+    rows : sequence of Rows
+        Groups of measured rows.
+    parameters : mapping of str to object
+        Stack of a group to the parameters that price it.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        Natural logarithms.
+    """
     parts = [np.log(kind.time(g.frame, g.figures, parameters[g.stack]) / g.measured) for g in rows]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def predictions(kind: PricedRows, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> tuple[Array, Array]:
-    """Predicted and measured seconds of all rows, group after group."""
+    """Predict all rows, group after group.
+
+    Parameters
+    ----------
+    kind : PricedRows
+        Prices the rows.
+    rows : sequence of Rows
+        Groups of measured rows.
+    parameters : mapping of str to object
+        Stack of a group to the parameters that price it.
+
+    Returns
+    -------
+    predicted, measured : ndarray, shape (rows,)
+        Seconds.
+    """
     measured = np.concatenate([group.measured for group in rows]) if rows else np.zeros(0)
     return measured * np.exp(log_errors(kind, rows, parameters)), measured
 
 
-def _weights(rows: Sequence[Rows], emphasis: float) -> Array:
-    """Weight (measured / median)^emphasis of each row, within 1/2 and 3: long rows decide what a whole step takes."""
-    measured = np.concatenate([group.measured for group in rows])
-    return np.asarray(np.clip((measured / np.median(measured)) ** emphasis, 0.5, 3.0))
+@dataclass(frozen=True)
+class Fit(Generic[P]):
+    """A robust fit of bounded parameters to measured rows.
 
+    Every fit of this package is one of these: kernels, boards, links, software and the waiting of hosts differ in their
+    rows, parameters and in what prices a row.
 
-def _search(
-    kind: PricedRows,
-    rows: Sequence[Rows],
-    packing: _Packing[Any],
-    *,
-    alternatives: Sequence[Any],
-    starts: int,
-    prior: float,
-    emphasis: float,
-    evaluations: int,
-    seed: int,
-) -> OptimizeResult:
-    """The best of several least-squares runs, the first from the start values."""
-    weights = _weights(rows, emphasis)
+    Parameters
+    ----------
+    kind : PricedRows
+        Prices rows, and names the columns of a configuration.
+    rows : sequence of Rows
+        Measured rows, perhaps of several devices, formats and stacks.
+    start : dataclass
+        Parameters at which the search starts; their fields state the bounds (`paleo.specs.calibration.parameter`).
+    alternatives : sequence of dataclass
+        Further starts, for parameters that are all but discrete (tile sizes).
+    per_stack, fixed, free : sequence of str
+        Parameters with a value for each stack (launch costs), that stay at `start`, and that are released although
+        they are not fitted as a rule.
+    training_rows : int
+        The most rows that a search sees.
+    starts : int
+        Searches, from `start` and from random points near it.
+    prior : float
+        Inverse width, in log units, of a normal prior round `start`, which counts as one row per parameter and settles
+        what the rows leave open.
+    emphasis : float
+        Power of the measured time that weights a row: long rows decide what a whole step takes.
+    evaluations : int
+        The most evaluations of a search.
+    seed : int
+        Seed of the split and of the starts.
+    hold_out : bool
+        False fits all rows, for tables of a handful: residuals are those of fitted rows, the interval is ``_UNTESTED``.
+    """
 
-    def errors(vector: Array) -> Array:
-        pull = SCALE * prior * (vector - packing.centre)
-        return np.concatenate([weights * log_errors(kind, rows, packing.unpack(vector)), pull])
+    kind: PricedRows
+    rows: Sequence[Rows]
+    start: P
+    alternatives: Sequence[P] = ()
+    per_stack: Sequence[str] = ()
+    fixed: Sequence[str] = ()
+    free: Sequence[str] = ()
+    training_rows: int = 1000
+    starts: int = 2
+    prior: float = 0.5
+    emphasis: float = 0.15
+    evaluations: int = 40
+    seed: int = 0
+    hold_out: bool = True
 
-    generator, least_squares = np.random.default_rng(seed), _least_squares()
-    runs: list[OptimizeResult] = []
-    points = [packing.centre, *(packing.logs(alternative) for alternative in alternatives)]
-    points += [packing.centre + generator.normal(0.0, 0.3, len(packing.centre)) for _ in range(starts - 1)]
-    for point in points:
-        first = packing.inside(point)
-        run = least_squares(
-            errors, first, bounds=(packing.low, packing.high), loss="soft_l1", f_scale=SCALE,
-            diff_step=np.full(len(first), MARGIN), max_nfev=evaluations,
-        )  # fmt: skip
-        runs.append(run)
-    return min(runs, key=lambda run: float(run.cost))
+    @property
+    def divided(self) -> tuple[list[Rows], list[Rows], list[Rows]]:
+        """Rows to fit, those that set the interval, and those that are held out."""
+        parts = [
+            split(group.frame, self.kind.configuration, seed=self.seed)
+            if self.hold_out
+            else np.zeros(len(group.measured), dtype=np.int64)
+            for group in self.rows
+        ]
+        to_fit, between, kept = (
+            [group.take(part == part_number) for group, part in zip(self.rows, parts, strict=True)]
+            for part_number in (0, 1, 2 if self.hold_out else 0)
+        )
+        return sample(to_fit, self.training_rows, self.seed), between, kept
 
+    def result(self) -> FitResult[P]:
+        """Search the parameters; SpecError where no row is left to fit."""
+        train, between, held_out = self.divided
+        if not train:
+            raise SpecError("no rows to fit: every configuration fell into the held-out parts, or the table is empty")
+        packing = _Packing(self, sorted({group.stack for group in self.rows}))
+        run = self._search(train, packing)
+        parameters = packing._unpack(run.x)
 
-def _least_squares() -> Any:
-    """scipy's solver; SpecError says how to get it where it is not installed."""
-    try:
-        from scipy.optimize import least_squares
-    except ImportError:
-        raise SpecError("fitting needs scipy, which is not installed; pip install 'paleo-perf[fit]'") from None
-    return least_squares
+        def interval(rows: Sequence[Rows]) -> tuple[FittedBin, ...]:
+            predicted, measured = predictions(self.kind, rows, parameters)
+            return conformal_bins(predicted, measured) if len(measured) else (FittedBin(math.inf, *_UNTESTED),)
+
+        def of_stack(rows: Sequence[Rows], stack: str) -> list[Rows]:
+            return [group for group in rows if group.stack == stack]
+
+        tested = {stack: of_stack(held_out, stack) for stack in parameters}
+        return FitResult(
+            parameters=parameters,
+            uncertainty={packing.label(k): float(s) for k, s in zip(packing.keys, _log_sigma(run), strict=True)},
+            residual=residual(*predictions(self.kind, held_out, parameters)),
+            residual_by_stack={s: residual(*predictions(self.kind, rows, parameters)) for s, rows in tested.items()},
+            interval=interval(between),
+            interval_by_stack={stack: interval(of_stack(between, stack)) for stack in parameters},
+            rows_fitted=count(train),
+            rows_held_out=count(held_out) if self.hold_out else 0,
+        )
+
+    def _search(self, rows: Sequence[Rows], packing: _Packing[P]) -> OptimizeResult:
+        """Return the best of several least-squares runs, the first from the start values."""
+        measured = np.concatenate([group.measured for group in rows])
+        weights = np.clip((measured / np.median(measured)) ** self.emphasis, 0.5, 3.0)
+
+        def errors(vector: Array) -> Array:
+            pull = SCALE * self.prior * (vector - packing.centre)
+            return np.concatenate([weights * log_errors(self.kind, rows, packing._unpack(vector)), pull])
+
+        generator, least_squares = np.random.default_rng(self.seed), optimiser("least_squares")
+        points = [packing.centre, *(packing.logs(alternative) for alternative in self.alternatives)]
+        points += [packing.centre + generator.normal(0.0, 0.3, len(packing.centre)) for _ in range(self.starts - 1)]
+        runs = [
+            least_squares(
+                errors, packing.inside(point), bounds=(packing.low, packing.high), loss="soft_l1", f_scale=SCALE,
+                diff_step=np.full(len(point), MARGIN), max_nfev=self.evaluations,
+            )
+            for point in points
+        ]  # fmt: skip
+        return min(runs, key=lambda run: float(run.cost))
 
 
 def _log_sigma(run: OptimizeResult) -> Array:
@@ -248,80 +460,79 @@ def _log_sigma(run: OptimizeResult) -> Array:
     return np.asarray(spread * np.sqrt(np.maximum(variance, 0.0)))
 
 
-def fit(
-    kind: PricedRows,
-    rows: Sequence[Rows],
-    start: P,
-    *,
-    alternatives: Sequence[P] = (),
-    per_stack: Sequence[str] = (),
-    fixed: Sequence[str] = (),
-    free: Sequence[str] = (),
-    training_rows: int = 1000,
-    starts: int = 2,
-    prior: float = 0.5,
-    emphasis: float = 0.15,
-    evaluations: int = 40,
-    seed: int = 0,
-    hold_out: bool = True,
-) -> FitResult[P]:
-    """Fit the parameters of a family to measured rows.
+def optimiser(name: str) -> Any:
+    """Import a function of scipy.optimize.
 
-    ``rows`` may mix devices, dtypes and stacks: parameters are shared by all, but those named in ``per_stack`` (launch
-    costs) are one per stack, and those in ``fixed`` stay at ``start``. ``prior`` is the inverse width, in log units, of
-    a normal prior round the start values that counts as one row per parameter: it settles what the rows leave open.
-    ``alternatives`` are further points to search from, for parameters that are all but discrete (tile sizes).
-    ``emphasis`` is the power of the measured time that weights a row. ``free`` releases parameters that are not
-    fitted as a rule. Without ``hold_out`` all rows are fitted, residuals are those of the fitted rows, and the interval
-    is ``UNTESTED``: for tables of a handful of rows.
+    Parameters
+    ----------
+    name : str
+        Such as ``least_squares``.
+
+    Returns
+    -------
+    callable
+
+    Raises
+    ------
+    SpecError
+        Says how to install scipy where it is not.
     """
-    train, between, held_out = divided(kind, rows, training_rows=training_rows, seed=seed, hold_out=hold_out)
-    if not train:
-        raise SpecError("no rows to fit: every configuration fell into the held-out parts, or the table is empty")
-    packing = _Packing(start, sorted({group.stack for group in rows}), per_stack, fixed, free)
-    run = _search(
-        kind,
-        train,
-        packing,
-        starts=starts,
-        prior=prior,
-        emphasis=emphasis,
-        evaluations=evaluations,
-        seed=seed,
-        alternatives=alternatives,
-    )
-    parameters = packing.unpack(run.x)
-    predicted, measured = predictions(kind, held_out, parameters)
-    stacks = {stack: [group for group in between if group.stack == stack] for stack in parameters}
-    return FitResult(
-        parameters=parameters,
-        uncertainty={packing.label(k): float(s) for k, s in zip(packing.keys, _log_sigma(run), strict=True)},
-        residual=residual(predicted, measured),
-        residual_by_stack={
-            stack: residual(*predictions(kind, [g for g in held_out if g.stack == stack], parameters))
-            for stack in parameters
-        },
-        interval=_interval(kind, between, parameters),
-        interval_by_stack={stack: _interval(kind, groups, parameters) for stack, groups in stacks.items()},
-        rows_fitted=sum(len(group.measured) for group in train),
-        rows_held_out=len(measured) if hold_out else 0,
-    )
+    try:
+        from scipy import optimize
+    except ImportError:
+        raise SpecError("fitting needs scipy, which is not installed; pip install 'paleo-perf[fit]'") from None
+    return getattr(optimize, name)
 
 
-def divided(
-    kind: PricedRows, rows: Sequence[Rows], *, training_rows: int, seed: int = 0, hold_out: bool = True
-) -> tuple[list[Rows], list[Rows], list[Rows]]:
-    """Rows to fit, at most ``training_rows``, those that set the interval, and those that are held out; without
-    ``hold_out`` all are fitted, none set the interval, and errors are those of all."""
-    whole = [np.zeros(len(group.measured), dtype=np.int64) for group in rows]
-    parts = [split(group.frame, kind.configuration, seed=seed) for group in rows] if hold_out else whole
-    to_fit, between, kept = (
-        [group.take(part == part_number) for group, part in zip(rows, parts, strict=True)]
-        for part_number in (0, 1, 2 if hold_out else 0)
-    )
-    return sample(to_fit, training_rows, seed), between, kept
+def bounded(default: float, low: float, high: float, *, fitted: bool = True) -> Any:
+    """Declare a field that a fit to whole steps searches.
+
+    Parameters
+    ----------
+    default, low, high : float
+        Value where none is stated, and the bounds of the search, in SI.
+    fitted : bool
+        False for a number that no fit moves unless it is named.
+
+    Returns
+    -------
+    dataclasses.Field
+    """
+    return dataclasses.field(default=default, metadata={"low": low, "high": high, "fitted": fitted})
 
 
-def _interval(kind: PricedRows, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> tuple[FittedBin, ...]:
-    predicted, measured = predictions(kind, rows, parameters)
-    return conformal_bins(predicted, measured) if len(measured) else (FittedBin(math.inf, *UNTESTED),)
+class PricedSteps:
+    """Rows of step tables as a fit sees them: ``step`` predicts one row with figures and parameters.
+
+    Parameters
+    ----------
+    configuration : sequence of str
+        Columns that define a configuration.
+    seconds : callable
+        Figures and parameters to what predicts one row [s].
+    """
+
+    def __init__(
+        self, configuration: Sequence[str], seconds: Callable[[Any, Any], Callable[[dict[str, Any]], float]]
+    ) -> None:
+        self.configuration, self._seconds = tuple(configuration), seconds
+
+    def time(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
+        """Predict the seconds of each row.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            Measured rows.
+        figures : object
+            What predicts rows beside the parameters.
+        parameters : object
+            Parameters of the fit.
+
+        Returns
+        -------
+        ndarray, shape (rows,)
+            Seconds.
+        """
+        seconds = self._seconds(figures, parameters)
+        return np.array([seconds(row) for row in row_dicts(frame)])

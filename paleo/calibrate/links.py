@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,27 +19,27 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.calibrate.files import Fit, rounded, rounded_residual
-from paleo.calibrate.fit import Rows, count, fit, joined, log_errors, sample, split
-from paleo.calibrate.software import CONFIGURATION
+from paleo.calibrate.files import FittedEntry, rounded, rounded_residual
+from paleo.calibrate.fit import CONFIGURATION, Fit, PricedSteps, Rows, bounded, count, joined, log_errors, sample, split
 from paleo.errors import PaleoError, SpecError, near
 from paleo.pricing.communication import LINK_FAMILIES, link_parameters
 from paleo.specs.calibration import Calibration, Entry
 from paleo.specs.catalog import is_path, names
-from paleo.specs.system import load_system
+from paleo.specs.system import System, load_system
+from paleo.tables.cells import read_table, text
+from paleo.tables.errors import ResidualErrors, residual
+from paleo.tables.runner import compute_rows, sound_table
+from paleo.tables.steps import StepTable, row_dicts, whole_cell
+from paleo.tables.tables import table_of
 from paleo.units import MICROSECOND, MILLISECOND
-from paleo.validate.kinds.base import read_table, text
-from paleo.validate.residual import residual
-from paleo.validate.steps.base import StepTable, integer, records
-from paleo.validate.tables import table_of
 
 if TYPE_CHECKING:
     from paleo.pricing.store import SourcedParameters
-    from paleo.specs.system import System
-    from paleo.validate.residual import ResidualErrors
 
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+#: The column that names a configuration.
+_CONFIGURED = ("configuration",)
 #: What ``--only`` calls the links of every system of a table.
 EVERY = "fabric"
 #: The stack of entries that were fitted to whole steps.
@@ -56,24 +56,20 @@ LOOSEST, REPEATED = 0.25, 0.01
 DERIVATIVE, AT_BOUND = 0.05, 0.02
 
 
-def _bounded(low: float, high: float) -> Any:
-    return field(default=1.0, metadata={"low": low, "high": high})
-
-
 @dataclass(frozen=True, slots=True)
 class LinkParameters:
-    """What is fitted of a system: shares of a link's bandwidth, and latencies [s], as `NUMBERS` says."""
+    """Fitted parameters of a system's links: shares of the bandwidth and latencies [s], as listed in `NUMBERS`."""
 
-    inside_share: float = _bounded(0.05, 1.0)
-    inside_latency: float = _bounded(1 * MICROSECOND, 200 * MICROSECOND)
-    exchange_share: float = _bounded(0.05, 1.0)
-    exchange_latency: float = _bounded(1 * MICROSECOND, 200 * MICROSECOND)
-    between_share: float = _bounded(0.02, 1.0)
-    between_latency: float = _bounded(0.5 * MICROSECOND, MILLISECOND)
+    inside_share: float = bounded(1.0, 0.05, 1.0)
+    inside_latency: float = bounded(1.0, 1 * MICROSECOND, 200 * MICROSECOND)
+    exchange_share: float = bounded(1.0, 0.05, 1.0)
+    exchange_latency: float = bounded(1.0, 1 * MICROSECOND, 200 * MICROSECOND)
+    between_share: float = bounded(1.0, 0.02, 1.0)
+    between_latency: float = bounded(1.0, 0.5 * MICROSECOND, MILLISECOND)
 
 
 class Number(NamedTuple):
-    """One fitted number: the parameter of a calibration family that it is, and those that change in proportion."""
+    """Fitted number of a link: one parameter of a calibration family, and others that change in proportion."""
 
     family: str
     leads: str
@@ -105,30 +101,23 @@ NUMBERS: Mapping[str, Number] = {
 }  # fmt: skip
 
 
-class LinkFigures(NamedTuple):
+class _LinkFigures(NamedTuple):
     """What predicts rows: the kind of table, and the system's parameters before the fit, by family."""
 
     table: StepTable
     system: System
     before: Mapping[str, SourcedParameters[Any]]
 
-    def priced_with(self, parameters: LinkParameters, moving: Sequence[str]) -> StepTable:
-        """The table, its rows priced with these numbers."""
-        return self.table.with_calibration(calibration(self.system, entries(self.before, parameters, moving)))
 
+def _kind(moving: Sequence[str]) -> PricedSteps:
+    """Step tables as what a fit of some numbers asks of a kind."""
 
-class _Steps:
-    """Step tables as what `fit` asks of a kind."""
+    def priced(figures: _LinkFigures, parameters: LinkParameters) -> Callable[[dict[str, Any]], float]:
+        changed = entries(figures.before, parameters, moving)
+        table = figures.table.with_calibration(calibration(figures.system, changed))
+        return lambda row: table.step(row).value
 
-    configuration = ("configuration",)
-
-    def __init__(self, moving: Sequence[str]) -> None:
-        self.moving = tuple(moving)
-
-    def time(self, frame: pd.DataFrame, figures: LinkFigures, parameters: LinkParameters) -> Array:
-        """Predicted seconds of each row."""
-        table = figures.priced_with(parameters, self.moving)
-        return np.array([table.step(row).value for row in records(frame)])
+    return PricedSteps(_CONFIGURED, priced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,24 +144,27 @@ class LinkJob:
     @property
     def before(self) -> Mapping[str, SourcedParameters[Any]]:
         """Parameters before the fit, by family."""
-        figures: LinkFigures = self.rows[0].figures
+        figures: _LinkFigures = self.rows[0].figures
         return figures.before
 
     @property
     def held_out(self) -> Flags:
         """Which rows no fit sees."""
-        return np.concatenate([split(part.frame, _Steps.configuration) > 0 for part in self.rows])
+        return np.concatenate([split(part.frame, _CONFIGURED) > 0 for part in self.rows])
 
     @property
     def fitted(self) -> list[Rows]:
         """The rows that a fit sees."""
-        return sample([part.take(split(part.frame, _Steps.configuration) == 0) for part in self.rows], TRAINING_ROWS, 0)
+        return sample([part.take(split(part.frame, _CONFIGURED) == 0) for part in self.rows], TRAINING_ROWS, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class LinksFitted:
-    """What a fit found: the numbers that the rows settle with one sigma of their logarithms, why others were left as
-    they were, and the errors on rows that were not fitted, before and after."""
+    """Result of a fit of link parameters to whole steps.
+
+    It has the numbers that the rows determine with one sigma of their logarithms, why others were not fitted, and the
+    errors on rows that were not fitted, before and after.
+    """
 
     job: LinkJob
     parameters: LinkParameters
@@ -188,13 +180,30 @@ class LinksFitted:
         return self.after.mape < self.before.mape
 
     @property
-    def fits(self) -> list[Fit]:
+    def fits(self) -> list[FittedEntry]:
         """The fitted entries in the form that calibration files are written from."""
-        return [Fit(self.job.system.name, entry) for entry in self.entries]
+        return [FittedEntry(self.job.system.name, entry) for entry in self.entries]
 
 
 def asked_for_links(file: str | Path, only: Sequence[str]) -> bool:
-    """Whether ``--only`` names links, of every system or of some; SpecError where it names profiles too."""
+    """Tell whether ``--only`` names links, of every system or of some.
+
+    Parameters
+    ----------
+    file : str or Path
+        A measured table.
+    only : sequence of str
+        Names that the user asks for; all where it is empty.
+
+    Returns
+    -------
+    bool
+
+    Raises
+    ------
+    SpecError
+        If it names profiles, too.
+    """
     frame = read_table(file)
     table = table_of(frame.columns)
     if not isinstance(table, StepTable):
@@ -207,8 +216,26 @@ def asked_for_links(file: str | Path, only: Sequence[str]) -> bool:
 
 
 def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[str] = ()) -> list[LinkJob]:
-    """What there is to fit, a job a system; ``only`` names systems, or `EVERY` one with rows enough, and ``free`` the
-    numbers."""
+    """List what there is to fit, a job a system.
+
+    Parameters
+    ----------
+    files : sequence of str or Path
+        Measured tables.
+    only : sequence of str
+        Systems, or `EVERY` one with rows enough.
+    free : sequence of str, default ()
+        Numbers that the user asks for; the usual ones where it is empty.
+
+    Returns
+    -------
+    list of LinkJob
+
+    Raises
+    ------
+    SpecError
+        If a name is no number, or a system has no rows of several devices.
+    """
     for name in free:
         if name not in NUMBERS:
             raise SpecError(f"--free {name}: no such number of a system's links; {near(name, NUMBERS)}")
@@ -233,18 +260,18 @@ class _PredictedRows(NamedTuple):
 
 def _by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows]:
     """Rows of several devices of one table by system."""
-    frame = read_table(file).reset_index(drop=True)
+    frame = sound_table(file)
     table = table_of(frame.columns)
     if not isinstance(table, StepTable) or not table.calibrates:
         return {}
-    systems = [_system_of(table, row) for row in records(frame)]
+    systems = [_system_of(table, row) for row in row_dicts(frame)]
     known = {system.name: system for system in systems if system is not None and (not only or system.name in only)}
     out = {}
     for name, system in sorted(known.items()):
         system_rows = frame[[system is not None and system.name == name for system in systems]]
-        seconds = table.predict(system_rows).seconds
+        seconds = compute_rows(table, system_rows)[1].seconds
         fine = system_rows[np.isfinite(seconds)]
-        figures = LinkFigures(table, system, {family: link_parameters(system, family) for family in LINK_FAMILIES})
+        figures = _LinkFigures(table, system, {family: link_parameters(system, family) for family in LINK_FAMILIES})
         if len(fine):
             named = fine.assign(configuration=configurations(fine), table=file.name)
             rows = Rows(named, figures, STACK, table.measured(fine))
@@ -253,27 +280,44 @@ def _by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows]:
 
 
 def _system_of(table: StepTable, row: Mapping[str, Any]) -> System | None:
-    """The system of a row of several devices."""
+    """Return the system of a row of several devices."""
     try:
-        return table.system(row) if integer(row, "n_gpus", 1) > 1 else None
+        return table.system(row) if whole_cell(row, "n_gpus", 1) > 1 else None
     except PaleoError:
         return None
 
 
 def configurations(frame: pd.DataFrame) -> pd.Series[str]:
-    """One word for what is run, in which rows that differ in replicas or the global batch alone agree."""
+    """Name what is run, so that rows that differ in replicas or the global batch alone agree.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Measured rows.
+
+    Returns
+    -------
+    Series of str
+        One word a row.
+    """
     columns = [name for name in CONFIGURATION if name in frame.columns]
     return joined(frame, columns)
 
 
 def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
-    figures: LinkFigures = groups[0].rows.figures
+    figures: _LinkFigures = groups[0].rows.figures
     leads = {name: getattr(figures.before[group.family].parameters, group.leads) for name, group in NUMBERS.items()}
     start = LinkParameters(**leads)
     spoken = {name: [_dependent(group, start, name) for group in groups] for name in names}
     used = [np.any([flags[index] for flags in spoken.values()], axis=0) for index in range(len(groups))]
     kept = [(group.rows.take(mask), mask) for group, mask in zip(groups, used, strict=True)]
-    words = sorted({word for group, _ in kept for word in _sources(group.frame)})
+    words = sorted(
+        {
+            f"{name} ({', '.join(sorted(set(text(part, 'source')) - {''}))})"
+            for group, _ in kept
+            for name, part in group.frame.groupby("table")
+        }
+    )
     return LinkJob(
         figures.system, start, "; ".join(words), tuple(group for group, mask in kept if mask.any()),
         {name: np.concatenate([group[mask] for group, mask in zip(flags, used, strict=True)])
@@ -282,22 +326,36 @@ def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
     )  # fmt: skip
 
 
-def _sources(frame: pd.DataFrame) -> Iterator[str]:
-    for name, part in frame.groupby("table"):
-        yield f"{name} ({', '.join(sorted(set(text(part, 'source')) - {''}))})"
-
-
 def _dependent(group: _PredictedRows, start: LinkParameters, name: str) -> Flags:
     """Rows whose step gets longer when one number gets worse."""
     value = getattr(start, name)
     worse = dataclasses.replace(start, **{name: value / WORSE if name.endswith("share") else value * WORSE})
-    slower = _Steps([name]).time(group.rows.frame, group.rows.figures, worse)
+    slower = _kind([name]).time(group.rows.frame, group.rows.figures, worse)
     return np.asarray(slower / group.seconds - 1.0 >= MOVED)
 
 
 def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinksFitted:
-    """The fit of one system. Numbers that its rows leave open keep their values; SpecError if ``free`` names such a
-    number."""
+    """Fit the links of one system.
+
+    Parameters
+    ----------
+    job : LinkJob
+        Rows of the system.
+    date : str
+        Date that results carry.
+    free : sequence of str, default ()
+        Numbers that the user asks for; the usual ones where it is empty.
+
+    Returns
+    -------
+    LinksFitted
+        Numbers that its rows leave open keep their values.
+
+    Raises
+    ------
+    SpecError
+        If `free` names a number that the rows leave open, or there are too few configurations.
+    """
     held_out, name = job.held_out, job.system.name
     if held_out.all() or not held_out.any():
         raise SpecError(f"{name}: its {job.steps} steps are of too few configurations to fit some and test others")
@@ -313,31 +371,43 @@ def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinksFitted:
 
 
 def _settled(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[LinkParameters, dict[str, float]]:
-    """The numbers that the rows settle, found without those that they leave open, which go to ``left``."""
+    """Find the numbers that the rows determine, without those that they leave open, which go to ``left``."""
     parameters = job.start
     while moving:
-        parameters = _search(job, parameters, moving)
+        parameters = Fit(
+            _kind(moving), job.fitted, parameters, fixed=[name for name in NUMBERS if name not in moving],
+            training_rows=TRAINING_ROWS, starts=1, prior=0.0, emphasis=0.0, evaluations=EVALUATIONS, hold_out=False,
+        ).result().parameters[STACK]  # fmt: skip
         sigma = sigmas(job, parameters, moving)
-        loose = _loosest(parameters, sigma)
-        if loose is None:
+        open_numbers = [name for name in sigma if sigma[name] > LOOSEST or _bound(parameters, name) is not None]
+        if not open_numbers:
             return parameters, sigma
+        loose = max(open_numbers, key=lambda name: sigma[name])
         left[loose] = _unfitted_reason(parameters, loose, sigma[loose])
         moving.remove(loose)
         parameters = dataclasses.replace(parameters, **{loose: getattr(job.start, loose)})
     return parameters, {}
 
 
-def _search(job: LinkJob, start: LinkParameters, moving: Sequence[str]) -> LinkParameters:
-    return fit(
-        _Steps(moving), job.fitted, start, fixed=[name for name in NUMBERS if name not in moving],
-        training_rows=TRAINING_ROWS, starts=1, prior=0.0, emphasis=0.0, evaluations=EVALUATIONS,
-        hold_out=False,
-    ).parameters[STACK]  # fmt: skip
-
-
 def sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
-    """One sigma of each number's logarithm, sqrt(diag(s² (JᵀJ)⁻¹)) over the fitted rows, where s is their own spread,
-    and `REPEATED` at least; infinite for what they do not tell apart."""
+    """Compute one sigma of each number's logarithm over the fitted rows.
+
+    sqrt(diag(s² (JᵀJ)⁻¹)), where s is the spread of the rows, and `REPEATED` at least.
+
+    Parameters
+    ----------
+    job : LinkJob
+        Rows of the system.
+    parameters : LinkParameters
+        Where the derivatives are taken.
+    moving : sequence of str
+        Names of the numbers.
+
+    Returns
+    -------
+    dict of str to float
+        Infinite for what the rows do not tell apart.
+    """
 
     def errors(name: str | None, factor: float) -> Array:
         point = (
@@ -345,7 +415,7 @@ def sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> d
             if name is None
             else dataclasses.replace(parameters, **{name: getattr(parameters, name) * factor})
         )
-        return log_errors(_Steps(moving), job.fitted, {STACK: point})
+        return log_errors(_kind(moving), job.fitted, {STACK: point})
 
     up, down = math.exp(DERIVATIVE), math.exp(-DERIVATIVE)
     jacobian = np.stack([(errors(name, up) - errors(name, down)) / (2.0 * DERIVATIVE) for name in moving], axis=1)
@@ -356,14 +426,8 @@ def sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> d
     return {name: spread * math.sqrt(variance_of) for name, variance_of in zip(moving, variance.tolist(), strict=True)}
 
 
-def _loosest(parameters: LinkParameters, sigma: Mapping[str, float]) -> str | None:
-    """The number that the rows determine least, None if they determine all."""
-    loose = {name: width for name, width in sigma.items() if width > LOOSEST or _bound(parameters, name) is not None}
-    return max(loose, key=lambda name: loose[name]) if loose else None
-
-
 def _bound(parameters: LinkParameters, name: str) -> float | None:
-    """The end of a number's range that a search has run into."""
+    """Return the end of a number's range that a search has run into."""
     (parameter,) = [field for field in dataclasses.fields(LinkParameters) if field.name == name]
     value = getattr(parameters, name)
     ends = [parameter.metadata[end] for end in ("low", "high")]
@@ -386,7 +450,7 @@ def _fitted(
     job: LinkJob, parameters: LinkParameters, sigma: Mapping[str, float], left: Mapping[str, str], date: str
 ) -> LinksFitted:
     moving, measured = list(sigma), np.concatenate([part.measured for part in job.rows])
-    ratios = [np.exp(log_errors(_Steps(moving), job.rows, {STACK: part})) for part in (job.start, parameters)]
+    ratios = [np.exp(log_errors(_kind(moving), job.rows, {STACK: part})) for part in (job.start, parameters)]
 
     def tested(names: Sequence[str]) -> tuple[ResidualErrors, ResidualErrors]:
         mask = job.held_out & np.any([job.spoken[name] for name in names], axis=0)
@@ -422,7 +486,21 @@ def _notes(job: LinkJob, parameters: LinkParameters, numbers: Sequence[str], bef
 def entries(
     before: Mapping[str, SourcedParameters[Any]], parameters: LinkParameters, moving: Sequence[str]
 ) -> Iterator[Entry]:
-    """Entries of the families whose numbers move, with those numbers and what changes in proportion."""
+    """Compose entries of the families whose numbers move, with what changes in proportion.
+
+    Parameters
+    ----------
+    before : mapping of str to SourcedParameters[Any]
+        Parameters before the fit, by family.
+    parameters : LinkParameters
+        Fitted numbers.
+    moving : sequence of str
+        Names of those that move.
+
+    Yields
+    ------
+    Entry
+    """
     for family in dict.fromkeys(NUMBERS[name].family for name in moving):
         values: dict[str, float] = dataclasses.asdict(before[family].parameters)
         for name in moving:
@@ -439,18 +517,41 @@ def entries(
 
 
 def _within(measured: SourcedParameters[Any], name: str, value: float) -> float:
-    """A parameter kept in the range that its family allows."""
+    """Return a parameter limited to the range of its family."""
     (parameter,) = [field for field in dataclasses.fields(measured.parameters) if field.name == name]
     return float(min(max(value, parameter.metadata["low"]), parameter.metadata["high"]))
 
 
 def calibration(system: System, fitted: Iterator[Entry] | Sequence[Entry]) -> Calibration:
-    """Entries as the calibration of a system."""
+    """Collect entries into the calibration of a system.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+    fitted : iterator of Entry or sequence of Entry
+        Its entries.
+
+    Returns
+    -------
+    Calibration
+    """
     return Calibration(name=system.name, subject=system.name, entries=tuple(fitted))
 
 
 def numbers(result: LinksFitted) -> Iterator[tuple[str, ...]]:
-    """Rows of a table for people: name, before, after, sigma, and what the number is or why it was left."""
+    """List the numbers of a fit for people.
+
+    Parameters
+    ----------
+    result : LinksFitted
+        The fit.
+
+    Yields
+    ------
+    tuple of str
+        Name, before, after, sigma, and what the number is or why it was left.
+    """
     for name, number in NUMBERS.items():
         if name in result.sigma:
             after, sigma = _shown(name, getattr(result.parameters, name)), f"{math.expm1(result.sigma[name]):.1%}"

@@ -1,5 +1,9 @@
 """Timing of points on a device through torch: what to call, how long it takes, and tables that grow row by row.
 
+Points are designed for each pricing family, as rows of the tables that fits read without their times. Few say much:
+sizes are spread over decades, with odd ones between the powers of two that tiles fit best, from launches that do
+nothing to kernels that run for milliseconds.
+
 On a CUDA device a point is captured into a CUDA graph and replayed between two events, so that the host does not count;
 where it cannot be captured it is launched in a loop. Inputs are random normal numbers (constant ones draw less power),
 times are medians after a warm-up. On the CPU, for tests of the path, a wall clock stands in.
@@ -7,6 +11,7 @@ times are medians after a warm-up. On the CPU, for tests of the path, a wall clo
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import statistics
@@ -16,20 +21,243 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from paleo.calibrate.microbenchmarks import WIDTH
-from paleo.errors import PaleoError, SpecError
-from paleo.files import append_row, header, read_rows
+from paleo.errors import PaleoError, SpecError, near
+from paleo.files import append_row, header, is_file, read_rows
 from paleo.specs.device import find_device
-from paleo.units import MEGA, MICROSECOND, MILLISECOND
+from paleo.units import MICROSECOND, MILLISECOND
 
-if TYPE_CHECKING:
-    from paleo.calibrate.microbenchmarks import Point
+Row = Mapping[str, Any]
+#: A size that tiles fit.
+_KI = 2**10
+#: Bytes of an element.
+WIDTH = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Measurement to make: the table that its row belongs to, and the row without its time."""
+
+    table: str
+    row: Row
+
+    @property
+    def key(self) -> str:
+        """The identity of the point among all points of its table."""
+        return "|".join(f"{name}={self.row[name]}" for name in sorted(self.row))
+
+
+def _gemm_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
+    """Square, skinny (few rows against wide weights), deep (long k), odd and batched products."""
+    square = [(n, n, n) for n in (64, 128, 256, 384, 512, 768, _KI, 1536, 2048, 3072, 4096, 6144, 8192, 12288)]
+    skinny = [(m, n, k) for m in (1, 8, 32, 128, 512) for n, k in ((_KI, _KI), (4096, 4096), (12288, 4096))]
+    deep = [(64, 64, 16384), (256, 256, 8192), (128, 4096, 16384), (512, 512, 32768), (2048, 512, 512)]
+    odd = [(1000, 1000, 1000), (777, 2049, 513), (3000, 100, 3000), (5000, 5000, 500), (129, 8193, 4096)]
+    batched = [(128, 128, 64, 96), (512, 512, 64, 64), (2048, 64, 2048, 16), (_KI, _KI, 128, 32), (333, 77, 64, 48)]
+    single = [(*sizes, 1) for sizes in (*square, *skinny, *deep, *odd)]
+    for dtype, (m, n, k, batch) in itertools.product(dtypes, [*single, *batched]):
+        if max(m, n, k) <= largest:
+            sizes = {"m": m, "n": n, "k": k, "batch": batch}
+            row = {"dtype": dtype, **sizes, "trans_a": "N", "trans_b": "N", "launch": "queued"}
+            yield Point("gemm", row)
+            if batch == 1 and m % 128 == 0 and m == n:
+                yield Point("gemm", row | {"trans_b": "T"})
+            if m == n and m in (64, 512, 2048):
+                yield Point("gemm", row | {"launch": "eager"})
+
+
+def _elementwise_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
+    """Streams of growing size, cold and warm, and rows of softmax and layer norm."""
+    sizes = [2**power for power in range(0, 28, 3)]
+    for dtype, size, op in itertools.product(dtypes, sizes, ("add", "relu", "gelu", "copy")):
+        if size <= largest**2:
+            for cache in ("warm", "cold"):
+                yield _stream(op, (size,), dtype, cache)
+            if op == "add":
+                yield _stream(op, (size,), dtype, "warm", launch="eager")
+    rows = [(64, 256), (512, 1000), (4096, 768), (4096, 4096), (16384, _KI), (131072, 128), (2048, 32768)]
+    for dtype, (count, length), op in itertools.product(dtypes, rows, ("softmax", "layernorm")):
+        if max(count, length) <= largest**2 // 4:
+            yield _stream(op, (count, length), dtype, "warm")
+
+
+def _stream(op: str, shape: tuple[int, ...], dtype: str, cache: str, launch: str = "queued") -> Point:
+    elements = 1
+    for extent in shape:
+        elements *= extent
+    moved = elements * WIDTH[dtype] * (3 if op == "add" else 2)
+    text = "x".join(map(str, shape))
+    row = {"op": op, "shape": text, "dtype": dtype, "bytes_moved": moved, "cache": cache, "launch": launch}
+    return Point("elementwise", row)
+
+
+def _attention_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
+    """Causal prefill, encoder and decoding of usual head counts, and the backward of training."""
+    heads = ((32, 32), (32, 8), (16, 16))
+    lengths = ((1, 512), (4, _KI), (8, 2048), (1, 8192), (2, 4096), (16, 256), (1, 129))
+    for dtype, (q_heads, kv_heads), (batch, length), head_dim in itertools.product(
+        (dtype for dtype in dtypes if WIDTH[dtype] == 2), heads, lengths, (64, 128)
+    ):
+        common = {"dtype": dtype, "batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        for phase in ("context", "encoder", "generation", "context_backward"):
+            queries = 1 if phase == "generation" else length
+            if length <= largest:
+                sizes = {"q_len": queries, "kv_len": length, "causal": phase.startswith("context")}
+                yield Point("attention", {"phase": phase, **common, **sizes})
+
+
+def _conv_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
+    """Layers of VGG, ResNet, Inception and depthwise networks, in all three directions."""
+    layers = (
+        (3, 224, 64, 7, 3, 2), (64, 56, 64, 1, 0, 1), (64, 56, 64, 3, 1, 1), (256, 56, 128, 1, 0, 2),
+        (128, 28, 128, 3, 1, 1), (512, 28, 256, 1, 0, 1), (256, 14, 256, 3, 1, 1), (512, 7, 512, 3, 1, 1),
+        (2048, 7, 512, 1, 0, 1), (192, 17, 192, 7, 3, 1), (48, 35, 64, 5, 2, 1), (64, 224, 64, 3, 1, 1),
+    )  # fmt: skip
+    for dtype, batch, layer, direction in itertools.product(
+        dtypes, (1, 16, 64), layers, ("fwd", "bwd_data", "bwd_filter")
+    ):
+        c, size, k, taps, pad, stride = layer
+        if size * batch <= largest and dtype != "fp8":
+            sizes = {"n": batch, "c": c, "h": size, "w": size, "k": k, "r": taps, "s": taps, "pad_h": pad, "pad_w": pad}
+            yield Point(
+                "conv", {"dtype": dtype, **sizes, "stride_h": stride, "stride_w": stride, "direction": direction}
+            )
+
+
+def _rnn_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
+    """Short and long sequences of narrow and wide cells."""
+    sizes = (
+        (256, 16, 150),
+        (512, 32, 25),
+        (_KI, 64, 25),
+        (1760, 16, 50),
+        (1536, 8, 50),
+        (2048, 128, 25),
+        (2816, 32, 20),
+    )
+    for dtype, cell, (hidden, batch, steps), direction in itertools.product(
+        dtypes, ("vanilla", "lstm", "gru"), sizes, ("fwd", "bwd")
+    ):
+        if hidden <= largest and dtype in ("fp32", "fp16"):
+            shape = {"hidden": hidden, "batch": batch, "timesteps": steps}
+            yield Point("rnn", {"dtype": dtype, "cell": cell, **shape, "direction": direction})
+
+
+def _copies_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
+    """Between host and device, page-locked, both ways."""
+    for power, direction in itertools.product(range(2, 31, 4), ("h2d", "d2h")):
+        if 2**power <= largest**2:
+            yield Point("copies", {"copy": direction, "bytes": 2**power})
+
+
+def _deepbench_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
+    """Select some of DeepBench's training products, for comparison with its published tables."""
+    shapes = (
+        (1760, 16, 1760), (1760, 128, 1760), (1760, 7000, 1760), (2048, 32, 2048), (2560, 64, 2560), (4096, 16, 4096),
+        (5124, 700, 2048), (35, 700, 2048), (7680, 1500, 2560), (3072, 1500, _KI), (512, 24000, 1536),
+        (_KI, 8, 500000),
+    )  # fmt: skip
+    for dtype, (m, n, k), (left, right) in itertools.product(dtypes, shapes, (("N", "N"), ("T", "N"), ("N", "T"))):
+        if max(m, n, k) <= largest * 64:
+            sizes = {"m": m, "n": n, "k": k, "batch": 1}
+            yield Point("gemm", {"dtype": dtype, **sizes, "trans_a": left, "trans_b": right, "launch": "queued"})
+
+
+Suite = Callable[[tuple[str, ...], int], Iterator[Point]]
+#: Name -> points; the order is the order of measuring.
+SUITES: Mapping[str, Suite] = {
+    "gemm": _gemm_points,
+    "elementwise": _elementwise_points,
+    "attention": _attention_points,
+    "conv": _conv_points,
+    "rnn": _rnn_points,
+    "copies": _copies_points,
+    "deepbench": _deepbench_points,
+}
+#: What is measured where nothing else is asked for.
+USUAL = ("gemm", "elementwise", "attention", "conv", "rnn", "copies")
+#: Payloads of collectives [byte]: from one packet to what fills the links.
+PAYLOADS = tuple(2**power for power in range(10, 31, 2))
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def points(suites: tuple[str, ...], dtypes: tuple[str, ...], largest: int) -> list[Point]:
+    """Design points of several suites in turn, so that a run that is cut short has some of each.
+
+    Parameters
+    ----------
+    suites : tuple of str
+        Names in `SUITES`.
+    dtypes : tuple of str
+        Number formats.
+    largest : int
+        The largest dimension of a matrix.
+
+    Returns
+    -------
+    list of Point
+
+    Raises
+    ------
+    SpecError
+        If a suite is not known.
+
+    Examples
+    --------
+    >>> [point.table for point in points(("gemm", "copies"), ("fp32",), 64)][:4]
+    ['gemm', 'copies', 'gemm', 'copies']
+    """
+    for name in suites:
+        if name not in SUITES:
+            raise SpecError(f"unknown suite {name!r}; {near(name, SUITES)}")
+    rounds = itertools.zip_longest(*(_spread(list(SUITES[name](dtypes, largest))) for name in suites))
+    return [point for each in rounds for point in each if point is not None]
+
+
+def _spread(row: list[Point]) -> list[Point]:
+    """Order points so that every beginning is spread over all of them: by steps of the golden ratio."""
+    golden = 0.618033988749895
+    order = sorted(range(len(row)), key=lambda index: (index * golden) % 1.0)
+    return [row[index] for index in order]
+
+
+def collective_points(ranks: int, ranks_per_node: int, dtype: str = "bf16") -> list[Point]:
+    """Design collectives over all ranks of a job and over smaller powers of two within a node.
+
+    Parameters
+    ----------
+    ranks : int
+        Processes of the job.
+    ranks_per_node : int
+        Processes in a node.
+    dtype : str, default 'bf16'
+        Number format.
+
+    Returns
+    -------
+    list of Point
+    """
+    groups = [n for n in (2, 4, 8, 16) if n < ranks and n <= ranks_per_node] + [ranks]
+    return [
+        Point(
+            "collective",
+            {
+                "op": op,
+                "dtype": dtype,
+                "ranks": n,
+                "ranks_per_node": min(n, ranks_per_node),
+                "bytes": payload,
+                "algo": "",
+            },
+        )
+        for op, n, payload in itertools.product(_COLLECTIVES, groups, PAYLOADS)
+    ]
+
 
 SOURCE = "paleo calibrate"
 #: Bytes that are written between cold calls, to empty any last-level cache there is.
-FLUSH = 2**28
+_FLUSH = 2**28
 #: Copies of the weights that take turns in a replayed product, as in inference.
 WEIGHT_COPIES = 5
 #: Calls in one captured graph, samples of a median, and about how long one sample may take [s].
@@ -45,7 +273,7 @@ class Timing:
     timing: str
 
 
-class Stopwatch(Protocol):
+class _Stopwatch(Protocol):
     """Times a call."""
 
     def time(self, calls: Sequence[Call], flush: Call | None) -> Timing:
@@ -56,10 +284,23 @@ class Stopwatch(Protocol):
 
 
 class WallClock:
-    """Of the host: for devices that compute while the caller waits."""
+    """Host clock, for devices that compute while the caller waits."""
 
     def time(self, calls: Sequence[Call], flush: Call | None) -> Timing:
-        """Median of a few calls."""
+        """Time calls in turn by the wall clock.
+
+        Parameters
+        ----------
+        calls : sequence of Call
+            What to call.
+        flush : Call, optional
+            Empties caches before each call; not counted.
+
+        Returns
+        -------
+        Timing
+            Median of a few calls.
+        """
         samples = []
         for index in range(SAMPLES + 1):
             if flush is not None:
@@ -70,11 +311,22 @@ class WallClock:
         return Timing(statistics.median(samples[1:]), "back-to-back")
 
     def eager(self, call: Call) -> Timing:
-        """Median seconds of one call, repeated, the time of the host included."""
+        """Time one call, repeated, the time of the host included.
+
+        Parameters
+        ----------
+        call : Call
+            What to call.
+
+        Returns
+        -------
+        Timing
+            Median.
+        """
         return Timing(self.time([call], None).seconds, "eager")
 
 
-class CudaClock:
+class _CudaClock:
     """CUDA events round replays of a captured graph, or round a loop where capture is refused."""
 
     def __init__(self, torch: Any) -> None:
@@ -106,7 +358,7 @@ class CudaClock:
         return Timing(statistics.median(samples), "eager")
 
     def _repeated(self, calls: Sequence[Call]) -> tuple[Call, str]:
-        """A call that runs the calls of a list CALLS times, in turn."""
+        """Return a call that runs the calls of a list CALLS times, in turn."""
 
         def loop() -> None:
             for index in range(CALLS):
@@ -134,12 +386,12 @@ class CudaClock:
 
 @dataclass
 class Bench:
-    """A device, the library that measures on it, and the columns that all of its rows have."""
+    """Measuring bench: a device, the library that runs kernels on it, and the columns that all of its rows share."""
 
     torch: Any
     device: Any
     name: str
-    clock: Stopwatch
+    clock: _Stopwatch
     library: str
     further_columns: Mapping[str, Any] = field(default_factory=dict)
 
@@ -149,16 +401,39 @@ class Bench:
         return bool(self.device.type == "cuda")
 
     def measure(self, point: Point) -> dict[str, Any]:
-        """The row of a point with its time and the circumstances."""
+        """Measure a point.
+
+        Parameters
+        ----------
+        point : Point
+            What to time.
+
+        Returns
+        -------
+        dict of str to object
+            Its row, with its time and the circumstances.
+        """
         with self.torch.no_grad(), _tf32(self.torch, point.row.get("dtype") == "tf32"):
-            calls = BUILDERS[point.table](self, point.row)
+            calls = _BUILDERS[point.table](self, point.row)
             flush = self._flush if point.row.get("cache") == "cold" else None
             eager = point.row.get("launch") == "eager"
             timing = self.clock.eager(calls[0]) if eager else self.clock.time(calls, flush)
         return self.row(point, timing)
 
     def row(self, point: Point, timing: Timing) -> dict[str, Any]:
-        """A row of the point's table."""
+        """Compose a row of the point's table.
+
+        Parameters
+        ----------
+        point : Point
+            What was timed.
+        timing : Timing
+            How long it took.
+
+        Returns
+        -------
+        dict of str to object
+        """
         times = {"time_us": round(timing.seconds / MICROSECOND, 4), "timing": timing.timing}
         return {
             "source": SOURCE,
@@ -167,17 +442,30 @@ class Bench:
             **point.row,
             **times,
             **self.further_columns,
-        } | ({"clock_mhz": sustained_clock(self.torch, self.device)} if self.on_cuda else {"clock_mhz": ""})
+        } | ({"clock_mhz": _sustained_clock(self.torch, self.device)} if self.on_cuda else {"clock_mhz": ""})
 
     def _flush(self) -> None:
         if not hasattr(self, "_scratch"):
             self._scratch = self.torch.empty(
-                FLUSH if self.on_cuda else 2**22, dtype=self.torch.uint8, device=self.device
+                _FLUSH if self.on_cuda else 2**22, dtype=self.torch.uint8, device=self.device
             )
         self._scratch.zero_()
 
     def normal(self, *shape: int, dtype: str) -> Any:
-        """Random normal numbers on the device."""
+        """Draw random normal numbers on the device.
+
+        Parameters
+        ----------
+        *shape : int
+            Sizes of the tensor.
+        dtype : str
+            Number format.
+
+        Returns
+        -------
+        torch.Tensor
+            The tensor.
+        """
         names = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
         return self.torch.randn(*shape, device=self.device, dtype=getattr(self.torch, names[dtype]))
 
@@ -295,7 +583,7 @@ def _bound(call: Callable[..., object], *arguments: Any, **named: Any) -> Call:
 
 
 #: Table -> what makes the calls of a row.
-BUILDERS: Mapping[str, Callable[[Bench, Mapping[str, Any]], list[Call]]] = {
+_BUILDERS: Mapping[str, Callable[[Bench, Mapping[str, Any]], list[Call]]] = {
     "gemm": _gemm,
     "elementwise": _elementwise,
     "attention": _attention,
@@ -315,9 +603,27 @@ def import_torch() -> Any:
 
 
 def bench(text: str, name: str | None, date: str) -> Bench:
-    """What measures on a device: ``cuda:0``, …, or ``cpu`` for tests.
+    """Prepare what measures on a device.
 
     ``name`` is its catalog name, where what CUDA calls it is no alias of any.
+
+    Parameters
+    ----------
+    text : str
+        What torch calls it: ``cuda:0``, …, or ``cpu`` for tests.
+    name : str, optional
+        Its catalog name, where what CUDA calls it is no alias of any.
+    date : str
+        Date that rows carry.
+
+    Returns
+    -------
+    Bench
+
+    Raises
+    ------
+    SpecError
+        If there is no such device, or the catalog does not know it.
     """
     torch = import_torch()
     try:
@@ -342,13 +648,30 @@ def bench(text: str, name: str | None, date: str) -> Bench:
     reported = torch.cuda.get_device_name(device) if on_cuda else "cpu"
     if on_cuda:
         torch.cuda.set_device(device)
-    clock: Stopwatch = CudaClock(torch) if on_cuda else WallClock()
-    more = {"device_reported": reported, "driver": _driver() if on_cuda else "", "date": date}
+    clock: _Stopwatch = _CudaClock(torch) if on_cuda else WallClock()
+    more = {"device_reported": reported, "driver": _nvidia_smi("driver_version") if on_cuda else "", "date": date}
     return Bench(torch, device, catalog_name(reported, name), clock, _library(torch), more)
 
 
 def catalog_name(reported: str, name: str | None) -> str:
-    """The catalog name of a device; SpecError asks for ``--name`` where what CUDA reports is no alias of any."""
+    """Look up the catalog name of a device.
+
+    Parameters
+    ----------
+    reported : str
+        What CUDA calls it.
+    name : str, optional
+        What the user calls it.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    SpecError
+        If the catalog knows neither; asks for ``--name``.
+    """
     try:
         return find_device(name or reported).name
     except PaleoError as error:
@@ -365,10 +688,6 @@ def _library(torch: Any) -> str:
     return f"PyTorch {torch.__version__}{cudnn}"
 
 
-def _driver() -> str:
-    return _nvidia_smi("driver_version")
-
-
 def _nvidia_smi(query: str) -> str:
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     with suppress(OSError, subprocess.SubprocessError):
@@ -377,8 +696,8 @@ def _nvidia_smi(query: str) -> str:
     return ""
 
 
-def sustained_clock(torch: Any, device: Any) -> str:
-    """The clock of the multiprocessors right after a measurement [MHz], or '' where nothing tells it."""
+def _sustained_clock(torch: Any, device: Any) -> str:
+    """Return the clock of the multiprocessors right after a measurement [MHz], or '' where nothing tells it."""
     with suppress(Exception):  # needs pynvml, and a driver that answers
         return str(torch.cuda.clock_rate(device))
     return _nvidia_smi("clocks.sm")
@@ -392,17 +711,45 @@ class Tables:
         self._done: dict[str, set[str]] = {}
 
     def path(self, table: str) -> Path:
-        """The file of a table."""
+        """Return the file of a table.
+
+        Parameters
+        ----------
+        table : str
+            Name of the table.
+
+        Returns
+        -------
+        Path
+        """
         return self.folder / f"{self.device}.{table}.csv"
 
     def is_measured(self, point: Point) -> bool:
-        """Whether the point was measured with this library."""
+        """Tell whether a point was measured with this library.
+
+        Parameters
+        ----------
+        point : Point
+            The point.
+
+        Returns
+        -------
+        bool
+        """
         if point.table not in self._done:
             self._done[point.table] = set(self._keys(point.table))
         return self._key(point.row) in self._done[point.table]
 
     def append(self, point: Point, row: Mapping[str, Any]) -> None:
-        """Write a row at the end of its table; the first row of a new table brings the header."""
+        """Write a row at the end of its table; the first row of a new table brings the header.
+
+        Parameters
+        ----------
+        point : Point
+            The point.
+        row : mapping of str to object
+            Its row.
+        """
         path = self.path(point.table)
         names = self._header(path) or list(row)
         append_row(path, names, row)
@@ -410,15 +757,15 @@ class Tables:
         self._done[point.table].add(self._key(point.row))
 
     def files(self) -> list[Path]:
-        """The CSV files of this device in the folder, sorted."""
+        """List the CSV files of this device in the folder, sorted."""
         return sorted(self.folder.glob(f"{self.device}.*.csv"))
 
     def _header(self, path: Path) -> list[str] | None:
-        return header(path) if path.is_file() else None
+        return header(path) if is_file(path) else None
 
     def _keys(self, table: str) -> Iterator[str]:
         path = self.path(table)
-        for row in read_rows(path) if path.is_file() else ():
+        for row in read_rows(path) if is_file(path) else ():
             if row.get("library") == self.library:
                 yield self._key(row)
 
@@ -446,7 +793,26 @@ def measure_all(
     budget: float,
     report: Callable[[Point], object] = lambda point: None,
 ) -> tuple[int, list[str]]:
-    """Measure points until they or the ``budget`` [s] are at an end: rows written, and what failed and why."""
+    """Measure points until they or a budget are at an end.
+
+    Parameters
+    ----------
+    measured : Bench
+        What measures.
+    points : sequence of Point
+        The points in order.
+    tables : Tables
+        Where rows are written.
+    budget : float
+        Seconds.
+    report : callable, default lambda point: None
+        Called with each point as it starts.
+
+    Returns
+    -------
+    tuple of (int, list of str)
+        Rows written, and what failed and why.
+    """
     start, written, failed = time.perf_counter(), 0, list[str]()
     for point in points:
         report(point)
@@ -470,9 +836,27 @@ def measure_all(
 def measure_collectives(
     torch: Any, device_type: str, system: str, date: str, points_of: Callable[[int, int], list[Point]]
 ) -> Iterator[tuple[Point, dict[str, Any]]]:
-    """Collectives among the processes that ``torchrun`` started; the first rank yields rows, the others nothing.
+    """Measure collectives among the processes that ``torchrun`` started.
 
     ``points_of`` gives the points of a job of so many ranks, so many of them in a node.
+
+    Parameters
+    ----------
+    torch : object
+        The library.
+    device_type : str
+        ``cuda`` or ``cpu``.
+    system : str
+        Catalog name of the system.
+    date : str
+        Date that results carry.
+    points_of : callable
+        Gives the points of a job of so many ranks, so many of them in a node.
+
+    Yields
+    ------
+    tuple of (Point, dict of str to object)
+        Points with their rows, on the first rank; nothing on others.
     """
     distributed, on_cuda = torch.distributed, device_type == "cuda"
     distributed.init_process_group("nccl" if on_cuda else "gloo")
@@ -521,12 +905,3 @@ def _collective_time(torch: Any, device: Any, team: Any, row: Mapping[str, Any],
         call()
     settle()
     return (time.perf_counter() - start) / CALLS
-
-
-def bandwidth(row: Mapping[str, Any]) -> float:
-    """Bytes per second of a row of ``copies``.
-
-    >>> bandwidth({"bytes": 1000000, "time_us": 100.0}) == 10**10
-    True
-    """
-    return float(row["bytes"]) / (float(row["time_us"]) / MEGA)

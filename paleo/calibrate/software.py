@@ -3,74 +3,94 @@
 A profile has few numbers that no kernel table can tell: what an operation costs the host, what collectives beside
 computation cost, how much slower an old attention kernel is. They are fitted to the steps of one profile by the same
 robust log-error least squares as kernels, on the rows of half the configurations, and tested on rows of others.
+
+``--only waiting`` fits how device and host add up where the host waits for counts of tokens, `HostTime.waiting_power`,
+to measured steps of mixtures, one power for all profiles; sources named with ``--hold-out`` are kept back. Few
+configurations of mixtures are measured, and rows of a source err together: rows are held out by source, each tested
+with what the others give.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import yaml
 
-from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual
-from paleo.calibrate.fit import Rows, count, divided, fit
+from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual, steps_table
+from paleo.calibrate.fit import CONFIGURATION, Fit, FitResult, PricedSteps, Rows, bounded, count, predictions
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Residual
 from paleo.specs.device import find_device
 from paleo.specs.loading import Spec
-from paleo.specs.software import SoftwareFit, load_software
-from paleo.units import GIGA, MEBIBYTE, MICROSECOND, MILLISECOND, Quantity
-from paleo.validate.kinds.base import read_table, text
-from paleo.validate.steps.base import StepTable, records, stands_in
-from paleo.validate.tables import table_of
-
-if TYPE_CHECKING:
-    from paleo.calibrate.fit import FitResult
-    from paleo.specs.software import Software
+from paleo.specs.software import Software, SoftwareFit, load_software
+from paleo.step.section_times import AHEAD
+from paleo.tables.cells import text
+from paleo.tables.errors import ResidualErrors, residual
+from paleo.tables.runner import compute_rows, sound_table
+from paleo.tables.steps import StepTable, is_substitute_profile, profile_at_release, row_dicts
+from paleo.tables.tables import table_of
+from paleo.units import GIGA, MEBIBYTE, MICROSECOND, MILLISECOND, Quantity, counted
 
 Array = npt.NDArray[np.float64]
+Report = Callable[[str], object]
 #: Rows that a fit sees: host time and one more term are settled by about forty.
 TRAINING_ROWS = 60
-#: Columns that name a configuration; rows that differ in replicas or in the global batch alone are one.
-CONFIGURATION = (
-    "model", "model_slug", "system", "device", "layers", "hidden", "seq_len", "tp", "pp", "micro_batch",
-    "batch_per_gpu", "recompute",
-)  # fmt: skip
+#: What differs from architecture to architecture.
+_PER_ARCHITECTURE = ("attention_slowdown",)
 #: Fewer rows than this are no fit of two parameters that can be tested.
 LEAST_STEPS = 12
 
 
-def _bounded(low: float, high: float, **more: Any) -> Any:
-    return field(default=1.0, metadata={"low": low, "high": high, **more})
-
-
 @dataclass(frozen=True, slots=True)
 class SoftwareParameters:
-    """What is fitted of a profile.
+    """Fitted parameters of a software profile.
 
     ``host_forward`` [s] is the host's time for one operation; ``ratio``, that of its backward pass over it, is not
     fitted, as steps of training do not tell the two apart. ``contention`` and ``attention_slowdown`` as in `Software`.
     """
 
-    host_forward: float = _bounded(0.1 * MICROSECOND, MILLISECOND)
-    ratio: float = _bounded(0.1, 10.0, fitted=False)
-    contention: float = _bounded(0.01, 4.0)
-    attention_slowdown: float = _bounded(1.0, 8.0)
+    host_forward: float = bounded(1.0, 0.1 * MICROSECOND, MILLISECOND)
+    ratio: float = bounded(1.0, 0.1, 10.0, fitted=False)
+    contention: float = bounded(1.0, 0.01, 4.0)
+    attention_slowdown: float = bounded(1.0, 1.0, 8.0)
 
     @classmethod
     def of(cls, profile: Software, architecture: str) -> SoftwareParameters:
-        """The numbers that a profile states."""
+        """Read the numbers that a profile states.
+
+        Parameters
+        ----------
+        profile : Software
+            Software profile.
+        architecture : str
+            Architecture whose slow-down counts.
+
+        Returns
+        -------
+        SoftwareParameters
+        """
         ratio = profile.host.backward / profile.host.forward if profile.host.forward else 1.0
         return cls(profile.host.forward, ratio, profile.overlap.contention, profile.slowdown_on(architecture))
 
     def applied(self, profile: Software) -> Software:
-        """The profile with these numbers."""
+        """Write the numbers into a profile.
+
+        Parameters
+        ----------
+        profile : Software
+            Software profile.
+
+        Returns
+        -------
+        Software
+        """
         return profile.changed(
             {
                 "host.forward": self.host_forward,
@@ -81,23 +101,16 @@ class SoftwareParameters:
         )
 
 
-class ProfileFigures(NamedTuple):
+class _ProfileFigures(NamedTuple):
     """What predicts rows: the kind of table, and the profile before the fit."""
 
     table: StepTable
     profile: Software
 
 
-class _Steps:
-    """Step tables as what `fit` asks of a kind."""
-
-    def __init__(self, configuration: Sequence[str]) -> None:
-        self.configuration = tuple(configuration)
-
-    def time(self, frame: pd.DataFrame, figures: ProfileFigures, parameters: SoftwareParameters) -> Array:
-        """Predicted seconds of each row."""
-        profile = parameters.applied(figures.profile)
-        return np.array([figures.table.step(row, profile).value for row in records(frame)])
+def _priced(figures: _ProfileFigures, parameters: SoftwareParameters) -> Callable[[dict[str, Any]], float]:
+    profile = parameters.applied(figures.profile)
+    return lambda row: figures.table.step(row, profile).value
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,20 +129,35 @@ class SoftwareJob:
         return count(self.rows)
 
     @property
-    def divided(self) -> tuple[int, int]:
-        """How many rows a fit uses, and how many it is tested on."""
-        fitted, _, held_out = divided(_kind(self), self.rows, training_rows=TRAINING_ROWS)
-        return count(fitted), count(held_out)
-
-    @property
     def origin(self) -> str:
-        """The table, and whose rows of it."""
+        """Name of the table, with the architectures of its rows."""
         return f"{self.file} ({self.source})"
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """Those of the devices that ran the steps."""
+        """Architectures of the devices that ran the steps."""
         return tuple(group.stack for group in self.rows)
+
+    def fit(self, fixed: Sequence[str] = (), per_stack: Sequence[str] = ()) -> Fit[SoftwareParameters]:
+        """Set up the fit of these rows; `Fit.result` runs it.
+
+        Parameters
+        ----------
+        fixed : sequence of str, default ()
+            Numbers that stay as the profile states them.
+        per_stack : sequence of str, default ()
+            Numbers of each architecture.
+
+        Returns
+        -------
+        Fit[SoftwareParameters]
+        """
+        columns = set(self.rows[0].frame.columns)
+        kind = PricedSteps([name for name in CONFIGURATION if name in columns], _priced)
+        return Fit(
+            kind, self.rows, SoftwareParameters.of(self.profile, self.rows[0].stack), fixed=fixed, per_stack=per_stack,
+            training_rows=TRAINING_ROWS, starts=1, emphasis=0.0, evaluations=15,
+        )  # fmt: skip
 
     @property
     def label(self) -> str:
@@ -156,14 +184,31 @@ class SoftwareFitted:
 
 
 def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJob]:
-    """What there is to fit in a table of steps; ``only`` names profiles. Rows that cannot be predicted, and those for
-    which the profile stands in (`stands_in`), are counted."""
-    frame = read_table(file)
+    """List what there is to fit in a table of steps.
+
+    Parameters
+    ----------
+    file : str or Path
+        A measured table.
+    only : sequence of str, default ()
+        Profiles.
+
+    Returns
+    -------
+    list of SoftwareJob
+        A job a profile; rows that cannot be predicted are counted, and so are those with a substitute profile
+        (`is_substitute_profile`).
+
+    Raises
+    ------
+    SpecError
+        If the table has no row of a profile.
+    """
+    frame = sound_table(file)
     table = table_of(frame.columns)
     if not isinstance(table, StepTable) or not table.calibrates:
         return []
-    frame = frame.reset_index(drop=True)
-    profiles = pd.Series([table.profile(row) for row in records(frame)], index=frame.index)
+    profiles = pd.Series([table.profile(row) for row in row_dicts(frame)], index=frame.index)
     for name in only:
         if name not in set(profiles):
             raise SpecError(f"{file}: no row of the profile {name!r}; {near(name, {*profiles, 'fabric'})}")
@@ -172,58 +217,58 @@ def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJo
 
 
 def _job(table: StepTable, file: str, frame: pd.DataFrame, profile: Software) -> SoftwareJob:
-    predicted = table.predict(frame)
-    named = np.array([not stands_in(row) for row in records(frame)])
+    _, predicted = compute_rows(table, frame)
+    named = np.array([not is_substitute_profile(row) for row in row_dicts(frame)])
     fine = frame[np.isfinite(predicted.seconds) & named]
     architectures = [find_device(str(name)).architecture for name in fine["device"]]
     measured = table.measured(fine)
     groups = []
     for architecture in sorted(set(architectures)):
         mask = np.array([name == architecture for name in architectures])
-        groups.append(Rows(fine[mask], ProfileFigures(table, profile), architecture, measured[mask]))
+        groups.append(Rows(fine[mask], _ProfileFigures(table, profile), architecture, measured[mask]))
     sources = ", ".join(sorted(set(text(fine, "source")) - {""}))
     return SoftwareJob(profile, file, sources, tuple(groups), len(frame) - len(fine))
 
 
 def fit_software(job: SoftwareJob, date: str, free: Sequence[str] = ()) -> SoftwareFitted:
-    """The fit of one profile: of ``free``, or of the numbers that it states and that are not neutral."""
+    """Fit one profile: the numbers of `free`, or those that it states and that are not neutral.
+
+    Parameters
+    ----------
+    job : SoftwareJob
+        Rows of the profile.
+    date : str
+        Date that results carry.
+    free : sequence of str, default ()
+        Numbers that the user asks for; the usual ones where it is empty.
+
+    Returns
+    -------
+    SoftwareFitted
+
+    Raises
+    ------
+    SpecError
+        If there is no number to fit, or none of that name.
+    """
     profile = job.profile
-    moving = tuple(free) or tuple(_stated(profile))
+    at_work = {
+        "host_forward": profile.host.forward > 0,
+        "contention": profile.overlap.contention > 0,
+        "attention_slowdown": profile.attention.slowdown not in (1.0, {}),
+    }
+    moving = tuple(free) or tuple(name for name, stated in at_work.items() if stated)
     if not moving:
         raise SpecError(f"{profile.name}: the profile states no host time, contention or slowdown to fit; name them")
-    known = {parameter.name: parameter for parameter in dataclasses.fields(SoftwareParameters)}
     for name in moving:
-        if name not in known or name == "ratio":
-            raise SpecError(f"--free {name}: no such number of a profile; {near(name, set(known) - {'ratio'})}")
-    start = _inside(SoftwareParameters.of(profile, job.rows[0].stack), moving)
-    result = fit(
-        _kind(job), job.rows, start,
-        fixed=[name for name in known if name not in moving and name != "ratio"],
-        per_stack=[name for name in ("attention_slowdown",) if name in moving],
-        training_rows=TRAINING_ROWS, starts=1, emphasis=0.0, evaluations=15,
-    )  # fmt: skip
+        if name not in at_work:
+            raise SpecError(f"--free {name}: no such number of a profile; {near(name, set(at_work))}")
+    fixed = [name for name in at_work if name not in moving]
+    fit = job.fit(fixed, per_stack=[name for name in moving if name in _PER_ARCHITECTURE])
+    floor = {field.name: field.metadata["low"] for field in dataclasses.fields(SoftwareParameters)}
+    off_bounds = {name: max(getattr(fit.start, name), floor[name]) for name in moving}
+    result = dataclasses.replace(fit, start=dataclasses.replace(fit.start, **off_bounds)).result()
     return SoftwareFitted(profile, _profile(job, result, moving, date))
-
-
-def _kind(job: SoftwareJob) -> _Steps:
-    columns = set(job.rows[0].frame.columns)
-    return _Steps([name for name in CONFIGURATION if name in columns])
-
-
-def _stated(profile: Software) -> Iterator[str]:
-    """Numbers of a profile that are at work in it."""
-    if profile.host.forward > 0:
-        yield "host_forward"
-    if profile.overlap.contention > 0:
-        yield "contention"
-    if profile.attention.slowdown not in (1.0, {}):
-        yield "attention_slowdown"
-
-
-def _inside(start: SoftwareParameters, moving: Sequence[str]) -> SoftwareParameters:
-    """The start, with what is fitted from nothing set off its bound."""
-    floor = {parameter.name: parameter.metadata["low"] for parameter in dataclasses.fields(SoftwareParameters)}
-    return dataclasses.replace(start, **{name: max(getattr(start, name), floor[name]) for name in moving})
 
 
 def _profile(job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Sequence[str], date: str) -> Software:
@@ -266,7 +311,17 @@ UNITS = {"time": ("us", MICROSECOND), "bytes": ("MiB", MEBIBYTE), "bandwidth": (
 
 
 def software_text(profile: Software) -> str:
-    """A profile as the text of its file, times in microseconds, memory in MiB, rates in GB/s."""
+    """Write a profile as the text of its file, times in microseconds, memory in MiB, rates in GB/s.
+
+    Parameters
+    ----------
+    profile : Software
+        Software profile.
+
+    Returns
+    -------
+    str
+    """
     data: dict[str, Any] = profile.model_dump(exclude_defaults=True, exclude={"name"}, mode="json", by_alias=True)
     for name, group in data.items():
         if isinstance(fields := getattr(profile, name, None), Spec) and name != "fit":
@@ -275,9 +330,255 @@ def software_text(profile: Software) -> str:
 
 
 def _with_unit(group: Spec, name: str, value: Any) -> Any:
-    """A field's value as a file states it."""
+    """Write a field's value as a file has it."""
     field = type(group).model_fields[name]
     optional = (each for choice in get_args(field.annotation) for each in getattr(choice, "__metadata__", ()))
     quantities = (each for each in (*field.metadata, *optional) if isinstance(each, Quantity))
     unit = next((UNITS[quantity.dimension] for quantity in quantities), None)
     return value if unit is None else f"{value / unit[1]:.6g} {unit[0]}"
+
+
+#: What `--only` asks for.
+WAITING = "waiting"
+#: Inverses of the powers at which each step is predicted; between them its logarithm is interpolated. Where device and
+#: host take alike that is exact.
+_INVERSES = np.linspace(1.0 / (2.0 * AHEAD), 1.0, 8)
+#: Columns of the seconds at these.
+COLUMNS = [f"seconds at {1.0 / inverse:.3g}" for inverse in _INVERSES]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingParameters:
+    """What is fitted: ``power`` as `HostTime.waiting_power`; 1 if device and host took turns."""
+
+    power: float = bounded(AHEAD, 1.0, 2.0 * AHEAD)
+
+
+def _interpolated(figures: Any, parameters: WaitingParameters) -> Callable[[dict[str, Any]], float]:
+    """Return what predicts a row from its seconds at several powers."""
+    inverse = 1.0 / parameters.power
+    return lambda row: float(np.exp(np.interp(inverse, _INVERSES, np.log([row[name] for name in COLUMNS]))))
+
+
+#: Steps of mixtures as what a fit asks of a kind.
+_MIXTURES = PricedSteps(("source",), _interpolated)
+
+
+def waiting_rows(files: Sequence[str], report: Report = str) -> list[Rows]:
+    """Collect rows of step tables whose hosts wait for counts of tokens.
+
+    Parameters
+    ----------
+    files : sequence of str
+        Tables of steps.
+    report : callable
+        Called with a label as each table is read.
+
+    Returns
+    -------
+    list of Rows
+        A group for each profile, as of the day of its rows; only steps that depend on the power.
+
+    Raises
+    ------
+    SpecError
+        If a table holds no steps that are fitted, or there are no such rows.
+    """
+    groups: list[Rows] = []
+    for file in files:
+        table, frame = steps_table(file, f"--only {WAITING} fits hosts to", report)
+        if not table.calibrates:
+            raise SpecError(f"{file}: a table of kind {table.name} has no steps that --only {WAITING} fits hosts to")
+        names = pd.Series([profile_at_release(row, table.profile(row)) for row in row_dicts(frame)], index=frame.index)
+        waiting = [name for name in sorted(set(names)) if load_software(name).host.routing > 0]
+        groups += [_waiting(table, frame[names == name], name) for name in waiting]
+    if not count(groups):
+        raise SpecError(f"{', '.join(files)}: in no step of these tables does the host wait for counts of tokens")
+    return groups
+
+
+def _waiting(table: StepTable, frame: pd.DataFrame, name: str) -> Rows:
+    """Those of one profile whose step depends on the power."""
+    known = frame[np.isfinite(compute_rows(table, frame)[1].seconds)]
+    profile = load_software(name)
+    for column, inverse in zip(COLUMNS, _INVERSES, strict=True):
+        changed = profile.changed({"host.waiting_power": 1.0 / inverse})
+        known = known.assign(**{column: [table.step(row, changed).value for row in row_dicts(known)]})
+    depends = known[COLUMNS[-1]] > known[COLUMNS[0]]
+    return Rows(known, profile, name, table.measured(known)).take(depends.to_numpy(dtype=bool))
+
+
+def fitted_waiting(rows: Sequence[Rows]) -> FitResult[WaitingParameters]:
+    """Fit one power to rows of all profiles.
+
+    Parameters
+    ----------
+    rows : sequence of Rows
+        As of `waiting_rows`.
+
+    Returns
+    -------
+    FitResult
+        All rows are fitted, none held out.
+    """
+    start = WaitingParameters(rows[0].figures.host.waiting_power)
+    return Fit(_MIXTURES, rows, start, starts=1, emphasis=0.0, evaluations=15, hold_out=False).result()
+
+
+def waiting_predictions(rows: Sequence[Rows], power: float) -> tuple[Array, Array]:
+    """Predict rows with a power.
+
+    Parameters
+    ----------
+    rows : sequence of Rows
+        As of `waiting_rows`.
+    power : float
+        1 adds the times of device and host; large powers take nearly the longer.
+
+    Returns
+    -------
+    predicted, measured : ndarray, shape (rows,)
+        Seconds.
+    """
+    return predictions(_MIXTURES, rows, {group.stack: WaitingParameters(power) for group in rows})
+
+
+def _of_sources(rows: Sequence[Rows], sources: Sequence[str], *, without: bool = False) -> list[Rows]:
+    """Return the rows of some sources, or all others."""
+    return [group.take(np.isin(text(group.frame, "source"), sources) != without) for group in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTest:
+    """Rows of one source, predicted with the waiting power fitted to all other sources; arrays (rows,) in seconds."""
+
+    source: str
+    power: float
+    predicted: Array
+    measured: Array
+
+    @property
+    def errors(self) -> ResidualErrors:
+        """Relative errors of the rows of the source that was left out."""
+        return residual(self.predicted, self.measured)
+
+
+def leave_one_source_out(rows: Sequence[Rows], kept_back: Sequence[str] = ()) -> list[SourceTest]:
+    """Predict the rows of each source with the power that the others give.
+
+    Parameters
+    ----------
+    rows : sequence of Rows
+        As of `waiting_rows`.
+    kept_back : sequence of str
+        Sources that no fit sees.
+
+    Returns
+    -------
+    list of SourceTest
+        One a source, in alphabetical order.
+
+    Raises
+    ------
+    SpecError
+        If no other source is left.
+    """
+    tests = []
+    for name in _sources_of(rows):
+        others = _of_sources(rows, [name, *kept_back], without=True)
+        if not count(others):
+            raise SpecError(f"no source is left when {', '.join(dict.fromkeys([name, *kept_back]))} are left out")
+        power = _power(fitted_waiting(others))
+        tests.append(SourceTest(name, power, *waiting_predictions(_of_sources(rows, [name]), power)))
+    return tests
+
+
+def _sources_of(rows: Sequence[Rows]) -> list[str]:
+    return sorted({source for group in rows for source in text(group.frame, "source")})
+
+
+def _power(result: FitResult[WaitingParameters]) -> float:
+    return next(iter(result.parameters.values())).power
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingFitted:
+    """Result of a fit of the waiting power of hosts.
+
+    It has the fitted power with one sigma of its logarithm, the prediction of each source with the power of all others
+    (`leave_one_source_out`), and the catalog profiles that ran the steps.
+    """
+
+    power: float
+    sigma: float
+    rows_fitted: int
+    kept_back: tuple[str, ...]
+    tests: tuple[SourceTest, ...]
+    before: tuple[Software, ...]
+
+    @property
+    def residual(self) -> ResidualErrors:
+        """Errors of all rows, each predicted with the power of other sources."""
+        parts = [(test.predicted, test.measured) for test in self.tests]
+        predicted, measured = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return residual(predicted, measured)
+
+    def profiles(self, files: Sequence[str], date: str) -> list[Software]:
+        """Write the power into the profiles.
+
+        Parameters
+        ----------
+        files : sequence of str
+            Tables that were fitted, for ``source``.
+        date : str
+            Date of the record.
+
+        Returns
+        -------
+        list of Software
+            With a record of this fit where a profile has none; it names no architecture, as host times stay.
+        """
+        sources = [test.source for test in self.tests if test.source not in self.kept_back]
+        record = SoftwareFit(
+            source=f"{', '.join(Path(file).name for file in files)} ({', '.join(sources)})",
+            date=date,
+            rows_fitted=self.rows_fitted,
+            rows_held_out=self.residual.rows,
+            uncertainty={"waiting_power": rounded(self.sigma, 2)},
+            residual=Residual(**rounded_residual(self.residual)),
+        )
+        changed = {"host.waiting_power": rounded(self.power, ERROR_DIGITS)}
+        return [profile.changed({**changed, "fit": profile.fit or record}) for profile in self.before]
+
+
+def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Report = str) -> WaitingFitted:
+    """Fit the power to the rows of tables, and test it on each source left out in turn.
+
+    Parameters
+    ----------
+    files : sequence of str
+        Tables of steps.
+    kept_back : sequence of str
+        Sources that are not fitted.
+    report : callable
+        Called with a label as each part of the work starts.
+
+    Returns
+    -------
+    WaitingFitted
+
+    Raises
+    ------
+    SpecError
+        If a source of `kept_back` has no row, or there is nothing to fit.
+    """
+    rows = waiting_rows(files, report)
+    for name in kept_back:
+        if name not in (known := _sources_of(rows)):
+            raise SpecError(f"--hold-out {name}: no step of that source; {near(name, known)}")
+    chosen = _of_sources(rows, kept_back, without=True)
+    report(f"power of {counted(count(chosen), 'step')}")
+    tests, result = leave_one_source_out(rows, kept_back), fitted_waiting(chosen)
+    names = sorted({group.stack.partition("@")[0] for group in rows if len(group.measured)})
+    sigma, before = next(iter(result.uncertainty.values())), tuple(load_software(name) for name in names)
+    return WaitingFitted(_power(result), sigma, result.rows_fitted, tuple(kept_back), tuple(tests), before)

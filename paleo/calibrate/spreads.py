@@ -20,76 +20,125 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual, steps_table
-from paleo.calibrate.fit import conformal_factors
+from paleo.calibrate.fit import conformal_factors, optimiser
 from paleo.errors import SpecError
 from paleo.specs.calibration import Entry, IntervalBin, Residual
 from paleo.step.interval import INTERVAL_FAMILY, Spreads, Uncertainty
+from paleo.tables.cells import text
+from paleo.tables.errors import residual
+from paleo.tables.steps import Step
 from paleo.units import counted
-from paleo.validate.kinds.base import text
-from paleo.validate.residual import residual
-from paleo.validate.steps.base import Step
 
 Array = npt.NDArray[np.float64]
 Report = Callable[[str], object]
 #: What `--only` asks for.
 ASKED = "intervals"
-#: Share of a source's rows that its intervals are to hold: the middle of `BAND`, as few sources come out in between and
-#: the rest lie inside or outside as a whole.
-LEVEL = 0.875
+#: Share of a source's rows that its intervals are to hold: the middle of `_BAND`, as few sources come out in between
+#: and the rest lie inside or outside as a whole.
+_LEVEL = 0.875
 #: Shares of a source's rows inside their intervals that are as they should be.
-BAND = (0.8, 0.95)
+_BAND = (0.8, 0.95)
 #: A source of fewer rows weighs less, and is not left out by itself.
-WHOLE_SOURCE = 6
+_WHOLE_SOURCE = 6
 #: Errors below this are as good as none: few rows are stated to more than three digits.
-LEAST_ERROR = 0.002
+_LEAST_ERROR = 0.002
 #: Width (log) over which the loss turns from one slope to the other.
-SMOOTH = 0.02
+_SMOOTH = 0.02
 #: Weight of the pull of each logarithm towards its start: it settles what the rows leave open.
-PULL = 1e-4
+_PULL = 1e-4
 #: What of `Uncertainty` differs from step to step.
 FIGURES = tuple(field.name for field in fields(Uncertainty) if field.name not in ("constants", "spreads"))
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Errors of steps, log(predicted / measured), with the sources that measured them, and what the half-widths of
-    their intervals are made of."""
+    """Errors of measured steps, log(predicted / measured), with their sources and the parts of their intervals."""
 
     sources: npt.NDArray[np.str_]
     errors: Array
     uncertainty: Uncertainty
 
     def half_widths(self, spreads: Spreads) -> Array:
-        """Of each row's interval, on the side on which its error lies."""
+        """Return the half-width of each row's interval on the side on which its error lies.
+
+        Parameters
+        ----------
+        spreads : Spreads
+            Spreads of the interval.
+
+        Returns
+        -------
+        ndarray, shape (rows,)
+            Logarithms.
+        """
         low, high = self.uncertainty.half_widths(spreads)
         return np.asarray(np.where(self.errors > 0, low, high))
 
     def mean_widths(self, spreads: Spreads) -> Array:
-        """Of each row's interval, the mean of both sides."""
+        """Return the mean half-width of both sides of each row's interval.
+
+        Parameters
+        ----------
+        spreads : Spreads
+            Spreads of the interval.
+
+        Returns
+        -------
+        ndarray, shape (rows,)
+            Logarithms.
+        """
         return np.asarray(self.uncertainty.half_widths(spreads).mean(axis=0))
 
     def of(self, rows: npt.NDArray[np.bool_]) -> Evidence:
-        """Some of the rows."""
+        """Pick rows.
+
+        Parameters
+        ----------
+        rows : ndarray of bool
+            True for each row that is picked.
+
+        Returns
+        -------
+        Evidence
+        """
         figures: dict[str, Any] = {name: getattr(self.uncertainty, name)[..., rows] for name in FIGURES}
         return Evidence(self.sources[rows], self.errors[rows], Uncertainty(**figures, constants=False))
 
     @property
     def weights(self) -> Array:
-        """Of the rows: each source weighs as much as another, one of few rows less."""
+        """Weights of the rows: sources weigh alike, except those of few rows, which weigh less."""
         _, place, counts = np.unique(self.sources, return_inverse=True, return_counts=True)
-        shares = np.minimum(counts / WHOLE_SOURCE, 1.0)
+        shares = np.minimum(counts / _WHOLE_SOURCE, 1.0)
         return np.asarray((shares / counts / shares.sum())[place])
 
     @property
     def whole_sources(self) -> list[str]:
         """Sources of enough rows to be left out by themselves."""
         names, counts = np.unique(self.sources, return_counts=True)
-        return [str(name) for name in names[counts >= WHOLE_SOURCE]]
+        return [str(name) for name in names[counts >= _WHOLE_SOURCE]]
 
 
 def evidence(files: Sequence[str], report: Report = str) -> Evidence:
-    """The rows of tables of steps that are predicted with an interval of their own: those of MLPerf's tasks are fitted
-    with their code."""
+    """Collect the errors of rows that are predicted with an interval of their own.
+
+    Rows of MLPerf's tasks are fitted with their code and not among them.
+
+    Parameters
+    ----------
+    files : sequence of str
+        Measured tables.
+    report : Report, default str
+        Called with a label as each part of the work starts.
+
+    Returns
+    -------
+    Evidence
+
+    Raises
+    ------
+    SpecError
+        If no row can be predicted.
+    """
     rows = [row for file in files for row in _rows(file, report)]
     if not rows:
         raise SpecError("no row of these tables is a step that can be predicted")
@@ -106,28 +155,53 @@ def _rows(file: str, report: Report) -> Iterator[tuple[str, float, Uncertainty]]
             yield f"{table.name}: {names[index]}", math.log(step.value / measured[index]), step.uncertainty
 
 
-def fitted(evidence: Evidence, level: float = LEVEL) -> Spreads:
-    """The spreads whose intervals hold ``level`` of the rows of a source on average, each as narrow as may be."""
-    try:
-        from scipy.optimize import minimize
-    except ImportError:
-        raise SpecError("fitting needs scipy, which is not installed; pip install 'paleo-perf[fit]'") from None
-    errors, weights = np.log(np.maximum(np.abs(evidence.errors), LEAST_ERROR)), evidence.weights
+def fitted(evidence: Evidence, level: float = _LEVEL) -> Spreads:
+    """Fit spreads whose intervals hold a share of a source's rows on average, each as narrow as may be.
+
+    Parameters
+    ----------
+    evidence : Evidence
+        Errors of steps.
+    level : float, default _LEVEL
+        Share of rows that an interval is to hold.
+
+    Returns
+    -------
+    Spreads
+    """
+    errors, weights = np.log(np.maximum(np.abs(evidence.errors), _LEAST_ERROR)), evidence.weights
     start = np.log(np.array(astuple(Spreads())))
     bounds = [(math.log(field.metadata["low"]), math.log(field.metadata["high"])) for field in fields(Spreads)]
 
     def loss(logs: Array) -> float:
         beyond = errors - np.log(evidence.half_widths(Spreads(*np.exp(logs).tolist())))
-        check = level * beyond + SMOOTH * np.logaddexp(0.0, -beyond / SMOOTH)
-        return float((weights * check).sum() + PULL * np.square(logs - start).sum())
+        check = level * beyond + _SMOOTH * np.logaddexp(0.0, -beyond / _SMOOTH)
+        return float((weights * check).sum() + _PULL * np.square(logs - start).sum())
 
-    run = minimize(loss, start, method="L-BFGS-B", bounds=bounds)
+    run = optimiser("minimize")(loss, start, method="L-BFGS-B", bounds=bounds)
     return Spreads(*np.exp(run.x).tolist())
 
 
-def left_out(known: Evidence, level: float = LEVEL) -> pd.DataFrame:
-    """`coverage` of each source of `WHOLE_SOURCE` rows or more by the spreads that were fitted without it, and these
-    spreads, one source a line; SpecError where there is no other source."""
+def cross_validated(known: Evidence, level: float = _LEVEL) -> pd.DataFrame:
+    """Test each source of `WHOLE_SOURCE` rows or more by spreads that were fitted without it.
+
+    Parameters
+    ----------
+    known : Evidence
+        Errors of steps.
+    level : float, default _LEVEL
+        Share of rows that an interval is to hold.
+
+    Returns
+    -------
+    DataFrame
+        `coverage` and spreads, one source a line.
+
+    Raises
+    ------
+    SpecError
+        If there is no other source.
+    """
     names = np.unique(known.sources)
     if len(names) < 2:
         raise SpecError(f"rows of one source alone ({', '.join(names)}): nothing is left when it is left out")
@@ -140,7 +214,20 @@ def left_out(known: Evidence, level: float = LEVEL) -> pd.DataFrame:
 
 
 def coverage(rows: Evidence, spreads: Spreads) -> dict[str, str | float]:
-    """How intervals of these spreads suit the rows of a source: name, rows, the share inside, the mean half-width."""
+    """Say how intervals suit the rows of a source.
+
+    Parameters
+    ----------
+    rows : Evidence
+        Errors of one source.
+    spreads : Spreads
+        Spreads of the intervals.
+
+    Returns
+    -------
+    dict of str to str or float
+        Name, rows, the share inside, the mean half-width.
+    """
     inside = float((np.abs(rows.errors) <= rows.half_widths(spreads)).mean())
     width = float(rows.mean_widths(spreads).mean())
     return {"source": str(rows.sources[0]), "rows": len(rows.errors), "inside": inside, "half_width": width}
@@ -148,8 +235,10 @@ def coverage(rows: Evidence, spreads: Spreads) -> dict[str, str | float]:
 
 @dataclass(frozen=True)
 class SpreadsFitted:
-    """Fitted spreads, and how each source of several rows is held (`coverage`): ``inside`` by them, ``tested`` by those
-    of all other sources (`left_out`)."""
+    """Fitted spreads and the share of each source's rows inside the intervals.
+
+    ``inside``: with all rows fitted; ``tested``: fitted to all other sources (`cross_validated`).
+    """
 
     known: Evidence
     spreads: Spreads
@@ -157,8 +246,22 @@ class SpreadsFitted:
     tested: pd.DataFrame
 
     def entry(self, files: Sequence[str], date: str) -> Entry:
-        """What the calibration file holds. Its interval is that of a step of which nothing is known: conformal factors
-        over all rows; its residual that of predictions relative to what was measured."""
+        """Compose the entry of the calibration file.
+
+        Its interval is that of a step of which nothing is known: conformal factors over all rows; its residual that of
+        predictions relative to what was measured.
+
+        Parameters
+        ----------
+        files : sequence of str
+            Measured tables.
+        date : str
+            Date that results carry.
+
+        Returns
+        -------
+        Entry
+        """
         measured = np.exp(-self.known.errors)
         low, high = conformal_factors(measured)
         errors = rounded_residual(residual(np.ones_like(measured), measured))
@@ -174,7 +277,7 @@ class SpreadsFitted:
             uncertainty={field.name: rounded(self._sigma(field.name), 2) for field in fields(Spreads)},
             residual=Residual(**errors),
             interval=(IntervalBin(low=rounded(min(low, 1.0), 4), high=rounded(max(high, 1.0), 4)),),
-            notes=f"each source of {WHOLE_SOURCE} rows or more left out in turn: {verdict(self.tested)}",
+            notes=f"each source of {_WHOLE_SOURCE} rows or more left out in turn: {verdict(self.tested)}",
         )
 
     def _sigma(self, name: str) -> float:
@@ -184,8 +287,19 @@ class SpreadsFitted:
 
 
 def verdict(sources: pd.DataFrame) -> str:
-    """How many sources have as many rows inside as they should."""
-    low, high = BAND
+    """Say how many sources have as many rows inside as they should.
+
+    Parameters
+    ----------
+    sources : DataFrame
+        Lines of `coverage`.
+
+    Returns
+    -------
+    str
+        A sentence.
+    """
+    low, high = _BAND
     inside, width = sources["inside"], sources["half_width"].mean()
     within, above = int(inside.between(low, high).sum()), int((inside > high).sum())
     return (
@@ -195,11 +309,24 @@ def verdict(sources: pd.DataFrame) -> str:
     )
 
 
-def fit_spreads(files: Sequence[str], report: Report = str, level: float = LEVEL) -> SpreadsFitted:
-    """The spreads of all rows of the tables, and each source left out of the fit in turn; ``report`` is called with a
-    label as each part of the work starts."""
+def fit_spreads(files: Sequence[str], report: Report = str, level: float = _LEVEL) -> SpreadsFitted:
+    """Fit spreads to all rows of the tables, and leave each source out of the fit in turn.
+
+    Parameters
+    ----------
+    files : sequence of str
+        Measured tables.
+    report : Report, default str
+        Called with a label as each part of the work starts.
+    level : float, default _LEVEL
+        Share of rows that an interval is to hold.
+
+    Returns
+    -------
+    SpreadsFitted
+    """
     known = evidence(files, report)
     report(f"spreads of {counted(len(known.errors), 'step')}")
-    tested, spreads = left_out(known, level), fitted(known, level)
+    tested, spreads = cross_validated(known, level), fitted(known, level)
     inside = [coverage(known.of(known.sources == name), spreads) for name in known.whole_sources]
     return SpreadsFitted(known, spreads, pd.DataFrame(inside), tested)

@@ -1,7 +1,11 @@
 """``paleo calibrate --fit`` on tables of reference points and of submissions: writes them into task files.
 
 Tables of reference convergence points give laws of samples. Submissions tell how a task's code runs beside the step
-model, how many samples it needs over the law, what an evaluation costs; with errors on rounds that were left out.
+model, how many samples it needs over the law, what an evaluation costs.
+
+How well tasks foretell a round that they were not fitted to is shown with every round left out in turn: a row is
+predicted by its task as fitted to all other rounds of that task; errors come by benchmark, apart for steps, samples and
+minutes, beside the best of three baselines (`paleo.tables.kinds._submissions`).
 """
 
 from __future__ import annotations
@@ -21,20 +25,18 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import PaleoError, SpecError
-from paleo.learning.reference_points import fitted
+from paleo.files import is_folder
+from paleo.learning.samples import ReferencePoints, fit_reference_points
 from paleo.specs.catalog import FOLDERS, catalog_root, entries
-from paleo.specs.task import Platform, Submissions, load_task
-from paleo.studies.target import timed
+from paleo.specs.task import Code, Evaluation, Platform, Submissions, TrainingTask, load_task
+from paleo.studies.target import TargetTime, time_from_prediction
+from paleo.tables.kinds._submissions import MINUTE, TrainingRuns, copies, left_out_baselines, pairs_of, target_of_row
+from paleo.tables.runner import sound_table
+from paleo.tables.steps import CELL_ERRORS, filled, row_dicts
 from paleo.units import MILLISECOND
-from paleo.validate.kinds.base import read_table
-from paleo.validate.steps.base import filled, records
-from paleo.validate.steps.submissions import MINUTE, TrainingRuns, copies, pairs_of, target_of_row
 
 if TYPE_CHECKING:
-    from paleo.learning.reference_points import ReferencePoints
     from paleo.specs.loading import Spec
-    from paleo.specs.task import Code, Evaluation, TrainingTask
-    from paleo.studies.target import TargetTime
 
 #: Columns that tell a table of reference points.
 HEADER = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})
@@ -42,13 +44,36 @@ SOURCE = "reference convergence points of MLPerf Training (mlcommons/logging, rc
 
 
 def is_convergence(columns: Iterable[str]) -> bool:
-    """Whether a table holds reference convergence points."""
+    """Tell whether a table holds reference convergence points.
+
+    Parameters
+    ----------
+    columns : iterable of str
+        Its columns.
+
+    Returns
+    -------
+    bool
+    """
     return set(columns) >= HEADER
 
 
 def points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
-    """The reference points of a task: of its benchmarks and rounds, the latest of each batch. Rounds from before there
-    were reference points have those of the first round with any."""
+    """Pick the reference points of a task: of its benchmarks and rounds, the latest of each batch.
+
+    Rounds from before there were reference points have those of the first round with any.
+
+    Parameters
+    ----------
+    task : TrainingTask
+        The task.
+    table : DataFrame
+        Reference points.
+
+    Returns
+    -------
+    DataFrame
+    """
     task_points = table[table["benchmark"].isin(task.benchmarks)]
     chosen = (
         task_points[task_points["round"].isin(task.rounds)]
@@ -69,15 +94,35 @@ def _in_listed_rounds(points: pd.DataFrame) -> npt.NDArray[np.bool_]:
 
 
 def law_of_points(points: pd.DataFrame) -> ReferencePoints:
-    """The law of reference points; its seed noise is the median of their relative deviations."""
+    """Fit the law of reference points; its seed noise is the median of their relative deviations.
+
+    Parameters
+    ----------
+    points : DataFrame
+        Reference points of one task.
+
+    Returns
+    -------
+    ReferencePoints
+    """
     noise = (points["samples_std"] / points["samples_mean"]).to_numpy(dtype=np.float64)
     pairs = list(zip(points["global_batch_size"].astype(float), points["samples_mean"].astype(float), strict=True))
     source = SOURCE.format(rounds=points["round"].astype(str).max())
-    return fitted(pairs, source=source, seed_noise=float(np.median(noise)))
+    return fit_reference_points(pairs, source=source, seed_noise=float(np.median(noise)))
 
 
 def law_text(law: ReferencePoints) -> str:
-    """The ``law:`` block of a task file."""
+    """Write the ``law:`` block of a task file.
+
+    Parameters
+    ----------
+    law : ReferencePoints
+        The law.
+
+    Returns
+    -------
+    str
+    """
     pairs = ", ".join(f"[{batch:g}, {samples:.0f}]" for batch, samples in sorted(law.points))
     critical = [] if law.critical_batch is None else [f"    critical_batch: {law.critical_batch:.1f}"]
     low, high = law.batches or (0.0, 0.0)
@@ -96,47 +141,52 @@ def law_text(law: ReferencePoints) -> str:
 
 
 def with_law(text: str, block: str) -> str:
-    """The text of a task file with its ``law:`` block replaced; all else as it is."""
-    return re.sub(r"(?m)^law:\n(?:[ \t].*\n)+", lambda _: block, text, count=1)
+    """Replace the ``law:`` block in the text of a task file; all else stays as it is.
+
+    Parameters
+    ----------
+    text : str
+        Text of the file.
+    block : str
+        The new block.
+
+    Returns
+    -------
+    str
+    """
+    return _replaced(text, "law", block)
 
 
-def fit_laws(table: pd.DataFrame) -> Iterator[tuple[TrainingTask, ReferencePoints]]:
-    """Each task of the catalog with reference points in the table, and their law."""
-    for name in entries("tasks"):
-        task = load_task(name)
-        points = points_of(task, table)
-        if len(points) > 1:
-            yield task, law_of_points(points)
-
-
-def write_laws(table: pd.DataFrame, folder: Path) -> list[Path]:
+def _write_laws(table: pd.DataFrame, folder: Path) -> list[Path]:
     """Write every fitted law into the task files of a folder; the files that were written."""
     written = []
-    for task, law in fit_laws(table):
-        path = folder / f"{task.name}.yaml"
-        path.write_text(with_law(entries("tasks")[task.name].read_text(encoding="utf-8"), law_text(law)))
-        written.append(path)
+    for name, source in entries("tasks").items():
+        points = points_of(load_task(name), table)
+        if len(points) > 1:
+            path = folder / f"{name}.yaml"
+            path.write_text(with_law(source.read_text(encoding="utf-8"), law_text(law_of_points(points))))
+            written.append(path)
     return written
 
 
 Array = npt.NDArray[np.float64]
 #: A round's weight in the fit for another: software is dated, and each round apart counts less.
-FADES = 0.6
+_FADES = 0.6
 #: Weight of rows whose configuration is a guess or not known.
-UNSURE = 0.5
+_UNSURE = 0.5
 #: Widths of the pulls, in rows: of an architecture's and a device's deviation and of two other terms to zero, of what a
-#: round adds to `GAIN`.
-PULLS = {"architecture": 0.5, "device": 1.0, "per_doubling": 2.0, "several_nodes": 1.0, "per_round": 3.0}
+#: round adds to `_GAIN`.
+_PULLS = {"architecture": 0.5, "device": 1.0, "per_doubling": 2.0, "several_nodes": 1.0, "per_round": 3.0}
 #: What a round adds to the logarithm of a step on the same device where a task's rows do not say: mean of the eleven
 #: tasks, GNMT and Transformer left out, that several rounds are known of (0.00 to -0.12).
-GAIN = -0.05
+_GAIN = -0.05
 #: Logarithm of the step below which deviations are not outliers.
-LEAST_SPREAD = 0.02
+_LEAST_SPREAD = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A submission beside its prediction, before anything that is fitted."""
+    """MLPerf submission with its prediction, before anything is fitted."""
 
     index: int
     point: TargetTime
@@ -156,17 +206,27 @@ class Row:
 
 
 def rows_of(frame: pd.DataFrame) -> list[Row]:
-    """Rows of a table of training runs that can be predicted, copies left out."""
+    """Predict the rows of a table of training runs, copies left out.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Table of kind ``training_runs``.
+
+    Returns
+    -------
+    list of Row
+        Rows that can be predicted.
+    """
     alone = ~copies(frame)
     rows = []
-    for index, cells in enumerate(records(frame)):
+    for index, cells in enumerate(row_dicts(frame)):
         if not alone[index]:
             continue
         try:
-            point = target_of_row(cells)
-        except PaleoError:
+            rows.append(_row(index, cells, target_of_row(cells)))
+        except (PaleoError, *CELL_ERRORS):
             continue
-        rows.append(_row(index, cells, point))
     return rows
 
 
@@ -181,28 +241,30 @@ def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
         round_name=str(cells["round"]),
         exact=cells.get("config_match") == "exact",
         runs=measured("runs"),
-        step=measured("step_ms", MILLISECOND) if filled(cells, "step_ms") else implied_step(cells, point),
+        step=measured("step_ms", MILLISECOND) if filled(cells, "step_ms") else _implied_step(cells, point),
         samples=pairs_of(cells, "samples_to_target"),
-        evaluation=beside_steps(cells, point),
+        evaluation=_beside_steps(cells, point),
         evaluations=measured("evaluations"),
         seconds=measured("minutes_to_target", MINUTE),
     )
 
 
 #: Share of the minutes that blocks of training make up at least in a log that tells training from evaluation.
-LEAST_TRAINING = 0.1
+_LEAST_TRAINING = 0.1
 
 
 def _tells_apart(cells: dict[str, Any], point: TargetTime) -> bool:
     """Whether a row without logged steps tells training from evaluation: on TPUs some logs have no blocks of either."""
     if point.prediction.system.device.kind != "tpu" or not filled(cells, "train_s"):
         return True
-    return float(cells["train_s"]) > LEAST_TRAINING * float(cells["minutes_to_target"]) * MINUTE
+    return float(cells["train_s"]) > _LEAST_TRAINING * float(cells["minutes_to_target"]) * MINUTE
 
 
-def beside_steps(cells: dict[str, Any], point: TargetTime) -> float:
-    """Seconds of evaluations; of TPUs, whose logs share out minutes otherwise, what logged steps leave of them. nan
-    where they are not known."""
+def _beside_steps(cells: dict[str, Any], point: TargetTime) -> float:
+    """Return seconds of evaluations; of TPUs, whose logs divide minutes otherwise, the minutes without logged steps.
+
+    The result is nan where they are not known.
+    """
     stated = float(cells["evaluation_s"]) if filled(cells, "evaluation_s") else float("nan")
     if point.prediction.system.device.kind != "tpu":
         return stated
@@ -212,9 +274,11 @@ def beside_steps(cells: dict[str, Any], point: TargetTime) -> float:
     return max(float(cells["minutes_to_target"]) * MINUTE - steps * float(cells["step_ms"]) * MILLISECOND, 0.0)
 
 
-def implied_step(cells: dict[str, Any], point: TargetTime) -> float:
-    """Seconds of a step from the minutes of a row that logs none: what is left of them beside evaluation, over steps;
-    nan where they are not stated."""
+def _implied_step(cells: dict[str, Any], point: TargetTime) -> float:
+    """Return seconds of a step from the minutes of a row that logs none: minutes without evaluation, over steps.
+
+    The result is nan where they are not known.
+    """
     names = ("minutes_to_target", "evaluation_s")
     if not all(filled(cells, name) for name in (*names, "samples_to_target")) or not _tells_apart(cells, point):
         return float("nan")
@@ -227,12 +291,28 @@ def _weights(rows: list[Row], rounds: list[str], towards: str) -> Array:
     """Weights of rows for a fit towards a round: later ones count most, unsure configurations half."""
     place = rounds.index(towards)
     distance = np.array([abs(rounds.index(row.round_name) - place) for row in rows], dtype=np.float64)
-    return np.asarray(FADES**distance * np.where([row.exact for row in rows], 1.0, UNSURE))
+    return np.asarray(_FADES**distance * np.where([row.exact for row in rows], 1.0, _UNSURE))
 
 
 def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
-    """How the code of a task runs, from its rows: robust least squares of log(measured / predicted step) with
-    deviations of architectures and devices pulled to zero, and a trend over rounds that stands at ``towards``."""
+    """Fit how the code of a task runs.
+
+    Robust least squares of log(measured / predicted step) with deviations of architectures and devices pulled to zero,
+    and a trend over rounds.
+
+    Parameters
+    ----------
+    rows : list of Row
+        Submissions of the task.
+    rounds : list of str
+        All rounds, in order.
+    towards : str
+        The round at which the trend stands.
+
+    Returns
+    -------
+    Code
+    """
     code = rows[0].point.task.code
     fitted = [row for row in rows if row.step > 0]
     if len(fitted) < LEAST_ROWS:
@@ -242,12 +322,12 @@ def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
     devices = sorted({row.point.prediction.system.device.name for row in fitted})
     later = np.array([float(rounds.index(row.round_name) - rounds.index(towards)) for row in fitted])
     design = np.column_stack([[_terms(row, architectures, devices, reference) for row in fitted], later])
-    target = np.log([row.step / row.point.prediction.step_time for row in fitted]) - GAIN * later
-    pulls = [0.0, *[PULLS["architecture"]] * len(architectures), *[PULLS["device"]] * len(devices)]
-    pulls += [PULLS["per_doubling"], PULLS["several_nodes"], PULLS["per_round"]]
+    target = np.log([row.step / row.point.prediction.step_time for row in fitted]) - _GAIN * later
+    pulls = [0.0, *[_PULLS["architecture"]] * len(architectures), *[_PULLS["device"]] * len(devices)]
+    pulls += [_PULLS["per_doubling"], _PULLS["several_nodes"], _PULLS["per_round"]]
     beta = _robust(design, target, _weights(fitted, rounds, towards), np.array(pulls))
     known = _code(code, beta[:-1], architectures, devices, fitted, reference)
-    return known.model_copy(update={"per_round": round(float(beta[-1]) + GAIN, 4), "round": towards})
+    return known.model_copy(update={"per_round": round(float(beta[-1]) + _GAIN, 4), "round": towards})
 
 
 #: Rows from which on a code is fitted.
@@ -278,7 +358,7 @@ def _robust(design: Array, target: Array, weights: Array, pulls: Array) -> Array
         normal = design.T @ (design * used[:, None]) + np.diag(np.maximum(pulls, 1e-12))
         beta = np.linalg.solve(normal, design.T @ (used * target))
         residuals = np.abs(target - design @ beta)
-        spread = max(1.48 * float(np.median(residuals)), LEAST_SPREAD)
+        spread = max(1.48 * float(np.median(residuals)), _LEAST_SPREAD)
         used = weights / np.maximum(1.0, residuals / (2.0 * spread))
     return np.asarray(beta)
 
@@ -286,7 +366,7 @@ def _robust(design: Array, target: Array, weights: Array, pulls: Array) -> Array
 def _code(
     code: Code, beta: Array, architectures: list[str], devices: list[str], rows: list[Row], reference: float
 ) -> Code:
-    """The ``code:`` block of a task file with the fitted ratios and trend."""
+    """Write the ``code:`` block of a task file with the fitted ratios and trend."""
     of_architecture = dict(zip(architectures, beta[1 : 1 + len(architectures)], strict=True))
     of_device = dict(zip(devices, beta[1 + len(architectures) : -2], strict=True))
     home = {row.point.prediction.system.device.name: row.point.prediction.system.device.architecture for row in rows}
@@ -304,21 +384,54 @@ def _code(
 
 
 def fit_samples(rows: list[Row], rounds: list[str], towards: str) -> Submissions | None:
-    """What submissions need over the law: weighted median of the logarithm and its rms."""
+    """Fit what submissions need over the law: weighted median of the logarithm and its rms.
+
+    Parameters
+    ----------
+    rows : list of Row
+        Submissions of the task.
+    rounds : list of str
+        All rounds, in order.
+    towards : str
+        The round whose neighbours count most.
+
+    Returns
+    -------
+    Submissions, optional
+        None with too few rows.
+    """
     fitted = [row for row in rows if row.samples > 0]
     if len(fitted) < LEAST_ROWS:
         return None
     logs = np.log([row.samples / float(row.point.task.law.samples(row.point.global_batch)) for row in fitted])
     weights = _weights(fitted, rounds, towards)
-    centre = weighted_median(logs, weights)
+    centre = _weighted_median(logs, weights)
     rms = float(np.sqrt(np.average((logs - centre) ** 2, weights=weights)))
     source = f"{len(fitted)} submissions of rounds {rounds[0]} to {rounds[-1]}"
     return Submissions(ratio=round(float(np.exp(centre)), 4), residual=round(rms, 4), rows=len(fitted), source=source)
 
 
 def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str) -> Evaluation:
-    """Work or fixed seconds of an evaluation, from the seconds that submissions spent on each: weighted medians; work
-    where it scatters less than seconds do. Rows whose evaluations are part of their steps count as zero."""
+    """Fit work or fixed seconds of an evaluation, by weighted medians.
+
+    Rows whose evaluations are part of their steps count as zero.
+
+    Parameters
+    ----------
+    rows : list of Row
+        Submissions of the task.
+    code : Code
+        How its code runs.
+    rounds : list of str
+        All rounds, in order.
+    towards : str
+        The round whose neighbours count most.
+
+    Returns
+    -------
+    Evaluation
+        Work where it scatters less than seconds do.
+    """
     evaluation = rows[0].point.task.evaluation
     fitted = [row for row in rows if row.evaluation >= 0 and row.evaluations > 0]
     if len(fitted) < LEAST_ROWS:
@@ -327,7 +440,7 @@ def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str)
     neutral = rows[0].point.task.model_copy(update={"code": code, "evaluation": plain})
     counts = [1.0 if evaluation.beside else row.evaluations for row in fitted]
     seconds = np.array([row.evaluation for row in fitted]) / np.array(counts)
-    passes = np.array([retimed(row, neutral).evaluation_time for row in fitted])
+    passes = np.array([_retimed(row, neutral).evaluation_time for row in fitted])
     weights = _weights(fitted, rounds, towards)
     work, fixed = _work_and_fixed(seconds, passes, weights)
     return evaluation.model_copy(update={"work": round(work, 4), "fixed": round(fixed, 3)})
@@ -338,21 +451,23 @@ def _work_and_fixed(seconds: Array, passes: Array, weights: Array) -> tuple[floa
     usual, best = float(np.median(passes)), (float("inf"), 1.0, 0.0)
     for share in MIXTURES:
         mixture = share * passes / usual + (1.0 - share)
-        scale = weighted_median(seconds / mixture, weights)
+        scale = _weighted_median(seconds / mixture, weights)
         logs = np.abs(np.log(seconds[seconds > 0] / mixture[seconds > 0] / max(scale, TINY)))
         scatter = float(np.median(logs)) if len(logs) and scale > 0 else float("inf")
         best = min(best, (scatter, share * scale / usual, (1.0 - share) * scale))
-    return (0.0, 0.0) if weighted_median(seconds, weights) <= 0 else best[1:]
+    return (0.0, 0.0) if _weighted_median(seconds, weights) <= 0 else best[1:]
 
 
 #: Shares of passes in the seconds of an evaluation that are tried, and seconds that are none.
 MIXTURES, TINY = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
 
 
-def weighted_median(values: Array, weights: Array) -> float:
-    """The value that half of the weight lies below.
+def _weighted_median(values: Array, weights: Array) -> float:
+    """Return the value that half of the weight lies below.
 
-    >>> weighted_median(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 5.0]))
+    Examples
+    --------
+    >>> _weighted_median(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 5.0]))
     2.0
     """
     order = np.argsort(values)
@@ -360,17 +475,18 @@ def weighted_median(values: Array, weights: Array) -> float:
     return float(values[order][min(place, len(values) - 1)])
 
 
-def retimed(row: Row, task: TrainingTask) -> TargetTime:
-    """A submission's time to target as another task has it: its code, evaluation and samples."""
+def _retimed(row: Row, task: TrainingTask) -> TargetTime:
+    """Return a submission's time to target as another task has it: its code, evaluation and samples."""
     runs = row.runs if row.runs > 0 else 1.0
-    return timed(task, row.point.prediction, row.point.forward, global_batch=row.point.global_batch, runs=runs)
+    return time_from_prediction(
+        task, row.point.prediction, row.point.forward, global_batch=row.point.global_batch, runs=runs
+    )
 
 
-def by_platform(
+def _by_platform(
     task: TrainingTask, rows: list[Row], change: Callable[[TrainingTask, list[Row]], TrainingTask]
 ) -> TrainingTask:
-    """The task with what ``change`` makes of it and the rows of GPUs, and of each other kind of device that has a
-    platform and its own rows."""
+    """Change a task by its rows on GPUs, and each platform that has rows by these."""
     kinds = [row.point.prediction.system.device.kind for row in rows]
     apart = {name: [row for row, kind in zip(rows, kinds, strict=True) if kind == name] for name in task.platforms}
     base = change(task, [row for row, kind in zip(rows, kinds, strict=True) if kind not in apart])
@@ -379,15 +495,31 @@ def by_platform(
 
 
 def _platform(task: TrainingTask, base: TrainingTask) -> Platform:
-    """The code of a task on one kind of device; evaluation and submissions only if they differ from the task's."""
+    """Write the code of a task on a kind of device; evaluation and submissions only if they differ."""
     evaluation = None if task.evaluation == base.evaluation else task.evaluation
     submissions = None if task.submissions == base.submissions else task.submissions
     return Platform(code=task.code, evaluation=evaluation, submissions=submissions)
 
 
 def fitted_task(task: TrainingTask, rows: list[Row], rounds: list[str], towards: str) -> TrainingTask:
-    """The task with everything that its rows teach for a round, on each kind of device by itself."""
-    return by_platform(task, rows, lambda known, kind_rows: _fitted(known, kind_rows, rounds, towards))
+    """Fit everything that rows teach for a round, on each kind of device by itself.
+
+    Parameters
+    ----------
+    task : TrainingTask
+        The task.
+    rows : list of Row
+        Its submissions.
+    rounds : list of str
+        All rounds, in order.
+    towards : str
+        The round that is foretold.
+
+    Returns
+    -------
+    TrainingTask
+    """
+    return _by_platform(task, rows, lambda known, kind_rows: _fitted(known, kind_rows, rounds, towards))
 
 
 def _fitted(task: TrainingTask, rows: list[Row], rounds: list[str], towards: str) -> TrainingTask:
@@ -404,7 +536,20 @@ def _fitted(task: TrainingTask, rows: list[Row], rounds: list[str], towards: str
 
 
 def step_residual(rows: list[Row], rounds: list[str]) -> float:
-    """Rms of log(measured / predicted step), each round left out in turn; that of the fit itself with one round."""
+    """Compute the rms of log(measured / predicted step), each round left out in turn.
+
+    Parameters
+    ----------
+    rows : list of Row
+        Submissions of the task.
+    rounds : list of str
+        All rounds, in order.
+
+    Returns
+    -------
+    float
+        That of the fit itself with one round.
+    """
     known = [row for row in rows if row.step > 0]
     if len(known) < LEAST_ROWS:
         return 0.0
@@ -413,14 +558,14 @@ def step_residual(rows: list[Row], rounds: list[str]) -> float:
         other_rounds = [row for row in known if row.round_name != towards] or known
         code = fit_code(other_rounds, rounds, towards)
         task = known[0].point.task.model_copy(update={"code": code})
-        logs += [np.log(row.step / retimed(row, task).step_time) for row in known if row.round_name == towards]
+        logs += [np.log(row.step / _retimed(row, task).step_time) for row in known if row.round_name == towards]
     spread = 1.48 * float(np.median(np.abs(logs)))
-    rms = float(np.sqrt(np.mean(np.minimum(np.abs(logs), 4.0 * max(spread, LEAST_SPREAD)) ** 2)))
-    return round(rms if len({row.round_name for row in known}) > 1 else max(rms, ONE_ROUND), 4)
+    rms = float(np.sqrt(np.mean(np.minimum(np.abs(logs), 4.0 * max(spread, _LEAST_SPREAD)) ** 2)))
+    return round(rms if len({row.round_name for row in known}) > 1 else max(rms, _ONE_ROUND), 4)
 
 
 #: Least residual of a code that only one round is known of: rounds of the other codes differ by so much.
-ONE_ROUND = 0.15
+_ONE_ROUND = 0.15
 
 
 #: Fields of the fitted blocks of a task file, in the order in which a file has them.
@@ -435,35 +580,55 @@ BLOCKS = {
 
 
 def is_of_tasks(columns: Iterable[str]) -> bool:
-    """Whether a table holds reference points or submissions."""
+    """Tell whether a table holds reference points or submissions.
+
+    Parameters
+    ----------
+    columns : iterable of str
+        Its columns.
+
+    Returns
+    -------
+    bool
+    """
     names = set(columns)
     return is_convergence(names) or names >= TrainingRuns.header
 
 
-def asked_for_tasks(file: str) -> bool:
-    """Whether a file is such a table, by its first line; False where it cannot be read (others say why)."""
-    try:
-        return is_of_tasks(pd.read_csv(file, nrows=0, compression="infer").columns)
-    except (OSError, EOFError, ValueError):
-        return False
-
-
 def fit_tasks(files: Sequence[str], output_dir: str | None, date: str) -> int:
-    """Fit laws to tables of reference points, then codes, samples and evaluations to tables of submissions; writes the
-    task files into a folder [the catalog's]; the exit code."""
+    """Fit task files: laws to reference points; codes, samples and evaluations to submissions.
+
+    Parameters
+    ----------
+    files : sequence of str
+        Measured tables.
+    output_dir : str, optional
+        Folder of the task files; that of the catalog where none is named.
+    date : str
+        Date that results carry.
+
+    Returns
+    -------
+    int
+        The exit code.
+
+    Raises
+    ------
+    SpecError
+        If the folder is not there.
+    """
     folder = Path(output_dir) if output_dir is not None else catalog_root() / FOLDERS["tasks"]
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise SpecError(f"--output-dir {folder}: is not a folder")
     for file in files:
-        table = read_table(file)
+        table = sound_table(file)
         laws = is_convergence(table.columns)
-        for path in write_laws(table, folder) if laws else write_submissions(table, folder, date):
+        for path in _write_laws(table, folder) if laws else _write_submissions(table, folder, date):
             sys.stderr.write(f"wrote {path}\n")
-        load_task.cache_clear()
     return 0
 
 
-def write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Path]:
+def _write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Path]:
     """Write what submissions teach into the task files of a folder, fitted towards the last round; the files."""
     rows, rounds = rows_of(table), sorted(set(table["round"].astype(str)))
     written = []
@@ -471,7 +636,7 @@ def write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Path
         task_rows = [row for row in rows if row.task == name]
         if len(task_rows) < LEAST_ROWS:
             continue
-        task = by_platform(load_task(name), task_rows, partial(_described, rounds=rounds, date=date))
+        task = _by_platform(load_task(name), task_rows, partial(_described, rounds=rounds, date=date))
         path = folder / f"{name}.yaml"
         text = entries("tasks")[name].read_text(encoding="utf-8")
         path.write_text(with_blocks(text, task), encoding="utf-8")
@@ -480,7 +645,7 @@ def write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Path
 
 
 def _described(task: TrainingTask, rows: list[Row], *, rounds: list[str], date: str) -> TrainingTask:
-    """The task fitted towards the last round of its rows, with its residual and where it is from."""
+    """Return the task fitted towards the last round of its rows, with its residual and where it is from."""
     if len(rows) < LEAST_ROWS:
         return task
     seen = sorted({row.round_name for row in rows})
@@ -491,18 +656,30 @@ def _described(task: TrainingTask, rows: list[Row], *, rounds: list[str], date: 
 
 
 def with_blocks(text: str, task: TrainingTask) -> str:
-    """The text of a task file with its code, evaluation, submissions and platforms replaced; all else as it is."""
+    """Replace code, evaluation, submissions and platforms in the text of a task file.
+
+    Parameters
+    ----------
+    text : str
+        Text of the file.
+    task : TrainingTask
+        The fitted task.
+
+    Returns
+    -------
+    str
+        All else stays as it is.
+    """
     for name in ("submissions", "platforms"):
-        text = _without(text, name)
+        text = _replaced(text, name, "")
     text = _replaced(text, "evaluation", _block("evaluation", task.evaluation))
     added = _block("submissions", task.submissions)
     if task.platforms:
-        added += "platforms:\n" + "".join(_platform_block(kind, each) for kind, each in task.platforms.items())
+        added += "platforms:\n"
+        for kind, platform in task.platforms.items():
+            blocks = "".join(_block(name, getattr(platform, name)) for name in BLOCKS)
+            added += f"  {kind}:\n" + indent(blocks, "    ")
     return _replaced(text, "code", _block("code", task.code) + added)
-
-
-def _platform_block(kind: str, platform: Platform) -> str:
-    return f"  {kind}:\n" + indent("".join(_block(name, getattr(platform, name)) for name in BLOCKS), "    ")
 
 
 #: Units of fields that carry one.
@@ -510,7 +687,7 @@ UNITS = {"fixed": " s"}
 
 
 def _block(name: str, fields: Spec | None) -> str:
-    """A block of a task file; empty if there is none."""
+    """Write a block of a task file; empty if there is none."""
     if fields is None:
         return ""
     values = fields.model_dump(exclude_defaults=True)
@@ -530,5 +707,189 @@ def _replaced(text: str, name: str, block: str) -> str:
     return re.sub(rf"(?m)^{name}:\n(?:[ \t].*\n)+", lambda _: block, text, count=1)
 
 
-def _without(text: str, name: str) -> str:
-    return _replaced(text, name, "")
+#: Two runs whose minutes differ by less than this share are not put in an order.
+SAME = 0.05
+#: Columns of `round_errors` that are shares.
+_SHARES = ("step", "samples", "minutes", "baseline", "inside")
+#: Headings of `error_lines`.
+ROUND_HEADINGS = ("benchmark", "rows", "step", "samples", "minutes", "best baseline", "in 90 % interval")
+
+
+def leave_one_round_out(rows: list[Row], rounds: list[str]) -> Iterator[tuple[Row, TargetTime]]:
+    """Predict each row by its task fitted to all other rounds.
+
+    Parameters
+    ----------
+    rows : list of Row
+        Submissions.
+    rounds : list of str
+        All rounds, in order.
+
+    Yields
+    ------
+    tuple of (Row, TargetTime)
+        Rows of tasks with a single round are predicted by the task without any fit.
+    """
+
+    def with_residual(task: TrainingTask, kind_rows: list[Row]) -> TrainingTask:
+        code = task.code.model_copy(update={"residual": step_residual(kind_rows, rounds)})
+        return task.model_copy(update={"code": code})
+
+    for name in sorted({row.task for row in rows}):
+        task_rows = [row for row in rows if row.task == name]
+        for towards in sorted({row.round_name for row in task_rows}):
+            other_rounds = [row for row in task_rows if row.round_name != towards]
+            task = load_task(name)
+            platforms = {kind: Platform(code=_unfitted(platform.code)) for kind, platform in task.platforms.items()}
+            unfitted = {"code": _unfitted(task.code), "submissions": None, "platforms": platforms}
+            task = task.model_copy(update=unfitted)
+            task = fitted_task(task, other_rounds, rounds, towards) if len(other_rounds) >= LEAST_ROWS else task
+            task = _by_platform(task, other_rounds, with_residual)
+            for row in task_rows:
+                if row.round_name == towards:
+                    yield row, _retimed(row, task)
+
+
+def _unfitted(code: Code) -> Code:
+    return code.model_copy(
+        update={"ratio": {}, "per_doubling": 0.0, "several_nodes": 0.0, "residual": 0.0, "per_round": 0.0}
+    )
+
+
+def cross_validated_submissions(table: pd.DataFrame) -> pd.DataFrame:
+    """Predict each submission of a table by tasks fitted to the other rounds.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Of kind ``training_runs``.
+
+    Returns
+    -------
+    DataFrame
+        ``benchmark``, ``round``, ``kind`` and name of the ``device``, ``gpus``; relative errors ``step``, ``samples``
+        and ``minutes`` (nan where not measured); ``measured`` and ``predicted`` seconds, ``inside`` (the 90 %
+        interval), and the three baselines' errors.
+    """
+    rows = rows_of(table)
+    baselines = left_out_baselines(table)
+    lines = []
+    for row, point in leave_one_round_out(rows, sorted(set(table["round"].astype(str)))):
+        cells = table.iloc[row.index]
+        low, high = point.interval
+        minutes = float(cells["minutes_to_target"])
+        lines.append(
+            {
+                "benchmark": cells["benchmark"],
+                "round": row.round_name,
+                "kind": point.prediction.system.device.kind,
+                "device": point.prediction.system.device.name,
+                "gpus": int(cells["n_gpus"]),
+                "step": abs(point.step_time / row.step - 1.0),
+                "samples": abs(point.samples / row.samples - 1.0),
+                "minutes": abs(point.seconds / row.seconds - 1.0),
+                "measured": row.seconds,
+                "predicted": point.seconds,
+                "inside": float(low <= row.seconds <= high),
+            }
+            | {name: abs(value / minutes - 1.0) for name, value in baselines.iloc[row.index].items()}
+        )
+    return pd.DataFrame(lines)
+
+
+def round_errors(submissions: pd.DataFrame) -> pd.DataFrame:
+    """Average relative errors by benchmark.
+
+    Mean relative errors by benchmark (GPUs), of all GPUs and of each other kind of device: ``rows``, ``step``,
+    ``samples``, ``minutes``, ``baseline`` (the least mean of the three, of rows that have one), ``inside``.
+
+    Parameters
+    ----------
+    submissions : DataFrame
+        Of `cross_validated_submissions`.
+
+    Returns
+    -------
+    DataFrame
+    """
+    on_gpus = submissions["kind"] == "gpu"
+    groups = [(str(name), rows) for name, rows in submissions[on_gpus].groupby("benchmark")]
+    groups.sort(key=lambda group: -len(group[1]))
+    groups.append(("all on GPUs", submissions[on_gpus]))
+    groups += [(f"all on {str(kind).upper()}s", rows) for kind, rows in submissions[~on_gpus].groupby("kind")]
+    names = ["scaled_best", "one_utilisation", "nearest"]
+    lines = [
+        {
+            "benchmark": name,
+            "rows": len(rows),
+            **rows[["step", "samples", "minutes"]].mean(),
+            "baseline": rows[names].mean().min(),
+            "inside": rows["inside"].mean(),
+        }
+        for name, rows in groups
+    ]
+    return pd.DataFrame(lines).set_index("benchmark")
+
+
+def error_lines(submissions: pd.DataFrame) -> list[tuple[str, ...]]:
+    """List the lines of `round_errors` for people, below `ROUND_HEADINGS`.
+
+    Parameters
+    ----------
+    submissions : DataFrame
+        Of `cross_validated_submissions`.
+
+    Returns
+    -------
+    list of tuple of str
+    """
+    return [
+        (str(name), f"{errors['rows']:,.0f}", *map(percent, errors[list(_SHARES)]))
+        for name, errors in round_errors(submissions).iterrows()
+    ]
+
+
+def right_order(submissions: pd.DataFrame) -> tuple[float, int]:
+    """Count pairs of submissions that are predicted in the order of their minutes.
+
+    Pairs are on two kinds of GPUs, of one benchmark, round and count.
+
+    Parameters
+    ----------
+    submissions : DataFrame
+        Of `cross_validated_submissions`.
+
+    Returns
+    -------
+    tuple of (float, int)
+        The share, and how many pairs differ enough to have an order (by `SAME`).
+    """
+    right = pairs = 0
+    on_gpus = submissions[submissions["kind"] == "gpu"]
+    for _, rows in on_gpus.groupby(["benchmark", "round", "gpus"]):
+        measured, predicted = rows["measured"].to_numpy(), rows["predicted"].to_numpy()
+        devices = rows["device"].to_numpy()
+        slower = (measured[:, None] > (1.0 + SAME) * measured[None, :]) & (devices[:, None] != devices[None, :])
+        pairs += int(slower.sum())
+        right += int((slower & (predicted[:, None] > predicted[None, :])).sum())
+    return (right / pairs if pairs else float("nan")), pairs
+
+
+def percent(share: float) -> str:
+    """Write a share for people; a dash where there is none.
+
+    Parameters
+    ----------
+    share : float
+        The share.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> percent(0.0527), percent(float("nan"))
+    ('5.3 %', '–')
+    """
+    return f"{100.0 * share:.1f} %" if np.isfinite(share) else "–"

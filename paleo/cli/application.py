@@ -21,38 +21,57 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
+    from paleo.predict import Prediction
+
 _BRACKETS = re.compile(r"\s*\[([^\]]+)\]\Z")
 
 
 class Command(TyperCommand):
-    """A command whose help shows the default of every option: what stands in brackets at the end of its help, where
-    the value itself does not say it. An option of one value is stated once."""
+    """Command whose help prints the default of every option: the value, or the words in brackets that end its help."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         for parameter in self.params:
             if isinstance(parameter, TyperOption | TyperArgument) and not parameter.required:
-                show_default(parameter)
+                _show_default(parameter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words of a command line; SpecError where an option of one value stands more than once."""
+        """Parse a command line.
+
+        Parameters
+        ----------
+        ctx : Any
+            Context of click.
+        args : list of str
+            Arguments.
+
+        Returns
+        -------
+        list of str
+            Arguments that are not parsed yet.
+
+        Raises
+        ------
+        SpecError
+            If an option with one value occurs twice.
+        """
         if not ctx.resilient_parsing:
             _, _, parameters = self.make_parser(ctx).parse_args(args=list(args))
-            check_stated_once(parameters)
+            _check_single_values(parameters)
         return super().parse_args(ctx, args)
 
 
-def check_stated_once(parameters: Sequence[Any]) -> None:
-    """SpecError for an option of one value that stands more than once; ``parameters`` has one entry for each time."""
+def _check_single_values(parameters: Sequence[Any]) -> None:
+    """Raise SpecError if an option of one value occurs twice; ``parameters`` has one entry per occurrence."""
     options = (each for each in parameters if isinstance(each, TyperOption))
     times = Counter(option for option in options if not (option.multiple or option.is_flag))
     for option, count in times.items():
         if count > 1:
-            raise SpecError(f"{max(option.opts, key=len)} is stated {count} times; it takes one value")
+            raise SpecError(f"{max(option.opts, key=len)} occurs {count} times; it takes one value")
 
 
-def show_default(parameter: TyperOption | TyperArgument) -> None:
-    """Moves the default that a help text states to where it is shown; a flag is off, an option without one is none."""
+def _show_default(parameter: TyperOption | TyperArgument) -> None:
+    """Print the default that ends a help text in brackets as the default; flags are off, other options none."""
     text = parameter.help or ""
     stated = _BRACKETS.search(text)
     if stated is not None:
@@ -67,15 +86,29 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Application(typer.Typer):
-    """Commands of `Command`'s kind."""
+    """Typer application whose commands show the default of every option in their help."""
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
+        """Return a decorator that registers a command.
+
+        Parameters
+        ----------
+        name : str, optional
+            Name of the command; by default that of the function.
+        **options : Any
+            Options of typer.
+
+        Returns
+        -------
+        Callable[[Function], Function]
+            The decorator.
+        """
         return super().command(name, cls=Command, **options)
 
 
 app = Application(
     name="paleo",
-    help="Predicts how fast a neural network trains on a machine, and how that scales, before anyone buys it.",
+    help="Predict how fast neural networks train on a system, how they scale, and what that costs.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -100,9 +133,7 @@ Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=
 
 
 @app.callback()
-def _main(
-    version: Version = False,
-) -> None:
+def _main(version: Version = False) -> None:
     pass
 
 
@@ -113,32 +144,72 @@ COMMAND: ContextVar[str] = ContextVar("command", default="unknown")
 def show_document(
     document: Callable[[], Mapping[str, Any]], table: Callable[[], RenderableType], as_json: bool
 ) -> None:
-    """One JSON document, or tables."""
-    if as_json:
-        from paleo.report.documents import dumped, with_schema
+    """Print a result as one JSON document or as tables.
 
-        sys.stdout.write(dumped(with_schema(COMMAND.get(), document())) + "\n")
+    Parameters
+    ----------
+    document : Callable[[], Mapping[str, Any]]
+        Makes the document.
+    table : Callable[[], RenderableType]
+        Makes the tables.
+    as_json : bool
+        Print the document.
+    """
+    if as_json:
+        from paleo.report.columns import json_text, with_schema
+
+        sys.stdout.write(json_text(with_schema(COMMAND.get(), document())) + "\n")
         return
-    from paleo.report.tables import console
+    from paleo.report.columns import console
 
     console().print(table(), crop=False)  # commands to paste are not cut
 
 
 def warn(warnings: Sequence[str]) -> None:
-    """Each warning on a line of stderr."""
+    """Print each warning as a line of stderr.
+
+    Parameters
+    ----------
+    warnings : sequence of str
+        Sentences.
+    """
     for warning in warnings:
         sys.stderr.write(f"warning: {warning}\n")
 
 
 def picture_path(plot: str | None) -> Path | None:
-    """Whether a picture of that name can be drawn, before anything is computed for it."""
+    """Check the name of a plot before anything is computed for it.
+
+    Parameters
+    ----------
+    plot : str, optional
+        Path; None for no plot.
+
+    Returns
+    -------
+    Path, optional
+        The path.
+
+    Raises
+    ------
+    SpecError
+        If the suffix is unknown or the file cannot be written.
+    """
     if plot is None:
         return None
     return checked_output(plot, PICTURES, option="--plot")
 
 
 def draw(path: Path | None, figure: Callable[[], Figure]) -> None:
-    """Draw a picture, where one is asked for."""
+    """Save a plot if the user asked for one.
+
+    Parameters
+    ----------
+    path : Path, optional
+        File; None for no plot.
+    figure : Callable[[], Figure]
+        Makes the plot.
+    """
     if path is not None:
         from paleo.report.plots import save
 
@@ -146,7 +217,29 @@ def draw(path: Path | None, figure: Callable[[], Figure]) -> None:
         sys.stderr.write(f"wrote {path}\n")
 
 
+def written(file: str | None, plan: Callable[[], Prediction]) -> None:
+    """Write the launch files of a plan if the user asked for them.
+
+    Parameters
+    ----------
+    file : str, optional
+        File or folder; None for no files.
+    plan : Callable[[], Prediction]
+        Makes the prediction of the plan.
+    """
+    if file is not None:
+        from paleo.launch.jobs import write_launch
+
+        sys.stderr.write(f"wrote {', '.join(write_launch(plan(), file))}\n")
+
+
 def finish(code: int) -> None:
-    """End a command with its exit code."""
+    """End a command with its exit code.
+
+    Parameters
+    ----------
+    code : int
+        Exit code; 0 returns.
+    """
     if code:
         raise typer.Exit(code)

@@ -15,9 +15,11 @@ import typer
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
+    from paleo.launch.jobs import FileJob
+    from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.studies.cost import Tariff
-    from paleo.studies.long_run import LongRunOptions
+    from paleo.studies.goodput import LongRunOptions
 
 #: Collective operations that the shell completes, and formats.
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
@@ -25,7 +27,18 @@ DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 
 
 def completes(*kinds: str) -> Callable[[str], list[str]]:
-    """Completes names of the catalog, by its kinds; of a list, its last name."""
+    """Return a completion of catalog names; of a list it completes the last name.
+
+    Parameters
+    ----------
+    *kinds : str
+        Kinds of catalog entries.
+
+    Returns
+    -------
+    Callable[[str], list[str]]
+        Names that begin as the text does.
+    """
 
     def complete(incomplete: str) -> list[str]:
         return _completed(incomplete, (name for kind in kinds for name in _names(kind)))
@@ -34,7 +47,18 @@ def completes(*kinds: str) -> Callable[[str], list[str]]:
 
 
 def words(*known: str) -> Callable[[str], list[str]]:
-    """Completes one of these words."""
+    """Return a completion of some words.
+
+    Parameters
+    ----------
+    *known : str
+        Words.
+
+    Returns
+    -------
+    Callable[[str], list[str]]
+        Words that begin as the text does.
+    """
     return lambda incomplete: _completed(incomplete, known)
 
 
@@ -49,21 +73,41 @@ def _names(kind: str) -> Iterable[str]:
 
     if kind in FOLDERS:
         return names(kind)
-    from paleo.report.describe import lines
+    from paleo.report.catalog import catalog_lines
 
-    return lines(kind)
+    return catalog_lines(kind)
 
 
 ModelName = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="A model of the catalog, or a YAML file.", autocompletion=completes("models")),
+    typer.Argument(
+        metavar="MODEL",
+        help="Network: a catalog name (`paleo list models`), hub id, config.json or folder, YAML or ONNX file.",
+        autocompletion=completes("models"),
+    ),
+]
+OptionalModel = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="A model of the catalog, a hub id, or a file; optional where --from names one.",
+        autocompletion=completes("models"),
+    ),
+]
+Launch = Annotated[
+    str | None,
+    typer.Option(
+        "--launch",
+        metavar="FILE",
+        help="Write the plan as a configuration of the framework; its ending says which (axolotl:job.yml names it).",
+    ),
 ]
 SystemName = Annotated[
     str,
     typer.Option(
         "--system",
         metavar="S",
-        help="A system or device of the catalog, or a YAML file.",
+        help="System or device: a catalog name (`paleo list systems`) or a YAML file.",
         autocompletion=completes("systems", "devices"),
     ),
 ]
@@ -72,21 +116,41 @@ Systems = Annotated[
     typer.Option(
         "--systems",
         metavar="A,B,C",
-        help="Systems or devices of the catalog, or YAML files.",
+        help="Systems or devices, separated by commas: catalog names or YAML files.",
         autocompletion=completes("systems", "devices"),
     ),
 ]
-Counts = Annotated[str, typer.Option("--gpus", metavar="1,2,4,…", help="GPU counts: 8,16 or 8..64, by doublings.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw it, too: .png, .svg or .pdf.")]
+Counts = Annotated[
+    str, typer.Option("--gpus", metavar="1,2,4,…", help="Numbers of GPUs: a list (8,16) or powers of two (8..64).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
+Plot = Annotated[
+    str | None, typer.Option("--plot", metavar="FILE", help="Also save a plot to this file: .png, .svg or .pdf.")
+]
 
 
 def _option(help_: str, name: str | None = None, **more: Any) -> Any:
-    return typer.Option(*filter(None, [name]), help=help_, rich_help_panel="The run", **more)
+    return typer.Option(*filter(None, [name]), help=help_, rich_help_panel="Run options", **more)
 
 
 def whole(text: str) -> int:
-    """A whole number in digits, perhaps with commas between thousands: ``1,024``."""
+    """Parse a whole number, perhaps with commas between thousands: ``1,024``.
+
+    Parameters
+    ----------
+    text : str
+        The text.
+
+    Returns
+    -------
+    int
+        The number.
+
+    Raises
+    ------
+    SpecError
+        If it is no whole number.
+    """
     digits = text.replace(",", "") if re.fullmatch(r"\s*\d{1,3}(,\d{3})+\s*", text) else text
     try:
         return int(digits)
@@ -102,94 +166,220 @@ def _whole(help_: str) -> Any:
 class RunOptions:
     """The options of a run, shared by the commands that predict; what is not given keeps the default of ``Run``."""
 
-    gpus: Annotated[int | None, _whole("GPUs in all. [1]")] = None
-    batch: Annotated[
-        int | None, _whole("Samples for each data-parallel rank and step. [32 samples, or 8 sequences]")
-    ] = None
+    gpus: Annotated[int | None, _whole("Total number of GPUs. [1]")] = None
+    batch: Annotated[int | None, _whole("Samples per data-parallel rank and step. [32 samples, or 8 sequences]")] = None
     global_batch: Annotated[
-        int | None, _whole("Samples of a step over all ranks, instead of --batch. [--batch times the ranks]")
+        int | None, _whole("Samples per step over all ranks; replaces --batch. [--batch times data-parallel ranks]")
     ] = None
     microbatch: Annotated[
-        int | None, _whole("Samples of one pass; a step has as many as it takes. [all, or 1 in a pipeline]")
+        int | None,
+        _whole("Samples per forward and backward pass; gradients accumulate up to --batch. [--batch; 1 if pp > 1]"),
     ] = None
-    seq: Annotated[int | None, _whole("Sequence length, for models that have one. [the model's]")] = None
+    seq: Annotated[int | None, _whole("Sequence length in tokens, for models that have one. [the model's]")] = None
     dtype: Annotated[
         str | None,
-        _option("fp32, tf32, bf16, fp16, fp8, fp4. [the device's best 16 bits]", autocompletion=words(*DTYPES)),
+        _option(
+            "Number format of matrix products: fp32, tf32, bf16, fp16, fp8 or fp4. [the device's best 16 bits]",
+            autocompletion=words(*DTYPES),
+        ),
     ] = None
     optimizer: Annotated[
         str | None,
-        _option("sgd, momentum, rmsprop, adam, adamw, lars, lamb. [adamw]", autocompletion=completes("optimizers")),
+        _option(
+            "Optimizer: adamw, sgd, muon, … (`paleo list optimizers`). [adamw]", autocompletion=completes("optimizers")
+        ),
     ] = None
     strategy: Annotated[
         str | None,
-        _option("Preset, degrees or both: dp, owt, tp=8,pp=4,zero=1,sp. [dp]", autocompletion=completes("strategies")),
+        _option(
+            "Parallelism: a preset (`paleo list strategies`), degrees such as tp=8,pp=4,zero=1,sp, or both. [dp]",
+            autocompletion=completes("strategies"),
+        ),
     ] = None
     schedule: Annotated[
-        str | None, _option("Order of a pipeline: gpipe, 1f1b, … [1f1b]", autocompletion=completes("schedules"))
+        str | None,
+        _option(
+            "Pipeline schedule: gpipe, 1f1b, … (`paleo list schedules`) [1f1b]", autocompletion=completes("schedules")
+        ),
     ] = None
     recompute: Annotated[
         str | None,
         _option(
-            "Recomputation of activations: none, selective or full; of modules: --set recompute_modules=… [none]",
+            "Activation recomputation: none, selective or full; single modules: --set recompute_modules=… [none]",
             autocompletion=words("none", "selective", "full"),
         ),
     ] = None
-    recompute_layers: Annotated[int | None, _whole("Full recomputation of so many layers a stage. [all]")] = None
-    lora: Annotated[str | None, _option("Adapters of a rank, the rest frozen: 16, 16:all, 16:mlp. [none]")] = None
-    qlora: Annotated[bool | None, _option("Frozen weights in NF4; without --lora, 64:all.", "--qlora")] = None
-    freeze: Annotated[str | None, _option("Layers that are not trained: embed,block.[0-9]. [none]")] = None
-    compress: Annotated[str | None, _option("Compressed gradients: fp16, onebit, topk:0.001, … [none]")] = None
-    consistency: Annotated[str | None, _option("bsp, async, ssp:4, local:32, diloco:100, gossip:exp2, … [bsp]")] = None
-    servers: Annotated[int | None, _whole("Parameter servers, for async and ssp. [async: one]")] = None
-    jitter: Annotated[
-        str | None, _option("Noise of a rank's step, a share of it: 0.02, with its own 0.02,0.01, or traces. [0]")
+    recompute_layers: Annotated[
+        int | None, _whole("Number of layers per pipeline stage to recompute in full. [all]")
     ] = None
-    nodes: Annotated[str | None, _option("Where nodes lie: packed, random, spread:8 leaf switches. [packed]")] = None
-    background: Annotated[float | None, _option("Share of the links above leaf switches that others use. [0]")] = None
+    lora: Annotated[
+        str | None, _option("Train LoRA adapters of this rank and freeze all other weights: 16, 16:all, 16:mlp. [none]")
+    ] = None
+    qlora: Annotated[
+        bool | None,
+        _option("Train LoRA adapters over weights frozen in 4 bits (NF4); without --lora: 64:all.", "--qlora"),
+    ] = None
+    freeze: Annotated[str | None, _option("Layers to freeze, by name or pattern: embed,block.[0-9]. [none]")] = None
+    compress: Annotated[str | None, _option("Gradient compression: fp16, onebit, topk:0.001, powersgd:4, … [none]")] = (
+        None
+    )
+    consistency: Annotated[
+        str | None, _option("How workers synchronize: bsp, async, ssp:4, local:32, diloco:100, gossip:exp2, … [bsp]")
+    ] = None
+    servers: Annotated[int | None, _whole("Number of parameter servers, for async and ssp. [async: one]")] = None
+    jitter: Annotated[
+        str | None,
+        _option(
+            "Variation of step times: from step to step (0.02), and also between ranks (0.02,0.01), or traces. [0]"
+        ),
+    ] = None
+    nodes: Annotated[
+        str | None,
+        _option("Placement of nodes on the fabric: packed, random, or spread:8 (over 8 leaf switches). [packed]"),
+    ] = None
+    background: Annotated[float | None, _option("Fraction of the uplinks that other jobs use. [0]")] = None
     neighbour: Annotated[
-        str | None, _option("A second job there: traffic, nodes, share of the time: all_to_all:32:0.4. [none]")
+        str | None,
+        _option(
+            "Another job on the same switches, as collective:nodes:fraction of time, such as all_to_all:32:0.4. [none]"
+        ),
     ] = None
     software: Annotated[
         str | None,
         _option(
-            "Profile of a framework, NAME or NAME@RELEASE; plan: any, for what any of them runs. [pytorch-eager]",
+            "Framework profile: NAME or NAME@RELEASE (`paleo list software`); plan: any, no limits. [pytorch-eager]",
             autocompletion=completes("software"),
         ),
     ] = None
     calibration: Annotated[
         str | None,
-        _option("auto, ideal, ppp=0.6 or a calibration. [auto]", autocompletion=words("auto", "ideal", "ppp=")),
+        _option(
+            "Source of efficiencies: auto (measured), ideal (roofline), ppp=0.6 (60 % of peak), or a file. [auto]",
+            autocompletion=words("auto", "ideal", "ppp="),
+        ),
     ] = None
-    run_file: Annotated[str | None, _option("A run as a YAML file; options win over it.", "--run", metavar="FILE")] = (
-        None
-    )
+    from_: Annotated[
+        list[str] | None,
+        _option(
+            "Configuration files of a framework (Megatron, torchtitan, DeepSpeed, accelerate, axolotl, …): network, "
+            "batch, plan and software are as they say; options win. Several files join.",
+            "--from",
+            metavar="FILE",
+        ),
+    ] = None
+    run_file: Annotated[
+        str | None,
+        _option("YAML file with options of the run; options on the command line win.", "--run", metavar="FILE"),
+    ] = None
     set_: Annotated[
-        list[str] | None, _option("Any other field of a run, or model.PARAMETER.", "--set", metavar="KEY=VALUE")
+        list[str] | None,
+        _option(
+            "Any other field of a run (`paleo schema run`), or a size of the network: model.layers=24.",
+            "--set",
+            metavar="KEY=VALUE",
+        ),
     ] = None
 
-    def run(self) -> Run:
-        """The run that the options describe, its fields set as far as stated; SpecError names the option that is
-        wrong."""
+    def run(self, *, searched: bool = False) -> Run:
+        """Build the run from the options; fields without an option are unset.
+
+        Parameters
+        ----------
+        searched : bool, optional
+            The run of a search, whose plan is open.
+
+        Returns
+        -------
+        Run
+            The run.
+
+        Raises
+        ------
+        SpecError
+            If an option is not valid.
+        """
         from paleo.specs.loading import validate
         from paleo.specs.run import Run
 
         data = self._stated_fields()
         for key, value in self._settings().items():
             _put(data, key, value)
-        file = self._file()
+        file = {**self._job_fields(searched=searched), **self._file()}
         if "batch" in data or "global_batch" in data:  # one follows from the other: an option wins over either
             file = {key: value for key, value in file.items() if key not in ("batch", "global_batch")}
         sizes = {**file.get("model", {}), **data.get("model", {})}
         return validate(Run, {**file, **data, **({"model": sizes} if sizes else {})}, "options")
 
     def _stated_fields(self) -> dict[str, Any]:
-        names = [field.name for field in fields(self) if field.name not in ("set_", "seq", "run_file")]
-        stated = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return stated if self.jitter is None else {**stated, **_noise(self.jitter)}
+        names = [field.name for field in fields(self) if field.name not in ("set_", "seq", "run_file", "from_")]
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @functools.cached_property
+    def job(self) -> FileJob | None:
+        """The job that --from describes."""
+        if not self.from_:
+            return None
+        from paleo.launch.jobs import read_job
+
+        return read_job(self.from_, self.gpus)
+
+    @functools.cached_property
+    def file_network(self) -> ModelSpec | None:
+        """The network that --from names or describes."""
+        if self.job is None:
+            return None
+        from paleo.launch.jobs import network_of
+
+        return network_of(self.job)
+
+    def network(self, model: str | None) -> str | ModelSpec:
+        """Return the network of MODEL, or of ``--from`` if MODEL is missing.
+
+        Parameters
+        ----------
+        model : str, optional
+            Value of MODEL.
+
+        Returns
+        -------
+        str | ModelSpec
+            Name or model.
+
+        Raises
+        ------
+        SpecError
+            If neither names a network.
+        """
+        if model is not None:
+            return model
+        if self.file_network is None:
+            stated = f"{', '.join(self.from_)} names no network" if self.from_ else "no network is named"
+            raise SpecError(f"{stated}; state MODEL, such as llama3-8b")
+        return self.file_network
+
+    def remarks(self) -> list[str]:
+        """What of --from was not read and may matter for time or memory, and that any software is asked for."""
+        lifted = [_LIFTED] if self.software == "any" else []
+        if self.job is None or not self.job.unread:
+            return lifted
+        keys = ", ".join(self.job.unread[:_KEYS_SHOWN])
+        more = len(self.job.unread) - _KEYS_SHOWN
+        return [*lifted, f"--from: not read, may matter: {keys}" + (f" and {more} more" if more > 0 else "")]
+
+    def _job_fields(self, *, searched: bool) -> dict[str, Any]:
+        """Fields of a run that --from states."""
+        if self.job is None:
+            return {}
+        from paleo.launch.jobs import PLANNED, run_fields
+        from paleo.network.graph import build_graph
+
+        graph = None if self.file_network is None else build_graph(self.file_network, batch=1)
+        length = None if graph is None else int(graph.tokens_per_sample or 0)
+        data = run_fields(self.job.plan, self.job.software, graph, length)
+        return {name: value for name, value in data.items() if not (searched and name in PLANNED)}
 
     def _file(self) -> dict[str, Any]:
-        """What --run states, checked by itself so that a message names the file."""
+        """Read the file of --run; it is checked before options are merged, so that messages name the file."""
         from paleo.specs.loading import read_yaml, validate
         from paleo.specs.run import Run
 
@@ -200,7 +390,7 @@ class RunOptions:
         return data
 
     def _settings(self) -> dict[str, Any]:
-        """What --seq and --set state, key by key."""
+        """Collect --seq and --set, key by key."""
         from paleo.specs.loading import parse_yaml
 
         settings = [("model.seq", self.seq)] if self.seq is not None else []
@@ -211,31 +401,50 @@ class RunOptions:
             settings.append((key.strip(), parse_yaml(f"value: {value}", where=f"--set {text}")["value"]))
         twice = [key for key, _ in settings if [name for name, _ in settings].count(key) > 1]
         if twice:
-            raise SpecError(f"--set: {twice[0]} is stated twice; keep one")
+            raise SpecError(f"--set: {twice[0]} occurs twice; use it once")
         return dict(settings)
 
 
-def _noise(text: str) -> dict[str, float]:
-    """Fields of a run that --jitter states."""
-    from paleo.step.waiting import noise_named
-
-    independent, persistent = noise_named(text)
-    return {"jitter": independent, **({"slow_ranks": persistent} if persistent else {})}
+#: Keys of a configuration that were not read, as far as they are listed.
+_KEYS_SHOWN = 12
+_LIFTED = "--software any: plans are not limited to what a framework runs"
 
 
 def _put(data: dict[str, Any], key: str, value: Any) -> None:
+    """Add what one --set states; SpecError where another option states the same."""
     part, _, name = key.partition(".")
-    if name and part in ("model", "input"):
-        data[part] = {**data.get(part, {}), name: value}
+    nested = {name: value} if name else value
+    if part == "model" and not isinstance(nested, dict):
+        example = "expected sizes of the network, such as model.layers=24; the network itself is the argument MODEL"
+        raise SpecError(f"--set model={str(value)[:80]}: {example}")
+    before = data.get(part)
+    if part in ("model", "input") and isinstance(nested, dict) and isinstance(before, dict | None):
+        data[part] = {**(before or {}), **nested}
+    elif part in ("model", "input") and before is not None:
+        raise SpecError(f"--set {key}: --set {part}={str(before)[:80]} contradicts it; use one of them")
     elif key in data:
-        raise SpecError(f"--set {key}: stands beside --{key.replace('_', '-')}; keep one")
+        raise SpecError(f"--set {key}: --{key.replace('_', '-')} sets it, too; use one of them")
     else:
         data[key] = value
 
 
 def packs(argument: str, options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the options that the fields of a dataclass are, packed into one argument; the command's own
-    options of a name win."""
+    """Return a decorator that gives a command the fields of a dataclass as options, packed into one argument.
+
+    Options that the command itself has win.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument.
+    options : type[Any]
+        The dataclass.
+
+    Returns
+    -------
+    Callable[[Callable[..., None]], Callable[..., None]]
+        The decorator.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         stated = inspect.signature(command, eval_str=True).parameters
@@ -266,20 +475,43 @@ takes_run = packs("options", RunOptions)
 
 
 Loss = Annotated[
-    float | None, typer.Option(help="Train a language model to this loss in nats a token, by Chinchilla's law.")
+    float | None,
+    typer.Option(help="Train a language model to this loss (nats per token), by Chinchilla's scaling law."),
 ]
 Target = Annotated[
     str | None,
-    typer.Option(metavar="TASK", help="Train to the target of a task: mlperf:bert.", autocompletion=completes("tasks")),
+    typer.Option(
+        metavar="TASK",
+        help="Train to the quality target of a task, such as mlperf:bert (`paleo list tasks`).",
+        autocompletion=completes("tasks"),
+    ),
 ]
 NoiseScale = Annotated[
     float | None,
-    typer.Option(help="Critical batch in samples: a batch as large needs twice the samples. [not counted]"),
+    typer.Option(
+        help="Gradient noise scale in samples: at this batch size, training needs twice the samples. [not counted]"
+    ),
 ]
 
 
 def count(text: str) -> float:
-    """A number of samples or tokens, perhaps with a prefix: ``15T``."""
+    """Parse a number of samples or tokens, perhaps with a prefix: ``15T``.
+
+    Parameters
+    ----------
+    text : str
+        The text.
+
+    Returns
+    -------
+    float
+        The number.
+
+    Raises
+    ------
+    SpecError
+        If it is no number.
+    """
     from paleo.units import parse
 
     try:
@@ -288,32 +520,40 @@ def count(text: str) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
-Epochs = Annotated[float | None, typer.Option(help="Time, rent and energy of so many epochs of the data set.")]
+Epochs = Annotated[float | None, typer.Option(help="Price a training of this many epochs: time, cost and energy.")]
 Samples = Annotated[
-    float | None, typer.Option(parser=count, metavar="N", help="The same for so many samples: 4M or 4000000.")
+    float | None, typer.Option(parser=count, metavar="N", help="Price a training of this many samples: 4M or 4000000.")
 ]
-Tokens = Annotated[float | None, typer.Option(parser=count, metavar="N", help="The same for so many tokens: 15T.")]
+Tokens = Annotated[
+    float | None, typer.Option(parser=count, metavar="N", help="Price a training of this many tokens: 15T.")
+]
 GpuPrice = Annotated[
     str | None,
     typer.Option(
         "--price",
         metavar="RATE",
-        help="Rent of one GPU: '2.5 USD/h', or by system in USD an hour: A=2.1,B=1.3. [catalog and price lists]",
+        help="Price of one GPU-hour: '2.5 USD/h', or per system in USD: A=2.1,B=1.3. [catalog and price lists]",
     ),
 ]
 RentTerm = Annotated[
-    str, typer.Option("--term", metavar="TERM", help="Rented on-demand, 1-year, 3-year or spot (dated price lists).")
+    str,
+    typer.Option("--term", metavar="TERM", help="Rental terms of the price lists: on-demand, 1-year, 3-year or spot."),
 ]
 Bought = Annotated[
     float | None,
-    typer.Option("--buy", metavar="YEARS", help="Machines are bought and written off over so many years. [rented]"),
+    typer.Option("--buy", metavar="YEARS", help="Buy the machines and write them off over this many years. [rent]"),
 ]
-Electricity = Annotated[str | None, typer.Option(metavar="RATE", help="Price of energy: '0.12 USD/kWh'. [not counted]")]
-Pue = Annotated[float | None, typer.Option(help="Energy of the building over that of its machines. [1]")]
+Electricity = Annotated[
+    str | None, typer.Option(metavar="RATE", help="Electricity price: '0.12 USD/kWh'. [not counted]")
+]
+Pue = Annotated[
+    float | None,
+    typer.Option(help="Power usage effectiveness: energy of the building divided by energy of its machines. [1]"),
+]
 HostPower = Annotated[
-    str | None, typer.Option(metavar="POWER", help="Of the host, for each GPU: '150 W'. [not counted]")
+    str | None, typer.Option(metavar="POWER", help="Power of the host per GPU: '150 W'. [not counted]")
 ]
-RankBy = Annotated[str | None, typer.Option("--objective", help="Best first by time, cost or energy.")]
+RankBy = Annotated[str | None, typer.Option("--objective", help="Sort by time, cost or energy.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,9 +569,9 @@ class TariffOptions:
 
     def tariff(self) -> Tariff:
         """The tariff that the options describe; SpecError names the option that is wrong."""
-        from paleo.studies.cost import stated_tariff
+        from paleo.studies.cost import parse_tariff
 
-        return stated_tariff(**asdict(self))
+        return parse_tariff(**asdict(self))
 
 
 #: Those options, in the argument ``rates``.
@@ -339,33 +579,54 @@ takes_tariff = packs("rates", TariffOptions)
 
 
 def _long_run(help_: str, name: str | None = None, **more: Any) -> Any:
-    return typer.Option(*filter(None, [name]), help=help_, rich_help_panel="A long run", **more)
+    return typer.Option(*filter(None, [name]), help=help_, rich_help_panel="Failures and checkpoints", **more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LongRunFlags:
     """Options of failures, checkpoints and restarts; any of them makes the command count failures."""
 
-    goodput: Annotated[bool, _long_run("Count failures, checkpoints and restarts in.", "--goodput")] = False
-    failures: Annotated[str | None, _long_run("Of a node: '4/knodeday'. [the system's]", metavar="RATE")] = None
-    checkpoint: Annotated[str | None, _long_run("auto, 30min or 250steps. [auto]", metavar="EVERY")] = None
-    checkpointing: Annotated[str | None, _long_run("sync, async or memory (and storage behind it). [sync]")] = None
-    storage: Annotated[str | None, _long_run("What it takes in: '2 GB/s'. [100 GB/s]", metavar="RATE")] = None
-    storage_size: Annotated[str | None, _long_run("What it holds: '10 TB'. [enough]", metavar="BYTES")] = None
-    restart: Annotated[str | None, _long_run("From a failure to the next step. [3 min + load]", metavar="TIME")] = None
-    spares: Annotated[int | None, _long_run("Spare nodes, paid for. [as many as it takes]", min=0, max=10**6)] = None
-    repair: Annotated[str | None, _long_run("How long a failed node is away. [24 h]", metavar="TIME")] = None
-    elastic: Annotated[bool, _long_run("Go on without the replica that failed.", "--elastic")] = False
+    goodput: Annotated[
+        bool, _long_run("Include failures, checkpoints and restarts in time, cost and energy.", "--goodput")
+    ] = False
+    failures: Annotated[
+        str | None,
+        _long_run("Failure rate of a node: '4/knodeday' is 4 per 1,000 node-days. [the system's]", metavar="RATE"),
+    ] = None
+    checkpoint: Annotated[
+        str | None, _long_run("Time between checkpoints: auto (the best), 30min or 250steps. [auto]", metavar="EVERY")
+    ] = None
+    checkpointing: Annotated[
+        str | None,
+        _long_run("How checkpoints are written: sync, async, or memory (to a peer's memory, then to storage). [sync]"),
+    ] = None
+    storage: Annotated[
+        str | None, _long_run("Write bandwidth of the storage: '2 GB/s'. [100 GB/s]", metavar="RATE")
+    ] = None
+    storage_size: Annotated[str | None, _long_run("Capacity of the storage: '10 TB'. [unlimited]", metavar="BYTES")] = (
+        None
+    )
+    restart: Annotated[
+        str | None,
+        _long_run("Time from a failure to the next step. [3 min and loading the checkpoint]", metavar="TIME"),
+    ] = None
+    spares: Annotated[
+        int | None, _long_run("Number of spare nodes. [enough for 99 % of repairs]", min=0, max=10**6)
+    ] = None
+    repair: Annotated[str | None, _long_run("Time to repair a failed node. [24 h]", metavar="TIME")] = None
+    elastic: Annotated[
+        bool, _long_run("Continue without the failed data-parallel replica until its node is repaired.", "--elastic")
+    ] = False
 
     def keywords(self) -> dict[str, Any]:
-        """The options as keywords of a question."""
+        """Options as keyword arguments of `paleo.estimate` and its like."""
         return asdict(self)
 
-    def stated(self) -> LongRunOptions | None:
+    def long_run_options(self) -> LongRunOptions | None:
         """The options of the run; None where failures are not counted."""
-        from paleo.studies.long_run import stated_long_run
+        from paleo.studies.goodput import parse_long_run
 
-        return stated_long_run(**self.keywords())
+        return parse_long_run(**self.keywords())
 
 
 #: Those options, in the argument ``long_run``.

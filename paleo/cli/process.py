@@ -83,7 +83,13 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def say(text: str) -> None:
-    """A line on stderr; where that cannot be written there is nobody to tell."""
+    """Print a line on stderr; a closed stream is ignored.
+
+    Parameters
+    ----------
+    text : str
+        The line.
+    """
     with suppress(OSError, ValueError):
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
@@ -96,9 +102,21 @@ def discard_output() -> None:
 
 
 def printable(message: str) -> str:
-    """A message as one line of bounded length, without what would steer a terminal.
+    r"""Return a message as one line of limited length, without characters that steer a terminal.
 
-    >>> printable("name\\n\\x1b[31mred")
+    Parameters
+    ----------
+    message : str
+        The message.
+
+    Returns
+    -------
+    str
+        The line.
+
+    Examples
+    --------
+    >>> printable("name\n\x1b[31mred")
     'name ?[31mred'
     """
     line = " ".join(message.split())
@@ -153,7 +171,13 @@ def _function(command: CommandInfo) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit with its code."""
+    """Run a command and exit with its code.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Command line without the program's name; by default that of the process.
+    """
     gc.set_threshold(ALLOCATED)
     os.environ.setdefault(BLAS_THREADS, THREADS)
     prepare()
@@ -167,7 +191,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit code of a command line; whatever goes wrong is one line on stderr."""
+    """Run a command line; whatever goes wrong is one line on stderr.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Command line without the program's name.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     try:
         code = _command(arguments)
         sys.stdout.flush()

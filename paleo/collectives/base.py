@@ -1,24 +1,22 @@
-"""The registry of collective algorithms, and the arithmetic of groups that they share.
+"""Collective algorithms: their registry, and the arithmetic of rank groups that they share.
 
 An algorithm turns (operation, payload, group) into `Traffic`. It knows no device, no latency and no bandwidth. The
 payload follows nccl-tests' S: the buffer of one rank for all_reduce, broadcast and send_recv; the full buffer (all
 shards together) for all_gather, reduce_scatter and all_to_all.
 
-Where a formula asks for log2 P, groups that are no power of two take ceil(log2 P) rounds; the bytes keep their textbook
-form (the fold that MPI libraries do before and after is not counted).
+A group is written as its fan-outs from the inner level of the network to the outer one: ``(8, 4)`` is four nodes of
+eight ranks. A *unit* of a level is what hangs on one side of it: a rank at the inner level, a node at the next one.
+Bytes are those that the busiest unit *sends* into the level, in one direction. So the price of a level is the bandwidth
+of one unit into it, however many ranks that unit has.
 
-What a collective puts on the wires: counts without a device, added and priced elsewhere.
-
-A group of ranks is written as its fan-outs from the inner level of the network to the outer one: ``(8, 4)`` is four
-nodes of eight ranks. A *unit* of a level is what hangs on one side of it: at the inner level a rank, at the next level
-a node. All bytes here are what the busiest unit *sends* into the level (per direction), so that the price of a level is
-the bandwidth of one unit into it, however many ranks that unit holds.
+Groups that are no power of two take ceil(log2 P) rounds where a formula asks for log2 P. Their bytes keep the textbook
+form; the fold that MPI libraries do before and after is not counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -37,10 +35,16 @@ Group = Sequence[Numeric]
 class LevelTraffic:
     """Messages over one level of the network during one phase.
 
-    steps           messages that follow one another, each of them waiting for the one before [1]
-    wire_bytes      sent by the busiest unit of the level below into this level, in one direction [byte]
-    reduced_bytes   combined arithmetically by one rank with what it received over this level [byte]
-    senders         ranks of that unit which send, each through the ports that it drives; None: all of them [1]
+    Attributes
+    ----------
+    steps : float or ndarray
+        Messages that follow one another, each of them waiting for the one before [1].
+    wire_bytes : float or ndarray
+        Bytes that the busiest unit of the level below sends into this level, in one direction [byte].
+    reduced_bytes : float or ndarray
+        Bytes that one rank combines arithmetically with what it received over this level [byte].
+    senders : float or ndarray, optional
+        Ranks of that unit that send, each through the ports that it drives [1]. None: all of them.
     """
 
     steps: Numeric = 0.0
@@ -72,7 +76,17 @@ class Traffic:
 
     @classmethod
     def of(cls, *levels: LevelTraffic) -> Traffic:
-        """Traffic of one phase, its levels from inner to outer."""
+        """Build the traffic of one phase.
+
+        Parameters
+        ----------
+        *levels : LevelTraffic
+            Traffic of each level, inner to outer.
+
+        Returns
+        -------
+        Traffic
+        """
         return cls((levels,))
 
     def __add__(self, other: Traffic) -> Traffic:
@@ -81,8 +95,12 @@ class Traffic:
     def __mul__(self, times: Numeric) -> Traffic:
         return Traffic(tuple(tuple(level * times for level in phase) for phase in self.phases))
 
-    def level(self, index: int) -> LevelTraffic:
-        """All that crosses one level (0 is the inner one), over all phases."""
+    @property
+    def levels(self) -> tuple[LevelTraffic, ...]:
+        """Traffic over each level summed over all phases, inner to outer."""
+        return tuple(self._level(index) for index in range(max((len(phase) for phase in self.phases), default=0)))
+
+    def _level(self, index: int) -> LevelTraffic:
         crossing = [phase[index] for phase in self.phases if index < len(phase)]
         return LevelTraffic(
             steps=_total([level.steps for level in crossing]),
@@ -91,13 +109,8 @@ class Traffic:
         )
 
     @property
-    def levels(self) -> tuple[LevelTraffic, ...]:
-        """What crosses each level, over all phases, inner to outer."""
-        return tuple(self.level(index) for index in range(max((len(phase) for phase in self.phases), default=0)))
-
-    @property
     def steps(self) -> Numeric:
-        """Messages in sequence over all phases and levels."""
+        """Messages in sequence over all phases and levels [1]."""
         return _total([level.steps for level in self.levels])
 
     @property
@@ -120,6 +133,9 @@ def _total(values: Sequence[Numeric]) -> Numeric:
 
 #: Every operation that some algorithm serves.
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_recv")
+#: Libraries whose choice of algorithm is modelled. ``textbook`` stands for alpha-beta with constant rates, where the
+#: fastest algorithm of the literature is taken; ``xla`` for collectives of TPUs, on tori.
+LIBRARIES = ("textbook", "nccl", "xla")
 
 TrafficFormula = Callable[[Array, tuple[Array, ...]], Traffic]
 
@@ -128,44 +144,88 @@ TrafficFormula = Callable[[Array, tuple[Array, ...]], Traffic]
 class Algorithm:
     """One way to carry out collective operations.
 
-    formulas      operation -> (payload_bytes, fan-outs) -> Traffic
-    one_port      a rank sends one message at a time, so that no operation ends before log2 P steps
-    in_network    switches combine or copy data: the bandwidth bound of host algorithms does not hold
-    automatic     may be chosen as the best one (parameter servers ask for servers, and are only chosen by name)
-    lockstep      every rank sends in every step, so that a step lasts as long as its slowest link
-    between_nodes libraries choose it for groups of several nodes only
-    distant       operations in which ranks that are no neighbours send to each other, which a torus carries over every
-                  link between them: not priced there
-    topology      the kind of level that it is written for, such as torus; None: any network
-    libraries     by communication library, the operations that it carries out this way; libraries that are not named
-                  have it not. None: it is open to any library that runs on the network
+    Attributes
+    ----------
+    name : str
+        Name under which it is registered.
+    summary : str
+        One line for tables of algorithms.
+    reference : str
+        Paper or source code that describes it.
+    formulas : mapping of str to callable
+        Traffic of each operation, from the payload [byte] and the fan-outs.
+    libraries : mapping of str to sequence of str
+        Operations that each of `LIBRARIES` may carry out this way by itself. Empty: the algorithm is used by name only.
+    one_port : bool
+        A rank sends one message at a time, so that no operation ends before log2 P steps.
+    in_network : bool
+        Switches combine or copy data, so that the bandwidth bound of host algorithms does not hold.
+    lockstep : bool
+        Every rank sends in every step, so that a step lasts as long as its slowest link.
+    between_nodes : bool
+        Libraries choose it for groups of several nodes only.
+    distant : tuple of str
+        Operations in which ranks that are no neighbours send to each other. They are not priced on a torus.
+    topology : str, optional
+        Kind of level that it is written for, such as ``torus``. None: any network.
     """
 
     name: str
     summary: str
     reference: str
     formulas: Mapping[str, TrafficFormula]
+    libraries: Mapping[str, Sequence[str]] = field(default_factory=dict)
     one_port: bool = True
     in_network: bool = False
-    automatic: bool = True
     lockstep: bool = False
     between_nodes: bool = False
     distant: tuple[str, ...] = ()
     topology: str | None = None
-    libraries: Mapping[str, tuple[str, ...]] | None = None
 
     @property
     def operations(self) -> tuple[str, ...]:
+        """Operations that it has a formula for."""
         return tuple(self.formulas)
 
     def belongs_to(self, library: str, operation: str) -> bool:
-        """Whether a library may choose this way for an operation by itself."""
-        known = self.libraries is None or operation in self.libraries.get(library, ())
-        return known and self.automatic and operation in self.formulas
+        """Return True if a library may choose this algorithm by itself.
+
+        Parameters
+        ----------
+        library : str
+            One of `LIBRARIES`.
+        operation : str
+            One of `OPERATIONS`.
+
+        Returns
+        -------
+        bool
+        """
+        return operation in self.formulas and operation in self.libraries.get(library, ())
 
     def traffic(self, operation: str, payload_bytes: Numeric, group: Group) -> Traffic:
-        """Traffic of one operation; payload and fan-outs broadcast against each other.
+        """Count the messages and bytes of one operation; payload and fan-outs broadcast against each other.
 
+        Parameters
+        ----------
+        operation : str
+            One of `OPERATIONS`.
+        payload_bytes : float or ndarray
+            Payload S as nccl-tests define it [byte].
+        group : sequence of float or ndarray
+            Fan-outs from the inner level to the outer one.
+
+        Returns
+        -------
+        Traffic
+
+        Raises
+        ------
+        SpecError
+            If the algorithm lacks the operation, or the payload or a fan-out is impossible.
+
+        Examples
+        --------
         >>> ring = ALGORITHMS["ring"].traffic("all_reduce", 800.0, (8,))
         >>> float(ring.steps), float(ring.wire_bytes), float(ring.reduced_bytes)
         (14.0, 1400.0, 700.0)
@@ -179,19 +239,72 @@ ALGORITHMS: Registry[Algorithm] = Registry("collective algorithm", "paleo.collec
 
 
 def add_algorithm(algorithm: Algorithm) -> Algorithm:
-    """Register an algorithm under its own name."""
+    """Register an algorithm under its own name.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        Algorithm with the libraries that it belongs to; without any it is used by name only.
+
+    Returns
+    -------
+    Algorithm
+        The same algorithm.
+
+    Raises
+    ------
+    SpecError
+        If the name is taken, or a library or operation is unknown.
+    """
+    for library, operations in algorithm.libraries.items():
+        if library not in LIBRARIES:
+            raise SpecError(f"algorithm {algorithm.name!r}: unknown library {library!r}; {near(library, LIBRARIES)}")
+        for operation in operations:
+            if operation not in OPERATIONS:
+                problem = f"unknown operation {operation!r} of {library}; {near(operation, OPERATIONS)}"
+                raise SpecError(f"algorithm {algorithm.name!r}: {problem}")
     return ALGORITHMS.register(algorithm.name)(algorithm)
 
 
 def algorithms_for(operation: str) -> tuple[Algorithm, ...]:
-    """Every algorithm that serves an operation, by name; an unknown operation is an error."""
+    """List every algorithm that serves an operation, by name.
+
+    Parameters
+    ----------
+    operation : str
+        One of `OPERATIONS`.
+
+    Returns
+    -------
+    tuple of Algorithm
+
+    Raises
+    ------
+    SpecError
+        If the operation is unknown.
+    """
     if operation not in OPERATIONS:
         raise SpecError(f"unknown collective operation {operation!r}; {near(operation, OPERATIONS)}")
     return tuple(entry for _, entry in ALGORITHMS.items() if operation in entry.formulas)
 
 
 def checked_payload(payload_bytes: Numeric) -> Array:
-    """The payload as an array; SpecError unless all of it is finite and zero or more [byte]."""
+    """Return the payload as an array.
+
+    Parameters
+    ----------
+    payload_bytes : float or ndarray
+        Payload of a collective [byte].
+
+    Returns
+    -------
+    ndarray
+
+    Raises
+    ------
+    SpecError
+        Unless all of it is finite and zero or more.
+    """
     payload = np.asarray(payload_bytes, dtype=np.float64)
     if not np.all(np.isfinite(payload)) or np.any(payload < 0):
         raise SpecError(f"payload_bytes {payload_bytes!r} must be finite and zero or more")
@@ -199,7 +312,22 @@ def checked_payload(payload_bytes: Numeric) -> Array:
 
 
 def checked_group(group: Group) -> tuple[Array, ...]:
-    """The fan-outs as arrays; SpecError unless there is at least one and all are whole numbers of one or more."""
+    """Return the fan-outs of a group as arrays.
+
+    Parameters
+    ----------
+    group : sequence of float or ndarray
+        Fan-outs from the inner level to the outer one.
+
+    Returns
+    -------
+    tuple of ndarray
+
+    Raises
+    ------
+    SpecError
+        Unless there is at least one and all are whole numbers of one or more.
+    """
     fan_outs = tuple(np.asarray(fan_out, dtype=np.float64) for fan_out in group)
     if not fan_outs:
         raise SpecError("a group needs at least one level: its fan-outs from inner to outer, such as (8, 4)")
@@ -210,7 +338,18 @@ def checked_group(group: Group) -> tuple[Array, ...]:
 
 
 def ranks_of(group: tuple[Array, ...]) -> Array:
-    """Ranks in the group: the product of its fan-outs."""
+    """Count the ranks of a group.
+
+    Parameters
+    ----------
+    group : tuple of ndarray
+        Fan-outs from the inner level to the outer one.
+
+    Returns
+    -------
+    ndarray
+        Product of the fan-outs.
+    """
     ranks = np.ones(())
     for fan_out in group:
         ranks = ranks * fan_out
@@ -218,36 +357,103 @@ def ranks_of(group: tuple[Array, ...]) -> Array:
 
 
 def members_below(group: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Ranks that one unit of each level's lower side holds: (8, 4) -> (1, 8)."""
+    """Count the ranks of one unit on each level's lower side.
+
+    Parameters
+    ----------
+    group : tuple of ndarray
+        Fan-outs from the inner level to the outer one.
+
+    Returns
+    -------
+    tuple of ndarray
+        Ranks of a unit for each level: (8, 4) -> (1, 8).
+    """
     return tuple(ranks_of(group[:index]) for index in range(len(group)))
 
 
 def units_above(group: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Units of each level that the whole group fills: (8, 4) -> (4, 1)."""
+    """Count the units of each level that the whole group fills.
+
+    Parameters
+    ----------
+    group : tuple of ndarray
+        Fan-outs from the inner level to the outer one.
+
+    Returns
+    -------
+    tuple of ndarray
+        Units for each level: (8, 4) -> (4, 1).
+    """
     return tuple(ranks_of(group[index + 1 :]) for index in range(len(group)))
 
 
 def rounds(fan_out: Array) -> Array:
-    """ceil(log2): rounds in which one becomes ``fan_out`` by doubling; 8 -> 3, 5 -> 3, 1 -> 0."""
+    """Count the rounds in which one becomes ``fan_out`` by doubling, ceil(log2).
+
+    Parameters
+    ----------
+    fan_out : ndarray
+        Units of a level.
+
+    Returns
+    -------
+    ndarray
+        Rounds: 8 -> 3, 5 -> 3, 1 -> 0.
+    """
     return np.asarray(np.ceil(np.log2(fan_out)))
 
 
 def active(fan_out: Array) -> Array:
-    """1 where a level has more than one unit in the group, else 0: an idle level carries nothing."""
+    """Return 1 where a level has several units of the group, else 0: an idle level carries nothing.
+
+    Parameters
+    ----------
+    fan_out : ndarray
+        Units of a level.
+
+    Returns
+    -------
+    ndarray
+    """
     return np.where(fan_out > 1, 1.0, 0.0)
 
 
 def remote_share(fan_out: Array) -> Array:
-    """(n - 1) / n: the share of a buffer that belongs to the other units."""
+    """Compute (n - 1) / n, the share of a buffer that belongs to the other units.
+
+    Parameters
+    ----------
+    fan_out : ndarray
+        Units of a level, n.
+
+    Returns
+    -------
+    ndarray
+    """
     return (fan_out - 1.0) / fan_out
 
 
 def tree_imbalance(units: Numeric) -> Array:
-    """Bytes of the busiest of N units of a double binary tree over those of the mean, 2 S (N-1)/N.
+    """Compute the bytes of the busiest unit of a double binary tree over those of the mean.
 
+    Parameters
+    ----------
+    units : float or ndarray
+        Units N of the tree; the mean unit sends 2 S (N-1)/N.
+
+    Returns
+    -------
+    ndarray
+        Factor of 1 or more.
+
+    Notes
+    -----
     A unit that has two children in one tree and is a leaf of the other sends S/2 up, S down and S/2 up. Of three units
     none has two children, and 1.5 S is the most (NVIDIA/nccl src/graph/trees.cc).
 
+    Examples
+    --------
     >>> tree_imbalance(np.array([1.0, 2.0, 3.0, 4.0, 8.0])).round(3).tolist()
     [1.0, 1.0, 1.125, 1.333, 1.143]
     """
@@ -256,7 +462,17 @@ def tree_imbalance(units: Numeric) -> Array:
 
 
 def one_level_at_a_time(levels: list[LevelTraffic]) -> Traffic:
-    """A phase per level, inner first: the levels do not overlap."""
+    """Build traffic in which each level is a phase by itself, the inner one first: levels do not overlap.
+
+    Parameters
+    ----------
+    levels : list of LevelTraffic
+        Traffic of each level, inner to outer.
+
+    Returns
+    -------
+    Traffic
+    """
     idle = LevelTraffic()
     phases = [
         tuple(level if index == position else idle for position in range(len(levels)))
@@ -266,5 +482,15 @@ def one_level_at_a_time(levels: list[LevelTraffic]) -> Traffic:
 
 
 def outer_first(traffic: Traffic) -> Traffic:
-    """The same phases in reverse order: how a reduction's tree is walked back."""
+    """Reverse the order of phases: how a reduction's tree is walked back.
+
+    Parameters
+    ----------
+    traffic : Traffic
+        Traffic whose phases go from the inner level to the outer one.
+
+    Returns
+    -------
+    Traffic
+    """
     return Traffic(traffic.phases[::-1])

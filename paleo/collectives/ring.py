@@ -1,42 +1,39 @@
-"""Ring (pipeline): every rank passes pieces of its buffer to its neighbour."""
+"""Ring collectives: every rank passes pieces of its buffer to its neighbour.
+
+``ring`` is one ring through all ranks. ``hierarchical`` runs rings inside every unit, then over the units, each rank
+with its own shard, level by level. ``torus`` runs rings along all dimensions of a torus at the same time; each piece of
+the payload begins with another dimension, and a level is one dimension (a unit is a chip, then a row, then a plane).
+"""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paleo.collectives.base import (
+    OPERATIONS,
     Algorithm,
+    Array,
     LevelTraffic,
     Traffic,
     active,
     add_algorithm,
+    members_below,
+    one_level_at_a_time,
+    outer_first,
     ranks_of,
     remote_share,
     units_above,
 )
 
-if TYPE_CHECKING:
-    from paleo.collectives.base import (
-        Array,
-    )
 
+def _ring_passes(payload: Array, group: tuple[Array, ...], *, passes: float, share: Array, reduced: float) -> Traffic:
+    """Count passes of the ring in which every unit sends ``share`` of the payload a pass through its ports.
 
-def ring_hops(group: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Hops of one pass of the ring that use each level, inner to outer; together P - 1.
-
-    A ring that enters every unit once crosses the level of fan-out f in (f - 1) hops per parent unit.
-    """
-    return tuple((fan_out - 1.0) * above for fan_out, above in zip(group, units_above(group), strict=True))
-
-
-def ring_passes(payload: Array, group: tuple[Array, ...], *, passes: float, share: Array, reduced: float) -> Traffic:
-    """``passes`` passes of the ring in which every unit passes ``share`` of the payload a pass through its ports.
-
-    The reduced bytes (``reduced`` times the share) are laid to the levels by their hops.
+    A ring that enters every unit once crosses the level of fan-out f in (f - 1) hops per parent unit, P - 1 in all.
+    Reduced bytes (``reduced`` times the share) are laid to the levels by their hops.
     """
     total_hops = np.maximum(ranks_of(group) - 1.0, 1.0)
+    hops_of = [(fan_out - 1.0) * above for fan_out, above in zip(group, units_above(group), strict=True)]
     return Traffic.of(
         *(
             LevelTraffic(
@@ -44,43 +41,153 @@ def ring_passes(payload: Array, group: tuple[Array, ...], *, passes: float, shar
                 wire_bytes=passes * share * payload * active(fan_out),
                 reduced_bytes=reduced * share * payload * hops / total_hops,
             )
-            for fan_out, hops in zip(group, ring_hops(group), strict=True)
+            for fan_out, hops in zip(group, hops_of, strict=True)
         )
     )
 
 
-def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
+def _ring_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """2 alpha (P-1) + 2 beta S (P-1)/P + gamma S (P-1)/P."""
-    return ring_passes(payload, group, passes=2.0, share=remote_share(ranks_of(group)), reduced=1.0)
+    return _ring_passes(payload, group, passes=2.0, share=remote_share(ranks_of(group)), reduced=1.0)
 
 
-def reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
+def _ring_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """alpha (P-1) + beta S (P-1)/P + gamma S (P-1)/P."""
-    return ring_passes(payload, group, passes=1.0, share=remote_share(ranks_of(group)), reduced=1.0)
+    return _ring_passes(payload, group, passes=1.0, share=remote_share(ranks_of(group)), reduced=1.0)
 
 
-def all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
+def _ring_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """alpha (P-1) + beta S (P-1)/P."""
-    return ring_passes(payload, group, passes=1.0, share=remote_share(ranks_of(group)), reduced=0.0)
+    return _ring_passes(payload, group, passes=1.0, share=remote_share(ranks_of(group)), reduced=0.0)
 
 
-def broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """A pipelined chain: alpha (P-1) + beta S, its pieces small enough that filling the chain is all latency."""
-    return ring_passes(payload, group, passes=1.0, share=active(ranks_of(group)), reduced=0.0)
+def _ring_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """Return the traffic of a pipelined chain: alpha (P-1) + beta S.
+
+    Its pieces are so small that filling the chain is all latency.
+    """
+    return _ring_passes(payload, group, passes=1.0, share=active(ranks_of(group)), reduced=0.0)
 
 
-RING = add_algorithm(
+def _level_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """Per level of fan-out f: alpha (f-1) + beta S (f-1)/f, gamma over the shard that a rank has there."""
+    return one_level_at_a_time(
+        [
+            LevelTraffic(fan_out - 1.0, remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside)
+            for fan_out, inside in zip(group, members_below(group), strict=True)
+        ]
+    )
+
+
+def _level_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """Per level of fan-out f: alpha (f-1) + beta S (f-1)/f, the outer level first."""
+    return outer_first(
+        one_level_at_a_time([LevelTraffic(fan_out - 1.0, remote_share(fan_out) * payload) for fan_out in group])
+    )
+
+
+def _level_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """Reduce-scatter inwards out, all-gather outwards in: sum over levels of 2 alpha (f-1) + 2 beta S (f-1)/f."""
+    return _level_reduce_scatter(payload, group) + _level_all_gather(payload, group)
+
+
+def _level_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """One exchange per level, inner first: sum over levels of alpha (f-1) + beta m S (f-1)/f.
+
+    Ranks of a unit first bring together what goes to the same place. Messages get fewer (f - 1 per level) and larger,
+    and every byte is moved once per level.
+    """
+    return one_level_at_a_time(
+        [
+            LevelTraffic(fan_out - 1.0, inside * remote_share(fan_out) * payload)
+            for fan_out, inside in zip(group, members_below(group), strict=True)
+        ]
+    )
+
+
+def _round_all(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:
+    """Each chip sends ``times`` S (P-1)/P, in equal parts over the k dimensions of more than one unit."""
+    dimensions = np.maximum(sum((active(extent) for extent in group), np.zeros(())), 1.0)
+    share = remote_share(ranks_of(group)) * payload / dimensions
+    return Traffic.of(
+        *(
+            LevelTraffic(
+                steps=times * np.floor(extent / 2.0),
+                wire_bytes=times * inside * share * active(extent),
+                reduced_bytes=reduced * share * active(extent),
+            )
+            for extent, inside in zip(group, members_below(group), strict=True)
+        )
+    )
+
+
+def _torus_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """2 alpha sum(n/2) + 2 beta S (P-1)/P over all 2 k links of a chip together."""
+    return _round_all(payload, group, times=2.0, reduced=1.0)
+
+
+def _torus_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """alpha sum(n/2) + beta S (P-1)/P over all 2 k links."""
+    return _round_all(payload, group, times=1.0, reduced=1.0)
+
+
+def _torus_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """alpha sum(n/2) + beta S (P-1)/P over all 2 k links."""
+    return _round_all(payload, group, times=1.0, reduced=0.0)
+
+
+def _torus_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """alpha sum(n/2) + beta S n/4 over the links of the longest dimension: half of all messages cross its middle."""
+    return Traffic.of(
+        *(
+            LevelTraffic(np.floor(extent / 2.0), inside * payload * extent / 4.0 * active(extent))
+            for extent, inside in zip(group, members_below(group), strict=True)
+        )
+    )
+
+
+_RINGS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+add_algorithm(
     Algorithm(
         name="ring",
         summary="pieces go round a ring; the least bytes, P - 1 steps",
         reference="Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, JPDC 69(2), 2009",
-        formulas={
-            "all_reduce": all_reduce,
-            "reduce_scatter": reduce_scatter,
-            "all_gather": all_gather,
-            "broadcast": broadcast,
-        },
+        formulas=dict(
+            zip(_RINGS, (_ring_all_reduce, _ring_reduce_scatter, _ring_all_gather, _ring_broadcast), strict=True)
+        ),
+        libraries={"textbook": OPERATIONS, "nccl": _RINGS},
         lockstep=True,
-        libraries={"nccl": ("all_reduce", "reduce_scatter", "all_gather", "broadcast")},
+    )
+)
+add_algorithm(
+    Algorithm(
+        name="hierarchical",
+        summary="rings level by level; the outer level carries each byte once per unit",
+        reference="Cho, Finkler, Serrano, Kung and Hunter, BlueConnect, IBM J. R&D 63(6), 2019",
+        formulas={
+            "all_reduce": _level_all_reduce,
+            "reduce_scatter": _level_reduce_scatter,
+            "all_gather": _level_all_gather,
+            "all_to_all": _level_all_to_all,
+        },
+        libraries={"textbook": OPERATIONS},
+        distant=("all_to_all",),
+    )
+)
+add_algorithm(
+    Algorithm(
+        name="torus",
+        summary="all dimensions of a torus at once; every link of a chip is busy",
+        reference="Jouppi et al., TPU v4: An optically reconfigurable supercomputer, ISCA 2023; Sack and Gropp, "
+        "Collective algorithms for multiported torus networks, ACM TOPC 1(2), 2015",
+        formulas={
+            "all_reduce": _torus_all_reduce,
+            "reduce_scatter": _torus_reduce_scatter,
+            "all_gather": _torus_all_gather,
+            "all_to_all": _torus_all_to_all,
+        },
+        libraries={"textbook": OPERATIONS, "xla": OPERATIONS},
+        one_port=False,
+        topology="torus",
     )
 )

@@ -1,23 +1,26 @@
-"""Binomial tree: whole buffers climb a tree of pairs to a root, and the result climbs down."""
+"""Tree collectives: buffers climb a tree to a root, and the result climbs down.
+
+``tree`` is a binomial tree of whole buffers. ``double_tree`` has two trees, each rank a leaf in one and inside in the
+other, which share the payload in a pipeline. ``chain_tree``, NCCL's Tree, has chains inside a node and two trees
+between nodes.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from paleo.collectives.base import (
+    OPERATIONS,
     Algorithm,
+    Array,
     LevelTraffic,
+    Traffic,
+    active,
     add_algorithm,
+    members_below,
     one_level_at_a_time,
     outer_first,
+    remote_share,
     rounds,
 )
-
-if TYPE_CHECKING:
-    from paleo.collectives.base import (
-        Array,
-        Traffic,
-    )
 
 
 def _climb(payload: Array, group: tuple[Array, ...], *, reduced: float) -> Traffic:
@@ -29,23 +32,108 @@ def _climb(payload: Array, group: tuple[Array, ...], *, reduced: float) -> Traff
     )
 
 
-def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
+def _tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """2 alpha log2 P + 2 beta S log2 P + gamma S log2 P; without latency the original Paleo's 2 ceil(log2 n) S / B."""
-    return _climb(payload, group, reduced=1.0) + broadcast(payload, group)
+    return _climb(payload, group, reduced=1.0) + _tree_broadcast(payload, group)
 
 
-def broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
+def _tree_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """alpha log2 P + beta S log2 P, the outer level first."""
     return outer_first(_climb(payload, group, reduced=0.0))
 
 
-TREE = add_algorithm(
+def double_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """Count an all-reduce by two trees: 2 alpha log2 P + 2 beta S (P-1)/P + gamma S (P-1)/P.
+
+    Parameters
+    ----------
+    payload : ndarray
+        Buffer of one rank, S [byte].
+    group : tuple of ndarray
+        Fan-outs from the inner level to the outer one.
+
+    Returns
+    -------
+    Traffic
+
+    Notes
+    -----
+    Pieces are small enough that filling the pipe is all latency. At a level of fan-out f both trees together have
+    2 (f-1) edges that carry S/2 up and S/2 down: 2 S (f-1)/f of each unit in the mean (`tree_imbalance` of the
+    busiest). Bytes that a rank combines at a level were shared among the ranks below it, so that all levels add up to
+    S (P-1)/P.
+    """
+    return Traffic.of(
+        *(
+            LevelTraffic(
+                2.0 * rounds(fan_out), 2.0 * remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside
+            )
+            for fan_out, inside in zip(group, members_below(group), strict=True)
+        )
+    )
+
+
+def double_tree_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """Count a broadcast by two trees: alpha log2 P + beta S.
+
+    Parameters
+    ----------
+    payload : ndarray
+        Buffer of the root, S [byte].
+    group : tuple of ndarray
+        Fan-outs from the inner level to the outer one.
+
+    Returns
+    -------
+    Traffic
+    """
+    return Traffic.of(*(LevelTraffic(rounds(fan_out), payload * active(fan_out)) for fan_out in group))
+
+
+def _chain_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """2 alpha (f-1) + 2 beta S (f-1)/f over the f ranks of a node, in a pipeline with the trees between nodes.
+
+    Along a chain of f ranks S goes up and S comes down over f - 1 links. The channels' chains begin at different ranks,
+    so that the load is even.
+    """
+    ranks = group[0]
+    chain = LevelTraffic(2.0 * (ranks - 1.0), 2.0 * remote_share(ranks) * payload, remote_share(ranks) * payload)
+    if len(group) == 1:
+        return Traffic.of(chain)
+    between = double_tree_all_reduce(payload, group).phases[0][1:]
+    return Traffic.of(chain, *between)
+
+
+add_algorithm(
     Algorithm(
         name="tree",
         summary="binomial tree of whole buffers; few steps, many bytes",
         reference="Ben-Nun and Hoefler, Demystifying parallel and distributed deep learning, ACM CSUR 52(4), 2019",
-        formulas={"all_reduce": all_reduce, "broadcast": broadcast},
+        formulas={"all_reduce": _tree_all_reduce, "broadcast": _tree_broadcast},
+        libraries={"textbook": OPERATIONS},
         distant=("all_reduce", "broadcast"),
-        libraries={},
+    )
+)
+add_algorithm(
+    Algorithm(
+        name="double_tree",
+        summary="two complementary binary trees in a pipeline; few steps and the least bytes",
+        reference="Sanders, Speck and Traff, Two-tree algorithms for full bandwidth broadcast, reduction and scan, "
+        "Parallel Computing 35(12), 2009",
+        formulas={"all_reduce": double_tree_all_reduce, "broadcast": double_tree_broadcast},
+        libraries={"textbook": OPERATIONS},
+        distant=("all_reduce", "broadcast"),
+    )
+)
+add_algorithm(
+    Algorithm(
+        name="chain_tree",
+        summary="a chain inside each node, two binary trees between nodes; few steps between nodes",
+        reference="Jeaugey, Massively scale your deep learning training with NCCL 2.4, NVIDIA, 2019; NVIDIA/nccl "
+        "src/graph/tuning.cc (steps of Tree)",
+        formulas={"all_reduce": _chain_tree_all_reduce},
+        libraries={"textbook": OPERATIONS, "nccl": ("all_reduce",)},
+        between_nodes=True,
+        distant=("all_reduce",),
     )
 )

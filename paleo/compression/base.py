@@ -64,8 +64,11 @@ class SummedGradient:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A collective over the group (or part of it, ``scope``) with its payload [bytes], by the convention of that
-    operation: the whole buffer for all_reduce, all_gather, reduce_scatter and all_to_all."""
+    """Collective over the group, or over its part ``scope``, with its payload [byte].
+
+    The payload follows the operation's convention: the whole buffer for all_reduce, all_gather, reduce_scatter and
+    all_to_all.
+    """
 
     operation: str
     payload: Array
@@ -74,9 +77,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """Work of a rank before and after the messages: bytes ``read`` and ``written`` by element-wise passes, ``flops`` of
-    products, kernel ``launches``, and ``tensor_calls``, calls of the framework for single tensors: for matrices, where
-    vectors go dense."""
+    """Work of a rank to compress and decompress a gradient.
+
+    ``read`` and ``written`` are bytes of element-wise passes, ``flops`` those of products, ``launches`` kernels, and
+    ``tensor_calls`` calls of the framework for single matrices.
+    """
 
     read: Array
     written: Array
@@ -88,7 +93,23 @@ class Coding:
     def of(
         cls, read: Numeric, written: Numeric, *, flops: Numeric = 0.0, launches: Numeric = 1.0, calls: Numeric = 0.0
     ) -> Coding:
-        """All fields as arrays of one shape."""
+        """Build the work from numbers or arrays, broadcast to one shape.
+
+        Parameters
+        ----------
+        read, written : array-like
+            Bytes.
+        flops : array-like, default 0.0
+            FLOP.
+        launches : array-like, default 1.0
+            Kernels.
+        calls : array-like, default 0.0
+            Calls of the host.
+
+        Returns
+        -------
+        Coding
+        """
         return cls(*(np.asarray(a, np.float64) for a in np.broadcast_arrays(read, written, flops, launches, calls)))
 
     def __add__(self, other: Coding) -> Coding:
@@ -130,16 +151,56 @@ class Compression(Protocol):
         """Whether its messages are the gathers and scatters of sharded parameters (ZeRO-3), not sums of gradients."""
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
-        """The collectives that take the place of the gradient's all-reduce, one after another."""
+        """List the collectives that take the place of the gradient's all-reduce, one after another.
+
+        Parameters
+        ----------
+        gradient : SummedGradient
+            Sizes of the gradient and of the group that sums it.
+
+        Returns
+        -------
+        tuple of Message
+        """
 
     def encode(self, gradient: SummedGradient) -> Coding:
-        """Work before the messages; it occupies the computing stream."""
+        """Count the work before the messages, which occupies the computing stream.
+
+        Parameters
+        ----------
+        gradient : SummedGradient
+            Sizes of the gradient and of the group that sums it.
+
+        Returns
+        -------
+        Coding
+        """
 
     def decode(self, gradient: SummedGradient) -> Coding:
-        """Work of a rank after its collectives."""
+        """Count the work of a rank after its collectives.
+
+        Parameters
+        ----------
+        gradient : SummedGradient
+            Sizes of the gradient and of the group that sums it.
+
+        Returns
+        -------
+        Coding
+        """
 
     def state(self, gradient: SummedGradient) -> Array:
-        """Bytes a rank keeps from step to step (error feedback, momentum of its own)."""
+        """Count the bytes that a rank keeps from step to step (error feedback, its momentum).
+
+        Parameters
+        ----------
+        gradient : SummedGradient
+            Sizes of the gradient and of the group that sums it.
+
+        Returns
+        -------
+        ndarray
+        """
 
 
 #: Name -> maker of a method from its argument, the text behind the colon.
@@ -147,8 +208,24 @@ COMPRESSIONS: Registry[Callable[[str], Compression]] = Registry("compression", "
 
 
 def compression(text: str) -> Compression:
-    """The method that a text names, ``topk:0.001``; PlanError where its argument is wrong.
+    """Look up a method by its text.
 
+    Parameters
+    ----------
+    text : str
+        Such as ``topk:0.001``.
+
+    Returns
+    -------
+    Compression
+
+    Raises
+    ------
+    PlanError
+        If its argument is wrong.
+
+    Examples
+    --------
     >>> compression("fp16").linear
     True
     """
@@ -157,8 +234,24 @@ def compression(text: str) -> Compression:
 
 
 def wire_bytes(messages: tuple[Message, ...], gradient: SummedGradient) -> Array:
-    """Bytes that a rank sends for its messages: all_reduce 2 (P − 1) / P of its payload, others (P − 1) / P.
+    """Count the bytes that a rank sends for its messages.
 
+    all_reduce sends 2 (P − 1) / P of its payload, others (P − 1) / P.
+
+    Parameters
+    ----------
+    messages : tuple of Message
+        The collectives of a method.
+    gradient : SummedGradient
+        Sizes of the gradient and of the group that sums it.
+
+    Returns
+    -------
+    ndarray
+        Bytes.
+
+    Examples
+    --------
     >>> gradient = SummedGradient(elements=100.0, tensors=1.0, ranks=4.0)
     >>> float(wire_bytes((Message("all_reduce", gradient.bytes),), gradient))
     600.0
@@ -169,9 +262,24 @@ def wire_bytes(messages: tuple[Message, ...], gradient: SummedGradient) -> Array
 
 
 def break_even_rate(dense: Numeric, compressed: Numeric, coding_seconds: Numeric) -> Array:
-    """Rate [byte/s] below which a compression pays where nothing overlaps: B* = (V_dense − V_compressed) / (T_encode +
-    T_decode), V the bytes that a rank sends. 0 where it sends no less, infinite where coding is free.
+    """Return the link rate below which a compression pays where nothing overlaps.
 
+    B* = (V_dense − V_compressed) / (T_encode + T_decode), V the bytes that a rank sends.
+
+    Parameters
+    ----------
+    dense, compressed : array-like
+        Bytes that a rank sends without and with the method.
+    coding_seconds : array-like
+        Seconds of encoding and decoding.
+
+    Returns
+    -------
+    ndarray
+        byte/s; 0 where it sends no less, infinite where coding is free.
+
+    Examples
+    --------
     >>> float(break_even_rate(8e8, 1e8, 0.07))
     10000000000.0
     """
@@ -184,8 +292,30 @@ def break_even_rate(dense: Numeric, compressed: Numeric, coding_seconds: Numeric
 
 
 def number_argument(name: str, argument: str, meaning: str, least: float, most: float, *, whole: bool = False) -> float:
-    """The number after the colon, ``whole`` where fractions have no meaning; PlanError says what the number stands
-    for."""
+    """Read the number after the colon of a method's name.
+
+    Parameters
+    ----------
+    name : str
+        The method.
+    argument : str
+        What stands after the colon of the name; empty where nothing does.
+    meaning : str
+        What the number stands for.
+    least, most : float
+        Its range.
+    whole : bool, default False
+        True where fractions have no meaning.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    PlanError
+        If it is no such number; says what it stands for.
+    """
     try:
         number = float(argument)
     except ValueError:
@@ -198,6 +328,19 @@ def number_argument(name: str, argument: str, meaning: str, least: float, most: 
 
 
 def no_argument(name: str, argument: str) -> None:
-    """PlanError where a method without arguments has one."""
+    """Check that a method without arguments has none.
+
+    Parameters
+    ----------
+    name : str
+        The method.
+    argument : str
+        What stands after the colon of the name; empty where nothing does.
+
+    Raises
+    ------
+    PlanError
+        If it has one.
+    """
     if argument:
         raise PlanError(f"compress {name}:{argument}: {name} takes no argument")

@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from paleo.errors import PlanError
 from paleo.registry import Registry
-from paleo.step.waiting import waiting_share
+from paleo.step.waiting import Numeric, waiting_share
 
 if TYPE_CHECKING:
     from paleo.specs.run import Run
-    from paleo.step.waiting import Numeric
+
 
 Array = npt.NDArray[np.float64]
 #: Bytes of a number in the fp32 copies that outer optimizers and averaged models keep.
@@ -34,8 +34,10 @@ FP32_BYTES = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Parameter servers: ``call`` seconds of software for each tensor pushed and pulled, ``bandwidth`` [byte/s] at
-    which one server takes in gradients, applies them and sends parameters, all three together.
+    """Parameter servers that take in gradients, apply them and send parameters.
+
+    ``call`` [s] is the software time for each tensor that is pushed and pulled. ``bandwidth`` [byte/s] is the rate of
+    one server for all three tasks together.
 
     ``largest_share`` is the part of all bytes that the fullest of ``count`` servers holds: 1 / count where balanced.
     """
@@ -117,8 +119,29 @@ class Cycle:
         extra_memory: Numeric = 0.0,
         server: tuple[Numeric, Numeric] = (np.nan, np.nan),
     ) -> Cycle:
-        """All fields as arrays of one shape. ``updates_per_step``: updates of the model while one worker makes a step;
-        ``sent``: bytes that a worker sends a step; ``server``: utilization and knee."""
+        """Build a cycle from numbers or arrays, broadcast to one shape.
+
+        Parameters
+        ----------
+        workload : Workload
+            Times and sizes of one worker's step.
+        step : array-like
+            Seconds of a worker's step.
+        updates_per_step : array-like, default 1.0
+            Updates of the model while one worker makes a step.
+        sent : array-like, default 0.0
+            Bytes that a worker sends a step.
+        staleness : tuple of (array-like, array-like), default (0.0, 0.0)
+            Mean and deviation of the updates that a gradient misses.
+        extra_memory : array-like, default 0.0
+            Bytes that a worker keeps beside a synchronous one's.
+        server : tuple of (array-like, array-like), default (np.nan, np.nan)
+            Utilization and knee of the parameter servers.
+
+        Returns
+        -------
+        Cycle
+        """
         step = np.asarray(step, dtype=np.float64)
         figures = (
             step,
@@ -152,7 +175,17 @@ class Consistency(Protocol):
         """Whether workers exchange through the parameter servers of a run that states some (`Workload.server`)."""
 
     def cycle(self, workload: Workload) -> Cycle:
-        """Seconds, updates, staleness of a workload."""
+        """Compute seconds, updates and staleness of a workload.
+
+        Parameters
+        ----------
+        workload : Workload
+            Times and sizes of one worker's step.
+
+        Returns
+        -------
+        Cycle
+        """
 
 
 #: Name -> maker of a model from its argument, the text behind the colon.
@@ -160,8 +193,24 @@ CONSISTENCY: Registry[Callable[[str], Consistency]] = Registry("consistency mode
 
 
 def consistency(text: str) -> Consistency:
-    """The model that a text names, ``ssp:4``; PlanError where its argument is wrong.
+    """Look up a model by its text.
 
+    Parameters
+    ----------
+    text : str
+        Such as ``ssp:4``.
+
+    Returns
+    -------
+    Consistency
+
+    Raises
+    ------
+    PlanError
+        If its argument is wrong.
+
+    Examples
+    --------
     >>> consistency("local:32").exact
     False
     """
@@ -170,8 +219,20 @@ def consistency(text: str) -> Consistency:
 
 
 def idle_servers(run: Run) -> list[str]:
-    """A warning where a run states parameter servers that its consistency model does not use, else nothing.
+    """Warn of parameter servers that a run states and its consistency model does not use.
 
+    Parameters
+    ----------
+    run : Run
+        The run.
+
+    Returns
+    -------
+    list of str
+        One warning, or none.
+
+    Examples
+    --------
     >>> from paleo.specs.run import Run
     >>> idle_servers(Run(consistency="local:8", servers=4)), idle_servers(Run(consistency="async", servers=4))
     (['servers=4 changes nothing: workers of local:8 exchange without parameter servers'], [])
@@ -184,7 +245,30 @@ def idle_servers(run: Run) -> list[str]:
 
 
 def count_argument(name: str, argument: str, meaning: str, least: int = 1, most: int = 10**7) -> int:
-    """The whole number after the colon; PlanError says what the number stands for."""
+    """Read the whole number after the colon of a model's name.
+
+    Parameters
+    ----------
+    name : str
+        The model.
+    argument : str
+        What stands after the colon of the name; empty where nothing does.
+    meaning : str
+        What the number stands for.
+    least : int, default 1
+        Its range.
+    most : int, default 10 ** 7
+        Its range.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    PlanError
+        If it is no such number; says what it stands for.
+    """
     if not argument.isascii() or not argument.isdigit() or len(argument) > len(str(most)):
         raise PlanError(f"consistency {name}:{argument}: expected {name}:N, with N {meaning}, from {least} to {most}")
     number = int(argument)
@@ -194,6 +278,67 @@ def count_argument(name: str, argument: str, meaning: str, least: int = 1, most:
 
 
 def no_argument(name: str, argument: str) -> None:
-    """PlanError where a model without arguments has one."""
+    """Check that a model without arguments has none.
+
+    Parameters
+    ----------
+    name : str
+        The model.
+    argument : str
+        What stands after the colon of the name; empty where nothing does.
+
+    Raises
+    ------
+    PlanError
+        If it has one.
+    """
     if argument:
         raise PlanError(f"consistency {name}:{argument}: {name} takes no argument")
+
+
+@dataclass(frozen=True, slots=True)
+class BulkSynchronous:
+    """T = μ (1 + W) + exposed all-reduce, W the waiting for the slowest of N workers."""
+
+    summary = "every step waits for all workers and sums their gradients"
+    reference = "Valiant, A bridging model for parallel computation, CACM 33(8), 1990"
+    exact = True
+    uses_servers = False
+
+    def cycle(self, workload: Workload) -> Cycle:
+        """Compute seconds and updates of a step that waits for all ranks.
+
+        Parameters
+        ----------
+        workload : Workload
+            Times and sizes of one worker's step.
+
+        Returns
+        -------
+        Cycle
+        """
+        exposed = np.asarray(workload.all_reduce - np.minimum(workload.hidden, workload.all_reduce))
+        step = workload.compute * (1.0 + workload.waiting) + exposed
+        return Cycle.of(workload, step, sent=workload.payload * (np.asarray(workload.workers) > 1))
+
+
+@CONSISTENCY.register("bsp")
+def bsp(argument: str) -> BulkSynchronous:
+    """Build the bulk-synchronous model: every step waits for all ranks.
+
+    Parameters
+    ----------
+    argument : str
+        What stands after the colon of the name; empty where nothing does.
+
+    Returns
+    -------
+    BulkSynchronous
+
+    Raises
+    ------
+    PlanError
+        If there is an argument.
+    """
+    no_argument("bsp", argument)
+    return BulkSynchronous()

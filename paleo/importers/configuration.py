@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, near
-from paleo.files import read_bytes
+from paleo.files import is_folder, read_bytes
 from paleo.registry import Registry
+from paleo.specs.loading import record_file
 
 Entry = Any
 Model = dict[str, Any]
@@ -24,12 +25,15 @@ LONGEST_SEQ = 4096
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu",
     "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh",
+    "relu2": "relu", "situ": "silu", "swigluoai": "silu",
 }  # fmt: skip
 GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "relu": "reglu"}
 
 
 #: Keys that say how many keys (or blocks of them) an indexer chooses for each query.
 CHOSEN_KEYS = ("index_topk", "index_topk_blocks", "indexer_budget")
+#: Families read by hand whose attention is to keys that an indexer chooses.
+INDEXED = frozenset({"deepseek_v32", "glm_moe_dsa", "deepseek_v4", "deepseek_ref", "minimax_m3"})
 
 
 class UnreadHeadError(Exception):
@@ -52,7 +56,25 @@ class Config(Mapping[str, Any]):
         return len(self._data)
 
     def integer(self, *keys: str, default: int | None = None) -> int:
-        """The whole number, 1 or more, under the first of these keys that is there."""
+        """Return the whole number, 1 or more, under the first of some keys that is present.
+
+        Parameters
+        ----------
+        *keys : str
+            Keys in order of preference.
+        default : int, optional
+            Number if no key is present.
+
+        Returns
+        -------
+        int
+            The number.
+
+        Raises
+        ------
+        SpecError
+            If no key is present and there is no default, or the value is no such number.
+        """
         value = next((self[key] for key in keys if self.get(key) is not None), default)
         if value is None:
             raise SpecError(f"{self.path}: {keys[0]}: this key is missing; {near(keys[0], self._data)}")
@@ -61,21 +83,77 @@ class Config(Mapping[str, Any]):
         return value
 
     def share(self, *keys: str, default: float = 0.0) -> float:
-        """A dropout rate from 0 to below 1."""
+        """Return a fraction, such as a dropout rate, from 0 to below 1.
+
+        Parameters
+        ----------
+        *keys : str
+            Keys in order of preference.
+        default : float, optional
+            Fraction if no key is present.
+
+        Returns
+        -------
+        float
+            The fraction.
+
+        Raises
+        ------
+        SpecError
+            If the value is no such fraction.
+        """
         value = next((self[key] for key in keys if self.get(key) is not None), default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
             raise SpecError(f"{self.path}: {keys[0]}: {value!r:.60} must be a share from 0 to below 1")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """A yes or no."""
+        """Return a value that is true or false.
+
+        Parameters
+        ----------
+        key : str
+            The key.
+        default : bool, optional
+            Value if the key is missing.
+
+        Returns
+        -------
+        bool
+            The value.
+
+        Raises
+        ------
+        SpecError
+            If the value is neither.
+        """
         value = self.get(key)
         if value is not None and not isinstance(value, bool):
             raise SpecError(f"{self.path}: {key}: {value!r:.60} must be true or false")
         return default if value is None else value
 
     def activation(self, *keys: str, default: str, gated: bool = False) -> str:
-        """The element-wise function of the feed-forward block."""
+        """Return the element-wise function of the feed-forward block.
+
+        Parameters
+        ----------
+        *keys : str
+            Keys in order of preference.
+        default : str
+            Name if no key is present.
+        gated : bool, optional
+            Return the gated form of the function.
+
+        Returns
+        -------
+        str
+            Name of a layer's activation.
+
+        Raises
+        ------
+        SpecError
+            If the function is unknown.
+        """
         name = next((self[key] for key in keys if self.get(key) is not None), default)
         function = ACTIVATIONS.get(name) if isinstance(name, str) else None
         if function is None or (gated and function not in GATED):
@@ -83,6 +161,54 @@ class Config(Mapping[str, Any]):
                 f"{self.path}: {keys[0]}: {name!r:.60} is no function that is known; {near(str(name), ACTIVATIONS)}"
             )
         return GATED[function] if gated else function
+
+    def part(self, key: str) -> Config:
+        """Return the mapping under a key, such as the ``text_config`` of a network that also sees images.
+
+        Parameters
+        ----------
+        key : str
+            The key.
+
+        Returns
+        -------
+        Config
+            The nested configuration.
+
+        Raises
+        ------
+        SpecError
+            If the key is missing or holds no mapping.
+        """
+        value = self.get(key)
+        if value is None:
+            raise SpecError(f"{self.path}: {key}: this key is missing; {near(key, self._data)}")
+        if not isinstance(value, Mapping):
+            raise SpecError(f"{self.path}: {key}: expected a mapping, not {value!r:.60}")
+        return Config(value, f"{self.path}: {key}")
+
+    def listed(self, key: str) -> list[Any]:
+        """Return a list, empty if the key is missing.
+
+        Parameters
+        ----------
+        key : str
+            The key.
+
+        Returns
+        -------
+        list of Any
+            The list.
+
+        Raises
+        ------
+        SpecError
+            If the value is no list.
+        """
+        value = self.get(key)
+        if value is not None and not isinstance(value, list):
+            raise SpecError(f"{self.path}: {key}: {value!r:.60} must be a list")
+        return value or []
 
     @property
     def remote_code(self) -> str:
@@ -93,7 +219,25 @@ class Config(Mapping[str, Any]):
         return ", ".join(sorted(words))[:200]
 
     def kinds(self, key: str, layers: int) -> list[str] | None:
-        """The configuration's list with a word for each layer; None where it states none."""
+        """Return the list with one word for each layer, such as ``layer_types``.
+
+        Parameters
+        ----------
+        key : str
+            The key.
+        layers : int
+            Number of layers.
+
+        Returns
+        -------
+        list of str, optional
+            The words; None if the key is missing.
+
+        Raises
+        ------
+        SpecError
+            If the value is no such list.
+        """
         value = self.get(key)
         if value is None:
             return None
@@ -103,12 +247,29 @@ class Config(Mapping[str, Any]):
 
 
 def read_config(path: str | Path) -> Config:
-    """The configuration in a file, or in the ``config.json`` of a folder."""
+    """Read the configuration in a file, or in the ``config.json`` of a folder.
+
+    Parameters
+    ----------
+    path : str | Path
+        File or folder.
+
+    Returns
+    -------
+    Config
+        The configuration.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be read.
+    """
     file = Path(path)
-    file = file / "config.json" if file.is_dir() else file
+    file = file / "config.json" if is_folder(file) else file
     raw = read_bytes(file, most=MAX_CONFIG_BYTES, expected="the config.json of a model")
+    record_file(file, raw)
     try:
-        data = json.loads(raw)
+        data = json.loads(raw, object_hook=_float)
     except (ValueError, RecursionError):
         raise SpecError(f"{file}: is not JSON; expected the config.json of a model") from None
     if not isinstance(data, dict):
@@ -116,9 +277,32 @@ def read_config(path: str | Path) -> Config:
     return Config(data, str(file))
 
 
+def _float(pairs: dict[str, Any]) -> Any:
+    """Numbers that JSON lacks, as transformers 5 writes them: ``{"__float__": "Infinity"}``."""
+    if pairs.keys() == {"__float__"} and pairs["__float__"] in ("Infinity", "-Infinity", "NaN"):
+        return float(pairs["__float__"])
+    return pairs
+
+
 def refuse_chosen_keys(stated: Mapping[str, Any], path: str) -> None:
-    """SpecError where each query attends to keys that an indexer chooses by their values: no layer says what that
-    costs (DeepSeek-AI, DeepSeek-V3.2, 2025, section 2.1)."""
+    """Refuse configurations with sparse attention in which an indexer chooses the keys of each query.
+
+    Parameters
+    ----------
+    stated : dict of str to Any
+        The configuration.
+    path : str
+        Its file, for messages.
+
+    Raises
+    ------
+    SpecError
+        If it has such attention, whose cost no layer describes.
+
+    References
+    ----------
+    DeepSeek-AI, DeepSeek-V3.2, 2025, section 2.1.
+    """
     for part, name in ((stated, ""), (stated.get("text_config"), "text_config.")):
         key = next((key for key in CHOSEN_KEYS if isinstance(part, Mapping) and part.get(key)), None)
         if key is not None:
@@ -129,13 +313,39 @@ def refuse_chosen_keys(stated: Mapping[str, Any], path: str) -> None:
 
 
 def labels(config: Config) -> int:
-    """How many classes a classifier tells apart."""
+    """Return the number of classes of a classifier.
+
+    Parameters
+    ----------
+    config : Config
+        The configuration.
+
+    Returns
+    -------
+    int
+        Number of classes.
+    """
     names = config.get("id2label")
     return max(1, len(names)) if isinstance(names, Mapping) else config.integer("num_labels", default=2)
 
 
 def architecture(config: Config, prefixes: Sequence[str], default: str) -> str:
-    """``ForMaskedLM`` of ``BertForMaskedLM``."""
+    """Return the head of a network, such as ``ForMaskedLM`` of ``BertForMaskedLM``.
+
+    Parameters
+    ----------
+    config : Config
+        The configuration.
+    prefixes : sequence of str
+        Names of the family, which are removed.
+    default : str
+        Head if the configuration names no architecture.
+
+    Returns
+    -------
+    str
+        Name of the head.
+    """
     named = config.get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
         return default

@@ -9,23 +9,40 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from paleo.errors import SpecError
-from paleo.importers.builder import LayerEntry
-from paleo.importers.fold import Loop, fold
+from paleo.importers._builder import ImportedNetwork, LayerEntry
+from paleo.importers._loops import Item, Loop, fold
+from paleo.importers._translate import translated
 from paleo.importers.patterns import recognise
-from paleo.importers.translate import translated
 from paleo.layers.base import LAYERS
 from paleo.specs.loading import MAX_FILE_BYTES, parse_yaml
 
 if TYPE_CHECKING:
-    from paleo.importers.builder import ImportedNetwork
-    from paleo.importers.fold import Item
-    from paleo.importers.trace import Trace
+    from paleo.importers._trace import Trace
 
 Loss = Literal["auto", "none"]
 
 
 def model_of(trace: Trace, *, title: str, source: str, sizes: Mapping[str, int], loss: Loss = "auto") -> dict[str, Any]:
-    """The mapping of a model file; ``sizes`` are those that probes stand for (seq: 512), kept as parameters."""
+    """Make the mapping of a model file from a trace.
+
+    Parameters
+    ----------
+    trace : Trace
+        Calls of a network.
+    title : str
+        Title of the model.
+    source : str
+        Where the network comes from.
+    sizes : dict of str to int
+        Parameters of the model by name, such as ``seq``, for the sizes that were probed.
+    loss : Loss, optional
+        ``auto`` ends a classifier with its loss, ``none`` does not.
+
+    Returns
+    -------
+    dict of str to Any
+        The mapping.
+    """
     network = translated(recognise(trace))
     writer = _Writer(network)
     ending = _loss(network) if loss == "auto" else None
@@ -234,8 +251,20 @@ _PROSE = frozenset({"notes"})
 
 
 def to_yaml(model: Mapping[str, Any]) -> str:
-    """The text of a model file; reading it gives ``model`` back.
+    """Write a model file; reading it gives the mapping back.
 
+    Parameters
+    ----------
+    model : dict of str to Any
+        The mapping.
+
+    Returns
+    -------
+    str
+        YAML: short things on one line, lists of layers one entry a line.
+
+    Examples
+    --------
     >>> print(to_yaml({"params": {"hidden": 8}, "layers": ["relu", {"linear": {"features": "=hidden"}}]}), end="")
     params: {hidden: 8}
     layers:
@@ -257,7 +286,23 @@ def to_yaml(model: Mapping[str, Any]) -> str:
 
 
 def checked(model: Mapping[str, Any]) -> str:
-    """The YAML text of a model, read back to prove that it says the same."""
+    """Write a model file and read it back to prove that it says the same.
+
+    Parameters
+    ----------
+    model : dict of str to Any
+        The mapping.
+
+    Returns
+    -------
+    str
+        YAML.
+
+    Raises
+    ------
+    SpecError
+        If the text says something else.
+    """
     text = to_yaml(model)
     if _trimmed(parse_yaml(text, where="import")) != _trimmed(dict(model)):
         raise SpecError("the model cannot be written as YAML and read back; a name in it is too odd")

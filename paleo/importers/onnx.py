@@ -9,16 +9,14 @@ import importlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paleo.errors import SpecError, near
 from paleo.files import read_bytes
-from paleo.importers.onnx_shapes import FLOATS, SINGLE, SMALL, WHOLE, shape_arithmetic, shape_of_output
-from paleo.importers.rules import OnnxNode, Reading, onnx_reading
-from paleo.importers.trace import Trace, Value, probe_sizes, record
-
-if TYPE_CHECKING:
-    from paleo.importers.trace import Call, Shape
+from paleo.importers._onnx_shapes import FLOATS, SINGLE, SMALL, WHOLE, shape_arithmetic, shape_of_output
+from paleo.importers._rules import OnnxNode, Reading, onnx_reading
+from paleo.importers._trace import Call, Shape, Trace, Value, probe_sizes, record
+from paleo.specs import loading
 
 MOST_FILE_BYTES, MOST_NODES, MOST_DEPTH, MOST_RANK = 700_000_000, 50_000, 4, 8
 #: Calls of functions within functions.
@@ -43,10 +41,28 @@ def onnx_module() -> Any:
 def from_onnx(
     path: str | Path, *, sizes: Mapping[str, int] | None = None, title: str = "", loss: str = "auto"
 ) -> dict[str, Any]:
-    """An ONNX file as the mapping of a model file.
+    """Make the mapping of a model file from an ONNX file.
 
-    ``sizes`` gives numbers to the symbolic dims of its inputs (seq: 128), the batch apart. SpecError, with the file
-    and the node, for what cannot be read.
+    Parameters
+    ----------
+    path : str | Path
+        The ONNX file, which is read and never run.
+    sizes : dict of str to int, optional
+        Sizes of the named dims of its inputs, apart from the batch.
+    title : str, optional
+        Title of the model; by default the file name.
+    loss : str, optional
+        ``auto`` ends a classifier with its loss, ``none`` does not.
+
+    Returns
+    -------
+    dict of str to Any
+        The mapping.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be read; the message names the node.
     """
     from paleo.importers.model import model_of
 
@@ -62,7 +78,25 @@ def from_onnx(
 
 
 def trace_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, dict[str, int]]:
-    """The calls of a file at a probe size of the batch, and the sizes that its named dims have."""
+    """Trace an ONNX file at a probe size of the batch.
+
+    Parameters
+    ----------
+    path : str | Path
+        The ONNX file.
+    sizes : dict of str to int
+        Sizes of its named dims.
+
+    Returns
+    -------
+    tuple[Trace, dict[str, int]]
+        Calls of the network, and the sizes of its named dims.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be read.
+    """
     onnx = onnx_module()
     model = _loaded(onnx, Path(path))
     _bounded(model.graph, str(path))
@@ -80,6 +114,7 @@ def trace_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, dict[
 
 def _loaded(onnx: Any, path: Path) -> Any:
     raw = read_bytes(path, most=MOST_FILE_BYTES, expected="an ONNX model, its weights as external data where large")
+    loading.record_file(path, raw)
     try:
         model = onnx.load_model_from_string(raw)
         if model.functions:

@@ -12,38 +12,49 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paleo.errors import SpecError, near
+from paleo.importers._decoder import folded as folded
+from paleo.importers._library_models import known_to_library, traced
 from paleo.importers.configuration import FAMILIES as FAMILIES
-from paleo.importers.configuration import UnreadHeadError, read_config, refuse_chosen_keys
-from paleo.importers.decoder import folded as folded
-from paleo.importers.library_models import known_to_library, traced
+from paleo.importers.configuration import INDEXED, Config, Model, UnreadHeadError, read_config, refuse_chosen_keys
 from paleo.importers.model import RECOGNISED, UNRECOGNISED, checked
 from paleo.importers.onnx import LARGEST
 from paleo.importers.onnx import from_onnx as onnx_mapping
 from paleo.importers.torch import InputSpec, build_module, from_module, load_module, parse_input, torch_module
 from paleo.layers.opaque import Unmodelled
-from paleo.network.graph import build
+from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import precision
 from paleo.specs.loading import parse_yaml
-from paleo.specs.model import model_from
-from paleo.units import engineering, whole_number
-
-if TYPE_CHECKING:
-    from paleo.importers.configuration import Config, Model
-    from paleo.network.graph import Graph
-    from paleo.specs.model import ModelSpec
+from paleo.specs.model import ModelSpec, model_from
+from paleo.units import checked_count, engineering, whole_number
 
 
 def from_config(path: str | Path, *, seq: int | None = None) -> Model:
-    """The model that a configuration describes, as the mapping of a model file; SpecError for what it cannot be.
+    """Make the mapping of a model file from a configuration of transformers.
 
-    ``seq`` replaces the length of the sequences (the longest the model takes, at most 4096 tokens).
+    Parameters
+    ----------
+    path : str | Path
+        ``config.json``, or the folder that holds it.
+    seq : int, optional
+        Length of the sequences; by default the longest that the model takes, at most 4,096 tokens.
+
+    Returns
+    -------
+    Model
+        The mapping.
+
+    Raises
+    ------
+    SpecError
+        If the family is unknown or a key is not valid.
     """
     config = read_config(path)
-    refuse_chosen_keys(config, config.path)
     kind = config.get("model_type")
+    if str(kind) not in INDEXED:
+        refuse_chosen_keys(config, config.path)
     by_hand = isinstance(kind, str) and kind in FAMILIES
     if not by_hand and not _in_library(kind):
         raise _unknown(config)
@@ -99,7 +110,7 @@ class Import:
 
     @property
     def unpriced(self) -> tuple[str, ...]:
-        """Those of them that hold no FLOP that could be priced: their bytes alone are."""
+        """Functions without FLOP that could be priced: only their bytes are."""
         return tuple(sorted({op.label for op in self._unmodelled() if not op.flops_per_element}))
 
     def _unmodelled(self) -> list[Unmodelled]:
@@ -108,7 +119,7 @@ class Import:
 
     @property
     def granted(self) -> str:
-        """What a run of the network took for granted, in sentences; nothing where it was read, not run."""
+        """Assumptions of a run of the network, in sentences; none if it was read and not run."""
         first, _, others = str(self.model.notes or "").partition(". ")
         return others if first.startswith((RECOGNISED, UNRECOGNISED)) else ""
 
@@ -126,7 +137,18 @@ class Import:
         return f"{parameters} parameters, {flops} forward for one sample"
 
     def document(self, path: str | None) -> dict[str, Any]:
-        """The counts, for programs."""
+        """Return the counts of the imported network as a JSON document.
+
+        Parameters
+        ----------
+        path : str, optional
+            File to which the model was written.
+
+        Returns
+        -------
+        dict of str to Any
+            The document.
+        """
         counts = {"parameters": self.graph.parameters, "flops_forward": self.flops, "layers": len(self.graph.nodes)}
         return {"file": path, **counts, "unknown": list(self.unknown), "notes": self.model.notes}
 
@@ -134,10 +156,32 @@ class Import:
 def imported(
     kind: str, source: str, *, inputs: Sequence[str] = (), sizes: Mapping[str, int] | None = None, loss: str = "auto"
 ) -> Import:
-    """The network that ``kind`` (torch, onnx, hf) reads from ``source``; SpecError or GraphError for what it cannot be.
+    """Import a network.
 
-    ``inputs`` are shapes such as ``32x3x224x224`` (torch), ``sizes`` numbers for named dims (``seq`` and those of an
-    ONNX file).
+    Parameters
+    ----------
+    kind : str
+        ``torch``, ``onnx`` or ``hf``.
+    source : str
+        ``module:factory``, a file, or a configuration.
+    inputs : sequence of str, optional
+        Shapes of the inputs of a torch module, such as ``32x3x224x224``.
+    sizes : dict of str to int, optional
+        Sizes of named dims: ``seq``, and those of an ONNX file.
+    loss : str, optional
+        ``auto`` ends a classifier with its loss, ``none`` does not.
+
+    Returns
+    -------
+    Import
+        The model, its text and its graph.
+
+    Raises
+    ------
+    SpecError
+        If the source cannot be imported.
+    GraphError
+        If the layers do not fit together.
     """
     _check_loss(loss)
     if kind not in _READERS:
@@ -147,19 +191,48 @@ def imported(
 
 def _check_loss(loss: str) -> None:
     """SpecError for a loss that is none of the two kinds."""
-    if loss not in ("auto", "none"):
+    if str(loss) not in ("auto", "none"):
         raise SpecError(f"--loss {loss!r}: expected auto or none")
 
 
 def imported_mapping(mapping: Mapping[str, Any], name: str = "imported.yaml") -> Import:
-    """The model that a mapping says, written and read back."""
+    """Make a model from the mapping of a model file, written and read back.
+
+    Parameters
+    ----------
+    mapping : dict of str to Any
+        The mapping.
+    name : str, optional
+        File name for messages.
+
+    Returns
+    -------
+    Import
+        The model, its text and its graph.
+    """
     text = checked(mapping)
     model = model_from(parse_yaml(text, where=name), name)
-    return Import(text, model, build(model, batch=1))
+    return Import(text, model, build_graph(model, batch=1))
 
 
 def inputs_of(texts: Sequence[str]) -> list[InputSpec]:
-    """Shapes of a module's inputs; SpecError where there are none, or one is wrong, before any code of it runs."""
+    """Parse the shapes of a torch module's inputs, before any of its code runs.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        Shapes such as ``8x512:int64``.
+
+    Returns
+    -------
+    list of InputSpec
+        Shapes and types.
+
+    Raises
+    ------
+    SpecError
+        If there is none or one is not valid.
+    """
     if not texts:
         raise SpecError("import torch: needs --input, such as 32x3x224x224 or 8x512:int64")
     return [parse_input(text) for text in texts]
@@ -186,12 +259,29 @@ _READERS: dict[str, Callable[[str, Sequence[str], dict[str, int], str], dict[str
 
 
 def from_torch(module: Any, inputs: Any, *, loss: str = "auto") -> ModelSpec:
-    """A torch module as a model for ``paleo.estimate`` and ``paleo.predict``; neither weights nor data are needed.
+    """Make a model from a torch module; neither weights nor data are needed.
 
-    ``module`` is a module, or a function that makes one (then no weight is allocated); ``inputs`` are example
-    tensors, shapes, or texts such as ``8x512:int64``: one, several, or by the names of the module's arguments. The
-    first size of each is the batch, and stays open. ``loss``: ``auto`` ends a classifier with its loss, ``none`` does
-    not. What was taken for granted stands in the model's ``notes``. SpecError for a module that cannot be traced.
+    What the tracer assumed is written in the model's ``notes``.
+
+    Parameters
+    ----------
+    module : Any
+        A module, or a function that makes one; then no weight is allocated.
+    inputs : Any
+        Example tensors, shapes, or texts such as ``8x512:int64``: one, several, or by the names of the module's
+        arguments. The first size of each is the batch, which stays variable.
+    loss : str, optional
+        ``auto`` ends a classifier with its loss, ``none`` does not.
+
+    Returns
+    -------
+    ModelSpec
+        A model for `paleo.estimate` and `paleo.predict`.
+
+    Raises
+    ------
+    SpecError
+        If the module cannot be traced.
     """
     torch = torch_module()
     _check_loss(loss)
@@ -202,19 +292,74 @@ def from_torch(module: Any, inputs: Any, *, loss: str = "auto") -> ModelSpec:
 
 
 def from_hf(config: str | Path, *, seq: int | None = None) -> ModelSpec:
-    """The model of a ``config.json`` of transformers, or of the folder that holds one; ``seq`` is the length of its
-    sequences in tokens (the longest that it takes, at most 4096). Nothing is downloaded and no code of it runs."""
-    return imported("hf", str(config), sizes={} if seq is None else {"seq": seq}).model
+    """Make a model from a configuration of transformers; nothing is downloaded and none of its code runs.
+
+    Parameters
+    ----------
+    config : str | Path
+        ``config.json``, or the folder that holds it.
+    seq : int, optional
+        Length of the sequences; by default the longest that the model takes, at most 4,096 tokens.
+
+    Returns
+    -------
+    ModelSpec
+        The model.
+
+    Raises
+    ------
+    SpecError
+        If the family is unknown or a key is not valid.
+    """
+    sizes = {} if seq is None else {"seq": checked_count("seq", seq, 1, LARGEST - 1)}
+    return imported("hf", str(config), sizes=sizes).model
 
 
 def from_onnx(file: str | Path, *, sizes: Mapping[str, int] | None = None, loss: str = "auto") -> ModelSpec:
-    """The model of an ONNX file, which is read and never run; ``sizes`` of its named dims, ``loss`` as of
-    `from_torch`."""
-    return imported("onnx", str(file), sizes=sizes, loss=loss).model
+    """Make a model from an ONNX file, which is read and never run.
+
+    Parameters
+    ----------
+    file : str | Path
+        The ONNX file.
+    sizes : dict of str to int, optional
+        Sizes of its named dims.
+    loss : str, optional
+        ``auto`` ends a classifier with its loss, ``none`` does not.
+
+    Returns
+    -------
+    ModelSpec
+        The model.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be read.
+    """
+    if not isinstance(sizes, Mapping | None):
+        raise SpecError(f"sizes: {sizes!r:.60}: expected a mapping of named dims, such as {{'seq': 128}}")
+    stated = {str(name): checked_count(f"sizes: {name}:", size, 1, LARGEST - 1) for name, size in (sizes or {}).items()}
+    return imported("onnx", str(file), sizes=stated, loss=loss).model
 
 
 def from_module_import(module: Any, inputs: Sequence[InputSpec], *, loss: str = "auto") -> Import:
-    """A torch module as an imported model with its text and graph."""
+    """Import a torch module that is already built.
+
+    Parameters
+    ----------
+    module : Any
+        The module.
+    inputs : sequence of InputSpec
+        Shapes and types of its inputs.
+    loss : str, optional
+        ``auto`` ends a classifier with its loss, ``none`` does not.
+
+    Returns
+    -------
+    Import
+        The model, its text and its graph.
+    """
     return imported_mapping(from_module(module, inputs, loss=loss), f"{type(module).__name__}.yaml")
 
 
@@ -242,8 +387,25 @@ def _is_shape(example: Any) -> bool:
 
 
 def sizes_of(texts: Sequence[str]) -> dict[str, int]:
-    """``["seq=2048"]`` as a mapping.
+    """Parse sizes of named dims.
 
+    Parameters
+    ----------
+    texts : sequence of str
+        Such as ``seq=2048``.
+
+    Returns
+    -------
+    dict of str to int
+        Sizes by name.
+
+    Raises
+    ------
+    SpecError
+        If a text is not valid.
+
+    Examples
+    --------
     >>> sizes_of(["seq=2048"])
     {'seq': 2048}
     """

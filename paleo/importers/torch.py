@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paleo.errors import SpecError
+from paleo.importers._torch_recorder import Tape
+from paleo.importers._trace import Trace, Value, probe_sizes
 from paleo.importers.torch_modules import DTYPES as DTYPES
 from paleo.importers.torch_modules import InputSpec as InputSpec
 from paleo.importers.torch_modules import build_module as build_module
 from paleo.importers.torch_modules import load_module as load_module
 from paleo.importers.torch_modules import parse_input as parse_input
 from paleo.importers.torch_modules import torch_module as torch_module
-from paleo.importers.torch_tape import Tape
-from paleo.importers.trace import Trace, probe_sizes
-
-if TYPE_CHECKING:
-    from paleo.importers.trace import Value
 
 #: A sequence shorter than this has no room for a size that stands for it.
 SHORTEST_SEQ = 16
@@ -92,7 +89,18 @@ def _inference(module: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_caches(module: Any) -> Iterator[None]:
-    """The module without caches of keys and values, whose configurations ask for them again afterwards."""
+    """Turn off the key-value caches of a module for the time of a ``with`` block.
+
+    Parameters
+    ----------
+    module : Any
+        The module.
+
+    Yields
+    ------
+    None
+        None.
+    """
     parts = (getattr(part, "config", None) for part in module.modules())
     configs: dict[int, Any] = {id(config): config for config in parts if getattr(config, "use_cache", None) is True}
     for config in configs.values():
@@ -139,10 +147,33 @@ def _attempts(module: Any, inputs: Sequence[InputSpec]) -> Iterator[Sizes]:
 def from_module(
     module: Any, inputs: Sequence[InputSpec], *, title: str = "", source: str = "a torch module", loss: str = "auto"
 ) -> dict[str, Any]:
-    """A torch module as the mapping of a model file.
+    """Make the mapping of a model file from a torch module.
 
-    The sequence of token inputs stays a parameter (``seq``) where the counts follow it; else it is fixed. Where no
-    other batch than the stated one runs, a sample of the model is that whole batch, and its notes say so.
+    The sequence of token inputs stays a parameter (``seq``) if the counts follow it; otherwise it is fixed. If the
+    module runs with no other batch than the given one, a sample of the model is that whole batch, and its notes say so.
+
+    Parameters
+    ----------
+    module : Any
+        The module.
+    inputs : sequence of InputSpec
+        Shapes and types of its inputs.
+    title : str, optional
+        Title of the model; by default the name of its class.
+    source : str, optional
+        Where the network comes from.
+    loss : str, optional
+        ``auto`` ends a classifier with its loss, ``none`` does not.
+
+    Returns
+    -------
+    dict of str to Any
+        The mapping.
+
+    Raises
+    ------
+    SpecError
+        If the module cannot be traced.
     """
     from paleo.importers.model import model_of
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, near
+from paleo.files import is_file
+from paleo.specs.loading import record_file
 from paleo.units import whole_number
 
 _INPUT = re.compile(r"(?:([A-Za-z_]\w*)=)?(\d+(?:x\d+)*)(?::(\w+))?\Z")
@@ -41,8 +43,25 @@ class InputSpec:
 
 
 def parse_input(text: str) -> InputSpec:
-    """An input as people write it: ``32x3x224x224``, ``8x512:int64``, ``input_ids=8x512:int64``.
+    """Parse an input of a torch module.
 
+    Parameters
+    ----------
+    text : str
+        ``32x3x224x224``, ``8x512:int64`` or ``input_ids=8x512:int64``.
+
+    Returns
+    -------
+    InputSpec
+        Shape, type and name.
+
+    Raises
+    ------
+    SpecError
+        If the text is not valid.
+
+    Examples
+    --------
     >>> parse_input("8x512:int64").shape
     (8, 512)
     """
@@ -59,7 +78,18 @@ def parse_input(text: str) -> InputSpec:
 
 
 def check_factory(target: str) -> None:
-    """SpecError where ``target`` is no ``module:factory``, or its module is not there; no code of the module runs."""
+    """Check that a text is ``module:factory`` and that its module exists; none of its code runs.
+
+    Parameters
+    ----------
+    target : str
+        The text.
+
+    Raises
+    ------
+    SpecError
+        If it is not.
+    """
     place = _place_and_name(target)[0]
     if place.endswith(".py"):
         _check_file(place)
@@ -83,14 +113,30 @@ def _import_from_the_working_folder() -> None:
 
 
 def _check_file(place: str) -> None:
-    if not Path(place).is_file():
+    if not is_file(place):
         raise SpecError(f"{place}: no such file; expected a Python module")
+    record_file(place, Path(place).read_bytes())
 
 
 def load_module(target: str) -> Any:
-    """The module that ``package.file:factory`` or ``path/file.py:factory`` builds, with no weights allocated.
+    """Build the module of ``package.file:factory`` or ``path/file.py:factory`` without allocating weights.
 
-    ``factory`` is a class or function that needs no arguments, or a module that is there already. The file's code runs.
+    The code of the file runs.
+
+    Parameters
+    ----------
+    target : str
+        The factory: a class or function without arguments, or a module that exists already.
+
+    Returns
+    -------
+    Any
+        The module.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be built.
     """
     place, name = _place_and_name(target)
     factory: Any = _imported(place)
@@ -109,8 +155,28 @@ def load_module(target: str) -> Any:
 
 
 def build_module(factory: Callable[[], Any], where: str) -> Any:
-    """What the factory builds on the meta device; small tables that it computes may stay real, and where nothing else
-    works the module is built with its data, which are dropped."""
+    """Build a module on torch's meta device.
+
+    Small tables that it computes may stay real. If nothing else works, the module is built with its data, which are
+    dropped.
+
+    Parameters
+    ----------
+    factory : Callable[[], Any]
+        Makes the module.
+    where : str
+        Its name, for messages.
+
+    Returns
+    -------
+    Any
+        The module.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be built.
+    """
     torch = torch_module()
     failed: Exception | None = None
     for attempt in (_built_on_meta, _built_beside, _built_with_data):

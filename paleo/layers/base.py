@@ -4,19 +4,15 @@ which of its tensors need a gradient: those that something trained has gone into
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from paleo.errors import GraphError
-from paleo.operations.base import MemoryPass, with_tensors
+from paleo.operations.base import MemoryPass, Operation, with_tensors
 from paleo.operations.contraction import Contraction
-from paleo.operations.tensor import Tensor
+from paleo.operations.tensor import LossKernels, Rotation, Size, Tensor
 from paleo.registry import Registry
-
-if TYPE_CHECKING:
-    from paleo.operations.base import Operation
-    from paleo.operations.tensor import LossKernels, Size
 
 #: GELUs that plain framework code writes out.
 _WRITTEN_OUT = ("gelu_tanh", "quick_gelu")
@@ -63,8 +59,11 @@ class Choices:
     sigmoid_router: tuple[float, float] = (0.0, 0.0)
     #: Of which tokens a rank projects the latent vectors of latent attention where sequences are split over tp.
     latents: Literal["own", "all"] = "all"
-    #: ``stepwise``: a pass for each step of the rotation of latent attention's query and key.
-    rotation: Literal["fused", "stepwise"] = "fused"
+    #: ``stepwise``: a pass for each step of the rotation of latent attention's query and key; ``complex``, ``halves``:
+    #: of all queries and keys, as complex products in fp32 or by halves of heads.
+    rotation: Rotation = "fused"
+    #: Root-mean-square norms. ``upcast``: of inputs that are cast to fp32; ``stepwise``: a pass for each step.
+    rms_norm: Literal["fused", "upcast", "stepwise"] = "fused"
 
     @property
     def stepwise(self) -> tuple[str, ...]:
@@ -72,14 +71,29 @@ class Choices:
         return {"fused": (), "tanh-stepwise": _WRITTEN_OUT, "stepwise": ("gelu", *_WRITTEN_OUT)}[self.gelu]
 
     def output(self, out: Tensor, by: str) -> Tensor:
-        """``out`` as a pass of that kind hands it on: in fp32 where mixed precision computes those wide."""
+        """Return the output of a pass, in fp32 if mixed precision computes such passes in fp32.
+
+        Parameters
+        ----------
+        out : Tensor
+            Output tensor.
+        by : str
+            Name of the operation.
+
+        Returns
+        -------
+        Tensor
+            The tensor, perhaps ``wide``.
+        """
         return replace(out, wide=True) if by in self.wide else out
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """The operations of one layer, in order, and its output; ``whole`` is the tensor whose storage the output lies in,
-    if the output is a part of one."""
+    """Operations of one layer, in order, and its output.
+
+    ``whole`` is the tensor whose storage the output lies in, if the output is a part of one.
+    """
 
     operations: tuple[Operation, ...]
     out: Tensor
@@ -107,9 +121,46 @@ class Layer(BaseModel):
     token_dims: ClassVar[tuple[str, ...]] = ()
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        """Return the operations of the layer on its inputs.
+
+        Parameters
+        ----------
+        name : str
+            Name of the layer in the network.
+        inputs : tuple of Tensor
+            Input tensors with named dims.
+        choices : Choices
+            How the framework carries layers out.
+
+        Returns
+        -------
+        Expansion
+            Operations in order, and the output.
+
+        Raises
+        ------
+        GraphError
+            If the inputs do not fit the layer.
+        """
         raise NotImplementedError
 
     def check_rank(self, name: str, x: Tensor, ranks: tuple[int, ...]) -> None:
+        """Check the number of dims of an input.
+
+        Parameters
+        ----------
+        name : str
+            Name of the layer, for messages.
+        x : Tensor
+            The input.
+        ranks : tuple of int
+            Allowed numbers of dims.
+
+        Raises
+        ------
+        GraphError
+            If the input has another number.
+        """
         if len(x.dims) not in ranks:
             expected = " or ".join(str(rank) for rank in ranks)
             shape = describe(x)
@@ -117,7 +168,18 @@ class Layer(BaseModel):
 
 
 def describe(x: Tensor) -> str:
-    """A shape for people: ``batch=32 × channels=3``."""
+    """Write a shape for people: ``batch=32 × channels=3``.
+
+    Parameters
+    ----------
+    x : Tensor
+        A tensor.
+
+    Returns
+    -------
+    str
+        The text.
+    """
     return " × ".join(f"{dim}={size:g}" for dim, size in zip(x.dims, x.sizes, strict=True))
 
 
@@ -131,11 +193,37 @@ def project(
     shared: tuple[str, ...] = (),
     weight: str | None = None,
 ) -> tuple[Contraction, Tensor]:
-    """A matrix product of the last ``contract`` dims of ``x`` with a weight; ``shared`` dims (experts) batch the
-    weight.
+    """Multiply the last dims of a tensor with a weight.
 
-    A summed dim whose name returns in the output is called ``in_<dim>`` inside, so that a strategy can split either
+    A summed dim whose name is also an output dim is called ``in_<dim>`` inside, so that a strategy can split either
     one.
+
+    Parameters
+    ----------
+    name : str
+        Name of the product.
+    x : Tensor
+        The input.
+    outputs : dict of str to Size
+        Sizes of the output dims by name.
+    bias : bool, optional
+        Add a bias vector.
+    contract : int, optional
+        Number of trailing dims that are summed.
+    shared : tuple of str, optional
+        Dims that batch the weight, such as experts.
+    weight : str, optional
+        Name of the weight if it is shared with another layer.
+
+    Returns
+    -------
+    tuple[Contraction, Tensor]
+        The product and its output tensor.
+
+    Raises
+    ------
+    GraphError
+        If an output dim is also a dim of the input.
     """
     summed = x.dims[len(x.dims) - contract :]
     inner = {dim: f"in_{dim}" for dim in summed if dim in outputs}
@@ -157,7 +245,22 @@ def project(
 
 
 def vector(name: str, x: Tensor, dim: str) -> Tensor:
-    """A parameter vector along one dim of ``x``: scales, shifts."""
+    """Make a parameter vector along one dim of a tensor, such as a scale or shift.
+
+    Parameters
+    ----------
+    name : str
+        Name of the parameter.
+    x : Tensor
+        The tensor.
+    dim : str
+        Its dim.
+
+    Returns
+    -------
+    Tensor
+        The parameter.
+    """
     return Tensor(name, (dim,), (x.size(dim),), "parameter")
 
 
@@ -183,7 +286,24 @@ ACTIVATIONS: dict[str, tuple[float, Literal["input", "output"]]] = {
 
 
 def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
-    """An element-wise function over ``x``."""
+    """Apply an element-wise activation function.
+
+    Parameters
+    ----------
+    function : str
+        Name in `ACTIVATIONS`.
+    name : str
+        Name of the pass.
+    x : Tensor
+        The input.
+    choices : Choices
+        Whether the framework computes the function step by step.
+
+    Returns
+    -------
+    tuple[tuple[MemoryPass, ...], Tensor]
+        The passes and the output tensor.
+    """
     if function in choices.stepwise:
         return _quick_gelu_steps(name, x, choices) if function == "quick_gelu" else _gelu_steps(name, x, choices)
     flops, needed = ACTIVATIONS[function]
@@ -228,9 +348,31 @@ def _quick_gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[Mem
 def gate(
     name: str, function: str, x: Tensor, gates_dim: str, *, separate: bool = False
 ) -> tuple[tuple[MemoryPass, ...], Tensor]:
-    """A gated linear unit over the two halves along ``gates_dim``: f(gate) · up (Shazeer, GLU variants, 2020).
+    """Apply a gated linear unit, f(gate) · up, to the two halves along a dim.
 
-    One pass keeps the two halves; ``separate`` ones keep f(gate), too, as autograd's product needs it.
+    One pass saves the two halves. Separate passes also save f(gate), as autograd's product needs it.
+
+    Parameters
+    ----------
+    name : str
+        Name of the pass.
+    function : str
+        Activation f, a name in `ACTIVATIONS`.
+    x : Tensor
+        Tensor that holds gate and up.
+    gates_dim : str
+        Dim of size 2 that separates them.
+    separate : bool, optional
+        Activation and product are two passes.
+
+    Returns
+    -------
+    tuple[tuple[MemoryPass, ...], Tensor]
+        The passes and the output tensor.
+
+    References
+    ----------
+    Shazeer, GLU Variants Improve Transformer, 2020.
     """
     out = x.without(gates_dim, name=name)
     flops = ACTIVATIONS[function][0]
@@ -242,7 +384,29 @@ def gate(
 
 
 def option(value: Any, length: int, *, field: str, name: str) -> tuple[int, ...]:
-    """A field that may be one number for all spatial dims or a list of one for each."""
+    """Expand a field that may be one number for all spatial dims or a list with one for each.
+
+    Parameters
+    ----------
+    value : Any
+        The field's value.
+    length : int
+        Number of spatial dims.
+    field : str
+        Name of the field, for messages.
+    name : str
+        Name of the layer, for messages.
+
+    Returns
+    -------
+    tuple of int
+        One number a dim.
+
+    Raises
+    ------
+    GraphError
+        If a list has another length.
+    """
     values = tuple(value) if isinstance(value, list | tuple) else (value,) * length
     if len(values) != length:
         raise GraphError(f"{name}: {field} {list(values)} has {len(values)} entries, expected {length}")
@@ -250,7 +414,18 @@ def option(value: Any, length: int, *, field: str, name: str) -> tuple[int, ...]
 
 
 def frozen(expansion: Expansion) -> Expansion:
-    """The layer with weights that are not trained."""
+    """Mark the weights of a layer as not trained.
+
+    Parameters
+    ----------
+    expansion : Expansion
+        Operations of the layer.
+
+    Returns
+    -------
+    Expansion
+        A copy whose parameters need no gradient.
+    """
 
     def untrained(tensor: Tensor) -> Tensor:
         return replace(tensor, grad=False) if tensor.role == "parameter" else tensor
@@ -261,10 +436,22 @@ def frozen(expansion: Expansion) -> Expansion:
 
 
 def with_gradients_as_needed(expansion: Expansion, inputs: tuple[Tensor, ...]) -> Expansion:
-    """No gradient for what a layer gives that has neither weights to train nor an input that needs one; such a layer
-    keeps nothing, either.
+    """Mark tensors that need no gradient because neither an input nor an earlier weight of the layer does.
 
-    A layer whose inputs need none computes without gradients up to its first weight.
+    Such operations save nothing. A layer whose inputs need no gradient computes without gradients up to its first
+    weight.
+
+    Parameters
+    ----------
+    expansion : Expansion
+        Operations of the layer.
+    inputs : tuple of Tensor
+        Inputs of the layer.
+
+    Returns
+    -------
+    Expansion
+        A copy.
     """
     if any(tensor.grad for tensor in inputs) or not expansion.operations:
         return expansion

@@ -6,20 +6,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Expansion, Layer, describe
-from paleo.operations.base import KINDS, Kernel, Kind, MemoryPass, add_kind
+from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
+from paleo.operations.base import KINDS, Kernel, Kind, MemoryPass, Phase, add_kind
 from paleo.operations.contraction import Contraction
-from paleo.operations.tensor import Tensor, split_all
-
-if TYPE_CHECKING:
-    from paleo.layers.base import Choices
-    from paleo.operations.base import Phase
-    from paleo.operations.tensor import Precision, Size
+from paleo.operations.tensor import Precision, Size, Tensor, split_all
 
 #: Whatever a pass has more inputs than this, it is no pass.
 MOST_INPUTS = 10_000
@@ -120,7 +115,27 @@ class Pass(Layer):
     kept_per_element: Annotated[float, Field(ge=0)] = 0.0
 
     def saved_tensors(self, name: str, inputs: tuple[Tensor, ...], out: Tensor) -> tuple[Tensor, ...]:
-        """What stays for the backward pass."""
+        """Return the tensors that stay for the backward pass.
+
+        Parameters
+        ----------
+        name : str
+            Name of the layer.
+        inputs : tuple of Tensor
+            Inputs of the layer.
+        out : Tensor
+            Output of the layer.
+
+        Returns
+        -------
+        tuple of Tensor
+            Saved tensors.
+
+        Raises
+        ------
+        GraphError
+            If ``keeps`` names an input that does not exist.
+        """
         places = self.keeps if isinstance(self.keeps, list) else range(len(inputs))
         if any(place >= len(inputs) for place in places):
             raise GraphError(f"{name}: keeps {self.keeps}, but there are {len(inputs)} inputs")

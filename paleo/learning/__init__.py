@@ -1,1 +1,1 @@
-"""How much training a target takes: laws of samples by batch size, and of loss by parameters and tokens."""
+"""Laws of learning: samples to a target by batch size, and loss by parameters and tokens."""

@@ -1,5 +1,8 @@
-"""What a law of learning is. A samples law says how many samples a target takes at a global batch size, in the simplest
-case the same at every batch; a loss law says what loss a language model reaches, and how many tokens a loss takes."""
+"""Laws of learning: base classes and registries.
+
+A samples law says how many samples a target takes at a global batch size, in the simplest case the same at every batch.
+A loss law says what loss a language model reaches, and how many tokens a loss takes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ Share = Annotated[float, Field(ge=0, lt=10)]
 
 
 class Law(BaseModel):
-    """Base of all laws: the fields are what a task file may say of it."""
+    """Base class of all laws; a task file states the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
@@ -40,9 +43,9 @@ class Law(BaseModel):
 class SamplesLaw(Law):
     """Samples to a target by global batch size.
 
-    ``residual`` is the rms relative error on the points of the law, each left out in turn where that is possible;
-    ``seed_noise`` the relative standard deviation of one run between seeds; ``batches`` the smallest and the largest
-    batch that the law was fitted to (None: it holds at any).
+    ``residual`` is the rms relative error on the points of the law, each left out in turn where possible.
+    ``seed_noise`` is the relative standard deviation of one run between seeds. ``batches`` are the smallest and the
+    largest batch that the law was fitted to (None: any batch).
     """
 
     residual: Share = 0.0
@@ -50,11 +53,33 @@ class SamplesLaw(Law):
     batches: tuple[Count, Count] | None = None
 
     def samples(self, global_batch: Numbers) -> Array:
-        """Samples to the target; broadcasts over batch sizes."""
+        """Return the samples to the target.
+
+        Parameters
+        ----------
+        global_batch : float or ndarray
+            Samples of an optimizer step.
+
+        Returns
+        -------
+        ndarray
+            Samples, of the shape of ``global_batch``.
+        """
         raise NotImplementedError
 
     def doublings_outside(self, global_batch: Numbers) -> Array:
-        """How many doublings a batch lies outside of those that were fitted."""
+        """Return how far a batch lies outside of the fitted range.
+
+        Parameters
+        ----------
+        global_batch : float or ndarray
+            Samples of an optimizer step.
+
+        Returns
+        -------
+        ndarray
+            Doublings above the largest or below the smallest fitted batch; 0 inside.
+        """
         batch = np.asarray(global_batch, dtype=np.float64)
         if self.batches is None:
             return np.zeros_like(batch)
@@ -62,49 +87,125 @@ class SamplesLaw(Law):
         return np.asarray(np.maximum(0.0, np.maximum(np.log2(batch / high), np.log2(low / batch))))
 
     def sigma(self, global_batch: Numbers, runs: float = 1.0) -> Array:
-        """One sigma of the logarithm of the mean samples of ``runs`` runs; a doubling outside of the range of the law
-        adds its residual once more."""
+        """Return the standard deviation of the logarithm of the mean samples of several runs.
+
+        Parameters
+        ----------
+        global_batch : float or ndarray
+            Samples of an optimizer step.
+        runs : float
+            Number of runs that are averaged, which narrows the noise between seeds.
+
+        Returns
+        -------
+        ndarray
+            Standard deviation; each doubling outside of the fitted range adds the residual once more.
+        """
         error = self.residual * (1.0 + self.doublings_outside(global_batch))
         return np.asarray(np.sqrt(error**2 + self.seed_noise**2 / runs))
 
     def warnings(self, global_batch: float) -> tuple[str, ...]:
-        """What is to be said of the law at this batch: that it is left, that it is weak."""
+        """Warn where a batch lies outside of the fitted range, and where the law is weak.
+
+        Parameters
+        ----------
+        global_batch : float
+            Samples of an optimizer step.
+
+        Returns
+        -------
+        tuple of str
+            Sentences without a full stop.
+        """
         sentences: list[str] = []
         if self.batches is not None and float(self.doublings_outside(global_batch)) > 0:
             low, high = self.batches
             sentences.append(
                 f"global batch {global_batch:,.0f} lies outside of the range of the law ({low:,.0f} to {high:,.0f})"
             )
-        if self.seed_noise > WEAK or self.residual > WEAK:
+        if self.seed_noise > _WEAK or self.residual > _WEAK:
             seeds = f"runs differ by {self.seed_noise:.0%} between seeds, " if self.seed_noise else ""
             sentences.append(f"the law of this task is weak: {seeds}its points by {self.residual:.0%}")
         return tuple(sentences)
 
 
 #: Seed noise or residual from which a law is called weak.
-WEAK = 0.08
+_WEAK = 0.08
 
 
 class LossLaw(Law):
-    """Final loss [nats a token] of a language model by parameters and tokens.
+    """Final loss of a language model by parameters and tokens, in nats per token.
 
-    ``parameters`` and ``compute`` are the range of what was fitted: parameters, and training FLOP (6 N D).
+    ``parameters`` and ``compute`` are the fitted ranges: parameters, and training FLOP (6 N D).
     """
 
     def loss(self, parameters: Numbers, tokens: Numbers) -> Array:
-        """Loss after training on so many tokens; broadcasts."""
+        """Return the loss after training.
+
+        Parameters
+        ----------
+        parameters, tokens : float or ndarray
+            Size of the network and tokens of its training; they broadcast.
+
+        Returns
+        -------
+        ndarray
+            Loss [nats per token].
+        """
         raise NotImplementedError
 
     def tokens(self, loss: float, parameters: float) -> float:
-        """Tokens that reach a loss; SpecError where no number of tokens does."""
+        """Return the tokens that reach a loss.
+
+        Parameters
+        ----------
+        loss : float
+            Target [nats per token].
+        parameters : float
+            Size of the network.
+
+        Returns
+        -------
+        float
+            Tokens.
+
+        Raises
+        ------
+        SpecError
+            No number of tokens reaches the loss.
+        """
         raise NotImplementedError
 
     def sigma(self, loss: float, parameters: float) -> float:
-        """One sigma of the logarithm of `tokens`, as the residual of the law makes it."""
+        """Return the standard deviation of the logarithm of `tokens` that follows from the residual of the law.
+
+        Parameters
+        ----------
+        loss : float
+            Target [nats per token].
+        parameters : float
+            Size of the network.
+
+        Returns
+        -------
+        float
+            Standard deviation.
+        """
         raise NotImplementedError
 
     def warnings(self, parameters: float, tokens: float) -> tuple[str, ...]:
-        """A warning where a run lies outside of the law's range."""
+        """Warn where a training lies outside of the fitted range.
+
+        Parameters
+        ----------
+        parameters, tokens : float
+            Size of the network and tokens of its training.
+
+        Returns
+        -------
+        tuple of str
+            Sentences without a full stop.
+        """
         raise NotImplementedError
 
 
@@ -112,8 +213,24 @@ LAWS: Registry[type[SamplesLaw]] = Registry("law of samples", "paleo.learning")
 LOSS_LAWS: Registry[LossLaw] = Registry("law of loss", "paleo.learning")
 
 
-def law_of(value: object) -> SamplesLaw:
-    """A law from the mapping of a task file, ``{name: {fields}}``."""
+def parse_law(value: object) -> SamplesLaw:
+    """Build a law from the mapping of a task file.
+
+    Parameters
+    ----------
+    value : object
+        ``{name: {fields}}``, or a law, which is returned as it is.
+
+    Returns
+    -------
+    SamplesLaw
+        The law.
+
+    Raises
+    ------
+    SpecError
+        The value is no such mapping, or its name is not registered.
+    """
     if isinstance(value, SamplesLaw):
         return value
     if not (isinstance(value, dict) and len(value) == 1):
@@ -125,7 +242,7 @@ def law_of(value: object) -> SamplesLaw:
 
 @LAWS.register("constant")
 class Constant(SamplesLaw):
-    """The same samples at every batch: a fixed number of epochs or tokens, or a task whose need was not seen to grow.
+    """Constant number of samples at every batch: fixed epochs or tokens, or a task whose need was not seen to grow.
 
     >>> Constant(fixed=1000, source="example").samples(np.array([8, 64])).tolist()
     [1000.0, 1000.0]
@@ -134,4 +251,16 @@ class Constant(SamplesLaw):
     fixed: Count
 
     def samples(self, global_batch: Numbers) -> Array:
+        """Return the samples to the target, whatever the batch.
+
+        Parameters
+        ----------
+        global_batch : array-like
+            Samples of a step over all ranks.
+
+        Returns
+        -------
+        ndarray
+            The shape of `global_batch`.
+        """
         return np.full_like(np.asarray(global_batch, dtype=np.float64), self.fixed)

@@ -1,4 +1,6 @@
-"""Training logs: steps and stated figures of any framework. A module of this folder reads one kind of log::
+"""Training logs of any framework: steps and what else they say.
+
+A module of this folder reads one kind of log::
 
     READERS.register("torchtitan")(Reader(...))
 
@@ -9,13 +11,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
 
 from paleo.errors import SpecError
 from paleo.files import GZIP, require_regular
 from paleo.registry import Registry
+from paleo.units import counted
 
 #: Lines that are read of a log, characters of one, and of all of them: ten steps are enough.
 MOST_LINES, LONGEST_LINE, MOST_CHARACTERS = 200_000, 4_096, 2**28
@@ -44,8 +48,11 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A kind of log: ``begins`` finds the line that begins (or is) the record of a step, ``states`` what any line
-    states as fields of `StepRecord`; ``reference`` says where the format is written down."""
+    """Format of a training log.
+
+    ``begins`` finds the line that begins (or is) the record of a step, ``states`` reads fields of `StepRecord` from a
+    line, and ``reference`` is the source of the format.
+    """
 
     begins: re.Pattern[str]
     states: Callable[[str], Mapping[str, object]]
@@ -57,14 +64,34 @@ READERS: Registry[Reader] = Registry("kind of log", "paleo.logs")
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Steps of a training log, in order, and what kind of log it is."""
+    """Steps of a training log, in order, with the kind of log.
+
+    ``remarks`` are signs that the steps do not belong to one sound run.
+    """
 
     kind: str
     steps: tuple[StepRecord, ...]
+    remarks: tuple[str, ...] = ()
 
 
 def lines_of(path: str | Path) -> list[str]:
-    """Lines of a log, long ones cut; SpecError where it cannot be read as text."""
+    """Read the lines of a log; long ones are cut.
+
+    Parameters
+    ----------
+    path : str | Path
+        The log.
+
+    Returns
+    -------
+    list of str
+        Lines.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be read as text.
+    """
     place = Path(path)
     try:
         require_regular(place, "a log as text")
@@ -78,7 +105,7 @@ def lines_of(path: str | Path) -> list[str]:
 
 
 def _first_lines(stream: TextIO) -> Iterator[str]:
-    """The first lines, whatever their length: only so many characters of the file are looked at."""
+    """Return the first lines, whatever their length: only so many characters of the file are looked at."""
     begins, lines, characters = True, 0, 0
     while lines < MOST_LINES and characters < MOST_CHARACTERS and (piece := stream.readline(LONGEST_LINE)):
         characters += len(piece)
@@ -89,7 +116,23 @@ def _first_lines(stream: TextIO) -> Iterator[str]:
 
 
 def read_log(path: str | Path) -> Log:
-    """The steps of a log of any registered kind; SpecError where no kind finds `FEWEST_STEPS` steps in it."""
+    """Read the steps of a training log of any registered kind.
+
+    Parameters
+    ----------
+    path : str | Path
+        The log.
+
+    Returns
+    -------
+    Log
+        Steps, and the kind of log.
+
+    Raises
+    ------
+    SpecError
+        If no kind finds `FEWEST_STEPS` steps.
+    """
     lines = lines_of(path)
     logs = [Log(kind, tuple(_records(reader, lines))) for kind, reader in READERS.items()]
     best = max(logs, key=lambda log: len(log.steps))
@@ -99,11 +142,29 @@ def read_log(path: str | Path) -> Log:
             f"{path}: no steps of a training were found; expected at least {FEWEST_STEPS} of {kinds}, or as many "
             "payloads of nccl-tests"
         )
-    return best
+    reader = READERS[best.kind]
+    return replace(best, remarks=tuple(_remarks([line for line in lines if reader.begins.search(line)])))
+
+
+#: The number of a step, and what shows that one was lost.
+_STEP_NUMBER = re.compile(r"\b(?:iteration|step|global_step|batch)\b\W{0,16}(\d{1,12})\b", re.IGNORECASE)
+_LOST = re.compile(r"number of (?:skipped|nan) iterations:\s*0*([1-9]\d{0,8})\b", re.IGNORECASE)
+_NO_NUMBER = re.compile(r"\b(?:loss|grad_norm|grad norm)\b\W{1,4}(?:nan|[-+]?inf)\b", re.IGNORECASE)
+
+
+def _remarks(lines: list[str]) -> Iterator[str]:
+    """Sentences on records of steps that were lost, or whose numbers go back."""
+    lost = sum(_LOST.search(line) is not None or _NO_NUMBER.search(line) is not None for line in lines)
+    if lost:
+        yield f"{lost} of {counted(len(lines), 'record')} of steps say that some were skipped or are no numbers (NaN)"
+    numbers = [int(match[1]) for match in map(_STEP_NUMBER.search, lines) if match is not None]
+    back = sum(later < earlier - 1 for earlier, later in pairwise(numbers))
+    if back:
+        yield f"numbers of steps go back {counted(back, 'time')}: the file holds several runs, or one that was resumed"
 
 
 def _records(reader: Reader, lines: list[str]) -> Iterator[StepRecord]:
-    """A record for each line that begins one, with the figures of the lines up to the next record."""
+    """Collect a record for each line that begins one, with the values of the lines up to the next record."""
     current: dict[str, object] | None = None
     for line in lines:
         if reader.begins.search(line):
@@ -125,14 +186,42 @@ def _mapping(value: object) -> Mapping[str, float]:
     return value if isinstance(value, Mapping) else {}
 
 
-def number_behind(pattern: re.Pattern[str], line: str, unit: float = 1.0) -> float | None:
-    """The first group of a pattern as a number above zero, thousands separated by commas or not."""
+def number_after(pattern: re.Pattern[str], line: str, unit: float = 1.0) -> float | None:
+    """Return the first group of a pattern in a line as a positive number.
+
+    Parameters
+    ----------
+    pattern : re.Pattern[str]
+        Pattern with a group for the number, which may have commas between thousands.
+    line : str
+        The line.
+    unit : float, optional
+        Factor on the number.
+
+    Returns
+    -------
+    float, optional
+        The number; None if the pattern is not found.
+    """
     match = pattern.search(line)
     return None if match is None else number_of(match.group(1), unit)
 
 
 def number_of(text: str, unit: float = 1.0) -> float | None:
-    """A text as a number above zero; None for dots without digits, and for more digits than a number has."""
+    """Parse a positive number.
+
+    Parameters
+    ----------
+    text : str
+        The text, perhaps with commas between thousands.
+    unit : float, optional
+        Factor on the number.
+
+    Returns
+    -------
+    float, optional
+        The number; None if the text is no positive finite number.
+    """
     try:
         value = float(text.replace(",", "")) * unit
     except ValueError:
@@ -140,6 +229,17 @@ def number_of(text: str, unit: float = 1.0) -> float | None:
     return value if 0 < value < float("inf") else None
 
 
-def stated(**values: float | None) -> dict[str, object]:
-    """The figures that the log states, by name."""
+def given_values(**values: float | None) -> dict[str, object]:
+    """Collect the values that a line of a log has.
+
+    Parameters
+    ----------
+    **values : float, optional
+        Fields of `StepRecord`; None for those that it lacks.
+
+    Returns
+    -------
+    dict of str to object
+        Values by field.
+    """
     return {name: value for name, value in values.items() if value is not None}

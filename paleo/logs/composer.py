@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from paleo.logs.base import READERS, Reader, number_behind, stated
+from paleo.logs.base import READERS, Reader, given_values, number_after
 from paleo.units import GIGA
 
 _RATE = re.compile(r"throughput/batches_per_sec:\s*([\d.]+)")
@@ -14,11 +14,11 @@ _MEMORY = re.compile(r"memory/peak_(?:allocated|active)_mem:\s*([\d.]+)")
 
 
 def _states(line: str) -> Mapping[str, object]:
-    rate = number_behind(_RATE, line)
-    return stated(
+    rate = number_after(_RATE, line)
+    return given_values(
         seconds=None if rate is None else 1.0 / rate,
-        tokens_per_s=number_behind(_TOKENS, line),
-        memory=number_behind(_MEMORY, line, GIGA),
+        tokens_per_s=number_after(_TOKENS, line),
+        memory=number_after(_MEMORY, line, GIGA),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from paleo.logs.base import READERS, Reader, number_behind, number_of, stated
+from paleo.logs.base import READERS, Reader, given_values, number_after, number_of
 from paleo.units import MEBIBYTE, MILLISECOND
 
 _ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s*([\d.,]+)")
@@ -27,11 +27,11 @@ def _states(line: str) -> Mapping[str, object]:
     if timer is not None and timer.group(1) in _PARTS:
         name = _PARTS[timer.group(1)]
         fastest, slowest = (number_of(timer.group(group), MILLISECOND) for group in (2, 3))
-        return {"parts": stated(**{name: slowest}), "fastest": stated(**{name: fastest})}
-    return stated(
-        seconds=number_behind(_ELAPSED, line, MILLISECOND),
-        global_batch=number_behind(_BATCH, line),
-        memory=number_behind(_MEMORY, line, MEBIBYTE),
+        return {"parts": given_values(**{name: slowest}), "fastest": given_values(**{name: fastest})}
+    return given_values(
+        seconds=number_after(_ELAPSED, line, MILLISECOND),
+        global_batch=number_after(_BATCH, line),
+        memory=number_after(_MEMORY, line, MEBIBYTE),
     )
 
 

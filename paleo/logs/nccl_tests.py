@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,42 +28,75 @@ _PROGRAM = re.compile(rf"\b({'|'.join(PROGRAMS)})\b")
 
 @dataclass(frozen=True, slots=True)
 class CollectiveLog:
-    """What a log of nccl-tests states: payloads [bytes] and the shorter of their two times [s]; ``operation`` and
-    ``ranks`` where it says them."""
+    """Payloads [byte] of a log of nccl-tests with the shorter of their two times [s].
+
+    ``operation`` and ``ranks`` are None if the log lacks them; ``runs`` is the number of runs in it.
+    """
 
     payloads: tuple[float, ...]
     seconds: tuple[float, ...]
     operation: str | None
     ranks: int | None
+    runs: int = 1
 
 
 def read_collectives(path: str | Path) -> CollectiveLog | None:
-    """The payloads of a log of nccl-tests; None where it is another kind of log."""
+    """Read the payloads and times of a log of nccl-tests.
+
+    Parameters
+    ----------
+    path : str | Path
+        The log.
+
+    Returns
+    -------
+    CollectiveLog, optional
+        Payloads [byte] and times [s]; None for another kind of log.
+    """
     lines = lines_of(path)
     rows = [row for row in map(_ROW.match, lines) if row is not None]
     timed = dict(sorted(figures for row in rows if (figures := _timed(row)) is not None))
     if len(timed) < FEWEST_PAYLOADS:
         return None
     ranks = [int(match[1]) for match in map(_RANK.search, lines) if match is not None]
-    return CollectiveLog(tuple(timed), tuple(timed.values()), _operation(lines), max(ranks) + 1 if ranks else None)
+    names = [match[1] for match in map(_PROGRAM.search, lines) if match is not None]
+    return CollectiveLog(
+        payloads=tuple(timed),
+        seconds=tuple(timed.values()),
+        operation=PROGRAMS[names[0]] if names else None,
+        ranks=max(ranks) + 1 if ranks else None,
+        runs=max(1, ranks.count(0)),
+    )
 
 
 def _timed(row: re.Match[str]) -> tuple[float, float] | None:
-    """The payload [bytes] of a line and the shorter of its times [s]; None where one of them is no number above 0."""
+    """Return the payload [byte] of a line and the shorter of its times [s]; None where one is no number above 0."""
     payload, out_of_place, in_place = number_of(row[1]), number_of(row[2], MICROSECOND), number_of(row[5], MICROSECOND)
     return (
         None if payload is None or out_of_place is None or in_place is None else (payload, min(out_of_place, in_place))
     )
 
 
-def _operation(lines: Iterable[str]) -> str | None:
-    """The operation of the program that the log names."""
-    names = [match[1] for match in map(_PROGRAM.search, lines) if match is not None]
-    return PROGRAMS[names[0]] if names else None
-
-
 def operation_of(log: CollectiveLog, stated: str | None) -> str:
-    """The stated operation, else the one that the log names; SpecError if none is known."""
+    """Return the collective of a log.
+
+    Parameters
+    ----------
+    log : CollectiveLog
+        Log of nccl-tests.
+    stated : str, optional
+        Collective that the user names; it takes precedence.
+
+    Returns
+    -------
+    str
+        For example ``all_reduce``.
+
+    Raises
+    ------
+    SpecError
+        If none is known.
+    """
     if stated is None and log.operation is None:
         raise SpecError(f"the log does not name its program; state --operation: {', '.join(PROGRAMS.values())}")
     operation = str(stated or log.operation).replace("-", "_")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from paleo.logs.base import READERS, Reader, number_behind, stated
+from paleo.logs.base import READERS, Reader, given_values, number_after
 
 _SECONDS = re.compile(r"train_step_timing in s:\s*([\d.]+)")
 _BATCH = re.compile(r"global_batch_size:\s*([\d.]+)")
 
 
 def _states(line: str) -> Mapping[str, object]:
-    return stated(seconds=number_behind(_SECONDS, line), global_batch=number_behind(_BATCH, line))
+    return given_values(seconds=number_after(_SECONDS, line), global_batch=number_after(_BATCH, line))
 
 
 READERS.register("nemo")(Reader(re.compile(r"train_step_timing in s:"), _states, "NeMo, progress printer"))

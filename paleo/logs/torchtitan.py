@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from paleo.logs.base import READERS, Reader, number_behind, stated
+from paleo.logs.base import READERS, Reader, given_values, number_after
 from paleo.units import GIB
 
 _MEMORY = re.compile(r"memory:\s*([\d.]+)\s*GiB")
@@ -13,7 +13,7 @@ _TOKENS = re.compile(r"tps:\s*([\d,]+)")
 
 
 def _states(line: str) -> Mapping[str, object]:
-    return stated(memory=number_behind(_MEMORY, line, GIB), tokens_per_s=number_behind(_TOKENS, line))
+    return given_values(memory=number_after(_MEMORY, line, GIB), tokens_per_s=number_after(_TOKENS, line))
 
 
 READERS.register("torchtitan")(Reader(re.compile(r"step:\s*\d+.*\btps:"), _states, "torchtitan, components/metrics.py"))

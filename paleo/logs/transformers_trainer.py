@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from paleo.logs.base import READERS, Reader, number_behind, stated
+from paleo.logs.base import READERS, Reader, given_values, number_after
 
 _SECONDS = re.compile(r"([\d.]+)\s*s/it\]")
 _RATE = re.compile(r"([\d.]+)\s*it/s\]")
 
 
 def _states(line: str) -> Mapping[str, object]:
-    seconds, rate = number_behind(_SECONDS, line), number_behind(_RATE, line)
-    return stated(seconds=seconds if rate is None else 1.0 / rate)
+    seconds, rate = number_after(_SECONDS, line), number_after(_RATE, line)
+    return given_values(seconds=seconds if rate is None else 1.0 / rate)
 
 
 READERS.register("transformers-trainer")(

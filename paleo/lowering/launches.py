@@ -18,20 +18,36 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from paleo.operations.base import MemoryPass, is_core
+from paleo.operations.base import Kernel, MemoryPass, Operation, is_core
 from paleo.operations.contraction import Contraction
 from paleo.registry import Registry
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
-    from paleo.operations.base import Kernel, Operation
     from paleo.operations.tensor import Precision, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Launches:
-    """The kernels of one operation, forward and backward, and the layer and inner repetitions that it belongs to; how
-    often full recomputation runs it (``recomputed``), and how often selective (``selected``)."""
+class OperationKernels:
+    """Kernels of one operation, forward and backward, and how often they run.
+
+    Attributes
+    ----------
+    operation : Operation
+        The operation.
+    layer : str
+        Name of its layer.
+    times : int
+        Repetitions of the layer and of the loops inside it.
+    forward : tuple of Kernel
+        Kernels of the forward pass.
+    backward : tuple of Kernel
+        Kernels of the backward pass.
+    recomputed : float
+        How often full recomputation runs the operation again.
+    selected : float
+        How often selective recomputation runs it again.
+    """
 
     operation: Operation
     layer: str
@@ -48,11 +64,28 @@ class Launches:
 Chains = Literal["none", "norms forward", "norms", "all", "convolutions"]
 
 
-def fuse(
-    launches: Sequence[Launches], readers: dict[str, int], precision: Precision, chains: Chains = "all"
-) -> list[Launches]:
-    """Chains of element-wise passes merged into their last one. ``readers`` counts who reads each tensor."""
-    merged: list[Launches] = []
+def fuse_passes(
+    launches: Sequence[OperationKernels], readers: dict[str, int], precision: Precision, chains: Chains = "all"
+) -> list[OperationKernels]:
+    """Merge chains of element-wise passes into the last pass of each chain.
+
+    Parameters
+    ----------
+    launches : sequence of Launches
+        Launches of a layer, in order.
+    readers : dict of str to int
+        Number of operations that read each tensor, by tensor name.
+    precision : Precision
+        Bytes of each role of a number.
+    chains : Chains, optional
+        Which chains the software merges.
+
+    Returns
+    -------
+    list of Launches
+        Fewer launches, in order.
+    """
+    merged: list[OperationKernels] = []
     for launch in launches if chains != "none" else ():
         everything = chains in ("all", "convolutions")
         if merged and _fusable(merged[-1], launch, readers) and (everything or _follows_norm(merged[-1], launch)):
@@ -65,15 +98,45 @@ def fuse(
 
 
 def convolved_tensors(nodes: Iterable[Node]) -> frozenset[str]:
-    """Tensors that convolutions alone read."""
+    """Find the tensors that only convolutions read.
+
+    Parameters
+    ----------
+    nodes : iterable of Node
+        Layers.
+
+    Returns
+    -------
+    frozenset of str
+        Names of tensors.
+    """
     reads = [(tensor.name, operation) for node in nodes for operation in node.operations for tensor in operation.reads]
     others = {name for name, operation in reads if not (isinstance(operation, Contraction) and operation.windows)}
     return frozenset(name for name, _ in reads) - others
 
 
-def joined_to_convolution(launch: Launches, convolved: frozenset[str], precision: Precision) -> Launches:
-    """A pass whose result convolutions alone read, as part of these: they read what it reads, and it is made again for
-    the backward pass instead of being kept."""
+def fused_into_convolution(
+    launch: OperationKernels, convolved: frozenset[str], precision: Precision
+) -> OperationKernels:
+    """Merge a pass into the convolutions that read its result.
+
+    The convolutions read what the pass reads, and compute the pass again in the backward pass instead of saving its
+    result.
+
+    Parameters
+    ----------
+    launch : Launches
+        The pass; anything else is returned as it is.
+    convolved : frozenset of str
+        Names of tensors that only convolutions read.
+    precision : Precision
+        Bytes of each role of a number.
+
+    Returns
+    -------
+    Launches
+        The launch with the bytes that remain.
+    """
     operation = launch.operation
     if not isinstance(operation, MemoryPass) or operation.out.name not in convolved:
         return launch
@@ -86,13 +149,26 @@ def joined_to_convolution(launch: Launches, convolved: frozenset[str], precision
     return replace(launch, forward=tuple(forward), backward=tuple(backward))
 
 
-def softmax_by_steps(launch: Launches, multiple: int, precision: Precision) -> Launches:
-    """Attention's softmax as the framework does it where its fused kernel cannot: cast to fp32, scale, mask, softmax,
-    cast back, and the same way back.
+def unfused_softmax(launch: OperationKernels, multiple: int, precision: Precision) -> OperationKernels:
+    """Replace a fused softmax of attention by separate passes where the framework's kernel does not apply.
 
-    The fused kernel of Megatron-LM (2021) takes matrices of scores (batch times heads of a rank) by fours, one for each
-    warp of a block; other counts go through separate passes over all scores. What these keep beside the weights is not
-    counted as memory.
+    The passes are: cast to fp32, scale, mask, softmax, cast back; and the same way back. The fused kernel of
+    Megatron-LM (2021) takes matrices of scores (batch times heads of a rank) by fours, one for each warp of a block.
+    Tensors that the separate passes save besides the weights are not counted as memory.
+
+    Parameters
+    ----------
+    launch : Launches
+        The softmax; anything else is returned as it is.
+    multiple : int
+        Number of matrices that the fused kernel takes at a time; 1 if it takes any.
+    precision : Precision
+        Bytes of each role of a number.
+
+    Returns
+    -------
+    Launches
+        The launch, with one kernel a pass.
     """
     softmax = launch.operation
     if (
@@ -122,7 +198,20 @@ def _passes(fused: tuple[Kernel, ...], elements: float, steps: Sequence[tuple[fl
 
 
 def section_nodes(nodes: Sequence[Node], chains: Chains) -> list[slice]:
-    """The layers of each section."""
+    """Divide layers, in order, into sections: repeated blocks and single layers.
+
+    Parameters
+    ----------
+    nodes : sequence of Node
+        Layers in topological order.
+    chains : Chains
+        Merged chains of passes; a layer of such passes joins the section of the layer before.
+
+    Returns
+    -------
+    list of slice
+        The layers of each section.
+    """
     names, starts = list(_section_names(nodes, chains)), [0]
     starts += [index for index in range(1, len(names)) if names[index] != names[index - 1]]
     return [slice(start, end) for start, end in zip(starts, [*starts[1:], len(names)], strict=True)]
@@ -146,7 +235,7 @@ def _passes_over(node: Node, before: Node) -> bool:
     return not node.repeats and bool(node.operations) and pointwise and any(t.name in written for t in node.inputs)
 
 
-def _fusable(first: Launches, second: Launches, readers: dict[str, int]) -> bool:
+def _fusable(first: OperationKernels, second: OperationKernels, readers: dict[str, int]) -> bool:
     a, b = first.operation, second.operation
     if not (isinstance(a, MemoryPass) and isinstance(b, MemoryPass)) or first.times != second.times:
         return False
@@ -155,13 +244,13 @@ def _fusable(first: Launches, second: Launches, readers: dict[str, int]) -> bool
     return chains and a.out.elements == b.out.elements and read_by_it
 
 
-def _follows_norm(first: Launches, second: Launches) -> bool:
+def _follows_norm(first: OperationKernels, second: OperationKernels) -> bool:
     """Whether the chain starts with a normalisation and goes on with one operation an element: a sum, a rectifier."""
     starts = first.forward[0].kind.two_sweeps if first.forward else False
     return starts and isinstance(second.operation, MemoryPass) and second.operation.flops_per_element <= 1.0
 
 
-def _join(first: Launches, second: Launches, precision: Precision) -> Launches:
+def _join(first: OperationKernels, second: OperationKernels, precision: Precision) -> OperationKernels:
     """One launch for both: the tensor between them is spared, forward and (where both have a pass) backward."""
     between = first.operation.out.bytes(precision)
     kept = first.operation.out.name in {t.name for t in (*first.operation.saves, *second.operation.saves)}
@@ -195,8 +284,7 @@ Selective = Literal["attention", "products"]
 
 @dataclass(frozen=True, slots=True)
 class RecomputeModule:
-    """A part of a block that selective recomputation runs again, by the names of Megatron-Core's
-    ``--recompute-modules``.
+    """Part of a block that selective recomputation runs again, named as in Megatron-Core's ``--recompute-modules``.
 
     ``selects(layer, name of an operation within it, operation)`` says which operations it runs again. What
     they make is not kept, but for tensors that others read, too; a module that ``discards`` its outputs gives those up
@@ -214,7 +302,7 @@ class RecomputeModule:
 RECOMPUTE_MODULES: Registry[RecomputeModule] = Registry("module to recompute", "paleo.lowering")
 
 
-def add_recompute_module(module: RecomputeModule) -> RecomputeModule:
+def _add_recompute_module(module: RecomputeModule) -> RecomputeModule:
     """Register a module under its own name."""
     return RECOMPUTE_MODULES.register(module.name)(module)
 
@@ -234,14 +322,14 @@ def _is_latent_projection(layer: Node, part: str, operation: Operation) -> bool:
     return layer.type == "latent_attention" and projected
 
 
-CORE = add_recompute_module(
+CORE = _add_recompute_module(
     RecomputeModule(
         "core_attn", "scores, softmax, dropout and weighted sum", lambda _, __, operation: is_core(operation)
     )
 )
-add_recompute_module(RecomputeModule("layernorm", "normalisations between layers", _is_norm, discards=True))
-add_recompute_module(RecomputeModule("moe_act", "activations of experts", _is_expert_activation, discards=True))
-add_recompute_module(
+_add_recompute_module(RecomputeModule("layernorm", "normalisations between layers", _is_norm, discards=True))
+_add_recompute_module(RecomputeModule("moe_act", "activations of experts", _is_expert_activation, discards=True))
+_add_recompute_module(
     RecomputeModule(
         "mla_up_proj",
         "norms of latent attention's vectors, what it projects out of them, and its rotation",
@@ -250,11 +338,11 @@ add_recompute_module(
         views=(".query", ".key", ".value"),
     )
 )
-add_recompute_module(RecomputeModule("mlp", "dense feed-forward layers", lambda layer, _, __: layer.type == "mlp"))
-add_recompute_module(
+_add_recompute_module(RecomputeModule("mlp", "dense feed-forward layers", lambda layer, _, __: layer.type == "mlp"))
+_add_recompute_module(
     RecomputeModule("moe", "mixtures of experts, router and all", lambda layer, _, __: layer.type == "moe")
 )
-add_recompute_module(
+_add_recompute_module(
     RecomputeModule(
         "shared_experts",
         "experts that every token visits",
@@ -278,12 +366,39 @@ class Checkpoints:
     modules: tuple[str, ...] = (CORE.name,)
 
     def recomputed(self, operation: Operation, left_out: frozenset[str]) -> float:
-        """How often full recomputation runs an operation."""
+        """Return how often full recomputation runs an operation again.
+
+        Parameters
+        ----------
+        operation : Operation
+            An operation of the block.
+        left_out : frozenset of str
+            Names of operations at the end of the block that backward does not need (`unneeded_for_backward`).
+
+        Returns
+        -------
+        float
+            0 or 1.
+        """
         return 0.0 if self.stops_early and operation.name in left_out else 1.0
 
     def selected(self, node: Node, operation: Operation, left_out: frozenset[str]) -> float:
-        """How often selective recomputation runs an operation; half for one of two products, nothing of layers outside
-        repeated blocks."""
+        """Return how often selective recomputation runs an operation again.
+
+        Parameters
+        ----------
+        node : Node
+            Layer of the operation.
+        operation : Operation
+            The operation.
+        left_out : frozenset of str
+            Names of operations at the end of the block that backward does not need (`unneeded_for_backward`).
+
+        Returns
+        -------
+        float
+            0, 0.5 (one of two products) or 1; 0 for layers outside repeated blocks.
+        """
         if self.selective == "attention":
             return float(any(_selects(RECOMPUTE_MODULES[name], node, operation) for name in self.modules))
         if not node.repeats:
@@ -291,14 +406,25 @@ class Checkpoints:
         once = 0.5 if isinstance(operation, Contraction) else 1.0
         return 0.0 if is_core(operation) else once * self.recomputed(operation, left_out)
 
-    def run_again(self, node: Node) -> frozenset[str]:
+    def _run_again(self, node: Node) -> frozenset[str]:
         """Names of the operations of a layer that modules of selective recomputation run again."""
         if self.selective != "attention":
             return frozenset()
         return frozenset(each.name for each in node.operations if self.selected(node, each, frozenset()))
 
     def freed(self, nodes: Sequence[Node]) -> frozenset[str]:
-        """Names of the tensors of a block that selective recomputation of modules does not keep."""
+        """Find the tensors of a block that selective recomputation of modules does not save.
+
+        Parameters
+        ----------
+        nodes : sequence of Node
+            Layers of the block.
+
+        Returns
+        -------
+        frozenset of str
+            Names of tensors.
+        """
         return frozenset().union(*(_freed(RECOMPUTE_MODULES[name], nodes) for name in self.modules))
 
 
@@ -306,8 +432,21 @@ def _selects(module: RecomputeModule, node: Node, operation: Operation) -> bool:
     return module.selects(node, operation.name.removeprefix(f"{node.name}."), operation)
 
 
-def idle_modules(modules: Iterable[str], graph: Graph) -> list[str]:
-    """A sentence for each module to recompute that no layer of a network has."""
+def unmatched_module_warnings(modules: Iterable[str], graph: Graph) -> list[str]:
+    """Warn about recomputed modules that no layer of the network has.
+
+    Parameters
+    ----------
+    modules : iterable of str
+        Names as in `Run.recompute_modules`.
+    graph : Graph
+        The network.
+
+    Returns
+    -------
+    list of str
+        One sentence for each such module.
+    """
     parts = [(node, operation) for node in graph.nodes for operation in node.operations]
     idle = [name for name in modules if not any(_selects(RECOMPUTE_MODULES[name], *part) for part in parts)]
     return [f"recompute_modules={name} changes nothing: no layer of the network has that part" for name in idle]
@@ -341,8 +480,11 @@ BesideDispatch = Literal["shared experts", "microbatch"]
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """How tokens reach their experts: once to each of some ``targets``, nodes or devices, however many of their experts
-    are there (None: once to each expert); ``beside``: what is worked on meanwhile."""
+    """How tokens travel to their experts.
+
+    With ``targets`` a token travels once to each of these nodes or devices, however many of its experts are there; with
+    None it travels once to each expert. ``beside`` is what overlaps with the exchange.
+    """
 
     targets: int | None = None
     beside: BesideDispatch | None = None
@@ -360,7 +502,7 @@ class LoweringOptions:
     chains: Chains = "none"
     #: Whether inputs that were gathered over tp are kept as shards and gathered again for backward.
     regather: bool = True
-    #: By how many matrices of scores the unfused softmax kernel works (`softmax_by_steps`).
+    #: By how many matrices of scores the unfused softmax kernel works (`unfused_softmax`).
     softmax_multiple: int = 1
     #: Pieces in which gathers and scatters over tp go beside products.
     gather_pieces: int = 1
@@ -370,9 +512,12 @@ class LoweringOptions:
 
 
 class SectionCheckpoints(NamedTuple):
-    """What recomputation makes of a section: operations that are ``spared`` by it and tensors ``freed``, by their
-    names; how often full and selective recomputation run each operation of each layer, its ``flags``; names of those
-    that modules of selective recomputation ``recomputed``, by layer."""
+    """What recomputation does to one section.
+
+    ``spared`` are the names of operations that it does not run again and ``freed`` those of tensors that are not saved.
+    ``flags`` hold for each operation of each layer how often full and selective recomputation run it. ``recomputed``
+    names, by layer, the operations of the modules of selective recomputation.
+    """
 
     spared: frozenset[str]
     freed: frozenset[str]
@@ -381,8 +526,21 @@ class SectionCheckpoints(NamedTuple):
 
     @classmethod
     def of(cls, nodes: Sequence[Node], checkpoints: Checkpoints) -> SectionCheckpoints:
-        """Those of the layers of one section."""
-        spared = left_out([operation for node in nodes for operation in node.operations])
+        """Collect what recomputation does to the layers of one section.
+
+        Parameters
+        ----------
+        nodes : sequence of Node
+            Layers of the section.
+        checkpoints : Checkpoints
+            How the framework recomputes.
+
+        Returns
+        -------
+        SectionCheckpoints
+            The collected names and counts.
+        """
+        spared = unneeded_for_backward([operation for node in nodes for operation in node.operations])
         flags = (
             [
                 (checkpoints.recomputed(each, spared), checkpoints.selected(node, each, spared))
@@ -390,16 +548,28 @@ class SectionCheckpoints(NamedTuple):
             ]
             for node in nodes
         )
-        recomputed = {node.name: checkpoints.run_again(node) for node in nodes}
+        recomputed = {node.name: checkpoints._run_again(node) for node in nodes}
         return cls(spared, checkpoints.freed(nodes), tuple(tuple(each) for each in flags), recomputed)
 
 
-def left_out(operations: Sequence[Operation]) -> frozenset[str]:
-    """Names of the operations at the end of a block, in order, that backward does not need: those behind the last
-    tensor that is kept, and the one that reads it where it keeps no more than its inputs."""
+def unneeded_for_backward(operations: Sequence[Operation]) -> frozenset[str]:
+    """Find the operations at the end of a block that the backward pass does not need.
+
+    They follow the last saved tensor. The operation that reads it belongs to them if it saves only its inputs.
+
+    Parameters
+    ----------
+    operations : sequence of Operation
+        Operations of the block, in order.
+
+    Returns
+    -------
+    frozenset of str
+        Names of operations.
+    """
     unneeded: list[str] = []
     for operation in reversed(operations):
-        kept = {tensor.name for tensor in kept_tensors(operation)}
+        kept = {tensor.name for tensor in saved_tensors(operation)}
         if kept - {tensor.name for tensor in operation.reads}:
             break
         unneeded.append(operation.name)
@@ -408,13 +578,24 @@ def left_out(operations: Sequence[Operation]) -> frozenset[str]:
     return frozenset(unneeded)
 
 
-def kept_tensors(operation: Operation) -> list[Tensor]:
-    """Tensors that an operation keeps for its backward pass, without weights."""
+def saved_tensors(operation: Operation) -> list[Tensor]:
+    """Return the tensors, without weights, that an operation saves for its backward pass.
+
+    Parameters
+    ----------
+    operation : Operation
+        The operation.
+
+    Returns
+    -------
+    list of Tensor
+        Saved tensors.
+    """
     return [tensor for tensor in operation.saves if tensor.role != "parameter"]
 
 
-class Storage:
-    """Counts the tensors kept until the backward pass, each storage once even if several operations keep it."""
+class SavedTensorCounter:
+    """Counter of tensors saved for the backward pass; a storage counts once even if several operations save it."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -422,10 +603,24 @@ class Storage:
         self._seen: set[tuple[str, str, str]] = set()
 
     def add(self, tensor: Tensor, keeper: Node, copy: str = "") -> float:
-        """How many tensors are kept that were not before, as ``keeper`` keeps ``tensor``, or a ``copy`` of it in
-        another format, in each of its iterations; of a part of a storage all that is in it.
+        """Count the new tensors that are saved when a layer saves a tensor in each of its iterations.
 
-        Of what goes round in a loop, the first iteration reads what enters and the others what the one before has made.
+        A part of a storage saves the whole storage. Of a tensor that a loop carries, the first iteration reads what
+        enters the loop and the others read the output of the iteration before.
+
+        Parameters
+        ----------
+        tensor : Tensor
+            The tensor that is saved.
+        keeper : Node
+            Layer that saves it.
+        copy : str, optional
+            Format of a copy that is saved instead of the tensor itself.
+
+        Returns
+        -------
+        float
+            Number of tensors of this size that were not saved before.
         """
         loops = self.graph.loops_of(tensor, keeper)
         read = tensor.name in {each.name for each in keeper.inputs}

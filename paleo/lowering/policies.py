@@ -24,7 +24,7 @@ import numpy.typing as npt
 from paleo.errors import PlanError, near
 
 if TYPE_CHECKING:
-    from paleo.lowering.program import Counted, Program, Section
+    from paleo.lowering.program import CountedKernel, Program, Section
     from paleo.specs.run import Cut, Run
 
 #: A run of layers on one stage: positions of sections, each with how many of its layers are in it.
@@ -33,12 +33,33 @@ Chunk = tuple[tuple[int, int], ...]
 _SLACK = 1.0 + 2.0**-40
 
 
-def cut(program: Program, weights: Sequence[float], pieces: int, how: Cut | None = None) -> list[Chunk]:
-    """``pieces`` contiguous pieces of layers, cut as ``how`` states. By default, as in Megatron, each piece has equally
-    many layers of the heaviest block if they divide evenly, with the layers before the block on the first piece and
-    those after it on the last; else the slowest piece is made as fast as possible.
+def cut_into_stages(program: Program, weights: Sequence[float], pieces: int, how: Cut | None = None) -> list[Chunk]:
+    """Cut a network into contiguous pieces for pipeline stages.
 
-    ``weights``: seconds of one layer iteration of each section, forward and backward.
+    By default, as in Megatron, each piece has equally many layers of the heaviest block if they divide evenly. Layers
+    before the block are on the first piece and those after it on the last. Otherwise the slowest piece is made as fast
+    as possible.
+
+    Parameters
+    ----------
+    program : Program
+        The lowered network.
+    weights : sequence of float, shape (sections,)
+        Time of one layer iteration of each section, forward and backward [s].
+    pieces : int
+        Number of pieces.
+    how : Cut, optional
+        ``uniform``, ``time``, or the number of layers of each piece; by default as above.
+
+    Returns
+    -------
+    list of Chunk
+        Sections and numbers of layers of each piece.
+
+    Raises
+    ------
+    PlanError
+        If there are fewer layers than pieces, or the numbers of layers do not add up.
     """
     sections = program.sections
     if isinstance(how, tuple):
@@ -56,8 +77,20 @@ def cut(program: Program, weights: Sequence[float], pieces: int, how: Cut | None
 
 
 def layer_counts(program: Program) -> list[int]:
-    """Layers of each section that a stated cut counts: those of repeated blocks where there are any, else each section
-    as one: (sections,)."""
+    """Count the layers of each section that a user's cut distributes.
+
+    These are the layers of repeated blocks. If nothing repeats, each section counts as one layer.
+
+    Parameters
+    ----------
+    program : Program
+        The lowered network.
+
+    Returns
+    -------
+    list of int, shape (sections,)
+        Numbers of layers.
+    """
     folded = any(section.repeat > 1 for section in program.sections)
     return [section.repeat if section.repeat > 1 or not folded else 0 for section in program.sections]
 
@@ -99,10 +132,22 @@ def _check_empty(program: Program, layers: Sequence[int], counts: Sequence[int])
 
 
 def balanced_cut(program: Program, weights: Sequence[float], pieces: int) -> tuple[int, ...]:
-    """Layers of each piece, as `cut` takes them, so that the heaviest piece is as light as it can be; early pieces are
-    the lighter ones. Empty where there are fewer layers than pieces.
+    """Cut a network so that the heaviest piece is as light as possible; early pieces are the lighter ones.
 
-    ``weights`` as in `cut`."""
+    Parameters
+    ----------
+    program : Program
+        The lowered network.
+    weights : sequence of float, shape (sections,)
+        Time of one layer iteration of each section, forward and backward [s].
+    pieces : int
+        Number of pieces.
+
+    Returns
+    -------
+    tuple of int
+        Layers of each piece, as `cut_into_stages` takes them; empty if there are fewer layers than pieces.
+    """
     return _balanced_layers(_units(program, weights), pieces)
 
 
@@ -117,8 +162,23 @@ def _balanced_layers(runs: tuple[tuple[float, int, int], ...], pieces: int) -> t
     return tuple(np.diff(layers[ends - 1], prepend=0).tolist())
 
 
-def heaviest_piece(program: Program, weights: Sequence[float], chunks: Sequence[Chunk]) -> float:
-    """Seconds of the slowest of several pieces."""
+def slowest_piece_time(program: Program, weights: Sequence[float], chunks: Sequence[Chunk]) -> float:
+    """Return the time of the slowest piece.
+
+    Parameters
+    ----------
+    program : Program
+        The lowered network.
+    weights : sequence of float, shape (sections,)
+        Time of one layer iteration of each section [s].
+    chunks : sequence of Chunk
+        Pieces, as `cut_into_stages` returns them.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     return max(sum(weights[section] * layers for section, layers in chunk) for chunk in chunks)
 
 
@@ -179,9 +239,23 @@ def _filled(sums: Sequence[float], most: float) -> list[int]:
 
 
 def cut_by_work(program: Program, pieces: int) -> list[Chunk]:
-    """``pieces`` runs of layers by the work of their products of weights, as nanotron cuts: a piece takes layers until
-    the sum from the first one on has passed its share of the whole, so early pieces are the fuller ones and the output
-    layer counts. Where that leaves a piece empty, as ``cut`` does it."""
+    """Cut a network by the FLOP of its products with weights, as nanotron does.
+
+    A piece takes layers until the running sum has passed its share of the whole. So early pieces are the fuller ones,
+    and the output layer counts. If that leaves a piece empty, `cut_into_stages` decides.
+
+    Parameters
+    ----------
+    program : Program
+        The lowered network.
+    pieces : int
+        Number of pieces.
+
+    Returns
+    -------
+    list of Chunk
+        Sections and numbers of layers of each piece.
+    """
     work = [product_flops(section) for section in program.sections]
     total = sum(flops * section.repeat for flops, section in zip(work, program.sections, strict=True))
     filled: list[list[int]] = [[]]
@@ -193,11 +267,22 @@ def cut_by_work(program: Program, pieces: int) -> list[Chunk]:
             if len(filled) < pieces and done > total * len(filled) / pieces * _SLACK:
                 filled.append([])
     complete = len(filled) == pieces and filled[-1]
-    return [_counted(piece) for piece in filled] if complete else cut(program, work, pieces)
+    return [_counted(piece) for piece in filled] if complete else cut_into_stages(program, work, pieces)
 
 
 def product_flops(section: Section) -> float:
-    """FLOP of the forward products of one layer that have weights in them: those of attention's core count for none."""
+    """Return the forward FLOP of one layer's products with weights; those of the attention core do not count.
+
+    Parameters
+    ----------
+    section : Section
+        Section of a program.
+
+    Returns
+    -------
+    float
+        FLOP of one layer iteration on one rank.
+    """
     counted = [kernel for kernel in section.kernels if kernel.kernel.family == "gemm" and not kernel.core]
     return sum(kernel.times * kernel.kernel.flops for kernel in counted if kernel.kernel.phase == "forward")
 
@@ -247,7 +332,7 @@ Array = npt.NDArray[np.float64]
 RECOMPUTE = ("none", "selective", "full")
 
 
-class Policy(NamedTuple):
+class _Policy(NamedTuple):
     """What a layer computes again: ``none``, the core of attention (``selective``) or all from its input (``full``), of
     ``group`` layers at once."""
 
@@ -256,8 +341,11 @@ class Policy(NamedTuple):
 
 
 class Policies(NamedTuple):
-    """Policies of all sections: whether the whole layer or its core is computed again, and layers in a group;
-    (sections,) or (sections, configurations)."""
+    """Recompute policy of every section, as arrays of shape (sections,) or (sections, configurations).
+
+    ``full``: the whole layer is computed again; ``core``: only its attention core; ``group``: layers in a checkpointed
+    group.
+    """
 
     full: Mask
     core: Mask
@@ -265,68 +353,189 @@ class Policies(NamedTuple):
 
     @classmethod
     def of(cls, program: Program) -> Policies:
-        """The policies that a program states."""
+        """Read the policies from a program.
+
+        Parameters
+        ----------
+        program : Program
+            The lowered network.
+
+        Returns
+        -------
+        Policies, shape (sections,)
+            Policies.
+        """
         hows = np.array([section.recompute for section in program.sections])
         groups = np.array([section.recompute_group for section in program.sections], dtype=np.float64)
         return cls(hows == "full", hows == "selective", groups)
 
     @classmethod
     def uniform(cls, repeat: Array, how: str) -> Policies:
-        """One policy for the whole network."""
+        """Make one policy for the whole network; full recomputation applies to repeated blocks.
+
+        Parameters
+        ----------
+        repeat : ndarray, shape (sections,)
+            Layers of each section.
+        how : str
+            ``none``, ``selective`` or ``full``.
+
+        Returns
+        -------
+        Policies
+            Policies, arrays of shape (sections,).
+        """
         policies = cls.for_each_section(len(repeat), how)
-        return policies._replace(full=policies.full & wholly_recomputed(repeat))
+        return policies._replace(full=policies.full & fully_recomputed(repeat))
 
     @classmethod
     def for_each_section(cls, sections: int, how: str) -> Policies:
-        """The policy ``how`` for every one of ``sections``, those outside the repeated blocks too."""
+        """Make one policy for every section, also for those outside the repeated blocks.
+
+        Parameters
+        ----------
+        sections : int
+            Number of sections.
+        how : str
+            ``none``, ``selective`` or ``full``.
+
+        Returns
+        -------
+        Policies
+            Policies, arrays of shape (sections,).
+        """
         whole, core = np.full(sections, how == "full"), np.full(sections, how == "selective")
         return cls(whole, core, np.ones(sections))
 
     @classmethod
     def of_configurations(cls, repeat: Array, hows: npt.NDArray[np.intp]) -> Policies:
-        """One policy for the whole network in each configuration; ``hows``: positions in `RECOMPUTE`."""
-        whole = wholly_recomputed(repeat)[:, None] & (hows == RECOMPUTE.index("full"))
+        """Make one policy for the whole network in each configuration.
+
+        Parameters
+        ----------
+        repeat : ndarray, shape (sections,)
+            Layers of each section.
+        hows : ndarray, shape (configurations,)
+            Positions in `RECOMPUTE`.
+
+        Returns
+        -------
+        Policies
+            Policies, arrays of shape (sections, configurations).
+        """
+        whole = fully_recomputed(repeat)[:, None] & (hows == RECOMPUTE.index("full"))
         core = np.broadcast_to(hows == RECOMPUTE.index("selective"), whole.shape)
         return cls(whole, core, np.ones(whole.shape))
 
     def shaped(self, axes: int) -> tuple[Mask, Mask, Array]:
-        """The policies with trailing axes of length 1, so that their arrays broadcast with arrays of ``axes``
-        dimensions."""
+        """Add trailing axes of length 1, so that the policies broadcast with arrays of more dimensions.
+
+        Parameters
+        ----------
+        axes : int
+            Number of dimensions.
+
+        Returns
+        -------
+        tuple[Mask, Mask, Array]
+            Views of ``full``, ``core`` and ``group``.
+        """
         shape = self.full.shape + (1,) * (axes - self.full.ndim)
         return self.full.reshape(shape), self.core.reshape(shape), self.group.reshape(shape)
 
 
-def wholly_recomputed(repeat: Array) -> Mask:
-    """Sections that full recomputation runs again: the repeated blocks, or all where nothing repeats."""
+def fully_recomputed(repeat: Array) -> Mask:
+    """Find the sections that full recomputation runs again: repeated blocks, or all sections if nothing repeats.
+
+    Parameters
+    ----------
+    repeat : ndarray, shape (sections,)
+        Layers of each section.
+
+    Returns
+    -------
+    Mask, shape (sections,)
+        True for these sections.
+    """
     blocks = repeat > 1
     return blocks if blocks.any() else np.ones_like(blocks)
 
 
-def blocks(program: Program) -> Mask:
-    """`wholly_recomputed` of a program's sections; one that is divided by policy stays as it was: (sections,)."""
+def recomputed_sections(program: Program) -> Mask:
+    """Find the sections of a program that full recomputation runs again.
+
+    A section that was divided by policy counts as it was before.
+
+    Parameters
+    ----------
+    program : Program
+        The lowered network.
+
+    Returns
+    -------
+    Mask, shape (sections,)
+        True for these sections.
+    """
     layers: Counter[str] = Counter()
     for section in program.sections:
         layers[section.name] += section.repeat
-    return wholly_recomputed(np.array([layers[section.name] for section in program.sections]))
+    return fully_recomputed(np.array([layers[section.name] for section in program.sections]))
 
 
-def runs(section: Section, counted: Counted) -> float:
-    """How often a kernel runs in a microbatch: forward kernels run again where they are recomputed."""
+def kernel_runs(section: Section, counted: CountedKernel) -> float:
+    """Return how often a kernel runs in a microbatch; recomputed forward kernels run again.
+
+    Parameters
+    ----------
+    section : Section
+        Section of the kernel.
+    counted : CountedKernel
+        The kernel with its counts.
+
+    Returns
+    -------
+    float
+        Number of runs for each time that the kernel stands in the section.
+    """
     if counted.kernel.phase != "forward":
         return 1.0
     return 1.0 + {"none": 0.0, "full": counted.recomputed, "selective": counted.selected}[section.recompute]
 
 
-def with_policy(program: Program, how: str) -> Program:
-    """The program with one recompute policy for all its layers."""
-    whole = blocks(program)
+def with_recompute(program: Program, how: str) -> Program:
+    """Return a program with one recompute policy for all its layers.
+
+    Parameters
+    ----------
+    program : Program
+        The lowered network.
+    how : str
+        ``none``, ``selective`` or ``full``.
+
+    Returns
+    -------
+    Program
+        A copy.
+    """
+    whole = recomputed_sections(program)
     hows = [how if how != "full" or blocks else "none" for blocks in whole]
     sections = (replace(section, recompute=each) for section, each in zip(program.sections, hows, strict=True))
     return replace(program, sections=tuple(sections))
 
 
-def words(run: Run) -> str:
-    """What a run recomputes, in short."""
+def recompute_summary(run: Run) -> str:
+    """Describe in short what a run recomputes.
+
+    Parameters
+    ----------
+    run : Run
+        The run.
+
+    Returns
+    -------
+    str
+        For example ``full, 4 layers a stage``.
+    """
     if run.recompute_by_layer:
         return ", ".join([run.recompute, *(f"{how} of {name}" for name, how in run.recompute_by_layer.items())])
     if run.recompute_layers is not None:
@@ -337,8 +546,24 @@ def words(run: Run) -> str:
 # layers that differ
 
 
-def uneven(run: Run) -> bool:
-    """Whether a run treats some layers differently; PlanError where it contradicts itself."""
+def has_mixed_recompute(run: Run) -> bool:
+    """Return True if a run recomputes some layers differently from others.
+
+    Parameters
+    ----------
+    run : Run
+        The run.
+
+    Returns
+    -------
+    bool
+        Whether policies differ between layers.
+
+    Raises
+    ------
+    PlanError
+        If the run chooses the recomputed layers in two ways.
+    """
     stated = {
         "recompute_layers": run.recompute_layers is not None,
         "recompute_every": run.recompute_every is not None,
@@ -355,13 +580,29 @@ def uneven(run: Run) -> bool:
 
 
 def policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
-    """For each policy the share of each section's layers that follow it, (sections,), before the network is cut: N
-    layers of each piece count as that share of all its layers."""
+    """Return for each policy the share of each section's layers that follow it, before the network is cut.
+
+    N layers of each piece count as that share of all layers.
+
+    Parameters
+    ----------
+    program : Program
+        The lowered network.
+    run : Run
+        The run.
+    pieces : int
+        Number of pieces of the pipeline.
+
+    Returns
+    -------
+    dict of str to Array
+        Shares from 0 to 1 by policy, arrays of shape (sections,).
+    """
     sections = program.sections
     if run.recompute_by_layer:
         policies = _by_layer(program, run)
         return {how: np.array([np.mean([p.mode == how for p in each]) for each in policies]) for how in RECOMPUTE}
-    whole = blocks(program)
+    whole = recomputed_sections(program)
     layers = sum(section.repeat for section, blocks in zip(sections, whole, strict=True) if blocks)
     share = 1.0 if run.recompute_layers is None else min(1.0, run.recompute_layers * pieces / layers)
     full = share * whole.astype(np.float64)
@@ -369,8 +610,10 @@ def policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
 
 
 class SplitProgram(NamedTuple):
-    """A program with a section for each policy of each of its sections, the pieces of the network in these sections,
-    and the section of the undivided program that each of them is."""
+    """Program with one section for each policy of each of its sections.
+
+    ``pieces`` are those of the network in the new sections; ``origin`` is the undivided section that each comes from.
+    """
 
     program: Program
     pieces: list[Chunk]
@@ -378,9 +621,28 @@ class SplitProgram(NamedTuple):
 
 
 def split_by_policy(program: Program, pieces: Sequence[Chunk], run: Run) -> SplitProgram:
-    """The program with a section for each policy under which layers of a section are recomputed, those of one policy
-    together."""
-    whole = blocks(program)
+    """Divide sections whose layers are recomputed differently, so that each section has one policy.
+
+    Parameters
+    ----------
+    program : Program
+        The lowered network.
+    pieces : sequence of Chunk
+        Pieces of the pipeline, as `cut_into_stages` returns them.
+    run : Run
+        The run, which chooses the recomputed layers.
+
+    Returns
+    -------
+    SplitProgram
+        The divided program with its pieces.
+
+    Raises
+    ------
+    PlanError
+        If the run recomputes more layers than a piece has.
+    """
+    whole = recomputed_sections(program)
     layers = [list(_piece_policies(program, run, piece, whole)) for piece in _numbered(pieces)]
     _check_layers(run, max(sum(whole[section] for section, _ in piece) for piece in layers))
     kinds = sorted(dict.fromkeys(kind for piece in layers for kind in piece), key=lambda kind: kind[0])
@@ -397,9 +659,22 @@ def split_by_policy(program: Program, pieces: Sequence[Chunk], run: Run) -> Spli
     return SplitProgram(replace(program, sections=tuple(sections), ties=tuple(ties)), chunks, [k for k, _ in kinds])
 
 
-def most_layers(program: Program, pieces: Sequence[Chunk]) -> int:
-    """The most layers of one piece that full recomputation would run again."""
-    whole = blocks(program)
+def most_recomputable_layers(program: Program, pieces: Sequence[Chunk]) -> int:
+    """Return the largest number of layers of one piece that full recomputation would run again.
+
+    Parameters
+    ----------
+    program : Program
+        The lowered network.
+    pieces : sequence of Chunk
+        Pieces of the pipeline.
+
+    Returns
+    -------
+    int
+        Number of layers.
+    """
+    whole = recomputed_sections(program)
     return max(sum(layers for section, layers in piece if whole[section]) for piece in pieces)
 
 
@@ -415,7 +690,7 @@ def _numbered(pieces: Sequence[Chunk]) -> Iterator[Layers]:
         yield numbered
 
 
-def _piece_policies(program: Program, run: Run, piece: Layers, whole: Mask) -> Iterator[tuple[int, Policy]]:
+def _piece_policies(program: Program, run: Run, piece: Layers, whole: Mask) -> Iterator[tuple[int, _Policy]]:
     """Each layer of a piece, in order, with its policy."""
     if run.recompute_by_layer:
         policies = _by_layer(program, run)
@@ -426,8 +701,8 @@ def _piece_policies(program: Program, run: Run, piece: Layers, whole: Mask) -> I
         full = whole[section] * (len(layers) if left is None else min(left, len(layers)))
         left = left if left is None else left - full
         size = min(run.recompute_every or 1, full or 1)
-        grouped = [Policy("full", size)] * (full - full % size) + [Policy("full", full % size)] * (full % size)
-        yield from ((section, policy) for policy in grouped + [Policy()] * (len(layers) - full))
+        grouped = [_Policy("full", size)] * (full - full % size) + [_Policy("full", full % size)] * (full % size)
+        yield from ((section, policy) for policy in grouped + [_Policy()] * (len(layers) - full))
 
 
 def _check_layers(run: Run, most: int) -> None:
@@ -436,16 +711,16 @@ def _check_layers(run: Run, most: int) -> None:
             raise PlanError(f"{name}: {stated} layers; the fullest piece of this network has {most} to recompute")
 
 
-def _by_layer(program: Program, run: Run) -> list[list[Policy]]:
+def _by_layer(program: Program, run: Run) -> list[list[_Policy]]:
     """The policy of every layer of every section where layers are named; later entries win over earlier ones."""
-    default = with_policy(program, run.recompute)
-    policies = [[Policy(section.recompute)] * section.repeat for section in default.sections]
+    default = with_recompute(program, run.recompute)
+    policies = [[_Policy(section.recompute)] * section.repeat for section in default.sections]
     for pattern, how in run.recompute_by_layer.items():
         places = [(i, layer) for i, layer, name in _names(program) if fnmatchcase(name, pattern)]
         if not places:
             raise PlanError(f"recompute_by_layer: no layer is called {pattern!r}; {near(pattern, _labels(program))}")
         for section, layer in places:
-            policies[section][layer] = Policy(how)
+            policies[section][layer] = _Policy(how)
     return policies
 
 

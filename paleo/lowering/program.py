@@ -12,35 +12,54 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.lowering.launches import (
     ALL_TO_ALL,
-    Launches,
+    BesideDispatch,
     LoweringOptions,
+    OperationKernels,
+    SavedTensorCounter,
     SectionCheckpoints,
-    Storage,
     convolved_tensors,
-    fuse,
-    joined_to_convolution,
-    kept_tensors,
+    fuse_passes,
+    fused_into_convolution,
+    saved_tensors,
     section_nodes,
-    softmax_by_steps,
+    unfused_softmax,
 )  # fmt: skip
-from paleo.operations.base import ATTENTION_CORE, SHARED_EXPERTS, MemoryPass, accumulation, flat_pass, is_core
-from paleo.operations.contraction import Contraction, FusedAttention
-from paleo.parallel.propagation import chosen, dispatched, kept_whole, propagate, sent_once
+from paleo.operations.base import (
+    ATTENTION_CORE,
+    SHARED_EXPERTS,
+    Kernel,
+    Matrix,
+    MemoryPass,
+    Operation,
+    Phase,
+    accumulation,
+    flat_pass,
+    is_core,
+)
+from paleo.operations.contraction import Contraction, FusedAttention, weight_matrix
+from paleo.parallel.propagation import (
+    Communication,
+    PlacedNode,
+    dispatched_tokens,
+    distinct_target_share,
+    experts_per_token,
+    propagate,
+    without_regather,
+)
 
 if TYPE_CHECKING:
-    from paleo.lowering.launches import BesideDispatch
     from paleo.network.graph import Graph, Node
-    from paleo.operations.base import Kernel, Operation, Phase
     from paleo.operations.tensor import Precision, Tensor
     from paleo.parallel.placement import Axes, Mesh, Placement
-    from paleo.parallel.propagation import Communication, PlacedNode
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """A kernel of one iteration of its section; ``times`` is above 1 for a block folded inside the section's own, and
-    below 1 where a kernel runs in some iterations alone. Full recomputation runs it ``recomputed`` times, selective
-    ``selected`` times, for each time that it runs."""
+class CountedKernel:
+    """Kernel of one iteration of its section, with how often it runs.
+
+    ``times`` is above 1 for a block folded inside the section's, and below 1 for a kernel of some iterations only. Full
+    recomputation runs it ``recomputed`` times and selective recomputation ``selected`` times for each run.
+    """
 
     kernel: Kernel
     layer: str
@@ -64,7 +83,8 @@ class Transfer:
     """A collective of one iteration: ``payload_bytes`` follows nccl-tests (the full buffer of the group). In so many
     ``pieces`` it goes beside the product that feeds it or waits for it. ``recomputed``: full recomputation
     needs it once more, ``selected``: selective recomputation does. ``beside``: it is of tokens that go to experts or
-    return while these are worked on; ``once``: each of them travels once to a node or device."""
+    return while these are worked on; ``dispatches``: it brings them there or back. ``carries``: tokens on
+    their way to experts (dispatch) or back (combine), by a library that sends each by itself."""
 
     name: str
     operation: str
@@ -77,12 +97,16 @@ class Transfer:
     recomputed: bool = True
     selected: bool = False
     beside: BesideDispatch | None = None
-    once: bool = False
+    dispatches: bool = False
+    carries: Literal["", "dispatch", "combine"] = ""
 
     @property
     def hides_behind(self) -> Literal["nothing", "section", "core", "products", BesideDispatch]:
-        """The computation that it may hide behind: that of its section, the core of attention (a ring of keys),
-        products with weights, experts that all tokens visit, or another microbatch."""
+        """Computation that the collective may overlap with.
+
+        It is the section, the core of attention (a ring of keys), products with weights, shared experts, or another
+        microbatch.
+        """
         if self.beside:
             return self.beside
         if self.pieces > 1:
@@ -99,9 +123,11 @@ class Gradient:
 
 
 @dataclass(frozen=True, slots=True)
-class Tie:
-    """A parameter of section ``owner`` that section ``reader`` reads too (tied embeddings): elements on this rank, and
-    the axes over which its gradient is summed, where it is ``trained``."""
+class TiedParameter:
+    """Parameter of section ``owner`` that section ``reader`` reads too, such as tied embeddings.
+
+    Elements are those on this rank; a ``trained`` parameter has the axes over which its gradient is summed.
+    """
 
     name: str
     owner: int
@@ -113,19 +139,15 @@ class Tie:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A layer, or one iteration of a repeated block; bytes and counts are of one iteration on one rank. ``parameters``
-    are all numbers that its weights hold, frozen ones too, of which packed ones count as so many of the run's format as
-    take their bytes; ``tensors`` is how many weights are trained, by name.
+    """Layer, or one iteration of a repeated block; bytes and counts are those of one iteration on one rank.
 
-    ``saved_bytes`` live until backward, ``selected_bytes`` of them not under selective recomputation. ``input_bytes``
-    is what full recomputation keeps instead, ``output_bytes`` what goes on to the next section, ``workspaces`` what
-    each operation needs for a moment beside what is kept. ``recompute`` and ``recompute_group`` say how its activations
-    are made again, see `paleo.lowering.policies`.
+    ``parameters`` counts all numbers of its weights, frozen ones too; packed weights count as the numbers of the run's
+    format that take their bytes. ``tensors`` counts trained weights by name.
     """
 
     name: str
     repeat: int
-    kernels: tuple[Counted, ...]
+    kernels: tuple[CountedKernel, ...]
     transfers: tuple[Transfer, ...]
     gradients: tuple[Gradient, ...]
     parameters: float
@@ -137,6 +159,7 @@ class Section:
     workspaces: tuple[float, ...]
     recompute: str = "none"
     recompute_group: int = 1
+    matrices: tuple[Matrix, ...] = ()
 
     @property
     def workspace_bytes(self) -> float:
@@ -159,7 +182,7 @@ class Program:
     """The work of one rank in one pass over its share of the batch: sections in forward order."""
 
     sections: tuple[Section, ...]
-    ties: tuple[Tie, ...] = ()
+    ties: tuple[TiedParameter, ...] = ()
 
     @property
     def parameters(self) -> float:
@@ -172,7 +195,18 @@ class Program:
         return sum(section.saved_bytes * section.repeat for section in self.sections)
 
     def flops(self, phase: Phase | None = None) -> float:
-        """FLOP of this rank in one phase, or in all phases."""
+        """Sum the FLOP of this rank over one phase or all phases of a microbatch.
+
+        Parameters
+        ----------
+        phase : Phase, optional
+            ``forward`` or ``backward``; both by default.
+
+        Returns
+        -------
+        float
+            FLOP.
+        """
         return sum(
             counted.kernel.flops * counted.times * section.repeat
             for section in self.sections
@@ -184,7 +218,31 @@ class Program:
 def lower(
     graph: Graph, placement: Placement, mesh: Mesh, precision: Precision, options: LoweringOptions | None = None
 ) -> Program:
-    """The program of the fullest rank."""
+    """Lower a network to the program of the rank with the most work.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network at the samples of one rank's microbatch.
+    placement : Placement
+        Split of every layer's dims over mesh axes.
+    mesh : Mesh
+        Degrees of the axes.
+    precision : Precision
+        Bytes of each role of a number.
+    options : LoweringOptions, optional
+        Choices of the software; the defaults fuse nothing.
+
+    Returns
+    -------
+    Program
+        Sections with kernels, collectives and saved bytes.
+
+    Raises
+    ------
+    PlanError
+        If a dim cannot be divided as the placement asks.
+    """
     lowering = _Lowering(graph, precision, options or LoweringOptions())
     placed = propagate(graph, placement, mesh)
     placed = placed if lowering.options.regather else tuple([lowering.kept_whole(layer) for layer in placed])
@@ -215,9 +273,9 @@ class _Lowering:
         self._owners = graph.once(("owners", chains), lambda: _owners(graph.nodes, self.nodes_of), any_batch=True)
 
     def kept_whole(self, placed: PlacedNode) -> PlacedNode:
-        return self.graph.once(("whole", placed), lambda: kept_whole(placed), any_batch=True)
+        return self.graph.once(("whole", placed), lambda: without_regather(placed), any_batch=True)
 
-    def section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[Tie, ...]]:
+    def section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[TiedParameter, ...]]:
         """The section of some layers with its ties; equal sections are one object, whatever the other sections are."""
         key = number, members, self.precision, self._options_without_dispatch
         section, ties = self.graph.once(key, lambda: self._section(number, members), any_batch=True)
@@ -234,11 +292,11 @@ class _Lowering:
         transfers = tuple(owed for layer in members for owed in self._transfers(layer, section.repeat, policy))
         return replace(section, kernels=(*section.kernels, *sorts), transfers=transfers)
 
-    def _section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[Tie, ...]]:
+    def _section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[TiedParameter, ...]]:
         first, last = members[0], members[-1]
         name, repeat = first.node.repeats[0] if first.node.repeats else (first.node.name, 1)
         gradients: dict[Axes, float] = {}
-        counted, ties = set[str](), list[Tie]()
+        counted, ties, matrices = set[str](), list[TiedParameter](), list[Matrix]()
         policy = self._policy([layer.node for layer in members])
         saved = core = tensors = parameters = 0.0
         for layer in members:
@@ -250,12 +308,14 @@ class _Lowering:
                 elements = tensor.bytes(self.precision) / self.precision.parameter
                 iterations = layer.node.repeat // repeat
                 if owner != number:
-                    ties.append(Tie(tensor.name, owner, number, axes, elements, tensor.grad))
+                    ties.append(TiedParameter(tensor.name, owner, number, axes, elements, tensor.grad))
                     continue
                 parameters += elements * iterations
                 if tensor.grad:
                     tensors += iterations
                     gradients[axes] = gradients.get(axes, 0.0) + elements * iterations
+                    matrix = weight_matrix(tensor, layer.operations)
+                    matrices += [] if matrix is None else [matrix._replace(copies=matrix.copies * iterations)]
             kept, inside = self._saves(layer, policy.freed)
             saved, core = saved + kept / repeat, core + inside / repeat
         section = Section(
@@ -271,6 +331,7 @@ class _Lowering:
             input_bytes=_local_bytes(first, first.node.inputs[0], self.precision),
             output_bytes=last.operations[-1].out.bytes(self.precision) if last.operations else 0.0,
             workspaces=tuple(size for layer in members for size in self._share(layer).workspaces),
+            matrices=tuple(matrices),
         )
         return section, tuple(ties)
 
@@ -310,28 +371,30 @@ class _Lowering:
             core += kept if name in freed else 0.0
         return total, core
 
-    def _kernels(self, members: Sequence[PlacedNode], repeat: int, policy: SectionCheckpoints) -> Iterable[Counted]:
+    def _kernels(
+        self, members: Sequence[PlacedNode], repeat: int, policy: SectionCheckpoints
+    ) -> Iterable[CountedKernel]:
         launches = [
-            Launches(operation, layer.node.name, layer.node.repeat // repeat, *kernels, *flags)
+            OperationKernels(operation, layer.node.name, layer.node.repeat // repeat, *kernels, *flags)
             for layer, layer_flags in zip(members, policy.flags, strict=True)
             for operation, kernels, flags in zip(layer.operations, self._share(layer).kernels, layer_flags, strict=True)
         ]
-        launches = [softmax_by_steps(launch, self.options.softmax_multiple, self.precision) for launch in launches]
-        launches = fuse(launches, self._reads, self.precision, self.options.chains)
+        launches = [unfused_softmax(launch, self.options.softmax_multiple, self.precision) for launch in launches]
+        launches = fuse_passes(launches, self._reads, self.precision, self.options.chains)
         if self.options.chains == "convolutions":
             convolved = self.graph.once("convolved", lambda: convolved_tensors(self.graph.nodes), any_batch=True)
-            launches = [joined_to_convolution(launch, convolved, self.precision) for launch in launches]
+            launches = [fused_into_convolution(launch, convolved, self.precision) for launch in launches]
         for launch in launches:
             for kernel in (*launch.forward, *launch.backward):
-                yield Counted(kernel, launch.layer, launch.times, launch.recomputed, launch.selected)
+                yield CountedKernel(kernel, launch.layer, launch.times, launch.recomputed, launch.selected)
         for layer in members:
             for tensor in dict.fromkeys(layer.node.inputs):
                 times = self._additions(layer.node, tensor) / repeat
                 if times:
-                    yield Counted(self._accumulate(layer, tensor), layer.node.name, times)
+                    yield CountedKernel(self._accumulate(layer, tensor), layer.node.name, times)
             yield from self._merges(layer, repeat, policy.spared)
 
-    def _merges(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[Counted]:
+    def _merges(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[CountedKernel]:
         """A ring brings keys and values share by share: the output, and backward the gradients of query, key and value,
         of each share after the first are added to what is there (Liu et al., Ring attention, 2023, algorithm 1)."""
         for operation in placed.operations:
@@ -350,14 +413,14 @@ class _Lowering:
                 kernel = flat_pass(
                     f"{operation.name}.merge", "elementwise", phase, tensor.elements * more, 2.0 * size, size
                 )
-                yield Counted(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
+                yield CountedKernel(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
 
-    def _sorts(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[Counted]:
+    def _sorts(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[CountedKernel]:
         """Tokens arrive by the rank that sent them, and are sorted by the local experts, or back before they return,
         where there are several of these; where each token travels once, its copies are made in that order."""
         owed = {each.tensor.name for each in placed.communications if each.of_experts}
         for operation in placed.operations if self.options.dispatch.targets is None else ():
-            tokens = dispatched(operation)
+            tokens = dispatched_tokens(operation)
             if tokens is None or tokens.name not in owed or tokens.size("experts") <= 1:
                 continue
             beside = (each for other in placed.operations for each in (*other.reads, other.out))
@@ -370,15 +433,17 @@ class _Lowering:
             phases: tuple[Phase, Phase] = ("forward", "backward")
             for phase in phases:
                 kernel = flat_pass(f"{operation.name}.sort", "copy", phase, arrived.elements, size, size, flops=0.0)
-                yield Counted(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
+                yield CountedKernel(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
 
-    def _passes(self, section: str, elements: float, tensors: float) -> Iterable[Counted]:
+    def _passes(self, section: str, elements: float, tensors: float) -> Iterable[CountedKernel]:
         """What the framework does to each gradient once backward has made it: it is added to an accumulator of its own,
         in a launch for each tensor; or, without a launch, autograd adds it to the sum, or the product itself does,
-        which reads and writes the sum in place of a result in sixteen bits; other accesses, two of them a launch."""
+        which reads and writes the sum in place of a result in sixteen bits; other accesses, two of them a launch, for
+        each tensor or for all in a flat buffer."""
         formats, half = self.precision, self.precision.gradient_accesses / 2.0
         moved = half * formats.gradient
-        passes = [("gradients", moved, moved, half, tensors * half)]
+        launches = half if formats.flat_gradients else tensors * half
+        passes = [("gradients", moved, moved, half, launches)]
         if formats.accumulator:
             read = formats.gradient + formats.accumulator
             passes.insert(0, ("accumulation", read, formats.accumulator, 1.0, tensors))
@@ -392,7 +457,7 @@ class _Lowering:
                 kernel = flat_pass(
                     f"{section}.{name}", "elementwise", "backward_weight", *sizes, flops=elements * flops, calls=calls
                 )
-                yield Counted(kernel, section, 1)
+                yield CountedKernel(kernel, section, 1)
 
     def _additions(self, node: Node, tensor: Tensor) -> int:
         """How often the iterations of this reader add their gradient of an input to one that is there: all but the
@@ -420,9 +485,9 @@ class _Lowering:
             again = not self.checkpoints.stops_early or not needed <= policy.spared
             targets = self.options.dispatch.targets if owed.of_experts else None
             if targets is not None:
-                visited, experts = chosen(placed.node)
+                visited, experts = experts_per_token(placed.node)
                 devices = round(experts / owed.tensor.size("experts"))
-                payload *= sent_once(visited, experts, targets if owed.dispatches else devices)
+                payload *= distinct_target_share(visited, experts, targets if owed.dispatches else devices)
             pieces = (
                 self.options.gather_pieces if placed.node.repeats and not owed.overlapped and _divisible(owed) else 1
             )
@@ -438,7 +503,8 @@ class _Lowering:
                 recomputed=again,
                 selected=phase == "forward" and not owed.overlapped and (owed.name in recomputed or wholly),
                 beside=self.options.dispatch.beside if owed.dispatches else None,
-                once=owed.dispatches and targets is not None,
+                dispatches=owed.dispatches,
+                carries="" if targets is None else "dispatch" if owed.dispatches else "combine",
             )
 
 
@@ -456,7 +522,7 @@ def _share(placed: PlacedNode, precision: Precision, kept_anew: Sequence[float],
     stored = (
         (tensor.name, 0.0 if tensor.name in tiled else _stored(operation, tensor, precision, formats)[0])
         for operation in placed.operations
-        for tensor in kept_tensors(operation)
+        for tensor in saved_tensors(operation)
     )
     return _Share(
         tuple([(operation.forward(formats), operation.backward(formats)) for operation in placed.operations]),
@@ -467,14 +533,14 @@ def _share(placed: PlacedNode, precision: Precision, kept_anew: Sequence[float],
 
 def _kept_anew(graph: Graph, precision: Precision) -> Mapping[str, tuple[float, ...]]:
     """By layer how many of each tensor that it keeps were not kept before."""
-    storage, copies = Storage(graph), dict[str, tuple[float, ...]]()
+    storage, copies = SavedTensorCounter(graph), dict[str, tuple[float, ...]]()
     for node in graph.nodes:
         formats = _formats(node, precision)
         copies[node.name] = tuple(
             [
                 storage.add(tensor, node, _stored(operation, tensor, precision, formats)[1])
                 for operation in node.operations
-                for tensor in kept_tensors(operation)
+                for tensor in saved_tensors(operation)
             ]
         )
     return copies
@@ -549,7 +615,18 @@ def _local_bytes(placed: PlacedNode, tensor: Tensor, precision: Precision) -> fl
 
 
 def without_backward(program: Program) -> Program:
-    """The forward pass alone, as inference runs it."""
+    """Return only the forward pass of a program, as inference runs it.
+
+    Parameters
+    ----------
+    program : Program
+        The lowered network.
+
+    Returns
+    -------
+    Program
+        A program that saves nothing for backward.
+    """
     kept = (
         replace(
             section,
@@ -564,7 +641,7 @@ def without_backward(program: Program) -> Program:
     return Program(tuple(kept), program.ties)
 
 
-def _inferred(counted: Counted) -> Counted:
+def _inferred(counted: CountedKernel) -> CountedKernel:
     """Batch normalisation in inference: the averages of training stand in for statistics, so one pass is all."""
     kernel = counted.kernel
     if kernel.family != "memory" or kernel.kind.inference is None:

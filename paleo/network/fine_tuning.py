@@ -17,15 +17,12 @@ from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from paleo.errors import PlanError, near
-from paleo.network.graph import CHANGES
-from paleo.operations.base import MemoryPass, accumulation, flat_pass, with_tensors
+from paleo.network.graph import CHANGES, Graph, Node
+from paleo.operations.base import Kernel, MemoryPass, Operation, Phase, accumulation, flat_pass, with_tensors
 from paleo.operations.contraction import Contraction
-from paleo.operations.tensor import Tensor
+from paleo.operations.tensor import Precision, Size, Tensor
 
 if TYPE_CHECKING:
-    from paleo.network.graph import Graph, Node
-    from paleo.operations.base import Kernel, Operation, Phase
-    from paleo.operations.tensor import Precision, Size
     from paleo.specs.run import Run
 
 #: Words for the products that get an adapter; other targets are patterns of names.
@@ -39,8 +36,12 @@ NF4_BYTES = 0.5 + 1.0 / 64 + 4.0 / (64 * 256)
 
 @dataclass(frozen=True, slots=True)
 class FineTuning:
-    """What a run trains: ``rank`` of adapters (None: the weights themselves), the products that get one, whether frozen
-    products are ``packed`` in NF4, and patterns of ``frozen`` layers, which get no adapters either."""
+    """What a run trains of a network.
+
+    ``rank``: rank of the adapters (None: the weights themselves are trained). ``targets``: products that get an
+    adapter. ``packed``: frozen products are stored in NF4. ``frozen``: patterns of layers that are not trained and get
+    no adapter.
+    """
 
     rank: int | None = None
     targets: str = "attention"
@@ -55,13 +56,28 @@ class FineTuning:
 
 
 def fine_tuning(run: Run) -> FineTuning | None:
-    """The fine-tuning that a run states; None if all weights are trained.
+    """Return the fine-tuning that a run asks for.
 
+    Parameters
+    ----------
+    run : Run
+        The run.
+
+    Returns
+    -------
+    FineTuning, optional
+        What it trains; None if all weights are trained.
+
+    Raises
+    ------
+    PlanError
+        If `lora` is not ``RANK`` or ``RANK:TARGETS``, or the run cannot have adapters.
+
+    Examples
+    --------
     >>> from paleo.specs.run import Run
     >>> print(fine_tuning(Run(lora="16")))
     LoRA of rank 16 (attention)
-
-    Raises PlanError for what is not ``RANK`` or ``RANK:TARGETS``, and for runs that cannot have it.
     """
     if run.lora is None and not run.qlora and not run.freeze:
         return None
@@ -84,7 +100,7 @@ MOST_RANK = 65536
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterProduct(Contraction):
+class _AdapterProduct(Contraction):
     """x·A or (x·A)·B, in sixteen bits beside products in narrower formats. The gradient that A's product ``joins`` is
     there already, from the frozen product: it is added in a pass of its own."""
 
@@ -101,7 +117,7 @@ class AdapterProduct(Contraction):
 
 
 @dataclass(frozen=True, slots=True)
-class PackedProduct(Contraction):
+class _PackedProduct(Contraction):
     """A product with a frozen weight that is stored in four bits: one pass over the weight makes sixteen bits of it
     before each product that reads it."""
 
@@ -123,10 +139,27 @@ class PackedProduct(Contraction):
 
 @CHANGES.register("fine-tuning")
 def fine_tuned(graph: Graph, run: Run) -> Graph:
-    """The graph with what the run does not train frozen, and adapters beside products.
+    """Freeze what a run does not train, and add adapters next to products.
 
-    Gradients go back as far as the first trained weight: what lies before has no backward pass. A folded block counts
-    its first iteration like the others; iterations that differ in what is frozen become blocks of their own.
+    Gradients go back as far as the first trained weight; earlier layers have no backward pass. Iterations of a folded
+    block that differ in what is frozen become separate blocks.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network.
+    run : Run
+        The run.
+
+    Returns
+    -------
+    Graph
+        The changed network; the same one if all weights are trained.
+
+    Raises
+    ------
+    PlanError
+        If nothing would be trained.
     """
     tuning = fine_tuning(run)
     if tuning is None:
@@ -202,7 +235,7 @@ def _without_training(tensor: Tensor) -> Tensor:
 def _packed(product: Contraction) -> Contraction:
     """The product with its weight in NF4."""
     stored = replace(product.rhs, packed=NF4_BYTES)
-    return PackedProduct(
+    return _PackedProduct(
         product.name, product.lhs, stored, product.out, product.bias, product.windows, product.transposed,
         product.halos, product.visible,
     )  # fmt: skip
@@ -224,8 +257,8 @@ def _with_adapter(product: Contraction, rank: int) -> Iterator[Operation]:
     up = _tensor(f"{name}.B", kept | {"rank": rank} | outof, learned=True)
     scaled = out.like(f"{name}.scaled")
     yield replace(product, out=base)
-    yield AdapterProduct(low.name, x, down, low, joins=True)
-    yield AdapterProduct(wide.name, low, up, wide)
+    yield _AdapterProduct(low.name, x, down, low, joins=True)
+    yield _AdapterProduct(wide.name, low, up, wide)
     yield MemoryPass(scaled.name, "elementwise", (wide,), scaled, linear=True)
     yield MemoryPass(f"{name}.add", "elementwise", (base, scaled), out, backward_pass="free")
 
@@ -240,27 +273,25 @@ def _trains(node: Node) -> bool:
 
 #: Names of tensors that need a gradient, and (loop, name) of those that only later iterations of a loop read as such.
 Live = set[str | tuple[str, str]]
+#: Stands for all trained weights.
+_TRAINED = ""
 
 
 def _with_gradients(graph: Graph, nodes: list[Node]) -> Live:
-    """Names of the tensors that need a gradient: outputs after the first trained weight, and tensors that a loop
-    carries once an iteration has produced such an output."""
-    iterations = {loop: times for node in nodes for loop, times in node.repeats}
-    live = Live()
-    while True:
-        before = len(live)
-        live |= {node.out.name for node in nodes if _has_backward(node, live)}
-        live |= {
-            (loop, enters)
-            for loop, (enters, changed) in graph.carried.items()
-            if changed in live and iterations.get(loop, 1) > 1
-        }
-        if len(live) == before:
-            return live
+    """Names of the tensors that need a gradient: all that is computed from a trained weight, by later iterations of a
+    loop, too."""
+    import networkx as nx
 
-
-def _has_backward(node: Node, live: Live) -> bool:
-    return _trains(node) or any(tensor.grad and _is_live(node, tensor, live) for tensor in node.inputs)
+    reads: nx.DiGraph[str | tuple[str, str]] = nx.DiGraph()
+    for node in nodes:
+        names = [tensor.name for tensor in node.inputs if tensor.grad] + [_TRAINED] * _trains(node)
+        reads.add_edges_from((name, node.out.name) for name in names)
+        reads.add_edges_from(((loop, name), node.out.name) for loop, _ in node.repeats for name in names)
+    repeated = {loop for node in nodes for loop, times in node.repeats if times > 1}
+    reads.add_edges_from(
+        (changed, (loop, enters)) for loop, (enters, changed) in graph.carried.items() if loop in repeated
+    )
+    return set(nx.descendants(reads, _TRAINED))
 
 
 def _is_live(node: Node, tensor: Tensor, live: Live) -> bool:

@@ -23,16 +23,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paleo.errors import GraphError, SpecError, near
-from paleo.layers.base import LAYERS, Choices, describe, frozen, with_gradients_as_needed
-from paleo.operations.base import parameters_of, with_parameters_of
-from paleo.operations.tensor import Tensor
+from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, frozen, with_gradients_as_needed
+from paleo.operations.base import Operation, parameters_of, with_parameters_of
+from paleo.operations.tensor import Size, Tensor
 from paleo.registry import Registry
 from paleo.specs.loading import evaluate, validate
 
 if TYPE_CHECKING:
-    from paleo.layers.base import Expansion, Layer
-    from paleo.operations.base import Operation
-    from paleo.operations.tensor import Size
+    import networkx as nx
+
     from paleo.specs.model import Block, ModelSpec
     from paleo.specs.run import Run
 
@@ -90,8 +89,22 @@ class Graph:
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, key: Hashable, work: Callable[[], Known], *, any_batch: bool = False) -> Known:
-        """The result of ``work``, computed at most once for this graph, or with ``any_batch`` once for its whole
-        family. ``key`` names the result and everything it depends on. A search lays the same graph over many meshes."""
+        """Compute a result at most once for this graph, since a search lays the same graph over many meshes.
+
+        Parameters
+        ----------
+        key : Hashable
+            Names the result and everything that it depends on.
+        work : Callable[[], Known]
+            Computes the result.
+        any_batch : bool, optional
+            The result is the same for every batch size of the network.
+
+        Returns
+        -------
+        Known
+            The cached result.
+        """
         cache = self._cache if self.family is None or not any_batch else self.family
         if key not in cache:
             cache[key] = work()
@@ -99,28 +112,76 @@ class Graph:
         return known
 
     def copies(self, tensor: Tensor, keeper: Node) -> int:
-        """How many tensors exist of one that ``keeper`` reads or writes: the iterations of the loops that write or
-        carry the tensor.
+        """Count the copies of a tensor over the iterations of the loops that write or carry it.
 
         A tensor from outside a loop, such as the memory that every decoder layer attends to, exists once.
+
+        Parameters
+        ----------
+        tensor : Tensor
+            The tensor.
+        keeper : Node
+            Layer that reads or writes it.
+
+        Returns
+        -------
+        int
+            Number of copies.
         """
         return math.prod(times for _, times in self.loops_of(tensor, keeper))
 
     def loops_of(self, tensor: Tensor, keeper: Node) -> Loops:
-        """The loops of ``keeper`` in which each iteration has its own ``tensor``."""
+        """Find the loops around a layer in which each iteration has a tensor of its own.
+
+        Parameters
+        ----------
+        tensor : Tensor
+            The tensor.
+        keeper : Node
+            Layer that reads or writes it.
+
+        Returns
+        -------
+        Loops
+            Loops, outermost first.
+        """
         if not keeper.repeats or tensor.name not in {each.name for each in keeper.inputs}:
             return keeper.repeats
         inside = self.written_in.get(self.storage_of(tensor)[0], ())
         return tuple(loop for loop in keeper.repeats if loop in inside or self.enters(tensor, loop))
 
     def enters(self, tensor: Tensor, loop: Loop) -> bool:
-        """Whether the loop carries the tensor: the first iteration reads the tensor itself, every later iteration
-        reads the output of the iteration before."""
+        """Return True if a loop carries a tensor.
+
+        The first iteration reads the tensor itself, every later one reads the output of the iteration before.
+
+        Parameters
+        ----------
+        tensor : Tensor
+            The tensor.
+        loop : Loop
+            Name and iterations of a folded block.
+
+        Returns
+        -------
+        bool
+            Whether the loop carries it.
+        """
         return loop[0] in self.carried and self.carried[loop[0]][0] == self.storage_of(tensor)[0]
 
     def storage_of(self, tensor: Tensor) -> tuple[str, float]:
-        """The name of the tensor whose storage ``tensor`` lies in, and how many times as large as ``tensor`` that
-        storage is."""
+        """Return the storage that a tensor lies in.
+
+        Parameters
+        ----------
+        tensor : Tensor
+            A tensor, perhaps a view or a part of another one.
+
+        Returns
+        -------
+        tuple[str, float]
+            Name of the storage, and its size relative to the tensor.
+        """
         return self.parts.get(tensor.name, (tensor.name, 1.0))
 
     @cached_property
@@ -129,6 +190,22 @@ class Graph:
         nodes = reversed(self.nodes)
         return {n.out.name: n.repeats for n in nodes if n.operations or n.out.name not in {t.name for t in n.inputs}}
 
+    @cached_property
+    def layers(self) -> nx.DiGraph[str]:
+        """The network as a directed graph: each layer's name, with the `Node` as its ``layer``, after those whose
+        outputs it reads. What a folded loop carries from one iteration to the next is no edge."""
+        import networkx as nx
+
+        layers: nx.DiGraph[str] = nx.DiGraph(name=self.name)
+        writers: dict[str, str] = {}
+        for node in self.nodes:
+            names = dict.fromkeys(tensor.name for tensor in node.inputs)
+            layers.add_node(node.name, layer=node)
+            layers.add_edges_from((writers[name], node.name) for name in names if name in writers)
+            if node.operations or node.out.name not in names:  # a view of the whole keeps the name of what it views
+                writers[node.out.name] = node.name
+        return layers
+
     @property
     def parameters(self) -> int:
         """Trainable numbers; a tied weight counts once, a repeated block as often as it stands."""
@@ -136,12 +213,33 @@ class Graph:
         return int(sum(sizes.values()))
 
 
-def build(
+def build_graph(
     model: ModelSpec, *, batch: int, choices: Choices | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Graph:
-    """The graph of ``model`` for ``batch`` samples; ``overrides`` replaces parameters of the file (seq, hidden, …).
+    """Build the graph of a model for a batch.
 
-    Raises GraphError or SpecError, with the file and the place in it, where something does not fit.
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    batch : int
+        Samples, at least 1.
+    choices : Choices, optional
+        How the framework carries layers out.
+    overrides : dict of str to Any, optional
+        Parameters of the file (seq, hidden, …) with other values.
+
+    Returns
+    -------
+    Graph
+        Layers in topological order with inferred shapes.
+
+    Raises
+    ------
+    SpecError
+        If the batch or a parameter is not valid.
+    GraphError
+        If shapes do not fit; the message names the file and the place in it.
     """
     if batch < 1:
         raise SpecError(f"batch: {batch} must be 1 or more")
@@ -534,8 +632,26 @@ def _sizes(x: Tensor) -> dict[str, Size]:
 CHANGES: Registry[Callable[[Graph, Run], Graph]] = Registry("change of a network", "paleo.network")
 
 
-def changed(graph: Graph, run: Run) -> Graph:
-    """The network as the run has it; PlanError where the run states a change wrongly."""
+def apply_graph_changes(graph: Graph, run: Run) -> Graph:
+    """Apply all registered changes of a network, such as fine-tuning, that a run asks for.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network.
+    run : Run
+        The run.
+
+    Returns
+    -------
+    Graph
+        The changed network.
+
+    Raises
+    ------
+    PlanError
+        If the run asks for a change wrongly.
+    """
     for name in CHANGES:
         graph = CHANGES[name](graph, run)
     return graph

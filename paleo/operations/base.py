@@ -1,4 +1,4 @@
-"""What every operation offers, passes over memory, and the kernels that operations become; optimizers, as data.
+"""What every operation offers, passes over memory, and the kernels that operations become.
 
 A layer states operations. An *operation* (``Contraction``, ``MemoryPass``, ``FusedAttention``, ``Recurrence``) names
 the dims of its tensors, so that a strategy can split them; its backward operations are derived, not written in the
@@ -10,9 +10,10 @@ A pass over memory (element-wise work, norms, softmax, pooling, gathers) names i
 the traits that strategies, fusion and prices go by; a name that is not registered is an error. A layer with a kind of
 its own registers that beside its code, with `add_kind`. Several passes in fused kernels keep their inputs alone.
 
-An optimizer states what it keeps, reads and writes for one parameter. Its update is a pass over memory, too: it reads
-the gradient, the weight it owns (the fp32 master where there is one) and its states, and writes weight, states and, in
-mixed precision, the narrow copy.
+An optimizer is data. Its element-wise update is a pass over memory: it reads the gradient, the weight (the fp32 master
+where there is one) and its states, and writes weight, states and, in mixed precision, the narrow copy. Optimizers with
+matrix products in the update (Muon, Shampoo) have a second rule for weight matrices; all other weights are updated by
+the element-wise rule.
 """
 
 from __future__ import annotations
@@ -20,19 +21,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
-from paleo.errors import SpecError, near
-from paleo.operations.tensor import Tensor, halos, split_all, with_rows
+from paleo.operations.tensor import Halos, Precision, Tensor, Window, halos, split_all, with_rows
 from paleo.registry import Registry
-
-if TYPE_CHECKING:
-    from paleo.operations.tensor import Halos, Precision, Window
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The properties that all passes of one name share."""
+    """Traits that all memory passes of one name share."""
 
     name: str
     meaning: str
@@ -68,7 +65,18 @@ KINDS: Registry[Kind] = Registry("kind of pass")
 
 
 def add_kind(kind: Kind) -> Kind:
-    """Register a kind under its own name."""
+    """Register a kind of operation under its own name.
+
+    Parameters
+    ----------
+    kind : Kind
+        Its traits.
+
+    Returns
+    -------
+    Kind
+        The kind.
+    """
     return KINDS.register(kind.name)(kind)
 
 
@@ -101,7 +109,7 @@ add_kind(Kind("optimizer", "the update of parameters"))
 Phase = Literal["forward", "backward", "backward_weight", "update"]
 
 
-Family = Literal["gemm", "conv", "attention", "memory", "rnn"]
+Family = Literal["gemm", "conv", "attention", "memory", "rnn", "scan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +161,49 @@ def flat_pass(
     flops: float | None = None,
     calls: float = 1.0,
 ) -> Kernel:
-    """One pass over ``count`` elements in no rows, of ``read`` and ``written`` bytes; ``flops`` of ordinary cores, one
-    an element where nothing else is said."""
+    """Describe one pass over elements that lie in no rows.
+
+    Parameters
+    ----------
+    name : str
+        Name of the operation, by which its kernels are called.
+    operation : str
+        Kind of the operation.
+    phase : Phase
+        Forward, backward or update.
+    count : float
+        Elements.
+    read, written : float
+        Bytes.
+    flops : float, optional
+        FLOP of ordinary cores; one an element where nothing else is said.
+    calls : float, default 1.0
+        Calls of the host.
+
+    Returns
+    -------
+    Kernel
+    """
     work = count if flops is None else flops
     return Kernel(name, "memory", operation, phase, 0.0, work, read, written, {"rows": count, "columns": 1.0}, calls)
 
 
 def accumulation(name: str, count: float, size: float) -> Kernel:
-    """A pass that adds a gradient of ``count`` elements, ``size`` bytes, to an existing one: two reads, one write."""
+    """Describe a pass that adds a gradient to an existing one: two reads, one write.
+
+    Parameters
+    ----------
+    name : str
+        Name of the operation, by which its kernels are called.
+    count : float
+        Elements of the gradient.
+    size : float
+        Its bytes.
+
+    Returns
+    -------
+    Kernel
+    """
     return flat_pass(f"{name}.accumulate", "elementwise", "backward", count, 2.0 * size, size)
 
 
@@ -192,15 +235,63 @@ class Operation(Protocol):
         """Dims whose split is no partial sum: windowed dims, and those whose statistics stay local by choice."""
 
     def split(self, ways: Mapping[str, float]) -> Operation:
-        """The operation of one rank where each dim is divided in ``ways[dim]`` parts."""
+        """Divide the operation among ranks.
 
-    def forward(self, precision: Precision) -> tuple[Kernel, ...]: ...
+        Parameters
+        ----------
+        ways : mapping of str to float
+            Parts into which each dim is divided.
 
-    def backward(self, precision: Precision) -> tuple[Kernel, ...]: ...
+        Returns
+        -------
+        Operation
+            That of one rank.
+        """
+
+    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the forward pass.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            In the order in which they run.
+        """
+
+    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the backward pass.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            In the order in which they run.
+        """
 
 
 def model_flops(operation: Operation, precision: Precision) -> tuple[float, float]:
-    """FLOP that the network asks for, forward and backward: not what a kernel computes again, nor what a mask hides."""
+    """Count the FLOP that the network asks for: not what is computed again, nor what a mask hides.
+
+    Parameters
+    ----------
+    operation : Operation
+        The operation.
+    precision : Precision
+        Formats of tensors and products.
+
+    Returns
+    -------
+    tuple of (float, float)
+        Forward and backward.
+    """
     if isinstance(operation, MemoryPass):
         return 0.0, 0.0
     forward, backward = getattr(operation, "useful", (1.0, 1.0))
@@ -211,17 +302,53 @@ def model_flops(operation: Operation, precision: Precision) -> tuple[float, floa
 
 
 def is_core(operation: Operation) -> bool:
-    """Whether an operation belongs to the core of attention: scores, softmax, dropout, weighted sum."""
+    """Tell whether an operation belongs to the core of attention: scores, softmax, dropout, weighted sum.
+
+    Parameters
+    ----------
+    operation : Operation
+        The operation.
+
+    Returns
+    -------
+    bool
+    """
     return ATTENTION_CORE in operation.name
 
 
 def parameters_of(operations: Iterable[Operation]) -> dict[str, Tensor]:
-    """The parameters that operations read, by name; a tied weight appears once."""
+    """Collect the parameters that operations read; a tied weight appears once.
+
+    Parameters
+    ----------
+    operations : iterable of Operation
+        The operations.
+
+    Returns
+    -------
+    dict of str to Tensor
+        By name.
+    """
     return {t.name: t for op in operations for t in op.reads if t.role == "parameter"}
 
 
 def with_parameters_of(operation: Operation, prefix: str, replacement: str) -> Operation:
-    """The operation with the parameters whose names start with ``own`` replaced by those that start with ``other``."""
+    """Replace parameters by those of another module.
+
+    Parameters
+    ----------
+    operation : Operation
+        The operation.
+    prefix : str
+        How names of parameters start.
+    replacement : str
+        How they start instead.
+
+    Returns
+    -------
+    Operation
+        The operation with them.
+    """
 
     def shared(tensor: Tensor) -> Tensor:
         if tensor.role != "parameter" or not tensor.name.startswith(prefix):
@@ -232,7 +359,20 @@ def with_parameters_of(operation: Operation, prefix: str, replacement: str) -> O
 
 
 def with_tensors(operation: Operation, change: Callable[[Tensor], Tensor]) -> Operation:
-    """The operation with each of its tensors changed."""
+    """Change each tensor of an operation.
+
+    Parameters
+    ----------
+    operation : Operation
+        The operation.
+    change : callable
+        Called with each tensor.
+
+    Returns
+    -------
+    Operation
+        The operation with them.
+    """
 
     def changed(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -282,6 +422,8 @@ class MemoryPass:
     #: successor; ``divided_temporaries``: where a dim of ``reduces`` is divided over ranks.
     temporaries: int = 0
     divided_temporaries: int = 0
+    #: Passes of plain code that its gradient takes, where it is not one over what is read and written.
+    backward_sweeps: float = 1.0
 
     def __post_init__(self) -> None:
         _ = self.kind
@@ -304,6 +446,18 @@ class MemoryPass:
         return frozenset(self.reduces) | {window.out for window in self.windows}
 
     def split(self, ways: Mapping[str, float]) -> MemoryPass:
+        """Divide the pass among ranks.
+
+        Parameters
+        ----------
+        ways : mapping of str to float
+            Parts into which each dim is divided.
+
+        Returns
+        -------
+        MemoryPass
+            That of one rank.
+        """
         tensors = self.inputs, (self.out,), self.parameters, self.keeps
         inputs, (out,), parameters, keeps = (split_all(each, ways) for each in tensors)
         divided = any(ways.get(dim, 1.0) > 1.0 for dim in self.reduces)
@@ -318,10 +472,33 @@ class MemoryPass:
         )
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the forward pass.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            One kernel.
+        """
         new = tuple(t for t in self.keeps if t.name not in {u.name for u in (*self.inputs, self.out)})
         return (self._kernel("forward", self.inputs, (self.out, *new), precision),)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the backward pass, which follow from what is read and kept.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+        """
         targets = tuple(t for t in self.inputs if t.grad)
         learned = tuple(t for t in self.parameters if t.grad)
         if self.backward_pass == "free" or not (targets or learned):
@@ -330,6 +507,9 @@ class MemoryPass:
             return tuple(kernel for target in targets for kernel in self._gradient(target, precision))
         kept = tuple(t for t in self.keeps if t.name != self.out.name or t.role == "activation")
         kernel = self._kernel("backward", (self.out, *kept), targets, precision)
+        if self.backward_sweeps != 1.0:
+            moved = kernel.bytes_read * self.backward_sweeps, kernel.bytes_written * self.backward_sweeps
+            kernel = replace(kernel, bytes_read=moved[0], bytes_written=moved[1])
         if not learned:
             return (kernel,)
         gradients = sum(self._table_elements(t) for t in learned) * precision.gradient
@@ -391,16 +571,20 @@ class MemoryPass:
 
 @dataclass(frozen=True, slots=True)
 class RecomputedChain:
-    """``operations`` from ``inputs`` to ``out`` that keep nothing between them: backward they first run again.
+    """Chain of operations that saves nothing between its input and output; the backward pass first runs it again.
 
     ``whole_dims`` cannot be divided, as their entries wait for one another. Dims that stand in ``operations`` alone are
     inside the kernels: no strategy sees them.
+
+    The chain is one kernel of ``kernel``, a family of recurrences. Its last operation that makes a state, a tensor
+    (batch, chunks, heads…, rows, columns) whose name ends in ``.state``, gives its shape.
     """
 
     name: str
     inputs: tuple[Tensor, ...]
     out: Tensor
     operations: tuple[Operation, ...]
+    kernel: str
     whole_dims: frozenset[str] = frozenset()
 
     @property
@@ -418,31 +602,208 @@ class RecomputedChain:
 
     @property
     def useful(self) -> tuple[float, float]:
-        """Shares of its FLOP, forward and backward, that the network asks for: backward runs products three times, once
-        of them again."""
+        """Shares of its FLOP, forward and backward, that the network asks for.
+
+        The backward pass runs products three times, of which one is a repetition.
+        """
         return 1.0, 2.0 / 3.0
 
     def split(self, ways: Mapping[str, float]) -> RecomputedChain:
+        """Divide the chain among ranks.
+
+        Parameters
+        ----------
+        ways : mapping of str to float
+            Parts into which each dim is divided.
+
+        Returns
+        -------
+        RecomputedChain
+            That of one rank.
+        """
         operations = tuple(operation.split(ways) for operation in self.operations)
         inputs, out = split_all(self.inputs, ways), self.out.split(ways)
         return replace(self, inputs=inputs, out=out, operations=operations)
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
-        return tuple(kernel for operation in self.operations for kernel in operation.forward(precision))
+        """Count the kernels of the forward pass.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            In the order in which they run.
+        """
+        inside = [kernel for operation in self.operations for kernel in operation.forward(precision)]
+        return (self._kernel("forward", inside, inside, self.reads, (self.out,), precision),)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernel of the backward pass, with what is computed again.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            One kernel, or none where nothing is trained.
+        """
         if not any(tensor.grad for tensor in self.reads):
             return ()
-        again = tuple(replace(kernel, phase="backward") for kernel in self.forward(precision))
-        back = (kernel for operation in reversed(self.operations) for kernel in operation.backward(precision))
-        return (*again, *(replace(kernel, phase="backward") for kernel in back))
+        once = [kernel for operation in self.operations for kernel in operation.forward(precision)]
+        back = [kernel for operation in self.operations for kernel in operation.backward(precision)]
+        return (self._kernel("backward", once, once + back, (*self.reads, self.out), self.reads, precision),)
+
+    def _kernel(
+        self, phase: Phase, once: list[Kernel], inside: list[Kernel], read: tuple[Tensor, ...],
+        written: tuple[Tensor, ...], precision: Precision,
+    ) -> Kernel:  # fmt: skip
+        """All kernels ``inside`` as one; ``passes`` says how often it does what the forward pass does ``once``."""
+        state = next(op.out for op in reversed(self.operations) if op.out.name.endswith(".state"))
+        batch, _, *heads, rows, columns = (float(size) for size in state.sizes)
+        flops, vector = (sum(getattr(kernel, name) for kernel in inside) for name in ("flops", "vector_flops"))
+        moved = [sum(tensor.bytes(precision) for tensor in tensors) for tensors in (read, written)]
+        shape = {
+            "batch": batch, "length": float(self.out.size(*self.whole_dims)), "heads": math.prod(heads), "keys": rows,
+            "values": columns, "passes": flops / sum(kernel.flops for kernel in once),
+        }  # fmt: skip
+        return Kernel(self.name, "scan", self.kernel, phase, flops, vector, moved[0], moved[1], shape)
+
+
+# optimizers: what an update keeps, reads, writes and multiplies
+
+
+class Matrix(NamedTuple):
+    """Weight matrices of one shape on a rank: inputs, outputs, and how many of them (experts have one each)."""
+
+    rows: float
+    columns: float
+    copies: float
+
+    @property
+    def elements(self) -> float:
+        """Number of elements of all the matrices."""
+        return self.rows * self.columns * self.copies
+
+
+class Product(NamedTuple):
+    """A matrix product (m x k)(k x n) that an update makes ``times`` a step."""
+
+    m: float
+    n: float
+    k: float
+    times: float = 1.0
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations a step [FLOP]."""
+        return 2.0 * self.m * self.n * self.k * self.times
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixUpdate:
+    """The rule for weight matrices of an optimizer that multiplies them.
+
+    Attributes
+    ----------
+    elementwise : Optimizer
+        States and passes of the matrices' elements, beside the products.
+    products : callable
+        (rows, columns) -> products of one matrix a step.
+    extra_states : callable
+        (rows, columns) -> numbers kept for one matrix beside states of its own size.
+    unmodelled : str
+        What this rule leaves out, for the list of a prediction.
+    """
+
+    elementwise: Optimizer
+    products: Callable[[float, float], tuple[Product, ...]]
+    extra_states: Callable[[float, float], float]
+    unmodelled: str = ""
+
+    def kernels(self, name: str, matrix: Matrix, precision: Precision) -> tuple[tuple[Kernel, float], ...]:
+        """List the products of one matrix as kernels.
+
+        Parameters
+        ----------
+        name : str
+            Name of the kernels.
+        matrix : Matrix
+            Shape of the weight on this rank.
+        precision : Precision
+            Formats of the run; products are made in that of activations.
+
+        Returns
+        -------
+        tuple of (Kernel, float)
+            Each product, and how often a step makes it.
+        """
+        width = precision.activation
+        return tuple(
+            (
+                Kernel(
+                    name,
+                    "gemm",
+                    "gemm",
+                    "update",
+                    flops=2.0 * m * n * k,
+                    vector_flops=0.0,
+                    bytes_read=(m * k + k * n) * width,
+                    bytes_written=m * n * width,
+                    shape={"m": m, "n": n, "k": k, "batch": 1.0},
+                ),
+                times,
+            )
+            for m, n, k, times in self.products(matrix.rows, matrix.columns)
+        )
+
+    def numbers(self, matrix: Matrix) -> float:
+        """Count the numbers that the rule keeps for matrices of one shape.
+
+        Parameters
+        ----------
+        matrix : Matrix
+            Shape of the weights on this rank, and how many there are.
+
+        Returns
+        -------
+        float
+        """
+        beside = self.extra_states(matrix.rows, matrix.columns) * matrix.copies
+        return self.elementwise.states * matrix.elements + beside
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """``states`` tensors as large as the parameters, ``flops`` per parameter, ``norms``: whether each layer's norms are
-    needed first. ``accesses``: numbers read and written for one parameter where each term of the formula is a pass of
-    its own; ``stepwise`` says that it is. ``listwise``: each term is computed of all tensors before the next one."""
+    """An update rule, counted for one parameter.
+
+    Attributes
+    ----------
+    name : str
+        Name under which it is registered.
+    states : int
+        Tensors as large as the parameters that it keeps.
+    flops : float
+        Floating-point operations for one parameter [FLOP].
+    reference : str
+        Paper or documentation that describes it.
+    accesses : (int, int)
+        Numbers read and written for one parameter where each term of the formula is a pass of its own.
+    norms : bool
+        Norms of each layer are needed before the update.
+    stepwise : bool
+        Each term of the formula is a pass of its own.
+    listwise : bool
+        Each term is computed of all tensors before the next one.
+    matrices : MatrixUpdate, optional
+        Rule for weight matrices. None: they are updated like all weights.
+    """
 
     name: str
     states: int
@@ -452,10 +813,23 @@ class Optimizer:
     norms: bool = False
     stepwise: bool = False
     listwise: bool = False
+    matrices: MatrixUpdate | None = None
 
     def state_bytes(self, precision: Precision) -> float:
-        """Bytes kept per parameter beside the parameter and its gradient: states and the fp32 master.
+        """Return the bytes kept for one parameter beside itself and its gradient: states and the fp32 master.
 
+        Parameters
+        ----------
+        precision : Precision
+            Formats of the run.
+
+        Returns
+        -------
+        float
+            Bytes of a parameter that follows the element-wise rule [byte].
+
+        Examples
+        --------
         >>> from paleo.operations.tensor import precision
         >>> OPTIMIZERS["adam"].state_bytes(precision("bf16")), OPTIMIZERS["sgd"].state_bytes(precision("fp32"))
         (12.0, 0.0)
@@ -463,10 +837,25 @@ class Optimizer:
         return self.states * precision.state + precision.master
 
     def temporary_bytes(self, precision: Precision) -> float:
-        """Bytes per parameter that an update needs for a moment: the roots of all second moments, where terms are
-        computed of all tensors at once (PyTorch's foreach: "uses ~ sizeof(params) more peak memory than the for-loop
-        version", documentation of torch.optim.Adam). Optimizers with two states have such a root.
+        """Return the bytes for one parameter that an update needs for a moment.
 
+        Parameters
+        ----------
+        precision : Precision
+            Formats of the run.
+
+        Returns
+        -------
+        float
+            Bytes of the root of a second moment, which optimizers with two states have, where terms are computed of all
+            tensors at once [byte].
+
+        References
+        ----------
+        Documentation of torch.optim.Adam: foreach "uses ~ sizeof(params) more peak memory than the for-loop version".
+
+        Examples
+        --------
         >>> from paleo.operations.tensor import precision
         >>> [optimizer(name, listwise=True).temporary_bytes(precision("bf16")) for name in ("adam", "momentum")]
         [4.0, 0.0]
@@ -474,8 +863,20 @@ class Optimizer:
         return precision.state if self.listwise and self.states == 2 else 0.0
 
     def update_bytes(self, precision: Precision) -> tuple[float, float]:
-        """Bytes read and written per parameter by one update (a second reading where norms are needed).
+        """Return the bytes that one update reads and writes for one parameter, twice reading where it needs norms.
 
+        Parameters
+        ----------
+        precision : Precision
+            Formats of the run.
+
+        Returns
+        -------
+        read, written : float
+            Bytes of a parameter [byte].
+
+        Examples
+        --------
         >>> from paleo.operations.tensor import precision
         >>> OPTIMIZERS["adam"].update_bytes(precision("fp32"))
         (16.0, 12.0)
@@ -491,36 +892,98 @@ class Optimizer:
         return read * (2.0 if self.norms else 1.0), written
 
     def launches(self, tensors: float) -> float:
-        """Calls of the host for an update of a number of tensors: one, or one for each term of each tensor.
+        """Count the calls of the host for an update: one, or one for each term of each tensor.
 
+        Parameters
+        ----------
+        tensors : float
+            Weight tensors of a rank.
+
+        Returns
+        -------
+        float
+
+        Examples
+        --------
         >>> optimizer("adam").launches(400.0), optimizer("adam", stepwise=True).launches(400.0)
         (1.0, 4800.0)
         """
         return self.accesses[1] * tensors if self.stepwise else 1.0
 
     def _stepwise_bytes(self, precision: Precision) -> tuple[float, float]:
-        """All in the format of the states; narrow gradients and weights are converted on the way in and out."""
+        """Count passes in the format of the states; narrow gradients and weights are converted on the way."""
         read, written = (count * precision.state for count in self.accesses)
         if not precision.master:
             return read, written
         return read + precision.summed + precision.master, written + precision.state + precision.parameter
 
 
-_ALL = (
-    Optimizer("sgd", 0, 2.0, "w − η·g", (3, 2)),
-    Optimizer("momentum", 1, 4.0, "Sutskever et al., ICML 2013", (6, 4)),
-    Optimizer("rmsprop", 2, 11.0, "Tieleman and Hinton, 2012, with momentum", (15, 11)),
-    Optimizer("adam", 2, 12.0, "Kingma and Ba, ICLR 2015", (16, 12)),
-    Optimizer("adamw", 2, 14.0, "Loshchilov and Hutter, ICLR 2019", (19, 14)),
-    Optimizer("lars", 1, 8.0, "You et al., 2017", (11, 6), norms=True),
-    Optimizer("lamb", 2, 18.0, "You et al., ICLR 2020", (22, 15), norms=True),
-)
-OPTIMIZERS: dict[str, Optimizer] = {entry.name: entry for entry in _ALL}
+OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", "paleo.operations")
+
+
+def add_optimizer(rule: Optimizer) -> Optimizer:
+    """Register an optimizer under its own name.
+
+    Parameters
+    ----------
+    rule : Optimizer
+        Counts of an update.
+
+    Returns
+    -------
+    Optimizer
+        The same rule.
+
+    Raises
+    ------
+    SpecError
+        If the name is taken.
+    """
+    return OPTIMIZERS.register(rule.name)(rule)
 
 
 def optimizer(name: str, *, stepwise: bool = False, listwise: bool = False) -> Optimizer:
-    """The optimizer of that name; ``stepwise`` where a framework makes a pass for each term of its formula,
-    ``listwise`` where it computes a term of all tensors at once."""
-    if name not in OPTIMIZERS:
-        raise SpecError(f"unknown optimizer {name!r}; {near(name, OPTIMIZERS)}")
+    """Look an optimizer up.
+
+    Parameters
+    ----------
+    name : str
+        Name of the optimizer.
+    stepwise : bool
+        The framework makes a pass for each term of its formula.
+    listwise : bool
+        The framework computes a term of all tensors at once.
+
+    Returns
+    -------
+    Optimizer
+
+    Raises
+    ------
+    SpecError
+        If there is none of that name.
+    """
     return replace(OPTIMIZERS[name], stepwise=stepwise, listwise=listwise)
+
+
+def update_kernel(count: float, tensors: float, rule: Optimizer, formats: Precision) -> Kernel:
+    """Build the element-wise update as one pass over all that it reads and writes.
+
+    Parameters
+    ----------
+    count : float
+        Parameters that a rank updates.
+    tensors : float
+        Weight tensors among which these are.
+    rule : Optimizer
+        Counts of an update.
+    formats : Precision
+        Formats of the run.
+
+    Returns
+    -------
+    Kernel
+    """
+    read, written = (count * per_parameter for per_parameter in rule.update_bytes(formats))
+    calls, flops = rule.launches(tensors), count * rule.flops
+    return flat_pass("update", "optimizer", "update", count, read, written, flops=flops, calls=calls)

@@ -4,23 +4,28 @@ and the steps of a recurrent layer."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from paleo.errors import PlanError
-from paleo.operations.base import Kernel, MemoryPass, RecomputedChain, accumulation, flat_pass, is_core
-from paleo.operations.tensor import halos, split_all, with_rows
-
-if TYPE_CHECKING:
-    from paleo.operations.base import Family, Operation, Phase
-    from paleo.operations.tensor import Halos, Precision, Size, Tensor, Window
+from paleo.operations.base import (
+    Family,
+    Kernel,
+    Matrix,
+    MemoryPass,
+    Operation,
+    Phase,
+    RecomputedChain,
+    accumulation,
+    flat_pass,
+    is_core,
+)
+from paleo.operations.tensor import Halos, Precision, Size, Tensor, Window, halos, split_all, with_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """An einsum of two operands over named dims, perhaps with sliding windows: linear layers, convolutions, attention
-    products.
+    """Einsum of two operands over named dims: linear layers, convolutions (with sliding windows), attention products.
 
     Dims in all three tensors are batch dims; dims absent from ``out`` are summed. FLOP = 2 · product of the sizes of
     all dims (a windowed source dim is addressed by its output and kernel dims and does not count). The backward
@@ -70,11 +75,35 @@ class Contraction:
         return 2.0 * math.prod(sizes.values())
 
     def split(self, ways: Mapping[str, float]) -> Contraction:
+        """Divide the product among ranks.
+
+        Parameters
+        ----------
+        ways : mapping of str to float
+            Parts into which each dim is divided.
+
+        Returns
+        -------
+        Contraction
+            That of one rank.
+        """
         bias = None if self.bias is None else self.bias.split(ways)
         lhs, rhs, out = split_all((self.lhs, self.rhs, self.out), ways)
         return replace(self, lhs=lhs, rhs=rhs, out=out, bias=bias, halos=halos(self.windows, ways))
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the forward pass.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            One product.
+        """
         formats = self.operands(precision)
         kernels = [self._kernel("forward", self.lhs, self.rhs, self.out, formats, extra=self.bias)]
         if formats.narrow:
@@ -97,6 +126,17 @@ class Contraction:
         )
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the backward pass: a product for each gradient.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+        """
         if not any(tensor.grad for tensor in self.reads):
             return ()
         precision = self.operands(precision)
@@ -112,7 +152,18 @@ class Contraction:
         return (*_of_one_call(kernels), *self._casts("backward", precision))
 
     def operands(self, precision: Precision) -> Precision:
-        """Only products with weights are made in formats below sixteen bits, and no convolutions."""
+        """Return the formats of the product's operands.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        Precision
+            Only products with weights are made in formats below sixteen bits, and no convolutions.
+        """
         return precision if self.rhs.role == "parameter" and not self.windows else precision.sixteen_bits
 
     def _quantised(self, phase: Phase, source: Tensor, precision: Precision) -> list[Kernel]:
@@ -139,16 +190,7 @@ class Contraction:
         family: Family = "conv" if self.windows else "gemm"
         experts = float(self.rhs.size("experts")) if self._of_experts else 0.0
         return Kernel(
-            self.name,
-            family,
-            operation,
-            phase,
-            self.flops,
-            0.0,
-            float(read),
-            float(written),
-            shape,
-            experts=experts,
+            self.name, family, operation, phase, self.flops, 0.0, float(read), float(written), shape, experts=experts
         )
 
     @property
@@ -218,9 +260,51 @@ def _gemm_shape(left: Tensor, right: Tensor, out: Tensor) -> dict[str, float]:
     }
 
 
-def visible_share(keys: Size, attended: Size) -> float:
-    """Scores that a causal mask leaves of the rectangle of ``keys`` queries and ``attended`` keys each.
+def weight_matrix(tensor: Tensor, operations: Iterable[Operation]) -> Matrix | None:
+    """Return a weight as the matrix that it multiplies by.
 
+    Parameters
+    ----------
+    tensor : Tensor
+        Weight, whole or a rank's shard of it.
+    operations : iterable of Operation
+        Operations that read it.
+
+    Returns
+    -------
+    Matrix or None
+        Summed dims are rows, the others columns; filters of a convolution are laid flat. None for vectors, and for
+        embeddings and heads, whose ``vocab`` optimizers of matrices leave to an element-wise rule (Jordan et al.,
+        2024).
+    """
+    sizes = dict(zip(tensor.dims, tensor.sizes, strict=True))
+    for operation in operations:
+        if isinstance(operation, Contraction) and operation.rhs.name == tensor.name and "vocab" not in sizes:
+            inside, left = set(operation.out.dims), set(operation.lhs.dims)
+            rows = math.prod(size for dim, size in sizes.items() if dim not in inside)
+            columns = math.prod(size for dim, size in sizes.items() if dim in inside and dim not in left)
+            copies = math.prod(size for dim, size in sizes.items() if dim in inside and dim in left)
+            return Matrix(float(rows), float(columns), float(copies)) if min(rows, columns) > 1 else None
+    return None
+
+
+def visible_share(keys: Size, attended: Size) -> float:
+    """Return the share of scores that a causal mask leaves of a rectangle.
+
+    Parameters
+    ----------
+    keys : Size
+        Queries of the rectangle.
+    attended : Size
+        Keys that a query sees without the mask.
+
+    Returns
+    -------
+    float
+        0 to 1.
+
+    Examples
+    --------
     >>> visible_share(4, 4), visible_share(8, 4), round(visible_share(1024, 1024), 4)
     (0.625, 0.8125, 0.5005)
     """
@@ -228,7 +312,18 @@ def visible_share(keys: Size, attended: Size) -> float:
 
 
 def executed_share(kernel: Kernel) -> float:
-    """Share of the counted FLOP that a kernel executes: fused attention skips blocks behind a causal mask."""
+    """Return the share of the counted FLOP that a kernel executes.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        The kernel.
+
+    Returns
+    -------
+    float
+        Below 1 where fused attention skips blocks behind a causal mask.
+    """
     shape = kernel.shape
     if kernel.family != "attention" or not shape["causal"]:
         return 1.0
@@ -239,8 +334,7 @@ def executed_share(kernel: Kernel) -> float:
 
 @dataclass(frozen=True, slots=True)
 class FusedAttention:
-    """Scores, softmax and weighted sum in one kernel that keeps only its output and a log-sum-exp per row
-    (FlashAttention).
+    """Fused attention kernel that saves only its output and one log-sum-exp per row (FlashAttention).
 
     query (batch, q sequence, kv_heads, group, head_dim), key and value (batch, kv sequence, kv_heads, dim). FLOP count
     the whole rectangle of scores even where a causal mask skips half of it (the convention of MFU and of torch); the
@@ -290,6 +384,18 @@ class FusedAttention:
         return frozenset({self.key.dims[1], self.query.dims[1]})
 
     def split(self, ways: Mapping[str, float]) -> FusedAttention:
+        """Divide attention among ranks.
+
+        Parameters
+        ----------
+        ways : mapping of str to float
+            Parts into which each dim is divided.
+
+        Returns
+        -------
+        FusedAttention
+            That of one rank.
+        """
         query, key, value, out = split_all((self.query, self.key, self.value, self.out), ways)
         return replace(self, query=query, key=key, value=value, out=out)
 
@@ -303,15 +409,38 @@ class FusedAttention:
         return 2.0 * self._scores * (score_products * self.query.sizes[-1] + value_products * self.value.sizes[-1])
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the forward pass.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            One kernel.
+        """
         read = sum(t.bytes(precision) for t in self.reads)
         written = self.out.bytes(precision) + self._statistic.bytes(precision)
         return (self._kernel("forward", self._flops(1, 1), read, written),)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Recomputes the scores, then the gradients of scores, value, query and key (Dao, FlashAttention-2, 2023).
+        """Count the kernels of the backward pass.
+
+        Recomputes the scores, then the gradients of scores, value, query and key (Dao, FlashAttention-2, 2023).
 
         Five products, three of them along the head dim: 2.5 times the FLOP of the forward pass where the value is as
         wide.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
         """
         if not self.saves:
             return ()
@@ -330,6 +459,7 @@ class FusedAttention:
             "q_len": float(q),
             "kv_len": keys,
             "head_dim": float(head_dim),
+            "value_dim": float(self.value.sizes[-1]),
             "causal": float(self.causal),
             "attended": attended,
         }
@@ -341,7 +471,7 @@ GATES = {"vanilla": 1, "gru": 3, "lstm": 4}
 
 
 @dataclass(frozen=True, slots=True)
-class LoopedCell:
+class _LoopedCell:
     """What a step of a cell is as operations of a framework: calls of the host, forward and backward, and numbers that
     the forward ones read and write for each number of the state."""
 
@@ -351,17 +481,19 @@ class LoopedCell:
 
 #: Cells of TensorFlow 1 (rnn_cell_impl.py, by name): join of input and state, product, bias, split, functions of gates,
 #: products and sums; a read and a write of arrays of states, and a push of each tensor that the gradient pops again.
-LOOPED = {
-    "vanilla": LoopedCell((8.0, 10.0), (9.0, 7.0)),
-    "gru": LoopedCell((24.0, 30.0), (27.0, 21.0)),
-    "lstm": LoopedCell((26.0, 31.0), (26.0, 22.0)),
+_LOOPED = {
+    "vanilla": _LoopedCell((8.0, 10.0), (9.0, 7.0)),
+    "gru": _LoopedCell((24.0, 30.0), (27.0, 21.0)),
+    "lstm": _LoopedCell((26.0, 31.0), (26.0, 22.0)),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class SteppedGradient:
-    """The gradient of what every step of a loop reads, such as the memory of a decoder, added to that of the steps
-    before; ``out`` has an entry for each of the ``steps``."""
+    """Sum over loop steps of the gradient of a tensor that every step reads, such as the memory of a decoder.
+
+    ``out`` has one entry for each of the ``steps``.
+    """
 
     out: Tensor
     steps: float
@@ -383,12 +515,46 @@ class SteppedGradient:
         return frozenset()
 
     def split(self, ways: Mapping[str, float]) -> SteppedGradient:
+        """Divide the gradient among ranks.
+
+        Parameters
+        ----------
+        ways : mapping of str to float
+            Parts into which each dim is divided.
+
+        Returns
+        -------
+        SteppedGradient
+            That of one rank.
+        """
         return replace(self, out=self.out.split(ways))
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the forward pass.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+        """
         return ()
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the backward pass.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+        """
         added = accumulation(self.name, float(self.out.elements), self.out.bytes(precision))
         return (replace(added, calls=self.steps),) if self.out.grad else ()
 
@@ -433,6 +599,18 @@ class Recurrence:
         return frozenset({self.steps_dim})
 
     def split(self, ways: Mapping[str, float]) -> Recurrence:
+        """Divide the recurrence among ranks.
+
+        Parameters
+        ----------
+        ways : mapping of str to float
+            Parts into which each dim is divided.
+
+        Returns
+        -------
+        Recurrence
+            That of one rank.
+        """
         gates, weight, out = split_all((self.gates, self.weight, self.out), ways)
         return replace(self, gates=gates, weight=weight, out=out)
 
@@ -442,10 +620,34 @@ class Recurrence:
         return 2.0 * steps * self.gates.size("batch") * float(self.weight.elements)
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the forward pass.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            In the order in which they run.
+        """
         steps = self._kernel("forward", "fwd", (self.gates, self.weight), (self.out, *self.saves[2:]), precision)
         return (steps, self._cell("forward", precision)) if self.looped else (steps,)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the backward pass.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            In the order in which they run.
+        """
         if not self.saves:
             return ()
         data = self._kernel("backward", "bwd_data", (self.out, self.weight, *self.saves), (self.gates,), precision)
@@ -460,7 +662,7 @@ class Recurrence:
 
     def _cell(self, phase: Phase, precision: Precision) -> Kernel:
         """The passes of a loop's steps beside their products; backward they are twice those of forward."""
-        cell, backward = LOOPED[self.cell], phase != "forward"
+        cell, backward = _LOOPED[self.cell], phase != "forward"
         count = float(self.out.elements) * (1.0 + backward)
         read, written = (count * number * precision.activation for number in cell.accesses)
         calls = self._rounds * cell.calls[backward]
@@ -494,7 +696,7 @@ class Recurrence:
 _PACKED = frozenset({"keys", "group", "head_dim", "value_dim", "packed"})
 
 
-def undivided_dims(operation: Operation) -> tuple[frozenset[str], str]:
+def _undivided_dims(operation: Operation) -> tuple[frozenset[str], str]:
     """Dims whose shares would have to wait for one another, or that a view hides, and why they stay whole."""
     if isinstance(operation, Recurrence):
         return frozenset({operation.steps_dim}), "its steps wait for one another"
@@ -509,15 +711,12 @@ def undivided_dims(operation: Operation) -> tuple[frozenset[str], str]:
     return frozenset(moved if merged else ()), "the layer moves it into another dim"
 
 
-def check_window(layer: str, operation: Contraction | MemoryPass, window: Window, n: int) -> None:
+def _check_window(layer: str, operation: Contraction | MemoryPass, window: Window, n: int) -> None:
     """Borders come from the next neighbour alone."""
     if n == 1:
         return
     source = operation.lhs if isinstance(operation, Contraction) else operation.inputs[0]
-    for tensor, dim, rows in (
-        (source, window.source, window.halo),
-        (operation.out, window.out, window.gradient_halo),
-    ):
+    for tensor, dim, rows in ((source, window.source, window.halo), (operation.out, window.out, window.gradient_halo)):
         share = int(tensor.size(dim)) // n
         if share < max(rows):
             reach = f"its windows reach {max(rows)} beyond a share of {share}"
@@ -525,7 +724,22 @@ def check_window(layer: str, operation: Contraction | MemoryPass, window: Window
 
 
 def halo_of(operation: Contraction | MemoryPass, window: Window, when: str) -> tuple[int, int]:
-    """Rows of the neighbours below and above; a transposed convolution is the gradient of one."""
+    """Return the halo width that a rank needs from its spatial neighbours.
+
+    Parameters
+    ----------
+    operation : Contraction or MemoryPass
+        The operation.
+    window : Window
+        Its window along the divided dim.
+    when : str
+        ``forward`` or ``backward``.
+
+    Returns
+    -------
+    tuple of (int, int)
+        Rows of the neighbours below and above; a transposed convolution is the gradient of one.
+    """
     transposed = isinstance(operation, Contraction) and operation.transposed
     return window.halo if (when == "forward") != transposed else window.gradient_halo
 
@@ -542,18 +756,35 @@ PADDED = frozenset({"batch", "vocab"}) | SPACE
 def check_division(
     layer: str, operations: Sequence[Operation], shards: Mapping[str, float], core: Mapping[str, float]
 ) -> None:
-    """PlanError where a layer's dims cannot be divided in so many shards; ``core``: those of the core of attention."""
+    """Check that the dims of a layer can be divided.
+
+    Parameters
+    ----------
+    layer : str
+        Name of the layer, for the error.
+    operations : sequence of Operation
+        Its operations.
+    shards : mapping of str to float
+        Parts of each dim.
+    core : mapping of str to float
+        Parts of the dims of the core of attention.
+
+    Raises
+    ------
+    PlanError
+        If they cannot.
+    """
     tensors = [t for op in operations for t in (*op.reads, op.out)]
     for divisors in (shards,) if core == shards else (shards, core):
         for dim, n in divisors.items():
             _check_sizes(layer, operations, dim, int(n), [t for t in tensors if dim in t.dims])
     for operation in operations:
-        undivided, reason = undivided_dims(operation)
+        undivided, reason = _undivided_dims(operation)
         for dim in sorted(undivided & set(shards)):
             raise PlanError(f"layer {layer!r}: {dim} cannot be divided: {reason}")
         if isinstance(operation, Contraction | MemoryPass):
             for window in operation.windows:
-                check_window(layer, operation, window, int(shards.get(window.out, 1)))
+                _check_window(layer, operation, window, int(shards.get(window.out, 1)))
 
 
 def _check_sizes(layer: str, operations: Sequence[Operation], dim: str, n: int, tensors: list[Tensor]) -> None:

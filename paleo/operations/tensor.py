@@ -15,16 +15,7 @@ from typing import Literal
 from paleo.errors import SpecError, near
 
 #: Bytes of one number. tf32 is fp32 in memory; only the multiplication is narrower.
-BYTES: dict[str, float] = {
-    "fp64": 8,
-    "fp32": 4,
-    "tf32": 4,
-    "fp16": 2,
-    "bf16": 2,
-    "fp8": 1,
-    "int8": 1,
-    "fp4": 0.5,
-}
+BYTES: dict[str, float] = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
 
 #: How scales of formats below sixteen bits are found. delayed: from the largest values of passes before (Transformer
 #: Engine's default); current: from that of the tensor itself, in a pass before; mxfp8: one of a byte for each 32
@@ -32,6 +23,8 @@ BYTES: dict[str, float] = {
 Scaling = Literal["delayed", "current", "mxfp8", "nvfp4"]
 #: How the cross-entropy of classes is computed (`paleo.layers.base.Choices`).
 LossKernels = Literal["fused", "recomputed", "tiled", "upcast", "stepwise"]
+#: How query and key are rotated (`paleo.layers.base.Choices`).
+Rotation = Literal["fused", "stepwise", "complex", "halves"]
 #: Bytes of scales for each number.
 _SCALE_BYTES: dict[Scaling, float] = {"delayed": 0.0, "current": 0.0, "mxfp8": 1.0 / 32.0, "nvfp4": 1.0 / 16.0}
 
@@ -40,8 +33,10 @@ Role = Literal["activation", "parameter", "gradient", "statistic", "mask", "inde
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Bytes of each role of a number when training in one dtype. Statistics (means, variances, log-sum-exp) are fp32,
-    dropout masks one byte, indices int64."""
+    """Bytes of each role of a number when training in one dtype.
+
+    Statistics (means, variances, log-sum-exp) are fp32, dropout masks one byte, and indices int64.
+    """
 
     dtype: str
     #: What layers pass on.
@@ -63,6 +58,8 @@ class Precision:
     casts: bool = False
     #: Reads and writes of each gradient after every backward pass: unscaling, norms, clipping.
     gradient_accesses: float = 0.0
+    #: Those are passes over a flat buffer of each block, not over each tensor.
+    flat_gradients: bool = False
     #: Gradients are summed up by the products that make them.
     accumulated: bool = False
     #: Gradients are added to their sums by autograd.
@@ -97,6 +94,17 @@ class Precision:
         return replace(self, operand=self.activation) if self.narrow else self
 
     def bytes_of(self, role: Role) -> float:
+        """Return the bytes of an element of a role.
+
+        Parameters
+        ----------
+        role : Role
+            What the tensor is for.
+
+        Returns
+        -------
+        float
+        """
         match role:
             case "activation":
                 return self.activation
@@ -113,11 +121,29 @@ class Precision:
 
 
 def precision(dtype: str) -> Precision:
-    """How one trains in ``dtype`` by default: sixteen-bit formats keep fp32 masters (Micikevicius et al., ICLR 2018).
+    """Return how one trains in a format by default.
+
+    Sixteen-bit formats keep fp32 masters (Micikevicius et al., ICLR 2018).
 
     fp8 and fp4 narrow the operands of matrix products with weights inside the repeated blocks; embedding, head,
     attention and everything stored stay bf16 (as in NVIDIA's Transformer Engine and in DeepSeek-V3, 2024, section 3.3).
 
+    Parameters
+    ----------
+    dtype : str
+        Number format.
+
+    Returns
+    -------
+    Precision
+
+    Raises
+    ------
+    SpecError
+        If there is no such format.
+
+    Examples
+    --------
     >>> precision("bf16").master, precision("fp32").master
     (4.0, 0.0)
     """
@@ -132,18 +158,45 @@ def precision(dtype: str) -> Precision:
 
 
 def scaled(formats: Precision, scaling: Scaling, *, fused: bool) -> Precision:
-    """The formats with scales of narrow operands; where passes are ``fused``, what makes a tensor finds its largest
-    value on the way, but not that of NVFP4, which is taken of rotated numbers (Transformer Engine; torch.compile)."""
+    """Add the scales of narrow operands.
+
+    Parameters
+    ----------
+    formats : Precision
+        Formats of tensors and products.
+    scaling : Scaling
+        How scales are taken.
+    fused : bool
+        True where what makes a tensor finds its largest value on the way; not that of NVFP4, which is taken of rotated
+        numbers (Transformer Engine; torch.compile).
+
+    Returns
+    -------
+    Precision
+        The formats with them.
+    """
     measured_first = scaling == "nvfp4" or (scaling == "current" and not fused)
     return replace(formats, scale_bytes=_SCALE_BYTES[scaling], measured_first=measured_first)
 
 
 def autocast(formats: Precision) -> Precision:
-    """The same with fp32 weights that are cast for each pass, instead of narrow weights with fp32 masters.
+    """Return the formats with fp32 weights that are cast for each pass.
 
     So do the automatic mixed precision of TensorFlow (a rewrite of the graph) and of PyTorch (``autocast``): 16 bytes a
     parameter with Adam either way, but gradients are summed, and exchanged, in fp32.
 
+    Parameters
+    ----------
+    formats : Precision
+        Formats of tensors and products.
+
+    Returns
+    -------
+    Precision
+        They take the place of narrow weights with fp32 masters.
+
+    Examples
+    --------
     >>> both = precision("fp16"), autocast(precision("fp16"))
     >>> [one.parameter + one.gradient + one.master + 2 * one.state for one in both]
     [16.0, 16.0]
@@ -182,10 +235,32 @@ class Tensor:
         return math.prod(self.sizes)
 
     def size(self, dim: str) -> Size:
+        """Return the extent of a dim.
+
+        Parameters
+        ----------
+        dim : str
+            Name of the dim.
+
+        Returns
+        -------
+        Size
+        """
         return self.sizes[self.dims.index(dim)]
 
     def split(self, ways: Mapping[str, float]) -> Tensor:
-        """The largest local shard when each dim of ``ways`` is divided; whole sizes stay whole numbers."""
+        """Return the largest local shard.
+
+        Parameters
+        ----------
+        ways : mapping of str to float
+            Parts into which each dim is divided.
+
+        Returns
+        -------
+        Tensor
+            Whole sizes stay whole numbers.
+        """
         if ways.keys().isdisjoint(self.dims):
             return self
         pairs = zip(self.dims, self.sizes, strict=True)
@@ -193,21 +268,83 @@ class Tensor:
         return Tensor(self.name, self.dims, sizes, self.role, self.grad, self.wide, self.packed)
 
     def renamed(self, names: Mapping[str, str]) -> Tensor:
+        """Return the tensor with other names of dims.
+
+        Parameters
+        ----------
+        names : mapping of str to str
+            Old names to new ones.
+
+        Returns
+        -------
+        Tensor
+        """
         return replace(self, dims=tuple(names.get(dim, dim) for dim in self.dims))
 
     def like(self, name: str, *, role: Role | None = None) -> Tensor:
-        """A new tensor of the same shape."""
+        """Return a new tensor of the same shape.
+
+        Parameters
+        ----------
+        name : str
+            Its name.
+        role : Role, optional
+            Its role; the same where None.
+
+        Returns
+        -------
+        Tensor
+        """
         return replace(self, name=name, role=role or self.role, grad=True)
 
     def reshaped(self, dims: Mapping[str, Size], *, name: str | None = None) -> Tensor:
+        """Return the tensor with other dims.
+
+        Parameters
+        ----------
+        dims : mapping of str to Size
+            Names and extents.
+        name : str, optional
+            Another name for it.
+
+        Returns
+        -------
+        Tensor
+        """
         return replace(self, name=name or self.name, dims=tuple(dims), sizes=tuple(dims.values()))
 
     def without(self, *dims: str, name: str, role: Role = "activation") -> Tensor:
-        """The tensor left when ``dims`` are reduced away."""
+        """Return the tensor that remains when dims are reduced away.
+
+        Parameters
+        ----------
+        *dims : str
+            Names of the dims.
+        name : str
+            Name of the new tensor.
+        role : Role, optional
+            Its role.
+
+        Returns
+        -------
+        Tensor
+            The tensor.
+        """
         kept = {dim: n for dim, n in zip(self.dims, self.sizes, strict=True) if dim not in dims}
         return Tensor(name, tuple(kept), tuple(kept.values()), role)
 
     def bytes(self, precision: Precision) -> float:
+        """Return the bytes of the tensor.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        float
+        """
         element_bytes = precision.wide if self.wide and self.role == "activation" else precision.bytes_of(self.role)
         return float(self.elements * (self.packed or element_bytes))
 
@@ -219,15 +356,30 @@ def _share(size: Size, ways: float) -> Size:
 
 
 def split_all(tensors: tuple[Tensor, ...], ways: Mapping[str, float]) -> tuple[Tensor, ...]:
-    """The largest local shard of each tensor."""
+    """Return the largest local shard of each tensor.
+
+    Parameters
+    ----------
+    tensors : tuple of Tensor
+        The tensors.
+    ways : mapping of str to float
+        Parts into which each dim is divided.
+
+    Returns
+    -------
+    tuple of Tensor
+    """
     return tuple([t.split(ways) for t in tensors])
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How one windowed dim of a convolution or a pool slides: out[i] reads in[i·stride + j·dilation − padding], j <
-    taps. ``kernel`` is the dim of a convolution's taps.
+    """Sliding window over one dim: out[i] reads in[i·stride + j·dilation − padding] for j < taps.
 
+    ``kernel`` is the dim of a convolution's taps.
+
+    Examples
+    --------
     >>> Window("height", "in_height", "kernel_height", stride=2, padding=3, taps=7).halo
     (3, 2)
     """
@@ -261,7 +413,19 @@ Halos = tuple[tuple[int, int], ...]
 
 
 def halos(windows: tuple[Window, ...], ways: Mapping[str, float]) -> Halos:
-    """Rows received from both neighbours; of two ranks each has one neighbour."""
+    """Count the rows that a rank receives from both neighbours; of two ranks each has one.
+
+    Parameters
+    ----------
+    windows : tuple of Window
+        Windows along divided dims.
+    ways : mapping of str to float
+        Parts into which each dim is divided.
+
+    Returns
+    -------
+    Halos
+    """
 
     def received(rows: tuple[int, int], ranks: float) -> int:
         return 0 if ranks <= 1 else sum(rows) if ranks > 2 else max(rows)
@@ -270,5 +434,18 @@ def halos(windows: tuple[Window, ...], ways: Mapping[str, float]) -> Halos:
 
 
 def with_rows(tensor: Tensor, rows: Iterable[tuple[str, int]]) -> float:
-    """Elements of a tensor with ``rows`` (dim, extra extent) added, over those without: a ratio >= 1."""
+    """Return the elements of a tensor with extra rows over those without.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor.
+    rows : iterable of tuple of (str, int)
+        Dims and their extra extents.
+
+    Returns
+    -------
+    float
+        At least 1.
+    """
     return math.prod([(tensor.size(dim) + more) / tensor.size(dim) for dim, more in rows])

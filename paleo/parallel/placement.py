@@ -39,10 +39,22 @@ BATCH_AXES: Axes = ("ep", "shard", "dp")
 PLACES = ("capacity", "in_capacity")
 
 
-def joined(axes: Axes) -> str:
-    """The name of the group over several axes that one collective spans.
+def joined_axes(axes: Axes) -> str:
+    """Name the group over several axes that one collective spans.
 
-    >>> joined(("tp", "ep")), Mesh.of({"tp": 2, "ep": 4, "dp": 3}).degree("tp+ep")
+    Parameters
+    ----------
+    axes : Axes
+        Mesh axes.
+
+    Returns
+    -------
+    str
+        For example ``tp+ep``.
+
+    Examples
+    --------
+    >>> joined_axes(("tp", "ep")), Mesh.of({"tp": 2, "ep": 4, "dp": 3}).degree("tp+ep")
     ('tp+ep', 8)
     """
     return "+".join(axes)
@@ -66,6 +78,18 @@ class Mesh:
 
     @classmethod
     def of(cls, degrees: Mapping[str, int]) -> Mesh:
+        """Make a mesh in the fixed order of axes.
+
+        Parameters
+        ----------
+        degrees : dict of str to int
+            Ranks along each axis; missing axes have 1.
+
+        Returns
+        -------
+        Mesh
+            The mesh.
+        """
         return cls(tuple((axis, degrees.get(axis, 1)) for axis in AXES))
 
     @property
@@ -73,12 +97,34 @@ class Mesh:
         return math.prod(degree for _, degree in self.degrees)
 
     def degree(self, axis: str) -> int:
-        """Ranks along an axis, or along several joined by ``+`` (`joined`)."""
+        """Return the number of ranks along an axis, or along several axes joined by ``+``.
+
+        Parameters
+        ----------
+        axis : str
+            Name of the axis, or of a group as `joined_axes` returns it.
+
+        Returns
+        -------
+        int
+            Number of ranks.
+        """
         known = self._by_axis.get(axis)
         return self.group_size(tuple(axis.split("+"))) if known is None else known
 
     def stride(self, axes: Axes) -> int:
-        """How far apart neighbours of a group along the axes are numbered: the stride of the innermost one in use."""
+        """Return how far apart neighbours of a group are numbered.
+
+        Parameters
+        ----------
+        axes : Axes
+            Axes of the group.
+
+        Returns
+        -------
+        int
+            Stride of the innermost axis of more than one rank.
+        """
         if axes not in self._strides:
             names = [name for name, _ in self.degrees]
             single = tuple(name for axis in axes for name in axis.split("+"))
@@ -94,14 +140,26 @@ class Mesh:
 
     @property
     def state_axes(self) -> Axes:
-        """Axes over which ZeRO shares out states: those of the shard group, or of all replicas, and in either case the
-        ranks of cp, which hold the same parameters (Megatron's distributed optimizer and FSDP share states over dp x
-        cp)."""
+        """Axes over which ZeRO shards states: the shard group or all replicas, and the ranks of cp.
+
+        Ranks of cp hold the same parameters (Megatron's distributed optimizer and FSDP share states over dp x cp).
+        """
         axes = ("cp", "shard") if self.degree("shard") > 1 else ("cp", "ep", "dp")
         return tuple(axis for axis in axes if self.degree(axis) > 1)
 
     def group_size(self, axes: Axes) -> int:
-        """Ranks over which several axes together divide."""
+        """Return the number of ranks over which several axes divide.
+
+        Parameters
+        ----------
+        axes : Axes
+            Mesh axes.
+
+        Returns
+        -------
+        int
+            Product of their degrees.
+        """
         return math.prod([self._by_axis[axis] for axis in axes])
 
 
@@ -114,8 +172,7 @@ Context = Literal["ring", "all_to_all"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Layers whose type is ``layer`` (any when None) and whose name matches ``name`` place these dims; later rules
-    win."""
+    """Placement of some dims in layers of type ``layer`` (None: any) whose name matches ``name``; later rules win."""
 
     split: Split
     layer: str | None = None
@@ -125,7 +182,18 @@ class Rule:
         return hash((tuple(self.split.items()), self.layer, self.name))
 
     def matches(self, node: Node) -> bool:
-        """Whether the rule applies to a layer."""
+        """Return True if the rule applies to a layer.
+
+        Parameters
+        ----------
+        node : Node
+            The layer.
+
+        Returns
+        -------
+        bool
+            Whether its type and name match.
+        """
         return (self.layer is None or self.layer == node.type) and (
             self.name == "*" or fnmatchcase(node.name, self.name)
         )
@@ -145,7 +213,18 @@ class Placement:
     _splits: dict[tuple[str, str], Split] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def of(self, node: Node) -> Split:
-        """How this layer's dims are split."""
+        """Return how the dims of a layer are split.
+
+        Parameters
+        ----------
+        node : Node
+            The layer.
+
+        Returns
+        -------
+        Split
+            Axes by dim.
+        """
         key = node.type, node.name
         if key not in self._splits:
             self._splits[key] = next((rule.split for rule in reversed(self.rules) if rule.matches(node)), {})
@@ -153,7 +232,22 @@ class Placement:
 
 
 def idle_axes(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[str, ...]:
-    """Axes of more than one rank that divide no dim of any layer: their ranks all do the same work."""
+    """Find the axes of more than one rank that divide no dim of any layer, so that their ranks all do the same work.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network.
+    placement : Placement
+        Split of every layer.
+    mesh : Mesh
+        Degrees of the axes.
+
+    Returns
+    -------
+    tuple of str
+        Names of axes.
+    """
     used: set[str] = set()
     for node in graph.nodes:
         dims = {dim for op in node.operations for tensor in (*op.reads, op.out) for dim in tensor.dims}
@@ -197,17 +291,17 @@ class Strategy:
 
     @property
     def experts_apart(self) -> bool:
-        """Whether experts have a tensor degree of their own, so that tp divides their tokens instead."""
+        """True if experts have their own tensor degree, so that tp divides their tokens instead."""
         return self.etp is not None and self.etp < self.degrees.get("tp", 1)
 
     @property
     def dispatches_own(self) -> bool:
-        """Whether the ranks of tp share out the tokens that are sent to experts."""
+        """True if each rank of tp sends only its share of the tokens to experts."""
         return self.experts_apart or (self.sequence_parallel and self.expert_tokens == "own")
 
     @property
     def flags(self) -> list[str]:
-        """The words beside preset and degrees, as they are written."""
+        """Words of the strategy other than preset and degrees, such as ``sp``."""
         return ["sp"] * self.sequence_parallel + ["ulysses"] * (self.context == "all_to_all")
 
 
@@ -218,9 +312,24 @@ SHARDED: Mapping[str, Zero] = {"ddp": 0, "fsdp": 3, "hsdp": 3}
 
 
 def node_groups(devices_per_node: int, replicas: int, split: int) -> dict[str, int]:
-    """The degree of shard groups that are the largest groups of data-parallel ranks in a node: a divisor of the
-    ``replicas``, each of ``split`` devices that divide its layers.
+    """Return the degree of the largest shard groups that lie inside a node.
 
+    Parameters
+    ----------
+    devices_per_node : int
+        Devices of a node.
+    replicas : int
+        Data-parallel ranks; the degree divides them.
+    split : int
+        Devices that hold one replica.
+
+    Returns
+    -------
+    dict of str to int
+        The degree under the key ``shard``.
+
+    Examples
+    --------
     >>> node_groups(8, replicas=16, split=1), node_groups(8, replicas=8, split=2), node_groups(8, 3, 16)
     ({'shard': 8}, {'shard': 4}, {'shard': 1})
     """
@@ -229,7 +338,18 @@ def node_groups(devices_per_node: int, replicas: int, split: int) -> dict[str, i
 
 
 def has_shard_groups(degrees: Mapping[str, int]) -> bool:
-    """Whether states are shared out over groups of ranks, for which there has to be ZeRO."""
+    """Return True if states are sharded over groups of data-parallel ranks (HSDP), which needs ZeRO.
+
+    Parameters
+    ----------
+    degrees : dict of str to int
+        Ranks along each axis.
+
+    Returns
+    -------
+    bool
+        Whether the degree ``shard`` is above 1.
+    """
     return degrees.get("shard", 1) > 1
 
 
@@ -238,8 +358,20 @@ STRATEGIES: Registry[Preset] = Registry("strategy", "paleo.parallel")
 
 
 def without_replicas(text: str) -> str:
-    """The strategy without its data-parallel degree, so that it suits other numbers of GPUs.
+    """Remove the data-parallel degree from a strategy, so that it suits other numbers of GPUs.
 
+    Parameters
+    ----------
+    text : str
+        Strategy as on the command line.
+
+    Returns
+    -------
+    str
+        The shorter text.
+
+    Examples
+    --------
     >>> without_replicas("tp=2,dp=4,zero=1"), without_replicas("dp=4")
     ('tp=2,zero=1', 'dp')
     """
@@ -247,15 +379,30 @@ def without_replicas(text: str) -> str:
 
 
 def parse_strategy(text: str) -> Strategy:
-    """A strategy from the command line: ``dp``, ``owt``, or degrees such as ``tp=8,pp=4,dp=16,zero=1,vp=2,sp``.
+    """Parse a strategy of the command line: ``dp``, ``owt``, or degrees such as ``tp=8,pp=4,dp=16,zero=1,vp=2,sp``.
 
-    ``ulysses`` exchanges heads for the sequence where cp splits it, ``shard=8`` shards states over groups of 8 ranks;
-    ``ddp`` is plain data parallelism, ``fsdp`` zero=3, and ``hsdp`` that within each node.
+    ``ulysses`` exchanges heads for the sequence where cp splits it. ``shard=8`` shards states over groups of 8 ranks.
+    ``ddp`` is plain data parallelism, ``fsdp`` is zero=3, and ``hsdp`` is zero=3 within each node.
 
+    Parameters
+    ----------
+    text : str
+        The strategy.
+
+    Returns
+    -------
+    Strategy
+        Preset, degrees and flags.
+
+    Raises
+    ------
+    PlanError
+        If a word is unknown (with near names) or a degree is no whole number.
+
+    Examples
+    --------
     >>> parse_strategy("tp=8,dp=4,sp").degrees
     {'tp': 8, 'dp': 4}
-
-    Raises PlanError with the near names for an unknown word, and for degrees that are no whole numbers.
     """
     words: list[str] = []
     numbers: dict[str, int] = {}
@@ -316,16 +463,55 @@ PLACEABLE = tuple(axis for axis in AXES if axis != "pp")
 
 
 def placement(graph: Graph, strategy: Strategy, stated: Stated, imbalance: float = 1.0) -> Placement:
-    """The placement of a strategy's preset with what is stated laid over it; ``imbalance`` as in `Placement`."""
+    """Return the placement of a strategy's preset, with the run's own entries laid over it.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network.
+    strategy : Strategy
+        Preset, degrees and flags.
+    stated : Stated
+        Entries of `Run.placement`: axes by dim by layer pattern.
+    imbalance : float, optional
+        Tokens of the busiest expert rank relative to the mean.
+
+    Returns
+    -------
+    Placement
+        The placement.
+
+    Raises
+    ------
+    PlanError
+        If an entry names no layer, dim or axis.
+    """
     preset = STRATEGIES[strategy.preset](graph, strategy)
-    return replace(overridden(preset, graph, stated), imbalance=imbalance)
+    return replace(with_overrides(preset, graph, stated), imbalance=imbalance)
 
 
-def overridden(preset: Placement, graph: Graph, stated: Stated) -> Placement:
-    """The placement with the ``stated`` entries in place of its own.
+def with_overrides(preset: Placement, graph: Graph, stated: Stated) -> Placement:
+    """Replace parts of a preset placement by the entries of a run.
 
-    Raises PlanError, with the nearest names, for an entry that names no layer, no dim or no axis, and for an axis that
-    would divide two dims of one tensor.
+    Parameters
+    ----------
+    preset : Placement
+        Placement of the strategy.
+    graph : Graph
+        The network.
+    stated : Stated
+        Axes by dim by layer pattern.
+
+    Returns
+    -------
+    Placement
+        The placement.
+
+    Raises
+    ------
+    PlanError
+        If an entry names no layer, dim or axis (with the nearest names), or an axis would divide two dims of one
+        tensor.
     """
     splits: dict[str, Split] = {}
     for pattern, dims in stated.items():
@@ -335,15 +521,31 @@ def overridden(preset: Placement, graph: Graph, stated: Stated) -> Placement:
         for node in nodes:
             present = {dim: axes for dim, axes in changes.items() if dim in _dims(node)}
             known = splits.get(node.name, preset.of(node))
-            splits[node.name] = {**_as_outside(node, present), **known, **present}
+            carried = {dim for operation in node.operations for dim in operation.out.dims}
+            splits[node.name] = {
+                **{f"in_{dim}": axes for dim, axes in present.items() if f"in_{dim}" in carried},
+                **known,
+                **present,
+            }
     for node in graph.nodes:
         if node.name in splits:
             _check_axes(node, splits[node.name])
     return replace(preset, rules=(*preset.rules, *(Rule(split, name=name) for name, split in splits.items())))
 
 
-def label(node: Node) -> str:
-    """The name of a layer with ``*`` for the iteration of each folded block: ``block.*.mlp1``."""
+def layer_label(node: Node) -> str:
+    """Return the name of a layer with ``*`` for the iteration of each folded block, such as ``block.*.mlp1``.
+
+    Parameters
+    ----------
+    node : Node
+        The layer.
+
+    Returns
+    -------
+    str
+        The name.
+    """
     name = node.name
     for loop, _ in reversed(node.repeats):
         if name.startswith(f"{loop}."):
@@ -351,17 +553,13 @@ def label(node: Node) -> str:
     return name
 
 
-def _as_outside(node: Node, changes: Split) -> Split:
-    """The split of dims that a layer calls ``in_<dim>`` in a part of it, where that is not stated: that of the dim."""
-    carried = {dim for operation in node.operations for dim in operation.out.dims}
-    return {f"in_{dim}": axes for dim, axes in changes.items() if f"in_{dim}" in carried}
-
-
 def _named(graph: Graph, pattern: str) -> list[Node]:
     computing = [node for node in graph.nodes if node.operations]
-    matching = [node for node in computing if fnmatchcase(label(node), pattern) or fnmatchcase(node.name, pattern)]
+    matching = [
+        node for node in computing if fnmatchcase(layer_label(node), pattern) or fnmatchcase(node.name, pattern)
+    ]
     if not matching:
-        hint = near(pattern, dict.fromkeys(map(label, computing)))
+        hint = near(pattern, dict.fromkeys(map(layer_label, computing)))
         raise PlanError(f"placement: no layer of {graph.name} is called {pattern!r}; {hint}")
     return matching
 
@@ -409,15 +607,29 @@ MERGED = -1
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """How a tensor lies over the mesh: axes of each dim, in order of its dims, axes over which it is a partial sum, and
-    axes that divide dims which a view has merged with others."""
+    """Layout of a tensor over the mesh.
+
+    It has the axes of each dim in order, the axes over which the tensor is a partial sum, and axes that divide dims
+    which a view has merged with others.
+    """
 
     dims: tuple[Axes, ...]
     partial: frozenset[str] = frozenset()
     merged: frozenset[str] = frozenset()
 
     def place(self, axis: str) -> int | None:
-        """The position of the dim that an axis divides; MERGED where a view hides it, None where the axis has all."""
+        """Return the position of the dim that an axis divides.
+
+        Parameters
+        ----------
+        axis : str
+            Mesh axis.
+
+        Returns
+        -------
+        int, optional
+            Position; MERGED if a view hides the dim, None if the axis divides no dim.
+        """
         for index, axes in enumerate(self.dims):
             if axis in axes:
                 return index
@@ -428,9 +640,11 @@ class TensorLayout:
 
 
 class ShareKey(NamedTuple):
-    """Shares of a layer with equal keys are equal. ``layer``: which one, at which samples of a rank (where the batch
-    lies otherwise than over the replicas: of all, over which mesh); its ``split``, how its ``inputs`` lie, and
-    ``degrees`` of the axes that divide other dims than the batch."""
+    """Key of a layer's share: layers with equal keys have equal shares.
+
+    ``layer`` identifies the layer at the samples of a rank, ``split`` its split dims and ``inputs`` the layouts of its
+    inputs. ``degrees`` are those of the axes that divide other dims than the batch.
+    """
 
     layer: Hashable
     split: tuple[tuple[str, Axes], ...]
@@ -441,7 +655,28 @@ class ShareKey(NamedTuple):
 def share_key(
     graph: Graph, node: Node, split: Split, layouts: Mapping[str, TensorLayout], mesh: Mesh, batch_axes: Axes
 ) -> ShareKey:
-    """The key of a layer's share; ``batch_axes``: those over which the batch lies, where there is nothing special."""
+    """Return a key that is equal for layers with equal shares, so that each share is computed once.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network.
+    node : Node
+        The layer.
+    split : Split
+        Axes by dim of the layer.
+    layouts : dict of str to TensorLayout
+        Layout of each input by tensor name.
+    mesh : Mesh
+        Degrees of the axes.
+    batch_axes : Axes
+        Axes over which the batch usually lies.
+
+    Returns
+    -------
+    ShareKey
+        The key.
+    """
     inputs = tuple([layouts[tensor.name] for tensor in node.inputs])
     axes = _inner_axes(node, split, inputs, batch_axes)
     if axes is None:

@@ -15,19 +15,17 @@ from paleo.errors import PlanError, SpecError, near
 from paleo.layers.base import LAYERS
 from paleo.operations.base import SHARED_EXPERTS, optimizer
 from paleo.operations.tensor import BYTES, Scaling
-from paleo.parallel.placement import AXES, BATCH_AXES, Mesh, idle_axes, node_groups, parse_strategy
+from paleo.parallel.placement import AXES, BATCH_AXES, Mesh, Placement, Strategy, idle_axes, node_groups, parse_strategy
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.catalog import systems_with
-from paleo.specs.software import TPU_PROFILE, profiles_with_routing
+from paleo.specs.software import TPU_PROFILE, Software, load_software, profiles_with_routing
 from paleo.units import GIB
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph
-    from paleo.parallel.placement import Placement, Strategy
     from paleo.specs.device import Device
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
-    from paleo.specs.software import Software
     from paleo.specs.system import System
 
 #: Samples per data-parallel rank where a run states no batch: single samples, or sequences.
@@ -38,8 +36,11 @@ MAX_PIECES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run laid over a system. ``local_batch`` is the share of the fullest data-parallel rank; ``dp`` ranks have work,
-    the rest of ``gpus`` are idle (a strong-scaling batch that has run out of samples)."""
+    """Run resolved on a system: degrees, batch shares, dtype.
+
+    ``local_batch`` is the batch of the data-parallel rank with the most samples. Only ``dp`` ranks have work; the other
+    ``gpus`` are idle, for example when strong scaling has run out of samples.
+    """
 
     mesh: Mesh
     parallel: Strategy
@@ -89,7 +90,27 @@ class Plan:
 
 
 def plan(model: ModelSpec, system: System, run: Run) -> Plan:
-    """Degrees, batch shares and dtype of ``run``. Raises PlanError where they contradict one another or the system."""
+    """Resolve a run on a system: degrees, batch shares and dtype.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    system : System
+        The system.
+    run : Run
+        The run.
+
+    Returns
+    -------
+    Plan
+        The resolved plan.
+
+    Raises
+    ------
+    PlanError
+        If degrees or batches contradict each other or the system.
+    """
     strategy = parse_strategy(run.strategy)
     _check_names(run)
     replicas = _replicas(run, strategy)
@@ -109,7 +130,7 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     stages = mesh.degree("pp")
     strategy = _with_chunks(run, strategy) if stages > 1 else strategy
     _check_cut(run, stages, strategy.chunks)
-    microbatch = run.microbatch or (local if stages == 1 else 1)
+    microbatch = run.microbatch or (local if stages == 1 else _usual_microbatch(run, local, stages))
     if microbatch > local:
         raise PlanError(f"microbatch: {microbatch} exceeds the {local} samples of a data-parallel rank")
     if stages * strategy.chunks > MAX_PIECES:
@@ -120,6 +141,12 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     return Plan(
         mesh, strategy, dtype_of(system.device, run.dtype), global_batch, local, microbatch, run.gpus - mesh.size
     )
+
+
+def _usual_microbatch(run: Run, local: int, stages: int) -> int:
+    """Samples of a pipeline's microbatch by the habit of the software."""
+    habit = load_software(run.software).parallelism.microbatches
+    return max(1, local // stages) if habit == "stages" else 1
 
 
 def _with_chunks(run: Run, strategy: Strategy) -> Strategy:
@@ -143,8 +170,9 @@ def _check_cut(run: Run, stages: int, chunks: int) -> None:
 def _check_names(run: Run) -> None:
     """What a run names must exist, whether or not this plan has a use for it."""
     SCHEDULES[run.schedule]
-    optimizer(run.optimizer)
-    if run.algorithm is not None and "all_reduce" not in ALGORITHMS[run.algorithm].operations:
+    if optimizer(run.optimizer).matrices is not None and "optimizer" in run.offload:
+        raise PlanError(f"offload: the matrix products of {run.optimizer} are not priced on a host")
+    if run.algorithm is not None and "all_reduce" not in ALGORITHMS[run.algorithm].formulas:
         known = [algorithm.name for algorithm in algorithms_for("all_reduce")]
         raise PlanError(f"algorithm: {run.algorithm!r} is no all_reduce; {near(run.algorithm, known)}")
 
@@ -218,7 +246,25 @@ def _systems_of(system: System) -> str:
 
 
 def dtype_of(device: Device, requested: str | None) -> str:
-    """The dtype asked for, or the one that people train in on this device."""
+    """Return the requested dtype, or the one that people train in on the device.
+
+    Parameters
+    ----------
+    device : Device
+        The device.
+    requested : str, optional
+        Dtype of the run; None for the default.
+
+    Returns
+    -------
+    str
+        Name of the dtype.
+
+    Raises
+    ------
+    SpecError
+        If the dtype is unknown, does not train, or has no peak on the device.
+    """
     if requested is None:
         return device.training_dtype
     if requested in get_args(Scaling):
@@ -233,7 +279,22 @@ def dtype_of(device: Device, requested: str | None) -> str:
 
 
 def host_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str]:
-    """A warning if the host memory of a node is too small for what its devices keep there."""
+    """Warn if the host memory of a node is too small for what its devices offload.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+    chosen : Plan
+        The resolved plan.
+    device_bytes : float
+        Offloaded bytes of one device.
+
+    Returns
+    -------
+    list of str
+        One sentence or none.
+    """
     stated = None if system.host is None else system.host.memory
     node_bytes = device_bytes * min(chosen.gpus, system.devices_per_node)
     if not node_bytes:
@@ -249,8 +310,24 @@ def host_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str
 
 
 def undivided_parameters(graph: Graph, placement: Placement, mesh: Mesh) -> dict[str, float]:
-    """Layers whose parameters every rank of a tensor-parallel group keeps whole, and how many each has over all of the
-    network's; layers that say they cost little (empty ``tensor_dims``) are left out."""
+    """Find the layers whose parameters every rank of a tensor-parallel group holds whole.
+
+    Layers that declare this to be cheap (empty ``tensor_dims``) are not listed.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network.
+    placement : Placement
+        Split of every layer.
+    mesh : Mesh
+        Degrees of the axes.
+
+    Returns
+    -------
+    dict of str to float
+        Share of the network's parameters by layer name.
+    """
     total = sum(tensor.elements * node.repeat for node in graph.nodes for tensor in node.parameters.values())
     whole: dict[str, float] = {}
     for node in graph.nodes if mesh.degree("tp") > 1 else ():
@@ -280,8 +357,23 @@ def _whole_layers(chosen: Plan, shares: Mapping[str, float]) -> list[str]:
 RARE_UTILISATION = 0.75
 
 
-def rare_utilisation(system: System, chosen: Plan, flops_per_s: float) -> list[str]:
-    """Whether a step would use more of the devices' arithmetic than is seen in practice."""
+def high_utilisation_warnings(system: System, chosen: Plan, flops_per_s: float) -> list[str]:
+    """Warn if a step would use more of the devices' peak than people reach in practice.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+    chosen : Plan
+        The resolved plan.
+    flops_per_s : float
+        Model FLOP per second of all devices.
+
+    Returns
+    -------
+    list of str
+        One sentence or none.
+    """
     peak = system.device.peak_flops_per_s(system.device.arithmetic(chosen.dtype))
     mfu = flops_per_s / (chosen.gpus * peak)
     if mfu <= RARE_UTILISATION:
@@ -294,7 +386,20 @@ LONG_WAIT = 0.02
 
 
 def loading_warnings(run: Run, waited: float) -> list[str]:
-    """Whether photographs that the run does not mention set its pace; ``waited``: the share of the step."""
+    """Warn if decoding of photographs, which the run does not mention, sets the pace of a step.
+
+    Parameters
+    ----------
+    run : Run
+        The run.
+    waited : float
+        Share of the step that waits for input, 0 to 1.
+
+    Returns
+    -------
+    list of str
+        One sentence or none.
+    """
     if run.input is not None or waited < LONG_WAIT:
         return []
     return [
@@ -303,8 +408,25 @@ def loading_warnings(run: Run, waited: float) -> list[str]:
     ]
 
 
-def idle_options(run: Run, system: System, chosen: Plan, graph: Graph) -> list[str]:
-    """Options that ask for something, and change nothing under this plan."""
+def idle_option_warnings(run: Run, system: System, chosen: Plan, graph: Graph) -> list[str]:
+    """Warn about options that change nothing under this plan.
+
+    Parameters
+    ----------
+    run : Run
+        The run.
+    system : System
+        The system.
+    chosen : Plan
+        The resolved plan.
+    graph : Graph
+        The network.
+
+    Returns
+    -------
+    list of str
+        One sentence an option.
+    """
     dense = not any(node.type == "moe" for node in graph.nodes) and "the network has no experts"
     group = chosen.mesh.group_size(chosen.parallel.expert_axes)
     one_node = f"the run has {chosen.gpus} GPUs of a node of {system.devices_per_node}"
@@ -322,12 +444,26 @@ def idle_options(run: Run, system: System, chosen: Plan, graph: Graph) -> list[s
     return [f"{option} changes nothing: {reason}" for option, reason in idle.items() if reason]
 
 
-def foreign_software(run: Run, system: System) -> list[str]:
-    """Whether a TPU is asked to run the default profile, which launches kernels one by one: its programs are compiled.
+def foreign_software_warnings(run: Run, system: System) -> list[str]:
+    """Warn if a TPU is to run the default profile, which launches kernels one by one, though TPU programs are compiled.
 
+    Parameters
+    ----------
+    run : Run
+        The run.
+    system : System
+        The system.
+
+    Returns
+    -------
+    list of str
+        One sentence or none.
+
+    Examples
+    --------
     >>> from paleo.specs.system import load_system
     >>> from paleo.specs.run import Run
-    >>> foreign_software(Run(), load_system("tpu-v6e-pod"))
+    >>> foreign_software_warnings(Run(), load_system("tpu-v6e-pod"))
     ['software pytorch-eager launches kernels one by one; programs on TPUs are compiled: --software xla-tpu']
     """
     usual = type(run).model_fields["software"].default
@@ -336,8 +472,25 @@ def foreign_software(run: Run, system: System) -> list[str]:
     return [f"software {usual} launches kernels one by one; programs on TPUs are compiled: --software {TPU_PROFILE}"]
 
 
-def free_routing(graph: Graph, run: Run, software: Software, system: System) -> list[str]:
-    """Whether tokens find their experts at no cost of the host, since the software's profile states no such time."""
+def free_routing_warnings(graph: Graph, run: Run, software: Software, system: System) -> list[str]:
+    """Warn if the software profile has no host time for sending tokens to experts, so that steps come out too short.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network.
+    run : Run
+        The run.
+    software : Software
+        Software profile.
+    system : System
+        The system.
+
+    Returns
+    -------
+    list of str
+        One sentence or none.
+    """
     mixture = any(node.type == "moe" for node in graph.nodes)
     if not mixture or software.host.routing or run.calibration != "auto" or system.device.kind != "gpu":
         return []
@@ -347,8 +500,25 @@ def free_routing(graph: Graph, run: Run, software: Software, system: System) -> 
     ]
 
 
-def refused_sequences(graph: Graph, run: Run, software: Software, chosen: Plan) -> list[str]:
-    """Whether a mixture is trained over tp with whole sequences by software where each rank sends its own tokens."""
+def refused_sequence_warnings(graph: Graph, run: Run, software: Software, chosen: Plan) -> list[str]:
+    """Warn if a mixture of experts is trained over tp without sequence parallelism, which the software does not do.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network.
+    run : Run
+        The run.
+    software : Software
+        Software profile.
+    chosen : Plan
+        The resolved plan.
+
+    Returns
+    -------
+    list of str
+        One sentence or none.
+    """
     mixture, whole = any(node.type == "moe" for node in graph.nodes), not chosen.parallel.sequence_parallel
     if not mixture or not whole or software.parallelism.expert_tokens == "all" or run.forward_only:
         return []
@@ -356,9 +526,23 @@ def refused_sequences(graph: Graph, run: Run, software: Software, chosen: Plan) 
     return [refused] if chosen.mesh.degree("tp") > 1 else []
 
 
-def idle_shared_overlap(graph: Graph, software: Software, chosen: Plan) -> list[str]:
-    """Whether experts that all tokens visit are asked to run beside an exchange that there is not, or that has none of
-    that."""
+def shared_overlap_warnings(graph: Graph, software: Software, chosen: Plan) -> list[str]:
+    """Warn if shared experts are to overlap with an expert exchange that does not exist or cannot overlap.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network.
+    software : Software
+        Software profile.
+    chosen : Plan
+        The resolved plan.
+
+    Returns
+    -------
+    list of str
+        One sentence or none.
+    """
     dispatch, names = software.parallelism.expert_dispatch, [op.name for node in graph.nodes for op in node.operations]
     reasons = {
         "no layer has shared experts": not any(SHARED_EXPERTS in name for name in names),
@@ -370,8 +554,23 @@ def idle_shared_overlap(graph: Graph, software: Software, chosen: Plan) -> list[
     return [f"shared_expert_overlap changes nothing: {reason}" for reason in true_reasons[:1]]
 
 
-def warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str, ...]:
-    """Ranks that do nothing new, or nothing at all; parameters that tensor parallelism does not divide."""
+def plan_warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str, ...]:
+    """Warn about idle or redundant ranks, and about parameters that tensor parallelism does not divide.
+
+    Parameters
+    ----------
+    chosen : Plan
+        The resolved plan.
+    graph : Graph
+        The network.
+    placement : Placement
+        Split of every layer.
+
+    Returns
+    -------
+    tuple of str
+        Sentences.
+    """
     idle = idle_axes(graph, placement, chosen.mesh)
     whole = {} if "tp" in idle else undivided_parameters(graph, placement, chosen.mesh)
     lines = [*_whole_layers(chosen, whole)]

@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paleo.layers.base import ACTIVATIONS, LAYERS
+from paleo.layers.base import ACTIVATIONS, LAYERS, Layer
 from paleo.operations.base import MemoryPass
-from paleo.parallel.placement import BATCH_AXES, PLACES, STRATEGIES, Placement, Rule
+from paleo.parallel.placement import BATCH_AXES, PLACES, STRATEGIES, Axes, Placement, Rule, Split, Strategy
 
 if TYPE_CHECKING:
-    from paleo.layers.base import Layer
     from paleo.network.graph import Graph, Node
-    from paleo.parallel.placement import Axes, Split, Strategy
 
 _BATCH: dict[str, Axes] = {"batch": BATCH_AXES}
 #: Layers that change no dim: they may keep whatever split their input has.
@@ -22,7 +20,7 @@ ELEMENTWISE = frozenset({*ACTIVATIONS, "dropout", "identity"})
 
 
 @STRATEGIES.register("dp")
-def data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
+def _data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
     """The batch over the data-parallel ranks; heads, feed-forward width and vocabulary, or whatever a layer names in
     ``tensor_dims``, over tp (Shoeybi et al., Megatron-LM, 2019); experts over ep; the sequence over cp, and over tp too
     between those layers where sequence parallelism is on (Korthikanti et al., 2022); images over spatial by their
@@ -99,7 +97,7 @@ def _has_space(node: Node) -> bool:
 
 
 @STRATEGIES.register("owt")
-def one_weird_trick(graph: Graph, strategy: Strategy) -> Placement:
+def _one_weird_trick(graph: Graph, strategy: Strategy) -> Placement:
     """Convolutions split the batch, fully connected layers their features, over the same ranks (Krizhevsky, 2014).
 
     What is element-wise after a fully connected layer follows its split; the loss goes back to the batch.
@@ -116,6 +114,6 @@ def one_weird_trick(graph: Graph, strategy: Strategy) -> Placement:
 
 
 @STRATEGIES.register("batch")
-def batch_alone(graph: Graph, strategy: Strategy) -> Placement:
+def _batch_only(graph: Graph, strategy: Strategy) -> Placement:
     """The batch over the data-parallel ranks, all other dims whole: the base of a placement stated in a run."""
     return Placement((Rule(_BATCH),))

@@ -20,15 +20,25 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.errors import PlanError
-from paleo.operations.base import MemoryPass, is_core
+from paleo.operations.base import MemoryPass, Operation, is_core
 from paleo.operations.contraction import Contraction, FusedAttention, check_division, halo_of
 from paleo.operations.tensor import Tensor
-from paleo.parallel.placement import BATCH_AXES, MERGED, PLACES, TensorLayout, joined, share_key
+from paleo.parallel.placement import (
+    BATCH_AXES,
+    MERGED,
+    PLACES,
+    Axes,
+    Context,
+    Mesh,
+    Placement,
+    Split,
+    TensorLayout,
+    joined_axes,
+    share_key,
+)
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
-    from paleo.operations.base import Operation
-    from paleo.parallel.placement import Axes, Context, Mesh, Placement, Split
 
 When = Literal["forward", "backward"]
 WAYS: tuple[When, When] = ("forward", "backward")
@@ -36,9 +46,12 @@ WAYS: tuple[When, When] = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """One collective of a layer. ``tensor`` is its payload as nccl-tests counts it: the full buffer of the group, for
-    an all-to-all the buffer of one rank, for a send the message to one neighbour. ``overlapped`` collectives run beside
-    computation that does not wait for them."""
+    """Collective that a layer owes.
+
+    The payload is ``tensor`` as nccl-tests counts it: the full buffer of the group, for an all-to-all the buffer of one
+    rank, for a send the message to one neighbour. ``overlapped`` collectives run during computation that does not wait
+    for them.
+    """
 
     name: str
     operation: str
@@ -49,23 +62,37 @@ class Communication:
 
     @property
     def of_experts(self) -> bool:
-        """Whether it is of tokens that are sorted by experts."""
+        """True if the tensor holds tokens sorted by expert (the output of MoE dispatch)."""
         return any(dim in PLACES for dim in self.tensor.dims)
 
     @property
     def dispatches(self) -> bool:
-        """Whether it brings tokens to the ranks of their experts, or back."""
+        """True if the collective brings tokens to the ranks of their experts, or back."""
         return self.of_experts and self.operation == "all_to_all"
 
 
 # norms, softmax, losses
 
 
-def statistics(node: Node, split: Split, shards: Mapping[str, float]) -> Iterator[Communication]:
-    """Rows over a split dim exchange a few numbers: a softmax or loss its maximum, sum and target, a norm its mean and
-    variance, and backward the two sums of its gradient.
+def statistics_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> Iterator[Communication]:
+    """List the small all-reduces of layers that reduce over a split dim.
 
-    A batch norm of one's own replica still sums over the ranks that share its samples.
+    A softmax or loss sums its maximum, sum and target. A norm sums its mean and variance, and the two sums of its
+    gradient in the backward pass. A batch norm of one replica still sums over the ranks that share its samples.
+
+    Parameters
+    ----------
+    node : Node
+        The layer.
+    split : Split
+        Axes by dim of the layer.
+    shards : dict of str to float
+        Number of shards by dim.
+
+    Yields
+    ------
+    Communication
+        Collectives.
     """
     for operation in node.operations:
         if not isinstance(operation, MemoryPass) or not operation.reduces:
@@ -92,14 +119,14 @@ def _row(operation: MemoryPass) -> Tensor:
 # attention over a split sequence
 
 
-def core_split(node: Node, split: Split, context: Context) -> Split:
+def _core_split(node: Node, split: Split, context: Context) -> Split:
     """How the core of attention is split: by the all-to-all form heads take the place of the sequence."""
     if context == "ring" or not split.get("seq") or not any(is_core(operation) for operation in node.operations):
         return split
     return {**split, "seq": (), "kv_heads": (*split.get("kv_heads", ()), *split["seq"])}
 
 
-def key_exchange(
+def _key_exchange(
     node: Node, split: Split, core: Split, shards: Mapping[str, float], mesh: Mesh
 ) -> Iterator[Communication]:
     """Queries of a split sequence need all keys and values.
@@ -127,7 +154,7 @@ def key_exchange(
             yield Communication(name, "reduce_scatter", axis, whole, "backward", overlapped=hidden)
 
 
-def ring_kept(node: Node, split: Split, core: Split, mesh: Mesh) -> dict[str, int]:
+def _ring_saved(node: Node, split: Split, core: Split, mesh: Mesh) -> dict[str, int]:
     """Keys and values of which a ring keeps each rank's own share alone, with the ranks that share them."""
     axes = split.get("seq", ())
     if not axes or core is not split or not _hides(node):
@@ -168,33 +195,91 @@ def _queries_and_outputs(node: Node) -> list[Tensor]:
 
 
 def expert_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> Iterator[Communication]:
-    """Rule B inside a mixture of experts: tokens are split by the batch before dispatch and by experts after it, and
-    back (GShard, Lepikhin et al., 2020)."""
-    axis = joined(split.get("experts", ()))
+    """List the all-to-alls of a mixture of experts: tokens are split by the batch, then by experts, then by the batch.
+
+    Parameters
+    ----------
+    node : Node
+        The layer.
+    split : Split
+        Axes by dim of the layer.
+    shards : dict of str to float
+        Number of shards by dim.
+
+    Yields
+    ------
+    Communication
+        Collectives, forward and backward.
+
+    References
+    ----------
+    Lepikhin et al., GShard, 2020.
+    """
+    axis = joined_axes(split.get("experts", ()))
     for operation in node.operations if axis else ():
-        if (tokens := dispatched(operation)) is not None:
+        if (tokens := dispatched_tokens(operation)) is not None:
             sent = tokens.split(shards)
             yield from (Communication(operation.name, "all_to_all", axis, sent, when) for when in WAYS)
 
 
-def dispatched(operation: Operation) -> Tensor | None:
-    """Tokens that an operation sends to experts, or takes back from them."""
+def dispatched_tokens(operation: Operation) -> Tensor | None:
+    """Return the tokens that an operation sends to experts or takes back from them.
+
+    Parameters
+    ----------
+    operation : Operation
+        The operation.
+
+    Returns
+    -------
+    Tensor, optional
+        The tensor with a dim ``capacity``; None for other operations.
+    """
     routes = isinstance(operation, MemoryPass) and operation.kind.routes
     return next((t for t in (*operation.reads, operation.out) if "capacity" in t.dims), None) if routes else None
 
 
-def chosen(node: Node) -> tuple[int, int]:
-    """How many experts a token of a mixture visits, and how many there are."""
-    dispatch = next(operation for operation in node.operations if dispatched(operation) is operation.out)
+def experts_per_token(node: Node) -> tuple[int, int]:
+    """Return how many experts a token of a mixture visits, and how many there are.
+
+    Parameters
+    ----------
+    node : Node
+        Layer with experts.
+
+    Returns
+    -------
+    tuple[int, int]
+        Chosen experts and all experts.
+    """
+    dispatch = next(operation for operation in node.operations if dispatched_tokens(operation) is operation.out)
     tokens, experts = math.prod(dispatch.reads[0].sizes[:-1]), dispatch.out.size("experts")
     return max(1, round(experts * dispatch.out.size("capacity") / tokens)), int(experts)
 
 
-def sent_once(chosen: int, experts: int, targets: int) -> float:
-    """Share of its copies that a token sends where it goes once to each of ``targets`` (nodes or devices), which hold
-    equal parts of the experts: the targets that ``chosen`` experts lie on, drawn without replacement, over them.
+def distinct_target_share(chosen: int, experts: int, targets: int) -> float:
+    """Return the share of its copies that a token sends if it goes once to each node (or device) that has its experts.
 
-    >>> sent_once(2, 8, 8), round(sent_once(8, 256, 8), 3), sent_once(8, 256, 1)
+    The targets hold equal parts of the experts. The share is the expected number of targets that the chosen experts lie
+    on, drawn without replacement, over the number of chosen experts.
+
+    Parameters
+    ----------
+    chosen : int
+        Experts that a token visits.
+    experts : int
+        All experts.
+    targets : int
+        Nodes or devices.
+
+    Returns
+    -------
+    float
+        Share, at most 1.
+
+    Examples
+    --------
+    >>> distinct_target_share(2, 8, 8), round(distinct_target_share(8, 256, 8), 3), distinct_target_share(8, 256, 1)
     (1.0, 0.662, 0.125)
     """
     missed = math.prod(
@@ -206,7 +291,7 @@ def sent_once(chosen: int, experts: int, targets: int) -> float:
 # windows over a split dim
 
 
-def halo_exchange(node: Node, split: Split, shards: Mapping[str, float], mesh: Mesh) -> Iterator[Communication]:
+def _halo_exchange(node: Node, split: Split, shards: Mapping[str, float], mesh: Mesh) -> Iterator[Communication]:
     """Rule C: a window at the border of a rank's share reads rows of its neighbours: those of the input forward, those
     of the output's gradient backward.
 
@@ -264,7 +349,27 @@ class PlacedNode:
 
 
 def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNode, ...]:
-    """The share of every layer and its collectives, in topological order."""
+    """Compute one rank's share of every layer and the collectives that it owes.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network.
+    placement : Placement
+        Split of every layer.
+    mesh : Mesh
+        Degrees of the axes.
+
+    Returns
+    -------
+    tuple of PlacedNode
+        Shares in topological order.
+
+    Raises
+    ------
+    PlanError
+        If a dim cannot be divided.
+    """
     return graph.once(("placed", placement, mesh.degrees), lambda: _propagated(graph, placement, mesh))
 
 
@@ -287,7 +392,22 @@ def _propagated(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedN
 
 
 def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
-    """PlanError where a dim cannot be divided as a placement asks; `propagate` checks the same on its way."""
+    """Check that all dims can be divided as a placement asks, without computing the shares.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network.
+    placement : Placement
+        Split of every layer.
+    mesh : Mesh
+        Degrees of the axes.
+
+    Raises
+    ------
+    PlanError
+        If a dim cannot be divided.
+    """
     problem = graph.once(("division", placement, mesh.degrees), lambda: _problem(graph, placement, mesh))
     if problem:
         raise PlanError(problem)
@@ -298,7 +418,7 @@ def _problem(graph: Graph, placement: Placement, mesh: Mesh) -> str:
     try:
         for node in graph.nodes:
             split = _active(node, placement.of(node), mesh)
-            core = _shards(core_split(node, split, placement.context), mesh)
+            core = _shards(_core_split(node, split, placement.context), mesh)
             check_division(node.name, node.operations, _shards(split, mesh), core)
     except PlanError as error:
         return str(error)
@@ -331,7 +451,7 @@ def _place(
     layouts: dict[str, TensorLayout],
     shares: dict[Hashable, tuple[Operation, ...]],
 ) -> PlacedNode:
-    core = core_split(node, split, placement.context)
+    core = _core_split(node, split, placement.context)
     shards, core_shards = _shards(split, mesh), _shards(core, mesh)
     check_division(node.name, node.operations, shards, core_shards)
     uneven = dict.fromkeys(PLACES, 1 / placement.imbalance) if split.get("experts") else {}
@@ -344,17 +464,17 @@ def _place(
     partial = _inner_sums(node, split, shards, moves, inner)
     gathered = {gather.tensor.name: mesh.degree(gather.axis) for gather in filter(_gathers, owed)}
     gathered |= {
-        c.tensor.name: mesh.degree(c.axis) for c in filter(_gathers, inner) if moves.kept_moved(node, c.tensor)
+        c.tensor.name: mesh.degree(c.axis) for c in filter(_gathers, inner) if moves._saved_transfers(node, c.tensor)
     }
     owed += (*_regather(node, [*owed, *inner]), *inner)
     owed += (
-        *statistics(node, split, shards),
-        *key_exchange(node, split, core, shards, mesh),
+        *statistics_exchange(node, split, shards),
+        *_key_exchange(node, split, core, shards, mesh),
         *expert_exchange(node, split, shards),
-        *halo_exchange(node, split, shards, mesh),
+        *_halo_exchange(node, split, shards, mesh),
     )
     _leave(node, split, partial, layouts)
-    gathered |= ring_kept(node, split, core, mesh)
+    gathered |= _ring_saved(node, split, core, mesh)
     parameters = tuple(_parameters(node, split, shards))
     local = layer, *(tuple([pair for pair in each.items() if pair[0] != "batch"]) for each in (shards, core_shards))
     if local not in shares:
@@ -415,7 +535,7 @@ class _Moves(NamedTuple):
         name, moved = f"{operation.name}>{tensor.name}", tensor.split(self.uneven)
         return _transition(name, moved, have, TensorLayout(want), self.mesh, "backward")
 
-    def kept_moved(self, node: Node, tensor: Tensor) -> bool:
+    def _saved_transfers(self, node: Node, tensor: Tensor) -> bool:
         """Whether the first operation that keeps the tensor keeps it as it is after the move."""
         keepers = (kept for operation in node.operations for kept in operation.saves if kept.name == tensor.name)
         kept = next(keepers, None)
@@ -570,8 +690,19 @@ def _regather(node: Node, owed: list[Communication]) -> list[Communication]:
     return [replace(each, name=f"{each.name}{AGAIN}", phase="backward", overlapped=True) for each in again]
 
 
-def kept_whole(placed: PlacedNode) -> PlacedNode:
-    """The same share when gathered inputs stay whole until the backward pass instead of being gathered again."""
+def without_regather(placed: PlacedNode) -> PlacedNode:
+    """Return a layer's share whose gathered inputs stay whole until the backward pass instead of being gathered again.
+
+    Parameters
+    ----------
+    placed : PlacedNode
+        One rank's share of a layer.
+
+    Returns
+    -------
+    PlacedNode
+        A copy without the second gathers.
+    """
     owed = tuple(each for each in placed.communications if not each.name.endswith(AGAIN))
     again = {each.tensor.name for each in placed.communications if each.name.endswith(AGAIN)}
     again |= {tensor.name for tensor in placed.node.inputs}

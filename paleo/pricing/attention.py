@@ -16,43 +16,40 @@ Blackwell), by their public sources.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError, near
-from paleo.pricing.kernels import floats
+from paleo.pricing.kernels import DeviceFigures, floats
 from paleo.pricing.power import felt, slow_down
 from paleo.specs.calibration import parameter
-from paleo.units import MICROSECOND
-
-if TYPE_CHECKING:
-    from paleo.pricing.kernels import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Sizes = Array | float
 Mask = npt.NDArray[np.bool_] | bool
 
 #: Head dimensions that kernels are compiled for; others are zero-padded to the next one.
-COMPILED_HEAD_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0, 512.0)
+_COMPILED_HEAD_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0, 512.0)
 #: Of those, the ones that need no copy of the tensors before the launch.
-NATIVE_HEAD_DIMS = (64.0, 128.0, 192.0, 256.0, 512.0)
+_NATIVE_HEAD_DIMS = (64.0, 128.0, 192.0, 256.0, 512.0)
 #: Query rows of one warp group: the tile where no more rows than these exist, in decode above all.
-WARP_GROUP_ROWS = 64.0
+_WARP_GROUP_ROWS = 64.0
 #: Largest number of splits of FlashAttention-2 in decode, and of sequences in a captured graph (vLLM's default).
 WAVE_SPLITS, CAPTURED_BATCH = 128, 512
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionKernel:
-    """How one implementation divides the work, by its public source.
+    """Implementation of fused attention: tile shapes and how it divides the work, from its public source.
 
     ``tiles``: (largest head dimension, query rows, key columns), ascending; ``dense_tiles`` those of keys that lie in a
     row instead of pages, where they differ, ``decode_tiles`` those of one token, where they are not ``tiles`` cut to a
     warp group. ``packs``: query heads that share a key head fill one tile in prefill
-    too. ``most_splits``: the most parts into which prefill cuts the keys of one tile when tiles are too few for the
-    device; 1 never splits. ``decode_splits``: how decode chooses their number (`decode_splits`). ``longest_first``: the
+    too; ``pads_values``: values are padded to the width of the keys. ``most_splits``: the most parts into which prefill
+    cuts the keys of one tile when tiles are too few for the device; 1 never splits. ``decode_splits``: how decode
+    chooses their number (`decode_splits`). ``longest_first``: the
     tiles of a causal mask start in order of their length, so that short ones fill the end.
     """
 
@@ -63,6 +60,7 @@ class AttentionKernel:
     dense_tiles: tuple[tuple[float, float, float], ...] = ()
     decode_tiles: tuple[tuple[float, float, float], ...] = ()
     longest_first: bool = True
+    pads_values: bool = False
 
 
 #: FlashAttention-2 (split-KV kernel for pages), -3 (Hopper, paged keys without TMA), -4 (CuTe) and
@@ -71,6 +69,7 @@ KERNELS = {
     "fa2": AttentionKernel(
         ((64, 64, 256), (128, 64, 128), (512, 64, 64)),
         packs=False, most_splits=1, decode_splits="waves", dense_tiles=((64, 128, 128), (512, 128, 64)),
+        pads_values=True,
     ),
     "fa3": AttentionKernel(
         ((96, 192, 128), (128, 128, 128), (192, 128, 96), (512, 128, 80)),
@@ -85,16 +84,44 @@ KERNELS = {
 
 
 def kernel(name: str) -> AttentionKernel:
-    """The division of work of a kernel by name; SpecError with the nearest one."""
+    """Look up how a kernel divides its work.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``fa3``.
+
+    Returns
+    -------
+    AttentionKernel
+
+    Raises
+    ------
+    SpecError
+        If no kernel has that name; the nearest one is named.
+    """
     if name not in KERNELS:
         raise SpecError(f"unknown attention kernel {name!r}; {near(name, KERNELS)}")
     return KERNELS[name]
 
 
 def default_kernel(architecture: str, memory_kind: str = "HBM") -> str:
-    """The kernel that current software runs on an architecture; Blackwell cards with graphics memory lack the tensor
-    memory that FlashAttention-4 needs.
+    """Name the attention kernel that current software runs on an architecture.
 
+    Parameters
+    ----------
+    architecture : str
+        As device specs name it.
+    memory_kind : str, default 'HBM'
+        Cards with graphics memory lack the tensor memory that FlashAttention-4 needs.
+
+    Returns
+    -------
+    str
+        A key of `KERNELS`.
+
+    Examples
+    --------
     >>> default_kernel("Hopper"), default_kernel("Blackwell"), default_kernel("Blackwell", "GDDR7")
     ('fa3', 'fa4', 'fa2')
     """
@@ -104,8 +131,22 @@ def default_kernel(architecture: str, memory_kind: str = "HBM") -> str:
 
 
 def tile_shape(tiles: tuple[tuple[float, float, float], ...], head_dim: Sizes) -> tuple[Array, Array]:
-    """Query rows and key columns of a tile for each head dimension.
+    """Return query rows and key columns of a tile for each head dimension.
 
+    Parameters
+    ----------
+    tiles : tuple of tuple of (float, float, float)
+        Largest head dimension, rows and columns of each compiled tile, ascending.
+    head_dim : array-like
+        Elements of a head.
+
+    Returns
+    -------
+    tuple of (ndarray, ndarray)
+        Rows, columns; the shape of `head_dim`.
+
+    Examples
+    --------
     >>> [float(size) for size in tile_shape(KERNELS["fa2"].tiles, 128)]
     [64.0, 128.0]
     """
@@ -115,12 +156,24 @@ def tile_shape(tiles: tuple[tuple[float, float, float], ...], head_dim: Sizes) -
 
 
 def padded_head_dim(head_dim: Sizes) -> Array:
-    """The compiled head dimension that holds ``head_dim``.
+    """Return the compiled head dimension that holds each head dimension.
 
+    Parameters
+    ----------
+    head_dim : array-like
+        Elements of a head.
+
+    Returns
+    -------
+    ndarray
+        Elements; the shape of `head_dim`.
+
+    Examples
+    --------
     >>> [float(size) for size in padded_head_dim(np.array([64, 72, 80, 128, 160]))]
     [64.0, 96.0, 96.0, 128.0, 192.0]
     """
-    compiled, (exact,) = np.array(COMPILED_HEAD_DIMS), floats(head_dim)
+    compiled, (exact,) = np.array(_COMPILED_HEAD_DIMS), floats(head_dim)
     return np.asarray(np.maximum(exact, compiled[np.minimum(np.searchsorted(compiled, exact), len(compiled) - 1)]))
 
 
@@ -134,12 +187,34 @@ def key_blocks(
     causal: Mask,
     window: Sizes = 0.0,
 ) -> Array:
-    """Key blocks that the query tiles of one head visit, all tiles together.
+    """Count the key blocks that the query tiles of one head visit, all tiles together.
 
     Tile i of a causal mask (aligned at the last key) sees ceil((offset + (i + 1) t) / c) blocks of c keys, t tokens a
     tile and offset = kv_length - query_length; the sum over i is taken in closed form, exact where t divides c or c
     divides t and the offset is a multiple of c. A sliding window of w keys drops the blocks before offset + i t - w.
 
+    Parameters
+    ----------
+    query_tiles : array-like
+        Tiles of one head.
+    tokens_per_tile : array-like
+        Query tokens of a tile.
+    columns : array-like
+        Keys of a block.
+    query_length, kv_length : array-like
+        Tokens of one sequence whose queries are computed, and keys that they see.
+    causal : array-like of bool
+        True where a query sees only keys up to its own place.
+    window : array-like, default 0.0
+        Keys that a query sees at most; 0 is no window.
+
+    Returns
+    -------
+    ndarray
+        Blocks; arguments broadcast.
+
+    Examples
+    --------
     >>> shape = dict(query_tiles=4, tokens_per_tile=64, columns=128, query_length=256, kv_length=256)
     >>> float(key_blocks(**shape, causal=True))  # 1 + 1 + 2 + 2
     6.0
@@ -156,10 +231,28 @@ def key_blocks(
 
 
 def balanced_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float, most: int) -> Array:
-    """Parts into which the keys of each tile are cut so that all parts of all tiles fill the device about once.
+    """Return the parts into which keys are cut so that all parts fill the device about once.
 
     The rule of FlashAttention-3's scheduler: b = ceil(1.1 tiles blocks / multiprocessors) blocks a part.
 
+    Parameters
+    ----------
+    tiles : array-like
+        Tiles of queries, all heads and sequences together.
+    blocks : array-like
+        Key blocks of each tile.
+    multiprocessors : float
+        How many the device has.
+    most : int
+        The most parts of a tile.
+
+    Returns
+    -------
+    ndarray
+        Parts of each tile.
+
+    Examples
+    --------
     >>> float(balanced_splits(tiles=8, blocks=64, multiprocessors=132, most=32))
     13.0
     """
@@ -169,8 +262,24 @@ def balanced_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float, most
 
 
 def filling_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float) -> Array:
-    """As many parts as leave no more tiles than multiprocessors; at least one, at most one a key block.
+    """Return the most parts that leave no more tiles than multiprocessors.
 
+    Parameters
+    ----------
+    tiles : array-like
+        Tiles of queries, all heads and sequences together.
+    blocks : array-like
+        Key blocks of each tile.
+    multiprocessors : float
+        How many the device has.
+
+    Returns
+    -------
+    ndarray
+        Parts of each tile: at least one, at most one a key block.
+
+    Examples
+    --------
     >>> [float(parts) for parts in filling_splits(tiles=np.array([1.0, 50.0, 200.0]), blocks=8, multiprocessors=148)]
     [8.0, 2.0, 1.0]
     """
@@ -187,11 +296,31 @@ def decode_splits(
     blocks: Array,
     multiprocessors: float,
 ) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Parts of the keys of each tile of one token, and whether a captured graph launches them whatever the length.
+    """Return the parts of the keys of each tile of one token.
 
     ``waves`` fills waves of two blocks a multiprocessor (`wave_splits`), ``balanced`` one wave (`balanced_splits`);
     ``captured`` launches the most there are wherever the batch is one that graphs are captured for; ``filling`` leaves
     no more parts than multiprocessors (`filling_splits`).
+
+    Parameters
+    ----------
+    division : AttentionKernel
+        How the kernel divides its work.
+    batch : ndarray
+        Sequences.
+    grouped : ndarray of bool
+        True where a tile holds several query heads of a key head.
+    tiles : ndarray
+        Tiles of queries, all heads and sequences together.
+    blocks : ndarray
+        Key blocks of each tile.
+    multiprocessors : float
+        How many the device has.
+
+    Returns
+    -------
+    tuple of (ndarray, ndarray of bool)
+        Parts, and True where a captured graph launches them whatever the length.
     """
     never = np.zeros(np.shape(tiles), dtype=np.bool_)
     if division.decode_splits == "waves":
@@ -206,11 +335,29 @@ def decode_splits(
 
 
 def wave_splits(*, tiles: Sizes, blocks: Sizes, slots: float, most: int = WAVE_SPLITS) -> Array:
-    """The fewest splits whose waves are at least 85 % as full as those of the best split.
+    """Return the fewest splits whose waves are at least 85 % as full as those of the best split.
 
-    FlashAttention-2's ``num_splits_heuristic``: ``slots`` thread blocks run at once; no split where the tiles fill
-    80 % of them; a number of splits that leaves the largest part as long as one fewer would is passed over.
+    FlashAttention-2's ``num_splits_heuristic``: ``slots`` thread blocks run at once; no split where the tiles fill 80 %
+    of them; a number of splits that leaves the largest part as long as one fewer would is passed over.
 
+    Parameters
+    ----------
+    tiles : array-like
+        Tiles of queries, all heads and sequences together.
+    blocks : array-like
+        Key blocks of each tile.
+    slots : float
+        Thread blocks that run at once.
+    most : int, default WAVE_SPLITS
+        The most parts of a tile.
+
+    Returns
+    -------
+    ndarray
+        Parts of each tile.
+
+    Examples
+    --------
     >>> float(wave_splits(tiles=1, blocks=512, slots=216)), float(wave_splits(tiles=400, blocks=8, slots=216))
     (128.0, 1.0)
     """
@@ -248,115 +395,73 @@ CACHE_STEEPNESS = 8.0
 class PrefillParameters:
     """Attention of many query tokens at once: one calibration per kernel, phase and device."""
 
-    launch_time: float = parameter(
-        8 * MICROSECOND, low=2 * MICROSECOND, high=40 * MICROSECOND, unit="s", meaning="launches and first loads"
-    )
-    padding_time: float = parameter(
-        1 * MICROSECOND, low=0.05 * MICROSECOND, high=8 * MICROSECOND, unit="s",
-        meaning="extra launches where the head dimension has no compiled kernel",
-    )  # fmt: skip
-    mma_efficiency: float = parameter(
-        0.9, low=0.2, high=1.3, unit="1", meaning="tensor-core rate of the two products over peak at boost clock"
-    )
-    exp_cycles: float = parameter(
-        0.0625, low=0.005, high=0.15, unit="cycle", meaning="per score element; 1/16 is the rate of exponentials"
-    )
-    tile_cycles: float = parameter(
-        3000.0, low=100.0, high=40000.0, unit="cycle", meaning="start and end of a query tile at head dimension 128"
-    )
-    padded_tile_cycles: float = parameter(
-        2200.0, low=10.0, high=30000.0, unit="cycle", meaning="added to a tile whose head dimension is padded"
-    )
-    wave_quantization: float = parameter(
-        0.8, low=0.05, high=1.3, unit="1", meaning="share of the last, partly filled wave that is paid"
-    )
-    bandwidth_fraction: float = parameter(0.9, low=0.4, high=0.96, unit="1", meaning="achieved memory bandwidth")
-    norm_order: float = parameter(1.5, low=1.0, high=8.0, unit="1", meaning="overlap of arithmetic and memory traffic")
-    write_latency: float = parameter(
-        3 * MICROSECOND, low=0.1 * MICROSECOND, high=20 * MICROSECOND, unit="s",
-        meaning="residence of a thread block that writes one token into the paged cache",
-    )  # fmt: skip
-    combine_time: float = parameter(
-        2 * MICROSECOND, low=0.05 * MICROSECOND, high=20 * MICROSECOND, unit="s", meaning="merging of split keys"
-    )
-    cache_fraction: float = parameter(
-        0.5, low=0.2, high=1.3, unit="1", fitted=False, meaning="share of L2 in which tensors survive; as in decode"
-    )
-    l2_bytes_per_cycle: float = parameter(
-        40.0, low=4.0, high=100.0, unit="B/cycle", fitted=False, meaning="L2 rate of a multiprocessor; as in decode"
-    )
-    energy: float = parameter(
-        1.0, low=0.1, high=10.0, unit="pJ/FLOP", fitted=False, meaning="energy of a FLOP of the two products"
-    )
-    backward_efficiency: float = parameter(
-        0.8, low=0.3, high=1.2, unit="1", fitted=False,
-        meaning="rate of backward's five products against that of forward's two",
-    )  # fmt: skip
+    launch_time: float = parameter("8 us", "2..40 us", "launches and first loads")
+    padding_time: float = parameter("1 us", "0.05..8 us", "extra launches of a padded head dimension")
+    mma_efficiency: float = parameter("0.9", "0.2..1.3", "rate of the two products over peak at boost clock")
+    exp_cycles: float = parameter("0.0625 cycle", "0.005..0.15", "per score element; 1/16 is the rate of exponentials")
+    tile_cycles: float = parameter("3000 cycle", "100..40000", "start and end of a query tile at head dimension 128")
+    padded_tile_cycles: float = parameter("2200 cycle", "10..30000", "added to a tile whose head dimension is padded")
+    wave_quantization: float = parameter("0.8", "0.05..1.3", "share of the last, partly filled wave that is paid")
+    bandwidth_fraction: float = parameter("0.9", "0.4..0.96", "achieved memory bandwidth")
+    norm_order: float = parameter("1.5", "1..8", "overlap of arithmetic and memory traffic")
+    write_latency: float = parameter("3 us", "0.1..20 us", "writing of one token into the paged cache")
+    combine_time: float = parameter("2 us", "0.05..20 us", "merging of split keys")
+    cache_fraction: float = parameter("0.5", "0.2..1.3", "share of L2 in which tensors survive", fitted=False)
+    l2_bytes_per_cycle: float = parameter("40 B/cycle", "4..100", "L2 rate of a multiprocessor", fitted=False)
+    energy: float = parameter("1 pJ/FLOP", "0.1..10", "energy of a FLOP of the two products", fitted=False)
+    backward_efficiency: float = parameter("0.8", "0.3..1.2", "rate of backward's products over forward", fitted=False)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeParameters:
     """Attention of one query token to a cache of keys: one calibration per kernel and device."""
 
-    launch_time: float = parameter(
-        8 * MICROSECOND, low=2 * MICROSECOND, high=40 * MICROSECOND, unit="s", meaning="launches and first loads"
-    )
-    kernel_time: float = parameter(
-        1.9 * MICROSECOND, low=0.2 * MICROSECOND, high=8 * MICROSECOND, unit="s",
-        meaning="each further small kernel in a captured graph",
-    )  # fmt: skip
-    mma_efficiency: float = parameter(
-        0.6, low=0.1, high=1.5, unit="1", meaning="tensor-core rate on padded tiles over peak at boost clock"
-    )
-    tile_cycles: float = parameter(
-        3000.0, low=100.0, high=40000.0, unit="cycle", meaning="start and end of a tile at head dimension 128"
-    )
-    scan_cycles: float = parameter(
-        1.0,
-        low=0.01,
-        high=200.0,
-        unit="cycle",
-        meaning="search of a thread block for its tile, per sequence in the batch",
-    )
-    wave_quantization: float = parameter(
-        0.8, low=0.05, high=1.0, unit="1", meaning="share of the last, partly filled wave that is paid"
-    )
-    cache_fraction: float = parameter(
-        0.6, low=0.2, high=1.2, unit="1", meaning="share of L2 that keys left by the step before survive in"
-    )
-    bandwidth_fraction: float = parameter(0.9, low=0.4, high=0.96, unit="1", meaning="achieved memory bandwidth")
-    l2_bytes_per_cycle: float = parameter(
-        20.0, low=4.0, high=100.0, unit="B/cycle", meaning="L2 read rate of one multiprocessor"
-    )
-    norm_order: float = parameter(2.0, low=1.0, high=10.0, unit="1", meaning="overlap of tile time and memory traffic")
-    combine_time: float = parameter(
-        2 * MICROSECOND, low=0.05 * MICROSECOND, high=20 * MICROSECOND, unit="s", meaning="merging of split keys"
-    )
-    combine_step: float = parameter(
-        0.1 * MICROSECOND,
-        low=0.0005 * MICROSECOND,
-        high=1 * MICROSECOND,
-        unit="s",
-        meaning="merging, per split in a chain",
-    )
-    write_latency: float = parameter(
-        3 * MICROSECOND, low=0.1 * MICROSECOND, high=20 * MICROSECOND, unit="s",
-        meaning="residence of a thread block that writes one token into the paged cache",
-    )  # fmt: skip
-    sequence_time: float = parameter(
-        0.01 * MICROSECOND, low=0.0001 * MICROSECOND, high=0.1 * MICROSECOND, unit="s",
-        meaning="per sequence of a captured graph that launches unused splits",
-    )  # fmt: skip
+    launch_time: float = parameter("8 us", "2..40 us", "launches and first loads")
+    kernel_time: float = parameter("1.9 us", "0.2..8 us", "each further small kernel in a captured graph")
+    mma_efficiency: float = parameter("0.6", "0.1..1.5", "tensor-core rate on padded tiles over peak at boost clock")
+    tile_cycles: float = parameter("3000 cycle", "100..40000", "start and end of a tile at head dimension 128")
+    scan_cycles: float = parameter("1 cycle", "0.01..200", "search of a block for its tile, per sequence")
+    wave_quantization: float = parameter("0.8", "0.05..1", "share of the last, partly filled wave that is paid")
+    cache_fraction: float = parameter("0.6", "0.2..1.2", "share of L2 that keys left by the step before survive in")
+    bandwidth_fraction: float = parameter("0.9", "0.4..0.96", "achieved memory bandwidth")
+    l2_bytes_per_cycle: float = parameter("20 B/cycle", "4..100", "L2 read rate of one multiprocessor")
+    norm_order: float = parameter("2", "1..10", "overlap of tile time and memory traffic")
+    combine_time: float = parameter("2 us", "0.05..20 us", "merging of split keys")
+    combine_step: float = parameter("0.1 us", "0.0005..1 us", "merging, per split in a chain")
+    write_latency: float = parameter("3 us", "0.1..20 us", "writing of one token into the paged cache")
+    sequence_time: float = parameter("0.01 us", "0.0001..0.1 us", "per sequence of a captured graph with unused splits")
 
 
 def cache_write_time(
     *, tokens: Sizes, kv_heads: Sizes, head_dim: Sizes, element_bytes: Sizes, write_latency: float,
     bandwidth: float, device: DeviceFigures,
 ) -> Array:  # fmt: skip
-    """Time to copy new keys and values into a paged cache [s].
+    """Price the copy of new keys and values into a paged cache.
 
-    One thread block of min(kv_heads · head_dim, 512) threads copies one token. Few threads a block mean many blocks
-    at once: tokens · threads / resident threads rounds of one latency each; many bytes meet the bandwidth.
+    One thread block of min(kv_heads · head_dim, 512) threads copies one token. Few threads a block mean many blocks at
+    once: tokens · threads / resident threads rounds of one latency each; many bytes meet the bandwidth.
+
+    Parameters
+    ----------
+    tokens : array-like
+        New tokens of all sequences.
+    kv_heads : array-like
+        Heads of queries, and of keys and values.
+    head_dim : array-like
+        Elements of a head.
+    element_bytes : array-like
+        Bytes of an element as it is stored.
+    write_latency : float
+        Seconds that a thread block takes for a token.
+    bandwidth : float
+        Memory bandwidth that is reached [byte/s].
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+
+    Returns
+    -------
+    ndarray
+        Seconds; arguments broadcast.
     """
     n, heads, d = floats(tokens, kv_heads, head_dim)
     rounds = n * np.minimum(heads * d, WRITE_THREADS) / (RESIDENT_THREADS * device.multiprocessors)
@@ -365,8 +470,24 @@ def cache_write_time(
 
 
 def miss_fraction(footprint: Sizes, capacity: float) -> Array:
-    """Share of a repeatedly read footprint that comes from memory: a steep step at the cache's capacity.
+    """Return the share of a repeatedly read footprint that comes from memory.
 
+    A steep step at the cache's capacity.
+
+    Parameters
+    ----------
+    footprint : array-like
+        Bytes that are read again and again.
+    capacity : float
+        Bytes of the cache.
+
+    Returns
+    -------
+    ndarray
+        Shares, 0 to 1.
+
+    Examples
+    --------
     >>> [round(float(share), 3) for share in miss_fraction(np.array([10.0, 20.0, 40.0]), 20.0)]
     [0.004, 0.5, 0.996]
     """
@@ -394,8 +515,9 @@ def attention_prefill_time(
     activity: float = 1.0,
     flop_factor: float = 1.0,
     traffic_factor: float = 1.0,
+    value_dim: Sizes | None = None,
 ) -> Array:
-    """Forward attention of ``query_length`` tokens to ``kv_length`` keys [s]; ``paged`` adds the cache write.
+    """Price forward attention over many query tokens.
 
     time = launch + hot · ((max(work / S + last wave, longest tile) / clock)^p + (bytes / bandwidth)^p)^(1/p) + merge
            + write
@@ -405,18 +527,59 @@ def attention_prefill_time(
     partial sums. ``hot`` is the slow-down at the limit of power (`paleo.pricing.power`), which ``sustained`` load feels
     in full and whose ``activity`` is that of the data. Holds from one tile to minutes and for head dimensions to 512.
     ``flop_factor`` and ``traffic_factor`` scale products and bytes (the backward pass). ``window`` 0 is none.
+
+    Parameters
+    ----------
+    batch : array-like
+        Sequences, or samples.
+    query_heads, kv_heads : array-like
+        Heads of queries, and of keys and values.
+    query_length, kv_length : array-like
+        Tokens of one sequence whose queries are computed, and keys that they see.
+    head_dim : array-like
+        Elements of a head.
+    causal : array-like of bool
+        True where a query sees only keys up to its own place.
+    kernel_name : str
+        Name in `KERNELS`.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+    parameters : PrefillParameters
+        Calibration of the device.
+    window : array-like, default 0.0
+        Keys that a query sees at most; 0 is no window.
+    element_bytes : array-like, default 2.0
+        Bytes of an element as it is stored.
+    paged : bool, default False
+        True adds the write of new keys and values into a paged cache.
+    sustained : float, default 0.0
+        1 where the device has been under load for long, as in training, so that the power limit has full force.
+    activity : float, default 1.0
+        Switching activity of the data against that of random numbers.
+    flop_factor, traffic_factor : float, default 1.0
+        Scale the products and the bytes, for the backward pass.
+    value_dim : array-like, optional
+        Elements of a head's values where they are not those of its keys.
+
+    Returns
+    -------
+    ndarray
+        Seconds; arguments broadcast.
     """
     p, (b, hq, hk, nq, nk, d) = parameters, floats(batch, query_heads, kv_heads, query_length, kv_length, head_dim)
     division = kernel(kernel_name)
     tile = tile_shape(division.tiles if paged else division.dense_tiles or division.tiles, d)
     work = _tiling(division, tile, b, hq, hk, nq, nk, d, causal, window, device)
-    padded = ~np.isin(d, NATIVE_HEAD_DIMS)
+    padded = ~np.isin(d, _NATIVE_HEAD_DIMS)
     start = p.tile_cycles * (0.5 + d / 256.0) + p.padded_tile_cycles * padded
-    flops = flop_factor * 4 * padded_head_dim(d) * work.area
+    wide = padded_head_dim(d)
+    v = wide if value_dim is None or division.pads_values else padded_head_dim(value_dim)
+    flops = flop_factor * 2 * (wide + v) * work.area
     products = flops / (device.flops_per_clock * p.mma_efficiency)
     busy = _busy_cycles(work, products + work.area * p.exp_cycles, start, p.wave_quantization, device.multiprocessors)
     bandwidth = p.bandwidth_fraction * device.memory_bandwidth
-    moved = traffic_factor * 2 * d * element_bytes * b * (hq * nq + hk * nk)
+    widths = d + (d if value_dim is None else floats(value_dim)[0])
+    moved = traffic_factor * widths * element_bytes * b * (hq * nq + hk * nk)
     body = _norm(busy / device.clock_hz, _traffic_time(moved, device, p), p.norm_order)
     hot = slow_down(busy=body, flops=flops * work.blocks, dram=moved, energy=p.energy, activity=activity, device=device)
     body = body * (1.0 + (hot - 1.0) * felt(body, sustained))
@@ -457,7 +620,7 @@ def _tiling(
 ) -> _Tiling:
     rows, columns = tile
     group = np.where(np.asarray(causal) & division.packs, hq / hk, 1.0)
-    rows = np.where(nq * group <= WARP_GROUP_ROWS, np.minimum(rows, WARP_GROUP_ROWS), rows)
+    rows = np.where(nq * group <= _WARP_GROUP_ROWS, np.minimum(rows, _WARP_GROUP_ROWS), rows)
     tiles, chain = np.ceil(nq * group / rows), np.ceil(nk / columns)
     reach = np.ceil((np.asarray(window) + rows / group) / columns) + 1
     chain = np.where(np.asarray(window) > 0, np.minimum(chain, reach), chain)
@@ -506,17 +669,53 @@ def attention_backward_time(
     element_bytes: Sizes = 2.0,
     sustained: float = 0.0,
     activity: float = 1.0,
+    value_dim: Sizes | None = None,
 ) -> Array:
-    """Backward attention [s], from the forward calibration and ``backward_efficiency``.
+    """Price backward attention, from the forward calibration and ``backward_efficiency``.
 
     Five products where the forward has two (scores again, dV, dP, dQ, dK: 2.5 times the FLOP), one exponential, and
     about three times the bytes: q, k, v, o, do read; dq, dk, dv written; dq also accumulated in fp32 (Dao, 2023).
+
+    Parameters
+    ----------
+    batch : array-like
+        Sequences, or samples.
+    query_heads, kv_heads : array-like
+        Heads of queries, and of keys and values.
+    query_length, kv_length : array-like
+        Tokens of one sequence whose queries are computed, and keys that they see.
+    head_dim : array-like
+        Elements of a head.
+    causal : array-like of bool
+        True where a query sees only keys up to its own place.
+    kernel_name : str
+        Name in `KERNELS`.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+    parameters : PrefillParameters
+        Calibration of the device.
+    window : array-like, default 0.0
+        Keys that a query sees at most; 0 is no window.
+    element_bytes : array-like, default 2.0
+        Bytes of an element as it is stored.
+    sustained : float, default 0.0
+        1 where the device has been under load for long, as in training, so that the power limit has full force.
+    activity : float, default 1.0
+        Switching activity of the data against that of random numbers.
+    value_dim : array-like, optional
+        Elements of a head's values where they are not those of its keys.
+
+    Returns
+    -------
+    ndarray
+        Seconds; arguments broadcast.
     """
     slower = replace(parameters, mma_efficiency=parameters.mma_efficiency * parameters.backward_efficiency)
     return attention_prefill_time(
         batch=batch, query_heads=query_heads, kv_heads=kv_heads, query_length=query_length, kv_length=kv_length,
         head_dim=head_dim, causal=causal, kernel_name=kernel_name, device=device, parameters=slower, window=window,
         element_bytes=element_bytes, sustained=sustained, activity=activity, flop_factor=2.5, traffic_factor=3.0,
+        value_dim=value_dim,
     )  # fmt: skip
 
 
@@ -534,18 +733,46 @@ def attention_decode_time(
     element_bytes: Sizes = 2.0,
     paged: Mask = True,
 ) -> Array:
-    """Attention of one new token per sequence to ``kv_length`` cached keys, in a captured graph [s].
+    """Price attention of one new token per sequence to cached keys, in a captured graph.
 
     time = launch + ((W tile / clock)^p + (key bytes from memory or L2)^p)^(1/p) + partial sums + write of the new token
 
     W is the number of waves of tiles times splits on the multiprocessors. Query heads that share a key head fill one
     padded tile, so a tile costs the same for 1 to ``rows`` of them. Keys that fit L2 stay there between steps.
+
+    Parameters
+    ----------
+    batch : array-like
+        Sequences, or samples.
+    query_heads, kv_heads : array-like
+        Heads of queries, and of keys and values.
+    kv_length : array-like
+        Cached keys of a sequence.
+    head_dim : array-like
+        Elements of a head.
+    kernel_name : str
+        Name in `KERNELS`.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+    parameters : DecodeParameters
+        Calibration of the device.
+    window : array-like, default 0.0
+        Keys that a query sees at most; 0 is no window.
+    element_bytes : array-like, default 2.0
+        Bytes of an element as it is stored.
+    paged : array-like of bool, default True
+        True adds the write of the new token into a paged cache.
+
+    Returns
+    -------
+    ndarray
+        Seconds; arguments broadcast.
     """
     division, p = kernel(kernel_name), parameters
     b, hq, hk, nk, d = floats(batch, query_heads, kv_heads, kv_length, head_dim)
     nk = np.where(np.asarray(window) > 0, np.minimum(nk, window), nk)
     rows, columns = tile_shape(division.decode_tiles or division.tiles, d)
-    rows = np.minimum(rows, WARP_GROUP_ROWS)
+    rows = np.minimum(rows, _WARP_GROUP_ROWS)
     tiles, blocks, grouped = b * hk * np.ceil(hq / hk / rows), np.ceil(nk / columns), hq > hk
     splits, captured = decode_splits(
         division, batch=b, grouped=grouped, tiles=tiles, blocks=blocks, multiprocessors=device.multiprocessors

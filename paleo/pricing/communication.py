@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paleo.collectives.base import algorithms_for, tree_imbalance
+from paleo.collectives.base import Algorithm, Array, Numeric, Traffic, algorithms_for, tree_imbalance
 from paleo.errors import PlanError, SpecError, near
 from paleo.pricing.links.alpha_beta import LevelCost, lower_bound, torus_bound, traffic_time
 from paleo.pricing.links.fabric import (
@@ -35,6 +35,8 @@ from paleo.pricing.links.group import (
     EXCHANGES,
     SWITCH_RANKS,
     ExchangeParameters,
+    Flags,
+    GroupLinks,
     NcclParameters,
     exchange_time,
     group_links,
@@ -43,42 +45,50 @@ from paleo.pricing.links.group import (
     stack_links,
     switch_time,
 )
-from paleo.pricing.links.topology import placed
-from paleo.pricing.store import RELATIVE_WIDENING, lookup
+from paleo.pricing.links.topology import NodePlacement, placed
+from paleo.pricing.store import RELATIVE_WIDENING, Rates, SourcedParameters, lookup
 from paleo.units import TERA
 
 if TYPE_CHECKING:
-    from paleo.collectives.base import Algorithm, Array, Numeric, Traffic
     from paleo.parallel.placement import Axes, Mesh
-    from paleo.pricing.links.group import Flags, GroupLinks
-    from paleo.pricing.links.topology import NodePlacement
-    from paleo.pricing.store import Rates, SourcedParameters
     from paleo.specs.calibration import Calibration
     from paleo.specs.system import System
 
 #: Which of these carries out an all_reduce over nodes is decided by what the library expects of both.
-TREE_OR_RING = ("ring", "chain_tree")
+_TREE_OR_RING = ("ring", "chain_tree")
 #: How near to each other the two ends of a search for a crossover come, relatively.
 _BISECTION = 2.0**-30
 
 
 class AlgorithmPrices(Protocol):
-    """Seconds by algorithm for an array of payloads, of all candidates or of those that are named."""
+    """Times by algorithm for an array of payloads [s]."""
 
     def __call__(self, payload_bytes: Array, names: Sequence[str] | None = None, /) -> Mapping[str, Array]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class FastestAlgorithm:
-    """The fastest algorithm per element of the arrays that were asked for."""
+    """Fastest algorithm and its time for every element of the arrays."""
 
     algorithm: npt.NDArray[np.str_]
     time: Array
 
 
 def fastest(table: Mapping[str, Array]) -> FastestAlgorithm:
-    """The least of each element over the algorithms; a tie goes to the first name.
+    """Choose the fastest algorithm of each element; a tie goes to the first name.
 
+    Parameters
+    ----------
+    table : mapping of str to ndarray
+        Seconds of each algorithm, all of one shape.
+
+    Returns
+    -------
+    FastestAlgorithm
+        Names and seconds.
+
+    Examples
+    --------
     >>> choice = fastest({"ring": np.array([3.0, 1.0]), "tree": np.array([2.0, 4.0])})
     >>> choice.algorithm.tolist(), choice.time.tolist()
     (['tree', 'ring'], [2.0, 1.0])
@@ -89,7 +99,10 @@ def fastest(table: Mapping[str, Array]) -> FastestAlgorithm:
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """Below ``payload_bytes`` one algorithm is the fastest, from there on the other."""
+    """Payload at which the fastest algorithm changes.
+
+    One is the fastest below ``payload_bytes``, the other from there on.
+    """
 
     payload_bytes: float
     below: str
@@ -97,9 +110,23 @@ class Crossover:
 
 
 def crossovers(prices: AlgorithmPrices, *, smallest: float = 1.0, largest: float = TERA) -> list[Crossover]:
-    """Where the best algorithm changes as the payload grows from ``smallest`` to ``largest`` bytes.
+    """Find where the best algorithm changes as the payload grows.
 
     A logarithmic grid shows the changes, bisection places each to a relative 1e-9.
+
+    Parameters
+    ----------
+    prices : AlgorithmPrices
+        Payload bytes to seconds by algorithm.
+    smallest : float, default 1.0
+        Ends of the range [byte].
+    largest : float, default TERA
+        Ends of the range [byte].
+
+    Returns
+    -------
+    list of Crossover
+        Payloads in rising order, with the algorithms below and above.
     """
     grid = np.geomspace(smallest, largest, 40 * round(np.log2(largest / smallest)))
     winners = fastest(prices(grid)).algorithm
@@ -120,27 +147,111 @@ def _crossing(prices: AlgorithmPrices, low: float, high: float, below: str, abov
 
 
 class CollectivePolicy(Protocol):
-    """Prices the collectives of a group."""
+    """Library's way to price the collectives of a group."""
 
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
-        """The algorithms that the policy chooses from."""
+        """List the algorithms that the policy chooses from.
+
+        Parameters
+        ----------
+        operation : str
+            Collective operation, such as ``all_reduce``.
+        links : GroupLinks
+            Levels of the network that the group spans.
+
+        Returns
+        -------
+        list of Algorithm
+        """
         ...
 
     def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
-        """Whether it would run a candidate on these links with these payloads."""
+        """Tell where the policy would run a candidate.
+
+        Parameters
+        ----------
+        algorithm : Algorithm
+            The algorithm.
+        operation : str
+            Collective operation, such as ``all_reduce``.
+        payload_bytes : array-like
+            Size of the whole tensor [byte].
+        links : GroupLinks
+            Levels of the network that the group spans.
+
+        Returns
+        -------
+        ndarray of bool
+            The shape of `payload_bytes`.
+        """
         ...
 
     def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
-        """Seconds of one algorithm; infinite where the network cannot carry it out."""
+        """Price one algorithm.
+
+        Parameters
+        ----------
+        algorithm : Algorithm
+            The algorithm.
+        operation : str
+            Collective operation, such as ``all_reduce``.
+        payload_bytes : array-like
+            Size of the whole tensor [byte].
+        links : GroupLinks
+            Levels of the network that the group spans.
+
+        Returns
+        -------
+        ndarray
+            Seconds; infinite where the network cannot carry it out.
+        """
         ...
 
     def least(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
-        """Seconds that no algorithm can be faster than, with the help of switches or without."""
+        """Bound the time of any algorithm from below.
+
+        Parameters
+        ----------
+        operation : str
+            Collective operation, such as ``all_reduce``.
+        payload_bytes : array-like
+            Size of the whole tensor [byte].
+        links : GroupLinks
+            Levels of the network that the group spans.
+        in_network : bool
+            True lets switches combine and copy messages on their way.
+
+        Returns
+        -------
+        ndarray
+            Seconds.
+        """
         ...
 
 
 def named(operation: str, links: GroupLinks, names: Sequence[str]) -> list[Algorithm]:
-    """Algorithms by name; an error where the operation or the network lacks one."""
+    """Look up algorithms by name.
+
+    Parameters
+    ----------
+    operation : str
+        Collective operation, such as ``all_reduce``.
+    links : GroupLinks
+        Levels of the network that the group spans.
+    names : sequence of str
+        Names of algorithms; all candidates of the policy where it is None.
+
+    Returns
+    -------
+    list of Algorithm
+
+    Raises
+    ------
+    PlanError
+        If the network lacks what an algorithm needs.
+    SpecError
+        If there is no such algorithm, or it lacks the operation.
+    """
     serving = {algorithm.name: algorithm for algorithm in algorithms_for(operation)}
     for name in names:
         if name not in serving:
@@ -158,7 +269,26 @@ def prices(
     links: GroupLinks,
     names: Sequence[str] | None = None,
 ) -> dict[str, Array]:
-    """Seconds by algorithm: of all candidates of a policy (infinite where it would not run one), or of named ones."""
+    """Price the candidates of a policy, or named algorithms.
+
+    Parameters
+    ----------
+    policy : CollectivePolicy
+        What chooses algorithms.
+    operation : str
+        Collective operation, such as ``all_reduce``.
+    payload_bytes : array-like
+        Size of the whole tensor [byte].
+    links : GroupLinks
+        Levels of the network that the group spans.
+    names : sequence of str, optional
+        Names of algorithms; all candidates of the policy where it is None.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Seconds by algorithm; infinite where the policy would not run one.
+    """
     if names is not None:
         chosen = named(operation, links, names)
         return {each.name: policy.seconds(each, operation, payload_bytes, links) for each in chosen}
@@ -179,8 +309,28 @@ def best(
     links: GroupLinks,
     names: Sequence[str] | None = None,
 ) -> FastestAlgorithm:
-    """The fastest candidate of a policy, or of the named algorithms.
+    """Price the fastest candidate of a policy, or the fastest of named algorithms.
 
+    Parameters
+    ----------
+    policy : CollectivePolicy
+        What chooses algorithms.
+    operation : str
+        Collective operation, such as ``all_reduce``.
+    payload_bytes : array-like
+        Size of the whole tensor [byte].
+    links : GroupLinks
+        Levels of the network that the group spans.
+    names : sequence of str, optional
+        Names of algorithms; all candidates of the policy where it is None.
+
+    Returns
+    -------
+    FastestAlgorithm
+        Names and seconds.
+
+    Examples
+    --------
     >>> from paleo.pricing.links.group import GroupLinks
     >>> links = GroupLinks(fan_outs=(8.0,), bandwidths=(300e9,), ports=(1.0,))
     >>> choice = best(Nccl(), "all_reduce", 2.0**29, links)
@@ -192,13 +342,23 @@ def best(
 
 @dataclass(frozen=True, slots=True)
 class Textbook:
-    """alpha-beta over the datasheet's links with constant shares of them; any algorithm without servers is a candidate,
-    as no library's habits are known."""
+    """Alpha-beta over the datasheet's links with constant shares of them; all textbook algorithms are candidates."""
 
     rates: Rates
 
     def costs(self, links: GroupLinks) -> tuple[LevelCost, ...]:
-        """Latency and bandwidth of each level of the group."""
+        """Return latency and bandwidth of each level of a group.
+
+        Parameters
+        ----------
+        links : GroupLinks
+            Levels of the network that the group spans.
+
+        Returns
+        -------
+        tuple of LevelCost
+            From the inside to the outside.
+        """
         share = self.rates.link or 1.0
         return tuple(
             LevelCost(
@@ -212,19 +372,82 @@ class Textbook:
         )
 
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
-        """All algorithms that need no parameter servers."""
-        return [each for each in algorithms_for(operation) if each.automatic and links.can_run(each, operation)]
+        """List all algorithms of the literature but those with servers.
+
+        Parameters
+        ----------
+        operation : str
+            Collective operation, such as ``all_reduce``.
+        links : GroupLinks
+            Levels of the network that the group spans.
+
+        Returns
+        -------
+        list of Algorithm
+        """
+        known = (each for each in algorithms_for(operation) if each.belongs_to("textbook", operation))
+        return [each for each in known if links.can_run(each, operation)]
 
     def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
-        """True: any candidate may be chosen."""
+        """Return True: any candidate may be chosen.
+
+        Parameters
+        ----------
+        algorithm : Algorithm
+            The algorithm.
+        operation : str
+            Collective operation, such as ``all_reduce``.
+        payload_bytes : array-like
+            Size of the whole tensor [byte].
+        links : GroupLinks
+            Levels of the network that the group spans.
+
+        Returns
+        -------
+        ndarray of bool
+        """
         return np.asarray(True)
 
     def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
-        """Seconds of one algorithm by alpha and beta."""
+        """Price one algorithm by alpha and beta.
+
+        Parameters
+        ----------
+        algorithm : Algorithm
+            The algorithm.
+        operation : str
+            Collective operation, such as ``all_reduce``.
+        payload_bytes : array-like
+            Size of the whole tensor [byte].
+        links : GroupLinks
+            Levels of the network that the group spans.
+
+        Returns
+        -------
+        ndarray
+            Seconds.
+        """
         return traffic_time(algorithm.traffic(operation, payload_bytes, links.fan_outs), self.costs(links))
 
     def least(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
-        """The textbook's lower bound."""
+        """Return the textbook's lower bound.
+
+        Parameters
+        ----------
+        operation : str
+            Collective operation, such as ``all_reduce``.
+        payload_bytes : array-like
+            Size of the whole tensor [byte].
+        links : GroupLinks
+            Levels of the network that the group spans.
+        in_network : bool
+            True lets switches combine and copy messages on their way.
+
+        Returns
+        -------
+        ndarray
+            Seconds.
+        """
         return _least(operation, payload_bytes, links, self.costs(links), in_network)
 
 
@@ -247,17 +470,51 @@ class Nccl:
     shift: bool = False
 
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
-        """The algorithms of NCCL for an operation, and those open to any library."""
-        serving = (each for each in algorithms_for(operation) if each.belongs_to("nccl", operation))
-        return [each for each in serving if links.can_run(each, operation)]
+        """List the algorithms of NCCL for an operation and, on a torus, those of XLA.
+
+        Parameters
+        ----------
+        operation : str
+            Collective operation, such as ``all_reduce``.
+        links : GroupLinks
+            Levels of the network that the group spans.
+
+        Returns
+        -------
+        list of Algorithm
+        """
+        libraries = ("nccl", "xla") if "torus" in links.topologies else ("nccl",)
+        known = (
+            each for each in algorithms_for(operation) if any(each.belongs_to(lib, operation) for lib in libraries)
+        )
+        return [each for each in known if links.can_run(each, operation)]
 
     def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
-        """Trees are for several nodes and for payloads that its tuner expects to be faster so, rings for all others;
-        the switch's arithmetic is for `SWITCH_RANKS` of a node and more, over several nodes for payloads that the tuner
-        expects to be faster so, and does not go on between domains of several machines."""
+        """Tell where NCCL's tuner would run an algorithm.
+
+        Trees are for several nodes and for payloads that its tuner expects to be faster so, rings for all others; the
+        switch's arithmetic is for `SWITCH_RANKS` of a node and more, over several nodes for payloads that the tuner
+        expects to be faster so, and does not go on between domains of several machines.
+
+        Parameters
+        ----------
+        algorithm : Algorithm
+            The algorithm.
+        operation : str
+            Collective operation, such as ``all_reduce``.
+        payload_bytes : array-like
+            Size of the whole tensor [byte].
+        links : GroupLinks
+            Levels of the network that the group spans.
+
+        Returns
+        -------
+        ndarray of bool
+            The shape of `payload_bytes`.
+        """
         crosses = links.nodes > 1
         several = (crosses & self.trees) | (not algorithm.between_nodes)
-        if operation == "all_reduce" and algorithm.name in TREE_OR_RING:
+        if operation == "all_reduce" and algorithm.name in _TREE_OR_RING:
             in_tree = crosses & self.trees & prefers_tree(payload_bytes, links)
             several = several & (in_tree if algorithm.between_nodes else ~in_tree | ~crosses)
         if not algorithm.in_network:
@@ -266,7 +523,24 @@ class Nccl:
         return np.asarray(several & expected & (links.inside.ranks >= SWITCH_RANKS))
 
     def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
-        """Seconds of one algorithm: inside a node, or between nodes and then no less than the node's own ranks need."""
+        """Price one algorithm inside a node, or between nodes.
+
+        Parameters
+        ----------
+        algorithm : Algorithm
+            The algorithm.
+        operation : str
+            Collective operation, such as ``all_reduce``.
+        payload_bytes : array-like
+            Size of the whole tensor [byte].
+        links : GroupLinks
+            Levels of the network that the group spans.
+
+        Returns
+        -------
+        ndarray
+            Seconds; between nodes no less than the node's own ranks need.
+        """
         crosses, inside = links.nodes > 1, self._inside(algorithm, operation, payload_bytes, links.inside)
         if np.any(crosses):
             traffic = algorithm.traffic(operation, payload_bytes, links.fan_outs)
@@ -299,7 +573,24 @@ class Nccl:
         )  # fmt: skip
 
     def least(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
-        """The start of a kernel and the bytes at the datasheet's bandwidth."""
+        """Bound any algorithm by a kernel's start and the bytes at the datasheet's bandwidth.
+
+        Parameters
+        ----------
+        operation : str
+            Collective operation, such as ``all_reduce``.
+        payload_bytes : array-like
+            Size of the whole tensor [byte].
+        links : GroupLinks
+            Levels of the network that the group spans.
+        in_network : bool
+            True lets switches combine and copy messages on their way.
+
+        Returns
+        -------
+        ndarray
+            Seconds.
+        """
         costs = [
             LevelCost(0.0, 1.0 / (np.asarray(bandwidth) * unit))
             for bandwidth, unit in zip(links.bandwidths, links.unit_ports, strict=True)
@@ -323,21 +614,36 @@ LINK_FAMILIES: Mapping[str, type[Any]] = {
     "collective.fabric": FabricParameters,
 }
 #: How the rows behind a step's collectives were timed: whole steps say most, then nccl-tests, launched back to back.
-NCCL_STACKS = ("step", "back-to-back")
+_NCCL_STACKS = ("step", "back-to-back")
 #: Formats that the switches of a node cannot add.
 NOT_IN_SWITCH = frozenset({"int8"})
 
 
 def link_parameters(system: System, family: str, calibration: Calibration | None = None) -> SourcedParameters[Any]:
-    """Parameters of a family of links; a fabric that nobody measured has those of a measured one of its kind, whose
-    interval is wider then, or those usual for its kind of link."""
+    """Return the parameters of a family of links.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+    family : str
+        Such as ``collective.nccl``.
+    calibration : Calibration, optional
+        A user's own calibration, asked before the shipped ones.
+
+    Returns
+    -------
+    SourcedParameters[Any]
+        A fabric that nobody measured has those of a measured one of its kind, whose interval is wider then, or those
+        usual for its kind of link.
+    """
     calibrated = lookup(
         LINK_FAMILIES[family],
         subject=system.name,
         architecture=system.device.architecture,
         memory_kind=link_kind(system),
         family=family,
-        stacks=NCCL_STACKS,
+        stacks=_NCCL_STACKS,
         user_calibration=calibration,
     )
     if calibrated.origin != "default" or family != "collective.fabric":
@@ -356,12 +662,12 @@ def link_parameters(system: System, family: str, calibration: Calibration | None
 def _of_relative(system: str) -> SourcedParameters[FabricParameters]:
     """The fabric's parameters of a measured system."""
     family = "collective.fabric"
-    return lookup(FabricParameters, subject=system, architecture="", family=family, stacks=NCCL_STACKS)
+    return lookup(FabricParameters, subject=system, architecture="", family=family, stacks=_NCCL_STACKS)
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The system as a mesh's groups see it.
+    """Links of a system as the groups of a mesh see them.
 
     Calibrated NCCL prices a collective, or alpha-beta where ``rates`` asks for constants; ``algorithm`` forces one for
     all-reduces. ``host`` is the least that a collective takes, as its call costs the host that long [s]. Each price
@@ -377,7 +683,22 @@ class Network:
     _cache: dict[tuple[str, Axes, float], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def time(self, operation: str, axes: Axes, payload_bytes: float) -> float:
-        """Seconds of one collective over one group of ``axes`` together."""
+        """Price one collective over one group.
+
+        Parameters
+        ----------
+        operation : str
+            Collective operation, such as ``all_reduce``.
+        axes : Axes
+            Axes of the mesh that the group spans together.
+        payload_bytes : float
+            Size of the whole tensor [byte].
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         if self.mesh.group_size(axes) == 1 or payload_bytes == 0:
             return 0.0
         key = (operation, axes, payload_bytes)
@@ -386,7 +707,22 @@ class Network:
         return self._cache[key]
 
     def times(self, operation: str, axes: Axes, payload_bytes: Array) -> Array:
-        """Seconds for an array of payloads over a group of more than one rank."""
+        """Price collectives of several payloads over a group of more than one rank.
+
+        Parameters
+        ----------
+        operation : str
+            Collective operation, such as ``all_reduce``.
+        axes : Axes
+            Axes of the mesh that the group spans together.
+        payload_bytes : ndarray
+            Size of the whole tensor [byte].
+
+        Returns
+        -------
+        ndarray
+            Seconds; the shape of `payload_bytes`.
+        """
         self._check(axes)
         stride, ranks = (np.full(payload_bytes.size, n) for n in (self.mesh.stride(axes), self.mesh.group_size(axes)))
         return self.fabric.times(operation, stride, ranks, payload_bytes.ravel()).reshape(payload_bytes.shape)
@@ -397,11 +733,34 @@ class Network:
         return Fabric(self.system, self.algorithm, self.rates, self.user_calibration, self.host)
 
     def all_reduce(self, axes: Axes, payload_bytes: float) -> float:
-        """Seconds to sum a buffer over a group of several axes."""
+        """Price the sum of a buffer over a group.
+
+        Parameters
+        ----------
+        axes : Axes
+            Axes of the mesh that the group spans together.
+        payload_bytes : float
+            Size of the whole tensor [byte].
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return self.time("all_reduce", axes, payload_bytes)
 
     def links(self, axes: Axes) -> GroupLinks:
-        """The links of a group of ``axes``."""
+        """Return the links of a group.
+
+        Parameters
+        ----------
+        axes : Axes
+            Axes of the mesh that the group spans together.
+
+        Returns
+        -------
+        GroupLinks
+        """
         self._check(axes)
         return self.fabric.links(self.mesh.stride(axes), self.mesh.group_size(axes))
 
@@ -413,11 +772,10 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """The links of a system, for groups given by the stride between neighbours and their number of ranks: arrays of
-    both at once.
+    """Links of a system, priced for many groups at once; a group is a stride between neighbours and a number of ranks.
 
     Fields as in `Network`; links of groups and parameters are looked up once. ``handshake``: seconds that an exchange
-    in which tokens travel once takes over nodes beside its bytes.
+    in which tokens travel once takes over nodes beside its bytes. ``dispatcher``: the library of that exchange.
     """
 
     system: System
@@ -428,12 +786,31 @@ class Fabric:
     dtype: str | None = None
     placement: NodePlacement | None = None
     handshake: float = 0.0
+    dispatcher: str = "nccl"
     _links: dict[tuple[int, int], GroupLinks] = field(default_factory=dict, init=False, repr=False, compare=False)
     _policies: list[CollectivePolicy] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def times(self, operation: str, strides: Count, ranks: Count, payload_bytes: Array) -> Array:
-        """Seconds of one collective each; groups of one rank and empty payloads take none. All arguments have one shape
-        (n,). Those that are alike are priced once: of the layouts of a search most are."""
+        """Price one collective each of several groups.
+
+        Groups that are alike are priced once: of the layouts of a search most are.
+
+        Parameters
+        ----------
+        operation : str
+            Collective operation, such as ``all_reduce``.
+        strides : Count
+            Distance of neighbours of each group, in ranks.
+        ranks : Count
+            Size of each group.
+        payload_bytes : ndarray, shape (n,)
+            Size of the whole tensor [byte].
+
+        Returns
+        -------
+        ndarray
+            Seconds; groups of one rank and empty payloads take none.
+        """
         seconds = np.zeros(len(payload_bytes))
         used = np.flatnonzero((ranks > 1) & (payload_bytes > 0))
         if len(used):
@@ -455,7 +832,24 @@ class Fabric:
         return np.maximum(best(self.policy, operation, payload_bytes, links, names).time, self._floor)
 
     def prices(self, operation: str, links: GroupLinks, payload_bytes: Array, names: Sequence[str]) -> dict[str, Array]:
-        """Seconds of some algorithms over one group."""
+        """Price some algorithms over one group.
+
+        Parameters
+        ----------
+        operation : str
+            Collective operation, such as ``all_reduce``.
+        links : GroupLinks
+            Levels of the network that the group spans.
+        payload_bytes : ndarray
+            Size of the whole tensor [byte].
+        names : sequence of str
+            Names of algorithms; all candidates of the policy where it is None.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Seconds by algorithm.
+        """
         table = prices(self.policy, operation, payload_bytes, links, names)
         return {name: np.maximum(seconds, self._floor) for name, seconds in table.items()}
 
@@ -475,18 +869,85 @@ class Fabric:
         return replace(links, bandwidths=(*inside, *(bandwidth * share for bandwidth in outside)))
 
     def targets(self, stride: int, ranks: int) -> int:
-        """The number of nodes that a group spans; of ranks if it spans one node."""
+        """Count the nodes that a group spans.
+
+        Parameters
+        ----------
+        stride : int
+            Distance of neighbours of the group, in ranks.
+        ranks : int
+            Size of the group.
+
+        Returns
+        -------
+        int
+            Ranks if it spans one node.
+        """
         if ranks == 1 or not self.system.levels:
             return ranks
         nodes = int(self.links(stride, ranks).nodes)
         return nodes if nodes > 1 else ranks
 
     def handshakes(self, stride: int, ranks: int) -> float:
-        """Seconds beside its bytes of an exchange over one group in which tokens travel once."""
+        """Price what an exchange in which tokens travel once takes beside its bytes.
+
+        Parameters
+        ----------
+        stride : int
+            Distance of neighbours of the group, in ranks.
+        ranks : int
+            Size of the group.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return self.handshake if ranks > 1 and int(self.links(stride, ranks).nodes) > 1 else 0.0
 
+    def token_exchange(self, step: str, stride: int, ranks: int, payload_bytes: Array) -> Array | None:
+        """Price an exchange of tokens inside a node by a library of its own that was measured.
+
+        Over nodes collectives of NCCL stand for it: the rows over nodes are of one cluster, whose rates halve from four
+        to eight nodes, and steps on 8 to 32 nodes of others get worse with them (10 to 21 %).
+
+        Parameters
+        ----------
+        step : str
+            ``dispatch`` or ``combine``.
+        stride : int
+            Distance of neighbours of the group, in ranks.
+        ranks : int
+            Size of the group.
+        payload_bytes : ndarray
+            Bytes that a rank sends, to itself as well.
+
+        Returns
+        -------
+        ndarray, optional
+            Seconds; None where collectives of NCCL stand for the exchange.
+        """
+        measured = self.dispatcher == "deepep" and self.rates is None and ranks > 1
+        if not measured or int(self.links(stride, ranks).nodes) > 1:
+            return None
+        from paleo.pricing.exchanges import DEEPEP, node_exchange_time
+
+        return node_exchange_time(payload_bytes, ranks, self.system, f"{DEEPEP}.{step}")
+
     def links(self, stride: int, ranks: int) -> GroupLinks:
-        """The links of one group."""
+        """Return the links of one group.
+
+        Parameters
+        ----------
+        stride : int
+            Distance of neighbours of the group, in ranks.
+        ranks : int
+            Size of the group.
+
+        Returns
+        -------
+        GroupLinks
+        """
         if (stride, ranks) not in self._links:
             links = group_links(self.system, stride=stride, size=ranks)
             self._links[stride, ranks] = unmeasured_links(links, self.system) if self._unmeasured else links
@@ -523,12 +984,42 @@ def _distinct(strides: Count, ranks: Count, payload_bytes: Array) -> tuple[Count
 
 
 def collective_sources(fabric: Fabric, operation: str, links: GroupLinks) -> str:
-    """Where the prices of an operation over a group come from: ``measured (dgx-h100) collective.nccl``."""
+    """Say where the prices of an operation over a group come from.
+
+    Parameters
+    ----------
+    fabric : Fabric
+        The network of a system and its policy.
+    operation : str
+        Collective operation, such as ``all_reduce``.
+    links : GroupLinks
+        Levels of the network that the group spans.
+
+    Returns
+    -------
+    str
+        Such as ``measured (dgx-h100) collective.nccl``.
+    """
     return fabric.rates.name if fabric.rates is not None else origins(calibrated_families(fabric, operation, links))
 
 
 def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> dict[str, SourcedParameters[Any]]:
-    """The families of parameters that price an operation over a group, with where they come from."""
+    """Return the families of parameters that price an operation over a group.
+
+    Parameters
+    ----------
+    fabric : Fabric
+        The network of a system and its policy.
+    operation : str
+        Collective operation, such as ``all_reduce``.
+    links : GroupLinks
+        Levels of the network that the group spans.
+
+    Returns
+    -------
+    dict of str to SourcedParameters[Any]
+        With where they come from.
+    """
     families = ["collective.exchange" if operation in EXCHANGES else "collective.nccl"]
     if np.any(links.nodes > 1):
         within = np.any(links.inside.ranks > 1) and operation not in EXCHANGES
@@ -537,7 +1028,18 @@ def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> di
 
 
 def origins(calibrated: Mapping[str, SourcedParameters[Any]]) -> str:
-    """Families by where their parameters come from."""
+    """Group families by where their parameters come from.
+
+    Parameters
+    ----------
+    calibrated : mapping of str to SourcedParameters[Any]
+        Families and their parameters.
+
+    Returns
+    -------
+    str
+        For people.
+    """
     by_origin: dict[str, list[str]] = {}
     for family, entry in calibrated.items():
         by_origin.setdefault(f"{entry.origin} ({entry.subject})", []).append(family)

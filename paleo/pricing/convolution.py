@@ -1,39 +1,727 @@
 """Time of one convolution kernel call: the fastest algorithm that the library has and the workspace admits.
 
-What each algorithm costs is in `paleo.pricing.convolution_algorithms`.
+Each algorithm is a matrix product (or a batch of them) with what it costs to bring the operands into that form:
+
+    implicit   the im2col matrix is formed on the fly, tile by tile; a strided data gradient wastes taps
+    explicit   the im2col matrix is written to and read from memory (col2im for the data gradient)
+    winograd   F(2x2, 3x3) in one kernel: a block owns 8 x 16 outputs of one image and 32 filters; 2.25x fewer products
+    nonfused   F(4x4, 3x3) or F(4x4, 5x5): transforms round 36 or 64 batched matrix products; 4x and 6.25x fewer
+    fft        tiles of 32 x 32 points and more: transforms round complex matrix products, one for each frequency
+    direct     one thread for one output, no reuse across filters: what depthwise convolution comes to
+
+References: Chetlur et al., cuDNN, arXiv:1410.0759 (implicit, explicit); Lavin and Gray, CVPR 2016 (Winograd);
+Vasilache et al., ICLR 2015 (FFT); Williams, Waterman and Patterson, CACM 52(4), 2009 (roofline).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.convolution_algorithms import (
-    Cost,
-    Machine,
-    direct_cost,
-    explicit_cost,
-    fft_cost,
-    implicit_cost,
-    nonfused_cost,
-    winograd_cost,
-)
+from paleo.specs.calibration import parameter
+from paleo.units import TERA
 
 if TYPE_CHECKING:
-    from paleo.pricing.convolution_algorithms import (
-        ConvolutionParameters,
-    )
-    from paleo.pricing.convolution_shape import ConvolutionShape
     from paleo.pricing.kernels import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Number = float | Array
 
+
+class Direction(IntEnum):
+    """What a convolution call computes: output, gradient of the input, gradient of the filters."""
+
+    FORWARD = 0
+    DATA = 1
+    FILTER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionShape:
+    """Extents of convolutions as arrays of one shape; channels and filters are those of one group."""
+
+    batch: Array
+    channels: Array
+    height: Array
+    width: Array
+    filters: Array
+    kernel_h: Array
+    kernel_w: Array
+    stride_h: Array
+    stride_w: Array
+    dilation_h: Array
+    dilation_w: Array
+    groups: Array
+    out_h: Array
+    out_w: Array
+    direction: npt.NDArray[np.int64]
+
+    @property
+    def taps(self) -> Array:
+        """Filter positions r s."""
+        return self.kernel_h * self.kernel_w
+
+    @property
+    def positions(self) -> Array:
+        """Output positions n p q."""
+        return self.batch * self.out_h * self.out_w
+
+    @property
+    def input_elements(self) -> Array:
+        return self.batch * self.height * self.width * self.channels * self.groups
+
+    @property
+    def output_elements(self) -> Array:
+        return self.positions * self.filters * self.groups
+
+    @property
+    def filter_elements(self) -> Array:
+        return self.channels * self.filters * self.taps * self.groups
+
+    @property
+    def flops(self) -> Array:
+        """FLOP of the direct method, 2 n p q k c r s for each group; the same in all three directions."""
+        return 2.0 * self.positions * self.channels * self.filters * self.taps * self.groups
+
+    @property
+    def elements(self) -> Array:
+        """Compulsory elements read and written; each direction reads two of the tensors and writes the third."""
+        return self.input_elements + self.output_elements + self.filter_elements
+
+
+def convolution_shape(
+    *,
+    batch: Number,
+    channels: Number,
+    height: Number,
+    width: Number,
+    filters: Number,
+    kernel_h: Number,
+    kernel_w: Number,
+    pad_h: Number = 0.0,
+    pad_w: Number = 0.0,
+    stride_h: Number = 1.0,
+    stride_w: Number = 1.0,
+    dilation_h: Number = 1.0,
+    dilation_w: Number = 1.0,
+    groups: Number = 1.0,
+    direction: int | npt.NDArray[np.int64] = Direction.FORWARD,
+) -> ConvolutionShape:
+    """Derive the shapes of a convolution from the extents of the whole layer.
+
+    out = floor((n + 2 p - d (r - 1) - 1) / s) + 1
+
+    Parameters
+    ----------
+    batch : array-like
+        Samples.
+    channels : array-like
+        Input and output channels over all groups.
+    height, width : array-like
+        Extents of the input.
+    filters : array-like
+        Input and output channels over all groups.
+    kernel_h, kernel_w : array-like
+        Extents of the kernel.
+    pad_h, pad_w : array-like, default 0.0
+        Padding on each side.
+    stride_h, stride_w : array-like, default 1.0
+        Strides.
+    dilation_h, dilation_w : array-like, default 1.0
+        Distances of taps.
+    groups : array-like, default 1.0
+        Groups of channels.
+    direction : int or ndarray of int, default Direction.FORWARD
+        0 forward, 1 data gradient, 2 filter gradient.
+
+    Returns
+    -------
+    ConvolutionShape
+        Fields broadcast.
+
+    Examples
+    --------
+    >>> s = convolution_shape(
+    ...     batch=1.0, channels=3.0, height=224.0, width=224.0, filters=64.0, kernel_h=7.0, kernel_w=7.0,
+    ...     pad_h=3.0, pad_w=3.0, stride_h=2.0, stride_w=2.0)
+    >>> float(s.out_h), float(s.flops)
+    (112.0, 236027904.0)
+    """
+    out_h = np.floor((np.asarray(height) + 2 * pad_h - dilation_h * (np.asarray(kernel_h) - 1) - 1) / stride_h) + 1
+    out_w = np.floor((np.asarray(width) + 2 * pad_w - dilation_w * (np.asarray(kernel_w) - 1) - 1) / stride_w) + 1
+    extents = [batch, channels / np.asarray(groups), height, width, filters / np.asarray(groups), kernel_h, kernel_w]
+    extents += [stride_h, stride_w, dilation_h, dilation_w, groups, np.maximum(out_h, 1.0), np.maximum(out_w, 1.0)]
+    *arrays, directions = np.broadcast_arrays(*extents, direction)
+    floats = [np.asarray(array, dtype=np.float64) for array in arrays]
+    names = (field.name for field in fields(ConvolutionShape))
+    return ConvolutionShape(**dict(zip(names, [*floats, directions.astype(np.int64)], strict=True)))  # type: ignore[arg-type]
+
+
+Mask = npt.NDArray[np.bool_]
+Tiles = tuple[tuple[int, int], ...]
+Kernels = tuple[tuple[Tiles, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionParameters:
+    """Calibrated parameters of a convolution library on a device."""
+
+    launch: float = parameter("8 us", "1..400 us", "time of an empty call")
+    gemm_efficiency: float = parameter("0.95", "0.3..1.3", "share of peak of a large tile's inner loop")
+    tile_penalty: float = parameter("16 element", "2..60", "tile width where operand loads cost as much as arithmetic")
+    wave_cycles: float = parameter("300 cycle", "10..20000", "prologue and epilogue of a block, not hidden")
+    bandwidth_fraction: float = parameter("0.55", "0.15..1", "share of memory bandwidth of reads and writes")
+    depth_cycles: float = parameter("100 cycle", "2..600", "least cycles of a block per element of the sum: latency")
+    winograd_efficiency: float = parameter("0.86", "0.3..1.2", "share of peak of fused Winograd's reduced products")
+    winograd_cycles: float = parameter("2500 cycle", "300..20000", "first and last transforms of a fused block")
+    transform_bandwidth: float = parameter("0.5", "0.1..1.2", "share of bandwidth of transforms and of im2col")
+    weight_transform_bandwidth: float = parameter("0.2", "0.03..1.2", "share of bandwidth of filter transforms")
+    data_gradient_factor: float = parameter("1.1", "0.7..2.5", "time of the data gradient over that product forward")
+    filter_gradient_factor: float = parameter("1.3", "0.7..3", "time of the filter gradient over that product forward")
+    split_cycles: float = parameter("3000 cycle", "200..50000", "start and end of a product's reduction over splits")
+    energy_per_flop: float = parameter("17 pJ/FLOP", "1..60", "board power over rate at boost clock", fitted=False)
+
+
+#: Weight of whole waves of blocks against a smooth count: an SM holds a few blocks, so the last wave is partly filled.
+_QUANTISATION = 0.7
+#: Block tiles (rows, columns) of plain products on vector units, and parts that the sum may be split into.
+VECTOR_TILES: Tiles = ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128))
+WHOLE, SPLITS = (1,), (1, 4, 16, 64)
+#: Kernels of the implicit method as (tiles, splits): forward and data gradient have pixels by channels, the filter
+#: gradient filters by channels times taps. Vector kernels own 128 pixels; only the filter gradient, and tensor cores
+#: forward, split.
+_VECTOR_KERNELS: Kernels = (
+    (((128, 128), (128, 64), (128, 32)), WHOLE),
+    (((128, 128), (128, 64), (128, 32)), WHOLE),
+    (((128, 128), (64, 128), (32, 128)), SPLITS),
+)
+_TENSOR_KERNELS: Kernels = (
+    (((256, 128), (128, 128), (256, 64), (128, 64)), (1, 4)),
+    (((256, 128), (128, 128), (256, 64)), WHOLE),
+    (((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)), SPLITS),
+)
+#: Share of L2 that intermediates of a method may fill, and bandwidth of L2 over that of memory. Assumed, not fitted:
+#: microbenchmarks of V100 (Jia et al., arXiv:1804.06826) and its neighbours lie round 2 to 4.
+L2_SHARE, L2_OVER_MEMORY = 0.6, 3.0
+#: Share of the vector peak of the direct kernel, whose threads load two operands for each product.
+_DIRECT_SHARE = 0.25
+#: Elements that a tensor-core kernel sums over at a time; those for Ampere before `_AMPERE_KERNELS` take 64 numbers of
+#: sixteen bits where there are more than 32 channels (the depth of a stage in their names: ``64x3``).
+TENSOR_STEP, FIRST_AMPERE_STEP = 32.0, 64.0
+#: Operand bytes that a multiprocessor's tensor cores ask for in a clock, as FLOP times bytes of an element: a V100's in
+#: fp16, for which ``tile_penalty`` was measured, and the most above it, before `_AMPERE_KERNELS` and since. Shared
+#: memory gives 128 bytes a clock on all of them. Instructions of Ampere share operands over 32 threads instead of 8,
+#: and copies to shared memory pass by the registers (NVIDIA A100 whitepaper, 2020), so that twice the rate does not
+#: ask for twice the bytes; images on A100 say 1.4, on H100 1.0.
+TENSOR_DEMAND, LARGEST_DEMAND, AMPERE_DEMAND = 2048.0, 2.0, 1.25
+#: The cuDNN release (early 2021) from which convolutions are written for Ampere's instructions, and from which few
+#: channels, laid out last, are padded to 4, 8 or 16 instead of a whole step.
+_AMPERE_KERNELS = 8.1
+#: Positions that the filter gradient sums at a time; it starts each image anew.
+_IMAGE_STEP = 32.0
+#: Outputs (rows, columns) of one image and filters that one block of the fused Winograd kernel owns (cuDNN's tile148).
+_WINOGRAD_BLOCK = (8, 16, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds (launch apart) and workspace bytes of one algorithm; infinite seconds where it does not apply.
+    ``work``: FLOP of its products over those of the direct convolution, edges left out."""
+
+    seconds: Array
+    workspace: Array
+    work: Array | float = 1.0
+
+
+def sustained_clock_share(device: DeviceFigures, energy_per_flop: float) -> float:
+    """Return the share of the boost clock under full arithmetic load.
+
+    Power goes with f V^2; between boost and the lowest voltage V falls with f, below it V is fixed, so that power falls
+    with f^3 and then with f: with f^2 on the whole. ``energy_per_flop`` is in pJ/FLOP at boost (a 250 W V100 of 14
+    TFLOP/s: 17.9). Tensor cores spend their own energy and are not derated here.
+
+    Parameters
+    ----------
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+    energy_per_flop : float
+        pJ/FLOP at boost (a 250 W V100 of 14 TFLOP/s: 17.9).
+
+    Returns
+    -------
+    float
+        min(1, sqrt(power limit / power at boost)).
+    """
+    if device.tensor_cores:
+        return 1.0
+    return float(min(1.0, np.sqrt(device.power_watts * TERA / (energy_per_flop * device.peak_flops_per_s))))
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A device, its calibration, the bytes of an element, and the library."""
+
+    device: DeviceFigures
+    parameters: ConvolutionParameters
+    element_bytes: Array
+    library: Array
+    channels_last: bool
+
+    @property
+    def clock(self) -> float:
+        return self.device.clock_hz * sustained_clock_share(self.device, self.parameters.energy_per_flop)
+
+    @property
+    def block_rate(self) -> float:
+        """Peak FLOP/s of one multiprocessor at the sustained clock."""
+        return self.device.flops_per_clock * self.clock
+
+    @property
+    def tile_penalty(self) -> Array:
+        """Tile width at which operand loads cost as much as arithmetic: faster tensor cores need wider tiles."""
+        demand = self.device.flops_per_clock * self.element_bytes / TENSOR_DEMAND if self.device.tensor_cores else 1.0
+        most = np.where(self.library >= _AMPERE_KERNELS, AMPERE_DEMAND, LARGEST_DEMAND)
+        return np.asarray(self.parameters.tile_penalty * np.minimum(demand, most))
+
+    def memory_time(self, elements: Array, fraction: Array | float) -> Array:
+        """Price traffic through memory.
+
+        Parameters
+        ----------
+        elements : ndarray
+            Elements that are moved.
+        fraction : array-like
+            Share of the datasheet's bandwidth that is reached.
+
+        Returns
+        -------
+        ndarray
+            Seconds.
+        """
+        return elements * self.element_bytes / (fraction * self.device.memory_bandwidth)
+
+    def streamed(self, elements: Array) -> Array:
+        """Price tensors that a convolution reads and writes.
+
+        Parameters
+        ----------
+        elements : ndarray
+            Elements that are moved.
+
+        Returns
+        -------
+        ndarray
+            Seconds.
+        """
+        return self.memory_time(elements, self.parameters.bandwidth_fraction)
+
+    def transformed(self, elements: Array) -> Array:
+        """Price tensors that a transform reads and writes.
+
+        Parameters
+        ----------
+        elements : ndarray
+            Elements that are moved.
+
+        Returns
+        -------
+        ndarray
+            Seconds.
+        """
+        return self.memory_time(elements, self.parameters.transform_bandwidth)
+
+    def _l2_time_ratio(self, elements: Array) -> Array:
+        """Return the time of traffic between kernels over that of the same traffic through memory.
+
+        Parameters
+        ----------
+        elements : ndarray
+            Elements that are moved.
+
+        Returns
+        -------
+        ndarray
+            Below 1 where L2 holds it.
+        """
+        kept = 1.0 / (1.0 + (elements * self.element_bytes / (L2_SHARE * self.device.l2_bytes)) ** 4)
+        return np.asarray(1.0 - kept * (1.0 - 1.0 / L2_OVER_MEMORY))
+
+
+def overlapped(*times: Array) -> Array:
+    """Return the time of parts that overlap but for their edges, as their cubic norm: max ≤ t ≤ sum.
+
+    Parameters
+    ----------
+    *times : ndarray, shape (...)
+        Times of the parts [s].
+
+    Returns
+    -------
+    ndarray, shape (...)
+        Seconds.
+
+    Examples
+    --------
+    >>> round(float(overlapped(np.array(3.0), np.array(4.0), np.array(5.0))), 9)
+    6.0
+    """
+    return np.cbrt(sum((t**3 for t in times), start=np.zeros(())))
+
+
+def waves(blocks: Array, multiprocessors: float, quantisation: float = _QUANTISATION) -> Array:
+    """Count the turns that equal blocks take, between a whole and a fractional count.
+
+    Parameters
+    ----------
+    blocks : ndarray
+        Thread blocks.
+    multiprocessors : float
+        How many the device has.
+    quantisation : float, default _QUANTISATION
+        1 rounds up to whole turns, 0 does not.
+
+    Returns
+    -------
+    ndarray
+        Turns.
+
+    Examples
+    --------
+    >>> float(waves(np.array(90.0), 80.0, 1.0)), float(waves(np.array(20.0), 80.0, 1.0))
+    (2.0, 1.0)
+    """
+    share = blocks / multiprocessors
+    return quantisation * np.ceil(share) + (1.0 - quantisation) * np.maximum(share, 1.0)
+
+
+def product_time(
+    m: Array,
+    n: Array,
+    k: Array,
+    count: Array | float,
+    machine: Machine,
+    *,
+    tiles: Tiles = VECTOR_TILES,
+    splits: tuple[int, ...] = (1,),
+) -> Array:
+    """Price equal products by the best block tile and split of k.
+
+    A block of tile (a, b) does 2 a b k FLOP at 1 + (tile_penalty (1/a + 1/b))^2 times the cost of an endless tile,
+    since the operands that it loads shrink only with its width; blocks run in waves. Splitting k fills idle
+    multiprocessors and costs the traffic of the partial sums (32-bit) and a second, short phase. An element of the sum
+    takes at least ``depth_cycles``: blocks that share a multiprocessor hide each other's latency, a lone wave cannot.
+
+    Parameters
+    ----------
+    m, n, k : ndarray
+        Extents of the product C[m, n] = A[m, k] B[k, n].
+    count : array-like
+        Products.
+    machine : Machine
+        The device with its calibration.
+    tiles : Tiles, default VECTOR_TILES
+        Rows and columns of the tiles that the library has.
+    splits : tuple of int, default (1,)
+        Parts into which k may be cut.
+
+    Returns
+    -------
+    ndarray
+        Seconds of arithmetic.
+    """
+    device, p = machine.device, machine.parameters
+    rate = p.gemm_efficiency * machine.block_rate
+    step = TENSOR_STEP if device.tensor_cores else 8.0
+    best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
+    for a, b in tiles:
+        flops = 2.0 * a * b * (1.0 + (machine.tile_penalty * (1.0 / a + 1.0 / b)) ** 2)
+        blocks = np.ceil(m / a) * np.ceil(n / b) * count
+        for parts in splits:
+            depth = np.ceil(k / (parts * step)) * step
+            rounds = waves(blocks * parts, device.multiprocessors)
+            element = overlapped(rounds * flops / rate, np.asarray(p.depth_cycles / machine.clock))
+            seconds = depth * element + rounds * p.wave_cycles / machine.clock
+            if parts > 1:
+                sums = 4.0 * m * n * count * (parts + 1.0) / device.memory_bandwidth
+                seconds = np.where(depth >= 4 * step, seconds + p.split_cycles / machine.clock + sums, np.inf)
+            best = np.minimum(best, seconds)
+    return best
+
+
+def _by_direction(shape: ConvolutionShape, forward: Array, data: Array, filters: Array) -> Array:
+    return np.where(
+        shape.direction == Direction.FORWARD, forward, np.where(shape.direction == Direction.DATA, data, filters)
+    )
+
+
+def _padded(channels: Array, machine: Machine) -> Array:
+    """Channels that a kernel sums over at each tap: tensor cores take them in steps of 32 or 64, or few of them, laid
+    out last, in 4, 8 or 16."""
+    if not machine.device.tensor_cores:
+        return channels
+    early = (
+        (machine.device.architecture == "Ampere") & (machine.library < _AMPERE_KERNELS) & (machine.element_bytes <= 2)
+    )
+    step = np.where(early & (channels > TENSOR_STEP), FIRST_AMPERE_STEP, TENSOR_STEP)
+    whole = np.ceil(channels / step) * step
+    narrow = 2.0 ** np.ceil(np.log2(np.maximum(channels, 4.0)))
+    return np.where((channels <= 16) & machine.channels_last & (machine.library >= _AMPERE_KERNELS), narrow, whole)
+
+
+def _joined(shape: ConvolutionShape, machine: Machine) -> Array:
+    """Groups that one product takes together on tensor cores, as blocks on the diagonal of a wider filter matrix.
+
+    A step of a tensor-core kernel sums over 32 channels; where a group has fewer, its neighbours fill the step, and
+    their products with the zeros beside the diagonal are thrown away.
+    """
+    if not machine.device.tensor_cores:
+        return np.ones_like(shape.groups)
+    return np.minimum(shape.groups, np.maximum(1.0, np.floor(TENSOR_STEP / shape.channels)))
+
+
+def _implicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
+    """Price a convolution as one product over the im2col matrix, which is never stored.
+
+    One product over the im2col matrix, which is never stored; no workspace but block sums of the filter gradient.
+
+    On tensor cores a depthwise filter gradient has no such product.
+
+    Forward (n p q) x (c r s) x k; data gradient (n h w) x (k r s) x c, zeros of the stride included; filter gradient k
+    x (n p q) x (c r s).
+
+    Parameters
+    ----------
+    shape : ConvolutionShape
+        Extents of the convolution; fields broadcast.
+    machine : Machine
+        The device with its calibration.
+
+    Returns
+    -------
+    Cost
+        Seconds and workspace [byte].
+    """
+    p, tensor = machine.parameters, machine.device.tensor_cores
+    joined = _joined(shape, machine)
+    channels, outputs = shape.channels * joined, shape.filters * joined
+    columns = _padded(channels, machine) * shape.taps
+    classes = np.minimum(shape.stride_h, shape.kernel_h) * np.minimum(shape.stride_w, shape.kernel_w)
+    classes = classes if tensor else np.ones_like(columns)
+    stride = shape.stride_h * shape.stride_w if tensor else np.ones_like(columns)
+    pixels = np.ceil(shape.batch * shape.height * shape.width / stride)
+    image = shape.out_h * shape.out_w
+    image = image if tensor else np.ceil(image / _IMAGE_STEP) * _IMAGE_STEP
+    m = _by_direction(shape, shape.positions, pixels, outputs)
+    n = _by_direction(shape, outputs, channels, columns)
+    k = _by_direction(shape, columns, _padded(outputs, machine) * shape.taps / classes, shape.batch * image)
+    count = shape.groups / joined * np.where(shape.direction == Direction.DATA, classes, 1.0)
+    ones = np.ones_like(m)
+    factor = _by_direction(shape, ones, p.data_gradient_factor * ones, p.filter_gradient_factor * ones)
+    kernels = _TENSOR_KERNELS if tensor else _VECTOR_KERNELS
+    forward, data, filters = (product_time(m, n, k, count, machine, tiles=t, splits=s) for t, s in kernels)
+    arithmetic = _by_direction(shape, forward, data, filters) * factor
+    depthwise = (shape.channels == 1) & (shape.groups > 1) & (shape.direction == Direction.FILTER)
+    seconds = overlapped(arithmetic, machine.streamed(shape.elements))
+    return Cost(np.where(depthwise & tensor, np.inf, seconds), np.zeros_like(m))
+
+
+def explicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
+    """Price im2col to memory, then a plain product.
+
+    The data gradient writes the columns and adds them up (col2im).
+
+    A library adds them up in the gradient itself (cuDNN's data algorithm 0), so that it needs no workspace: it is
+    filled with zeros first, and the rows that outputs reach are read and written again. Its blocks stay in an image.
+
+    Parameters
+    ----------
+    shape : ConvolutionShape
+        Extents of the convolution; fields broadcast.
+    machine : Machine
+        The device with its calibration.
+
+    Returns
+    -------
+    Cost
+        Seconds and workspace [byte].
+    """
+    columns, back = shape.channels * shape.taps, shape.direction == Direction.DATA
+    image = shape.out_h * shape.out_w
+    m = _by_direction(shape, shape.positions, image, shape.filters)
+    n = _by_direction(shape, shape.filters, columns, columns)
+    k = _by_direction(shape, columns, shape.filters, shape.positions)
+    stored = shape.positions * columns * shape.groups
+    arithmetic = product_time(m, n, k, shape.groups * np.where(back, shape.batch, 1.0), machine)
+    kept = machine._l2_time_ratio(stored)
+    product = overlapped(arithmetic, machine.streamed(kept * stored + shape.output_elements + shape.filter_elements))
+    reached = np.where(back, np.minimum(1.0, shape.kernel_h / shape.stride_h), 0.0)
+    columned = machine.transformed(kept * stored + (1.0 + reached) * shape.input_elements)
+    needed = np.where(back, 0.0, stored * machine.element_bytes)
+    return Cost(product + columned, needed)
+
+
+def _square_unit(shape: ConvolutionShape, side: float) -> Mask:
+    """Where the filter is side x side, steps by one and is not dilated."""
+    plain = (shape.stride_h == 1) & (shape.stride_w == 1) & (shape.dilation_h == 1) & (shape.dilation_w == 1)
+    return np.asarray((shape.kernel_h == side) & (shape.kernel_w == side) & plain)
+
+
+def _ends(shape: ConvolutionShape) -> tuple[Array, Array, Array, Array]:
+    """Rows and columns that are made, channels summed over, channels made; the data gradient swaps input and output."""
+    back = shape.direction == Direction.DATA
+    return (
+        np.where(back, shape.height, shape.out_h),
+        np.where(back, shape.width, shape.out_w),
+        np.where(back, shape.filters, shape.channels),
+        np.where(back, shape.channels, shape.filters),
+    )
+
+
+def _winograd_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
+    """Price the fused Winograd algorithm F(2x2, 3x3).
+
+    A block holds 16 products of 32 tiles x 32 filters, so edges of an image cost whole blocks.
+
+    Parameters
+    ----------
+    shape : ConvolutionShape
+        Extents of the convolution; fields broadcast.
+    machine : Machine
+        The device with its calibration.
+
+    Returns
+    -------
+    Cost
+        Seconds and workspace [byte].
+    """
+    p, device = machine.parameters, machine.device
+    rows, columns, summed, outputs = _ends(shape)
+    high, wide, deep = _WINOGRAD_BLOCK
+    blocks = shape.batch * np.ceil(rows / high) * np.ceil(columns / wide) * np.ceil(outputs / deep) * shape.groups
+    flops = 2.0 * 16.0 * (high * wide / 4.0) * deep * np.ceil(summed / 8.0) * 8.0
+    rate = p.winograd_efficiency * machine.block_rate
+    seconds = waves(blocks, device.multiprocessors) * (flops / rate + p.winograd_cycles / machine.clock)
+    weights = machine.transformed(shape.filter_elements * (1 + 16 / 9))
+    applies = _square_unit(shape, 3.0) & (shape.direction != Direction.FILTER)
+    total = overlapped(seconds, machine.streamed(shape.elements)) + weights
+    return Cost(np.where(applies, total, np.inf), shape.filter_elements * 16 / 9 * machine.element_bytes, 4 / 9)
+
+
+def _transformed_cost(
+    shape: ConvolutionShape, machine: Machine, tiles: Array, points: float, flop_factor: float, words: float
+) -> Cost:
+    """Transforms round ``points`` batched products of tiles x c x k.
+
+    A point has ``words`` stored elements and ``flop_factor`` times the FLOP of a real product.
+    """
+    p, g = machine.parameters, shape.groups
+    filters = shape.direction == Direction.FILTER
+    _, _, summed, outputs = _ends(shape)
+    m, n, k = np.where(filters, outputs, tiles), np.where(filters, summed, outputs), np.where(filters, tiles, summed)
+    arithmetic = product_time(m, n, k, points * g, machine) * flop_factor
+    ends, middle = points * words * tiles * (summed + outputs) * g, points * words * summed * outputs * g
+    kept = machine._l2_time_ratio(ends + middle)
+    product = overlapped(arithmetic, machine.streamed(kept * (ends + middle)))
+    fraction = np.where(filters, p.transform_bandwidth, p.weight_transform_bandwidth)
+    weights = machine.memory_time(kept * middle + shape.filter_elements, fraction)
+    images = machine.transformed(kept * ends + shape.input_elements + shape.output_elements)
+    return Cost(product + weights + images, (ends + middle) * machine.element_bytes)
+
+
+def _nonfused_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
+    """Price Winograd's F(4x4, 3x3) or F(4x4, 5x5) with stored transforms.
+
+    These are 36 or 64 batched products over tiles of 4 x 4 outputs.
+
+    Parameters
+    ----------
+    shape : ConvolutionShape
+        Extents of the convolution; fields broadcast.
+    machine : Machine
+        The device with its calibration.
+
+    Returns
+    -------
+    Cost
+        Seconds and workspace [byte].
+    """
+    rows, columns, _, _ = _ends(shape)
+    tiles = shape.batch * np.ceil(rows / 4.0) * np.ceil(columns / 4.0)
+    three, five = _square_unit(shape, 3.0), _square_unit(shape, 5.0)
+    small, large = (_transformed_cost(shape, machine, tiles, points, 1.0, 1.0) for points in (36.0, 64.0))
+    return Cost(
+        np.where(three, small.seconds, np.where(five, large.seconds, np.inf)),
+        np.where(three, small.workspace, large.workspace),
+        np.where(three, 36.0 / (16.0 * 9.0), 64.0 / (16.0 * 25.0)),
+    )
+
+
+def _fft_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
+    """Price products in the frequency domain.
+
+    A tile of F x F has F (F/2 + 1) complex points; the best F of 32 to 256 counts.
+
+    Parameters
+    ----------
+    shape : ConvolutionShape
+        Extents of the convolution; fields broadcast.
+    machine : Machine
+        The device with its calibration.
+
+    Returns
+    -------
+    Cost
+        Seconds and workspace [byte].
+    """
+    rows, columns, _, _ = _ends(shape)
+    plain = (shape.stride_h == 1) & (shape.stride_w == 1) & (shape.dilation_h == 1) & (shape.dilation_w == 1)
+    seconds, workspace, work = (np.full(rows.shape, fill) for fill in (np.inf, np.inf, 1.0))
+    for side in (16.0, 32.0, 64.0, 128.0):
+        valid_h, valid_w = side - shape.kernel_h + 1.0, side - shape.kernel_w + 1.0
+        tiles = shape.batch * np.ceil(rows / np.maximum(valid_h, 1.0)) * np.ceil(columns / np.maximum(valid_w, 1.0))
+        points = side * (side / 2.0 + 1.0)
+        cost = _transformed_cost(shape, machine, tiles, points, 4.0, 2.0)
+        better = plain & (valid_h >= 1) & (valid_w >= 1) & (cost.seconds < seconds)
+        seconds = np.where(better, cost.seconds, seconds)
+        workspace = np.where(better, cost.workspace, workspace)
+        work = np.where(better, np.minimum(1.0, 4.0 * points / (valid_h * valid_w * shape.taps)), work)
+    return Cost(seconds, workspace, work)
+
+
+def _direct_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
+    """Price a direct convolution, which has no product form.
+
+    No product form: each result sums its taps alone, at a small share of peak or at the speed of memory.
+
+    Of the filter gradient each tap is a result of its own: its block reads the whole of its channel in both tensors, in
+    all images, of which L2 keeps nothing.
+
+    Parameters
+    ----------
+    shape : ConvolutionShape
+        Extents of the convolution; fields broadcast.
+    machine : Machine
+        The device with its calibration.
+
+    Returns
+    -------
+    Cost
+        Seconds and workspace [byte].
+    """
+    arithmetic = shape.flops / (_DIRECT_SHARE * machine.block_rate * machine.device.multiprocessors)
+    rereads = np.where(shape.direction == Direction.FILTER, shape.taps - 1.0, 0.0)
+    reread = rereads * (shape.input_elements + shape.output_elements)
+    seconds = overlapped(arithmetic, machine.streamed(shape.elements + reread))
+    return Cost(np.where((shape.channels == 1) & (shape.groups > 1), seconds, np.inf), np.zeros_like(arithmetic))
+
+
 #: Algorithms that run on vector units only: with tensor cores the reduced products do not pay for their transforms.
-VECTOR_ONLY = frozenset({"explicit", "winograd", "nonfused", "fft"})
+_VECTOR_ONLY = frozenset({"explicit", "winograd", "nonfused", "fft"})
 #: Algorithms that trade products for transforms.
 REDUCED = frozenset({"winograd", "nonfused", "fft"})
 #: Version of cuDNN that a present program has, and what stands for kernels of one's own: every algorithm that is named.
@@ -57,12 +745,12 @@ SEARCHED_FROM: Mapping[str, tuple[float, float, float]] = {**AVAILABLE_FROM, "no
 EARLY_RELEASE, EARLY_SLOWDOWN, EARLY_ARCHITECTURE = 3.0, 1.28, "Kepler"
 
 ALGORITHMS: Mapping[str, Callable[[ConvolutionShape, Machine], Cost]] = {
-    "implicit": implicit_cost,
+    "implicit": _implicit_cost,
     "explicit": explicit_cost,
-    "winograd": winograd_cost,
-    "nonfused": nonfused_cost,
-    "fft": fft_cost,
-    "direct": direct_cost,
+    "winograd": _winograd_cost,
+    "nonfused": _nonfused_cost,
+    "fft": _fft_cost,
+    "direct": _direct_cost,
 }
 
 
@@ -77,12 +765,34 @@ def algorithm_costs(
     algorithms: Collection[str] = tuple(AVAILABLE_FROM),
     available: Mapping[str, tuple[float, float, float]] = AVAILABLE_FROM,
 ) -> dict[str, Cost]:
-    """Seconds (launch included) and workspace [bytes] of each algorithm; inf seconds where the library has it not.
+    """Price each algorithm of a convolution.
 
-    ``element_bytes`` of storage; ``library`` is the cuDNN version, e.g. 7.6; ``channels_last`` says that tensors are
-    laid out so on tensor cores; ``available``: the versions that have an algorithm, `AVAILABLE_FROM` or
-    `SEARCHED_FROM`. Holds for 2-D convolutions of 1 to 10^5 positions and more; library heuristics that pick a slower
-    kernel than they have (cuDNN 4 to 6 did) are modelled by ``available`` alone.
+    Holds for 2-D convolutions of 1 to 10^5 positions and more; library heuristics that pick a slower kernel than they
+    have (cuDNN 4 to 6 did) are modelled by `available` alone.
+
+    Parameters
+    ----------
+    shape : ConvolutionShape
+        Extents of the convolution; fields broadcast.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+    parameters : ConvolutionParameters
+        Calibration of the device.
+    element_bytes : array-like, default 4.0
+        Bytes of an element as it is stored.
+    library : array-like, default PRESENT
+        cuDNN version, such as 7.6.
+    channels_last : bool, default False
+        True where tensors are laid out so on tensor cores.
+    algorithms : collection of str, default tuple(AVAILABLE_FROM)
+        Names of algorithms.
+    available : mapping of str to tuple of (float, float, float), default AVAILABLE_FROM
+        Versions that have an algorithm, `AVAILABLE_FROM` or `SEARCHED_FROM`.
+
+    Returns
+    -------
+    dict of str to Cost
+        Seconds (launch included) and workspace [byte]; infinite seconds where the library has it not.
     """
     width, release = (np.asarray(number, dtype=np.float64) for number in (element_bytes, library))
     machine = Machine(device, parameters, width, release, channels_last)
@@ -90,14 +800,50 @@ def algorithm_costs(
     for name in algorithms:
         cost = ALGORITHMS[name](shape, machine)
         since = np.asarray(available[name])[shape.direction]
-        absent = (np.asarray(library) < since) | (device.tensor_cores and name in VECTOR_ONLY)
+        absent = (np.asarray(library) < since) | (device.tensor_cores and name in _VECTOR_ONLY)
         early = name == "implicit" and device.architecture != EARLY_ARCHITECTURE
         slower = np.where(early & (np.asarray(library) < EARLY_RELEASE), EARLY_SLOWDOWN, 1.0)
-        costs[name] = Cost(np.where(absent, np.inf, cost.seconds * slower + parameters.launch), cost.workspace)
+        costs[name] = Cost(
+            np.where(absent, np.inf, cost.seconds * slower + parameters.launch), cost.workspace, cost.work
+        )
     return costs
 
 
-def fastest_time(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) -> Array:
-    """Seconds of the fastest algorithm whose workspace [bytes] stays within the limit; infinite where none does."""
+def fastest(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) -> tuple[Array, Array]:
+    """Return the time of the fastest algorithm whose workspace stays within a limit, and its share of FLOP.
+
+    Parameters
+    ----------
+    costs : mapping of str to Cost
+        Seconds and workspace of each algorithm.
+    workspace_limit : array-like, default np.inf
+        Bytes.
+
+    Returns
+    -------
+    tuple of (ndarray, ndarray)
+        Seconds, infinite where no algorithm does; FLOP of its products over those of the direct convolution.
+    """
     times = [np.where(cost.workspace <= workspace_limit, cost.seconds, np.inf) for cost in costs.values()]
-    return np.asarray(np.min(np.broadcast_arrays(*times), axis=0), dtype=np.float64)
+    seconds = np.stack(np.broadcast_arrays(*times))
+    work = np.stack([np.broadcast_to(cost.work, seconds.shape[1:]) for cost in costs.values()])
+    chosen = seconds.argmin(axis=0)[None]
+    return tuple(np.take_along_axis(each, chosen, axis=0)[0] for each in (seconds, work))
+
+
+def fastest_time(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) -> Array:
+    """Return the time of the fastest algorithm whose workspace stays within a limit.
+
+    Parameters
+    ----------
+    costs : mapping of str to Cost
+        Seconds and workspace of each algorithm.
+    workspace_limit : array-like, default np.inf
+        Bytes.
+
+    Returns
+    -------
+    ndarray
+        Seconds; infinite where none does.
+    """
+    return fastest(costs, workspace_limit)[0]

@@ -19,13 +19,14 @@ from paleo.pricing.convolution import (
     OWN_KERNELS,
     REDUCED,
     SEARCHED_FROM,
+    ConvolutionParameters,
+    Direction,
     algorithm_costs,
-    fastest_time,
+    convolution_shape,
+    fastest,
 )
-from paleo.pricing.convolution_algorithms import ConvolutionParameters
-from paleo.pricing.convolution_shape import Direction, convolution_shape
 from paleo.pricing.gemm import GemmParameters, gemm_time
-from paleo.pricing.kernels import FAMILIES, column, pointwise_format
+from paleo.pricing.kernels import FAMILIES, REDUCTIONS, Array, DeviceFigures, FamilyPrices, column, pointwise_format
 from paleo.pricing.memory import (
     LIBRARY_LOADS,
     SCALAR_LOADS,
@@ -35,17 +36,18 @@ from paleo.pricing.memory import (
     softmax_passes,
     transposed_time,
 )
-from paleo.pricing.power import operand_energy, slow_down
+from paleo.pricing.power import ARITHMETIC_FAMILY, SustainedParameters, operand_energy, slow_down
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
+from paleo.pricing.training import STREAMS, TrainingParameters, trained_attention
+from paleo.specs.calibration import of_steps
 
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
-    from paleo.pricing.kernels import Array, DeviceFigures, FamilyPrices
     from paleo.pricing.store import SourcedParameters
     from paleo.specs.software import Software
 
 #: What families of passes that sweep rows hold in registers and read again.
-ROW_PASSES = {"memory.softmax": softmax_passes, "memory.layernorm": layer_norm_passes}
+_ROW_PASSES = {"memory.softmax": softmax_passes, "memory.layernorm": layer_norm_passes}
 #: The cuDNN release before which convolutions are those that the family conv.vector-cudnn5 describes, and architectures
 #: whose conv.vector was itself measured with such a release.
 OLD_LIBRARY, OLD_ARCHITECTURES = 6.0, frozenset({"Kepler", "Maxwell"})
@@ -60,31 +62,65 @@ _ALONG_SUM = {"forward": 1.0, "backward": 0.5, "backward_weight": 0.0}
 
 @FAMILIES.register("gemm")
 def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
-    """Seconds of matrix products; those of ``gemm.narrow`` are in the format of the run."""
+    """Price matrix products; those of ``gemm.narrow`` are in the format of the run.
+
+    Parameters
+    ----------
+    prices : FamilyPrices
+        The device, format and software of the run.
+    group : str
+        Calibration family, with the variant of its kernels.
+    kernels : sequence of Kernel
+        Kernels of that family.
+
+    Returns
+    -------
+    tuple of (SourcedParameters[Any], ndarray)
+        Parameters with their source, and seconds of each kernel.
+    """
     dtype = prices.dtype if group == "gemm.narrow" else prices.sixteen_bits
     tensor = prices.figures(dtype).tensor_cores
     family = f"gemm.{dtype}" if precision(dtype).narrow else "gemm.tensor" if tensor else "gemm.simt"
     entry = prices.parameters_of(GemmParameters, family)
     formats = precision(dtype)
+    batch, experts = np.maximum(column(kernels, "batch"), 1.0), np.array([kernel.experts for kernel in kernels])
+    looped = experts > 1.0
+    together = np.where(looped, np.minimum(batch, STREAMS), batch)
     times = gemm_time(
         m=np.maximum(column(kernels, "m"), 1.0),
         n=np.maximum(column(kernels, "n"), 1.0),
         k=np.maximum(column(kernels, "k"), 1.0),
-        batch=np.maximum(column(kernels, "batch"), 1.0),
+        batch=together,
         element_bytes=formats.operand,
         result_bytes=formats.activation,
         weight_copies=np.inf,
-        activity=entry.parameters.training_activity * operand_energy(dtype) if tensor else 1.0,
+        activity=_activity(prices, entry.parameters, dtype) if tensor else 1.0,
         k_contiguous=1.0 if tensor else np.array([_ALONG_SUM.get(kernel.phase, 1.0) for kernel in kernels]),
         sustained=1.0,
         device=prices.figures(dtype),
         parameters=entry.parameters,
     )
-    return entry, times
+    if not looped.any():
+        return entry, times
+    training: TrainingParameters = prices.parameters_of(TrainingParameters, "training.experts").parameters
+    rounds = batch / together
+    alone = times - (rounds > 1.0) * entry.parameters.launch
+    return entry, np.where(looped, rounds * alone + experts * training.launch, times)
 
 
 def convolution_family(prices: FamilyPrices) -> str:
-    """The calibration family: tensor cores or ordinary ones, and of the latter the kernels of old libraries apart."""
+    """Name the calibration family of convolutions.
+
+    Parameters
+    ----------
+    prices : FamilyPrices
+        The device, format and software of the run.
+
+    Returns
+    -------
+    str
+        Tensor cores or ordinary ones, and of the latter the kernels of old libraries apart.
+    """
     old = prices.software.convolutions.cudnn < OLD_LIBRARY and prices.device.architecture not in OLD_ARCHITECTURES
     family = f"conv.{prices.unit}"
     calibration = prices.user_calibration
@@ -99,43 +135,93 @@ NO_PRODUCT, NARROW = ("direct",), ("implicit", "direct")
 
 @FAMILIES.register("conv")
 def conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
-    """The fastest algorithm that the software has, or where none applies a SpecError."""
-    entry, software = prices.parameters_of(ConvolutionParameters, convolution_family(prices)), prices.software
-    algorithms: tuple[str, ...] = software.convolutions.algorithms or tuple(AVAILABLE_FROM)
-    either_core = (
-        software.convolutions.algorithms is None and prices.figures().tensor_cores and "fp32" in prices.device.peak
-    )
-    if either_core:
-        times = _convolved_by_either(prices, kernels, entry.parameters, algorithms)
-    else:
-        times = _convolved(prices, kernels, prices.figures(), entry.parameters, algorithms)
+    """Price convolutions by the fastest algorithm that the software has.
+
+    Parameters
+    ----------
+    prices : FamilyPrices
+        The device, format and software of the run.
+    group : str
+        Calibration family, with the variant of its kernels.
+    kernels : sequence of Kernel
+        Kernels of that family.
+
+    Returns
+    -------
+    tuple of (SourcedParameters[Any], ndarray)
+        Parameters with their source, and seconds of each kernel.
+
+    Raises
+    ------
+    SpecError
+        If no algorithm applies.
+    """
+    entry, (times, _) = _chosen_convolutions(prices, kernels)
     if not np.all(np.isfinite(times)):
         lacking = kernels[int(np.argmin(np.isfinite(times)))].name
-        has, tried = ", ".join(algorithms), f"{prices.dtype} on {prices.device.name}"
+        has = ", ".join(prices.software.convolutions.algorithms or AVAILABLE_FROM)
+        where = f"convolution {lacking} in {prices.dtype} on {prices.device.name}"
         raise SpecError(
-            f"software {software.name}: none of its algorithms ({has}) computes convolution {lacking} in {tried}; "
+            f"software {prices.software.name}: none of its algorithms ({has}) computes {where}; "
             "expected fp32, or another profile"
         )
     return entry, times
 
 
+@REDUCTIONS.register("conv")
+def convolution_work(prices: FamilyPrices, kernels: Sequence[Kernel]) -> Array:
+    """Return the FLOP of the products of each convolution's algorithm, over those of the direct convolution.
+
+    Parameters
+    ----------
+    prices : FamilyPrices
+        The device, format and software of the run.
+    kernels : sequence of Kernel
+        Convolutions.
+
+    Returns
+    -------
+    ndarray
+        Of shape (kernels,); below 1 for Winograd's algorithms and Fourier transforms.
+    """
+    return _chosen_convolutions(prices, kernels)[1][1]
+
+
+def _chosen_convolutions(
+    prices: FamilyPrices, kernels: Sequence[Kernel]
+) -> tuple[SourcedParameters[ConvolutionParameters], tuple[Array, Array]]:
+    """Parameters of convolutions, with seconds and share of FLOP of the fastest algorithm of each."""
+    entry, stated = (
+        prices.parameters_of(ConvolutionParameters, convolution_family(prices)),
+        prices.software.convolutions,
+    )
+    algorithms: tuple[str, ...] = stated.algorithms or tuple(AVAILABLE_FROM)
+    if stated.algorithms is None and prices.figures().tensor_cores and "fp32" in prices.device.peak:
+        return entry, _convolved_by_either(prices, kernels, entry.parameters, algorithms)
+    return entry, _convolved(prices, kernels, prices.figures(), entry.parameters, algorithms)
+
+
 def _convolved_by_either(
     prices: FamilyPrices, kernels: Sequence[Kernel], parameters: ConvolutionParameters, algorithms: tuple[str, ...]
-) -> Array:
-    """Seconds on tensor cores or, where they are faster, on ordinary ones: few channels do not fill a step of the
-    former, and depthwise convolutions are no products. A library offers both units for any dtype (cudnnFind…
-    "attempts both the provided mathType and CUDNN_DEFAULT_MATH", its documentation). Ordinary cores compute in fp32,
-    so that tf32 has all their algorithms there, and tensors need not be turned to channels-last for them."""
+) -> tuple[Array, Array]:
+    """Seconds and share of FLOP on tensor cores or, where they are faster, on ordinary ones.
+
+    Few channels do not fill a step of the former, and depthwise convolutions are no products. A library offers both
+    units for any dtype (cudnnFind… "attempts both the provided mathType and CUDNN_DEFAULT_MATH", its documentation).
+    Ordinary cores compute in fp32, so that tf32 has all their algorithms there, and tensors need not be turned to
+    channels-last for them."""
     products = tuple(name for name in algorithms if name not in NO_PRODUCT)
     moved = np.array([kernel.bytes for kernel in kernels])
-    tensor = _heated(prices, kernels, _convolved(prices, kernels, prices.figures(), parameters, products), moved)
+    tensor, work = _convolved(prices, kernels, prices.figures(), parameters, products)
+    tensor = _heated(prices, kernels, tensor, moved)
     if prices.channels_first:
         operands = np.array([kernel.bytes_read for kernel in kernels])
         width = precision(prices.dtype).operand
         tensor = tensor + transposed_time(operands, operands / width, prices.figures(), loads=LIBRARY_LOADS)
     vector = prices.parameters_of(ConvolutionParameters, "conv.vector").parameters
     names = algorithms if prices.dtype == "tf32" else NARROW
-    return np.minimum(tensor, _convolved(prices, kernels, prices.figures("fp32"), vector, names))
+    ordinary, reduced = _convolved(prices, kernels, prices.figures("fp32"), vector, names)
+    return np.minimum(tensor, ordinary), np.where(ordinary < tensor, reduced, work)
 
 
 def _heated(prices: FamilyPrices, kernels: Sequence[Kernel], seconds: Array, moved: Array) -> Array:
@@ -163,9 +249,9 @@ def _convolved(
     device: DeviceFigures,
     parameters: ConvolutionParameters,
     algorithms: Sequence[str],
-) -> Array:
-    """Seconds by the fastest of some algorithms on one arithmetic unit. A third spatial dim is folded: its positions
-    into the batch, its taps into the channels."""
+) -> tuple[Array, Array]:
+    """Seconds and share of FLOP by the fastest of some algorithms on one arithmetic unit. A third spatial dim is
+    folded: its positions into the batch, its taps into the channels."""
     software = prices.software
     algorithms = _offered(prices, algorithms)
     images = column(kernels, "n") * column(kernels, "out_d")
@@ -198,16 +284,34 @@ def _convolved(
         parameters=parameters,
     )
     limit = software.convolutions.workspace
-    return calls * fastest_time(costs, np.inf if limit is None else limit)
+    seconds, work = fastest(costs, np.inf if limit is None else limit)
+    return calls * seconds, work
 
 
 @FAMILIES.register("attention")
 def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
-    """Seconds of fused attention by the kernel that the software has, or else the usual one of the device."""
+    """Price fused attention by the kernel of the software, or else the usual one of the device.
+
+    Parameters
+    ----------
+    prices : FamilyPrices
+        The device, format and software of the run.
+    group : str
+        Calibration family, with the variant of its kernels.
+    kernels : sequence of Kernel
+        Kernels of that family.
+
+    Returns
+    -------
+    tuple of (SourcedParameters[Any], ndarray)
+        Parameters with their source, and seconds of each kernel.
+    """
     device = prices.device
     kernel_name = prices.software.attention.kernel or default_kernel(device.architecture, device.memory.kind)
     entry = prices.parameters_of(PrefillParameters, f"attention.{kernel_name}.prefill")
     attended, keys = column(kernels, "attended"), column(kernels, "kv_len")
+    training = prices.parameters_of(TrainingParameters, f"training.attention.{kernel_name}")
+    measured = training.origin != "default"
     formula = attention_prefill_time if group.endswith("forward") else attention_backward_time
     times = formula(
         batch=column(kernels, "batch"),
@@ -216,6 +320,7 @@ def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tu
         query_length=column(kernels, "q_len"),
         kv_length=keys,
         head_dim=column(kernels, "head_dim"),
+        value_dim=column(kernels, "value_dim"),
         causal=column(kernels, "causal") > 0,
         window=np.where(attended < keys, attended, 0.0),
         kernel_name=kernel_name,
@@ -223,7 +328,7 @@ def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tu
         sustained=1.0,
         activity=_attention_activity(prices),
         device=prices.figures(prices.sixteen_bits),
-        parameters=entry.parameters,
+        parameters=trained_attention(entry.parameters, training.parameters) if measured else entry.parameters,
     )
     return entry, times * prices.software.slowdown_on(prices.device.architecture)
 
@@ -232,12 +337,36 @@ def _attention_activity(prices: FamilyPrices) -> float:
     """Energy of training's attention against that of the calibration's rows: as that of its matrix products."""
     tensor = prices.figures(prices.sixteen_bits).tensor_cores
     products: GemmParameters = prices.parameters_of(GemmParameters, "gemm.tensor" if tensor else "gemm.simt").parameters
-    return products.training_activity
+    return _activity(prices, products, prices.sixteen_bits) / operand_energy(prices.sixteen_bits)
+
+
+def _activity(prices: FamilyPrices, products: GemmParameters, dtype: str) -> float:
+    """Energy of training's products on tensor cores against that of the calibration's rows."""
+    energy = products.training_activity * operand_energy(dtype)
+    if precision(dtype).operand < BYTES["bf16"] or not prices.device.memory.kind.startswith("HBM"):
+        return energy
+    sustained = of_steps(SustainedParameters, ARITHMETIC_FAMILY, prices.user_calibration)
+    return energy * sustained.of(prices.device.architecture)
 
 
 @FAMILIES.register("memory")
 def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
-    """Seconds of passes over tensors; those of a group that ends in ``.twice`` sweep them once more."""
+    """Price passes over tensors; those of a group that ends in ``.twice`` sweep them once more.
+
+    Parameters
+    ----------
+    prices : FamilyPrices
+        The device, format and software of the run.
+    group : str
+        Calibration family, with the variant of its kernels.
+    kernels : sequence of Kernel
+        Kernels of that family.
+
+    Returns
+    -------
+    tuple of (SourcedParameters[Any], ndarray)
+        Parameters with their source, and seconds of each kernel.
+    """
     family = group.removesuffix(".twice")
     entry = prices.parameters_of(MemoryParameters, family)
     parameters: MemoryParameters = entry.parameters
@@ -247,8 +376,8 @@ def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple
     rows, columns = column(kernels, "rows"), np.maximum(column(kernels, "columns"), 1.0)
     rowwise: dict[str, Any] = {}
     elements = moved / width / 2.0
-    if family in ROW_PASSES:
-        passes = ROW_PASSES[family](rows=rows, length=columns, element_bytes=width, device=device)
+    if family in _ROW_PASSES:
+        passes = _ROW_PASSES[family](rows=rows, length=columns, element_bytes=width, device=device)
         elements = passes.elements
         rowwise = {
             "reread_bytes": passes.reread_bytes,
@@ -271,7 +400,7 @@ def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple
 
 
 #: What a mask of a bit takes of a number of sixteen bits.
-MASK_SHARE = 1.0 / 16.0
+_MASK_SHARE = 1.0 / 16.0
 
 
 def _first_sweep(kernel: Kernel, prices: FamilyPrices) -> float:
@@ -286,12 +415,27 @@ def _masked(kernel: Kernel, software: Software) -> float:
     rectifier, of which a bit each is kept as a mask (cuDNN's reserve space, cudnnBatchNormalizationBackwardEx)."""
     if software.fusion.norms != "both" or kernel.phase == "forward" or "swept" not in kernel.shape:
         return 0.0
-    return (1.0 - MASK_SHARE) * (kernel.bytes_read - kernel.shape["swept"])
+    return (1.0 - _MASK_SHARE) * (kernel.bytes_read - kernel.shape["swept"])
 
 
 @FAMILIES.register("rnn")
 def rnn(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
-    """Seconds of whole recurrent layers by the library."""
+    """Price whole recurrent layers of the library.
+
+    Parameters
+    ----------
+    prices : FamilyPrices
+        The device, format and software of the run.
+    group : str
+        Calibration family, with the variant of its kernels.
+    kernels : sequence of Kernel
+        Kernels of that family.
+
+    Returns
+    -------
+    tuple of (SourcedParameters[Any], ndarray)
+        Parameters with their source, and seconds of each kernel.
+    """
     entry = prices.parameters_of(RnnParameters, f"rnn.{prices.unit}")
     products = prices.parameters_of(GemmParameters, "gemm.tensor" if prices.figures().tensor_cores else "gemm.simt")
     times = rnn_time(

@@ -36,7 +36,6 @@ import numpy.typing as npt
 
 from paleo.pricing.power import RAMP, felt, slow_down
 from paleo.specs.calibration import parameter
-from paleo.units import KILO, MICROSECOND, MILLISECOND
 
 if TYPE_CHECKING:
     from paleo.pricing.kernels import DeviceFigures
@@ -45,7 +44,7 @@ Array = npt.NDArray[np.float64]
 Numbers = npt.ArrayLike
 #: Output tiles of one thread block that CUTLASS and cuBLAS offer; columns run along the contiguous side of C. Kernels
 #: for ordinary cores come in one orientation only (``sgemm_128x64`` has its 128 on the contiguous side).
-TENSOR_TILES = (
+_TENSOR_TILES = (
     (256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (64, 32), (32, 64),
 )  # fmt: skip
 VECTOR_TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (32, 128))
@@ -59,103 +58,58 @@ CLUSTER = 16.0
 #: before it, cuBLAS has kernels with half of that for short sums (``ampere_bf16_s16816gemm_…_stages_32x5``).
 TENSOR_STEP, OLDER_STEP = 128.0, 64.0
 #: Architectures with tensor cores, but without that accelerator and without clusters.
-BEFORE_HOPPER = frozenset({"Volta", "Turing", "Ampere", "Ada Lovelace"})
+_BEFORE_HOPPER = frozenset({"Volta", "Turing", "Ampere", "Ada Lovelace"})
 #: Smallest sgemm tile of single products against that of batched ones: libraries keep narrower kernels for them.
-SINGLE_TILE = 0.25
+_SINGLE_TILE = 0.25
 #: Stride from which every row of an operand lies on its own page of the address-translation cache.
-PAGE_BYTES = 128 * 2.0**10
+_PAGE_BYTES = 128 * 2.0**10
 #: Tile of an sgemm kernel of Maxwell's and Pascal's libraries, and how many of its blocks a multiprocessor takes.
 SGEMM_TILE, SGEMM_BLOCKS = 128.0, 2.0
 #: Footprint over capacity beyond which nothing survives in a cache; higher powers would overflow.
-BEYOND = 1e3
+_BEYOND = 1e3
 #: Reduction length from which the main loop is long enough to pay the whole latency of DRAM.
-FILL_LENGTH = 256.0
+_FILL_LENGTH = 256.0
 #: Bytes of an operand's element to which ``latency`` refers.
-OPERAND = 2.0
+_OPERAND = 2.0
 #: Share of the cache that keeps operands in which results survive from launch to launch: L40S writes 56 MiB of them at
 #: 1.5 TB/s again and again, from 72 MiB on at 0.7 TB/s, which its memory takes, while weights of 96 MiB survive.
-RESULT_SHARE = 0.75
+_RESULT_SHARE = 0.75
 #: Rows priced at once, so that the working arrays stay in cache.
-CHUNK = 8192
+_CHUNK = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class GemmParameters:
-    """Calibration of one device, family (tensor, vector, fp8) and stack."""
+    """Calibration of one device, family (tensor, vector, fp8) and stack.
 
-    launch: float = parameter(
-        2.5 * MICROSECOND, low=0.5 * MICROSECOND, high=150 * MICROSECOND, unit="s",
-        meaning="launch to first instruction, and the host's share where the stack does not hide it",
-    )  # fmt: skip
-    efficiency: float = parameter(
-        0.95, low=0.5, high=1.0, unit="1", meaning="share of peak that the main loop of a full tile reaches"
-    )
-    bandwidth_efficiency: float = parameter(
-        0.82, low=0.4, high=1.0, unit="1", meaning="share of the DRAM bandwidth that streaming reaches"
-    )
-    split_time: float = parameter(
-        2.5 * MICROSECOND, low=0.2 * MICROSECOND, high=60 * MICROSECOND, unit="s",
-        meaning="extra latency of a split reduction: a second kernel or semaphores",
-    )  # fmt: skip
-    l2_rate: float = parameter(
-        0.006,
-        low=1.0 / KILO,
-        high=0.2,
-        unit="element/FLOP",
-        meaning="operand elements the L2 delivers per FLOP that the unit is built for",
-    )
-    l2_share: float = parameter(
-        0.5, low=0.05, high=1.1, unit="1", meaning="share of the L2 in which data survive from launch to launch"
-    )
-    wave_rounding: float = parameter(
-        0.7, low=0.02, high=1.0, unit="1", meaning="1: a partial last wave costs a full one; 0: persistent, balanced"
-    )
-    energy: float = parameter(
-        1.2, low=0.1, high=60.0, unit="pJ/FLOP", meaning="dynamic energy per FLOP at full clock, operands included"
-    )
-    epilogue: float = parameter(
-        2 * KILO, low=50.0, high=20 * KILO, unit="cycle", meaning="prologue and epilogue of a 128 x 128 tile"
-    )
-    split_step: float = parameter(
-        0.01 * MICROSECOND, low=MICROSECOND / KILO, high=MICROSECOND, unit="s",
-        meaning="what each part of a split reduction adds: parts are summed up one after the other",
-    )  # fmt: skip
-    fill: float = parameter(
-        0.8 * KILO, low=20.0, high=30 * KILO, unit="cycle",
-        meaning="latency of DRAM before the first tile, where it is read",
-    )  # fmt: skip
-    spread: float = parameter(
-        KILO, low=10.0, high=10 * KILO, unit="cycle", meaning="until thread blocks run on all multiprocessors"
-    )
-    least_tile: float = parameter(
-        5 * KILO, low=0.5 * KILO, high=20 * KILO, unit="element", meaning="area of the smallest tile of the library"
-    )
-    page_stall: float = parameter(
-        0.05, low=0.01, high=5.0, unit="1",
-        meaning="extra main-loop time when each row of k-contiguous operands lies on its own page",
-    )  # fmt: skip
-    latency: float = parameter(
-        0.5, low=0.2, high=50.0, unit="cycle",
-        meaning="least cycles that a block takes for two bytes of its sum: what a lone one's reads wait for",
-    )  # fmt: skip
-    scattered_efficiency: float = parameter(
-        1.0, low=0.02, high=1.0, unit="1", fitted=False,
-        meaning="share of the DRAM bandwidth that reads of one sector a row reach; 1: no matter",
-    )  # fmt: skip
-    narrow_rows: float = parameter(
-        1.0, low=1.0, high=128.0, unit="row", fitted=False,
-        meaning="rows from which the library has narrow tiles; below, single products pay for 128 where both operands "
-        "lie along k, for half as many where one does",
-    )  # fmt: skip
-    ramp: float = parameter(
-        RAMP, low=0.01 * MILLISECOND, high=30 * MILLISECOND, unit="s", fitted=False,
-        meaning="kernel time at which half of the power limit's slow-down is felt in a short test run",
-    )  # fmt: skip
-    training_energy: float = parameter(
-        1.5, low=0.1, high=90.0, unit="pJ/FLOP", fitted=False,
-        meaning="energy per FLOP of sustained training: its data switch more than those of the calibration's rows, and "
-        "casts, transposes and scales of narrow formats are in it; from the rates that measured steps sustain",
-    )  # fmt: skip
+    Notes
+    -----
+    ``latency`` is what the reads of a lone block wait for. ``scattered_efficiency`` 1 means that scattered reads cost
+    nothing extra. Below ``narrow_rows`` single products pay for 128 rows where both operands lie along k, for half as
+    many where one does. ``ramp`` is the kernel time at which half of the power limit's slow-down is felt in a short
+    test run. ``training_energy`` is that of sustained training, from the rates that measured steps sustain: training
+    data switch more than a calibration's, and casts, transposes and scales of narrow formats are in it.
+    """
+
+    launch: float = parameter("2.5 us", "0.5..150 us", "launch to first instruction, with the host's exposed share")
+    efficiency: float = parameter("0.95", "0.5..1", "share of peak that the main loop of a full tile reaches")
+    bandwidth_efficiency: float = parameter("0.82", "0.4..1", "share of the DRAM bandwidth that streaming reaches")
+    split_time: float = parameter("2.5 us", "0.2..60 us", "latency of a split reduction: a second kernel, semaphores")
+    l2_rate: float = parameter("0.006 element/FLOP", "0.001..0.2", "L2's operand elements per FLOP of the unit")
+    l2_share: float = parameter("0.5", "0.05..1.1", "share of the L2 in which data survive from launch to launch")
+    wave_rounding: float = parameter("0.7", "0.02..1", "cost of a partial last wave: 1 a full one, 0 persistent")
+    energy: float = parameter("1.2 pJ/FLOP", "0.1..60", "dynamic energy per FLOP at full clock, operands included")
+    epilogue: float = parameter("2000 cycle", "50..20000", "prologue and epilogue of a 128 x 128 tile")
+    split_step: float = parameter("0.01 us", "1 ns..1 us", "time of each part of a split reduction, one after another")
+    fill: float = parameter("800 cycle", "20..30000", "latency of DRAM before the first tile, where it is read")
+    spread: float = parameter("1000 cycle", "10..10000", "until thread blocks run on all multiprocessors")
+    least_tile: float = parameter("5000 element", "500..20000", "area of the smallest tile of the library")
+    page_stall: float = parameter("0.05", "0.01..5", "extra main-loop time where each row lies on its own page")
+    latency: float = parameter("0.5 cycle", "0.2..50", "least cycles of a block per two bytes of its sum")
+    scattered_efficiency: float = parameter("1", "0.02..1", "DRAM share of one-sector reads", fitted=False)
+    narrow_rows: float = parameter("1 row", "1..128", "rows from which there are narrow tiles", fitted=False)
+    ramp: float = parameter(f"{RAMP} s", "0.01..30 ms", "kernel time that feels half the slow-down", fitted=False)
+    training_energy: float = parameter("1.5 pJ/FLOP", "0.1..90", "energy per FLOP in training", fitted=False)
 
     @property
     def training_activity(self) -> float:
@@ -172,20 +126,50 @@ def _fourth_root(x: Array) -> Array:
 
 
 def cache_miss(footprint: Array, capacity: float) -> Array:
-    """Share of reads that miss a cache when ``footprint`` bytes [any shape] are cycled through ``capacity`` bytes.
+    """Return the share of reads that miss a cache in which a footprint is cycled.
 
     A steep step, 1 - 1 / (1 + x¹⁶): LRU would be a sharp one at 1, hashed sets and other traffic round it. L40S reads
     weights of 96 MiB in all at 2 to 3 times the rate of its memory, those of 105 MiB at that rate.
 
+    Parameters
+    ----------
+    footprint : ndarray
+        Bytes that are read in turn.
+    capacity : float
+        Bytes of the cache.
+
+    Returns
+    -------
+    ndarray
+        Shares; the shape of `footprint`.
+
+    Examples
+    --------
     >>> cache_miss(np.array([0.0, 0.9, 1.0, 1.1]), 1.0).round(2)
     array([0.  , 0.16, 0.5 , 0.82])
     """
-    return np.asarray(1.0 - 1.0 / (1.0 + _fourth_power(_fourth_power(np.minimum(footprint / capacity, BEYOND)))))
+    return np.asarray(1.0 - 1.0 / (1.0 + _fourth_power(_fourth_power(np.minimum(footprint / capacity, _BEYOND)))))
 
 
 def waves(blocks: Array, multiprocessors: float, rounding: float) -> Array:
-    """Rounds in which thread blocks pass over the multiprocessors; at least one.
+    """Count the rounds in which thread blocks pass over the multiprocessors; at least one.
 
+    Parameters
+    ----------
+    blocks : ndarray
+        Thread blocks.
+    multiprocessors : float
+        How many the device has.
+    rounding : float
+        1 counts a partial round as a whole one, 0 as its share.
+
+    Returns
+    -------
+    ndarray
+        Rounds.
+
+    Examples
+    --------
     >>> waves(np.array([50.0, 150.0]), 100.0, 1.0), waves(np.array([150.0]), 100.0, 0.0)
     (array([1., 2.]), array([1.5]))
     """
@@ -195,7 +179,7 @@ def waves(blocks: Array, multiprocessors: float, rounding: float) -> Array:
 
 def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceFigures) -> tuple[Array | float, ...]:
     """Splits of k that a library would try: none, one wave of blocks, two waves; batched kernels do not split."""
-    clustered = device.tensor_cores and device.architecture not in BEFORE_HOPPER
+    clustered = device.tensor_cores and device.architecture not in _BEFORE_HOPPER
     most = np.clip(np.floor(k / LEAST_SPLIT), 1.0, CLUSTER if clustered else np.inf)
     most = np.where(batch > 1, 1.0, most)
     wave = np.clip(np.floor(device.multiprocessors / blocks), 1.0, most)
@@ -207,12 +191,26 @@ def _step(element: Array, device: DeviceFigures) -> Array | float:
     """Elements of k that a main loop takes at a time, of ``element`` bytes each."""
     if not device.tensor_cores:
         return VECTOR_STEP
-    return (OLDER_STEP if device.architecture in BEFORE_HOPPER else TENSOR_STEP) / element
+    return (OLDER_STEP if device.architecture in _BEFORE_HOPPER else TENSOR_STEP) / element
 
 
 def likelihood(seconds: Array, reference: Array) -> Array:
-    """How often a library takes a kernel of ``seconds`` against one of ``reference``, which its estimates confuse.
+    """Return how often a library takes one kernel against another that its estimates confuse with it.
 
+    Parameters
+    ----------
+    seconds : ndarray
+        Times of the kernel.
+    reference : ndarray
+        Times of the other kernel.
+
+    Returns
+    -------
+    ndarray
+        Relative frequencies, 0 to 1.
+
+    Examples
+    --------
     >>> likelihood(np.array([1.0, 1.1, 2.0]), np.array(1.0)).round(2)
     array([1.  , 0.22, 0.  ])
     """
@@ -228,10 +226,10 @@ def _busy_time(
     clock, flops = device.clock_hz, device.flops_per_clock
     step = _step(element, device)
     l2 = p.l2_rate * flops * device.rate_cut * device.multiprocessors * clock
-    outputs, waiting = batch * m * n, p.latency * element / (OPERAND * clock)
+    outputs, waiting = batch * m * n, p.latency * element / (_OPERAND * clock)
     dram4 = _fourth_power(dram / (p.bandwidth_efficiency * device.memory_bandwidth))
-    shapes = TENSOR_TILES if device.tensor_cores else VECTOR_TILES
-    single = 1.0 if device.tensor_cores else SINGLE_TILE
+    shapes = _TENSOR_TILES if device.tensor_cores else VECTOR_TILES
+    single = 1.0 if device.tensor_cores else _SINGLE_TILE
     least = np.where(batch > 1, p.least_tile, single * p.least_tile)
     weights, seconds, arithmetic = np.zeros((3, *m.shape))
     reference: Array | None = None
@@ -265,15 +263,35 @@ def _busy_time(
 def scattered_time(
     m: Array, n: Array, k: Array, batch: Array, element: Array, efficiency: float, device: DeviceFigures
 ) -> Array:
-    """Seconds in which a transposed B, [n, k] in memory, comes from DRAM to kernels of ordinary cores [broadcast].
+    """Price the read of a transposed B, [n, k] in memory, by kernels of ordinary cores.
 
     A main loop takes eight elements of each of its rows at a time, one sector of 32 bytes of fp32. Blocks go along n
-    first, so that all rows of B are under way at once, each on a DRAM page of its own: what counts is pages opened,
-    not bytes. DeepBench's products reach 50 of 480 GB/s on Titan X (Pascal) and 44 of 336 on that of Maxwell, whatever
+    first, so that all rows of B are under way at once, each on a DRAM page of its own: what counts is pages opened, not
+    bytes. DeepBench's products reach 50 of 480 GB/s on Titan X (Pascal) and 44 of 336 on that of Maxwell, whatever
     their size, where n is many tiles; HBM2 (P100), with its many banks, shows nothing of it. Each round of blocks over
     m reads B again. Narrow tiles take more elements at a time (16 rows: three sectors), and rows that are a power of
     two apart open half the pages; both as these rows say, the latter unexplained.
 
+    Parameters
+    ----------
+    m, n, k : ndarray
+        Extents of C[m, n] = A[m, k] B[k, n], at least 1; n runs along the contiguous side of C.
+    batch : ndarray
+        Products of one call.
+    element : ndarray
+        Bytes of an element.
+    efficiency : float
+        Share of the bandwidth that scattered reads reach.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+
+    Returns
+    -------
+    ndarray
+        Seconds; arguments broadcast.
+
+    Examples
+    --------
     >>> from paleo.pricing.kernels import DeviceFigures
     >>> titan = DeviceFigures("x", "Pascal", "GDDR5X", 28, 1.531e9, 10.97e12, 480e9, 3e6, 250, False)
     >>> one = np.array(1.0)
@@ -291,10 +309,10 @@ def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParame
     m, n, k, batch, element, result, copies, activity, contiguous, heated = columns
     left, right, out = batch * m * k * element, batch * k * n * element, batch * m * n * result
     footprint, capacity = left + right + out, p.l2_share * device.l2_bytes
-    dram = left * cache_miss(footprint, capacity) + out * cache_miss(footprint, RESULT_SHARE * capacity)
+    dram = left * cache_miss(footprint, capacity) + out * cache_miss(footprint, _RESULT_SHARE * capacity)
     dram = dram + right * cache_miss(footprint + (copies - 1.0) * right, capacity)
-    latency = p.fill / device.clock_hz * np.minimum(k / FILL_LENGTH, 1.0) * dram / footprint
-    stall = 1.0 + p.page_stall * contiguous * np.minimum(k * element / PAGE_BYTES, 1.0)
+    latency = p.fill / device.clock_hz * np.minimum(k / _FILL_LENGTH, 1.0) * dram / footprint
+    stall = 1.0 + p.page_stall * contiguous * np.minimum(k * element / _PAGE_BYTES, 1.0)
     wide = np.where((m < p.narrow_rows) & (batch == 1), SGEMM_TILE * contiguous, 0.0)
     busy, share = _busy_time((m, n, k, batch), element, result, dram, stall, wide, device, p)
     if p.scattered_efficiency < 1.0 and not device.tensor_cores:
@@ -322,16 +340,39 @@ def gemm_time(
     device: DeviceFigures,
     parameters: GemmParameters,
 ) -> Array:
-    """Seconds of each product; all arguments but the last two broadcast against each other.
+    """Price matrix products.
 
-    m, n, k, batch: extents (>= 1); n runs along the contiguous side of C. element_bytes, result_bytes: bytes per
-    element of A and B, and of C. weight_copies: how many B matrices take turns (a model's layers, or a harness that
-    keeps B out of cache); infinity means that B always comes from DRAM. activity: switching activity of the data
-    against random numbers (zeros draw less power). k_contiguous: share of A and B that is contiguous along k.
-    sustained: 1 where the device has been under load for long, as in training, so that the power limit has full force.
+    Parameters
+    ----------
+    m, n, k : array-like
+        Extents of C[m, n] = A[m, k] B[k, n], at least 1; n runs along the contiguous side of C.
+    batch : array-like, default 1.0
+        Products of one call.
+    element_bytes, result_bytes : array-like
+        Bytes per element of A and B, and of C.
+    weight_copies : array-like, default 1.0
+        B matrices that take turns (a model's layers, or a harness that keeps B out of cache); infinity means that B
+        always comes from DRAM.
+    activity : array-like, default 1.0
+        Switching activity of the data against random numbers (zeros draw less power).
+    k_contiguous : array-like, default 1.0
+        Share of A and B that is contiguous along k.
+    sustained : array-like, default 0.0
+        1 where the device has been under load for long, as in training, so that the power limit has full force.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+    parameters : GemmParameters
+        Calibration of the device.
 
+    Returns
+    -------
+    ndarray
+        Seconds of each product.
+
+    Examples
+    --------
     >>> from paleo.pricing.kernels import DeviceFigures
-    >>> from paleo.units import GIGA, TERA, MEGA
+    >>> from paleo.units import GIGA, MEGA, MILLISECOND, TERA
     >>> d = DeviceFigures("x", "Ampere", "HBM2e", 108, 1.41 * GIGA, 312 * TERA, 2.0 * TERA, 40 * MEGA, 400, True)
     >>> a100 = GemmParameters(energy=0.8, training_energy=1.0)  # as fitted to its rows
     >>> t = gemm_time(m=8192, n=8192, k=8192, element_bytes=2, result_bytes=2, device=d, parameters=a100)
@@ -342,8 +383,8 @@ def gemm_time(
     arrays = np.broadcast_arrays(*(np.asarray(values, dtype=np.float64) for values in figures))
     flat = [values.ravel() for values in arrays]
     seconds = np.empty(flat[0].shape)
-    for start in range(0, len(seconds), CHUNK):
-        rows = slice(start, start + CHUNK)
+    for start in range(0, len(seconds), _CHUNK):
+        rows = slice(start, start + _CHUNK)
         seconds[rows] = _chunk_time(tuple(values[rows] for values in flat), device, parameters)
     return seconds.reshape(arrays[0].shape)
 
@@ -357,10 +398,28 @@ def quantisation_time(
     bandwidth_efficiency: float,
     capacity: float,
 ) -> Array:
-    """Seconds in which activations are brought to a narrower format: read twice, written once.
+    """Price bringing activations to a narrower format: read twice, written once.
 
     What stays within ``capacity`` bytes of cache moves at no cost here; the launches of these kernels are part of the
     fp8 family's ``launch``.
+
+    Parameters
+    ----------
+    elements : array-like
+        Elements of the activations.
+    source_bytes, target_bytes : array-like
+        Bytes of an element before and after.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+    bandwidth_efficiency : float
+        Share of the memory bandwidth that is reached.
+    capacity : float
+        Bytes of cache in which data move at no cost here.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
     """
     count = np.asarray(elements, dtype=np.float64)
     moved = count * (2.0 * np.asarray(source_bytes) + np.asarray(target_bytes))

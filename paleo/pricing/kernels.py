@@ -18,15 +18,13 @@ import numpy.typing as npt
 
 from paleo.errors import SpecError
 from paleo.operations.tensor import BYTES, precision
-from paleo.pricing.store import SourcedParameters, constants, lookup, rates
+from paleo.pricing.store import Rates, SourcedParameters, constants, lookup, rates
 from paleo.registry import Registry
-from paleo.specs.calibration import load_calibration
+from paleo.specs.calibration import Calibration, load_calibration
 from paleo.units import GIGA
 
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
-    from paleo.pricing.store import Rates
-    from paleo.specs.calibration import Calibration
     from paleo.specs.device import Device, Unit
     from paleo.specs.software import Software
 
@@ -60,22 +58,52 @@ class DeviceFigures:
 
 
 def floats(*sizes: npt.ArrayLike) -> tuple[npt.NDArray[np.float64], ...]:
-    """Each argument as an array of floats."""
+    """Convert each argument to an array of floats.
+
+    Parameters
+    ----------
+    *sizes : array_like
+        Numbers or arrays.
+
+    Returns
+    -------
+    tuple of ndarray
+        One array an argument.
+    """
     return tuple(np.asarray(size, dtype=np.float64) for size in sizes)
 
 
 def roofline_time(
     *, flops: Numeric, moved_bytes: Numeric, peak_flops_per_s: Numeric, memory_bandwidth: Numeric
 ) -> Array:
-    """Time of one kernel whose arithmetic hides its memory traffic, or the reverse [s].
+    """Price one kernel whose arithmetic hides its memory traffic, or the reverse.
 
     max(flops / peak_flops_per_s, moved_bytes / memory_bandwidth)
 
     Holds when the kernel is long enough to hide its launch and fills the device.
+
+    Parameters
+    ----------
+    flops : array-like
+        FLOP of the kernel; 1 multiply-add is 2.
+    moved_bytes : array-like
+        Bytes that are read and written.
+    peak_flops_per_s, memory_bandwidth : array-like
+        Peaks of the device, perhaps scaled [FLOP/s, byte/s].
+
+    Returns
+    -------
+    ndarray
+        Seconds; arguments broadcast.
+
+    References
+    ----------
+    Williams, Waterman and Patterson, Roofline, CACM 52(4), 2009.
+
+    Examples
+    --------
     >>> float(roofline_time(flops=4e12, moved_bytes=1e9, peak_flops_per_s=1e15, memory_bandwidth=1e12))
     0.004
-
-    Reference: Williams, Waterman and Patterson, Roofline, CACM 52(4), 2009.
     """
     return np.asarray(np.maximum(np.asarray(flops) / peak_flops_per_s, np.asarray(moved_bytes) / memory_bandwidth))
 
@@ -89,11 +117,31 @@ def kernel_time(
     launch: Numeric = 0.0,
     combine: Literal["max", "sum"] = "max",
 ) -> Array:
-    """A launch floor, then arithmetic and memory traffic: overlapped (``max``) or one after the other (``sum``) [s].
+    """Price a kernel by a launch floor, arithmetic and memory traffic.
 
     ``sum`` is the original Paleo's time of a layer (Qi et al., ICLR 2017), with peaks already scaled to its percent of
     peak.
 
+    Parameters
+    ----------
+    flops : array-like
+        FLOP of the kernel; 1 multiply-add is 2.
+    moved_bytes : array-like
+        Bytes that are read and written.
+    peak_flops_per_s, memory_bandwidth : array-like
+        Peaks of the device, perhaps scaled [FLOP/s, byte/s].
+    launch : array-like, default 0.0
+        Seconds before the first instruction.
+    combine : {'max', 'sum'}, default 'max'
+        Arithmetic and traffic overlap (``max``) or follow each other (``sum``).
+
+    Returns
+    -------
+    ndarray
+        Seconds; arguments broadcast.
+
+    Examples
+    --------
     >>> rates = {"peak_flops_per_s": 1.0, "memory_bandwidth": 1.0}
     >>> float(kernel_time(flops=2.0, moved_bytes=3.0, **rates, launch=0.5, combine="sum"))
     5.5
@@ -103,27 +151,48 @@ def kernel_time(
 
 
 #: FLOP per clock of one multiprocessor's fp32 lanes (128 fused multiply-adds), where a datasheet leaves the clock out.
-FP32_LANES = 256.0
+_FP32_LANES = 256.0
 #: Assumed last-level cache per multiprocessor where a datasheet names none: 128 KiB.
-CACHE_PER_MULTIPROCESSOR = 2.0**17
+_CACHE_PER_MULTIPROCESSOR = 2.0**17
 #: FLOP per clock at 16 bits that the tensor cores of a multiprocessor are built for, by compute capability (whitepapers
 #: of V100, Turing, A100, GA102, AD102, H100, Blackwell and RTX Blackwell, the rates for sums in 16 bits).
-TENSOR_RATES = {
+_TENSOR_RATES = {
     "7.0": 2.0**10, "7.5": 2.0**10, "8.0": 2.0**11, "8.6": 2.0**10, "8.9": 2.0**10, "9.0": 2.0**12, "10.0": 2.0**13,
     "10.3": 2.0**13, "12.0": 2.0**10,
 }  # fmt: skip
 #: Lowest clock, as a share of boost, at which a datasheet states the peak of matrix units.
-LOWER_CLOCK = 0.85
+_LOWER_CLOCK = 0.85
 #: What ``compute`` may say of the unit that a dtype runs on.
 COMPUTE = ("", "tensor", "vector", "fp32")
 
 
 def unit_of(device: Device, dtype: str, compute: str | None = None) -> Unit:
-    """The unit that products of ``dtype`` run on: tensor (matrix) cores where the device has them for that dtype.
+    """Choose the unit that products of a format run on.
 
-    ``compute`` overrides: ``tensor``; ``vector`` (the dtype's rate on ordinary cores); ``fp32`` (stored narrow,
-    computed in fp32). fp32 itself means fp32 arithmetic; TF32 has its own name.
+    fp32 itself means fp32 arithmetic; TF32 has its own name.
 
+    Parameters
+    ----------
+    device : Device
+        The device.
+    dtype : str
+        Number format.
+    compute : str, optional
+        Unit in place of the usual one: ``tensor``, ``vector`` (the format's rate on ordinary cores) or ``fp32`` (stored
+        narrow, computed in fp32).
+
+    Returns
+    -------
+    Unit
+        Tensor (matrix) cores where the device has them for that format.
+
+    Raises
+    ------
+    SpecError
+        If `compute` is none of these.
+
+    Examples
+    --------
     >>> from paleo.specs.device import load_device
     >>> unit_of(load_device("a100-sxm4-80gb"), "bf16"), unit_of(load_device("p100-pcie-16gb"), "fp16")
     ('tensor', 'vector')
@@ -139,50 +208,104 @@ def unit_of(device: Device, dtype: str, compute: str | None = None) -> Unit:
 
 
 def clock_of(device: Device) -> float:
-    """Boost clock [Hz], or what the fp32 peak implies, or 1 GHz: rates are per clock, so that only ratios count."""
+    """Return the clock that rates refer to.
+
+    Parameters
+    ----------
+    device : Device
+        The device.
+
+    Returns
+    -------
+    float
+        Boost clock [Hz], or what the fp32 peak implies, or 1 GHz: rates are per clock, so that only ratios count.
+    """
     if device.boost_clock is not None:
         return device.boost_clock
     fp32 = device.vector_peak.get("fp32")
-    return fp32 / (FP32_LANES * device.multiprocessors) if fp32 else GIGA
+    return fp32 / (_FP32_LANES * device.multiprocessors) if fp32 else GIGA
 
 
-def peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
-    """Peak of matrix units at the boost clock, where a datasheet states it at a lower one.
+def _peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
+    """Return the peak of matrix units at the boost clock, where a datasheet states it at a lower one.
 
     A multiprocessor of NVIDIA does a power of two of FLOP per clock (4096 on Hopper at 16 bits, 8192 on Blackwell:
     whitepapers). H100's 989 TFLOP/s are such units at 1.83 GHz, of 1.98 that it boosts to.
 
+    Parameters
+    ----------
+    device : Device
+        The device.
+    peak_flops_per_s : float
+        The datasheet's peak.
+
+    Returns
+    -------
+    float
+        FLOP/s.
+
+    Examples
+    --------
     >>> from paleo.specs.device import load_device
     >>> h100 = load_device("h100-sxm5-80gb")
-    >>> peak_at_boost(h100, h100.peak["bf16"]) / (h100.multiprocessors * h100.boost_clock)
+    >>> _peak_at_boost(h100, h100.peak["bf16"]) / (h100.multiprocessors * h100.boost_clock)
     4096.0
     """
     if device.vendor != "NVIDIA" or device.kind != "gpu":
         return peak_flops_per_s
     per_clock = device.multiprocessors * clock_of(device)
     power = 2.0 ** round(math.log2(peak_flops_per_s / per_clock))
-    return power * per_clock if LOWER_CLOCK < peak_flops_per_s / (power * per_clock) < 1.0 else peak_flops_per_s
+    return power * per_clock if _LOWER_CLOCK < peak_flops_per_s / (power * per_clock) < 1.0 else peak_flops_per_s
 
 
 def rate_cut(device: Device, dtype: str, peak_flops_per_s: float) -> float:
-    """How many times faster the tensor cores of ``device`` are built for ``dtype`` than they may run; at least 1.
+    """Return how many times faster tensor cores are built for a format than they may run.
 
     Makers halve sums in fp32 on cards for games and quarter all rates of H20; the paths that feed the cores stay.
 
+    Parameters
+    ----------
+    device : Device
+        The device.
+    dtype : str
+        Number format.
+    peak_flops_per_s : float
+        The datasheet's peak.
+
+    Returns
+    -------
+    float
+        At least 1.
+
+    Examples
+    --------
     >>> from paleo.specs.device import load_device
     >>> [rate_cut(card, "bf16", card.peak["bf16"]) for card in map(load_device, ("l40s", "rtx-4090"))]
     [1.0, 2.0]
     """
     capability = device.multiprocessor.compute_capability if device.multiprocessor else None
-    built = TENSOR_RATES.get(capability or "", 0.0) * BYTES["fp16"] / BYTES[dtype]
+    built = _TENSOR_RATES.get(capability or "", 0.0) * BYTES["fp16"] / BYTES[dtype]
     full = built * device.multiprocessors * clock_of(device)
     return 2.0 ** max(0.0, round(math.log2(full / peak_flops_per_s))) if full else 1.0
 
 
 def pointwise_format(device: Device) -> str:
-    """The format whose rate bounds element-wise arithmetic: fp32, or, where the maker states no such rate (TPU, Gaudi),
-    16 bits; memory bounds those passes long before either.
+    """Name the format whose rate bounds element-wise arithmetic.
 
+    The format whose rate bounds element-wise arithmetic: fp32, or, where the maker states no such rate (TPU, Gaudi), 16
+    bits; memory bounds those passes long before either.
+
+    Parameters
+    ----------
+    device : Device
+        The device.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
     >>> from paleo.specs.device import load_device
     >>> pointwise_format(load_device("h100-sxm5-80gb")), pointwise_format(load_device("tpu-v4"))
     ('fp32', 'bf16')
@@ -195,8 +318,29 @@ def pointwise_format(device: Device) -> str:
 
 
 def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFigures:
-    """Figures of ``device`` for products of ``dtype``; SpecError when it has no peak for that.
+    """Collect the figures of a device for products of a format.
 
+    Parameters
+    ----------
+    device : Device
+        The device.
+    dtype : str
+        Number format.
+    compute : str, optional
+        Unit in place of the usual one: ``tensor``, ``vector`` (the format's rate on ordinary cores) or ``fp32`` (stored
+        narrow, computed in fp32).
+
+    Returns
+    -------
+    DeviceFigures
+
+    Raises
+    ------
+    SpecError
+        If the device has no peak for it.
+
+    Examples
+    --------
     >>> from paleo.specs.device import load_device
     >>> figures(load_device("b200"), "fp16").flops_per_clock
     8192.0
@@ -207,7 +351,7 @@ def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFig
     arithmetic = "fp32" if compute == "fp32" else dtype if compute else device.arithmetic(dtype)
     ordinary = unit == "vector" and arithmetic in device.vector_peak
     peak = device.peak_flops_per_s(arithmetic, "vector" if ordinary else None)
-    peak = peak_at_boost(device, peak) if unit == "tensor" else peak
+    peak = _peak_at_boost(device, peak) if unit == "tensor" else peak
     return DeviceFigures(
         name=device.name,
         architecture=device.architecture,
@@ -216,7 +360,7 @@ def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFig
         clock_hz=clock_of(device),
         peak_flops_per_s=peak,
         memory_bandwidth=device.memory.bandwidth,
-        l2_bytes=device.l2 or device.multiprocessors * CACHE_PER_MULTIPROCESSOR,
+        l2_bytes=device.l2 or device.multiprocessors * _CACHE_PER_MULTIPROCESSOR,
         power_watts=device.tdp or math.inf,
         tensor_cores=unit == "tensor",
         rate_cut=rate_cut(device, arithmetic, peak) if unit == "tensor" else 1.0,
@@ -268,12 +412,37 @@ class Pricer(Protocol):
     def foreign(self) -> frozenset[str]:
         """Families of the kernels asked for that were measured on no device of the architecture."""
 
+    def work(self, kernels: Sequence[Kernel]) -> Array:
+        """Return the share of its direct count of FLOP that each kernel's algorithm executes.
+
+        Parameters
+        ----------
+        kernels : sequence of Kernel
+            The kernels, in any order.
+
+        Returns
+        -------
+        ndarray
+            Of shape (kernels,); below 1 for convolutions by Winograd's algorithms or Fourier transforms.
+        """
+
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
-        """Seconds of each kernel."""
+        """Price kernels.
+
+        Parameters
+        ----------
+        kernels : sequence of Kernel
+            The kernels, in any order.
+
+        Returns
+        -------
+        KernelTimes
+            Seconds of device and host; each of shape (kernels,).
+        """
 
 
 @dataclass(frozen=True, slots=True)
-class ConstantRates:
+class _ConstantRates:
     """A roofline whose ceilings are constant shares of the datasheet's.
 
     Where ``rates.combine`` is "sum" it is the original Paleo (Qi et al., ICLR 2017): arithmetic and traffic add up,
@@ -300,8 +469,23 @@ class ConstantRates:
         """None: no family was measured."""
         return frozenset()
 
+    def work(self, kernels: Sequence[Kernel]) -> Array:
+        """Return ones: no algorithm saves products."""
+        return np.ones(len(kernels))
+
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
-        """Roofline times."""
+        """Price kernels by the roofline of constant rates.
+
+        Parameters
+        ----------
+        kernels : sequence of Kernel
+            The kernels, in any order.
+
+        Returns
+        -------
+        KernelTimes
+            Seconds of device and host; each of shape (kernels,).
+        """
         original = self.rates.combine == "sum"
         free = np.array(
             [original and kernel.family == "memory" and kernel.kind.free_in_paleo for kernel in kernels], dtype=bool
@@ -357,8 +541,10 @@ class FamilyPrices:
 
     @property
     def name(self) -> str:
-        """Where the parameters of the families that were asked for come from: ``auto: measured (a100-sxm4-80gb)
-        gemm.tensor; …``."""
+        """Source of the parameters of the families in use.
+
+        For example ``auto: measured (a100-sxm4-80gb) gemm.tensor; …``.
+        """
         by_origin: dict[str, list[str]] = {}
         for family, origin in sorted(self.origins.items()):
             by_origin.setdefault(origin, []).append(family)
@@ -368,8 +554,7 @@ class FamilyPrices:
 
     @property
     def foreign(self) -> frozenset[str]:
-        """Kinds of the families that were asked for whose parameters are those of another architecture's devices, or
-        the formula's defaults."""
+        """Families in use whose parameters come from another architecture or from the formula's defaults."""
         measured = ("measured", f"inherited ({self.device.architecture})")
         return frozenset(
             family.partition(".")[0] for family, origin in self.origins.items() if not origin.startswith(measured)
@@ -377,11 +562,21 @@ class FamilyPrices:
 
     @property
     def rates(self) -> Rates | None:
-        """No constants here."""
+        """None, as prices are not constants."""
         return None
 
     def prices(self, kernels: Sequence[Kernel]) -> Prices:
-        """Device seconds of the kernels, in the order given; the host is not asked."""
+        """Price the device time of kernels, in the order given; the host is not asked.
+
+        Parameters
+        ----------
+        kernels : sequence of Kernel
+            The kernels, in any order.
+
+        Returns
+        -------
+        Prices
+        """
         seconds, low, high = (np.zeros(len(kernels)) for _ in range(3))
         groups: dict[str, list[int]] = {}
         for index, kernel in enumerate(kernels):
@@ -396,7 +591,19 @@ class FamilyPrices:
         return Prices(seconds, low, high)
 
     def parameters_of(self, kind: type[Any], family: str) -> SourcedParameters[Any]:
-        """The parameters of a family, and a note of where they came from."""
+        """Return the parameters of a family, and note where they came from.
+
+        Parameters
+        ----------
+        kind : type
+            Dataclass of the parameters.
+        family : str
+            Calibration family.
+
+        Returns
+        -------
+        SourcedParameters[Any]
+        """
         device = self.device
         result = lookup(
             kind,
@@ -432,7 +639,17 @@ class FamilyPrices:
         return "tensor" if self.figures().tensor_cores else "vector"
 
     def figures(self, dtype: str | None = None) -> DeviceFigures:
-        """The device for the arithmetic of the run, or of another dtype."""
+        """Return the device's figures for the arithmetic of the run.
+
+        Parameters
+        ----------
+        dtype : str, optional
+            Another format than the run's.
+
+        Returns
+        -------
+        DeviceFigures
+        """
         return figures(self.device, dtype or self.dtype)
 
 
@@ -441,17 +658,36 @@ def _group(kernel: Kernel) -> str:
         return f"{kernel.kind.price}.twice" if kernel.kind.two_sweeps else kernel.kind.price
     if kernel.family == "attention":
         return f"attention.{'forward' if kernel.phase == 'forward' else 'backward'}"
-    return f"gemm.{kernel.operation}" if kernel.family == "gemm" else kernel.family
+    return f"{kernel.family}.{kernel.operation}" if kernel.family in ("gemm", "scan") else kernel.family
 
 
 def column(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> Array:
-    """A figure of the shapes of kernels."""
+    """Collect a figure of the shapes of kernels.
+
+    Parameters
+    ----------
+    kernels : sequence of Kernel
+        The kernels, in any order.
+    name : str
+        Name of the figure.
+    default : float, default 1.0
+        Value for kernels that do not state it.
+
+    Returns
+    -------
+    ndarray
+        Of shape (kernels,).
+    """
     return np.array([kernel.shape.get(name, default) for kernel in kernels], dtype=np.float64)
 
 
 #: Seconds of kernels of one family, with the parameters that they were priced by; families register themselves.
 Family = Callable[[FamilyPrices, str, Sequence["Kernel"]], tuple[SourcedParameters[Any], Array]]
 FAMILIES: Registry[Family] = Registry("kernel family", "paleo.pricing")
+#: Family -> share of the direct count of FLOP that its algorithms execute, where some save products: (kernels,).
+REDUCTIONS: Registry[Callable[[FamilyPrices, Sequence[Kernel]], Array]] = Registry(
+    "kernel family with reduced products", "paleo.pricing"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,7 +703,7 @@ class Calibrated:
 
     @property
     def rates(self) -> Rates | None:
-        """No constants."""
+        """None, as prices are not constants."""
         return None
 
     @property
@@ -477,52 +713,88 @@ class Calibrated:
 
     @property
     def foreign(self) -> frozenset[str]:
-        """As `FamilyPrices.foreign`."""
+        """Families in use whose parameters come from another architecture or from the formula's defaults."""
         return self.families.foreign
 
+    def work(self, kernels: Sequence[Kernel]) -> Array:
+        """Return the share of its direct FLOP count that each kernel's algorithm executes.
+
+        Parameters
+        ----------
+        kernels : sequence of Kernel
+            Kernels.
+
+        Returns
+        -------
+        ndarray, shape (kernels,)
+            Shares; below 1 for convolutions by Winograd's or Fourier transforms.
+        """
+        shares = np.ones(len(kernels))
+        for name in REDUCTIONS:
+            places = [index for index, kernel in enumerate(kernels) if kernel.family == name]
+            if places:
+                shares[places] = REDUCTIONS[name](self.families, [kernels[index] for index in places])
+        return shares
+
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
-        """Device time and host time of each kernel."""
+        """Price kernels by calibrated families, device and host.
+
+        Parameters
+        ----------
+        kernels : sequence of Kernel
+            The kernels, in any order.
+
+        Returns
+        -------
+        KernelTimes
+            Seconds of device and host; each of shape (kernels,).
+        """
         if not kernels:
             return KernelTimes(*(np.zeros(0),) * 3, np.zeros(0, dtype=bool), np.zeros(0), np.zeros(0))
         prices = self.families.prices(kernels)
         forward = np.array([kernel.phase == "forward" for kernel in kernels])
         software = self.families.software
         host = np.where(forward, software.host.forward, software.host.backward) * [kernel.calls for kernel in kernels]
-        host = (host + _mixture(kernels, software)) * (not software.host.whole_iteration)
+        products = np.array([kernel.experts if kernel.family == "gemm" else 0.0 for kernel in kernels])
+        routes = np.array([kernel.experts > 0 and kernel.family == "memory" for kernel in kernels])
+        experts = products * software.host.expert + routes * software.host.routing
+        host = (host + experts) * (not software.host.whole_iteration)
         device = self.families.device
         work = np.array([kernel.flops for kernel in kernels]) / device.peak_flops_per_s(self.families.dtype)
         moved = np.array([kernel.bytes for kernel in kernels]) / device.memory.bandwidth
         nothing = np.zeros(len(kernels))
         ahead, waited = (nothing, host) if software.host.blocking else (host, nothing)
-        waited = waited + software.host.selection * _selects(kernels) + _host_copies(kernels, software)
+        selects = np.array([float(kernel.family == "memory" and kernel.kind.selects) for kernel in kernels])
+        copied = [kernel.bytes * (kernel.family == "memory" and kernel.kind.through_host) for kernel in kernels]
+        copies = np.array(copied) / (software.host.feeds or np.inf)  # states, from one step to the next
+        waited = waited + software.host.selection * selects + copies
         return KernelTimes(prices.seconds + waited, waited, ahead, work >= moved, prices.low, prices.high)
-
-
-def _selects(kernels: Sequence[Kernel]) -> Array:
-    """1 for kernels that choose rows by values of the device, 0 for others."""
-    return np.array([float(kernel.family == "memory" and kernel.kind.selects) for kernel in kernels])
-
-
-def _host_copies(kernels: Sequence[Kernel], software: Software) -> Array:
-    """Seconds in which the host copies states from one step to the next."""
-    copied = [kernel.bytes * (kernel.family == "memory" and kernel.kind.through_host) for kernel in kernels]
-    return np.array(copied) / (software.host.feeds or np.inf)
-
-
-def _mixture(kernels: Sequence[Kernel], software: Software) -> Array:
-    """Seconds of the host for experts beside the calls of their kernels."""
-    products = np.array([kernel.experts if kernel.family == "gemm" else 0.0 for kernel in kernels])
-    routes = np.array([kernel.experts > 0 and kernel.family == "memory" for kernel in kernels])
-    return products * software.host.expert + routes * software.host.routing
 
 
 def pricer(
     device: Device, dtype: str, calibration: str, software: Software, user_calibration: Calibration | None = None
 ) -> Pricer:
-    """What prices a run: ``ideal``, ``ppp=…``, a calibration file, or (``auto``) the best calibration there is for the
-    device; ``user_calibration`` in place of such a file."""
+    """Choose what prices a run.
+
+    Parameters
+    ----------
+    device : Device
+        The device.
+    dtype : str
+        Number format.
+    calibration : str
+        ``ideal``, ``ppp=…``, the path of a calibration file, or ``auto``: the best calibration there is for the device.
+    software : Software
+        The software profile of the run.
+    user_calibration : Calibration, optional
+        A loaded calibration, in place of a file.
+
+    Returns
+    -------
+    Pricer
+    """
     constant = constants(device.kind, calibration) if user_calibration is None else rates(calibration)
     if constant is not None:
-        return ConstantRates(device, dtype, constant)
+        return _ConstantRates(device, dtype, constant)
     named = user_calibration if user_calibration is not None or calibration == "auto" else load_calibration(calibration)
     return Calibrated(FamilyPrices(device, dtype, software, named))

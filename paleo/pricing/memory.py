@@ -11,68 +11,41 @@ All sizes broadcast; bytes are compulsory reads plus writes, times are seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.kernels import floats
+from paleo.pricing.kernels import DeviceFigures, floats
 from paleo.specs.calibration import parameter
-from paleo.units import MICROSECOND
-
-if TYPE_CHECKING:
-    from paleo.pricing.kernels import DeviceFigures
 
 Array = npt.NDArray[np.float64]
 Sizes = Array | float
 Mask = npt.NDArray[np.bool_] | bool
 
 #: Order of the norm that joins the throughput limits of one kernel.
-STREAM_ORDER = 4.0
+_STREAM_ORDER = 4.0
 #: Steepness of the step from resident to streamed data.
 CACHE_STEEPNESS = 4.0
 #: Latency of an L2 hit over that of memory (about 250 of 500 cycles: Jia et al., 2018, arXiv:1804.06826).
-CACHE_LATENCY = 0.5
+_CACHE_LATENCY = 0.5
 #: Resident threads of one multiprocessor, and its most resident blocks.
 RESIDENT_THREADS, RESIDENT_BLOCKS = 2048.0, 32.0
 #: The most threads of one block.
-BLOCK_THREADS = RESIDENT_THREADS / 2
+_BLOCK_THREADS = RESIDENT_THREADS / 2
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryParameters:
     """A memory-bound kernel on a device: one calibration per kernel (family) and stack."""
 
-    launch_time: float = parameter(
-        4 * MICROSECOND, low=0.2 * MICROSECOND, high=120 * MICROSECOND, unit="s", meaning="host issue of one call"
-    )
-    kernel_time: float = parameter(
-        3 * MICROSECOND,
-        low=0.1 * MICROSECOND,
-        high=100 * MICROSECOND,
-        unit="s",
-        meaning="start and drain on the device",
-    )
-    host_overlap: float = parameter(
-        8.0, low=1.0, high=40.0, unit="1", meaning="order of the smooth maximum of host and device time"
-    )
-    bandwidth_fraction: float = parameter(0.88, low=0.4, high=0.97, unit="1", meaning="achieved memory bandwidth")
-    l2_bytes_per_cycle: float = parameter(
-        30.0, low=4.0, high=120.0, unit="B/cycle", meaning="L2 traffic of one multiprocessor"
-    )
-    cache_fraction: float = parameter(
-        0.6, low=0.1, high=1.5, unit="1", meaning="share of L2 in which data survive until they are read again"
-    )
-    elements_per_cycle: float = parameter(
-        32.0, low=0.3, high=128.0, unit="1/cycle", meaning="elements that one multiprocessor can issue"
-    )
-    row_cycles: float = parameter(
-        500.0,
-        low=10.0,
-        high=50000.0,
-        unit="cycle",
-        meaning="one step of a row's thread block: a latency and its work",
-    )
+    launch_time: float = parameter("4 us", "0.2..120 us", "host issue of one call")
+    kernel_time: float = parameter("3 us", "0.1..100 us", "start and drain on the device")
+    host_overlap: float = parameter("8", "1..40", "order of the smooth maximum of host and device time")
+    bandwidth_fraction: float = parameter("0.88", "0.4..0.97", "achieved memory bandwidth")
+    l2_bytes_per_cycle: float = parameter("30 B/cycle", "4..120", "L2 traffic of one multiprocessor")
+    cache_fraction: float = parameter("0.6", "0.1..1.5", "share of L2 in which data survive until they are read again")
+    elements_per_cycle: float = parameter("32 1/cycle", "0.3..128", "elements that one multiprocessor can issue")
+    row_cycles: float = parameter("500 cycle", "10..50000", "one step of a row's thread block: a latency and its work")
 
 
 def memory_time(
@@ -89,22 +62,52 @@ def memory_time(
     warm: Mask = False,
     host_calls: Sizes = 1.0,
 ) -> Array:
-    """Time of one call of a memory-bound kernel [s].
+    """Price one call of a memory-bound kernel.
 
-    device = kernel_time + ||memory, L2, issue|_4, rows|_2 ;  time = |host_calls · launch_time, device|_p
+    device = kernel_time + ||memory, L2, issue|_4, rows|_2 ; time = |host_calls · launch_time, device|_p
 
     memory: compulsory bytes, and of ``reread_bytes`` what no longer fits the L2 where ``reread_footprint`` is live at
     once, over the achieved bandwidth. A ``warm`` input whose ``moved_bytes`` fit the L2 never meets the memory. issue:
     elements over the rate of the multiprocessors. rows: whole waves of blocks of ``threads_per_row`` on the resident
-    slots, each ``steps_per_row`` memory latencies long, or half of that where the row is in L2.
-    Holds from empty calls to gigabytes. The norms |.|_p are smooth maxima.
+    slots, each ``steps_per_row`` memory latencies long, or half of that where the row is in L2. Holds from empty calls
+    to gigabytes. The norms |.|_p are smooth maxima.
+
+    Parameters
+    ----------
+    moved_bytes : array-like
+        Bytes that are read and written once.
+    elements : array-like
+        Elements that are computed.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+    parameters : MemoryParameters
+        Calibration of the device.
+    reread_bytes : array-like, default 0.0
+        Bytes that are read once more.
+    reread_footprint : array-like, default 0.0
+        Bytes that are live at once between both reads.
+    rows : array-like, default 0.0
+        Rows, and elements of a row.
+    threads_per_row : array-like, default 256.0
+        Threads of a row's block, and the memory latencies that follow each other in it.
+    steps_per_row : array-like, default 1.0
+        Threads of a row's block, and the memory latencies that follow each other in it.
+    warm : array-like of bool, default False
+        True where the input may be in L2.
+    host_calls : array-like, default 1.0
+        Calls that the host issues.
+
+    Returns
+    -------
+    ndarray
+        Seconds; arguments broadcast.
     """
     p, rate = parameters, device.multiprocessors * device.clock_hz
     moved, reread, footprint, count = floats(moved_bytes, reread_bytes, reread_footprint, rows)
     live = p.cache_fraction * device.l2_bytes
     missed = np.where(warm, miss_fraction(moved, live), 1.0)
     streamed = moved * missed + reread * miss_fraction(footprint, live)
-    latency = 1.0 + (CACHE_LATENCY - 1.0) * (1.0 - missed)
+    latency = 1.0 + (_CACHE_LATENCY - 1.0) * (1.0 - missed)
     residence = np.asarray(steps_per_row) * p.row_cycles * latency / device.clock_hz
     waves = np.ceil(count / (resident_blocks(threads_per_row) * device.multiprocessors))
     limits = (
@@ -112,14 +115,26 @@ def memory_time(
         (moved + reread) / (p.l2_bytes_per_cycle * rate),
         np.asarray(elements) / (p.elements_per_cycle * rate),
     )
-    flow = sum(limit**STREAM_ORDER for limit in limits) ** (1.0 / STREAM_ORDER)
+    flow = sum(limit**_STREAM_ORDER for limit in limits) ** (1.0 / _STREAM_ORDER)
     body = np.hypot(flow, waves * residence)
     return smooth_maximum(np.asarray(host_calls) * p.launch_time, p.kernel_time + body, p.host_overlap)
 
 
 def resident_blocks(threads: Sizes) -> Array:
-    """Thread blocks that one multiprocessor holds at once.
+    """Count the thread blocks that one multiprocessor holds at once.
 
+    Parameters
+    ----------
+    threads : array-like
+        Threads of a block.
+
+    Returns
+    -------
+    ndarray
+        Blocks.
+
+    Examples
+    --------
     >>> [float(one) for one in resident_blocks(np.array([32.0, 256.0, 1024.0]))]
     [32.0, 8.0, 2.0]
     """
@@ -127,8 +142,22 @@ def resident_blocks(threads: Sizes) -> Array:
 
 
 def miss_fraction(footprint: Sizes, capacity: float) -> Array:
-    """Share of repeated reads that leave a cache: 1 / (1 + (capacity / footprint)^4), 0 for an empty footprint.
+    """Return the share of repeated reads that leave a cache.
 
+    Parameters
+    ----------
+    footprint : array-like
+        Bytes that are read again.
+    capacity : float
+        Bytes of the cache.
+
+    Returns
+    -------
+    ndarray
+        1 / (1 + (capacity / footprint)^4), 0 for an empty footprint.
+
+    Examples
+    --------
     >>> [round(float(one), 3) for one in miss_fraction(np.array([0.0, 1.0, 2.0]), 1.0)]
     [0.0, 0.5, 0.941]
     """
@@ -138,8 +167,22 @@ def miss_fraction(footprint: Sizes, capacity: float) -> Array:
 
 
 def smooth_maximum(first: Sizes, second: Sizes, order: float) -> Array:
-    """(a^p + b^p)^(1/p), safe for large p.
+    """Return the smooth maximum (a^p + b^p)^(1/p), safe for large p.
 
+    Parameters
+    ----------
+    first, second : array-like
+        Values above or at zero.
+    order : float
+        p; 1 adds, large orders take nearly the larger.
+
+    Returns
+    -------
+    ndarray
+        Arguments broadcast.
+
+    Examples
+    --------
     >>> float(smooth_maximum(3.0, 4.0, 2.0)), round(float(smooth_maximum(3.0, 4.0, 40.0)), 6)
     (5.0, 4.000001)
     """
@@ -161,14 +204,32 @@ class RowPasses:
 #: Longest row of the one-warp softmax, and threads of a layer-norm block (PyTorch's kernels).
 WARP_SOFTMAX, NORM_THREADS, MOMENT_THREADS = 32.0**2, 128.0, 512.0
 #: Steps of a block softmax (four elements a thread and pass) that its two reductions are worth.
-REDUCTION_STEPS = 4.0
+_REDUCTION_STEPS = 4.0
 
 
 def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceFigures) -> RowPasses:
-    """Softmax over ``rows`` rows: one warp keeps a short row in registers, a block reads a long one three times.
+    """Describe softmax's passes over memory.
+
+    Softmax over ``rows`` rows: one warp keeps a short row in registers, a block reads a long one three times.
 
     Registers of a warp are laid out for the next power of two. The rows of all resident blocks are live at once.
 
+    Parameters
+    ----------
+    rows, length : array-like
+        Rows, and elements of a row.
+    element_bytes : array-like
+        Bytes of an element.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+
+    Returns
+    -------
+    RowPasses
+        Bytes, threads and steps of its rows.
+
+    Examples
+    --------
     >>> from paleo.pricing.kernels import DeviceFigures
     >>> v100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1.38e9, 14e12, 9e11, 6e6, 250, False)
     >>> passes = softmax_passes(rows=1000.0, length=2048.0, element_bytes=4.0, device=v100)
@@ -178,18 +239,32 @@ def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: 
     n, d, width = floats(rows, length, element_bytes)
     short = d <= WARP_SOFTMAX
     power = 2.0 ** np.ceil(np.log2(np.maximum(d, 1.0)))
-    threads = np.where(short, 32.0, np.clip(2.0 ** np.ceil(np.log2(np.maximum(d / 8, 1.0))), 32.0, BLOCK_THREADS))
+    threads = np.where(short, 32.0, np.clip(2.0 ** np.ceil(np.log2(np.maximum(d / 8, 1.0))), 32.0, _BLOCK_THREADS))
     live = device.multiprocessors * resident_blocks(threads) * d * width
     reread = np.where(short, 0.0, 2.0 * n * d * width)
-    steps = np.where(short, 1.0, 3 * np.ceil(d / (4 * threads)) + REDUCTION_STEPS)
+    steps = np.where(short, 1.0, 3 * np.ceil(d / (4 * threads)) + _REDUCTION_STEPS)
     return RowPasses(n * np.where(short, power, d), reread, np.minimum(live, n * d * width), threads, steps)
 
 
 def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceFigures) -> RowPasses:
-    """Layer norm: moments, then a second read to normalise.
+    """Describe layer norm's passes over memory: moments, then a second read to normalise.
 
     Rows whose length is a multiple of four elements are read as vectors by one kernel, and the second read finds what
     the resident blocks left in L2; other rows take two kernels, and the whole tensor lies between the reads.
+
+    Parameters
+    ----------
+    rows, length : array-like
+        Rows, and elements of a row.
+    element_bytes : array-like
+        Bytes of an element.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+
+    Returns
+    -------
+    RowPasses
+        Bytes, threads and steps of its rows.
     """
     n, d, width = floats(rows, length, element_bytes)
     vector = d % 4 == 0
@@ -202,17 +277,35 @@ def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, devic
 def block_passes(
     *, rows: Sizes, length: Sizes, element_bytes: Sizes, moved_bytes: Sizes, reduces: Mask = False
 ) -> RowPasses:
-    """One block of up to 1024 threads a row, one element a thread and step; ``reduces`` reads the row twice.
+    """Describe passes of one thread block a row, one element a thread and step.
 
     The kernels of inference engines for RMS norm, rotary embedding and gated units. Loads are not vectors, so issue
     rather than memory limits them on fast devices.
 
+    Parameters
+    ----------
+    rows, length : array-like
+        Rows, and elements of a row.
+    element_bytes : array-like
+        Bytes of an element.
+    moved_bytes : array-like
+        Bytes that are read and written once.
+    reduces : array-like of bool, default False
+        True reads the row twice.
+
+    Returns
+    -------
+    RowPasses
+        Bytes, threads and steps of the rows.
+
+    Examples
+    --------
     >>> passes = block_passes(rows=2.0, length=4096.0, element_bytes=2.0, moved_bytes=3e4, reduces=True)
     >>> float(passes.elements), float(passes.reread_bytes), float(passes.steps_per_row)
     (15000.0, 16384.0, 4.0)
     """
     n, d, width, moved = floats(rows, length, element_bytes, moved_bytes)
-    threads = np.clip(d, 32.0, BLOCK_THREADS)
+    threads = np.clip(d, 32.0, _BLOCK_THREADS)
     reread = np.where(reduces, n * d * width, 0.0)
     steps = np.ceil(d / threads)
     return RowPasses(moved / width, reread, np.zeros_like(moved), threads, steps)
@@ -227,21 +320,38 @@ SCALAR_LOADS = 4.5
 #: A100 from 4.3 to 3.3 %, tf32 from 9.7 to 3.9 % under PyTorch and from 12.3 to 10.5 % under TensorFlow.
 LIBRARY_LOADS = 2.25
 #: Share of the bandwidth that a transpose reaches: images on V100, RTX 2080 Ti and RTX 3090.
-TRANSPOSED_BANDWIDTH = 0.75
+_TRANSPOSED_BANDWIDTH = 0.75
 
 
 def transposed_time(
     moved_bytes: Sizes, elements: Sizes, device: DeviceFigures, *, loads: float = SCALAR_LOADS
 ) -> Array:
-    """Seconds in which tensors of ``moved_bytes`` and ``elements`` go from one layout to another: read and written
-    once, by multiprocessors that move ``loads`` numbers in a clock.
+    """Price bringing tensors from one layout to another.
 
+    Parameters
+    ----------
+    moved_bytes : array-like
+        Bytes that are read and written once.
+    elements : array-like
+        Elements that are computed.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+    loads : float, default SCALAR_LOADS
+        Numbers that a multiprocessor moves in a clock.
+
+    Returns
+    -------
+    ndarray
+        Seconds; read and written once.
+
+    Examples
+    --------
     >>> from paleo.pricing.kernels import DeviceFigures
     >>> v100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1.5e9, 14e12, 9e11, 6e6, 250, True)
     >>> float(transposed_time(1e9, 5e8, v100).round(6))  # (2 GB / 675 GB/s)^4 + (10^9 / 540 a ns)^4, fourth root
     0.00307
     """
     moved, count = floats(moved_bytes, elements)
-    streamed = 2.0 * moved / (TRANSPOSED_BANDWIDTH * device.memory_bandwidth)
+    streamed = 2.0 * moved / (_TRANSPOSED_BANDWIDTH * device.memory_bandwidth)
     loaded = 2.0 * count / (loads * device.multiprocessors * device.clock_hz)
-    return np.asarray((streamed**STREAM_ORDER + loaded**STREAM_ORDER) ** (1.0 / STREAM_ORDER))
+    return np.asarray((streamed**_STREAM_ORDER + loaded**_STREAM_ORDER) ** (1.0 / _STREAM_ORDER))

@@ -5,7 +5,7 @@ and reads the weights anew each step from L2 or memory. The persistent kernel ke
 grid-wide barrier instead. The filter gradient is one product (g h x bT)(bT x h) for all steps.
 
 Which kernel computes the product is the library's choice. From cuDNN 7 on it is the fastest that there is for plain
-products, so that the device's calibration of those prices it (`plain_product_time`). Releases of 2016 and 2017 have
+products, so that the device's calibration of those prices it (`_plain_product_time`). Releases of 2016 and 2017 have
 kernels of their own, and on Pascal choose one by the batch alone (`product_by_columns`).
 
 References: Appleyard, Kocisky and Blunsom, arXiv:1604.01946 (cuDNN's RNN); Diamos et al., Persistent RNNs, ICML 2016.
@@ -22,14 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError, near
-from paleo.pricing.convolution import PRESENT
-from paleo.pricing.convolution_algorithms import L2_OVER_MEMORY, overlapped, waves
-from paleo.pricing.gemm import gemm_time
+from paleo.pricing.convolution import L2_OVER_MEMORY, PRESENT, overlapped, waves
+from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.specs.calibration import parameter
-from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
-    from paleo.pricing.gemm import GemmParameters
     from paleo.pricing.kernels import DeviceFigures
 
 Array = npt.NDArray[np.float64]
@@ -42,28 +39,28 @@ GATES: Mapping[str, int] = {"vanilla": 1, "gru": 3, "lstm": 4}
 #: Registers of one multiprocessor (256 KiB on Kepler GK110 and from Maxwell to Hopper: CUDA programming guide, table of
 #: compute capabilities), and the share that weights may fill: 1152 units of fp32 on the 24 of a Titan X (Diamos et
 #: al.).
-REGISTER_FILE_BYTES = 2.0**18
-WEIGHT_REGISTER_SHARE = 0.85
+_REGISTER_FILE_BYTES = 2.0**18
+_WEIGHT_REGISTER_SHARE = 0.85
 #: Block tiles (gate rows, batch columns) and splits of the sum over h that the libraries' kernels have.
-STEP_TILES: Tiles = ((128, 128), (128, 64), (128, 32), (64, 32), (32, 32))
-FILTER_TILES: Tiles = ((128, 128), (128, 64), (64, 64))
-STEP_SPLITS = (1, 2, 4)
-FILTER_SPLITS = (1, 4)
+_STEP_TILES: Tiles = ((128, 128), (128, 64), (128, 32), (64, 32), (32, 32))
+_FILTER_TILES: Tiles = ((128, 128), (128, 64), (64, 64))
+_STEP_SPLITS = (1, 2, 4)
+_FILTER_SPLITS = (1, 4)
 #: The release from which products take the kernel that is fastest for plain ones: the first with kernels for Volta.
-PLAIN_RELEASE = 7.0
+_PLAIN_RELEASE = 7.0
 #: Where, before it, the product's kernel is chosen by its columns: measured with cuDNN 5 and 6 over the cuBLAS of CUDA
 #: 8 on a Tesla P100 and a Titan X, whose steps of 32 sequences take up to three times as long as those of 64.
-COLUMN_ARCHITECTURE = "Pascal"
+_COLUMN_ARCHITECTURE = "Pascal"
 #: Of the kernel for up to `NARROW_COLUMNS`: columns of one pass over the weights, and parts that the sum is split into.
 NARROW_COLUMNS, NARROW_PASS, NARROW_SPLIT = 16.0, 4.0, 4.0
 #: Columns of the tile that never splits its sum, and the tiles of wider products.
-MEDIUM_COLUMNS: float = 32.0
-MEDIUM_TILES: Tiles = ((128, 32),)
-WIDE_TILES: Tiles = ((128, 128), (128, 64))
+_MEDIUM_COLUMNS: float = 32.0
+_MEDIUM_TILES: Tiles = ((128, 32),)
+_WIDE_TILES: Tiles = ((128, 128), (128, 64))
 #: Cycles of the unsplit tile forward in half precision over those in single: 27 rows of a P100 lie within 9 % of it.
-HALF_DEPTH = 2.8
+_HALF_DEPTH = 2.8
 #: Elements that the pointwise kernel of a step moves for each gate and unit: pre-activation, gate, state in and out.
-POINTWISE_ELEMENTS = 4.0
+_POINTWISE_ELEMENTS = 4.0
 
 
 class RnnDirection(IntEnum):
@@ -77,67 +74,42 @@ class RnnDirection(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RnnParameters:
-    """What a datasheet does not say about a recurrent library on a device."""
+    """Calibrated parameters of a recurrent library on a device."""
 
-    launch: float = parameter(
-        80 * MICROSECOND, low=20 * MICROSECOND, high=130 * MICROSECOND, unit="s", meaning="time of a call over no step"
-    )
-    step: float = parameter(
-        20 * MICROSECOND,
-        low=2 * MICROSECOND,
-        high=100 * MICROSECOND,
-        unit="s",
-        meaning="launches of one step",
-    )
-    ramp: float = parameter(
-        20 * MICROSECOND,
-        low=MICROSECOND,
-        high=100 * MICROSECOND,
-        unit="s",
-        meaning="extra time of an early step",
-    )
-    ramp_steps: float = parameter(
-        100.0, low=10.0, high=400.0, unit="step", meaning="steps until the queue is full", fitted=False
-    )
-    gemm_efficiency: float = parameter(
-        0.8, low=0.2, high=1.3, unit="1", meaning="share of peak arithmetic of a large tile's inner loop"
-    )
-    tile_penalty: float = parameter(
-        16.0, low=2.0, high=80.0, unit="element", meaning="tile width at which operand loads cost as much as arithmetic"
-    )
-    depth_cycles: float = parameter(
-        40.0, low=2.0, high=300.0, unit="cycle", meaning="least cycles of a block for each element of the sum: latency"
-    )
-    split_cycles: float = parameter(
-        5000.0, low=200.0, high=50000.0, unit="cycle", meaning="second phase that adds up the parts of a split sum"
-    )
-    bandwidth_fraction: float = parameter(
-        0.7, low=0.2, high=1.0, unit="1", meaning="share of memory bandwidth when weights stream in each step"
-    )
-    l2_share: float = parameter(
-        0.6, low=0.1, high=1.5, unit="1", meaning="share of L2 that keeps weights from step to step"
-    )
-    data_factor: float = parameter(
-        1.0, low=0.5, high=2.5, unit="1", meaning="time of a backward step over the same product forward"
-    )
-    filter_factor: float = parameter(
-        1.0, low=0.5, high=2.5, unit="1", meaning="time of the filter gradient's product over a plain one"
-    )
-    narrow_rows: float = parameter(
-        1200.0, low=300.0, high=5000.0, unit="row", meaning="rows for which narrow passes over the weights run at once"
-    )
-    barrier: float = parameter(
-        2.5 * MICROSECOND,
-        low=0.5 * MICROSECOND,
-        high=20 * MICROSECOND,
-        unit="s",
-        meaning="grid-wide barrier of a persistent step",
-        fitted=False,
-    )
+    launch: float = parameter("80 us", "20..130 us", "time of a call over no step")
+    step: float = parameter("20 us", "2..100 us", "launches of one step")
+    ramp: float = parameter("20 us", "1..100 us", "extra time of an early step")
+    ramp_steps: float = parameter("100 step", "10..400", "steps until the queue is full", fitted=False)
+    gemm_efficiency: float = parameter("0.8", "0.2..1.3", "share of peak arithmetic of a large tile's inner loop")
+    tile_penalty: float = parameter("16 element", "2..80", "tile width where operand loads cost as much as arithmetic")
+    depth_cycles: float = parameter("40 cycle", "2..300", "least cycles of a block per element of the sum: latency")
+    split_cycles: float = parameter("5000 cycle", "200..50000", "second phase that adds up the parts of a split sum")
+    bandwidth_fraction: float = parameter("0.7", "0.2..1", "share of memory bandwidth when weights stream in each step")
+    l2_share: float = parameter("0.6", "0.1..1.5", "share of L2 that keeps weights from step to step")
+    data_factor: float = parameter("1", "0.5..2.5", "time of a backward step over the same product forward")
+    filter_factor: float = parameter("1", "0.5..2.5", "time of the filter gradient's product over a plain one")
+    narrow_rows: float = parameter("1200 row", "300..5000", "rows for which narrow passes over the weights run at once")
+    barrier: float = parameter("2.5 us", "0.5..20 us", "grid-wide barrier of a persistent step", fitted=False)
 
 
 def gates(cell: str) -> int:
-    """Gates of a cell by name."""
+    """Count the gates of a cell.
+
+    Parameters
+    ----------
+    cell : str
+        ``vanilla``, ``lstm`` or ``gru``.
+
+    Returns
+    -------
+    int
+        Products of h x h in a step.
+
+    Raises
+    ------
+    SpecError
+        If there is no such cell.
+    """
     try:
         return GATES[cell]
     except KeyError:
@@ -145,14 +117,27 @@ def gates(cell: str) -> int:
 
 
 def fits_registers(*, weight_bytes: Number, device: DeviceFigures) -> Mask:
-    """Whether one layer's recurrent weights [bytes] stay in the registers of all multiprocessors.
+    """Tell whether one layer's recurrent weights stay in the registers of all multiprocessors.
 
+    Parameters
+    ----------
+    weight_bytes : array-like
+        Bytes of the recurrent weights.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+
+    Returns
+    -------
+    array-like of bool
+
+    Examples
+    --------
     >>> from paleo.pricing.kernels import DeviceFigures
     >>> titan_x = DeviceFigures("titan x", "Maxwell", "GDDR5", 24, 1.075e9, 6.6e12, 336e9, 3e6, 250, False)
     >>> [bool(fits_registers(weight_bytes=4.0 * units**2, device=titan_x)) for units in (1152, 1216)]
     [True, False]
     """
-    return np.asarray(weight_bytes) <= WEIGHT_REGISTER_SHARE * REGISTER_FILE_BYTES * device.multiprocessors
+    return np.asarray(weight_bytes) <= _WEIGHT_REGISTER_SHARE * _REGISTER_FILE_BYTES * device.multiprocessors
 
 
 def _product_time(
@@ -195,24 +180,44 @@ def product_by_columns(
     device: DeviceFigures,
     parameters: RnnParameters,
 ) -> Array:
-    """Seconds of (m x k)(k x n) where the library goes by n alone; ``stream`` [s] reads its weights once.
+    """Price products for which the library chooses its kernel by the number of columns only.
 
     Up to 16 columns: four at a time, each four rereading the weights unless they run at once, which they do for few
     rows. Up to 32: a tile that never splits the sum, so that a lone wave takes its latency k times. Beyond: wide tiles,
     split only as far as all blocks run at once, and in half precision not at all.
+
+    Parameters
+    ----------
+    m, n, k : ndarray
+        Extents of the product (m x k)(k x n).
+    stream : ndarray
+        Seconds to read the weights once.
+    half : ndarray
+        True in half precision.
+    backward : bool
+        True for the backward pass.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+    parameters : RnnParameters
+        Calibration of the device.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
     """
     p = parameters
     passes = np.clip(m / p.narrow_rows, 1.0, np.ceil(n / NARROW_PASS))
     narrow = np.hypot(k * p.depth_cycles / (NARROW_SPLIT * device.clock_hz), stream * passes)
-    slower = 1.0 if backward else np.where(half, HALF_DEPTH, 1.0)
-    medium = np.hypot(slower * _product_time(m, n, k, MEDIUM_TILES, (1,), device, p), stream)
-    split = _product_time(m, n, k, WIDE_TILES, STEP_SPLITS, device, p, most_blocks=device.multiprocessors)
-    unsplit = _product_time(m, n, k, WIDE_TILES, (1,), device, p)
+    slower = 1.0 if backward else np.where(half, _HALF_DEPTH, 1.0)
+    medium = np.hypot(slower * _product_time(m, n, k, _MEDIUM_TILES, (1,), device, p), stream)
+    split = _product_time(m, n, k, _WIDE_TILES, _STEP_SPLITS, device, p, most_blocks=device.multiprocessors)
+    unsplit = _product_time(m, n, k, _WIDE_TILES, (1,), device, p)
     wide = np.hypot(np.where(half, unsplit, split), stream)
-    return np.where(n <= NARROW_COLUMNS, narrow, np.where(n <= MEDIUM_COLUMNS, medium, wide))
+    return np.where(n <= NARROW_COLUMNS, narrow, np.where(n <= _MEDIUM_COLUMNS, medium, wide))
 
 
-def plain_product_time(
+def _plain_product_time(
     m: Array,
     n: Array,
     k: Array,
@@ -222,8 +227,26 @@ def plain_product_time(
     device: DeviceFigures,
     products: GemmParameters,
 ) -> Array:
-    """Seconds of (m x k)(k x n), launch apart, as the device's calibration of plain products prices it; n runs along
-    the contiguous side of the result, ``along_sum`` is the share of the operands that lies along k."""
+    """Price products, launch apart, as the device's calibration of plain products does.
+
+    Parameters
+    ----------
+    m, n, k : ndarray
+        Extents of the product (m x k)(k x n).
+    element_bytes : ndarray
+        Bytes of an element as it is stored.
+    along_sum : float
+        Share of the operands that lies along k; n runs along the contiguous side of the result.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+    products : GemmParameters
+        Calibration of plain products, which prices those of `_PLAIN_RELEASE` and later.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
+    """
     seconds = gemm_time(
         m=m, n=n, k=k, element_bytes=element_bytes, result_bytes=element_bytes, k_contiguous=along_sum,
         device=device, parameters=products,
@@ -232,10 +255,26 @@ def plain_product_time(
 
 
 def weight_miss(*, footprint: Number, l2_bytes: float, share: float) -> Array:
-    """Share of weight bytes that a step reads from memory although the last step read them: 0 in L2, 1 far beyond it.
+    """Return the share of weight bytes that a step reads from memory although the last step read them.
 
     1 - 1 / (1 + (footprint / (share L2))^4)
 
+    Parameters
+    ----------
+    footprint : array-like
+        Bytes of the weights.
+    l2_bytes : float
+        Bytes of the L2.
+    share : float
+        Share of it that keeps weights from step to step.
+
+    Returns
+    -------
+    ndarray
+        0 in L2, 1 far beyond it.
+
+    Examples
+    --------
     >>> float(weight_miss(footprint=4e6, l2_bytes=4e6, share=1.0))
     0.5
     """
@@ -254,27 +293,54 @@ def step_time(
     parameters: RnnParameters,
     products: GemmParameters | None = None,
 ) -> Array:
-    """Seconds of the kernels of one step, launches apart: the product with its weights, and the pointwise kernel."""
+    """Price one step: the product with its weights, and the pointwise kernel; launches apart.
+
+    Parameters
+    ----------
+    gate_count : ndarray
+        Products of h x h in each step (`gates`).
+    hidden : ndarray
+        Units of the layer, h.
+    batch : ndarray
+        Sequences.
+    element_bytes : ndarray
+        Bytes of an element as it is stored.
+    backward : bool, default False
+        True for the backward pass.
+    library : array-like, default PRESENT
+        cuDNN version, such as 7.6.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+    parameters : RnnParameters
+        Calibration of the device.
+    products : GemmParameters, optional
+        Calibration of plain products, which prices those of `_PLAIN_RELEASE` and later.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
+    """
     p, gated = parameters, gate_count * hidden
     m, k = (hidden, gated) if backward else (gated, hidden)
     weights = gated * hidden * element_bytes
     bandwidth = p.bandwidth_fraction * device.memory_bandwidth
-    states = POINTWISE_ELEMENTS * gated * batch * element_bytes
+    states = _POINTWISE_ELEMENTS * gated * batch * element_bytes
     miss = weight_miss(footprint=weights + states, l2_bytes=device.l2_bytes, share=p.l2_share)
     stream = weights * miss / bandwidth
-    product = np.hypot(_product_time(m, batch, k, STEP_TILES, STEP_SPLITS, device, p), stream)
-    if device.architecture == COLUMN_ARCHITECTURE:
+    product = np.hypot(_product_time(m, batch, k, _STEP_TILES, _STEP_SPLITS, device, p), stream)
+    if device.architecture == _COLUMN_ARCHITECTURE:
         half = (element_bytes <= 2.0) & ~np.asarray(device.tensor_cores)
         early = product_by_columns(
             m, batch, k, stream, half=half, backward=backward, device=device, parameters=parameters
         )
-        product = np.where(np.asarray(library) < PLAIN_RELEASE, early, product)
+        product = np.where(np.asarray(library) < _PLAIN_RELEASE, early, product)
     if products is not None:
         along_sum = 0.5 if backward else 1.0
-        plain = plain_product_time(
+        plain = _plain_product_time(
             batch, m, k, element_bytes=element_bytes, along_sum=along_sum, device=device, products=products
         )
-        product = np.where(np.asarray(library) < PLAIN_RELEASE, product, plain)
+        product = np.where(np.asarray(library) < _PLAIN_RELEASE, product, plain)
     return np.asarray(product + states * miss / bandwidth)
 
 
@@ -287,10 +353,30 @@ def persistent_step_time(
     device: DeviceFigures,
     parameters: RnnParameters,
 ) -> Array:
-    """Seconds of one step with the weights in registers; infinite where they do not fit.
+    """Price one step with the weights in registers.
 
     A barrier over the whole grid, the products spread over all multiprocessors, and the state read by each of them
     through L2.
+
+    Parameters
+    ----------
+    gate_count : ndarray
+        Products of h x h in each step (`gates`).
+    hidden : ndarray
+        Units of the layer, h.
+    batch : ndarray
+        Sequences.
+    element_bytes : ndarray
+        Bytes of an element as it is stored.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+    parameters : RnnParameters
+        Calibration of the device.
+
+    Returns
+    -------
+    ndarray
+        Seconds; infinite where they do not fit.
     """
     p, products = parameters, gate_count * hidden**2
     arithmetic = 2.0 * products * batch / (p.gemm_efficiency * device.peak_flops_per_s)
@@ -303,23 +389,49 @@ def filter_time(
     *, gate_count: Array, hidden: Array, batch: Array, timesteps: Array, element_bytes: Array,
     library: Number = PRESENT, device: DeviceFigures, parameters: RnnParameters, products: GemmParameters | None = None,
 ) -> Array:  # fmt: skip
-    """Seconds of the weight gradient: one product (g h x bT)(bT x h) over all steps.
+    """Price the weight gradient: one product (g h x bT)(bT x h) over all steps.
 
     Later releases add it to what is there (cuDNN API reference, cudnnRNNBackwardWeights), and so read that first.
+
+    Parameters
+    ----------
+    gate_count : ndarray
+        Products of h x h in each step (`gates`).
+    hidden : ndarray
+        Units of the layer, h.
+    batch : ndarray
+        Sequences.
+    timesteps : ndarray
+        Steps of a sequence.
+    element_bytes : ndarray
+        Bytes of an element as it is stored.
+    library : array-like, default PRESENT
+        cuDNN version, such as 7.6.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+    parameters : RnnParameters
+        Calibration of the device.
+    products : GemmParameters, optional
+        Calibration of plain products, which prices those of `_PLAIN_RELEASE` and later.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
     """
     p, depth = parameters, batch * timesteps
-    arithmetic = _product_time(gate_count * hidden, hidden, depth, FILTER_TILES, FILTER_SPLITS, device, p)
+    arithmetic = _product_time(gate_count * hidden, hidden, depth, _FILTER_TILES, _FILTER_SPLITS, device, p)
     elements = gate_count * hidden**2 + (gate_count + 1.0) * hidden * depth
     memory = elements * element_bytes / (p.bandwidth_fraction * device.memory_bandwidth)
     early = overlapped(arithmetic * p.filter_factor, memory)
     if products is None:
         return early
-    plain = plain_product_time(
+    plain = _plain_product_time(
         hidden, gate_count * hidden, depth,
         element_bytes=element_bytes, along_sum=0.0, device=device, products=products,
     )  # fmt: skip
     plain = plain + gate_count * hidden**2 * element_bytes / (p.bandwidth_fraction * device.memory_bandwidth)
-    return np.asarray(np.where(np.asarray(library) < PLAIN_RELEASE, early, plain * p.filter_factor))
+    return np.asarray(np.where(np.asarray(library) < _PLAIN_RELEASE, early, plain * p.filter_factor))
 
 
 def rnn_time(
@@ -338,13 +450,43 @@ def rnn_time(
     parameters: RnnParameters,
     products: GemmParameters | None = None,
 ) -> Array:
-    """Seconds of the recurrent part of ``layers`` layers over ``timesteps`` steps; all arguments broadcast.
+    """Price the recurrent part of layers over all steps; all arguments broadcast.
 
-    ``gate_count`` products of h x h in each step (see ``gates``); ``bidirectional`` 1 runs a second recurrence over the
-    reversed sequence, one after the other; ``persistent`` takes the kernel with weights in registers where they fit
-    and it is faster; ``library`` is the cuDNN version, e.g. 7.6; ``products`` is the device's calibration of plain
-    products, which prices those of `PLAIN_RELEASE` and later. Input products (W x for all steps at once) are GEMMs of
-    their own.
+    Input products (W x for all steps at once) are GEMMs of their own.
+
+    Parameters
+    ----------
+    gate_count : array-like
+        Products of h x h in each step (`gates`).
+    hidden : array-like
+        Units of the layer, h.
+    batch : array-like
+        Sequences.
+    timesteps : array-like
+        Steps of a sequence.
+    direction : int or ndarray of int, default RnnDirection.FORWARD
+        0 forward, 1 backward.
+    element_bytes : array-like, default 4.0
+        Bytes of an element as it is stored.
+    layers : array-like, default 1.0
+        Layers of the same shape.
+    bidirectional : array-like, default 0.0
+        1 runs a second recurrence over the reversed sequence, one after the other.
+    persistent : bool, default False
+        True takes the kernel with weights in registers where they fit and it is faster.
+    library : array-like, default PRESENT
+        cuDNN version, such as 7.6.
+    device : DeviceFigures
+        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+    parameters : RnnParameters
+        Calibration of the device.
+    products : GemmParameters, optional
+        Calibration of plain products, which prices those of `_PLAIN_RELEASE` and later.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
     """
     g, h, b, t, e = (np.asarray(x, dtype=np.float64) for x in (gate_count, hidden, batch, timesteps, element_bytes))
     extents = {"gate_count": g, "hidden": h, "batch": b, "element_bytes": e}

@@ -17,17 +17,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.specs.calibration import Entry, calibration_of, from_mapping, load_inheritance
-
-if TYPE_CHECKING:
-    from paleo.specs.calibration import Calibration, InheritanceRule
-
+from paleo.specs.calibration import Calibration, Entry, InheritanceRule, calibration_of, from_mapping, load_inheritance
 
 Array = npt.NDArray[np.float64]
 P = TypeVar("P")
@@ -42,36 +38,59 @@ HOST_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "attention": ("launch_time",),
     "memory": ("launch_time", "kernel_time", "host_overlap"),
     "collective": ("launch", "skew", "host"),
+    "narrow": ("launch", "host", "staging"),
+    "experts": ("launch", "host", "staging"),
+    "latent": ("launch", "host", "staging"),
+    "training": ("launch",),
+    "scan": ("launch", "host"),
+    "exchange": ("launch",),
+    "sparse": ("launch",),
 }
 #: Interval of a prediction from the formula's defaults alone: nothing was measured.
 UNMEASURED = (0.5, 2.0)
 #: What each step to a relative architecture adds to an interval, as a factor.
 RELATIVE_WIDENING = 1.2
 #: Architectures that no rule knows inherit from this one.
-FALLBACK_ARCHITECTURE = "Ampere"
+_FALLBACK_ARCHITECTURE = "Ampere"
 #: Memories that keep their error-correcting bits among the data, on server cards.
-INLINE_ECC = frozenset({"GDDR5", "GDDR6", "GDDR7"})
+_INLINE_ECC = frozenset({"GDDR5", "GDDR6", "GDDR7"})
 #: Achieved share of the nominal bandwidth in large streams, by kind of memory (see ``streaming_fraction``).
-STREAMING = {"HBM2": 0.90, "HBM2e": 0.89, "HBM3": 0.90, "HBM3e": 0.90, "GDDR": 0.87}
+_STREAMING = {"HBM2": 0.90, "HBM2e": 0.89, "HBM3": 0.90, "HBM3e": 0.90, "GDDR": 0.87}
 #: DRAM bytes of data per byte of data and inline ECC, and the share that Pascal's HBM2 controller reaches.
 ECC_SHARE, PASCAL_HBM2 = 8.0 / 9.0, 0.74
 
 
 def streaming_fraction(*, memory_kind: str, architecture: str, inline_ecc: bool) -> float:
-    """Share of the datasheet's bandwidth that a long stream reaches where nothing was measured.
+    """Return the share of the datasheet's bandwidth that a long stream reaches, if unmeasured.
 
     Row activation, refresh and the turn from reads to writes cost some 10 % on HBM and a little more on the longer
     bursts of GDDR. HBM carries its ECC bits on wires of their own; server cards with GDDR store one ECC byte with each
     eight bytes in the same memory (inline), which takes a ninth of the traffic.
 
+    Parameters
+    ----------
+    memory_kind : str
+        Such as ``HBM3`` or ``GDDR6``.
+    architecture : str
+        As device specs name it.
+    inline_ecc : bool
+        True where error-correcting bytes lie among the data.
+
+    Returns
+    -------
+    float
+        0 to 1.
+
+    Examples
+    --------
     >>> round(streaming_fraction(memory_kind="GDDR6", architecture="Turing", inline_ecc=True), 2)
     0.77
     """
     if architecture == "Pascal" and memory_kind.startswith("HBM"):
         return PASCAL_HBM2
-    if memory_kind in STREAMING:
-        return STREAMING[memory_kind]
-    return STREAMING["GDDR"] * (ECC_SHARE if inline_ecc else 1.0)
+    if memory_kind in _STREAMING:
+        return _STREAMING[memory_kind]
+    return _STREAMING["GDDR"] * (ECC_SHARE if inline_ecc else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +106,36 @@ class SourcedParameters(Generic[P]):
     interval: Bins
 
     def factors(self, predicted: float) -> tuple[float, float]:
-        """Low and high factors for a predicted time [s]."""
+        """Return the interval's factors for one predicted time.
+
+        Parameters
+        ----------
+        predicted : float
+            Seconds.
+
+        Returns
+        -------
+        tuple of (float, float)
+            Low and high.
+        """
         for up_to, low, high in self.interval:
             if predicted <= up_to:
                 return low, high
         return self.interval[-1][1:]
 
     def bounds(self, predicted: Array) -> tuple[Array, Array]:
-        """Low and high end of the interval of each predicted time [s]."""
+        """Return the interval of each predicted time.
+
+        Parameters
+        ----------
+        predicted : ndarray
+            Seconds.
+
+        Returns
+        -------
+        tuple of (ndarray, ndarray)
+            Low and high ends, seconds.
+        """
         ends, low, high = (np.array(column) for column in zip(*self.interval, strict=True))
         bin_of = np.minimum(np.searchsorted(ends, predicted), len(ends) - 1)
         return predicted * low[bin_of], predicted * high[bin_of]
@@ -110,15 +151,37 @@ def lookup(
     stacks: Sequence[str] = STEP_STACKS,
     user_calibration: Calibration | None = None,
 ) -> SourcedParameters[P]:
-    """Parameters of ``family`` for a device or system, in the first of ``stacks`` that there is.
+    """Find the parameters of a family for a device or system, in the first stack that there is.
 
-    ``memory_kind`` is the kind of memory of a device, of the links inside a node of a system. ``user_calibration`` is a
-    user's calibration file, asked before the shipped ones.
+    Parameters
+    ----------
+    kind : type
+        Dataclass of the parameters.
+    subject : str
+        Name of the device or system.
+    architecture : str
+        Its architecture.
+    family : str
+        Calibration family.
+    memory_kind : str, default ''
+        Kind of memory of a device, of the links inside a node of a system.
+    stacks : sequence of str, default STEP_STACKS
+        Ways of timing, best first.
+    user_calibration : Calibration, optional
+        A user's calibration, asked before the shipped ones.
+
+    Returns
+    -------
+    SourcedParameters[P]
+        With where they come from and their interval.
     """
-    variants = _with_variants(stacks)
+    # each stack is followed by its base (eager/linear: eager), then come the usual ones
+    named = [part for stack in stacks for part in dict.fromkeys((stack, stack.partition("/")[0]))]
+    variants = tuple(dict.fromkeys([*named, *STEP_STACKS]))
     for calibration in filter(None, (user_calibration, _shipped(subject))):
-        entry = _first(calibration.entries, family, variants)
-        if entry is not None:
+        fitting = [entry for entry in calibration.entries if entry.family == family and entry.stack in variants]
+        if fitting:
+            entry = min(fitting, key=lambda entry: _rank(entry.stack, variants))
             entry = _hosted(entry, variants, architecture, memory_kind)
             return _sourced(kind, entry, "measured", calibration.name)
     inherited = _inherited(family, architecture, memory_kind, variants)
@@ -127,20 +190,8 @@ def lookup(
     return SourcedParameters(kind(), "default", "formula", ((math.inf, *UNMEASURED),))
 
 
-def _with_variants(stacks: Sequence[str]) -> tuple[str, ...]:
-    """The stacks, each followed by its base (``eager/linear``: ``eager``), then the usual ones."""
-    named = [part for stack in stacks for part in dict.fromkeys((stack, stack.partition("/")[0]))]
-    return tuple(dict.fromkeys([*named, *STEP_STACKS]))
-
-
 def _rank(stack: str, stacks: Sequence[str]) -> int:
     return list(stacks).index(stack) if stack in stacks else len(stacks)
-
-
-def _first(entries: Sequence[Entry], family: str, stacks: Sequence[str]) -> Entry | None:
-    """The entry of a family in the first of the wanted stacks that has one."""
-    fitting = [entry for entry in entries if entry.family == family and entry.stack in stacks]
-    return min(fitting, key=lambda entry: _rank(entry.stack, stacks), default=None)
 
 
 def _hosted(entry: Entry, stacks: Sequence[str], architecture: str, memory_kind: str) -> Entry:
@@ -155,7 +206,17 @@ def _hosted(entry: Entry, stacks: Sequence[str], architecture: str, memory_kind:
 
 
 def host_parameters(entry: Entry) -> dict[str, float]:
-    """The parameters of an entry that belong to the host or the way of timing."""
+    """Pick the parameters of an entry that belong to the host or the way of timing.
+
+    Parameters
+    ----------
+    entry : Entry
+        Calibration of a family and stack.
+
+    Returns
+    -------
+    dict of str to float
+    """
     names = HOST_PARAMETERS.get(entry.family.partition(".")[0], ())
     return {name: entry.parameters[name] for name in names if name in entry.parameters}
 
@@ -176,7 +237,7 @@ def _inherited(family: str, architecture: str, memory_kind: str, stacks: Sequenc
 def _relatives(architecture: str) -> Iterator[str]:
     inheritance = load_inheritance()
     known: Mapping[str, tuple[str, ...]] = inheritance.relatives if inheritance else {}
-    start = architecture if architecture in known else FALLBACK_ARCHITECTURE
+    start = architecture if architecture in known else _FALLBACK_ARCHITECTURE
     yield from dict.fromkeys((architecture, start, *known.get(start, ())))
 
 
@@ -197,7 +258,29 @@ def _memory_distance(rule: InheritanceRule, memory_kind: str) -> int:
 
 
 def resolved(rule: InheritanceRule, family: str, stack: str, architecture: str, memory_kind: str) -> Entry:
-    """The entry that a rule composes of the entries it names; SpecError if one of those is missing."""
+    """Compose an entry by a rule of inheritance.
+
+    Parameters
+    ----------
+    rule : InheritanceRule
+        The rule.
+    family, stack : str
+        What is wanted.
+    architecture : str
+        The architecture that inherits.
+    memory_kind : str
+        Its kind of memory.
+
+    Returns
+    -------
+    Entry
+        With a widened interval.
+
+    Raises
+    ------
+    SpecError
+        If an entry that the rule names is missing.
+    """
     changes = rule.stacks[stack]
     source_family = rule.family_there or family
     sources = [_source(subject, source_family, changes.like or stack) for subject in rule.inherits]
@@ -207,7 +290,7 @@ def resolved(rule: InheritanceRule, family: str, stack: str, architecture: str, 
     parameters |= {name: parameters[name] * factor for name, factor in {**rule.scale, **changes.scale}.items()}
     if rule.stream is not None:
         parameters[rule.stream] = streaming_fraction(
-            memory_kind=memory_kind, architecture=architecture, inline_ecc=memory_kind in INLINE_ECC
+            memory_kind=memory_kind, architecture=architecture, inline_ecc=memory_kind in _INLINE_ECC
         )
     parameters |= {**rule.set, **changes.set}
     entry = Entry(
@@ -291,13 +374,47 @@ COMPILED = Rates(
 
 
 def constants(device_kind: str, text: str) -> Rates | None:
-    """The constants that a calibration asks for, or that ``auto`` means on devices without any measured family."""
+    """Return the constants that a calibration asks for, or that ``auto`` means without measurements.
+
+    Parameters
+    ----------
+    device_kind : str
+        Such as ``gpu`` or ``tpu``.
+    text : str
+        The calibration as the user wrote it.
+
+    Returns
+    -------
+    Rates, optional
+        None where a calibration prices the run.
+    """
     return COMPILED if text == "auto" and device_kind == "tpu" else rates(text)
 
 
-def rates(text: str) -> Rates | None:
-    """``ideal`` or ``ppp=0.6`` / ``ppp=0.6,0.75`` (computation, communication); None for anything else.
+#: Least share of peak that ``ppp=`` takes.
+_LEAST_SHARE = 1e-4
 
+
+def rates(text: str) -> Rates | None:
+    """Read ``ideal`` or ``ppp=0.6`` / ``ppp=0.6,0.75`` (computation, communication).
+
+    Parameters
+    ----------
+    text : str
+        The calibration as the user wrote it.
+
+    Returns
+    -------
+    Rates, optional
+        None for anything else.
+
+    Raises
+    ------
+    SpecError
+        If the percentages are out of range.
+
+    Examples
+    --------
     >>> rates("ppp=0.62,0.72").link
     0.72
     """
@@ -310,8 +427,8 @@ def rates(text: str) -> Rates | None:
         values = [float(part) for part in parts]
     except ValueError:
         values = []
-    if not 1 <= len(values) <= 2 or not all(0 < value <= 1 for value in values):
+    if not 1 <= len(values) <= 2 or not all(_LEAST_SHARE <= value <= 1 for value in values):
         raise SpecError(
-            f"calibration {text!r}: expected one or two percentages of peak above 0 and up to 1, such as ppp=0.62,0.72"
+            f"calibration {text!r}: expected one or two shares of peak from {_LEAST_SHARE:g} to 1, as in ppp=0.62,0.7"
         )
     return Rates(text, values[0], values[0], values[-1], combine="sum", latency=False)

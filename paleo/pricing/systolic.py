@@ -24,6 +24,7 @@ Fourier's transforms are not made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,21 @@ LANES = 128.0
 
 
 def padded(extent: Number, step: float) -> Array:
-    """The extent in whole steps.
+    """Round an extent up to whole steps.
 
+    Parameters
+    ----------
+    extent : array-like
+        Extent of a dimension.
+    step : float
+        Extent of a step.
+
+    Returns
+    -------
+    ndarray
+
+    Examples
+    --------
     >>> padded(np.array([32.0, 128.0, 129.0]), 128.0).tolist()
     [128.0, 128.0, 256.0]
     """
@@ -50,8 +64,22 @@ def padded(extent: Number, step: float) -> Array:
 
 
 def product_flops(m: Number, n: Number, k: Number, width: float) -> Array:
-    """FLOP of the clocks that C[m, n] = A[m, k] B[k, n] holds one core's arrays for; at least 2 m n k.
+    """Return the FLOP of the clocks for which a product holds one core's arrays.
 
+    Parameters
+    ----------
+    m, n, k : array-like
+        Extents of C[m, n] = A[m, k] B[k, n].
+    width : float
+        Rows and columns of an array.
+
+    Returns
+    -------
+    ndarray
+        At least 2 m n k.
+
+    Examples
+    --------
     >>> [float(product_flops(m, 4096.0, 1024.0, 128.0)) / (2 * m * 4096 * 1024) for m in (8.0, 64.0, 4096.0)]
     [16.0, 2.0, 1.0]
     """
@@ -69,7 +97,8 @@ def _gemm(kernel: Kernel, width: float, cores: float) -> float:
 
 
 def _positions(shape: Mapping[str, float]) -> float:
-    return shape["n"] * shape.get("out_d", 1.0) * shape["out_h"] * shape["out_w"]
+    """Outputs of all images in one channel; one-dimensional convolutions have one extent."""
+    return shape["n"] * math.prod(shape.get(f"out_{axis}", 1.0) for axis in "dhw")
 
 
 def _convolution(kernel: Kernel, width: float, cores: float) -> float:
@@ -81,7 +110,7 @@ def _convolution(kernel: Kernel, width: float, cores: float) -> float:
 
 def _convolved(kernel: Kernel, width: float, cores: float, groups: float) -> float:
     shape, positions = kernel.shape, _positions(kernel.shape) / cores
-    taps = shape["kernel_h"] * shape["kernel_w"] * shape.get("kernel_d", 1.0)
+    taps = math.prod(shape.get(f"kernel_{axis}", 1.0) for axis in "dhw")
     channels, filters = shape["c"] / groups, shape["k"] / groups
     side_by_side = shape["n"] > cores
 
@@ -114,7 +143,7 @@ def _attention(kernel: Kernel, width: float, cores: float) -> float:
     return float(kernel.flops * padded(head, width) / head)
 
 
-WORK: Mapping[str, Callable[[Kernel, float, float], float]] = {
+_WORK: Mapping[str, Callable[[Kernel, float, float], float]] = {
     "gemm": _gemm,
     "conv": _convolution,
     "rnn": _recurrence,
@@ -123,19 +152,47 @@ WORK: Mapping[str, Callable[[Kernel, float, float], float]] = {
 
 
 def occupied_flops(kernels: Sequence[Kernel], device: Device) -> Array:
-    """FLOP of the clocks that each kernel holds the arrays of a chip for [kernels]: none of passes over memory. Those
-    that kernels count where the device states no array."""
+    """Return the FLOP of the clocks for which each kernel holds the arrays of a chip.
+
+    Parameters
+    ----------
+    kernels : sequence of Kernel
+        The kernels.
+    device : Device
+        The device.
+
+    Returns
+    -------
+    ndarray
+        Of shape (kernels,); none of passes over memory, what kernels count where the device states no array.
+    """
     if device.matrix_unit is None:
         return np.array([kernel.flops for kernel in kernels], dtype=np.float64)
     width, cores = float(device.matrix_unit.width), float(device.multiprocessors)
-    works = (WORK[kernel.family](kernel, width, cores) if kernel.family in WORK else 0.0 for kernel in kernels)
+    works = (_WORK[kernel.family](kernel, width, cores) if kernel.family in _WORK else 0.0 for kernel in kernels)
     return np.array([max(work, kernel.flops) for work, kernel in zip(works, kernels, strict=True)], dtype=np.float64)
 
 
 def laid_out_bytes(kernel: Kernel, device: Device) -> float:
-    """Bytes that a kernel moves: channels lie along the vector lanes, padded to them where a core has one sample at
-    most; matrices have long sides, and several samples fill the lanes together.
+    """Return the bytes that a kernel moves in the layout of vector lanes.
 
+    Bytes that a kernel moves: channels lie along the vector lanes, padded to them where a core has one sample at most;
+    matrices have long sides, and several samples fill the lanes together.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        The kernel.
+    device : Device
+        The device.
+
+    Returns
+    -------
+    float
+        Bytes.
+
+    Examples
+    --------
     >>> from paleo.operations.base import Kernel
     >>> from paleo.specs.device import load_device
     >>> shape = {"rows": 1e6, "columns": 1.0, "channels": 32.0, "samples": 1.0}
@@ -148,7 +205,7 @@ def laid_out_bytes(kernel: Kernel, device: Device) -> float:
         return kernel.bytes
     if kernel.family != "conv":
         return kernel.bytes * _laid_out(shape["channels"])
-    images = shape["n"] * shape.get("d", 1.0) * shape["h"] * shape["w"] * shape["c"]
+    images = shape["n"] * math.prod(shape.get(axis, 1.0) for axis in "dhw") * shape["c"]
     results = _positions(shape) * shape["k"]
     laid_out = images * _laid_out(shape["c"]) + results * _laid_out(shape["k"])
     return kernel.bytes * laid_out / (images + results)

@@ -1,4 +1,4 @@
-"""The verdict on a log, as a table and as a document."""
+"""The verdict on a log of a training or of nccl-tests, as documents and as tables."""
 
 from __future__ import annotations
 
@@ -8,30 +8,36 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paleo.report.grid import grid
-from paleo.report.tables import percent, prose
-from paleo.studies.audit import ADVICE
+from paleo.report.columns import Attribute, Document, grid, listing, percent, record, wrapped_text
+from paleo.studies.audit import ADVICE, Audit, CollectiveAudit
 from paleo.units import duration, engineering, gibibytes
 
 if TYPE_CHECKING:
-    from paleo.report.documents import Document
-    from paleo.studies.audit import Audit, CollectiveAudit, Fault
+    from collections.abc import Sequence
 
-#: What a log states, as people call it.
-NAMES = {
-    "step": "step",
+#: Quantity of a log -> its name in tables.
+_NAMES = {
+    "step": "step time",
     "memory": "peak memory, allocated",
-    "samples": "samples of a step",
-    "compute": "forward and backward passes",
-    "exchange": "exchange of gradients, waited for",
+    "samples": "samples per step",
+    "compute": "forward and backward",
+    "exchange": "exposed gradient exchange",
     "optimizer": "optimizer",
     "spread": "slowest rank over fastest",
-    "unsteadiness": "deviation of steps",
+    "unsteadiness": "standard deviation of steps",
 }
 
 
-def document(audit: Audit) -> Document:
-    """Measured beside predicted quantities, the faults that explain them, and the step on more ranks."""
+def document(audit: Audit | CollectiveAudit) -> Document:
+    """Return the answer of ``paleo audit`` as a JSON document.
+
+    Parameters
+    ----------
+    audit : Audit or CollectiveAudit
+        Measured and predicted quantities, the faults that explain them, and a prediction for more ranks.
+    """
+    if isinstance(audit, CollectiveAudit):
+        return _collective_document(audit)
     fields: Document = {
         "model": audit.expected.model.name,
         "system": audit.expected.system.name,
@@ -43,65 +49,114 @@ def document(audit: Audit) -> Document:
         "predicted": {name: audit.predicted[name] for name in audit.measured},
         "step_time_s": audit.measured["step"],
         "step_time_interval_s": list(audit.interval),
-        "faults": [_fault(fault) for fault in audit.faults],
+        "faults": [
+            {"name": fault.name, "factor": fault.factor, "step_time_s": fault.evidence["step"], "advice": fault.advice}
+            for fault in audit.faults
+        ],
         "unexplained": audit.ratio,
         "notes": list(audit.notes),
+        "measure_next": _next(audit),
     }
-    if audit.beyond is not None:
-        gpus, seconds, interval = audit.beyond
-        fields["beyond"] = {"gpus": gpus, "step_time_s": seconds, "step_time_interval_s": list(interval)}
-    return fields
+    if audit.beyond is None:
+        return {**fields, "beyond": None}
+    gpus, seconds, interval = audit.beyond
+    beyond = {"gpus": gpus, "step_time_s": seconds, "step_time_interval_s": list(interval)}
+    return {**fields, "beyond": beyond}
 
 
-def _fault(fault: Fault) -> Document:
-    return {
-        "name": fault.name,
-        "factor": fault.factor,
-        "step_time_s": fault.evidence["step"],
-        "advice": fault.advice,
-    }
+def verdict(audit: Audit | CollectiveAudit) -> str:
+    """Return the verdict of an audit in one sentence.
 
+    Parameters
+    ----------
+    audit : Audit | CollectiveAudit
+        Measured and predicted quantities and the faults that explain them.
 
-def verdict(audit: Audit) -> str:
-    """The verdict in one sentence."""
+    Returns
+    -------
+    str
+        The sentence.
+    """
+    if isinstance(audit, CollectiveAudit):
+        return audit.verdict
     measured, predicted = audit.measured["step"], audit.predicted["step"]
     seen = f"A step takes {duration(measured)}, predicted {duration(predicted)} ({measured / predicted - 1:+.0%})"
-    if not audit.faults:
-        low, high = audit.expected.interval
-        if low <= measured <= high:
-            return f"{seen}: as predicted, nothing in this log says otherwise."
-        return f"{seen}: outside the interval, and no single fault that is known explains it."
     low, high = audit.expected.interval
-    doubt = " The step lies within the prediction's own 90 % interval, so this may be the model's error."
+    if not audit.faults:
+        return f"{seen}: {_without_faults(audit)}."
+    doubt = " The step lies within the 90 % interval of the prediction, so this may be the model's error."
     names = ", or ".join(fault.text for fault in audit.faults)
-    left = f"{audit.ratio - 1:+.0%} of the step stay unexplained" if abs(audit.ratio - 1) >= 0.01 else "nothing is left"
-    return f"{seen}. What explains it: {names}; {left}.{doubt if low <= measured <= high else ''}"
+    remainder = (
+        f"{audit.ratio - 1:+.0%} of the step stay unexplained" if abs(audit.ratio - 1) >= 0.01 else "that is all of it"
+    )
+    return f"{seen}. What explains it: {names}; {remainder}.{doubt if low <= measured <= high else ''}"
 
 
-def table(audit: Audit) -> RenderableType:
-    """The verdict, measured figures beside predicted ones, and advice."""
-    parts: list[RenderableType] = [prose(Text(verdict(audit), style="bold")), Text(), _quantities(audit)]
-    parts += [part for note in audit.notes for part in (Text(), prose(f"{note[:1].upper()}{note[1:]}."))]
+def _without_faults(audit: Audit) -> str:
+    """Describe a log that no single fault explains: quantities that are not as predicted, by name."""
+    others = [name for name in audit.astray if name != "step"]
+    named = ", ".join(
+        f"{_NAMES[name]} ({_cell(name, audit.measured[name])}, predicted {_cell(name, audit.predicted[name])})"
+        for name in others
+    )
+    if "step" in audit.astray:
+        also = f"; nor are as predicted: {named}" if others else ""
+        return f"outside the interval, and no known single fault explains it{also}"
+    if others:
+        return f"the step is as predicted, but not {named}; no known single fault explains it"
+    if audit.doubts:
+        return f"the step is as predicted, but the log is not that of one sound run: {'; '.join(audit.doubts)}"
+    return "as predicted, nothing in this log says otherwise"
+
+
+def table(audit: Audit | CollectiveAudit) -> RenderableType:
+    """Return the answer of ``paleo audit`` as tables: verdict, quantities, advice.
+
+    Parameters
+    ----------
+    audit : Audit | CollectiveAudit
+        Measured and predicted quantities and the faults that explain them.
+
+    Returns
+    -------
+    RenderableType
+        Tables for the console.
+    """
+    if isinstance(audit, CollectiveAudit):
+        return _collective_table(audit)
+    parts: list[RenderableType] = [wrapped_text(Text(verdict(audit), style="bold")), Text(), _quantities(audit)]
+    parts += [part for note in audit.notes for part in (Text(), wrapped_text(f"{note[:1].upper()}{note[1:]}."))]
     for fault in audit.faults:
-        parts += [Text(), prose(f"{fault.text}: {fault.advice}.")]
+        parts += [Text(), wrapped_text(f"{fault.text}: {fault.advice}.")]
+    if words := _next(audit):
+        parts += [Text(), wrapped_text(words)]
     if audit.beyond is not None:
         gpus, seconds, (low, high) = audit.beyond
-        heading = f"On {gpus:,} GPUs, each with as many samples: {duration(seconds)}"
-        parts += [
-            Text(),
-            prose(f"{heading} (90 % interval {duration(low)} to {duration(high)}, by this log's own steps)."),
-        ]
+        heading = f"On {gpus:,} GPUs with the same batch per GPU: {duration(seconds)}"
+        ends = f"90 % interval {duration(low)} to {duration(high)}, from the steps of this log"
+        parts += [Text(), wrapped_text(f"{heading} ({ends}).")]
     return Group(*parts)
+
+
+def _next(audit: Audit) -> str | None:
+    """Say what to measure next where several faults explain the log."""
+    if len(audit.faults) < 2:
+        return None
+    name, faults = audit.next_quantity, audit.faults[:2]
+    if name is None:
+        return f"The log does not tell {' and '.join(fault.name for fault in faults)} apart: check both."
+    values = " and ".join(f"{_cell(name, fault.evidence[name])} with {fault.name}" for fault in faults)
+    return f"Log {_NAMES[name]} next: it is {values}."
 
 
 def _quantities(audit: Audit) -> Table:
     explained = audit.faults[0].evidence if audit.faults else audit.predicted
-    columns = ["measured", "predicted", "difference", *(["explained"] if audit.faults else [])]
-    quantities = grid(f"{len(audit.log.steps)} steps of {audit.log.kind}", ["", *columns])
+    columns = ["measured", "predicted", "difference", *(["with the fault"] if audit.faults else [])]
+    table = grid(f"{len(audit.log.steps)} steps of {audit.log.kind}", ["", *columns])
     for name, value in audit.measured.items():
         cells = [_cell(name, value), _cell(name, audit.predicted[name]), percent(value / audit.predicted[name] - 1.0)]
-        quantities.add_row(NAMES[name], *cells, *([_cell(name, explained[name])] if audit.faults else []))
-    return quantities
+        table.add_row(_NAMES[name], *cells, *([_cell(name, explained[name])] if audit.faults else []))
+    return table
 
 
 def _cell(name: str, value: float) -> str:
@@ -114,13 +169,22 @@ def _cell(name: str, value: float) -> str:
     return percent(value - 1.0) if name == "unsteadiness" else duration(value)
 
 
-# links
+# collectives
+
+_PAYLOAD = (
+    Attribute("payload_bytes", lambda row: row[0], "payload", "words", lambda row: engineering(row[0], "B")),
+    Attribute("measured_s", lambda row: row[1], "measured", "words", lambda row: duration(row[1])),
+    Attribute("predicted_s", lambda row: row[2], "predicted", "words", lambda row: duration(row[2])),
+    Attribute("", lambda row: row[1] / row[2], "measured over predicted", "ratio"),
+)
 
 
-def collective_document(audit: CollectiveAudit) -> Document:
-    """Payloads with measured and predicted seconds, what is off, and the largest payload on more ranks."""
-    log, study = audit.log, audit.study
-    rows = zip(log.payloads, log.seconds, audit.predicted, strict=True)
+def _payloads(audit: CollectiveAudit) -> Sequence[tuple[float, float, float]]:
+    return list(zip(audit.log.payloads, audit.log.seconds, audit.predicted, strict=True))
+
+
+def _collective_document(audit: CollectiveAudit) -> Document:
+    study = audit.study
     return {
         "system": study.system.name,
         "gpus": study.ranks,
@@ -130,25 +194,20 @@ def collective_document(audit: CollectiveAudit) -> Document:
         "small_ratio": audit.small,
         "large_ratio": audit.large,
         "faults": [{"name": name, "factor": factor, "advice": ADVICE[name]} for name, factor in audit.faults.items()],
-        "payloads": [
-            {"payload_bytes": payload, "measured_s": measured, "predicted_s": predicted}
-            for payload, measured, predicted in rows
-        ],
+        "payloads": [record(_PAYLOAD, row) for row in _payloads(audit)],
         "beyond": None if audit.beyond is None else {"gpus": audit.beyond[0], "time_s": audit.beyond[1]},
         "calibration": study.calibration,
     }
 
 
-def collective_table(audit: CollectiveAudit) -> RenderableType:
-    """The verdict, payload by payload, and what to do."""
-    table = grid("nccl-tests", ("payload", "measured", "predicted", "measured over predicted"))
-    for payload, measured, predicted in zip(audit.log.payloads, audit.log.seconds, audit.predicted, strict=True):
-        cells = (duration(measured), duration(predicted), f"{measured / predicted:.2f}")
-        table.add_row(engineering(payload, "B"), *cells)
-    parts: list[RenderableType] = [prose(Text(audit.verdict, style="bold")), Text(), table]
-    parts += [prose(f"\n{name}: {ADVICE[name]}.") for name in audit.faults]
+def _collective_table(audit: CollectiveAudit) -> RenderableType:
+    rows = listing("nccl-tests", _PAYLOAD, _payloads(audit))
+    parts: list[RenderableType] = [wrapped_text(Text(audit.verdict, style="bold")), Text(), rows]
+    parts += [wrapped_text(f"\n{name}: {ADVICE[name]}.") for name in audit.faults]
     if audit.beyond is not None:
         gpus, seconds = audit.beyond
         largest = engineering(audit.log.payloads[-1], "B")
-        parts.append(prose(f"\n{largest} over {gpus:,} GPUs, with links as they were measured: {duration(seconds)}."))
-    return Group(*parts, prose(f"\nCalibration: {audit.study.calibration}"))
+        parts.append(
+            wrapped_text(f"\n{largest} over {gpus:,} GPUs, with links as fast as measured: {duration(seconds)}.")
+        )
+    return Group(*parts, wrapped_text(f"\nCalibration: {audit.study.calibration}"))

@@ -1,27 +1,58 @@
-"""Charts as SVG text for pages that load nothing: bars with intervals, stacks, log-log curves, and what-ifs.
+"""Charts of the HTML report as SVG: drawn by matplotlib for a narrow column, in the colours of the page.
 
-They are drawn for a narrow column, so that the letters stay readable on a telephone, in the colours of Okabe and Ito
-(2008).
+Text stays text and takes the font of the page; black becomes the colour of its text, so that charts follow the dark
+theme.
 """
 
 from __future__ import annotations
 
-import math
+import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from typing import Any
 
+import matplotlib
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from paleo.report.plots import BLACK, BLUE, CYCLE, STYLE, VERMILION
 from paleo.units import KILO, engineering
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000", "#999999", "#F0E442")
-#: Width of every drawing in its own units, and of the room for numbers at the right end.
-WIDTH, RIGHT = 380, 92
-_ROW, _BAR = 40, 14
+#: Width of every chart in points, room for numbers at its right end, and height of a row.
+WIDTH, RIGHT, ROW = 380.0, 92.0, 40.0
+#: Fraction from which a cell of a heat map is so dark that its number is white.
+DARK = 0.55
+#: Least distance of two ticks of a logarithmic axis, as a ratio.
+APART = 1.25
+_LINE = "#d9dce1"
+#: Colours of matplotlib -> those of the page.
+_PAGE = {"#000000": "currentColor", BLUE.lower(): "var(--bar)", _LINE: "var(--line)"}
+_STYLE = {
+    **STYLE,
+    "font.size": 11,
+    "grid.color": _LINE,
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "legend.fontsize": 11,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A drawing, and the names of its colours."""
+
+    svg: Markup
+    legend: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar: its value, the ends of its interval (or None), and the number as text."""
+    """One bar: its value, the ends of its interval (or None), and the value as text."""
 
     name: str
     value: float
@@ -33,210 +64,224 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points (x, y, low, high) of one line, x rising; ``linear`` ones have a dotted line in proportion to x from their
-    first point."""
+    """Points (x, y, low, high) of one line, x rising."""
 
     name: str
     points: Sequence[tuple[float, float, float, float]]
     colour: str
-    linear: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A dashed line up from a place on the horizontal axis, and what it says."""
+def svg(figure: Figure, title: str) -> Markup:
+    """Return a figure as an SVG element for a page.
 
-    x: float
-    words: str
-    colour: str
-
-
-def bars(rows: Sequence[Bar], title: str) -> str:
-    """Horizontal bars from zero, each with its interval as a whisker."""
-    longest = max((row.high or row.value for row in rows), default=0.0) or 1.0
-    scale = (WIDTH - RIGHT) / longest
-    parts = []
-    for index, row in enumerate(rows):
-        y = index * _ROW
-        parts.append(_text(0, y + 12, row.name))
-        parts.append(_rect(0, y + 17, row.value * scale, _BAR, row.colour))
-        if row.low is not None and row.high is not None:
-            parts.append(_whisker(row.low * scale, row.high * scale, y + 17 + _BAR / 2))
-        end = max(row.value, row.high or 0.0) * scale
-        parts.append(_text(min(end + 6, WIDTH - RIGHT + 4), y + 28, row.text, "b"))
-    return _svg(parts, len(rows) * _ROW, title)
-
-
-def stacks(rows: Sequence[tuple[str, Mapping[str, float], str]], title: str, limits: Sequence[float] = ()) -> str:
-    """Horizontal stacks of named parts on one scale, with a number at the end of each, and a limit as a dashed line."""
-    names = list(dict.fromkeys(name for _, parts, _ in rows for name, value in parts.items() if value > 0))
-    colours = dict(zip(names, COLOURS * 3, strict=False))
-    longest = max((*(sum(parts.values()) for _, parts, _ in rows), *limits), default=0.0) or 1.0
-    scale, drawn = (WIDTH - RIGHT) / longest, []
-    for index, (label, parts, text) in enumerate(rows):
-        y, left = index * _ROW, 0.0
-        drawn.append(_text(0, y + 12, label))
-        for name, value in parts.items():
-            if value > 0:
-                drawn.append(_rect(left, y + 17, value * scale, _BAR, colours[name], f"{label}: {name}"))
-                left += value * scale
-        limit = limits[index] * scale if limits else 0.0
-        if limits:
-            drawn.append(f'<path d="M{limit:.1f} {y + 14}v{_BAR + 6}" class="limit"/>')
-        end = (
-            left if limit - left > RIGHT else max(left, limit)
-        )  # beside its bar, wherever it has room before the limit
-        drawn.append(_text(min(end + 6, WIDTH - RIGHT + 4), y + 28, text, "b"))
-    return _svg(drawn, len(rows) * _ROW, title) + legend((name, colours[name]) for name in names)
+    Parameters
+    ----------
+    figure : Figure
+        It is drawn in the colours and fonts of the page.
+    title : str
+        Read aloud in place of the chart.
+    """
+    file = io.StringIO()
+    ticks = (word for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for word in axis.get_ticklabels())
+    for word in (*ticks, *figure.findobj(lambda artist: isinstance(artist, Text))):
+        word.set(parse_math=False)  # names may hold dollar signs
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": title}):
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    text = file.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    text = re.sub(r"font: [^;\"]*?([\d.]+px)[^;\"]*|font-family:[^;\"]*;?", lambda match: _font(match[1]), text)
+    for colour, name in _PAGE.items():
+        text = text.replace(colour, name)
+    label = Markup('<svg viewBox="0 0 {:g} {:g}" role="img" aria-label="{}">').format(
+        *(72.0 * inches for inches in figure.get_size_inches()), title
+    )
+    return label + Markup(re.sub(r"\n\s*", "\n", text[text.index(">") + 1 :].strip()))
 
 
-def legend(entries: Iterable[tuple[str, str]]) -> str:
-    """Names beside their colours."""
-    items = (f'<li><i style="background:{colour}"></i>{escape(name)}</li>' for name, colour in entries)
-    return f'<ul class="legend">{"".join(items)}</ul>'
+def _font(size: str | None) -> str:
+    return f"font-size: {size}" if size else ""
 
 
-def deviations(rows: Sequence[tuple[str, float, float]], title: str) -> str:
-    """What-ifs: (name, factor with less, factor with more) as bars to the left and right of 1."""
-    reach = max((abs(value - 1) for _, *pair in rows for value in pair), default=0.0)
-    reach = max(reach, 0.05)
-    middle, scale = WIDTH / 2, (WIDTH / 2 - 46) / reach
-    parts = [f'<path d="M{middle} 0V{len(rows) * _ROW}" class="axis"/>']
-    for index, (name, lower, higher) in enumerate(rows):
-        y = index * _ROW
-        parts.append(_text(0, y + 12, name))
-        if max(abs(lower - 1), abs(higher - 1)) < 0.0005:
-            parts.append(_text(middle + 5, y + 28, "no change"))
-            continue
-        placed = [(lower, COLOURS[1]), (higher, COLOURS[0])]
-        for value, colour in placed:
-            width = (value - 1) * scale
-            parts.append(_rect(middle + min(width, 0), y + 17, abs(width), _BAR, colour))
-            if abs(value - 1) >= 0.0005:
-                anchor, x = ("start", middle + width + 4) if width > 0 else ("end", middle + width - 4)
-                parts.append(_text(x, y + 28, f"{100 * (value - 1):+.1f} %", "b", anchor))
-    return _svg(parts, len(rows) * _ROW, title)
+def _rows(count: int, right: float = RIGHT) -> tuple[Figure, Axes]:
+    """Return axes with a row for each bar: the first on top, from zero, without ticks."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(WIDTH / 72.0, max(count, 1) * ROW / 72.0))
+        axes = figure.add_axes((0.0, 0.0, (WIDTH - right) / WIDTH, 1.0))
+    axes.set_axis_off()
+    axes.set_ylim(count - 0.4, -0.6)
+    return figure, axes
 
 
-def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str, marks: Sequence[Mark] = ()) -> str:
-    """Lines with interval bands on logarithmic axes, and marked places within them."""
-    height, left, bottom, top = 300, 52, 36, 18
-    points = [point for line in lines for point in line.points]
-    if not points:
-        return ""
-    x_ends = min(p[0] for p in points), max(p[0] for p in points)
-    y_ends = min(p[2] for p in points), max(p[3] for p in points)
-    x = AxisScale(*x_ends, left, WIDTH - 14)
-    y = AxisScale(*y_ends, height - bottom, top)
-    parts = [f'<path d="M{left} {top}V{height - bottom}H{WIDTH - 14}" class="axis"/>']
-    parts += [_tick(x(value), height - bottom, _short(value)) for value in _spread(sorted({p[0] for p in points}), x)]
-    visible = [mark for mark in marks if x_ends[0] <= mark.x <= x_ends[1]]
-    parts += [_marked(mark, x(mark.x), top, height - bottom, row) for row, mark in enumerate(visible)]
-    for value in _decades(*y_ends):
-        parts.append(f'<path d="M{left} {y(value):.1f}H{WIDTH - 14}" class="grid"/>')
-        parts.append(_text(left - 5, y(value) + 4, _short(value), "", "end"))
-    for line in lines:
-        parts += _line(line, x, y, y_ends[1])
-    parts.append(_text((left + WIDTH) / 2, height - 4, x_label, "", "middle"))
-    parts.append(_text(0, 11, y_label))
-    return _svg(parts, height, title) + legend((line.name, line.colour) for line in lines)
-
-
-def _line(line: Curve, x: AxisScale, y: AxisScale, most: float) -> list[str]:
-    if not line.points:
-        return []
-    low = [f"{x(p[0]):.1f},{y(p[2]):.1f}" for p in line.points]
-    high = [f"{x(p[0]):.1f},{y(p[3]):.1f}" for p in reversed(line.points)]
-    middle = " ".join(f"{x(p[0]):.1f},{y(p[1]):.1f}" for p in line.points)
-    first, last = line.points[0], line.points[-1]
-    end = min(last[0] / first[0], most / first[1])
-    ideal = f"M{x(first[0]):.1f} {y(first[1]):.1f}L{x(first[0] * end):.1f} {y(first[1] * end):.1f}"
-    return [
-        f'<polygon points="{" ".join(low + high)}" fill="{line.colour}" opacity="0.13"/>',
-        *([f'<path d="{ideal}" stroke="{line.colour}" class="ideal"/>'] if line.linear else []),
-        f'<polyline points="{middle}" stroke="{line.colour}" class="line"/>',
-        *(f'<circle cx="{x(p[0]):.1f}" cy="{y(p[1]):.1f}" r="3" fill="{line.colour}"/>' for p in line.points),
-    ]
-
-
-def _marked(mark: Mark, x: float, top: float, bottom: float, row: int) -> str:
-    """A marked place; the words of several stand below one another, on the side with more room."""
-    side, anchor = (4, "start") if x + LETTER * len(mark.words) < WIDTH else (-4, "end")
-    line = f'<path d="M{x:.1f} {top}V{bottom}" stroke="{mark.colour}" class="mark"/>'
-    return line + _text(x + side, top + 12 + 14 * row, mark.words, "b", anchor)
-
-
-#: Width of a letter of a mark, and the least distance of two numbers on the horizontal axis.
-LETTER, APART = 6.5, 26.0
-
-
-def _spread(values: Sequence[float], scale: AxisScale) -> list[float]:
-    """Those of rising values whose numbers do not overlap on an axis."""
-    kept: list[float] = []
-    for value in values:
-        if not kept or scale(value) - scale(kept[-1]) >= APART:
-            kept.append(value)
-    return kept
-
-
-def heat_map(
-    shares: Sequence[Sequence[float]], *, columns: Sequence[str], rows: Sequence[str], marked: tuple[int, int],
-    colour: str, title: str, x_label: str, y_label: str,
-) -> str:  # fmt: skip
-    """Shares from 0 to 1 as cells with their per cent, darker where they are higher; ``marked``: row and column of the
-    cell that is framed."""
-    left, top, height = 66, 18, 24
-    width = (WIDTH - left) / len(columns)
-    parts = [_text(0, 11, y_label)]
-    for row, (name, line) in enumerate(zip(rows, shares, strict=True)):
-        y = top + row * height
-        parts.append(_text(left - 5, y + 16, name, "", "end"))
-        for column, share in enumerate(line):
-            parts.append(_cell(left + column * width, y, width - 1, height - 1, share, colour, (row, column) == marked))
-    bottom = top + len(rows) * height
-    for column, name in enumerate(columns):
-        lowered = 13 if column % 2 == 0 else 26
-        parts.append(_text(left + (column + 0.5) * width, bottom + lowered, name, "", "middle"))
-    parts.append(_text((left + WIDTH) / 2, bottom + 42, x_label, "", "middle"))
-    return _svg(parts, bottom + 48, title)
-
-
-def _cell(x: float, y: float, width: float, height: float, share: float, colour: str, framed: bool) -> str:
-    frame = ' stroke="#000" stroke-width="2"' if framed else ""
-    ink = ' style="fill:#fff"' if share > DARK else ""
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}" '
-        f'fill-opacity="{max(share, 0.03):.2f}"{frame}/><text x="{x + width / 2:.1f}" y="{y + 16:.1f}" '
-        f'text-anchor="middle"{ink}>{100 * share:.0f}</text>'
+def _label(axes: Axes, text: str, spot: tuple[float, float], right: float, up: float = 0.0, **look: Any) -> None:
+    axes.annotate(
+        text, spot, (right, up), textcoords="offset points", annotation_clip=False, va="center", size=11, **look
     )
 
 
-#: Share from which a cell is so dark that its number is written in white.
-DARK = 0.55
+def bars(rows: Sequence[Bar], title: str) -> Chart:
+    """Draw horizontal bars from zero with their intervals.
+
+    Parameters
+    ----------
+    rows : sequence of Bar
+        From top to bottom.
+    title : str
+        Read aloud in place of the chart.
+    """
+    figure, axes = _rows(len(rows))
+    for y, row in enumerate(rows):
+        axes.barh(y, row.value, 0.36, color=row.colour)
+        if row.low is not None and row.high is not None:
+            reach = [[max(row.value - row.low, 0.0)], [max(row.high - row.value, 0.0)]]
+            axes.errorbar(row.value, y, xerr=reach, color=BLACK, capsize=3, linewidth=1)
+        _label(axes, row.name, (0.0, y), 0, 14)
+        _label(axes, row.text, (max(row.value, row.high or 0.0), y), 6, weight="bold")
+    axes.set_xlim(0.0, max((row.high or row.value for row in rows), default=0.0) or 1.0)
+    return Chart(svg(figure, title))
 
 
-class AxisScale:
-    """A logarithmic axis: value -> place."""
+def stacks(rows: Sequence[tuple[str, Mapping[str, float], str]], title: str, limits: Sequence[float] = ()) -> Chart:
+    """Draw horizontal stacks of named parts on one scale.
 
-    def __init__(self, low: float, high: float, start: float, end: float) -> None:
-        self.low, self.span = math.log(low), math.log(high / low) or 1.0
-        self.start, self.length = start, end - start
+    Parameters
+    ----------
+    rows : sequence of (name, parts, text)
+        From top to bottom; the text is printed at the end of the stack.
+    title : str
+        Read aloud in place of the chart.
+    limits : sequence of float
+        A dashed line for each row.
+    """
+    names = dict.fromkeys(name for _, parts, _ in rows for name, value in parts.items() if value > 0)
+    colours = dict(zip(names, CYCLE * 3, strict=False))
+    longest = max((*(sum(parts.values()) for _, parts, _ in rows), *limits), default=0.0) or 1.0
+    figure, axes = _rows(len(rows))
+    axes.set_xlim(0.0, longest)
+    for y, (label, parts, text) in enumerate(rows):
+        end = 0.0
+        for name, value in parts.items():
+            if value > 0:
+                axes.barh(y, value, 0.36, left=end, color=colours[name])
+                end += value
+        if limits:
+            axes.plot([limits[y]] * 2, [y - 0.25, y + 0.25], "--", color=BLACK, linewidth=1, clip_on=False)
+            room = (limits[y] - end) / longest * (WIDTH - RIGHT)
+            end = end if room > RIGHT else max(end, limits[y])  # after its bar, where the limit is not in the way
+        _label(axes, label, (0.0, y), 0, 14)
+        _label(axes, text, (end, y), 6, weight="bold")
+    return Chart(svg(figure, title), tuple(colours.items()))
 
-    def __call__(self, value: float) -> float:
-        return self.start + self.length * (math.log(value) - self.low) / self.span
+
+def deviations(rows: Sequence[tuple[str, float, float]], title: str) -> Chart:
+    """Draw factors as bars on both sides of 1.
+
+    Parameters
+    ----------
+    rows : sequence of (name, factor with less, factor with more)
+        From top to bottom.
+    title : str
+        Read aloud in place of the chart.
+    """
+    reach = max((abs(value - 1) for _, *pair in rows for value in pair), default=0.0)
+    reach = 1.3 * max(reach, 0.05)
+    figure, axes = _rows(len(rows), right=0.0)
+    axes.set_xlim(-reach, reach)
+    axes.axvline(0.0, color=BLACK, linewidth=1)
+    for y, (name, *pair) in enumerate(rows):
+        axes.annotate(name, (0.0, y), (0, 14), xycoords=("axes fraction", "data"), textcoords="offset points", size=11)
+        changes = [(value - 1.0, colour) for value, colour in zip(pair, (VERMILION, BLUE), strict=True)]
+        changes = [(change, colour) for change, colour in changes if abs(change) >= 0.0005]
+        if not changes:
+            _label(axes, "no change", (0.0, y), 5)
+        for change, colour in changes:
+            axes.barh(y, change, 0.36, color=colour)
+            side = 1 if change > 0 else -1
+            text = f"{100 * change:+.1f} %"
+            _label(axes, text, (change, y), 4 * side, weight="bold", ha="left" if side > 0 else "right")
+    return Chart(svg(figure, title))
 
 
-def _decades(low: float, high: float) -> list[float]:
-    """Round numbers between two ends: powers of ten, or 1-2-5 steps where there are few."""
-    first = math.floor(math.log10(low))
-    whole = [10.0**power for power in range(first, math.ceil(math.log10(high)) + 1)]
-    fine = [base * step for base in whole for step in (1, 2, 5)]
-    inside = [value for value in whole if low <= value <= high]
-    return inside if len(inside) >= 3 else [value for value in fine if low <= value <= high]
+def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) -> Chart:
+    """Draw lines with interval bands on logarithmic axes, and proportional scaling from their first points, dotted.
+
+    Parameters
+    ----------
+    lines : sequence of Curve
+    title : str
+        Read aloud in place of the chart.
+    x_label, y_label : str
+    """
+    points = [point for line in lines for point in line.points]
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(WIDTH / 72.0, 300.0 / 72.0), layout="constrained")
+        axes = figure.subplots()
+    for line in lines:
+        if line.points:
+            x, y, low, high = zip(*line.points, strict=True)
+            axes.fill_between(x, low, high, color=line.colour, alpha=0.13, linewidth=0)
+            axes.plot([x[0], x[-1]], [y[0], y[0] * x[-1] / x[0]], ":", color=line.colour, linewidth=1)
+            axes.plot(x, y, "o-", color=line.colour, linewidth=2, markersize=5)
+    axes.set(xscale="log", yscale="log", xlabel=x_label, ylim=(min(p[2] for p in points), max(p[3] for p in points)))
+    axes.set_title(y_label, loc="left", size=11)
+    axes.xaxis.set_major_locator(FixedLocator(_spread(sorted({point[0] for point in points}))))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+        axis.set_minor_locator(NullLocator())
+    axes.grid(axis="x", visible=False)
+    return Chart(svg(figure, title), tuple((line.name, line.colour) for line in lines))
+
+
+def heat_map(
+    shares: Sequence[Sequence[float]], *, columns: Sequence[str], rows: Sequence[str], framed: tuple[int, int],
+    title: str, x_label: str, y_label: str,
+) -> Chart:  # fmt: skip
+    """Draw fractions as cells with their percentages, darker where they are higher.
+
+    Parameters
+    ----------
+    shares : sequence of sequence of float, shape (rows, columns)
+    columns, rows : sequence of str
+        Names of ticks.
+    framed : (int, int)
+        Row and column of the framed cell.
+    title : str
+        Read aloud in place of the chart.
+    x_label, y_label : str
+    """
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(WIDTH / 72.0, (24.0 * len(rows) + 90.0) / 72.0), layout="constrained")
+        axes = figure.subplots()
+    for row, line in enumerate(shares):
+        for column, share in enumerate(line):
+            frame: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 2, "zorder": 2} if (row, column) == framed else {}
+            cell = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, facecolor=(BLUE, max(share, 0.03)), **frame)
+            axes.add_patch(cell)
+            colour = "white" if share > DARK else BLACK
+            axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", color=colour, zorder=3)
+    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5), xlabel=x_label)
+    axes.set_title(y_label, loc="left", size=11)
+    axes.set_xticks(range(len(columns)), columns, rotation=45)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    return Chart(svg(figure, title))
+
+
+def _spread(values: Iterable[float]) -> list[float]:
+    """Choose ticks of rising values that do not overlap on a logarithmic axis."""
+    chosen: list[float] = []
+    for value in values:
+        if not chosen or value >= APART * chosen[-1]:
+            chosen.append(value)
+    return chosen
 
 
 def _short(value: float) -> str:
-    """A number for an axis.
+    """Format a number of an axis.
 
     >>> _short(2048.0), _short(50000.0), _short(0.5)
     ('2048', '50k', '0.5')
@@ -244,28 +289,3 @@ def _short(value: float) -> str:
     if value >= 10 * KILO:
         return engineering(value, "").replace(" ", "")
     return f"{value:g}" if value >= 100 else f"{value:.3g}"
-
-
-def _svg(parts: Sequence[str], height: float, title: str) -> str:
-    inside = "".join(parts)
-    return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(title)}">{inside}</svg>'
-
-
-def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start") -> str:
-    look = f' class="{style}"' if style else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{look}>{escape(text)}</text>'
-
-
-def _rect(x: float, y: float, width: float, height: float, colour: str, words: str = "") -> str:
-    hint = f"<title>{escape(words)}</title>" if words else ""
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.8):.1f}" height="{height}" fill="{colour}">{hint}</rect>'
-    )
-
-
-def _whisker(low: float, high: float, y: float) -> str:
-    return f'<path d="M{low:.1f} {y - 4}v8M{low:.1f} {y}H{high:.1f}M{high:.1f} {y - 4}v8" class="whisker"/>'
-
-
-def _tick(x: float, y: float, text: str) -> str:
-    return f'<path d="M{x:.1f} {y}v4" class="axis"/>' + _text(x, y + 15, text, "", "middle")

@@ -1,289 +1,78 @@
-"""One self-contained page of every evaluated plan of a search: sliders, the front of time, cost and memory, the chosen
-plan's breakdown and its command. No server, no network, no library; works by keyboard, on a telephone, dark and light.
+"""One self-contained page of every evaluated plan of a search.
 
-Columns are packed as typed arrays in base64, so that 200,000 plans take about 4 MB. Style and script are text in this
-file, so that the page needs nothing else.
+It has sliders, the Pareto front of time, cost and memory, the breakdown and command of the chosen plan. It works without a server or network, by keyboard, on phones, dark and light.
+
+Columns are typed arrays in base64, so that 200,000 plans take about 4 MB. Layout and script are in ``templates``.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from markupsafe import Markup
 
 from paleo.errors import SpecError
-from paleo.lowering.policies import words
-from paleo.predict import predict
-from paleo.report.tables import step_parts
-from paleo.search.columns import columns
+from paleo.launch.commands import estimate_command
+from paleo.lowering.policies import recompute_summary
+from paleo.predict import Prediction, predict
+from paleo.report.estimate import step_parts
+from paleo.report.templates import rendered
+from paleo.search.columns import PlanColumns, columns
 from paleo.specs.prices import devices_per_machine
 from paleo.specs.run import Run
-from paleo.studies.launch import estimate_command
-from paleo.studies.training import rent, training
+from paleo.studies.cost import rent, training
 from paleo.units import HOUR
 
 if TYPE_CHECKING:
-    from paleo.predict import Prediction
-    from paleo.search.columns import PlanColumns
     from paleo.search.plans import Search
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
-    from paleo.studies.buying import Wish
-    from paleo.studies.cost import Tariff
-    from paleo.studies.training import Training
+    from paleo.studies.purchase import Requirements
 
-STYLE = """
-:root{--ink:#1a1a1a;--soft:#5b6068;--line:#d9dce1;--wash:#f5f7fa;--paper:#fff;--blue:#0072B2;--orange:#D55E00;--dot:#8fb8d4}
-@media (prefers-color-scheme:dark){:root{--ink:#e8eaed;--soft:#a5abb4;--line:#3a3f47;--wash:#20242a;--paper:#15181c;--blue:#56B4E9;--orange:#E69F00;--dot:#34566b}}
-*{box-sizing:border-box}
-body{margin:0;color:var(--ink);background:var(--paper);font:16px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-serif}
-main{max-width:1100px;margin:0 auto;padding:1rem 1rem 3rem}
-h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.1rem;margin:1.2rem 0 .4rem}
-#verdict{font-weight:600;font-size:1.05rem;margin:.4rem 0 .8rem}
-#controls{display:grid;grid-template-columns:repeat(auto-fit,minmax(15rem,1fr));gap:.5rem 1.2rem;background:var(--wash);border:1px solid var(--line);border-radius:.5rem;padding:.7rem .9rem}
-#controls label{display:block;font-size:.85rem;color:var(--soft)}#controls output{float:right;color:var(--ink);font-variant-numeric:tabular-nums}
-input[type=range]{width:100%;accent-color:var(--blue)}input[type=number]{width:7rem;font:inherit;background:var(--paper);color:var(--ink);border:1px solid var(--line);border-radius:.3rem;padding:.1rem .3rem}
-figure{margin:1rem 0 0}canvas{width:100%;height:min(60vh,26rem);display:block;border:1px solid var(--line);border-radius:.5rem;touch-action:manipulation}
-canvas:focus-visible,button:focus-visible,input:focus-visible,tr:focus-visible{outline:2px solid var(--blue);outline-offset:2px}
-figcaption{font-size:.85rem;color:var(--soft);margin-top:.3rem}
-#chosen h2{margin:0 0 .3rem;overflow-wrap:anywhere}#verdict{overflow-wrap:anywhere}
-#chosen{margin-top:1rem;border:2px solid var(--blue);border-radius:.5rem;padding:.6rem .9rem}
-#chosen dl{display:grid;grid-template-columns:repeat(auto-fit,minmax(9rem,1fr));gap:.4rem;margin:.3rem 0}
-#chosen dt{font-size:.75rem;color:var(--soft);text-transform:uppercase;letter-spacing:.03em}#chosen dd{margin:0;font-weight:600;font-variant-numeric:tabular-nums}
-pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--wash);border:1px solid var(--line);border-radius:.3rem;padding:.5rem;font-size:.85rem;margin:.4rem 0}
-.bar{display:flex;height:1.1rem;border-radius:.3rem;overflow:hidden;margin:.4rem 0}.bar span{min-width:1px}
-.key{display:flex;flex-wrap:wrap;gap:.2rem .9rem;font-size:.8rem;color:var(--soft)}.key i{display:inline-block;width:.7rem;height:.7rem;margin-right:.3rem;border-radius:2px}
-.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.88rem}
-th,td{padding:.3rem .5rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
-th:first-child,td:first-child{text-align:left;white-space:normal;min-width:12rem;overflow-wrap:anywhere}tbody tr{cursor:pointer}tbody tr[aria-selected=true]{background:var(--wash);font-weight:600}
-"""
-
-SCRIPT = r"""
-"use strict";
-const F = JSON.parse(document.getElementById("plans").textContent);
-const types = {step: Float32Array, memory: Float32Array, gpus: Uint32Array, microbatch: Uint32Array,
-  strategy: Uint16Array, policy: Uint8Array, schedule: Uint8Array, overlapped: Uint8Array, run: Uint16Array};
-const C = {};
-for (const [name, text] of Object.entries(F.columns)) {
-  const raw = atob(text), bytes = new Uint8Array(raw.length);
-  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
-  C[name] = new types[name](bytes.buffer);
-}
-const GIB = 2 ** 30, DAY = 86400, $ = id => document.getElementById(id);
-const colours = ["#0072B2", "#56B4E9", "#999999", "#D55E00", "#CC79A7", "#009E73", "#F0E442"];
-const number = (v, d = 3) => v >= 1e3 ? Math.round(v).toLocaleString("en") : String(+v.toPrecision(d));
-const time = s => s >= 2 * DAY ? number(s / DAY) + " days" : s >= 7200 ? number(s / 3600) + " h" : s >= 120 ?
-  number(s / 60) + " min" : s >= 1 ? number(s) + " s" : number(s * 1e3) + " ms";
-const gpuCounts = [...new Set(C.gpus)].sort((a, b) => a - b);
-const state = {gpus: gpuCounts.length - 1, memory: 100, price: F.gpuHour, deadline: null, budget: null, chosen: F.bestIndex};
-
-const whole = i => F.steps === null ? null : C.step[i] * F.steps;
-const nodes = i => Math.ceil(C.gpus[i] / F.perNode) * F.perNode;
-const cost = i => whole(i) === null || state.price === null ? null : whole(i) / 3600 * nodes(i) * state.price;
-const name = i => {
-  const parts = [F.strategies[C.strategy[i]], "microbatch " + C.microbatch[i]];
-  if (F.policies[C.policy[i]] !== "none") parts.push(F.policies[C.policy[i]] + " recomputation");
-  const schedule = F.schedules[C.schedule[i]];
-  if (/pp=/.test(parts[0])) parts.push(schedule);
-  if (C.overlapped[i]) parts.push("overlapped");
-  return parts.join(", ");
-};
-
-function control(id, label, html) {
-  const box = document.createElement("div");
-  box.innerHTML = `<label for="${id}">${label} <output id="${id}-out" for="${id}"></output></label>${html}`;
-  $("controls").append(box);
-  const input = box.querySelector("input");
-  input.addEventListener("input", () => { read(); draw(); });
-  return input;
-}
-const slider = (id, label, min, max, value) =>
-  control(id, label, `<input id="${id}" type="range" min="${min}" max="${max}" value="${value}">`);
-const field = (id, label, value, step) =>
-  control(id, label, `<input id="${id}" type="number" min="0" step="${step}" value="${value ?? ""}">`);
-if (gpuCounts.length > 1) slider("gpus", "GPUs, at most", 0, gpuCounts.length - 1, state.gpus);
-slider("memory", "Memory of a GPU, at most", 1, 100, 100);
-if (F.steps !== null) {
-  field("deadline", "Deadline in days", "", "any");
-  field("price", "Price of a GPU-hour in USD", state.price === null ? "" : +state.price.toPrecision(6), "any");
-  field("budget", "Budget in USD", "", "any");
-}
-const value = id => { const e = $(id); return e && e.value !== "" && isFinite(+e.value) ? +e.value : null; };
-function read() {
-  if ($("gpus")) { state.gpus = +$("gpus").value; $("gpus-out").textContent = gpuCounts[state.gpus]; }
-  state.memory = +$("memory").value;
-  $("memory-out").textContent = number(F.capacity * state.memory / 100 / GIB) + " GiB";
-  if (F.steps === null) return;
-  state.deadline = value("deadline"); state.budget = value("budget"); state.price = value("price");
-}
-function passes(i) {
-  if (C.memory[i] > F.capacity * state.memory / 100 || C.gpus[i] > gpuCounts[state.gpus]) return false;
-  if (state.deadline !== null && whole(i) > state.deadline * DAY) return false;
-  const usd = cost(i);
-  return state.budget === null || (usd !== null && usd <= state.budget);
-}
-let shown = [], front = [];
-function select() {
-  shown = [];
-  for (let i = 0; i < F.count; i++) if (passes(i)) shown.push(i);
-  const dims = i => [C.step[i], C.memory[i], cost(i) ?? C.step[i] * nodes(i)];
-  const order = shown.slice().sort((a, b) => C.step[a] - C.step[b] || C.memory[a] - C.memory[b]);
-  front = [];
-  for (const i of order) {
-    const d = dims(i);
-    if (!front.some(j => { const e = dims(j); return e[0] <= d[0] && e[1] <= d[1] && e[2] <= d[2] * (1 + 1e-9); })) front.push(i);
-    if (front.length > 60) break;
-  }
-  const score = F.objective === "cost" && F.steps !== null ? i => cost(i) ?? Infinity :
-    F.objective === "gpus" ? i => C.gpus[i] : i => C.step[i];
-  if (state.chosen < 0 || !passes(state.chosen)) state.chosen = front.length ? front.reduce((a, b) => score(b) < score(a) ? b : a) : -1;
-}
-const roundStep = v => { const p = 10 ** Math.floor(Math.log10(v)); return p * [1, 2, 5, 10].find(k => k * p >= v); };
-function roundTimes(low, high) {
-  const all = [];
-  for (let p = 10 ** Math.floor(Math.log10(low)); p <= high; p *= 10)
-    for (const k of high / low > 100 ? [1] : high / low > 3 ? [1, 2, 5] : [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9]) if (k * p >= low && k * p <= high) all.push(k * p);
-  return all;
-}
-let view = null;
-function plot() {
-  const canvas = $("plot"), ratio = window.devicePixelRatio || 1, style = getComputedStyle(document.documentElement);
-  const w = canvas.clientWidth, h = canvas.clientHeight, ink = k => style.getPropertyValue(k).trim();
-  canvas.width = w * ratio; canvas.height = h * ratio;
-  const g = canvas.getContext("2d"); g.scale(ratio, ratio); g.clearRect(0, 0, w, h);
-  g.font = "12px system-ui"; g.fillStyle = ink("--soft");
-  if (!shown.length) { g.fillText("No plan passes the filters.", 20, 30); view = null; return; }
-  let t0 = Infinity, t1 = 0, m0 = Infinity, m1 = 0;
-  for (const i of shown) { t0 = Math.min(t0, C.step[i]); t1 = Math.max(t1, C.step[i]); m0 = Math.min(m0, C.memory[i]); m1 = Math.max(m1, C.memory[i]); }
-  t1 = Math.min(t1, t0 * 20);
-  const L = 56, R = 12, T = 12, B = 34, lx = Math.log(t0 / 1.03), ux = Math.log(t1 * 1.03), uy = Math.max(m1 * 1.03, m0 * 1.1), ly = m0 * .97;
-  const x = s => L + (Math.log(s) - lx) / (ux - lx) * (w - L - R), y = m => h - B - (m - ly) / (uy - ly) * (h - T - B);
-  view = {x, y};
-  g.strokeStyle = ink("--line"); g.lineWidth = 1;
-  for (const s of roundTimes(Math.exp(lx), Math.exp(ux))) {
-    g.beginPath(); g.moveTo(x(s), T); g.lineTo(x(s), h - B); g.stroke();
-    g.textAlign = "center"; g.fillText(time(s), Math.min(Math.max(x(s), L + 14), w - R - 18), h - B + 16);
-  }
-  const each = roundStep((uy - ly) / GIB / 4);
-  for (let m = Math.ceil(ly / GIB / each) * each; m <= uy / GIB; m += each) {
-    g.beginPath(); g.moveTo(L, y(m * GIB)); g.lineTo(w - R, y(m * GIB)); g.stroke();
-    g.textAlign = "right"; g.fillText(number(m) + " GiB", L - 5, y(m * GIB) + 4);
-  }
-  g.textAlign = "center"; g.fillText("time of a step (logarithmic)", (L + w - R) / 2, h - 4);
-  g.fillStyle = ink("--dot");
-  for (const i of shown) if (C.step[i] <= t1) g.fillRect(x(C.step[i]) - 1, y(C.memory[i]) - 1, 2, 2);
-  g.fillStyle = ink("--blue");
-  for (const i of front) { if (C.step[i] > t1) continue; g.beginPath(); g.arc(x(C.step[i]), y(C.memory[i]), 4, 0, 7); g.fill(); }
-  if (state.chosen >= 0) {
-    g.strokeStyle = ink("--orange"); g.lineWidth = 3; g.beginPath();
-    g.arc(x(Math.min(C.step[state.chosen], t1)), y(C.memory[state.chosen]), 8, 0, 7); g.stroke();
-  }
-}
-const rows = [["step", i => time(C.step[i])], ["GPUs", i => C.gpus[i].toLocaleString("en")],
-  ["memory", i => number(C.memory[i] / GIB) + " GiB"],
-  ...(F.tokensPerSample ? [["tokens/s", i => number(F.samplesPerStep * F.tokensPerSample / C.step[i])]] :
-    [["samples/s", i => number(F.samplesPerStep / C.step[i])]]),
-  ...(F.steps !== null ? [["training", i => time(whole(i))], ["cost", i => cost(i) === null ? "–" : number(cost(i)) + " USD"]] : [])];
-function command(i) {
-  if (i === F.bestIndex) return F.command;
-  const words = [F.commands[C.run[i]], "--gpus", C.gpus[i], "--microbatch", C.microbatch[i], "--strategy", F.strategies[C.strategy[i]]];
-  if (F.policies[C.policy[i]] !== "none") words.push("--recompute", F.policies[C.policy[i]]);
-  const schedule = F.schedules[C.schedule[i]];
-  if (/pp=/.test(F.strategies[C.strategy[i]]) && schedule !== "1f1b") words.push("--schedule", schedule === "interleaved" ? "1f1b" : schedule);
-  if (!words[0].includes("exchange=")) words.push("--set", "exchange=" + (C.overlapped[i] ? "overlapped" : "after"));
-  return words.join(" ");
-}
-function details() {
-  const i = state.chosen, box = $("chosen");
-  if (i < 0) { box.innerHTML = "<p>No plan passes the filters: loosen one.</p>"; return; }
-  let html = `<h2>${name(i)}</h2><dl>` + rows.map(([k, f]) => `<dt>${k}</dt><dd>${f(i)}</dd>`).join("").replace(/<dt>/g, "<div><dt>").replace(/<\/dd>/g, "</dd></div>") + "</dl>";
-  if (i === F.bestIndex) {
-    const parts = Object.entries(F.breakdown).filter(([, v]) => v > 0), total = parts.reduce((s, [, v]) => s + v, 0);
-    html += `<div class="bar" role="img" aria-label="Where the step goes">` + parts.map(([k, v], n) =>
-      `<span style="width:${100 * v / total}%;background:${colours[n % 7]}" title="${k}: ${time(v)}"></span>`).join("") + "</div>" +
-      `<div class="key">` + parts.map(([k, v], n) => `<span><i style="background:${colours[n % 7]}"></i>${k} ${Math.round(100 * v / total)} %</span>`).join("") + "</div>";
-  }
-  box.innerHTML = html + '<pre tabindex="0"></pre>';
-  box.lastChild.textContent = command(i);
-}
-function table() {
-  $("front").tHead.innerHTML = "<tr><th>plan</th>" + rows.map(([k]) => `<th>${k}</th>`).join("") + "</tr>";
-  $("front").tBodies[0].innerHTML = front.map(i => `<tr tabindex="0" data-i="${i}" aria-selected="${i === state.chosen}"><td>${name(i)}</td>` +
-    rows.map(([, f]) => `<td>${f(i)}</td>`).join("") + "</tr>").join("");
-}
-function draw() {
-  select(); plot(); details(); table();
-  const i = state.chosen, few = F.count < F.evaluated ? `the best ${F.count.toLocaleString("en")} of ` : "";
-  $("verdict").textContent = i < 0 ? "Nothing passes the filters." :
-    `${name(i)} on ${C.gpus[i].toLocaleString("en")} GPUs: ${time(C.step[i])} a step` +
-    (whole(i) === null ? "" : `, ${time(whole(i))}` + (cost(i) === null ? "" : `, ${number(cost(i))} USD`)) + ".";
-  $("legend").textContent = `${shown.length.toLocaleString("en")} plans pass the filters (${few}${F.evaluated.toLocaleString("en")} evaluated); ` +
-    `dots on the front are beaten by no other in time, memory and cost.`;
-}
-const choose = i => { state.chosen = i; plot(); details(); table(); };
-$("front").addEventListener("click", e => { const r = e.target.closest("tr[data-i]"); if (r) choose(+r.dataset.i); });
-$("front").addEventListener("keydown", e => {
-  const r = e.target.closest("tr[data-i]");
-  if (r && (e.key === "Enter" || e.key === " ")) { e.preventDefault(); choose(+r.dataset.i); }
-});
-$("plot").addEventListener("keydown", e => {
-  const k = front.indexOf(state.chosen), step = {ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1}[e.key];
-  if (step && front.length) { e.preventDefault(); choose(front[(k + step + front.length) % front.length]); }
-});
-$("plot").addEventListener("click", e => {
-  if (!view) return;
-  const b = $("plot").getBoundingClientRect(), px = e.clientX - b.left, py = e.clientY - b.top;
-  let best = -1, near = 400;
-  for (const i of shown) { const d = (view.x(C.step[i]) - px) ** 2 + (view.y(C.memory[i]) - py) ** 2; if (d < near) { near = d; best = i; } }
-  if (best >= 0) choose(best);
-});
-addEventListener("resize", plot);
-matchMedia("(prefers-color-scheme:dark)").addEventListener("change", plot);
-read(); draw();
-document.documentElement.dataset.ready = "yes";
-"""
-
-
-#: Plans that a page holds; beyond them only the best are kept.
+#: Plans that a page holds; of more, only the best.
 MOST_PLANS = 200_000
+#: Column -> its type in the browser.
+_TYPES = {
+    "step_time": "<f4", "memory": "<f4", "gpus": "<u4", "microbatch": "<u4", "strategy": "<u2", "policy": "u1",
+    "schedule": "u1", "overlapped": "u1", "run": "<u2",
+}  # fmt: skip
 
 
-def explored(model: ModelSpec, system: System, search: Search, wish: Wish) -> str:
-    """The page of all plans of a search on one system; SpecError where it has none."""
+def explored(model: ModelSpec, system: System, search: Search, wish: Requirements) -> str:
+    """Return the page of all plans of a search.
+
+    Parameters
+    ----------
+    model : ModelSpec
+    system : System
+    search : Search
+        Its first plan is chosen when the page opens.
+    wish : Requirements
+        Amount of training, tariff and objective.
+
+    Raises
+    ------
+    SpecError
+        The search has no plans.
+    """
     if search.ranking is None or not search.plans:
-        raise SpecError("--explore: the search has no plans to show")
+        raise SpecError("--explore: the search found no plans")
     best = predict(model, system, search.plans[0].run)
     whole = None if wish.amount is None else training(best, wish.amount, wish.tariff, long_run=wish.long_run)
     table = columns(search.ranking, MOST_PLANS)
-    return explorer(table, best, whole, wish.tariff, objective=wish.objective, global_batch=search.global_batch)
-
-
-def explorer(
-    table: PlanColumns,
-    best: Prediction,
-    whole: Training | None,
-    tariff: Tariff | None = None,
-    *,
-    objective: str,
-    global_batch: int,
-) -> str:
-    """The page of plans on one system; ``best`` is the one to begin with, ``whole`` its whole training, if any."""
-    system, model = best.system, best.model
     machine = devices_per_machine(system)
-    rate, _ = rent(system, machine, tariff)
-    steps = None if whole is None else whole.steps
+    rate, _ = rent(system, machine, wish.tariff)
     searched = ("gpus", "microbatch", "strategy", "recompute", "schedule")
     unset = {name: Run.model_fields[name].default for name in searched}
-    commands = [estimate_command(model, system, run.model_copy(update=unset)) for run in table.runs]
     facts = {
         "model": model.name,
         "system": system.name,
-        "objective": objective,
-        "globalBatch": global_batch,
+        "objective": wish.objective,
+        "globalBatch": search.global_batch,
         "count": len(table),
         "evaluated": table.evaluated,
         "strategies": table.strategies,
@@ -292,46 +81,32 @@ def explorer(
         "capacity": system.device.memory.usable,
         "perNode": machine,
         "gpuHour": None if rate is None else rate / machine * HOUR,
-        "steps": steps,
+        "steps": None if whole is None else whole.steps,
         "amount": None if whole is None else whole.amount.words,
-        "samplesPerStep": global_batch,
+        "samplesPerStep": search.global_batch,
         "tokensPerSample": best.graph.tokens_per_sample,
         "command": estimate_command(model, system, best.run),
-        "commands": commands,
+        "commands": [estimate_command(model, system, run.model_copy(update=unset)) for run in table.runs],
         "breakdown": step_parts(best),
         "bestIndex": _place(table, best),
         "bestStep": best.step_time,
         "interval": list(best.interval),
-        "columns": {name: _packed(values) for name, values in _columns(table).items()},
+        "columns": {
+            name.removesuffix("_time"): _packed(getattr(table, name).astype(kind)) for name, kind in _TYPES.items()
+        },
     }
-    title = f"Plans of {model.name} on {system.name}"
     data = json.dumps(facts, allow_nan=False).replace("</", "<\\/")
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<style>{STYLE}</style></head>\n<body><main><h1>{escape(title)}</h1>{_BODY}</main>"
-        f'<script id="plans" type="application/json">{data}</script><script>{SCRIPT}</script></body></html>\n'
-    )
-
-
-_BODY = """
-<p id="verdict" role="status" aria-live="polite"></p>
-<section id="controls" aria-label="Filters"></section>
-<figure><canvas id="plot" tabindex="0" role="img"
- aria-label="Step time against memory of every plan; arrow keys move along the front"></canvas>
-<figcaption id="legend"></figcaption></figure>
-<section id="chosen" aria-label="The chosen plan"></section>
-<section><h2>The front</h2><div class="scroll"><table id="front"><thead></thead><tbody></tbody></table></div></section>
-<noscript>The page needs its own script to draw; nothing is loaded from elsewhere.</noscript>
-"""
+    return rendered("explorer.html", title=f"Plans of {model.name} on {system.name}", data=Markup(data))
 
 
 def _place(table: PlanColumns, best: Prediction) -> int:
-    """Index of a plan among the columns, -1 if it is not among them."""
+    """Return the index of a plan among the columns, -1 if it is not among them."""
     run = best.run
     equal = (table.gpus == run.gpus) & (table.microbatch == best.plan.microbatch)
     equal &= np.array(table.strategies)[table.strategy] == run.strategy
-    equal &= np.array(table.policies)[table.policy] == words(run)  # no plan of the table recomputes some layers alone
+    equal &= np.array(table.policies)[table.policy] == recompute_summary(
+        run
+    )  # no plan of the table recomputes single layers
     if run.exchange is not None:
         equal &= table.overlapped == (run.exchange == "overlapped")
     names = np.array(table.schedules)[table.schedule]
@@ -339,21 +114,6 @@ def _place(table: PlanColumns, best: Prediction) -> int:
     equal &= names == ("interleaved" if pipelined else run.schedule)
     places = np.flatnonzero(equal)
     return int(places[0]) if len(places) else -1
-
-
-def _columns(table: PlanColumns) -> dict[str, npt.NDArray[np.generic]]:
-    """Each column in the narrowest type that a browser has and that holds it."""
-    return {
-        "step": table.step_time.astype("<f4"),
-        "memory": table.memory.astype("<f4"),
-        "gpus": table.gpus.astype("<u4"),
-        "microbatch": table.microbatch.astype("<u4"),
-        "strategy": table.strategy.astype("<u2"),
-        "policy": table.policy.astype("u1"),
-        "schedule": table.schedule.astype("u1"),
-        "overlapped": table.overlapped.astype("u1"),
-        "run": table.run.astype("<u2"),
-    }
 
 
 def _packed(values: npt.NDArray[np.generic]) -> str:

@@ -10,15 +10,27 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from paleo.report.tables import PLAIN_WIDTH
+from paleo.report.columns import PLAIN_WIDTH
 
 #: Characters of a cell that stay on one line.
 LONGEST_LINE = 60
 
 
 def html(output: RenderableType) -> str:
-    """HTML of what a command prints: tables and paragraphs, in the colours of the notebook.
+    """Return what a command prints as HTML, in the colours of the notebook.
 
+    Parameters
+    ----------
+    output : RenderableType
+        Tables and paragraphs.
+
+    Returns
+    -------
+    str
+        HTML.
+
+    Examples
+    --------
     >>> html("a < b")
     '<p style="white-space:pre-line;margin:.4em 0;max-width:70em">a &lt; b</p>'
     """

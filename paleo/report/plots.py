@@ -17,39 +17,36 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from paleo.files import write_whole
+from paleo.report.columns import PARTS
 from paleo.step.timeline import COMPUTE
-from paleo.studies.summary import above_the_roof, speeds
+from paleo.studies.exchange import BandwidthCurve, bandwidth_curve
+from paleo.studies.summary import Summary, faster_than_roofline, layer_speeds
 from paleo.units import GIB, GIGA, KILO, counted, duration, engineering, time_unit
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.schedules.pipeline import Event
+    from paleo.schedules.engine import Event
     from paleo.search.plans import Search
     from paleo.specs.run import Run
     from paleo.specs.system import System
     from paleo.studies.collective import CollectiveStudy
-    from paleo.studies.comparison import Comparison
-    from paleo.studies.scaling import ScaleCurve, ScalePoint
-    from paleo.studies.summary import Summary
+    from paleo.studies.purchase import Comparison
+    from paleo.studies.scale import ScaleCurve, ScalePoint
+    from paleo.studies.target import TargetScaling
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
 GREY = "#999999"
 CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW, GREY)
+_MINUTE = 60.0
 MARKS = "os^Dvph*X"
 
-#: Part of a step -> its name in a picture and its colour.
+#: Part of a step -> its colour.
 _PARTS = {
-    "compute": ("arithmetic", BLUE),
-    "memory_bound": ("memory traffic", SKY),
-    "launch": ("kernel launches", YELLOW),
-    "communication_exposed": ("communication", VERMILION),
-    "bubble": ("bubble", GREY),
-    "optimizer": ("optimizer", GREEN),
-    "input": ("input", PURPLE),
-    "stragglers": ("waiting for the slowest", ORANGE),
-}
+    "compute": BLUE, "memory_bound": SKY, "launch": YELLOW, "communication_exposed": VERMILION, "bubble": GREY,
+    "optimizer": GREEN, "input": PURPLE, "stragglers": ORANGE,
+}  # fmt: skip
 _MEMORY = (BLUE, SKY, GREEN, ORANGE, PURPLE, YELLOW, GREY, VERMILION)
 #: Kind of a task -> its name in a picture and its colour.
 _KINDS = {
@@ -59,11 +56,11 @@ _KINDS = {
     "B": ("backward", SKY),
     "W": ("weight gradients", GREEN),
     "accumulate": ("earlier microbatches", PURPLE),
-    "transfer": ("collectives waited for", VERMILION),
-    "gather": ("gathered weights", YELLOW),
-    "bucket": ("gradients", ORANGE),
-    "update": ("update", BLACK),
-    "wait": ("waiting for the slowest", GREY),
+    "transfer": ("exposed collectives", VERMILION),
+    "gather": ("weight all-gather", YELLOW),
+    "bucket": ("gradient exchange", ORANGE),
+    "update": ("optimizer", BLACK),
+    "wait": ("waiting for stragglers", GREY),
 }
 STYLE: Any = {
     "font.size": 9,
@@ -79,7 +76,15 @@ STYLE: Any = {
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture whole or not at all, in the format of its suffix, the same bytes for the same figure."""
+    """Write a plot in the format of its suffix; equal plots give equal bytes.
+
+    Parameters
+    ----------
+    figure : Figure
+        The plot.
+    path : Path
+        File with suffix .png, .svg or .pdf.
+    """
     kind = path.suffix.lower().removeprefix(".") or "png"
     dated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
     with matplotlib.rc_context(STYLE):
@@ -89,7 +94,26 @@ def save(figure: Figure, path: Path) -> None:
 def figure_of(
     width: float, height: float, columns: int = 1, *, rows: int = 1, **layout: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of a size in inches, and its axes row by row."""
+    """Make a figure and its axes, row by row.
+
+    Parameters
+    ----------
+    width : float
+        Width [inch].
+    height : float
+        Height [inch].
+    columns : int, optional
+        Columns of axes.
+    rows : int, optional
+        Rows of axes.
+    **layout : Any
+        Arguments of matplotlib's ``subplots``.
+
+    Returns
+    -------
+    tuple[Figure, list[Axes]]
+        Figure and axes.
+    """
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **layout)
     return figure, list(axes.flat)
@@ -108,7 +132,18 @@ _HIGHEST, _NAMED = 10.0, 60
 
 
 def estimate(prediction: Prediction) -> Figure:
-    """The step as a timeline of its streams, and the parts of the memory."""
+    """Plot a step as a timeline of its streams, and the parts of its memory.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of a run.
+
+    Returns
+    -------
+    Figure
+        The plot.
+    """
     events = prediction.timeline.events
     lines = min(max(2.6, 0.17 * len({event.task.resource for event in events})), _HIGHEST)  # inches
     with matplotlib.rc_context(STYLE):
@@ -140,8 +175,10 @@ def _timeline(axes: Axes, events: Sequence[Event]) -> None:
 
 
 def _row(stream: str) -> tuple[object, ...]:
-    """Computation first, then stages by their numbers.
+    """Return a key that sorts computation first, then stages by their numbers.
 
+    Examples
+    --------
     >>> sorted(["stage10", "stage2 communication", "stage2", "compute"], key=_row)
     ['compute', 'stage2', 'stage2 communication', 'stage10']
     """
@@ -166,7 +203,22 @@ def _memory(axes: Axes, prediction: Prediction) -> None:
 
 
 def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Figure:
-    """Speed-up beside the ideal, and for each curve the parts of a step over the GPU count."""
+    """Plot the speed-up of scaling curves against the ideal, and the parts of a step over the GPU count.
+
+    Parameters
+    ----------
+    model : str
+        Name of the model.
+    system : str
+        Name of the system.
+    curves : sequence of ScaleCurve
+        Scaling curves.
+
+    Returns
+    -------
+    Figure
+        The plot.
+    """
     with matplotlib.rc_context(STYLE):
         figure, (speedup, *stacks) = figure_of(4.5 * (1 + len(curves)), 4.4, columns=1 + len(curves))
         figure.suptitle(f"{model} on {system}")
@@ -222,17 +274,34 @@ def _stacked(axes: Axes, curve: ScaleCurve) -> None:
     for index, step in enumerate(steps):
         axes.annotate(duration(step), (index, 101), ha="center", fontsize=7, rotation=90, va="bottom")
     axes.set(xlabel="GPUs", ylabel="share of a step [%]; above: its time", ylim=(0, 125), yticks=range(0, 101, 20))
-    kept = f"{counted(curve.fixed_batch, 'sample')} {'in all' if curve.scaling == 'strong' else 'per rank'}"
-    axes.set_title(f"{curve.scaling} scaling, {kept}", fontsize=9)
+    batch = f"{counted(curve.fixed_batch, 'sample')} {'per step' if curve.scaling == 'strong' else 'per rank'}"
+    axes.set_title(f"{curve.scaling} scaling, {batch}", fontsize=9)
 
 
 def plan(model: str, system: str, ranking: Search, capacity: float) -> Figure:
-    """Plans by step time and memory: the best ones, and the front of those that no other beats in both."""
+    """Plot plans by step time and memory: the best ones and the Pareto front.
+
+    Parameters
+    ----------
+    model : str
+        Name of the model.
+    system : str
+        Name of the system.
+    ranking : Search
+        Plans.
+    capacity : float
+        Memory of a device [byte].
+
+    Returns
+    -------
+    Figure
+        The plot.
+    """
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = figure_of(7.5, 4.6, columns=1)
         front = sorted(ranking.front, key=lambda row: row.step_time)
         times, sizes = [row.step_time for row in front], [row.memory / GIB for row in front]
-        axes.plot(times, sizes, "-o", color=CYCLE[0], label="no other is better in both", drawstyle="steps-post")
+        axes.plot(times, sizes, "-o", color=CYCLE[0], label="Pareto front", drawstyle="steps-post")
         best = [row for row in ranking.plans if row.fits]
         spots = [row.step_time for row in best], [row.memory / GIB for row in best]
         axes.plot(
@@ -258,11 +327,17 @@ def plan(model: str, system: str, ranking: Search, capacity: float) -> Figure:
 def _stack(axes: Axes, names: Sequence[str], rows: Mapping[str, Sequence[float]]) -> None:
     """Bars of the parts of a step, one on top of the other; names may be alike."""
     places, bottom = range(len(names)), np.zeros(len(names))
-    for key, (label, colour) in _PARTS.items():
+    for key, colour in _PARTS.items():
         heights = np.asarray(rows[key])
         if heights.any():
             axes.bar(
-                range(len(names)), heights, bottom=bottom, color=colour, label=label, edgecolor="white", linewidth=0.3
+                range(len(names)),
+                heights,
+                bottom=bottom,
+                color=colour,
+                label=PARTS[key],
+                edgecolor="white",
+                linewidth=0.3,
             )
             bottom += heights
     axes.set_xticks(places, names)
@@ -270,7 +345,18 @@ def _stack(axes: Axes, names: Sequence[str], rows: Mapping[str, Sequence[float]]
 
 
 def compare(comparison: Comparison) -> Figure:
-    """Throughput, parts of a step, and rent where prices are known, system by system."""
+    """Plot throughput, parts of a step, and rent (if known) of systems.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        The same run on several systems.
+
+    Returns
+    -------
+    Figure
+        The plot.
+    """
     candidates = [candidate for candidate in comparison.candidates if candidate.prediction is not None]
     names = [candidate.name + ("" if candidate.runs else "\n(does not fit)") for candidate in candidates]
     priced = any(candidate.training is not None and candidate.training.cost is not None for candidate in candidates)
@@ -304,8 +390,23 @@ def _bars(axes: Axes, names: Sequence[str], values: Sequence[float], label: str,
 
 
 def roofline(study: Summary, system: System, run: Run) -> Figure:
-    """Forward kernels of every layer below the roof of a device: how fast they are for their intensity."""
-    device, points = system.device, speeds(study, system, run)
+    """Plot the forward kernels of every layer under the roofline of a device.
+
+    Parameters
+    ----------
+    study : Summary
+        Counts of the layers.
+    system : System
+        The system.
+    run : Run
+        The run.
+
+    Returns
+    -------
+    Figure
+        The plot.
+    """
+    device, points = system.device, layer_speeds(study, system, run)
     peak, bandwidth = device.peak_flops_per_s(study.dtype), device.memory.bandwidth
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = figure_of(8.0, 5.0)
@@ -335,13 +436,24 @@ def roofline(study: Summary, system: System, run: Run) -> Figure:
         legend = axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
         for handle in legend.legend_handles[1:]:
             handle.set_sizes([40.0])  # type: ignore[union-attr]
-        if notes := above_the_roof(points, system, study.dtype):
+        if notes := faster_than_roofline(points, system, study.dtype):
             figure.supxlabel("; ".join(notes), fontsize=8, color="#555555")
     return figure
 
 
 def collective(study: CollectiveStudy) -> Figure:
-    """Time of every algorithm over the payload, with the points where the best one changes."""
+    """Plot the time of every algorithm over the payload, with the points where the best one changes.
+
+    Parameters
+    ----------
+    study : CollectiveStudy
+        Every algorithm of one operation over one group of ranks.
+
+    Returns
+    -------
+    Figure
+        The plot.
+    """
     sizes = np.geomspace(KILO, max(10 * GIGA, 10 * study.payload_bytes), 200)
     names = [row.algorithm for row in study.rows]
     table = study.times(sizes)
@@ -366,3 +478,200 @@ def collective(study: CollectiveStudy) -> Figure:
         axes.set_title(f"{study.operation} over {study.ranks} ranks of {study.system.name}")
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
+
+
+def target(system: str, curve: TargetScaling) -> Figure:
+    """Plot the time to a target over GPU counts, with its 90 % interval.
+
+    Parameters
+    ----------
+    system : str
+        Name of the system.
+    curve : TargetScaling
+        Times over GPU counts.
+
+    Returns
+    -------
+    Figure
+        The plot.
+    """
+    with matplotlib.rc_context(STYLE):
+        picture, (axes,) = figure_of(7.0, 4.4)
+        gpus = [point.prediction.plan.gpus for point in curve.points]
+        ends = [[end / _MINUTE for end in point.interval] for point in curve.points]
+        low, high = zip(*ends, strict=True)
+        axes.fill_between(gpus, low, high, alpha=0.2, color=BLUE, linewidth=0, label="90 % interval")
+        axes.plot(gpus, [point.seconds / _MINUTE for point in curve.points], "o-", color=BLUE, label="to the target")
+        if any(point.evaluation_seconds for point in curve.points):
+            trained = [(point.seconds - point.evaluation_seconds) / _MINUTE for point in curve.points]
+            axes.plot(gpus, trained, ":", color=VERMILION, label="without evaluation")
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="GPUs",
+            ylabel="minutes",
+            title=f"{curve.points[0].task.title} on {system}",
+        )
+        axes.set_xticks(gpus, [f"{count:,}" for count in gpus])
+        axes.xaxis.set_minor_locator(NullLocator())
+        for formats in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            formats(FuncFormatter(_round_minutes))
+        for count, words in ((curve.knee, "knee"), (curve.largest_useful, "largest useful")):
+            if count is not None:
+                axes.axvline(count, linestyle="--", linewidth=0.8, color=GREY)
+                axes.text(count, 0.02, f" {words}", transform=axes.get_xaxis_transform(), color="#5b6068")
+        axes.legend(loc="best")
+    return picture
+
+
+def _round_minutes(value: float, _: object = None) -> str:
+    """Write a tick of a logarithmic axis: 1, 2 and 5 times a power of ten, nothing between."""
+    return f"{value:g}" if f"{value:e}"[0] in "125" else ""
+
+
+# how workers exchange
+
+
+def compression(prediction: Prediction) -> Figure:
+    """Plot the step of a compressed run and of the dense one over the bandwidth of the links between nodes.
+
+    The plot shows the bandwidth at which they cross, and that of the system.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of a compressed run.
+
+    Returns
+    -------
+    Figure
+        The plot.
+    """
+    curve = bandwidth_curve(prediction)
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = figure_of(7.0, 4.4, columns=1)
+        rates = [rate / GIGA for rate in curve.rates]
+        unit_seconds, unit = time_unit(max(*curve.dense, *curve.compressed))
+        for label, steps, colour, mark in (
+            ("dense", curve.dense, BLUE, "o"),
+            (str(prediction.run.compress), curve.compressed, VERMILION, "s"),
+        ):
+            axes.plot(rates, [step / unit_seconds for step in steps], f"-{mark}", color=colour, label=label)
+        _mark_rates(axes, curve)
+        axes.set(xscale="log", xlabel="rate of a node's link [GB/s]", ylabel=f"step [{unit}]")
+        if max(*curve.dense, *curve.compressed) > 10 * min(*curve.dense, *curve.compressed):
+            axes.set(yscale="log")
+        else:
+            axes.set_ylim(bottom=0.0)
+        _plain_numbers(axes)
+        axes.set_title(f"{prediction.model.name} on {prediction.plan.gpus} GPUs of {prediction.system.name}")
+        axes.legend(loc="best")
+    return figure
+
+
+def _mark_rates(axes: Axes, curve: BandwidthCurve) -> None:
+    """Lines at the system's rate and where the steps cross."""
+    places = [(curve.stated, GREY, "the system")]
+    if curve.crossing is not None:
+        places.append((curve.crossing, BLACK, f"pays below {engineering(curve.crossing, 'B/s')}"))
+    for rate, colour, words in places:
+        axes.axvline(rate / GIGA, color=colour, linestyle="--", linewidth=1.0, label=words)
+
+
+def exchange_scaling(curves: Sequence[ScaleCurve]) -> Figure | None:
+    """Plot scaling curves under consistency models or on scattered nodes.
+
+    Parameters
+    ----------
+    curves : sequence of ScaleCurve
+        Scaling curves.
+
+    Returns
+    -------
+    Figure, optional
+        The plot; None for other curves.
+    """
+    if any(point.consistency is not None for curve in curves for point in curve.points):
+        return consistency(curves)
+    return placement(curves) if any(curve.nodes != "packed" for curve in curves) else None
+
+
+def consistency(curves: Sequence[ScaleCurve], *, rows: int = 1) -> Figure:
+    """Plot updates per second and staleness over workers for each consistency model, with the knees of servers.
+
+    Parameters
+    ----------
+    curves : sequence of ScaleCurve
+        Scaling curves.
+    rows : int, optional
+        Rows of axes, 1 or 2.
+
+    Returns
+    -------
+    Figure
+        The plot.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure, (updates, stale) = figure_of(10.0, 4.2, columns=2 if rows == 1 else 1, rows=rows)
+        for curve, colour, mark in zip(curves, CYCLE, MARKS, strict=False):
+            points = [point for point in curve.points if point.usable]
+            workers = [point.predicted.plan.dp for point in points]
+            means, deviations = zip(*(point.staleness for point in points), strict=True)
+            label = f"{curve.label}, bsp" if curve.consistency == "bsp" else curve.label
+            look: dict[str, Any] = {"fmt": f"-{mark}", "color": colour, "label": label, "clip_on": False, "zorder": 3}
+            updates.errorbar(workers, [point.updates_per_s for point in points], **look)
+            stale.errorbar(workers, means, yerr=deviations, **look)
+            study = points[-1].consistency
+            if study is not None and study.served:
+                knee = float(study.cycle.knee)
+                updates.axvline(knee, color=colour, linestyle="--", linewidth=1.0, label=f"knee at {knee:.3g} workers")
+        updates.set(xscale="log", xlabel="workers", ylabel="updates of the model a second")
+        stale.set(xscale="log", yscale="symlog", xlabel="workers", ylabel="staleness [updates]")
+        counts = sorted({point.predicted.plan.dp for curve in curves for point in curve.points if point.usable})
+        for axes in (updates, stale):
+            axes.set_ylim(bottom=0.0)
+            _plain_numbers(axes, counts)
+            axes.legend(loc="best")
+    return figure
+
+
+def placement(curves: Sequence[ScaleCurve]) -> Figure:
+    """Plot the step time over GPU counts, on packed nodes and on scattered ones.
+
+    Parameters
+    ----------
+    curves : sequence of ScaleCurve
+        Scaling curves.
+
+    Returns
+    -------
+    Figure
+        The plot.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = figure_of(7.0, 4.4, columns=1)
+        unit_seconds, unit = time_unit(
+            max(point.step_time for curve in curves for point in curve.points if point.usable)
+        )
+        for curve, mark in zip(curves, MARKS, strict=False):
+            points = [point for point in curve.points if point.usable]
+            colour = GREEN if curve.nodes == "packed" else VERMILION
+            gpus, steps = [point.gpus for point in points], [point.step_time / unit_seconds for point in points]
+            axes.plot(gpus, steps, f"-{mark}", color=colour, label=f"{curve.label} ({curve.nodes})")
+        axes.set(xscale="log", xlabel="GPUs", ylabel=f"step [{unit}]")
+        axes.set_ylim(bottom=0.0)
+        _plain_numbers(axes, [point.gpus for point in curves[0].points])
+        axes.legend(loc="best")
+    return figure
+
+
+def _plain_numbers(axes: Axes, places: Sequence[float] = ()) -> None:
+    """Logarithmic axes with plain numbers, those of the horizontal one at some ``places``."""
+    if places:
+        axes.set_xticks(places)
+    for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        if scale == "log":
+            axis.set_minor_locator(NullLocator())
+            if axis is axes.yaxis or not places:
+                axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

@@ -1,5 +1,7 @@
-"""A prediction as a trace for Perfetto or chrome://tracing: a process for each class of ranks, a track for each of its
-streams."""
+"""A prediction as a trace for Perfetto or chrome://tracing.
+
+Each class of ranks is a process, and each of its streams a track.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,26 @@ from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.schedules.pipeline import Event
+    from paleo.schedules.engine import Event
 
 Document = dict[str, Any]
 
 
 def trace(prediction: Prediction) -> Document:
-    """The Trace Event Format: complete events in microseconds, with FLOP and bytes as arguments.
+    """Return a prediction in the Trace Event Format of Perfetto and chrome://tracing.
 
-    Ranks that do the same at the same time are one class: all of them, or those of a pipeline stage.
+    Events are complete events in microseconds with FLOP and bytes as arguments. Ranks that do the same at the same time
+    are one class: all of them, or those of a pipeline stage.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of a run.
+
+    Returns
+    -------
+    Document
+        The trace as a JSON document.
     """
     events = prediction.timeline.events
     streams = list(dict.fromkeys(_stream(event) for event in events))

@@ -1,12 +1,13 @@
-"""What a pipeline schedule is: for each stage an order of forward and backward passes of microbatches.
+"""Pipeline schedules: for each stage an order of forward and backward passes of microbatches.
 
-An order is all that a schedule owes. Its time (`paleo.schedules.stage_ends`), the activations that live at once and
-the passes that remain after a gradient follow from that order, unless the schedule states closed forms of them.
+An order is all that a schedule needs. Its time (`paleo.schedules.stage_ends`), the activations alive at once and the
+passes after a chunk's last gradient follow from that order, unless the schedule has closed forms for them.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.errors import PlanError
+from paleo.errors import PlanError, SpecError
 from paleo.registry import Registry
 
 Array = npt.NDArray[np.float64]
@@ -44,8 +45,22 @@ Paths = Callable[[int, int], tuple[tuple[Place, ...], ...]]
 
 
 def round_robin(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
-    """One copy of the network, whose pieces lie on one stage after the other, chunk by chunk.
+    """Place the pieces of one copy of the network on one stage after the other, chunk by chunk.
 
+    Parameters
+    ----------
+    stages : int
+        Stages of the pipeline.
+    chunks : int
+        Chunks of layers of each stage.
+
+    Returns
+    -------
+    tuple of tuple of (int, int)
+        Stage and chunk of each piece from input to output, for each copy.
+
+    Examples
+    --------
     >>> round_robin(2, 2)
     (((0, 0), (1, 0), (0, 1), (1, 1)),)
     """
@@ -53,15 +68,14 @@ def round_robin(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
 
 
 class Passes(NamedTuple):
-    """Seconds of one microbatch through all chunks of each stage; the first axis is the stage, further ones
-    broadcast."""
+    """Times of one microbatch through all chunks of each stage, arrays of shape (stages, ...) [s]."""
 
     forward: Array
     backward: Array
     weights: Array
 
 
-#: Seconds from the first pass to the end of the last one: (passes, microbatches, chunks).
+#: Time from the first pass to the end of the last one [s]: (passes, microbatches, chunks).
 Span = Callable[[Passes, Numeric, int], Array]
 #: Most chunk activations alive at once on a stage: (stage, stages, microbatches, chunks).
 Alive = Callable[[Numeric, int, Numeric, int], Numeric]
@@ -77,34 +91,102 @@ Ends = Callable[[Array, Passes, Numeric, int], Array]
 
 
 def none_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
-    """The last gradient pass of a stage's only chunk is its last pass."""
+    """Return no passes: the last gradient pass of a stage's only chunk is its last pass.
+
+    Parameters
+    ----------
+    stage, stages, chunk, chunks
+        As in `Remaining`; unused.
+
+    Returns
+    -------
+    tuple of float
+        Zero passes of inputs and of weights.
+    """
     return 0.0, 0.0
 
 
-def drained(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """The last backward pass hurries up to the first stage: each stage is done by as much earlier as it is above."""
+def _drained(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+    """Compute when each stage ends where the last backward pass runs up to the first stage.
+
+    Parameters
+    ----------
+    span : ndarray
+        Time of all passes [s].
+    passes : Passes
+        Times of one microbatch, shape (stages, ...) [s].
+    microbatches : float or ndarray
+        Microbatches of a step; unused.
+    chunks : int
+        Chunks of each stage.
+
+    Returns
+    -------
+    ndarray
+        End of each stage, shape (stages, ...) [s].
+    """
     back = passes.backward + passes.weights
     return np.asarray(span - (running_sum(back) - back) / chunks)
 
 
 def all_at_once(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """No stage is done later than the slowest."""
+    """Return the span for every stage: all stages are busy up to the end.
+
+    Parameters
+    ----------
+    span : ndarray
+        Time of all passes [s].
+    passes : Passes
+        Times of one microbatch, shape (stages, ...) [s].
+    microbatches, chunks
+        Unused.
+
+    Returns
+    -------
+    ndarray
+        End of each stage, shape (stages, ...) [s].
+    """
     return np.asarray(span + 0.0 * passes.forward)
 
 
-def running_sum(figures: Array) -> Array:
-    """Sums over the first axis up to each place, as `np.cumsum` has them: row by row, which is ten times as fast where
-    rows are long."""
-    return _running(np.add, figures)
+def running_sum(values: Array) -> Array:
+    """Sum over the first axis up to each place, as `np.cumsum` does.
+
+    Parameters
+    ----------
+    values : ndarray
+        Shape (stages, ...).
+
+    Returns
+    -------
+    ndarray
+        Shape (stages, ...).
+
+    Notes
+    -----
+    Rows are added one by one, which is ten times as fast as `np.cumsum` where rows are long.
+    """
+    return _running(np.add, values)
 
 
-def running_max(figures: Array) -> Array:
-    """The largest over the first axis up to each place."""
-    return _running(np.maximum, figures)
+def running_max(values: Array) -> Array:
+    """Return the largest value over the first axis up to each place.
+
+    Parameters
+    ----------
+    values : ndarray
+        Shape (stages, ...).
+
+    Returns
+    -------
+    ndarray
+        Shape (stages, ...).
+    """
+    return _running(np.maximum, values)
 
 
-def _running(function: np.ufunc, figures: Array) -> Array:
-    rows = np.array(figures, dtype=np.float64)
+def _running(function: np.ufunc, values: Array) -> Array:
+    rows = np.array(values, dtype=np.float64)
     for place in range(1, len(rows)):
         function(rows[place - 1], rows[place], out=rows[place, ...])
     return rows
@@ -112,21 +194,30 @@ def _running(function: np.ufunc, figures: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ClosedForms:
-    """Formulas that a schedule may state beside its order; all broadcast over arrays. None: the order says.
+    """Formulas that a schedule may give beside its order; all broadcast over arrays. None: the order is evaluated.
 
-    ``span``: seconds of all passes.
-    ``alive``: the most passes of a stage whose activations live at once.
-    ``ends``: when each stage has made its last pass [s], from the span.
-    ``remaining``: passes that a stage still makes after the gradients of one of its chunks.
-    ``exact``: where ``span`` is the longest path through the order: on ``any`` stages, or where all pieces of the
-    network take ``equal`` times. Elsewhere it is near.
-    ``least``: microbatches for each stage from which ``span`` holds.
-    ``alive_of``: how many of ``alive`` are of one piece of the network.
+    Attributes
+    ----------
+    span : callable, optional
+        Time of all passes [s].
+    alive : callable, optional
+        Most passes of a stage whose activations are alive at once.
+    ends : callable
+        End of each stage's last pass [s], from the span.
+    remaining : callable, optional
+        Passes that a stage still makes after the gradients of one of its chunks.
+    exact : {'any', 'equal'}
+        Where ``span`` is the longest path through the order: on any stages, or where all pieces of the network take
+        equal times. Elsewhere it is near.
+    least : float
+        Microbatches for each stage from which ``span`` holds.
+    alive_of : callable, optional
+        Passes among ``alive`` that belong to one piece of the network.
     """
 
     span: Span | None = None
     alive: Alive | None = None
-    ends: Ends = drained
+    ends: Ends = _drained
     remaining: Remaining | None = None
     exact: Literal["any", "equal"] = "equal"
     least: float = 0.0
@@ -137,16 +228,31 @@ class ClosedForms:
 class Schedule:
     """A pipeline order.
 
-    ``order``: (stage, stages, microbatches, chunks) -> the passes of a stage.
-    ``closed``: formulas that stand in for what the order says.
-    ``chunks``: pieces of each copy of the network that a stage has; None: as many as the strategy says.
-    ``splits_backward``: weight gradients (W) are passes of their own.
-    ``multiple``: the number of microbatches must be a multiple of the stages.
-    ``least``: the fewest microbatches for each stage. Copies of the network take equally many of them.
-    ``even``: the number of stages must be even.
-    ``paths``: which stage has which piece of the network, once for each copy of it.
-    ``fused``: which passes of the order begin and end together: a forward pass beside the backward pass that follows it
-    (with its weights), or a backward pass and its weights; None: each runs alone.
+    Attributes
+    ----------
+    name : str
+        Name under which it is registered.
+    reference : str
+        Paper or source code that describes it.
+    order : callable
+        (stage, stages, microbatches, chunks) -> the passes of a stage, a list of `Action`.
+    closed : ClosedForms
+        Formulas that stand in for what the order says.
+    chunks : int, optional
+        Pieces of each copy of the network on a stage. None: as many as the strategy says.
+    splits_backward : bool
+        Weight gradients (W) are passes of their own.
+    multiple : bool
+        The number of microbatches must be a multiple of the stages.
+    least : int
+        Fewest microbatches for each stage. Copies of the network take equally many of them.
+    even : bool
+        The number of stages must be even.
+    paths : callable
+        (stages, chunks) -> stage and chunk of each piece of the network, once for each copy.
+    fused : callable, optional
+        Passes of the order that begin and end together: a forward pass and the backward pass that follows (with its
+        weights), or a backward pass and its weights. None: each runs by itself.
     """
 
     name: str
@@ -163,12 +269,26 @@ class Schedule:
 
     @property
     def copies(self) -> int:
-        """Copies of the network that the stages hold together."""
+        """Number of copies of the network on all stages together."""
         return len(self.paths(2, 1))
 
     def pieces(self, stages: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-        """For each stage the pieces of the network that its chunks are.
+        """List the pieces of the network on each stage, in the order of its chunks.
 
+        Parameters
+        ----------
+        stages : int
+            Stages of the pipeline.
+        chunks : int
+            Chunks of each copy of the network on a stage.
+
+        Returns
+        -------
+        tuple of tuple of int
+            Pieces of each stage.
+
+        Examples
+        --------
         >>> SCHEDULES["interleaved"].pieces(2, 2)
         ((0, 2), (1, 3))
         """
@@ -179,7 +299,20 @@ class Schedule:
         return tuple(tuple(pieces[chunk] for chunk in range(len(pieces))) for pieces in piece_of)
 
     def sends_output(self, stages: int, chunks: int) -> tuple[tuple[bool, ...], ...]:
-        """For each chunk of each stage whether its output leaves the stage, for another or at the network's end."""
+        """Tell for each chunk of each stage if its output leaves the stage, for another or at the network's end.
+
+        Parameters
+        ----------
+        stages : int
+            Stages of the pipeline.
+        chunks : int
+            Chunks of each copy of the network on a stage.
+
+        Returns
+        -------
+        tuple of tuple of bool
+            One entry for each chunk of each stage.
+        """
         sent = [[True] * (chunks * self.copies) for _ in range(stages)]
         for path in self.paths(stages, chunks):
             for (stage, chunk), (other, _) in itertools.pairwise(path):
@@ -187,24 +320,80 @@ class Schedule:
         return tuple(map(tuple, sent))
 
     def takes(self, chunks: int) -> bool:
-        """Whether the schedule supports ``chunks`` chunks per stage of each copy of the network."""
+        """Return True if the schedule supports so many chunks per stage of each copy of the network.
+
+        Parameters
+        ----------
+        chunks : int
+            Chunks of each copy of the network on a stage.
+
+        Returns
+        -------
+        bool
+        """
         return chunks > 1 if self.chunks is None else chunks == self.chunks
 
     def runs(self, stages: int, microbatches: Numeric) -> npt.NDArray[np.bool_]:
-        """Whether the schedule can run ``microbatches`` on ``stages``: a mask in the shape of ``microbatches``."""
+        """Return a mask of the microbatch counts that the schedule can run.
+
+        Parameters
+        ----------
+        stages : int
+            Stages of the pipeline.
+        microbatches : float or ndarray
+            Microbatches of a step, shape (C,).
+
+        Returns
+        -------
+        ndarray of bool
+            Shape of ``microbatches``.
+        """
         count = np.asarray(microbatches)
         fits = (count >= self.least * stages) & ((count % stages == 0) | (not self.multiple))
         fits = fits & (count % self.copies == 0)
         return np.asarray(fits & (stages % 2 == 0 or not self.even))
 
     def alive(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-        """Most chunk activations alive at once on a stage."""
+        """Count the chunk activations that are alive at once on a stage, at most.
+
+        Parameters
+        ----------
+        stage : float or ndarray
+            Index of the stage.
+        stages : int
+            Stages of the pipeline.
+        microbatches : float or ndarray
+            Microbatches of a step.
+        chunks : int
+            Chunks of each copy of the network on a stage.
+
+        Returns
+        -------
+        float or ndarray
+        """
         if self.closed.alive is not None:
             return self.closed.alive(stage, stages, microbatches, chunks)
         return np.asarray(self._counted_alive(stage, stages, microbatches, chunks).sum(axis=-1))
 
     def alive_by_piece(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Array:
-        """`alive` by the pieces of the network that a stage has, those of all copies: (pieces, …)."""
+        """Count the activations alive at once by the pieces of the network that a stage has.
+
+        Parameters
+        ----------
+        stage : float or ndarray
+            Index of the stage.
+        stages : int
+            Stages of the pipeline.
+        microbatches : float or ndarray
+            Microbatches of a step.
+        chunks : int
+            Chunks of each copy of the network on a stage.
+
+        Returns
+        -------
+        ndarray
+            Shape (pieces of all copies, ...).
+        """
         of_piece, pieces = self.closed.alive_of, range(chunks * self.copies)
         if len(pieces) == 1:
             return np.asarray(self.alive(stage, stages, microbatches, chunks), dtype=np.float64)[None]
@@ -214,15 +403,30 @@ class Schedule:
         return np.moveaxis(self._counted_alive(stage, stages, microbatches, chunks), -1, 0)
 
     def _counted_alive(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Array:
-        """`in_flight` of arrays: (…, pieces)."""
         places, counts = np.broadcast_arrays(np.asarray(stage, dtype=int), np.asarray(microbatches, dtype=int))
         pairs = zip(places.ravel().tolist(), counts.ravel().tolist(), strict=True)
         most = [_in_flight(self, place, stages, count, chunks) for place, count in pairs]
         return np.array(most, dtype=np.float64).reshape(*places.shape, chunks * self.copies)
 
     def remaining(self, stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
-        """Chunks' passes that a stage still makes after the last gradient of one of its chunks: (backward passes of
-        inputs, of weights)."""
+        """Count the passes that a stage still makes after the last gradient of one of its chunks.
+
+        Parameters
+        ----------
+        stage : float or ndarray
+            Index of the stage.
+        stages : int
+            Stages of the pipeline.
+        chunk : int
+            Chunk whose gradients are complete.
+        chunks : int
+            Chunks of each copy of the network on a stage.
+
+        Returns
+        -------
+        inputs, weights : float or ndarray
+            Backward passes of inputs and of weights.
+        """
         if self.closed.remaining is not None:
             return self.closed.remaining(stage, stages, chunk, chunks)
         places = np.asarray(stage, dtype=int)
@@ -233,25 +437,75 @@ class Schedule:
         return inputs, weights
 
     def groups(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[Action, ...]]:
-        """The order of a stage; passes that run as one stand together."""
+        """List the passes of a stage in order, those that run as one together.
+
+        Parameters
+        ----------
+        stage : int
+            Index of the stage.
+        stages : int
+            Stages of the pipeline.
+        microbatches : int
+            Microbatches of a step.
+        chunks : int
+            Chunks of each copy of the network on a stage.
+
+        Returns
+        -------
+        list of tuple of Action
+        """
         order = self.order(stage, stages, microbatches, chunks)
         sizes = [1] * len(order) if self.fused is None else self.fused(stage, stages, microbatches, chunks)
         return [tuple(itertools.islice(actions, size)) for actions in [iter(order)] for size in sizes]
 
     @property
     def pairs(self) -> bool:
-        """Whether forward passes run beside backward passes of other microbatches, as one."""
+        """True if forward passes run together with backward passes of other microbatches."""
         return self.fused is not None
 
     def unpaired(self, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-        """Forward passes of a stage that have no backward pass beside them, and as many backward passes: those that the
-        order leaves alone, the mean of the stages; of a schedule without `pairs`, whose passes software may pair in the
-        steady state, those that fill the first stage and one more, whose output the first backward pass waits for."""
-        return _left_alone(self, stages, chunks) if self.pairs else self.alive(0, stages, microbatches, chunks)
+        """Count the forward passes of a stage that run without a backward pass of another microbatch.
+
+        Parameters
+        ----------
+        stages : int
+            Stages of the pipeline.
+        microbatches : float or ndarray
+            Microbatches of a step.
+        chunks : int
+            Chunks of each copy of the network on a stage.
+
+        Returns
+        -------
+        float or ndarray
+            Forward passes, and as many backward passes; the mean of the stages.
+
+        Notes
+        -----
+        Software may pair the passes of a schedule without `pairs` in the steady state. Then the passes that fill the
+        first stage run unpaired, and one more, whose output the first backward pass waits for.
+        """
+        return _unpaired_passes(self, stages, chunks) if self.pairs else self.alive(0, stages, microbatches, chunks)
 
     def in_flight(self, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
-        """The most forward passes of this stage whose activations live at once (until B, or W where that is apart), by
-        the order: how many there are of each of its pieces when there are most for the first time."""
+        """Count the activations of each piece when most are alive for the first time, by evaluating the order.
+
+        Parameters
+        ----------
+        stage : int
+            Index of the stage.
+        stages : int
+            Stages of the pipeline.
+        microbatches : int
+            Microbatches of a step.
+        chunks : int
+            Chunks of each copy of the network on a stage.
+
+        Returns
+        -------
+        tuple of int
+            Activations of each chunk; they live until B, or until W where that is a pass of its own.
+        """
         ends: Pass = "W" if self.splits_backward else "B"
         alive = [0] * (chunks * self.copies)
         most = tuple(alive)
@@ -263,8 +517,7 @@ class Schedule:
 
 @lru_cache(maxsize=65536)
 def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
-    """`Schedule.in_flight`; beyond a window each round of microbatches adds the same (nothing, or as many as it
-    holds)."""
+    """Evaluate `Schedule.in_flight`; beyond a window each round of microbatches adds the same."""
     most = window(stages, chunks) + microbatches % stages
     if microbatches <= most:
         return schedule.in_flight(stage, stages, microbatches, chunks)
@@ -275,17 +528,17 @@ def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, c
 
 @lru_cache(maxsize=65536)
 def _passes_remaining(schedule: Schedule, stage: int, stages: int, chunk: int, chunks: int) -> tuple[int, int]:
-    """What the order has after the last gradient of a chunk, once the pipeline has been full."""
+    """Count what the order has after the last gradient of a chunk, once the pipeline has been full."""
     order = schedule.order(stage, stages, window(stages, chunks), chunks)
     last: Pass = "W" if schedule.splits_backward else "B"
     end = max(k for k, action in enumerate(order) if action.kind == last and action.chunk == chunk)
-    left = [action.kind for action in order[end + 1 :]]
-    return left.count("B"), left.count(last)
+    later = [action.kind for action in order[end + 1 :]]
+    return later.count("B"), later.count(last)
 
 
 @lru_cache(maxsize=4096)
-def _left_alone(schedule: Schedule, stages: int, chunks: int) -> float:
-    """Forward passes that run alone, the mean of the stages; more microbatches add pairs."""
+def _unpaired_passes(schedule: Schedule, stages: int, chunks: int) -> float:
+    """Count forward passes without a pair, the mean of the stages; more microbatches add pairs."""
     count = window(stages, chunks)
     groups = [group for stage in range(stages) for group in schedule.groups(stage, stages, count, chunks)]
     return sum(len(group) == 1 and group[0].kind == "F" for group in groups) / stages
@@ -296,13 +549,38 @@ UNROLLED = 2**14
 
 
 def window(stages: int, chunks: int) -> int:
-    """Microbatches that fill a pipeline; every further round is taken to add as much time as the last round of the
-    window."""
+    """Return the microbatches that fill a pipeline; every further round adds as much time as the last one.
+
+    Parameters
+    ----------
+    stages : int
+        Stages of the pipeline.
+    chunks : int
+        Chunks of each copy of the network on a stage.
+
+    Returns
+    -------
+    int
+    """
     return stages * (4 if chunks == 1 else 4 + chunks)
 
 
 def unrolled(stages: int, chunks: int, microbatches: int) -> bool:
-    """Whether all microbatches are run one by one, rather than a window of them and the last round many times."""
+    """Return True if all microbatches are run one by one, rather than a window of them and its last round many times.
+
+    Parameters
+    ----------
+    stages : int
+        Stages of the pipeline.
+    chunks : int
+        Chunks of each copy of the network on a stage.
+    microbatches : int
+        Microbatches of a step.
+
+    Returns
+    -------
+    bool
+    """
     return microbatches <= window(stages, chunks) + stages or stages * chunks * microbatches <= UNROLLED
 
 
@@ -310,12 +588,78 @@ SCHEDULES: Registry[Schedule] = Registry("pipeline schedule", "paleo.schedules")
 
 
 def add_schedule(schedule: Schedule) -> Schedule:
-    """Register a schedule under its own name."""
+    """Check that a schedule's order is complete, and register it under its own name.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Order of passes, with what it needs of stages and microbatches.
+
+    Returns
+    -------
+    Schedule
+        The same schedule.
+
+    Raises
+    ------
+    SpecError
+        If the name is taken, or a pass is missing, repeated or foreign to its stage. Every microbatch goes forward once
+        and backward once through every chunk of its copy, and through weight passes once where those are split.
+    """
+    chunks = 2 if schedule.chunks is None else schedule.chunks
+    for stages, rounds in ((2, 1), (3, 2), (4, 2)):
+        microbatches = max(schedule.least, 1) * stages * rounds
+        if schedule.runs(stages, microbatches):
+            _check_complete(schedule, stages, microbatches, chunks)
     return SCHEDULES.register(schedule.name)(schedule)
 
 
+_WORDS: dict[Pass, str] = {"F": "forward pass", "B": "backward pass", "W": "weight pass"}
+
+
+def _check_complete(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> None:
+    """Raise SpecError for a pass that is missing, repeated or foreign."""
+    kinds: tuple[Pass, ...] = ("F", "B", "W") if schedule.splits_backward else ("F", "B")
+    remaining = [Counter(schedule.order(stage, stages, microbatches, chunks)) for stage in range(stages)]
+    paths = schedule.paths(stages, chunks)
+    for microbatch in range(microbatches):
+        copies = [path for path in paths if remaining[path[0][0]][Action("F", microbatch, path[0][1])]]
+        for (stage, chunk), kind in itertools.product(next(iter(copies), paths[0]), kinds):
+            times = remaining[stage].pop(Action(kind, microbatch, chunk), 0)
+            if times != 1:
+                _refuse(schedule, stages, microbatches, stage, Action(kind, microbatch, chunk), times)
+    for stage, passes in enumerate(remaining):
+        for action, times in passes.items():
+            if times:
+                _refuse(schedule, stages, microbatches, stage, action, times)
+
+
+def _refuse(schedule: Schedule, stages: int, microbatches: int, stage: int, action: Action, times: int) -> None:
+    verb = {0: "has no", 1: "may not have a"}.get(times, f"has {times} times a")
+    where = f"with {stages} stages and {microbatches} microbatches, stage {stage}"
+    passed = f"{_WORDS[action.kind]} of microbatch {action.microbatch} through chunk {action.chunk}"
+    raise SpecError(f"schedule {schedule.name!r}: {where} {verb} {passed}")
+
+
 def check_schedule(name: str, stages: int, chunks: int, microbatches: int) -> None:
-    """PlanError where a schedule cannot run so many stages, chunks and microbatches."""
+    """Check that a schedule can run a pipeline.
+
+    Parameters
+    ----------
+    name : str
+        Name of the schedule.
+    stages : int
+        Stages of the pipeline.
+    chunks : int
+        Chunks of each copy of the network on a stage.
+    microbatches : int
+        Microbatches of a step.
+
+    Raises
+    ------
+    PlanError
+        If the schedule cannot run so many stages, chunks or microbatches.
+    """
     chosen = SCHEDULES[name]
     if chosen.chunks not in (None, chunks):
         count = "one chunk" if chosen.chunks == 1 else f"{chosen.chunks} chunks"

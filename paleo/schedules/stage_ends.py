@@ -1,12 +1,13 @@
-"""When each stage of a pipeline has made its last pass, for many configurations at once: by a closed form where the
-schedule has one that holds, else by the longest path through the passes of its order.
+"""Ends of the stages of a pipeline for many configurations at once.
+
+A closed form is used where the schedule has one that holds, else the longest path through the passes of its order.
 
 The order of each stage is fixed. So a pass starts when two others have ended: the one before it on its stage, and its
 source, the pass of a neighbour (or the forward pass of its own stage) whose output it takes. Passes that run as one
 (`Schedule.fused`) start when the sources of all of them have ended, and are sources when all of them have ended.
 
 Passes with equally many passes before them on their longest path form a *wave*: they run on different stages, and are
-computed together over all configurations. The result equals that of `paleo.schedules.pipeline.pipeline_time` without
+computed together over all configurations. The result equals that of `paleo.schedules.engine.pipeline_time` without
 sends, which draws a timeline of one configuration.
 """
 
@@ -14,16 +15,13 @@ from __future__ import annotations
 
 import itertools
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError
-from paleo.schedules.base import Passes, unrolled, window
-
-if TYPE_CHECKING:
-    from paleo.schedules.base import Numeric, Place, Schedule
+from paleo.schedules.base import Numeric, Passes, Place, Schedule, unrolled, window
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
@@ -35,11 +33,31 @@ _ROUNDING = 1e-13
 def stage_ends(
     schedule: Schedule, passes: Passes, microbatches: Numeric, chunks: int, pieces: Passes | None = None
 ) -> Array:
-    """When each stage has made its last pass [s]: (stages, …).
+    """Compute when each stage has made its last pass.
 
-    ``passes`` are seconds of one microbatch through all chunks of each stage, (stages, …); ``pieces`` the same for
-    each chunk of all copies, (stages, chunks, …). With ``pieces`` the result is that of the order itself; without
-    them chunks of a stage are taken to be alike, and closed forms may be near where stages differ.
+    Parameters
+    ----------
+    schedule : Schedule
+        Order of passes, with its closed forms.
+    passes : Passes
+        Times of one microbatch through all chunks of each stage, shape (stages, ...) [s].
+    microbatches : float or ndarray
+        Microbatches of a step; broadcasts with the further axes.
+    chunks : int
+        Chunks of each copy of the network on a stage.
+    pieces : Passes, optional
+        Times by chunk of all copies, shape (stages, chunks, ...) [s]. With them the result is that of the order itself.
+        Without them chunks of a stage are taken to be alike, and closed forms may be near where stages differ.
+
+    Returns
+    -------
+    ndarray
+        Shape (stages, ...) [s].
+
+    Raises
+    ------
+    PlanError
+        If passes of the order wait for one another in a circle.
     """
     count = np.asarray(microbatches, dtype=np.float64)
     closed = _closed_form_holds(schedule, passes, count, pieces)
@@ -47,11 +65,11 @@ def stage_ends(
         return _closed_ends(schedule, passes, count, chunks)
     by_chunk = _with_equal_chunks(passes, chunks, chunks * schedule.copies) if pieces is None else pieces
     if not closed.any():
-        return longest_path_ends(schedule, by_chunk, count)
+        return _longest_path_ends(schedule, by_chunk, count)
     ends = np.empty((len(passes.forward), *closed.shape))
     counts = np.broadcast_to(count, closed.shape)
     ends[:, closed] = _closed_ends(schedule, _chosen(passes, closed, leading=1), counts[closed], chunks)
-    ends[:, ~closed] = longest_path_ends(schedule, _chosen(by_chunk, ~closed, leading=2), counts[~closed])
+    ends[:, ~closed] = _longest_path_ends(schedule, _chosen(by_chunk, ~closed, leading=2), counts[~closed])
     return ends
 
 
@@ -115,7 +133,7 @@ class _Waves(NamedTuple):
     last: Index
 
 
-def longest_path_ends(schedule: Schedule, pieces: Passes, microbatches: npt.ArrayLike) -> Array:
+def _longest_path_ends(schedule: Schedule, pieces: Passes, microbatches: npt.ArrayLike) -> Array:
     """When each stage ends its last pass [s]: (stages, …).
 
     ``pieces`` are seconds of one microbatch through each chunk of each stage, (stages, chunks of all copies, …);

@@ -21,18 +21,24 @@ import numpy.typing as npt
 from paleo.errors import PlanError
 from paleo.operations.base import Kernel
 from paleo.operations.contraction import PADDED
-from paleo.parallel.placement import BATCH_AXES, Mesh, Strategy
+from paleo.parallel.placement import BATCH_AXES, Context, Mesh, Placement, Strategy
 from paleo.parallel.propagation import check_divisions
 from paleo.pricing.kernels import KernelTimes
-from paleo.search.space import SPLITS, Space, strategy_of_experts
-from paleo.step.section_times import BYTES, FIGURES, SectionCosts, Sums, collectives, section_costs, transfer_seconds
+from paleo.search.space import SPLITS, Layout, Space, strategy_of_experts
+from paleo.step.section_times import (
+    BYTES,
+    FIGURES,
+    SectionCosts,
+    SectionSums,
+    collectives,
+    section_costs,
+    transfer_seconds,
+)
 
 if TYPE_CHECKING:
     from paleo.lowering.program import Program, Section
     from paleo.network.graph import Graph
     from paleo.operations.tensor import Size
-    from paleo.parallel.placement import Context, Placement
-    from paleo.search.space import Layout
     from paleo.specs.model import ModelSpec
     from paleo.step.backend import Backend
 
@@ -50,8 +56,10 @@ _FULL = (2**16, 2**17)
 
 
 class Key(NamedTuple):
-    """What the layers of a rank depend on: degrees, ``stated`` ones of axes that are not searched over, and how
-    sequences are split and seen."""
+    """What the layers of a rank depend on: degrees, and how sequences are split and seen by attention.
+
+    ``stated`` are degrees of axes that the search does not vary.
+    """
 
     tp: int
     cp: int
@@ -68,8 +76,22 @@ class Key(NamedTuple):
         return self.ep if self.etp is None else self.ep * self.cp * (self.tp if self.etp == 1 else 1)
 
     def at(self, tp: int, cp: int) -> Key | None:
-        """A layout on one surface with this one, of other tp and cp ranks: as many experts are on each. None where
-        there is no such."""
+        """Return the key of a layout on the same surface with other tp and cp degrees.
+
+        Each rank has equally many experts.
+
+        Parameters
+        ----------
+        tp : int
+            Tensor-parallel ranks.
+        cp : int
+            Context-parallel ranks.
+
+        Returns
+        -------
+        Key, optional
+            The key; None if there is no such layout.
+        """
         if self.etp is None:
             return self._replace(tp=tp, cp=cp)
         ep, left = divmod(self.expert_ranks, cp * (tp if self.etp == 1 else 1))
@@ -79,10 +101,10 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PricedBlock:
-    """The layers of one layout at several microbatches. ``values``: (microbatches, numbers of the program, one after
-    another).
+    """Layers of one layout at several microbatches.
 
-    ``program`` has the structure and the parameters of the layout; its counts may be those of another one.
+    ``values`` has the shape (microbatches, numbers of the program, one after another). ``program`` has the structure
+    and the parameters of the layout; its counts may be those of another one.
     """
 
     key: Key
@@ -92,8 +114,10 @@ class PricedBlock:
 
     @property
     def parts(self) -> tuple[Array, Array, Array, Array]:
-        """``values`` in parts, (numbers, microbatches) each: of kernels, payloads of collectives, what operations put
-        out, `SIZES` of sections."""
+        """Values in parts of shape (numbers, microbatches).
+
+        They are kernels, payloads of collectives, outputs of operations, and `SIZES` of sections.
+        """
         sections = self.program.sections
         numbers = sum(_COUNTS + len(counted.kernel.shape) for section in sections for counted in section.kernels)
         lengths = (
@@ -112,8 +136,7 @@ class PricedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """All points: costs of (sections, points), the program behind each block, and where to find a layout's
-    microbatch."""
+    """Costs of all layouts and microbatches, of shape (sections, points), with the position of each."""
 
     costs: SectionCosts
     programs: tuple[Program, ...]
@@ -123,7 +146,20 @@ class Points:
     graph: Graph
 
     def point(self, layout: Layout, microbatch: int) -> int | None:
-        """The point of a layout at a microbatch; None where its layers cannot be divided so."""
+        """Return the position of a layout at a microbatch.
+
+        Parameters
+        ----------
+        layout : Layout
+            The layout.
+        microbatch : int
+            Samples.
+
+        Returns
+        -------
+        int, optional
+            Position; None if its layers cannot be divided so.
+        """
         return self.positions.get((self.key(layout), microbatch))
 
 
@@ -134,7 +170,26 @@ def priced(
     sizes: Callable[[Layout], Sequence[int]],
     space: Space | None = None,
 ) -> Points:
-    """Every point of the layouts, each at the microbatches of ``sizes``."""
+    """Price the layers of all layouts, each at several microbatches.
+
+    Parameters
+    ----------
+    graphs : Graphs
+        The network at several batches.
+    backend : Backend
+        Software, prices and links of the run.
+    layouts : sequence of Layout
+        Layouts.
+    sizes : Callable[[Layout], Sequence[int]]
+        Microbatches of a layout.
+    space : Space, optional
+        Values that the search varies.
+
+    Returns
+    -------
+    Points
+        Costs of (sections, points).
+    """
     blocks = _Blocks(graphs, backend, space)
     key_of = blocks.key()
     sizes_of: dict[Key, set[int]] = {}
@@ -162,22 +217,46 @@ def _family(key: Key) -> tuple[object, ...]:
 
 
 class Graphs:
-    """A network at several batches, each built once; what lowerings of these have in common is worked out once."""
+    """Graphs of a network at several batches, each built once; lowerings share what they have in common."""
 
     def __init__(self, model: ModelSpec, backend: Backend) -> None:
         self._build = partial(backend.graph, model)
         self._graphs: dict[int, Graph] = {}
         self._family: dict[Hashable, object] = {}
         self._numbers: dict[int, tuple[Section, Numbers]] = {}
+        #: Dispatcher of tokens, layout and microbatch -> numbers that were found on a surface.
+        self.rows: dict[tuple[str, Key, int], Array] = {}
 
     def numbers(self, section: Section) -> Numbers:
-        """`_section_values` of a section that lowerings may have in common."""
+        """Return the numbers of a section, computed once for sections that several lowerings share.
+
+        Parameters
+        ----------
+        section : Section
+            Section of a program.
+
+        Returns
+        -------
+        array_like
+            Its counts as one array.
+        """
         if id(section) not in self._numbers:
             self._numbers[id(section)] = section, _section_values(section)
         return self._numbers[id(section)][1]
 
     def at(self, batch: int) -> Graph:
-        """The network at a batch."""
+        """Return the network at a batch.
+
+        Parameters
+        ----------
+        batch : int
+            Samples.
+
+        Returns
+        -------
+        Graph
+            The graph.
+        """
         if batch not in self._graphs:
             self._graphs[batch] = replace(self._build(batch), family=self._family)
         return self._graphs[batch]
@@ -222,8 +301,12 @@ class _Blocks:
     ) -> list[PricedBlock]:
         """All layouts on one surface if one fits them; else one surface for each value of the first of ``groupings``,
         then of the next; else each point lowered by itself."""
-        surface = self._surface(family)
+        surface = self._repeated(family) or self._surface(family)
         if surface is not None:
+            dispatch = self.backend.software.parallelism.expert_dispatch
+            for block in surface:
+                rows = zip(block.microbatches, block.values, strict=True)
+                self.graphs.rows.update({(dispatch, block.key, size): row for size, row in rows})
             return surface
         if not groupings:
             points = [(key, size, self._lower(key, size)) for key, sizes in family.items() for size in sizes]
@@ -242,6 +325,16 @@ class _Blocks:
             self.problem = str(error)
             return False
         return True
+
+    def _repeated(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock] | None:
+        """All layouts by the numbers of another backend, which differs in what tokens travel beside; None where these
+        are not all known."""
+        dispatch, rows = self.backend.software.parallelism.expert_dispatch, self.graphs.rows
+        if any((dispatch, key, size) not in rows for key, sizes in family.items() for size in sizes):
+            return None
+        first = {key.tp: self._lower(key, sizes[0]) for key, sizes in family.items()}
+        values = {key: np.stack([rows[dispatch, key, size] for size in sizes]) for key, sizes in family.items()}
+        return [PricedBlock(key, first[key.tp], tuple(sizes), values[key]) for key, sizes in family.items()]
 
     def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock] | None:
         """All layouts from a few: those at the corners, one of each other tp (whose parameters it has) and a few
@@ -419,12 +512,12 @@ def _costs(blocks: Sequence[PricedBlock], backend: Backend) -> SectionCosts:
     kernels = _kernel_seconds(blocks, backend)
     programs, payloads = [(block.mesh, block.program) for block in blocks], [block.parts[1] for block in blocks]
     transfers = transfer_seconds(backend.fabric, programs, payloads)
-    known: dict[tuple[object, ...], Sums] = {}
+    known: dict[tuple[object, ...], SectionSums] = {}
     tables = []
     for block, times, waited in zip(blocks, kernels, transfers, strict=True):
         sizes, structure = _sizes(block), _structure(block.program)
         if structure not in known:
-            known[structure] = Sums.of(block.program)
+            known[structure] = SectionSums.of(block.program)
         figures = [sizes[name] for name in BYTES]
         tables.append(
             section_costs(
@@ -452,7 +545,7 @@ def _sizes(block: PricedBlock) -> dict[str, Array]:
 
 
 def _structure(program: Program) -> tuple[object, ...]:
-    """What `Sums` depend on."""
+    """What `SectionSums` depend on."""
     kernels = tuple(
         (c.times, c.kernel.family, c.kernel.phase, c.core, c.shared, c.recomputed, c.selected)
         for section in program.sections

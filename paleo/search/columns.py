@@ -10,10 +10,9 @@ import numpy.typing as npt
 
 from paleo.lowering.policies import RECOMPUTE
 from paleo.schedules.base import SCHEDULES
-from paleo.search.ranking import strategy_words
+from paleo.search.ranking import Part, Ranking, strategy_words
 
 if TYPE_CHECKING:
-    from paleo.search.ranking import Part, Ranking
     from paleo.specs.run import Run
 
 Array = npt.NDArray[np.float64]
@@ -46,7 +45,20 @@ class PlanColumns:
 
 
 def columns(ranking: Ranking, most: int) -> PlanColumns:
-    """The best ``most`` configurations by the score of a search, those that fit before those that do not."""
+    """Return the best configurations of a search as columns; those that fit come first.
+
+    Parameters
+    ----------
+    ranking : Ranking
+        Configurations with their scores.
+    most : int
+        Most configurations to return.
+
+    Returns
+    -------
+    PlanColumns
+        One entry a configuration.
+    """
     best = np.argsort(ranking.score_of_all, kind="stable")[:most]
     gpus, microbatch, strategy, policy, schedule, overlapped, run = np.zeros((7, len(best)), dtype=np.intp)
     strategies: dict[str, int] = {}

@@ -12,13 +12,12 @@ import numpy.typing as npt
 
 from paleo.lowering.policies import RECOMPUTE
 from paleo.schedules.base import SCHEDULES
-from paleo.search.space import microbatches
-from paleo.step.layouts import Shared
+from paleo.search.space import Layout, Space, microbatches
+from paleo.step.layouts import ResultCache
 from paleo.step.step import step
 
 if TYPE_CHECKING:
     from paleo.search.block_costs import Points
-    from paleo.search.space import Layout, Space
     from paleo.step.batch import Batch
 
 Array = npt.NDArray[np.float64]
@@ -44,9 +43,49 @@ class CaseGroup:
     def __len__(self) -> int:
         return len(self.layout)
 
+    def chosen(self, cases: Index, before: int) -> CaseGroup:
+        """Select some cases, with the layouts that they have.
+
+        Parameters
+        ----------
+        cases : Index
+            Positions.
+        before : int
+            Number of cases in earlier groups.
+
+        Returns
+        -------
+        CaseGroup
+            The smaller group.
+        """
+        position = np.full(len(self.layouts), -1)
+        members = np.unique(self.layout[cases])
+        position[members] = np.arange(len(members))
+        layout = position[self.layout[cases]]
+        first = np.unique(layout, return_index=True)[1]
+        layouts = tuple(self.layouts[member] for member in members.tolist())
+        sizes, counts = self.microbatch[cases], self.microbatches[cases]
+        point, recompute = self.point[cases], self.recompute[cases]
+        return CaseGroup(self.stages, before, layouts, first, layout, point, sizes, counts, recompute)
+
 
 def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[CaseGroup]:
-    """The cases of a search, those of one stage first."""
+    """Group the cases of a search by their number of pipeline stages.
+
+    Parameters
+    ----------
+    points : Points
+        Priced layers.
+    layouts : sequence of Layout
+        Layouts.
+    space : Space
+        Values that the search varies.
+
+    Yields
+    ------
+    CaseGroup
+        Groups, one stage first.
+    """
     of_stages: dict[int, list[int]] = {}
     for index, layout in enumerate(layouts):
         of_stages.setdefault(layout.mesh.degree("pp"), []).append(index)
@@ -71,8 +110,10 @@ def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[
 
 
 class Choice(NamedTuple):
-    """What configurations of many layouts have in common: position in `SCHEDULES`, chunks of a stage, ZeRO's stage,
-    whether gradients travel during backward."""
+    """Choices that configurations of many layouts share: schedule, chunks of a stage, ZeRO stage, overlap of gradients.
+
+    The schedule is its position in `SCHEDULES`.
+    """
 
     schedule: int
     chunks: int
@@ -81,14 +122,33 @@ class Choice(NamedTuple):
 
     @classmethod
     def named(cls, schedule: str, chunks: int, zero: int, *, overlapped: bool) -> Choice:
-        """From the name of a schedule."""
+        """Make a choice from the name of a schedule.
+
+        Parameters
+        ----------
+        schedule : str
+            Name of the schedule.
+        chunks : int
+            Chunks of a stage.
+        zero : int
+            ZeRO stage.
+        overlapped : bool
+            Gradients are exchanged during the backward pass.
+
+        Returns
+        -------
+        Choice
+            The choice.
+        """
         return cls(list(SCHEDULES).index(schedule), chunks, zero, overlapped)
 
 
 class Solved(NamedTuple):
-    """Configurations of one choice: positions of their cases among all, of which ``before`` come before those of their
-    ``batch``, seconds of a step, bytes of the fullest stage. ``cut``: layers of each piece, where they have to be
-    stated."""
+    """Evaluated configurations of one choice: positions of their cases, step times [s], bytes of the fullest stage.
+
+    ``before`` is the number of cases before those of their ``batch``. ``cut``: layers of each piece, if a run has to
+    state them.
+    """
 
     batch: Batch
     cut: tuple[int, ...] | None
@@ -127,7 +187,20 @@ class Results:
 
     @classmethod
     def of(cls, groups: Sequence[CaseGroup], solved: Sequence[Solved]) -> Results:
-        """The solved cases of all parts, one part after another."""
+        """Join the results of all parts, one part after another.
+
+        Parameters
+        ----------
+        groups : sequence of CaseGroup
+            Cases by number of stages.
+        solved : sequence of Solved
+            Steps of the configurations of each choice.
+
+        Returns
+        -------
+        Results
+            Results of all configurations.
+        """
         layouts = [np.array(group.layouts)[group.layout] for group in groups]
         figures = layouts, [group.microbatch for group in groups], [group.recompute for group in groups]
         cases = tuple(np.concatenate([np.zeros(0), *column]).astype(np.int32) for column in figures)
@@ -141,32 +214,101 @@ class Results:
         return cls(cases, batches, cuts, choices, before, case, choice, step, memory)  # type: ignore[arg-type]
 
     def at(self, index: int) -> tuple[int, int, int, Choice]:
-        """Layout, microbatch, recomputation and choice of one configuration."""
+        """Describe one configuration.
+
+        Parameters
+        ----------
+        index : int
+            Its position.
+
+        Returns
+        -------
+        tuple[int, int, int, Choice]
+            Layout, microbatch, recompute policy and choice.
+        """
         layout, microbatch, recompute = (int(column[self.case[index]]) for column in self.cases)
         return layout, microbatch, recompute, self.choices[self.choice[index]]
 
+    def find(self, layout: int, microbatch: int, recompute: int, choice: Choice, cut: tuple[int, ...] | None) -> Index:
+        """Find the configurations of a case with some choice and cut.
+
+        Parameters
+        ----------
+        layout : int
+            Position of the layout.
+        microbatch : int
+            Samples.
+        recompute : int
+            Position of the recompute policy.
+        choice : Choice
+            The choice.
+        cut : tuple of int, optional
+            Layers of each piece; None for the default.
+
+        Returns
+        -------
+        Index
+            Positions.
+        """
+        case = (self.cases[0] == layout) & (self.cases[1] == microbatch) & (self.cases[2] == recompute)
+        chosen = [each == choice and other == cut for each, other in zip(self.choices, self.cuts, strict=True)]
+        return np.flatnonzero(case[self.case] & np.array(chosen, dtype=bool)[self.choice])
+
     def rows(self, indices: Index) -> Index:
-        """Where configurations stand among the cases of their batch."""
+        """Return the positions of configurations among the cases of their batch.
+
+        Parameters
+        ----------
+        indices : Index
+            Positions of the configurations.
+
+        Returns
+        -------
+        Index
+            Positions in the batch.
+        """
         return (self.case[indices] - self.before[self.choice[indices]]).astype(np.intp)
 
     def cut(self, index: int) -> tuple[int, ...] | None:
-        """Layers of each piece of one configuration, where a run has to state them."""
+        """Return the layers of each piece of a configuration.
+
+        Parameters
+        ----------
+        index : int
+            Its position.
+
+        Returns
+        -------
+        tuple of int, optional
+            Layers; None for the default cut.
+        """
         return self.cuts[int(self.choice[index])]
 
     @property
     def exact(self) -> npt.NDArray[np.bool_]:
-        """Whether the step of each configuration is that of its schedule's order."""
+        """True for configurations whose step time follows the order of the schedule instead of a closed form."""
         exact = [each.assignment.stages == 1 or each.schedule.closed.exact == "any" for each in self.batches]
         return np.array(exact, dtype=bool)[self.choice]
 
     def by_order(self, indices: Index) -> Array:
-        """Seconds of steps of some configurations, each pass in the order of its schedule."""
+        """Return the step times of configurations, with every pass in the order of its schedule.
+
+        Parameters
+        ----------
+        indices : Index
+            Positions of the configurations.
+
+        Returns
+        -------
+        ndarray, shape (configurations,)
+            Seconds.
+        """
         seconds = self.step_time[indices]
         for choice in np.unique(self.choice[indices]).tolist():
             batch, places = self.batches[choice], np.flatnonzero(self.choice[indices] == choice)
             cases = self.rows(indices[places])
             arrival = batch.arrival[cases] if isinstance(batch.arrival, np.ndarray) else batch.arrival
-            ordered = replace(batch, cases=batch.cases.of(cases), arrival=arrival, ends="order", shared=Shared())
+            ordered = replace(batch, cases=batch.cases.of(cases), arrival=arrival, ends="order", shared=ResultCache())
             seconds[places] = step(ordered).step_time
         return seconds
 
@@ -186,5 +328,16 @@ class Results:
         return self.cases[2][self.case]
 
     def chosen(self, name: str) -> Codes:
-        """A field of `Choice`."""
+        """Return a field of the choice of every configuration.
+
+        Parameters
+        ----------
+        name : str
+            Field of `Choice`.
+
+        Returns
+        -------
+        Codes, shape (configurations,)
+            Values.
+        """
         return np.array([getattr(choice, name) for choice in self.choices])[self.choice]

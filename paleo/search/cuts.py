@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import Chunk, balanced_cut, cut, heaviest_piece, layer_counts
-from paleo.search.space import divisors
+from paleo.lowering.policies import Chunk, balanced_cut, cut_into_stages, layer_counts, slowest_piece_time
+from paleo.search.space import Space, divisors
 
 if TYPE_CHECKING:
     from paleo.lowering.program import Program
-    from paleo.search.space import Space
     from paleo.step.backend import Backend
 
 Array = npt.NDArray[np.float64]
@@ -34,7 +33,10 @@ Pieces = tuple[Chunk, ...]
 
 
 class Partition(NamedTuple):
-    """A network in pieces, the ``cases`` that are cut so, and the layers of each piece where they have to be stated."""
+    """Network cut into pieces, with the ``cases`` that are cut so.
+
+    The layers of each piece are given if a run has to state them.
+    """
 
     pieces: Pieces
     cases: Index
@@ -42,7 +44,24 @@ class Partition(NamedTuple):
 
 
 def chunk_counts(program: Program, stages: int, space: Space, backend: Backend) -> tuple[int, ...]:
-    """Chunks of a stage that a search tries."""
+    """Return the numbers of chunks of a stage that a search tries.
+
+    Parameters
+    ----------
+    program : Program
+        One rank's program.
+    stages : int
+        Pipeline stages.
+    space : Space
+        Values that the search varies.
+    backend : Backend
+        Software, prices and links of the run.
+
+    Returns
+    -------
+    tuple of int
+        Numbers of chunks.
+    """
     stated = backend.run.cut
     if isinstance(stated, tuple):
         chunks = (len(stated) // stages,) if len(stated) % stages == 0 else ()
@@ -63,7 +82,10 @@ def chunk_counts(program: Program, stages: int, space: Space, backend: Backend) 
 
 
 class Cuts:
-    """Cuts for the cases of some stages; ``seconds``: of one layer iteration of each section, (sections, cases)."""
+    """Cuts of the network for the cases with the same number of stages.
+
+    ``seconds`` are times of one layer iteration of each section, (sections, cases).
+    """
 
     def __init__(self, programs: Sequence[Program], program_of: Index, seconds: Array, backend: Backend) -> None:
         self.programs, self.program_of, self.seconds, self.backend = programs, program_of, seconds, backend
@@ -71,24 +93,65 @@ class Cuts:
         self.repeat = np.array([section.repeat for section in sections])
         self.folded = any(section.repeat > 1 for section in sections)
         self.heaviest = (seconds * self.repeat[:, None]).argmax(axis=0)
+        columns = np.arange(seconds.shape[1])
+        self.relative = np.rint(seconds / seconds[self.heaviest, columns] / _STEP) * _STEP
         self._profiles: list[tuple[list[float], Index]] | None = None
 
-    def of(self, pieces: int) -> Iterator[Partition]:
-        """Every cut of the network into ``pieces``, each with the cases that it is for."""
+    def even(self, pieces: int) -> npt.NDArray[np.bool_]:
+        """Tell which cases are cut into whole blocks in even numbers, and in no other way.
+
+        Parameters
+        ----------
+        pieces : int
+            Pieces of the network.
+
+        Returns
+        -------
+        ndarray of bool
+            Shape (cases,).
+        """
+        run, backend = self.backend.run, self.backend
+        if isinstance(run.cut, tuple) or backend.offload.parts or not self.folded:
+            return np.zeros(len(self.heaviest), dtype=bool)
+        divides = self.repeat[self.heaviest] % pieces == 0
+        if run.cut is not None:
+            return np.asarray(divides)
+        if backend.software.parallelism.stages == "work":
+            return np.zeros(len(self.heaviest), dtype=bool)
+        work, rows = self.relative * self.repeat[:, None], np.arange(len(self.repeat))[:, None]
+        ends = (work * (rows < self.heaviest)).sum(axis=0), (work * (rows > self.heaviest)).sum(axis=0)
+        most = 1.0 + (1.0 - _GAIN) * self.repeat[self.heaviest] / pieces
+        return np.asarray(divides & (np.maximum(*ends) <= most * (1.0 - 2.0**-30)))
+
+    def of(self, pieces: int, inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
+        """List the cuts of the network that a search tries, each with the cases that it is for.
+
+        Parameters
+        ----------
+        pieces : int
+            Pieces of the network.
+        inside : ndarray, shape (cases,)
+            True for the cases to cut.
+
+        Yields
+        ------
+        Partition
+            Cuts.
+        """
         run, program = self.backend.run, self.programs[0]
         if isinstance(run.cut, tuple):
-            stated = cut(program, self.seconds[:, 0].tolist(), pieces, run.cut)
+            stated = cut_into_stages(program, self.seconds[:, 0].tolist(), pieces, run.cut)
             yield Partition(tuple(stated), np.arange(self.seconds.shape[1]))
         elif self.backend.offload.parts:  # traffic to the host weighs, which depends on the stage of ZeRO
-            yield from self._balanced(pieces)
+            yield from self._balanced(pieces, inside)
         elif self.backend.software.parallelism.stages == "work" and run.cut is None:
             yield from self._by_work(pieces)
         elif self.folded:
             yield from self._even(pieces)
             if run.cut is None:
-                yield from self._balanced(pieces)
+                yield from self._balanced(pieces, inside)
         else:
-            yield from self._each_case(pieces)
+            yield from self._each_case(pieces, inside)
 
     def _even(self, pieces: int) -> Iterator[Partition]:
         """Whole blocks in even numbers, cut alike for all cases with the same heaviest block."""
@@ -96,13 +159,15 @@ class Cuts:
             if self.repeat[block] % pieces == 0:
                 cases = np.flatnonzero(self.heaviest == block)
                 weights = self.seconds[:, cases[0]].tolist()
-                yield Partition(tuple(cut(self.programs[0], weights, pieces)), cases)
+                yield Partition(tuple(cut_into_stages(self.programs[0], weights, pieces)), cases)
 
-    def _balanced(self, pieces: int) -> Iterator[Partition]:
+    def _balanced(self, pieces: int, inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
         """The heaviest piece as light as it can be, where that is lighter than in even numbers."""
         by_layers: dict[tuple[int, ...], list[Index]] = {}
         program = self.programs[0]
         for weights, cases in self.profiles:
+            if not inside[cases].any():
+                continue
             block = int(np.argmax(np.array(weights) * self.repeat))
             even = self.repeat[block] % pieces == 0 and not self.backend.offload.parts
             if even and self._light_ends(weights, block, pieces):
@@ -111,12 +176,12 @@ class Cuts:
             if not layers:
                 continue
             if even:
-                balanced = heaviest_piece(program, weights, cut(program, weights, pieces, layers))
-                if balanced > _GAIN * heaviest_piece(program, weights, cut(program, weights, pieces)):
+                balanced = slowest_piece_time(program, weights, cut_into_stages(program, weights, pieces, layers))
+                if balanced > _GAIN * slowest_piece_time(program, weights, cut_into_stages(program, weights, pieces)):
                     continue
             by_layers.setdefault(layers, []).append(cases)
         for layers, cases_of in by_layers.items():
-            chunks = cut(program, self.seconds[:, 0].tolist(), pieces, layers)
+            chunks = cut_into_stages(program, self.seconds[:, 0].tolist(), pieces, layers)
             yield Partition(tuple(chunks), np.sort(np.concatenate(cases_of)), layers)
 
     def _light_ends(self, weights: Sequence[float], block: int, pieces: int) -> bool:
@@ -128,9 +193,7 @@ class Cuts:
     def profiles(self) -> list[tuple[list[float], Index]]:
         """Weights of sections, beside those of the heaviest block, and the cases that have them but for rounding."""
         if self._profiles is None:
-            columns = np.arange(self.seconds.shape[1])
-            relative = np.rint(self.seconds / self.seconds[self.heaviest, columns] / _STEP) * _STEP
-            kinds, kind_of = np.unique(relative, axis=1, return_inverse=True)
+            kinds, kind_of = np.unique(self.relative, axis=1, return_inverse=True)
             cases = [np.flatnonzero(kind_of.ravel() == kind) for kind in range(kinds.shape[1])]
             self._profiles = [(kinds[:, kind].tolist(), each) for kind, each in enumerate(cases)]
         return self._profiles
@@ -146,12 +209,12 @@ class Cuts:
             known.setdefault(tuple(chunks), []).append(cases)
         yield from (Partition(chunks, np.sort(np.concatenate(cases))) for chunks, cases in known.items())
 
-    def _each_case(self, pieces: int) -> Iterator[Partition]:
+    def _each_case(self, pieces: int, inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
         """A network of layers that do not repeat, cut for each case by itself."""
         if pieces > len(self.repeat):
             return
         known: dict[Pieces, list[int]] = {}
-        for case in range(self.seconds.shape[1]):
+        for case in np.flatnonzero(inside).tolist():
             chunks = self.backend.cut(self.programs[int(self.program_of[case])], self.seconds[:, case], pieces)
             known.setdefault(tuple(chunks), []).append(case)
         yield from (Partition(chunks, np.array(cases, dtype=np.intp)) for chunks, cases in known.items())

@@ -4,47 +4,142 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import Policies
+from paleo.lowering.policies import RECOMPUTE, Policies
 from paleo.parallel.placement import has_shard_groups
-from paleo.schedules.base import SCHEDULES
-from paleo.search.configurations import Results, Solved, groups
+from paleo.schedules.base import SCHEDULES, Schedule
+from paleo.search.bounds import Bounds, Limits, staircase
+from paleo.search.configurations import CaseGroup, Results, Solved, groups
 from paleo.search.cuts import Cuts, chunk_counts
+from paleo.search.partial_recompute import every_layer
 from paleo.step.batch import Batch, Cases
-from paleo.step.layouts import Layouts, Shared
-from paleo.step.memory import Assignment, Kinds, StageKinds
-from paleo.step.pipeline import iteration_seconds
+from paleo.step.layouts import Layouts, ResultCache
+from paleo.step.memory import Assignment, AssignmentKinds, StageKinds
+from paleo.step.pipeline import iteration_seconds, pipeline_ends
 from paleo.step.section_times import layer_times
-from paleo.step.step import step
-from paleo.step.streams import tails
+from paleo.step.step import StepArrays, memory_total, step
+from paleo.step.streams import after_backward
 
 if TYPE_CHECKING:
     from paleo.lowering.program import Program
-    from paleo.schedules.base import Schedule
     from paleo.search.block_costs import Points
-    from paleo.search.configurations import CaseGroup
     from paleo.search.space import Layout, Space
     from paleo.step.backend import Backend
-    from paleo.step.step import StepArrays
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
 
 
-def evaluate(points: Points, layouts: Sequence[Layout], space: Space, backend: Backend) -> Results:
-    """Every configuration of the space over the layouts."""
-    case_groups = list(groups(points, layouts, space))
+def evaluate(
+    points: Points, layouts: Sequence[Layout], space: Space, backend: Backend, limits: Limits | None = None
+) -> Results:
+    """Evaluate the configurations of a space over some layouts.
+
+    Parameters
+    ----------
+    points : Points
+        Priced layers of the layouts.
+    layouts : sequence of Layout
+        Meshes and how they are used.
+    space : Space
+        Choices of the search.
+    backend : Backend
+        Prices of a run.
+    limits : Limits, optional
+        What a configuration has to reach; those that cannot are left out. None: all are evaluated.
+
+    Returns
+    -------
+    Results
+        One entry for each configuration.
+    """
     solved: list[Solved] = []
-    for group in case_groups:
+    case_groups: list[CaseGroup] = []
+    for group in groups(points, layouts, space):
         members = _Members.of(points, layouts, space, backend, group)
-        solved += members.single() if group.stages == 1 else members.pipelined()
-        members.cases.shared.forget()
-        members.cases.layouts.shared.forget()
+        for part in [members] if limits is None else members.narrowed(points, layouts, limits):
+            before = sum(map(len, case_groups))
+            part = part if part.group.before == before else replace(part, group=replace(part.group, before=before))
+            solved += part.single(limits) if group.stages == 1 else part.pipelined(limits)
+            case_groups.append(part.group)
+            part.cases.shared.forget()
+            part.cases.layouts.shared.forget()
     return Results.of(case_groups, solved)
+
+
+def best_bounds(
+    points: Points, layouts: Sequence[Layout], space: Space, backend: Backend, capacity: float, count: int
+) -> Candidates:
+    """Compute the bounds of the configurations that are best by them.
+
+    Parameters
+    ----------
+    points, layouts, space, backend
+        As of `evaluate`.
+    capacity : float
+        Memory of a device [bytes].
+    count : int
+        How many configurations.
+
+    Returns
+    -------
+    Candidates
+    """
+    candidates = []
+    for group in groups(points, layouts, space):
+        members = _Members.of(points, layouts, space, backend, group)
+        promising = members.promising(capacity, count)
+        if len(promising):
+            members = _Members.of(points, layouts, space, backend, group.chosen(promising, 0))
+            candidates.append(members.best_bounds(capacity, count))
+    return Candidates.joined(candidates, count)
+
+
+def covered(points: Points, layouts: Sequence[Layout], space: Space, backend: Backend) -> int:
+    """Count the configurations of a space, each with one way to cut the network.
+
+    Parameters
+    ----------
+    points, layouts, space, backend
+        As of `evaluate`.
+
+    Returns
+    -------
+    int
+    """
+    return sum(_Members.of(points, layouts, space, backend, group).covered for group in groups(points, layouts, space))
+
+
+class Candidates(NamedTuple):
+    """Bounds of the shortest steps that may fit, (candidates,) [s], and of plans that may be on the Pareto front."""
+
+    seconds: Array
+    front: tuple[Array, Array]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Candidates], count: int) -> Candidates:
+        """Join the candidates of several parts.
+
+        Parameters
+        ----------
+        parts : sequence of Candidates
+            Candidates of each part.
+        count : int
+            Number of shortest steps to return.
+
+        Returns
+        -------
+        Candidates
+            The shortest steps of all, and the Pareto front of all.
+        """
+        seconds = np.sort(np.concatenate([np.zeros(0), *(part.seconds for part in parts)]))[:count]
+        fronts = zip(*(part.front for part in parts), strict=True)
+        times, sizes = (np.concatenate([np.zeros(0), *each]) for each in (fronts if parts else ((), ())))
+        return cls(seconds, staircase(times, sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +167,7 @@ class _Members:
     cases: Cases
     arrival: Array
     spread: npt.NDArray[np.bool_]
+    twin: Index
 
     @classmethod
     def of(
@@ -90,7 +186,8 @@ class _Members:
         cases = Cases(group_layouts, group.layout, group.microbatches, times)
         arrival = _arrival(points, members, backend)[group.layout]
         spread = np.array([each.experts > 1 for each in members])[group.layout]
-        return cls(group, space, backend, points.programs, block_of, cases, arrival, spread)
+        twin = every_layer((group.layout, group.microbatch.astype(np.intp), group.recompute))
+        return cls(group, space, backend, points.programs, block_of, cases, arrival, spread, twin)
 
     @property
     def several(self) -> npt.NDArray[np.bool_]:
@@ -105,60 +202,82 @@ class _Members:
         same = {2} if 1 in self.space.zero and not self.backend.scatters(2, self.group.stages) else set[int]()
         return tuple(zero for zero in self.space.zero if zero >= least and zero not in same)
 
-    def single(self) -> Iterator[Solved]:
+    def single(self, limits: Limits | None) -> Iterator[Solved]:
         """Configurations without a pipeline."""
         schedule, sections = SCHEDULES["1f1b"], self.programs[0].sections
         whole = [tuple((index, section.repeat) for index, section in enumerate(sections))]
-        assignment = Assignment.of(whole, schedule, 1, 1, self.programs[0].ties, Kinds(StageKinds(), StageKinds()))
+        assignment = Assignment.of(
+            whole, schedule, 1, 1, self.programs[0].ties, AssignmentKinds(StageKinds(), StageKinds())
+        )
         indices, several = np.arange(len(self.cases)), np.flatnonzero(self.several)
-        sharing = {False: (self.cases, Shared()), True: (self.cases.of(several), Shared())}
+        sharing = {False: (self.cases, ResultCache()), True: (self.cases.of(several), ResultCache())}
         for overlapped in modes(self.space, self.backend):
             for zero in self.zero:
                 cases, shared = sharing[zero > 0]
                 index = several if zero else indices
+                if not len(index):
+                    continue
                 steps = self._steps(index, cases, assignment, schedule, shared, zero=zero, overlapped=overlapped)
                 yield self._solved(index, steps)
 
-    def pipelined(self) -> Iterator[Solved]:
+    def pipelined(self, limits: Limits | None) -> Iterator[Solved]:
         """Configurations of two stages or more."""
-        for cut in list(self._cuts()):  # all of them first: what they have in common is priced once
-            yield from self._scheduled(cut)
+        for cut in list(self._cuts(limits)):  # all of them first: what they have in common is priced once
+            yield from self._scheduled(cut, limits)
 
-    def _scheduled(self, cut: _Cut) -> Iterator[Solved]:
+    def _scheduled(self, cut: _Cut, limits: Limits | None) -> Iterator[Solved]:
         """The schedules that lay a cut over the stages in the same way."""
         is_complete = len(cut.cases) == len(self.cases)
-        cases, shared = self.cases if is_complete else self.cases.of(cut.cases), Shared()
+        cases, shared = self.cases if is_complete else self.cases.of(cut.cases), ResultCache()
         for schedule in cut.schedules:
-            runnable = schedule.runs(self.group.stages, cases.microbatches)
-            if cut.sharded:
-                runnable = runnable & self.several[cut.cases]
-            if schedule.pairs and pairs_imply_overlap(self.backend):
-                runnable = runnable & ~self.spread[cut.cases]
+            runnable, zeros = self._runnable(schedule, cut.sharded)[cut.cases], self._zeros(cut.sharded)
+            if limits is not None and not cut.sharded and runnable.any():
+                reached = self._reached_when_cut(cut, schedule, cases, shared, limits)
+                zeros = tuple(zero for zero in zeros if (reached[zero] & runnable).any())
+                runnable = runnable & np.logical_or.reduce([reached[zero] for zero in zeros] or [~runnable])
             if runnable.all():
-                yield from self._chosen(cut, schedule, cut.cases, cases, shared)
+                yield from self._chosen(cut, schedule, zeros, cut.cases, cases, shared)
             elif runnable.any():
                 inside = np.flatnonzero(runnable)
-                yield from self._chosen(cut, schedule, cut.cases[inside], cases.of(inside), Shared())
+                yield from self._chosen(cut, schedule, zeros, cut.cases[inside], cases.of(inside), ResultCache())
 
-    def _chosen(self, cut: _Cut, schedule: Schedule, index: Index, cases: Cases, shared: Shared) -> Iterator[Solved]:
+    def _reached_when_cut(
+        self, cut: _Cut, schedule: Schedule, cases: Cases, shared: ResultCache, limits: Limits
+    ) -> dict[int, npt.NDArray[np.bool_]]:
+        """Cases of a cut that may reach the limits, by stage of ZeRO: without what follows the last passes, and by
+        their memory."""
+        least = any(modes(self.space, self.backend))  # gradients that travel early take less memory
+        batch = self._batch(cut.cases, cases, cut.assignment, schedule, shared, zero=0, overlapped=least)
+        (seconds, memory), reached = np.full((2, len(self.cases)), np.inf), dict[int, npt.NDArray[np.bool_]]()
+        seconds[cut.cases] = pipeline_ends(batch).max(axis=0)
+        if limits.expected:
+            seconds[cut.cases] = 0.0
+        for zero in self._zeros(cut.sharded):
+            memory[cut.cases] = memory_total(replace(batch, zero=zero))
+            reached[zero] = self._reached(limits, seconds, memory, exact=self._exact(schedule))[cut.cases]
+        return reached
+
+    def _chosen(
+        self, cut: _Cut, schedule: Schedule, zeros: Sequence[int], index: Index, cases: Cases, shared: ResultCache
+    ) -> Iterator[Solved]:
         """What each ZeRO stage and each way to exchange gradients makes of some cases."""
         several = self.several[index]
-        for zero in (zero for zero in self.zero if (zero == 3) == cut.sharded):
+        for zero in zeros:
             if self.backend.scatters(zero, self.group.stages) and not several.all():
                 rows = np.flatnonzero(several)  # of these alone are gradients scattered
-                yield from self._exchanged(cut, schedule, zero, index[rows], cases.of(rows), Shared())
+                yield from self._exchanged(cut, schedule, zero, index[rows], cases.of(rows), ResultCache())
             else:
                 yield from self._exchanged(cut, schedule, zero, index, cases, shared)
 
     def _exchanged(
-        self, cut: _Cut, schedule: Schedule, zero: int, index: Index, cases: Cases, shared: Shared
+        self, cut: _Cut, schedule: Schedule, zero: int, index: Index, cases: Cases, shared: ResultCache
     ) -> Iterator[Solved]:
         """What each way to exchange gradients makes of some cases under one stage of ZeRO."""
         choices, several = modes(self.space, self.backend), self.several[index]
         for overlapped in choices:
             chosen = several if zero else np.ones_like(several)
             if overlapped and len(choices) > 1 and not cut.sharded:
-                following = tails(cases.layouts, cut.assignment, zero, overlapped=True)
+                following = after_backward(cases.layouts, cut.assignment, zero, overlapped=True)
                 chosen = chosen & following.sends[cases.layout]
             if len(index):
                 steps = self._steps(index, cases, cut.assignment, schedule, shared, zero=zero, overlapped=overlapped)
@@ -170,24 +289,34 @@ class _Members:
         cases: Cases,
         assignment: Assignment,
         schedule: Schedule,
-        shared: Shared,
+        shared: ResultCache,
         *,
         zero: int,
         overlapped: bool,
     ) -> StepArrays:
         """Steps of cases that stand at some positions of the group, their stages' ends in closed form."""
-        arrival = self.arrival[index]
-        return step(
-            Batch(
-                cases,
-                assignment,
-                schedule=schedule,
-                zero=zero,
-                overlapped=overlapped,
-                arrival=arrival,
-                ends="closed",
-                shared=shared,
-            )
+        return step(self._batch(index, cases, assignment, schedule, shared, zero=zero, overlapped=overlapped))
+
+    def _batch(
+        self,
+        index: Index,
+        cases: Cases,
+        assignment: Assignment,
+        schedule: Schedule,
+        shared: ResultCache,
+        *,
+        zero: int,
+        overlapped: bool,
+    ) -> Batch:
+        return Batch(
+            cases,
+            assignment,
+            schedule=schedule,
+            zero=zero,
+            overlapped=overlapped,
+            arrival=self.arrival[index],
+            ends="closed",
+            shared=shared,
         )
 
     def _solved(
@@ -200,7 +329,7 @@ class _Members:
         """Steps of the cases at some positions; of these, those that are configurations of their own."""
         case = (index + self.group.before).astype(np.int32)
         # the cases of the group, which all of its batches share: those of a cut alone would take much memory
-        batch = replace(steps.batch, cases=self.cases, arrival=self.arrival, shared=Shared())
+        batch = replace(steps.batch, cases=self.cases, arrival=self.arrival, shared=ResultCache())
         step_time, memory = steps.step_time, steps.memory
         if chosen is not None and not chosen.all():
             case, step_time, memory = case[chosen], step_time[chosen], memory[chosen]
@@ -208,21 +337,152 @@ class _Members:
 
     # cuts
 
-    def _cuts(self) -> Iterator[_Cut]:
-        """Every way to cut the network and to lay it over the stages."""
-        stages, ties = self.group.stages, self.programs[0].ties
-        kinds = Kinds(StageKinds(), StageKinds())
-        for sharded in (False, True) if self.space.sharded_pipelines else (False,):
-            times, layouts = self.cases.times, self.cases.layouts
-            seconds = iteration_seconds(times, layouts, self.cases.layout, sharded=sharded)
-            cuts = Cuts(self.programs, self.block_of, seconds, self.backend)
-            for chunks in chunk_counts(self.programs[0], stages, self.space, self.backend):
-                for pieces, cases, stated in cuts.of(stages * chunks):
-                    for schedules in self._schedules_by_cut(chunks):
-                        assignment = Assignment.of(pieces, schedules[0], stages, chunks, ties, kinds)
-                        yield _Cut(cases, sharded, schedules, assignment, stated)
+    def _bounds(self, *, sharded: bool) -> Bounds:
+        """Bounds of the cases, with the ways to cut the network for them."""
+        times, layouts = self.cases.times, self.cases.layouts
+        seconds = iteration_seconds(times, layouts, self.cases.layout, sharded=sharded)
+        return Bounds(self.cases, Cuts(self.programs, self.block_of, seconds, self.backend), self.group.stages)
 
-    def _schedules_by_cut(self, chunks: int) -> list[list[Schedule]]:
+    def _cuts(self, limits: Limits | None) -> Iterator[_Cut]:
+        """Every way to cut the network and to lay it over the stages, for cases that may reach the limits."""
+        stages, ties = self.group.stages, self.programs[0].ties
+        kinds = AssignmentKinds(StageKinds(), StageKinds())
+        for sharded in (False, True) if self.space.sharded_pipelines else (False,):
+            bounds = self._bounds(sharded=sharded)
+            for chunks in chunk_counts(self.programs[0], stages, self.space, self.backend):
+                ways = [(each, self._wanted(bounds, chunks, each, limits, sharded)) for each in self._ways(chunks)]
+                inside = np.logical_or.reduce([mask for _, mask in ways]) if ways else np.zeros(0, dtype=bool)
+                if not inside.any():
+                    continue
+                for pieces, cases, stated in bounds.cuts.of(stages * chunks, inside):
+                    for schedules, mask in ways:
+                        if mask[cases].any():
+                            assignment = Assignment.of(pieces, schedules[0], stages, chunks, ties, kinds)
+                            yield _Cut(cases[mask[cases]], sharded, schedules, assignment, stated)
+
+    def _wanted(
+        self, bounds: Bounds, chunks: int, schedules: Sequence[Schedule], limits: Limits | None, sharded: bool
+    ) -> npt.NDArray[np.bool_]:
+        """Cases of which any configuration under some schedules may reach the limits: (cases,)."""
+        if limits is None:
+            return np.ones(len(self.cases), dtype=bool)
+        mask = np.zeros(len(self.cases), dtype=bool)
+        for schedule in schedules:
+            runnable = self._runnable(schedule, sharded)
+            for zero in self._zeros(sharded):
+                seconds = bounds.seconds(schedule, chunks, zero, expected=limits.expected)
+                memory = bounds.bytes(schedule, chunks, zero, expected=limits.expected)
+                mask |= runnable & self._reached(limits, seconds, memory, exact=self._exact(schedule))
+        return mask
+
+    def _exact(self, schedule: Schedule) -> bool:
+        """Whether the closed form of a schedule holds on any stages."""
+        return self.group.stages == 1 or schedule.closed.exact == "any"
+
+    def _reached(self, limits: Limits, seconds: Array, memory: Array, *, exact: bool) -> npt.NDArray[np.bool_]:
+        """Which cases may reach the limits, or would if they recomputed some layers; the latter with those that
+        recompute all: (cases,)."""
+        reached = limits.reached(seconds, memory, exact=exact)
+        twin, plain = self.twin, self.group.recompute == RECOMPUTE.index("none")
+        partly = np.flatnonzero(plain & (twin >= 0) & (seconds <= limits.seconds))
+        partly = partly[memory[twin[partly]] <= limits.capacity]
+        reached[partly] = reached[twin[partly]] = True
+        return reached
+
+    def narrowed(self, points: Points, layouts: Sequence[Layout], limits: Limits) -> Iterator[_Members]:
+        """The cases that may reach the limits, those on the front apart from those that are fast enough."""
+        seconds, memory = self._bounds(sharded=False).whatever(self._most_shared)
+        names = self.space.schedules if self.group.stages > 1 else ("1f1b",)
+        for exact in (True, False):
+            chosen = [
+                name for name in names if exact == (self.group.stages == 1 or SCHEDULES[name].closed.exact == "any")
+            ]
+            near = np.flatnonzero(self._reached(limits, seconds, memory, exact=exact))
+            if not (chosen and len(near)):
+                continue
+            space = replace(self.space, schedules=tuple(chosen))
+            members = _Members.of(points, layouts, space, self.backend, self.group.chosen(near, 0))
+            reaching = np.flatnonzero(members.reaching(limits))
+            if len(reaching):
+                yield _Members.of(points, layouts, space, self.backend, members.group.chosen(reaching, 0))
+
+    def promising(self, capacity: float, count: int) -> Index:
+        """The ``count`` cases with the shortest steps of those that are expected to fit, and those on the front."""
+        seconds, memory = self._bounds(sharded=False).whatever(self._most_shared, expected=True)
+        inside = np.flatnonzero(memory <= capacity)
+        shortest = inside[np.argsort(seconds[inside], kind="stable")[:count]]
+        front, _ = staircase(seconds[inside], memory[inside])
+        return np.union1d(shortest, inside[np.isin(seconds[inside], front)])
+
+    @property
+    def covered(self) -> int:
+        """Configurations of these cases, each with one cut."""
+        ways, several = len(modes(self.space, self.backend)), self.several
+        return ways * sum(
+            int((runnable & several).sum() if zero else runnable.sum())
+            for _, _, schedules, sharded in self._choices()
+            for runnable in (self._runnable(schedule, sharded) for schedule in schedules)
+            for zero in self._zeros(sharded)
+        )
+
+    def reaching(self, limits: Limits) -> npt.NDArray[np.bool_]:
+        """Cases of which any configuration may reach the limits: (cases,)."""
+        reaching = np.zeros(len(self.cases), dtype=bool)
+        for bounds, chunks, schedules, sharded in self._choices():
+            reaching |= self._wanted(bounds, chunks, schedules, limits, sharded)
+        return reaching
+
+    def best_bounds(self, capacity: float, count: int) -> Candidates:
+        """Bounds of the ``count`` shortest steps that may fit, and of the plans that may be on the front."""
+        parts = []
+        for bounds, chunks, schedules, sharded in self._choices():
+            for schedule in schedules:
+                runnable = self._runnable(schedule, sharded)
+                for zero in self._zeros(sharded):
+                    seconds = bounds.seconds(schedule, chunks, zero, expected=True)
+                    memory = bounds.bytes(schedule, chunks, zero, expected=True)
+                    inside = np.flatnonzero(runnable & (memory <= capacity))
+                    shortest, least = seconds[inside], memory[inside]
+                    if self.backend.scatters(zero, self.group.stages) and len(self.zero) > 1:  # which waits for that
+                        shortest = np.zeros(0)
+                    if len(shortest) > count:
+                        shortest = np.partition(shortest, count)[:count]
+                    nothing = np.zeros(0), np.zeros(0)
+                    front = staircase(seconds[inside], least) if self._exact(schedule) else nothing
+                    parts.append(Candidates(shortest, front))
+        return Candidates.joined(parts, count)
+
+    def _choices(self) -> Iterator[tuple[Bounds, int, list[Schedule], bool]]:
+        """Chunks of a stage with the schedules that take them."""
+        if self.group.stages == 1:
+            yield self._bounds(sharded=False), 1, [SCHEDULES["1f1b"]], False
+            return
+        for sharded in (False, True) if self.space.sharded_pipelines else (False,):
+            bounds = self._bounds(sharded=sharded)
+            for chunks in chunk_counts(self.programs[0], self.group.stages, self.space, self.backend):
+                yield bounds, chunks, [each for ways in self._ways(chunks) for each in ways], sharded
+
+    def _zeros(self, sharded: bool) -> tuple[int, ...]:
+        """Stages of ZeRO of pipelines whose parameters are sharded or not; all of them without a pipeline."""
+        return self.zero if self.group.stages == 1 else tuple(zero for zero in self.zero if (zero == 3) == sharded)
+
+    @property
+    def _most_shared(self) -> int:
+        """The stage of ZeRO that shares out most."""
+        return max((*self._zeros(sharded=False), *self._zeros(sharded=self.space.sharded_pipelines)))
+
+    def _runnable(self, schedule: Schedule, sharded: bool) -> npt.NDArray[np.bool_]:
+        """Cases that a schedule can run: (cases,)."""
+        if self.group.stages == 1:
+            return np.ones(len(self.cases), dtype=bool)
+        runnable = schedule.runs(self.group.stages, self.cases.microbatches)
+        if sharded:
+            runnable = runnable & self.several
+        if schedule.pairs and pairs_imply_overlap(self.backend):
+            runnable = runnable & ~self.spread
+        return runnable
+
+    def _ways(self, chunks: int) -> list[list[Schedule]]:
         """Schedules that lay a cut over the stages in the same way."""
         shared: dict[tuple[object, ...], list[Schedule]] = {}
         stages = self.group.stages
@@ -234,13 +494,38 @@ class _Members:
 
 
 def pairs_imply_overlap(backend: Backend) -> bool:
-    """Whether tokens travel beside computation under schedules that pair passes alone (`Schedule.pairs`), so that other
-    prices hold there."""
+    """Return True if expert exchange overlaps with computation only under schedules that pair passes.
+
+    Layers then have other prices under these schedules (`Schedule.pairs`).
+
+    Parameters
+    ----------
+    backend : Backend
+        Software, prices and links of the run.
+
+    Returns
+    -------
+    bool
+        Whether it does.
+    """
     return backend.software.overlap.experts is None
 
 
 def modes(space: Space, backend: Backend) -> tuple[bool, ...]:
-    """Whether gradients travel during backward: as the run or the space says, else both ways."""
+    """Return whether gradients are exchanged during the backward pass: as the space or the run says, else both ways.
+
+    Parameters
+    ----------
+    space : Space
+        Values that the search varies.
+    backend : Backend
+        Software, prices and links of the run.
+
+    Returns
+    -------
+    tuple of bool
+        True for overlap, False for exchange after the pass.
+    """
     if space.overlapped is not None:
         return (space.overlapped,)
     return (False, True) if backend.run.exchange is None else (backend.overlapped,)

@@ -16,20 +16,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.errors import PlanError
-from paleo.lowering.policies import uneven
-from paleo.parallel.placement import Mesh, Placement, Rule
+from paleo.lowering.policies import has_mixed_recompute
+from paleo.parallel.placement import Mesh, Placement, Rule, Split
 from paleo.parallel.plan import plan
-from paleo.parallel.propagation import propagate
-from paleo.step.backend import backend_of
+from paleo.parallel.propagation import PlacedNode, propagate
+from paleo.step.backend import Backend, backend_of
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
-    from paleo.parallel.placement import Split
-    from paleo.parallel.propagation import PlacedNode
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.system import System
-    from paleo.step.backend import Backend
 
 #: Dims whose split would need neighbours' borders or moves a sequence: not tried.
 _LOCAL = frozenset({"height", "width", "depth", "seq"})
@@ -38,15 +35,28 @@ _BATCH: Split = {"batch": ("dp",)}
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """The split of each layer; seconds of computation, gradients and changes of layout one after another, and of data
-    parallelism."""
+    """Split of each layer, with its times.
+
+    They are those of computation, gradients and layout changes, and of plain data parallelism.
+    """
 
     layers: tuple[tuple[str, str], ...]
     seconds: float
     data_parallel_seconds: float
 
     def split(self, layer: str) -> str:
-        """The split that the search chose for a layer."""
+        """Return the split that the search chose for a layer.
+
+        Parameters
+        ----------
+        layer : str
+            Name of the layer.
+
+        Returns
+        -------
+        str
+            For example ``features over dp``.
+        """
         return dict(self.layers)[layer]
 
 
@@ -63,13 +73,30 @@ class _Option:
 
 
 def hybrid(model: ModelSpec, system: System, run: Run) -> Hybrid:
-    """The best split of every layer over all GPUs of the run, without a pipeline and without overlap.
+    """Search the best split of every layer over all GPUs, without a pipeline and without overlap.
 
-    Raises PlanError for a network whose layers are no chain.
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    system : System
+        The system.
+    run : Run
+        The run.
+
+    Returns
+    -------
+    Hybrid
+        Split of each layer.
+
+    Raises
+    ------
+    PlanError
+        If the layers form no chain.
     """
     _check(run)
     chosen = plan(model, system, run)
-    backend = backend_of(system, run, chosen.dtype)
+    backend = backend_of(system, run, chosen.dtype, strategy=chosen.parallel)
     graph = backend.graph(model, chosen.microbatch * chosen.dp)
     chain = _chain(graph)
     mesh = Mesh.of({"dp": run.gpus})
@@ -87,7 +114,7 @@ def _check(run: Run) -> None:
         raise PlanError(f"placement: {', '.join(run.placement)}: a search layer by layer places them; leave it out")
     if run.offload != "none":
         raise PlanError(f"offload {run.offload!r}: a search layer by layer has no states to move; leave it out")
-    if uneven(run) or run.cut is not None:
+    if has_mixed_recompute(run) or run.cut is not None:
         raise PlanError("recompute_layers and the like, cut: a search layer by layer has no pieces; leave them out")
 
 
@@ -95,8 +122,7 @@ def _chain(graph: Graph) -> list[Node]:
     """The layers with operations; PlanError unless each of them reads only the one before."""
     nodes = [node for node in graph.nodes if node.operations]
     for before, node in pairwise(nodes):
-        read = {tensor.name for tensor in node.inputs} - set(graph.inputs)
-        if read != {before.out.name} or node.repeat > 1:
+        if list(graph.layers.predecessors(node.name)) != [before.name] or node.repeat > 1:
             raise PlanError(
                 f"layer {node.name!r} does not follow {before.name!r} alone: a per-layer search takes chains of layers"
             )

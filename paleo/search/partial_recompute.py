@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import RECOMPUTE, most_layers, words
-from paleo.predict import predict
-from paleo.specs.software import load_software
+from paleo.lowering.policies import RECOMPUTE, most_recomputable_layers, recompute_summary
+from paleo.predict import Prediction, predict
+from paleo.specs.software import Software, load_software
 
 if TYPE_CHECKING:
-    from paleo.predict import Prediction
     from paleo.search.ranking import PlanRow, Ranking
     from paleo.specs.calibration import Calibration
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
-    from paleo.specs.software import Software
     from paleo.specs.system import System
 
 Array = npt.NDArray[np.float64]
@@ -38,8 +36,24 @@ def fewest_layers(
     calibration: Calibration | None = None,
     share: float | None = None,
 ) -> Prediction | None:
-    """The run with full recomputation of as few first layers of each stage as let it fit (each layer more takes less
-    memory); None where all of them do not. ``share`` of the layers is tried first, where one is expected."""
+    """Find the fewest layers of each stage whose full recomputation lets a run fit in memory.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of the run.
+    software : Software, optional
+        Profile to use instead of the run's.
+    calibration : Calibration, optional
+        Calibration to use instead of the run's.
+    share : float, optional
+        Expected share of the layers, which is tried first.
+
+    Returns
+    -------
+    Prediction, optional
+        Prediction of the run that fits; None if recomputing all layers does not suffice.
+    """
 
     def tried(layers: int | None) -> Prediction:
         changed: dict[str, object] = {"recompute": "full", "recompute_layers": layers}
@@ -50,7 +64,7 @@ def fewest_layers(
 
     # a pipeline may be cut elsewhere under recomputation: its pieces are those of the run that recomputes every layer
     whole = prediction if prediction.run.recompute == "full" else tried(None)
-    most = most_layers(whole.program, whole.pieces)
+    most = most_recomputable_layers(whole.program, whole.pieces)
     return _least(tried, most, None if share is None else min(max(1, math.ceil(share * most)), most))
 
 
@@ -78,7 +92,24 @@ class _Candidate(NamedTuple):
 
 
 def partly_recomputed(model: ModelSpec, system: System, ranking: Ranking, best: float) -> list[PlanRow]:
-    """Plans with some layers recomputed whose score is below ``best``, tried in the order of what is expected."""
+    """Find plans that recompute some layers of each stage and are better than the best so far.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    system : System
+        The system.
+    ranking : Ranking
+        Configurations with their scores.
+    best : float
+        Score to beat.
+
+    Returns
+    -------
+    list of PlanRow
+        Plans.
+    """
     rows: list[PlanRow] = []
     candidates = sorted(_candidates(ranking, best), key=lambda candidate: candidate.score)
     for candidate in candidates[:_TRIES]:
@@ -98,7 +129,7 @@ def partly_recomputed(model: ModelSpec, system: System, ranking: Ranking, best: 
 def _row(row: PlanRow, prediction: Prediction) -> PlanRow:
     return replace(
         row,
-        recompute=words(prediction.run),
+        recompute=recompute_summary(prediction.run),
         step_time=prediction.step_time,
         memory=prediction.memory.total,
         fits=True,
@@ -138,7 +169,10 @@ def _ends(ranking: Ranking, number: int, better: npt.NDArray[np.bool_]) -> tuple
     plain = np.flatnonzero(better[rows] & ~ranking.fits[rows] & (results.recompute == RECOMPUTE.index("none")))
     cases = len(results.cases[0])
     keys = results.choice.astype(np.int64) * cases + results.case  # rising: choice by choice, case by case
-    twin = _every_layer(results.cases)[results.case[plain]]
+    layout, *others = results.cases
+    group = np.searchsorted(np.unique(results.before), np.arange(cases), side="right")  # a case may stand in several
+    grouped = layout.astype(np.int64) * (len(results.before) + 1) + group
+    twin = every_layer((grouped, *others))[results.case[plain]]
     twin_keys = results.choice[plain].astype(np.int64) * cases + twin
     places = np.minimum(np.searchsorted(keys, twin_keys), max(len(keys) - 1, 0))
     has_twin = (twin >= 0) & (keys[places] == twin_keys) if len(plain) else np.zeros(0, dtype=bool)
@@ -147,8 +181,19 @@ def _ends(ranking: Ranking, number: int, better: npt.NDArray[np.bool_]) -> tuple
     return plain[fitting], places[fitting]
 
 
-def _every_layer(cases: tuple[npt.NDArray[np.integer], ...]) -> npt.NDArray[np.int64]:
-    """For each case the one of the same layout and microbatch that recomputes every layer; -1 where there is none."""
+def every_layer(cases: tuple[npt.NDArray[np.integer], ...]) -> npt.NDArray[np.int64]:
+    """Return for each case the case of the same layout and microbatch that recomputes every layer.
+
+    Parameters
+    ----------
+    cases : tuple[npt.NDArray[np.integer], ...]
+        Layout, microbatch and recompute policy of each case.
+
+    Returns
+    -------
+    ndarray, shape (cases,)
+        Positions; -1 if there is none.
+    """
     layout, microbatch, policy = (column.astype(np.int64) for column in cases)
     point = layout * (int(microbatch.max(initial=0)) + 1) + microbatch
     full = np.flatnonzero(policy == RECOMPUTE.index("full"))

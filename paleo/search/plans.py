@@ -12,35 +12,32 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.compression.zeropp import ZeroPlusPlus
 from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
-from paleo.predict import HEADROOM, predict
+from paleo.predict import HEADROOM, Prediction, predict
 from paleo.schedules.base import SCHEDULES
-from paleo.search.block_costs import Graphs, priced
-from paleo.search.evaluate import evaluate, pairs_imply_overlap
+from paleo.search.block_costs import Graphs, Points, priced
+from paleo.search.bounds import Limits, staircase
+from paleo.search.evaluate import Candidates, best_bounds, covered, evaluate, pairs_imply_overlap
 from paleo.search.partial_recompute import partly_recomputed
-from paleo.search.ranking import Part, Ranking
-from paleo.search.space import Space, batch, check_searched, divisors, layouts, microbatches
-from paleo.specs.software import load_software
-from paleo.step.backend import backend_of
-from paleo.step.exchange import check_sharded
+from paleo.search.ranking import Part, PlanRow, Ranking
+from paleo.search.space import Layout, Space, batch, check_searched, divisors, layouts, microbatches
+from paleo.search.support import Support, recomputes_some_layers
+from paleo.specs.software import Dispatch, load_software
+from paleo.step.backend import Backend, backend_of
+from paleo.step.exchange import NEEDS_SHARDS
 
 if TYPE_CHECKING:
     from paleo.compression.base import Compression
-    from paleo.predict import Prediction
-    from paleo.search.ranking import PlanRow
-    from paleo.search.space import Layout
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
-    from paleo.specs.software import Dispatch
     from paleo.specs.system import System
-    from paleo.step.backend import Backend
 
 #: Dispatchers by their names in words.
 NAMES: dict[Dispatch, str] = {"nccl": "NCCL's all-to-all", "deepep": "DeepEP", "hybridep": "HybridEP"}
@@ -48,7 +45,7 @@ NAMES: dict[Dispatch, str] = {"nccl": "NCCL's all-to-all", "deepep": "DeepEP", "
 _TRIED = 8
 
 
-def other_dispatcher(backend: Backend) -> Dispatch | None:
+def _other_dispatcher(backend: Backend) -> Dispatch | None:
     """The dispatcher that a search tries beside the software's own; None where the run states one, or where the
     software has no other."""
     software = backend.software
@@ -57,7 +54,7 @@ def other_dispatcher(backend: Backend) -> Dispatch | None:
     return "deepep" if software.parallelism.expert_dispatch == "nccl" else "nccl"
 
 
-def dispatch_words(winner: Prediction) -> str:
+def _dispatch_words(winner: Prediction) -> str:
     """How a plan's tokens travel, what the other dispatcher would cost, and at which microbatches it would win; empty
     where no experts are spread."""
     software = load_software(winner.run.software)
@@ -101,10 +98,42 @@ def _step(winner: Prediction, dispatcher: Dispatch, microbatch: int) -> float:
 OBJECTIVES = ("time", "cost", "energy", "gpus")
 
 
+#: Plans that are looked at, and those among which one that leaves memory free is looked for where these do not.
+FIRST, LOOKED_AT = 10, 100
+#: Cases (layouts at a microbatch under a recompute policy) up to which all configurations are evaluated anyway, and of
+#: the best bounds so many that are evaluated to see what a configuration has to reach.
+_FEW_CASES, _FIRST_BOUNDS = 100_000, 24
+
+
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What was found: the best plans first, each with gradients travelling when it is better, the front of those that
-    no other beats in both time and memory, and the first that fits with another strategy than the best."""
+    """Plans that a search found.
+
+    Attributes
+    ----------
+    configurations : int
+        Configurations that were covered: evaluated, or left out because of their bounds.
+    fitting : int
+        Evaluated configurations that fit.
+    evaluated : int
+        Configurations that were evaluated.
+    skipped : tuple
+        Counts of GPUs without a plan, with reasons.
+    seconds : float
+        How long the search took [s].
+    objective : str
+        What the plans are ordered by.
+    global_batch : int
+        Samples of a step.
+    plans : tuple of PlanRow
+        The best first, each with gradients travelling when it is better.
+    front : tuple of PlanRow
+        Plans that no other beats in both time and memory.
+    runner_up : PlanRow, optional
+        The first that fits with another strategy than the best.
+    ranking : Ranking, optional
+        All evaluated configurations.
+    """
 
     configurations: int
     fitting: int
@@ -115,6 +144,8 @@ class Search:
     front: tuple[PlanRow, ...]
     runner_up: PlanRow | None = None
     ranking: Ranking | None = field(default=None, repr=False, compare=False)
+    evaluated: int = 0
+    skipped: tuple[tuple[int, str], ...] = ()
 
 
 def search(
@@ -126,49 +157,98 @@ def search(
     space: Space | None = None,
     objective: str = "time",
     top: int = 10,
+    exhaustive: bool = True,
 ) -> Search:
-    """Every configuration of ``space`` on each count of GPUs (those of the run by default), all with the same global
-    batch.
+    """Search the plans of a space on each count of GPUs, all with the same global batch.
 
-    The best plans come first by ``objective``: ``time`` of a step, ``cost`` and ``energy`` of one (rent of whole nodes,
-    design power), or ``gpus`` (the fewest that fit). What fits comes before what does not, and of that the smallest
-    comes first."""
+    Parameters
+    ----------
+    model : ModelSpec
+        Network.
+    system : System
+        Nodes, devices and links.
+    run : Run
+        What is stated; its global batch is kept.
+    counts : sequence of int
+        Counts of GPUs; those of the run by default.
+    space : Space, optional
+        Choices of the search; all by default.
+    objective : str
+        ``time`` of a step, ``cost`` or ``energy`` of one (rent of whole nodes, design power), or ``gpus`` (the fewest
+        that fit). What fits comes before what does not, and of that the smallest comes first.
+    top : int
+        How many plans.
+    exhaustive : bool
+        Evaluate every configuration. Else those are left out whose bounds show that they are neither among the first
+        plans nor on the front of time and memory; the plans are the same.
+
+    Returns
+    -------
+    Search
+
+    Raises
+    ------
+    PlanError
+        If no configuration shares the batch and the layers evenly.
+    """
     if objective not in OBJECTIVES:
         raise SpecError(f"objective {objective!r}; {near(objective, OBJECTIVES)}")
     check_searched(run)
     started = time.perf_counter()
-    chosen = space or Space()
+    chosen, tried = space or Space(), dict.fromkeys(counts or (run.gpus,))
     global_batch = batch(model, run)
-    parts = [
-        part
-        for gpus in dict.fromkeys(counts or (run.gpus,))
-        for part in _searched(model, system, _sized(run, gpus, global_batch), chosen)
-    ]
-    ranking = Ranking([part for part in parts if len(part.results)], system, objective)
+    sources = [source for gpus in tried for source in _sources(model, system, _sized(run, gpus, global_batch), chosen)]
+    one_rate = objective == "time" or (objective != "gpus" and len(tried) == 1)
+    whole = exhaustive or not one_rate or not all(source.bounded for source in sources)
+    if whole or sum(source.cases for source in sources) <= _FEW_CASES:
+        ranking = Ranking([source.part() for source in sources], system, objective)
+    else:
+        ranking = _bounded(sources, system, objective, top)
     if not ranking.parts:
-        tried = ", ".join(map(str, counts or (run.gpus,)))
         ordered = " under schedule " + " or ".join(chosen.schedules) if chosen.schedules else " without pipelines"
         ordered = "" if chosen.schedules == tuple(SCHEDULES) else ordered
-        raise PlanError(
-            f"no configuration of {tried} gpus shares {global_batch} samples and the layers evenly{ordered}"
-        )
+        gpus, left = ", ".join(map(str, tried)), f"shares {global_batch} samples and the layers evenly{ordered}"
+        reasons = next((source.support.words for source in sources if source.support.words), "")
+        raise PlanError(f"no configuration of {gpus} gpus {left}{reasons}")
     plans = ranking.best(top)
-    partial = _partial(model, system, ranking, plans[0])
+    partial = _partial(model, system, ranking, plans[0]) if recomputes_some_layers(chosen) else ()
     plans, front = (*partial, *plans)[:top], unbeaten([*partial, *ranking.front()])
     runner_up = ranking.runner_up(plans[0])
-    configurations, fitting = sum(len(part.results) for part in parts), len(ranking.fitting)
-    seconds = time.perf_counter() - started
+    evaluated = len(ranking.step)
     return Search(
-        configurations,
-        fitting,
-        seconds=seconds,
+        max(evaluated, sum(source.covered for source in sources) if ranking.bounded else 0),
+        len(ranking.fitting),
+        seconds=time.perf_counter() - started,
         objective=objective,
         global_batch=global_batch,
         plans=plans,
         front=front,
         runner_up=runner_up,
         ranking=ranking,
+        evaluated=evaluated,
     )
+
+
+def _bounded(sources: Sequence[_Source], system: System, objective: str, count: int) -> Ranking:
+    """The configurations that may be among the first plans or on the front, and a way to others.
+
+    Those with the best bounds are evaluated first: what they reach, all others have to reach, too. Where none of the
+    first ``count`` leaves memory free, further ones will be looked at."""
+    capacity = system.device.memory.usable
+    first = Candidates.joined([source.best_bounds(capacity, _FIRST_BOUNDS) for source in sources], _FIRST_BOUNDS)
+    limits = Limits(float(first.seconds.max(initial=0.0)), capacity, first.front, expected=True)
+    tried = Ranking([source.part(limits) for source in sources], system, objective)
+    exact = tried.fitting[tried.exact[tried.fitting]]
+    front = staircase(tried.step[exact], tried.memory[exact])
+    known = tried.fitting[np.argsort(tried.step[tried.fitting], kind="stable")]
+    tight = bool((tried.memory[known[:count]] > (1.0 - HEADROOM) * capacity).all())
+    within = float(tried.step[known[: 2 * (LOOKED_AT if tight else count)]].max(initial=0.0)) or math.inf
+
+    def widen(seconds: float) -> list[Part]:
+        everything = math.isinf(seconds)
+        return [source.part(None if everything else Limits(seconds, capacity, front)) for source in sources]
+
+    return Ranking(widen(within), system, objective, within, widen)
 
 
 def _partial(model: ModelSpec, system: System, ranking: Ranking, first: PlanRow) -> tuple[PlanRow, ...]:
@@ -179,7 +259,18 @@ def _partial(model: ModelSpec, system: System, ranking: Ranking, first: PlanRow)
 
 
 def unbeaten(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
-    """Those that no other beats in both step time and memory, the fastest first."""
+    """Return the Pareto front of plans: no other plan is better in both step time and memory.
+
+    Parameters
+    ----------
+    rows : sequence of PlanRow
+        Plans.
+
+    Returns
+    -------
+    tuple of PlanRow
+        Plans, the fastest first.
+    """
     ordered = sorted(rows, key=lambda row: (row.step_time, row.memory))
     smallest = [math.inf, *accumulate((row.memory for row in ordered), min)]
     return tuple(row for row, before in zip(ordered, smallest, strict=False) if row.memory < before)
@@ -191,32 +282,90 @@ def _sized(run: Run, gpus: int, global_batch: int) -> Run:
     )
 
 
+@dataclass(frozen=True)
+class _Source:
+    """Layouts whose configurations a search covers, with the backend that prices them."""
+
+    graphs: Graphs
+    layouts: tuple[Layout, ...]
+    space: Space
+    backend: Backend
+    support: Support
+    pairs: bool = False
+
+    @cached_property
+    def _points(self) -> Points:
+        sizes = self.space
+        return priced(
+            self.graphs, self.backend, self.layouts, lambda layout: microbatches(layout.local_batch, sizes), sizes
+        )
+
+    @property
+    def bounded(self) -> bool:
+        """Whether bounds hold for what the run does."""
+        backend = self.backend
+        return not (backend.offload.parts or backend.compression or backend.run.forward_only or backend.run.cut)
+
+    @property
+    def cases(self) -> int:
+        """Layouts at a microbatch under a recompute policy."""
+        sizes = sum(len(microbatches(layout.local_batch, self.space)) for layout in self.layouts)
+        return sizes * len(self.space.recompute)
+
+    @property
+    def covered(self) -> int:
+        """Configurations of the layouts."""
+        return covered(self._points, self.layouts, self.space, self.backend)
+
+    def best_bounds(self, capacity: float, count: int) -> Candidates:
+        """Bounds of the configurations that are best by them."""
+        return best_bounds(self._points, self.layouts, self.space, self.backend, capacity, count)
+
+    def part(self, limits: Limits | None = None) -> Part:
+        """The configurations that the framework runs and that may reach some limits, or all."""
+        results = evaluate(self._points, self.layouts, self.space, self.backend, limits)
+        return Part(
+            self.backend.run,
+            self.layouts,
+            self.support.results(results, self.layouts),
+            preset=self.space.preset,
+            pairs=self.pairs,
+        )
+
+
 def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> Iterator[Part]:
-    """The configurations of one count of GPUs, by each dispatcher of tokens; apart from others those under schedules
-    that pair passes, beside which tokens travel."""
+    """All configurations of one count of GPUs."""
+    yield from (source.part() for source in _sources(model, system, run, space))
+
+
+def _sources(model: ModelSpec, system: System, run: Run, space: Space) -> Iterator[_Source]:
+    """The layouts of one count of GPUs, by each dispatcher of tokens; apart from others those under schedules that pair
+    passes, beside which tokens travel."""
     dtype = plan(model, system, run.model_copy(update={"global_batch": None, "cut": None})).dtype
     backend = backend_of(system, run, dtype)
     space = _compressible(space, backend.compression)
     if space.etp is None and backend.software.parallelism.expert_tensor == "none":
         space = replace(space, etp=(None, 1))
     graphs = Graphs(model, backend)
-    chosen = layouts(graphs.at(1), run.gpus, run.global_batch or 1, space, system.devices_per_node)
+    support = Support.of(space, graphs.at(1), run, system, backend.software, dtype)
+    chosen = support.layouts(layouts(graphs.at(1), run.gpus, run.global_batch or 1, space, system.devices_per_node))
     if not chosen:
         stated = ",".join(f"{axis}={degree}" for axis, degree in space.degrees.items())
         under = f" with {stated}" if stated else ""
-        raise PlanError(f"{run.gpus} gpus: no layout{under} shares {run.global_batch} samples evenly")
+        raise PlanError(f"{run.gpus} gpus: no layout{under} shares {run.global_batch} samples evenly{support.words}")
     spread = [layout for layout in chosen if layout.experts > 1]
     paired = replace(space, schedules=tuple([name for name in space.schedules if SCHEDULES[name].pairs]))
     piped = [layout for layout in spread if _runs(layout, paired)]
     parts = [(backend, chosen)]
-    other = other_dispatcher(backend)
+    other = _other_dispatcher(backend)
     if other is not None and spread:
         parts.append((backend_of(system, run.model_copy(update={"expert_dispatch": other}), dtype), spread))
     for each, laid_out in parts:
-        yield _part(graphs, laid_out, space, each)
+        yield _Source(graphs, tuple(laid_out), space, each, support)
         if pairs_imply_overlap(each) and piped:
             software = each.software.changed({"overlap.experts": True})
-            yield _part(graphs, piped, paired, backend_of(system, each.run, dtype, software))
+            backend_with_pairs = backend_of(system, each.run, dtype, software)
+            yield _Source(graphs, tuple(piped), paired, backend_with_pairs, support, pairs=True)
 
 
 def _runs(layout: Layout, space: Space) -> bool:
@@ -226,17 +375,12 @@ def _runs(layout: Layout, space: Space) -> bool:
     return stages > 1 and any(SCHEDULES[name].runs(stages, counts).any() for name in space.schedules)
 
 
-def _part(graphs: Graphs, chosen: Sequence[Layout], space: Space, backend: Backend) -> Part:
-    """All configurations of some layouts."""
-    points = priced(graphs, backend, chosen, lambda layout: microbatches(layout.local_batch, space), space)
-    return Part(backend.run, tuple(chosen), evaluate(points, chosen, space, backend), space.preset)
-
-
 def _compressible(space: Space, method: Compression | None) -> Space:
     """The part of a space that an estimate accepts with a compression: of sharded parameters those with ZeRO-3 alone,
     of methods that cannot be summed on the wire those without."""
-    if isinstance(method, ZeroPlusPlus):
-        check_sharded("zeropp", 3 if 3 in space.zero else 0)
+    if method is not None and method.sharded:
+        if 3 not in space.zero:
+            raise PlanError(f"compress zeropp: {NEEDS_SHARDS}")
         return replace(space, zero=(3,))
     if method is None or method.linear:
         return space
@@ -253,14 +397,33 @@ class Explanation:
 
 
 def explain(model: ModelSpec, system: System, result: Search) -> Explanation:
-    """The winner against the first plan with another strategy, part by part, and whether the interval can tell them
-    apart."""
+    """Compare the first plan of a search with the next one of another strategy.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    system : System
+        The system.
+    result : Search
+        The search.
+
+    Returns
+    -------
+    Explanation
+        Breakdown of both, and whether their intervals tell them apart.
+
+    Raises
+    ------
+    CapacityError
+        If no plan fits in memory.
+    """
     if not result.plans or not result.plans[0].fits:
         raise CapacityError(f"none of {result.configurations:,} configurations fits {system.device.name}'s memory")
     first = result.plans[0]
     winner = predict(model, system, first.run)
     second = None if result.runner_up is None else predict(model, system, result.runner_up.run)
-    return Explanation(winner, second, " ".join(filter(None, [_words(winner, second), dispatch_words(winner)])))
+    return Explanation(winner, second, " ".join(filter(None, [_words(winner, second), _dispatch_words(winner)])))
 
 
 #: Plans whose steps differ by less are equally fast, as figures are shown.
@@ -296,13 +459,23 @@ _PARTS = {
 }
 
 
-#: Plans that are looked at, and those among which one that leaves memory free is looked for where these do not.
-FIRST, LOOKED_AT = 10, 100
-
-
 def with_room(result: Search, system: System, top: int = FIRST) -> tuple[PlanRow, ...]:
-    """The first plans of a search, those that leave `HEADROOM` of the memory free before all others; further ones where
-    none of the first does."""
+    """Return the first plans, those that leave `HEADROOM` of the memory free before all others.
+
+    Parameters
+    ----------
+    result : Search
+        The search.
+    system : System
+        The system.
+    top : int, optional
+        Number of plans.
+
+    Returns
+    -------
+    tuple of PlanRow
+        Plans.
+    """
     roomy = (1.0 - HEADROOM) * system.device.memory.usable
     rows = result.plans
     if result.ranking is not None and rows[0].fits and all(row.memory > roomy for row in rows):
@@ -311,24 +484,28 @@ def with_room(result: Search, system: System, top: int = FIRST) -> tuple[PlanRow
 
 
 def leaving_room(result: Search, system: System, top: int = FIRST) -> Search:
-    """The search with plans that leave `HEADROOM` of the memory free before all others, the runner-up among them."""
+    """Return a search whose plans, and runner-up, leave `HEADROOM` of the memory free if possible.
+
+    Parameters
+    ----------
+    result : Search
+        The search.
+    system : System
+        The system.
+    top : int, optional
+        Number of plans.
+
+    Returns
+    -------
+    Search
+        The search in the new order.
+    """
     rows = with_room(result, system, top)
     if rows[0] == result.plans[0] or result.ranking is None:
         return result
     roomy = (1.0 - HEADROOM) * system.device.memory.usable
-    others = (row for row in (*rows, *result.ranking.best(LOOKED_AT)) if row.strategy != rows[0].strategy)
-    return replace(result, plans=rows, runner_up=next((row for row in others if row.memory <= roomy), None))
-
-
-def recommended(
-    model: ModelSpec, system: System, run: Run, space: Space | None = None
-) -> tuple[list[Prediction], int, int]:
-    """The best plan and its runner-up, how many configurations were compared, and how many of them fit.
-
-    Both leave room in memory where any plan does. The runner-up differs in step time.
-    """
-    result = search(model, system, run, space=space, top=FIRST)
-    rows = with_room(result, system)
-    runners_up = (row for row in rows if abs(row.step_time / rows[0].step_time - 1.0) > 1 / 10_000)
-    chosen = [rows[0], *(row for row in [next(runners_up, None)] if row is not None)]
-    return [predict(model, system, row.run) for row in chosen], result.configurations, result.fitting
+    for among in (lambda: rows, lambda ranking=result.ranking: ranking.best(LOOKED_AT)):  # few need to look further
+        others = (row for row in among() if row.strategy != rows[0].strategy and row.memory <= roomy)
+        if (runner_up := next(others, None)) is not None:
+            break
+    return replace(result, plans=rows, runner_up=runner_up)

@@ -5,9 +5,9 @@ first are then run pass by pass, in the order of their schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,11 +31,16 @@ _NEAR = 1000
 #: Batches of near closed forms whose best configuration is run pass by pass, and rounds in which those that have come
 #: first are.
 _BATCHES, _ROUNDS = 6, 6
+#: Share of the best score by which others are told apart.
+_SAME = 2.0**-33
+#: By which a search looks further than it has to, as a share.
+_MARGIN = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """One configuration: how it runs, seconds of its step, bytes of its fullest device."""
+    """One configuration: how it runs, seconds of its step, bytes of its fullest device; ``class_step``: the shortest
+    step of the plans that a prediction cannot tell from it, 0 where that was not asked for."""
 
     gpus: int
     strategy: str
@@ -47,24 +52,62 @@ class PlanRow:
     memory: float
     fits: bool
     run: Run
+    class_step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The configurations of one count of GPUs."""
+    """Configurations of one GPU count.
+
+    ``pairs``: those of schedules that pair passes, with the prices that hold there.
+    """
 
     run: Run
     layouts: tuple[Layout, ...]
     results: Results
     preset: str = "dp"
+    pairs: bool = False
+
+
+#: The parts of a search with all configurations whose steps are up to so many seconds.
+Widen = Callable[[float], Sequence[Part]]
 
 
 class Ranking:
-    """Results of all counts of GPUs together, ordered. ``rates``: what a second on each count of GPUs counts for;
-    ``timed``: whether seconds count at all."""
+    """Results of all counts of GPUs together, ordered.
 
-    def __init__(self, parts: Sequence[Part], system: System, objective: str) -> None:
-        self.parts, self.capacity = parts, system.device.memory.usable
+    Parameters
+    ----------
+    parts : sequence of Part
+        Configurations with their results.
+    system : System
+        Its memory says what fits, its price what a second counts for.
+    objective : str
+        One of ``time``, ``cost``, ``energy``, ``gpus``.
+    within : float
+        Seconds up to which the parts have all configurations that fit.
+    widen : callable, optional
+        Parts that have those up to more seconds.
+
+    Attributes
+    ----------
+    rates : dict of int to float
+        What a second on each count of GPUs counts for.
+    timed : bool
+        Whether seconds count at all.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], system: System, objective: str, within: float = np.inf, widen: Widen | None = None
+    ) -> None:
+        self.capacity, self.timed = system.device.memory.usable, objective != "gpus"
+        self._rate_of = partial(_rate, system, objective=objective)
+        self._widen, self._within, self._has_sampled = widen, within, False
+        self._load(parts)
+
+    def _load(self, parts: Sequence[Part]) -> None:
+        """Takes the configurations of some parts, those with any, in the place of all there are."""
+        self.parts = parts = [part for part in parts if len(part.results)]
         self.step, self.memory = (
             np.concatenate([getattr(part.results, name) for part in parts] or [np.zeros(0)])
             for name in ("step_time", "memory")
@@ -73,14 +116,51 @@ class Ranking:
         self.fits = self.memory <= self.capacity
         self.fitting = np.flatnonzero(self.fits)
         self.exact = np.concatenate([part.results.exact for part in parts] or [np.zeros(0, dtype=bool)])
-        self.rates = {part.run.gpus: _rate(system, part.run.gpus, objective) for part in parts}
+        self._played = np.zeros(len(self.step), dtype=bool)
+        self.rates = {part.run.gpus: self._rate_of(part.run.gpus) for part in parts}
         rates = [self.rates[part.run.gpus] for part in parts]
         self._rates = np.repeat(rates, [len(part.results) for part in parts])
-        self.timed = objective != "gpus"
+
+    @property
+    def bounded(self) -> bool:
+        """True if configurations were left out because of their bounds."""
+        return self._widen is not None and self._within < np.inf
+
+    def _reach(self, seconds: float) -> bool:
+        """Has all configurations that fit up to so many seconds a step; whether there are more than before."""
+        if seconds <= self._within or self._widen is None:
+            return False
+        played = [
+            (self._at(index), self._cut(index), self.step[index]) for index in np.flatnonzero(self._played).tolist()
+        ]
+        self._within = seconds * (1.0 + _MARGIN)
+        self._load(self._widen(self._within))
+        for (part, layout, microbatch, policy, choice), cut, step in played:
+            alike = (part.run is other.run and part.pairs == other.pairs for other in self.parts)
+            number = next(number for number, same in enumerate(alike) if same)
+            configurations = self.parts[number].results.find(layout, microbatch, policy, choice, cut)
+            rows = self.first[number] + configurations
+            self.step[rows], self.exact[rows], self._played[rows] = step, True, True
+        return True
 
     @classmethod
     def joined(cls, rankings: Sequence[Ranking], system: System, objective: str) -> Ranking:
-        """Several rankings as one, with the configurations that each has run pass by pass."""
+        """Join several rankings.
+
+        Parameters
+        ----------
+        rankings : sequence of Ranking
+            Rankings of one system each.
+        system : System
+            System that decides what fits and what it costs.
+        objective : str
+            ``time``, ``cost``, ``energy`` or ``gpus``.
+
+        Returns
+        -------
+        Ranking
+            One ranking.
+        """
         whole = cls([part for ranking in rankings for part in ranking.parts], system, objective)
         whole.step, whole.exact = (
             np.concatenate([getattr(ranking, name) for ranking in rankings]) for name in ("step", "exact")
@@ -89,17 +169,17 @@ class Ranking:
 
     @property
     def score(self) -> Array:
-        """The figure that the ranking minimises: (configurations,)."""
+        """Value that the ranking minimises, (configurations,)."""
         return self._rates * self.step if self.timed else self._rates
 
     @property
     def score_of_all(self) -> Array:
-        """The score of those that fit; what does not fit comes after them, the smallest first."""
+        """Score of the configurations that fit; those that do not fit follow, the smallest first."""
         score = self.score
         later = score[self.fits].max(initial=0.0) + self.memory
         return np.where(self.fits, score, later)
 
-    def play(self, indices: Index) -> bool:
+    def _play(self, indices: Index) -> bool:
         """Runs configurations pass by pass; whether any had not been."""
         left = indices[~self.exact[indices]]
         for number, part in enumerate(self.parts):
@@ -107,52 +187,76 @@ class Ranking:
             part_rows = left[(left >= first) & (left < end)]
             if len(part_rows):
                 self.step[part_rows] = part.results.by_order(part_rows - first)
-                self.exact[part_rows] = True
+                self.exact[part_rows] = self._played[part_rows] = True
         return bool(len(left))
 
-    @cached_property
-    def _sampled(self) -> bool:
-        """Runs the best configuration of the first batches, as closed forms err alike within a batch."""
-        score = self.score_of_all
-        best: list[int] = []
-        for number, part in enumerate(self.parts):
-            starts = self.first[number] + np.flatnonzero(np.diff(part.results.choice, prepend=-1))
-            best += [int(start + each.argmin()) for start, each in self._batches(number, starts, score)]
-        leads = np.array(best, dtype=np.intp)
-        leads = leads[~self.exact[leads]]
-        return self.play(leads[np.argsort(score[leads], kind="stable")[:_BATCHES]])
+    def _sample(self, count: int) -> None:
+        """Runs the best configuration of each of the first batches, as closed forms err alike within a batch."""
+        leads: dict[tuple[int, int], int] = {}
+        for index in self._known(count).tolist():
+            number = self._part(index)
+            batch = number, int(self.parts[number].results.choice[index - self.first[number]])
+            leads.setdefault(batch, index)
+        first = [index for index in leads.values() if not self.exact[index]]
+        self._play(np.array(first[:_BATCHES], dtype=np.intp))
 
-    def _batches(self, number: int, starts: Index, score: Array) -> Iterator[tuple[int, Array]]:
-        """Where each batch of a part starts, and the scores of its configurations, which follow one another."""
-        ends = [*starts[1:].tolist(), int(self.first[number + 1])]
-        yield from ((start, score[start:end]) for start, end in zip(starts.tolist(), ends, strict=True))
+    def _known(self, count: int) -> Index:
+        """The best ``count`` of them, all of which are known."""
+        order = self._ordered(count)
+        while self._reach(float(self.step[order].max(initial=0.0)) if len(self.fitting) >= count else np.inf):
+            order = self._ordered(count)
+        return order
 
     def _ordered(self, count: int) -> Index:
         """The best ``count`` of them as far as is known, the best first; ties go to the faster, then the smaller."""
         candidates, score = self.fitting, self.score[self.fitting]
         if len(candidates) < count:
             candidates, score = np.arange(len(self.step)), self.score_of_all
+        score, step = _rounded(score), _rounded(self.step[candidates])
         if count < len(candidates):
             leaders = np.flatnonzero(score <= np.partition(score, count - 1)[count - 1])
-            candidates, score = candidates[leaders], score[leaders]
-        return np.asarray(
-            candidates[np.lexsort((self.memory[candidates], self.step[candidates], score, ~self.fits[candidates]))]
-        )
+            candidates, score, step = candidates[leaders], score[leaders], step[leaders]
+        return np.asarray(candidates[np.lexsort((self.memory[candidates], step, score, ~self.fits[candidates]))])
 
     def leading(self, count: int) -> Index:
-        """The best ``count`` of them (and their equals), run pass by pass, the best first."""
-        if len(self.step):
-            _ = self._sampled
-        order = self._ordered(count)
+        """Return the best configurations and their equals, evaluated pass by pass.
+
+        Parameters
+        ----------
+        count : int
+            Number of configurations.
+
+        Returns
+        -------
+        Index
+            Positions, the best first.
+        """
+        if len(self.step) and not self._has_sampled:
+            self._sample(count)
+            self._has_sampled = True
+        order = self._known(count)
         for _ in range(_ROUNDS):
-            if not self.play(order):
+            if not self._play(order):
                 return order
-            order = self._ordered(count)
+            order = self._known(count)
         return np.asarray(order[self.exact[order]])
 
     def best(self, top: int) -> tuple[PlanRow, ...]:
-        """The first ``top`` ones; of two that differ in when gradients travel alone, the better, and of two cuts that
-        make no difference the first."""
+        """Return the best plans.
+
+        Of two that differ only in when gradients are exchanged, the better one is returned; of two cuts that make no
+        difference, the first.
+
+        Parameters
+        ----------
+        top : int
+            Number of plans.
+
+        Returns
+        -------
+        tuple of PlanRow
+            Plans, the best first.
+        """
         rows: dict[tuple[object, ...], PlanRow] = {}
         known_figures: set[tuple[object, ...]] = set()
         for index in self.leading(2 * top):
@@ -165,19 +269,40 @@ class Ranking:
             known_figures.add(figures)
         return tuple(rows.values())[:top]
 
+    def varied(self, count: int) -> tuple[PlanRow, ...]:
+        """The best of each strategy among the best `_NEAR` that fit, ``count`` at most."""
+        first: dict[tuple[int, str], int] = {}
+        for index in self._ordered(_NEAR).tolist():
+            if self.fits[index]:
+                first.setdefault(self._strategy(index), index)
+            if len(first) == count:
+                break
+        return tuple(self.row(index) for index in first.values())
+
     def runner_up(self, best: PlanRow) -> PlanRow | None:
-        """The first that fits and has another strategy."""
+        """Return the best plan that fits and has another strategy.
+
+        Parameters
+        ----------
+        best : PlanRow
+            The first plan.
+
+        Returns
+        -------
+        PlanRow, optional
+            The plan; None if there is none.
+        """
         for count in (_NEAR, len(self.step)):
             for index in self._ordered(count).tolist():
                 if not self.fits[index] or self._strategy(index) == (best.gpus, best.strategy):
                     continue
-                if self.play(np.array([index])):  # it may have moved
+                if self._reach(float(self.step[index])) or self._play(np.array([index])):  # it may have moved
                     return self.runner_up(best)
                 return self.row(index)
-        return None
+        return self.runner_up(best) if self._reach(np.inf) else None
 
     def front(self) -> tuple[PlanRow, ...]:
-        """Pareto-optimal in step time and memory among those that fit and whose steps are exact, fastest first."""
+        """Pareto front of step time and memory among the evaluated configurations that fit, fastest first."""
         left, rows = self.fitting[self.exact[self.fitting]], []
         while len(left):
             steps = self.step[left]
@@ -197,18 +322,34 @@ class Ranking:
         part = self.parts[number]
         return part, *part.results.at(index - int(self.first[number]))
 
+    def _cut(self, index: int) -> tuple[int, ...] | None:
+        """Layers of each piece of a configuration, where a run has to state them."""
+        number = self._part(index)
+        return self.parts[number].results.cut(index - int(self.first[number]))
+
     def _part(self, index: int) -> int:
         return int(np.searchsorted(self.first, index, side="right")) - 1
 
     def row(self, index: int) -> PlanRow:
-        """One configuration as a row of a table, run pass by pass."""
-        self.play(np.array([index], dtype=np.intp))
+        """Return one configuration as a plan, evaluated pass by pass.
+
+        Parameters
+        ----------
+        index : int
+            Its position.
+
+        Returns
+        -------
+        PlanRow
+            The plan.
+        """
+        self._play(np.array([index], dtype=np.intp))
         part, position, microbatch, policy, choice = self._at(index)
         layout, schedule = part.layouts[position], list(SCHEDULES)[choice.schedule]
         strategy, recompute = strategy_words(layout, choice.zero, choice.chunks, part.preset), RECOMPUTE[policy]
         changed: dict[str, object] = {"strategy": strategy, "microbatch": microbatch, "recompute": recompute}
         changed["schedule"] = "1f1b" if schedule == "interleaved" else schedule
-        cut = part.results.cut(index - int(self.first[self._part(index)]))
+        cut = self._cut(index)
         if cut is not None:
             changed["cut"] = cut
         if part.run.exchange is None:
@@ -227,6 +368,12 @@ class Ranking:
         )
 
 
+def _rounded(figures: Array) -> Array:
+    """Figures in steps of a share of the least: their last digits depend on what is computed together."""
+    least = figures.min(initial=np.inf)
+    return np.rint(figures / (_SAME * least)) if 0.0 < least < np.inf else figures
+
+
 def _rate(system: System, gpus: int, objective: str) -> float:
     """Weight of a second on ``gpus`` GPUs: 1 for time, ``gpus`` for gpus and energy, USD for cost."""
     if objective == "time":
@@ -242,7 +389,24 @@ def _rate(system: System, gpus: int, objective: str) -> float:
 
 
 def strategy_words(layout: Layout, zero: int, chunks: int, preset: str = "dp") -> str:
-    """The strategy in the spelling of the command line."""
+    """Write a strategy as on the command line.
+
+    Parameters
+    ----------
+    layout : Layout
+        Degrees and flags.
+    zero : int
+        ZeRO stage.
+    chunks : int
+        Chunks of a stage.
+    preset : str, optional
+        Preset of the strategy.
+
+    Returns
+    -------
+    str
+        For example ``tp=8,pp=4,zero=1,sp``.
+    """
     degrees = {**dict(layout.mesh.degrees), "dp": layout.mesh.replicas, "ep": layout.experts}
     parts = [f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1]
     parts += [f"vp={chunks}"] if chunks > 1 else []

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.errors import PlanError, SpecError
-from paleo.lowering.policies import RECOMPUTE, uneven
+from paleo.lowering.policies import RECOMPUTE, has_mixed_recompute
 from paleo.parallel.placement import (
     AXES,
     BATCH_AXES,
     SHARDED,
     STRATEGIES,
+    Context,
     Mesh,
     Strategy,
     node_groups,
@@ -28,7 +29,6 @@ from paleo.schedules.base import SCHEDULES
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph
-    from paleo.parallel.placement import Context
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
 
@@ -46,7 +46,7 @@ class Space:
     ``contexts``: how attention sees a sequence that is split over cp; None tries rings, and from `LONG` tokens a
     sequence on all-to-alls too. ``preset`` is that of the strategy; ``within_nodes``: shard groups are nodes. ``etp``:
     tensor degrees of experts that are folded over tp and cp (None: not folded); left out, those that the software's
-    users choose."""
+    users choose. ``framework``: whose abilities (`paleo.specs.abilities`) limit the configurations; None: nobody's."""
 
     degrees: Mapping[str, int] = field(default_factory=dict)
     microbatches: tuple[int, ...] | None = None
@@ -61,6 +61,7 @@ class Space:
     preset: str = "dp"
     within_nodes: bool = False
     etp: tuple[int | None, ...] | None = None
+    framework: str | None = None
 
 
 #: Tokens of a sequence from which all-to-alls over cp are tried beside rings.
@@ -68,8 +69,22 @@ LONG = 16384
 
 
 def within(strategy: str | None, **stated: object) -> Space:
-    """A space narrowed by what is stated: a strategy as people write it, and single values of `Space`'s lists.
+    """Return a search space narrowed by a strategy and single values.
 
+    Parameters
+    ----------
+    strategy : str, optional
+        Strategy as on the command line.
+    **stated : object
+        Single values of the lists of `Space`; None leaves a list open.
+
+    Returns
+    -------
+    Space
+        The space.
+
+    Examples
+    --------
     >>> within("tp=8,zero=1", recompute="full").degrees
     {'tp': 8}
     """
@@ -92,11 +107,22 @@ def within(strategy: str | None, **stated: object) -> Space:
 
 
 def check_searched(run: Run) -> None:
-    """PlanError where a run states options that a search does not support."""
+    """Check that a search supports the options of a run.
+
+    Parameters
+    ----------
+    run : Run
+        The run.
+
+    Raises
+    ------
+    PlanError
+        For the first option that it does not support.
+    """
     if run.consistency != "bsp":
         stale = f"consistency {run.consistency!r}: plans are ranked by time alone, which always prefers the stalest"
         raise PlanError(f"{stale}; state what staleness costs (--staleness-cost, --noise-scale), or estimate it")
-    if uneven(run):
+    if has_mixed_recompute(run):
         raise PlanError("recompute_layers and the like: a search recomputes all layers alike; leave them out")
     if run.cut == "time":
         raise PlanError("cut 'time': a search balances pieces itself; leave it out, or state the layers of each piece")
@@ -104,8 +130,10 @@ def check_searched(run: Run) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A mesh, whether sequences are split over tp between layers, the samples of each data-parallel rank, how attention
-    sees a sequence that is split over cp, and the tensor degree of experts that are folded."""
+    """Mesh with the samples of each data-parallel rank, and how sequences are split and seen by attention.
+
+    ``etp`` is the tensor degree of folded experts.
+    """
 
     mesh: Mesh
     sequence_parallel: bool
@@ -121,7 +149,26 @@ class Layout:
 
 
 def layouts(graph: Graph, gpus: int, global_batch: int, space: Space, devices_per_node: int = 1) -> list[Layout]:
-    """Every mesh of ``gpus`` whose axes all divide something and whose data-parallel ranks all have work."""
+    """List every mesh whose axes all divide something and whose data-parallel ranks all have work.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network.
+    gpus : int
+        Number of GPUs.
+    global_batch : int
+        Samples of a step.
+    space : Space
+        Values that the search varies.
+    devices_per_node : int, optional
+        Devices of a node.
+
+    Returns
+    -------
+    list of Layout
+        Layouts.
+    """
     useful, laid_out = _useful(graph, space), []
     stated = {axis: space.degrees.get(axis, 1) for axis in AXES if axis not in (*SPLITS, "dp")}
     splits = product(*(_degrees(axis, gpus, graph, useful, space) for axis in SPLITS))
@@ -153,7 +200,18 @@ def _data_ranks(tp: int, cp: int, experts: int, etp: int | None, *, unfolded: bo
 
 
 def strategy_of_experts(etp: int | None) -> Strategy:
-    """A strategy of no more than the tensor degree of its experts, which say over which axes they are folded."""
+    """Return a strategy that only has the tensor degree of its experts, to learn over which axes they are folded.
+
+    Parameters
+    ----------
+    etp : int, optional
+        Tensor degree of the experts; None if they are not folded.
+
+    Returns
+    -------
+    Strategy
+        The strategy.
+    """
     return Strategy(degrees={} if etp is None else {"tp": max(etp, 2), "ep": 2}, etp=etp)
 
 
@@ -209,8 +267,20 @@ def _sequence_parallel(tp: int, space: Space) -> Iterator[bool]:
 
 @cache
 def divisors(number: int) -> tuple[int, ...]:
-    """Divisors, rising.
+    """Return the divisors of a number, rising.
 
+    Parameters
+    ----------
+    number : int
+        Positive number.
+
+    Returns
+    -------
+    tuple of int
+        Divisors.
+
+    Examples
+    --------
     >>> divisors(12)
     (1, 2, 3, 4, 6, 12)
     """
@@ -220,12 +290,43 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def microbatches(local_batch: int, space: Space) -> tuple[int, ...]:
-    """Sizes of a microbatch that divide a rank's share."""
+    """Return the microbatch sizes that divide a rank's share of the batch.
+
+    Parameters
+    ----------
+    local_batch : int
+        Samples of a rank.
+    space : Space
+        Values that the search varies.
+
+    Returns
+    -------
+    tuple of int
+        Sizes, rising.
+    """
     return tuple(n for n in divisors(local_batch) if space.microbatches is None or n in space.microbatches)
 
 
 def batch(model: ModelSpec, run: Run) -> int:
-    """The global batch of a search: stated, or that of each GPU (32 samples, 8 sequences by default) times the GPUs."""
+    """Return the global batch of a search.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    run : Run
+        The run. Without a batch it has 32 samples, or 8 sequences, a GPU.
+
+    Returns
+    -------
+    int
+        Samples.
+
+    Raises
+    ------
+    SpecError
+        If the run has both a batch and a global batch.
+    """
     if run.batch is not None and run.global_batch is not None:
         raise SpecError("batch and global_batch: a search keeps the global batch; state one of them")
     return run.global_batch or (run.batch or (DEFAULT_BATCH if model.tokens is None else DEFAULT_SEQUENCES)) * run.gpus

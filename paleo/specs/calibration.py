@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 from paleo.errors import SpecError, near
 from paleo.specs.catalog import entries, read_entry
 from paleo.specs.loading import FileCache, Spec, Text, validate
+from paleo.units import DIMENSIONS
 
 Count = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -36,8 +37,11 @@ ARCHITECTURES = "architectures"
 
 
 class Residual(Spec):
-    """Errors on rows that were not fitted, as fractions; ``bias`` is the mean of log(predicted / measured),
-    ``total_error`` that of the sum of all seconds, left out where rows are known by their ratios alone."""
+    """Errors on rows that were not fitted, as fractions.
+
+    ``bias`` is the mean of log(predicted / measured); ``total_error`` compares the sums of all seconds and is missing
+    where rows are known by their ratios only.
+    """
 
     rows: Count
     median_ape: Share
@@ -86,7 +90,7 @@ class Entry(Spec):
 
     @model_validator(mode="after")
     def _interval_covers_all_times(self) -> Entry:
-        check_bins(self.interval)
+        _check_bins(self.interval)
         return self
 
 
@@ -135,7 +139,7 @@ class InheritanceRule(Spec):
     @model_validator(mode="after")
     def _interval_covers_all_times(self) -> InheritanceRule:
         if self.interval is not None:
-            check_bins(self.interval)
+            _check_bins(self.interval)
         return self
 
 
@@ -147,7 +151,7 @@ class Inheritance(Spec):
     rules: tuple[InheritanceRule, ...]
 
 
-def check_bins(bins: tuple[IntervalBin, ...]) -> None:
+def _check_bins(bins: tuple[IntervalBin, ...]) -> None:
     """SpecError unless the bins' times rise and the last one has no end."""
     times = [interval.up_to_s for interval in bins]
     ends = [time for time in times[:-1] if time is not None]
@@ -156,7 +160,23 @@ def check_bins(bins: tuple[IntervalBin, ...]) -> None:
 
 
 def load_calibration(name_or_path: str | Path) -> Calibration:
-    """The calibration of that name or path."""
+    """Load a calibration by catalog name or path.
+
+    Parameters
+    ----------
+    name_or_path : str | Path
+        Device or system of `hardware_specs/calibrations`, or a YAML file.
+
+    Returns
+    -------
+    Calibration
+        All calibrated families of the device or system.
+
+    Raises
+    ------
+    SpecError
+        If there is no such entry or the file is not valid.
+    """
     return _calibrations(name_or_path)
 
 
@@ -178,29 +198,125 @@ def load_inheritance() -> Inheritance | None:
 
 
 def calibration_of(subject: str) -> Calibration | None:
-    """The shipped calibration of a device or system; None where there is none."""
+    """Return the shipped calibration of a device or system.
+
+    Parameters
+    ----------
+    subject : str
+        Catalog name of a device or system.
+
+    Returns
+    -------
+    Calibration, optional
+        The calibration; None if the catalog has none.
+    """
     if subject == ARCHITECTURES:
         return None
     return load_calibration(subject) if subject in entries("calibrations") else None
 
 
 def calibration_file(path: str | Path) -> Calibration:
-    """A user's own calibration."""
+    """Load a user's calibration file.
+
+    Parameters
+    ----------
+    path : str | Path
+        YAML file, as `paleo calibrate` writes it.
+
+    Returns
+    -------
+    Calibration
+        The calibration.
+
+    Raises
+    ------
+    SpecError
+        If the file is not valid.
+    """
     return load_calibration(str(path))
 
 
-def parameter(default: float, *, low: float, high: float, unit: str, meaning: str, fitted: bool = True) -> Any:
-    """A dataclass field that is a calibration parameter: a physical meaning, a unit and the range of a fit."""
-    if not low <= default <= high:
-        raise ValueError(f"default {default} of {meaning!r} lies outside {low}..{high}")
-    metadata = {"low": low, "high": high, "unit": unit, "meaning": meaning, "fitted": fitted}
-    return dataclasses.field(default=default, metadata=metadata)
+def parameter(default: str, search_range: str, meaning: str, *, fitted: bool = True) -> Any:
+    """Declare a calibration parameter as a field of a dataclass.
+
+    Parameters
+    ----------
+    default : str
+        Value with its unit. Times and bytes are read as in YAML and kept in SI; other units (``cycle``,
+        ``pJ/FLOP``) are kept as they stand; a number alone is a share or an order.
+    search_range : str
+        Range in which a fit may look, ``low..high``. An end without a unit has that of the other end, or of `default`.
+    meaning : str
+        What the parameter is, in the words of an error message.
+    fitted : bool
+        False for a parameter that only ``--free`` releases.
+
+    Returns
+    -------
+    dataclasses.Field
+        Its metadata hold ``low``, ``high``, ``unit``, ``meaning`` and ``fitted``.
+
+    Raises
+    ------
+    ValueError
+        If the default lies outside the range, or if either is no number.
+
+    Examples
+    --------
+    >>> field = parameter("8 us", "2..130 us", "time of a call over no step")
+    >>> field.default, field.metadata["low"], field.metadata["unit"]
+    (8e-06, 2e-06, 's')
+    """
+    low_text, high_text = search_range.split("..")
+    unit = _unit_of(high_text) or _unit_of(default)
+    value, low, high = (_quantity(text, unit) for text in (default, low_text, high_text))
+    if not low <= value <= high:
+        raise ValueError(f"default {default} of {meaning!r} lies outside {search_range}")
+    symbol = {"time": "s", "bytes": "byte"}.get(_dimension(unit), unit or "1")
+    metadata = {"low": low, "high": high, "unit": symbol, "meaning": meaning, "fitted": fitted}
+    return dataclasses.field(default=value, metadata=metadata)
+
+
+def _unit_of(text: str) -> str:
+    return text.strip().partition(" ")[2]
+
+
+def _dimension(unit: str) -> str:
+    """The dimension of a unit that is converted to SI; empty for units that are kept."""
+    return next((dimension for dimension in ("time", "bytes") if unit in DIMENSIONS[dimension]), "")
+
+
+def _quantity(text: str, unit: str) -> float:
+    """A number in SI where its unit is one of `paleo.units`; a product of floats, as calibrations were fitted with."""
+    number, dimension = float(text.strip().partition(" ")[0]), _dimension(unit)
+    return number * float(DIMENSIONS[dimension][_unit_of(text) or unit]) if dimension else number
 
 
 def from_mapping(kind: type[Parameters], values: Mapping[str, float], *, where: str) -> Parameters:
-    """Parameters of ``kind`` from a calibration's mapping; a name that the family lacks is an error with the nearest
-    one, and so is a share or an order that no fit could have found. Times, cycles and energies may be any: a host may
-    be slow."""
+    """Make the parameters of a pricing family from the mapping of a calibration entry.
+
+    Shares and orders must lie in the range of the parameter. Times, cycles and energies may have any value, because a
+    host may be slow.
+
+    Parameters
+    ----------
+    kind : type[Parameters]
+        Dataclass of the family, such as `GemmParameters`.
+    values : dict of str to float
+        Parameters in SI units by name; missing ones take their defaults.
+    where : str
+        File and entry, for messages.
+
+    Returns
+    -------
+    object
+        An instance of `kind`.
+
+    Raises
+    ------
+    SpecError
+        If a name is unknown to the family or a value is out of range.
+    """
     ranges = {field.name: field.metadata for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name, value in values.items():
         if name not in ranges:
@@ -215,3 +331,31 @@ def _check_range(name: str, value: float, metadata: Mapping[str, Any], where: st
     low, high = metadata["low"] / RANGE_SLACK, metadata["high"] * RANGE_SLACK
     if not low <= value <= high:
         raise SpecError(f"{where}: {name}: {value:g} is no {metadata['meaning']}; expected {low:g} to {high:g}")
+
+
+#: The calibration of whole steps.
+STEPS = "steps"
+
+
+def of_steps(kind: type[Parameters], family: str, user_calibration: Calibration | None = None) -> Parameters:
+    """Read constants of whole steps.
+
+    Parameters
+    ----------
+    kind : type
+        Dataclass of the constants.
+    family : str
+        Calibration family.
+    user_calibration : Calibration, optional
+        A user's calibration, asked before the catalog's.
+
+    Returns
+    -------
+    object
+        Those of the first calibration that has them, else the defaults.
+    """
+    for calibration in filter(None, (user_calibration, calibration_of(STEPS))):
+        for entry in calibration.entries:
+            if entry.family == family:
+                return from_mapping(kind, entry.parameters, where=f"{calibration.name}: {family}")
+    return kind()

@@ -7,6 +7,7 @@ that the user writes.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections import Counter
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, near
-from paleo.specs.loading import digest, read_yaml
+from paleo.specs.loading import below, digest, read_yaml
+from paleo.units import parse
 
 #: kind of entry -> its folder below the catalog root
 FOLDERS = {
@@ -25,9 +27,11 @@ FOLDERS = {
     "systems": "hardware_specs/systems",
     "calibrations": "hardware_specs/calibrations",
     "software": "hardware_specs/software",
+    "frameworks": "hardware_specs/frameworks",
     "prices": "hardware_specs/prices",
     "models": "models",
     "tasks": "models/tasks",
+    "engines": "hardware_specs/engines",
 }
 MAX_EXTENDS = 16
 _SUFFIXES = (".yaml", ".yml")
@@ -45,7 +49,23 @@ def catalog_root() -> Path:
 
 @cache
 def entries(kind: str) -> Mapping[str, Path]:
-    """Name -> file of every catalog entry of one kind, in the order of the names."""
+    """List the files of all catalog entries of one kind.
+
+    Parameters
+    ----------
+    kind : str
+        ``devices``, ``systems``, ``models``, ``links``, ``software``, ``calibrations`` and so on.
+
+    Returns
+    -------
+    dict of str to Path
+        Path of the YAML file by entry name, sorted by name.
+
+    Raises
+    ------
+    SpecError
+        If the kind is unknown.
+    """
     if kind not in FOLDERS:
         raise SpecError(f"unknown kind of catalog entry {kind!r}; {near(kind, FOLDERS)}")
     folder = catalog_root() / FOLDERS[kind]
@@ -53,8 +73,20 @@ def entries(kind: str) -> Mapping[str, Path]:
 
 
 def names(kind: str) -> list[str]:
-    """Names of all catalog entries of one kind, sorted.
+    """List the names of all catalog entries of one kind, sorted.
 
+    Parameters
+    ----------
+    kind : str
+        ``devices``, ``systems``, ``models`` and so on.
+
+    Returns
+    -------
+    list of str
+        Names, sorted.
+
+    Examples
+    --------
     >>> names("devices")[:2]
     ['a10', 'a100-pcie-40gb']
     """
@@ -62,8 +94,20 @@ def names(kind: str) -> list[str]:
 
 
 def is_path(name_or_path: str | Path) -> bool:
-    """Whether a text means a file: it has a directory separator or ends in .yaml or .yml.
+    """Return True if a text means a file: it has a directory separator or ends in .yaml or .yml.
 
+    Parameters
+    ----------
+    name_or_path : str | Path
+        What the user wrote.
+
+    Returns
+    -------
+    bool
+        Whether to look for a file instead of a catalog entry.
+
+    Examples
+    --------
     >>> is_path("dgx-a100-80gb"), is_path("my.yaml"), is_path("../lab/node.yml")
     (False, True, True)
     """
@@ -72,34 +116,57 @@ def is_path(name_or_path: str | Path) -> bool:
 
 
 def locate(kind: str, name_or_path: str | Path) -> Path:
-    """The file that a catalog name (whatever its case; of models and systems also with other hyphens, dots and
-    underscores) or a path means; SpecError with near names if there is none."""
+    """Find the file that a catalog name or a path means.
+
+    Upper and lower case do not matter. Models and systems may also be written with other hyphens, dots and underscores.
+
+    Parameters
+    ----------
+    kind : str
+        Kind of catalog entry, such as ``models``.
+    name_or_path : str | Path
+        Name of an entry, or a path, which is returned as it is.
+
+    Returns
+    -------
+    Path
+        The YAML file.
+
+    Raises
+    ------
+    SpecError
+        If there is no such entry; the message lists near names.
+    """
     if is_path(name_or_path):
         return Path(name_or_path)
     known, name = entries(kind), str(name_or_path)
     path = known.get(name) or known.get(name.strip().lower()) or _other_name(kind, name)
     if path is None:
         noun = kind.removesuffix("s")
-        hint = _import_of(name) if kind == "models" else ""
-        hint = hint or f"{_nearest(name, [*known, *WORDS.get(kind, ())])} (or a path to a YAML file)"
+        hint = f"{nearest(name, [*known, *WORDS.get(kind, ())])} (or {_PATH.get(kind, 'a path to a YAML file')})"
         raise SpecError(f"unknown {noun} {_short(name)}; {hint}")
     return path
 
 
+#: What a kind takes beside names of the catalog, where this is more than YAML files.
+_PATH = {"models": "a hub id, a config.json, a YAML or ONNX file, module:factory@2x3x224x224"}
 #: What stands for an entry of a kind without being one.
 WORDS = {"calibrations": ("auto", "ideal", "ppp=0.6")}
-#: Endings of files that are imported, and from what.
-_IMPORTED = {".json": "hf", ".onnx": "onnx", ".py": "torch"}
-
-
-def _import_of(name: str) -> str:
-    """The command that makes a model file of another file; nothing where there is none."""
-    source = _IMPORTED.get(Path(name).suffix.lower(), "")
-    return f"paleo import {source} {_short(name)} -o model.yaml makes a model of it" if source else ""
 
 
 def systems_with(device: str) -> list[str]:
-    """Systems of the catalog whose own file names a device."""
+    """List the catalog systems whose file names a device.
+
+    Parameters
+    ----------
+    device : str
+        Catalog name of the device.
+
+    Returns
+    -------
+    list of str
+        Names of systems, sorted.
+    """
     line = re.compile(rf"^device: {re.escape(device)}$", re.MULTILINE)
     return [name for name, path in entries("systems").items() if line.search(path.read_text(encoding="utf-8"))]
 
@@ -128,7 +195,16 @@ def _by_spelling(kind: str) -> Mapping[str, Path]:
 @cache
 def _model_aliases() -> Mapping[str, Path]:
     """Models by the other names that their files list. Dots count: llama3.1-70b is not llama3-170b."""
-    return {_spelling(alias, "-_ "): path for path in entries("models").values() for alias in _listed_aliases(path)}
+    return {_spelling(alias, "-_ "): path for alias, path in _listed_names()}
+
+
+def _listed_names() -> list[tuple[str, Path]]:
+    return [(alias, path) for path in entries("models").values() for alias in _listed_aliases(path)]
+
+
+def hub_ids() -> list[str]:
+    """Ids of the Hugging Face hub that the catalog's networks list among their other names."""
+    return [alias for alias, _ in _listed_names() if "/" in alias]
 
 
 def _other_name(kind: str, name: str) -> Path | None:
@@ -147,21 +223,52 @@ def _listed_aliases(path: Path) -> Iterator[str]:
             inside = line.startswith("aliases:")
 
 
-def spelt(kind: str, name: str) -> str | None:
-    """The entry that a name means in another spelling or as an alias; None where there is none.
+def resolve_spelling(kind: str, name: str) -> str | None:
+    """Return the catalog entry that a name means in another spelling or as an alias.
 
-    >>> spelt("models", "Llama-3-70B"), spelt("models", "Llama-3.1-70B"), spelt("models", "llama3-71b")
-    ('llama3-70b', 'llama3-70b', None)
+    Parameters
+    ----------
+    kind : str
+        Kind of catalog entry; only models and systems have other spellings.
+    name : str
+        The name as written.
+
+    Returns
+    -------
+    str, optional
+        Name of the entry; None if there is none.
+
+    Examples
+    --------
+    >>> [resolve_spelling("models", name) for name in ("Llama-3-70B", "Llama-3.1-70B", "llama3-71b")]
+    ['llama3-70b', 'llama3-70b', None]
     """
     path = _other_name(kind, name) if kind in SPELT else None
     return None if path is None else path.stem
 
 
 def read_entry(kind: str, name_or_path: str | Path) -> tuple[Path, dict[str, Any]]:
-    """The file of an entry and its mapping, laid over the entry that its ``extend:`` names, if any.
+    """Read a catalog entry or file, merged over the entry that its ``extend:`` names.
 
     Mappings merge key by key; everything else, lists too, is replaced, and a key set to null is dropped. A path in
     ``extend:`` is relative to the file that it stands in. ``name:`` is never inherited, nor is ``aliases:``.
+
+    Parameters
+    ----------
+    kind : str
+        Kind of catalog entry.
+    name_or_path : str | Path
+        Name of an entry, or a path.
+
+    Returns
+    -------
+    tuple[Path, dict[str, Any]]
+        The file, and its merged mapping.
+
+    Raises
+    ------
+    SpecError
+        If the entry is missing, the YAML is not valid, or ``extend:`` goes round in a circle.
     """
     path = locate(kind, name_or_path)
     return path, _extended(kind, read_yaml(path), path)
@@ -181,13 +288,27 @@ _SHOWS: tuple[tuple[str, frozenset[str]], ...] = (
 
 
 def kind_of(path: str | Path) -> str:
-    """What a YAML file describes, by its keys: device, link, system, model, software, calibration, run or study.
+    """Tell by its keys what a YAML file describes.
 
-    Raises SpecError where no key tells, with the kinds that there are.
+    Parameters
+    ----------
+    path : str | Path
+        The file.
+
+    Returns
+    -------
+    str
+        device, link, system, model, software, calibration, run or study.
+
+    Raises
+    ------
+    SpecError
+        If no key tells; the message lists the kinds.
     """
     chain: list[str] = []
     while len(chain) <= MAX_EXTENDS:
         data = read_yaml(path)
+        _check_extend(data, path)
         for kind, keys in _SHOWS:
             if keys & data.keys():
                 return kind
@@ -197,9 +318,16 @@ def kind_of(path: str | Path) -> str:
         if not is_path(base):
             return _kind_of_entry(base, path)
         chain.append(os.path.realpath(path))
-        path = Path(path).parent / base
+        path = below(Path(path).parent, str(base))
     kinds = ", ".join(kind for kind, _ in _SHOWS)
     raise SpecError(f"{path}: its keys belong to no kind of file; expected one of {kinds} (see `paleo init KIND`)")
+
+
+def _check_extend(data: Mapping[str, Any], path: str | Path) -> None:
+    """SpecError for a misspelt ``extend:``, which no schema knows, as an entry is laid over its base before."""
+    for key in difflib.get_close_matches("extend", [key for key in data if isinstance(key, str)], cutoff=0.8):
+        if key != "extend":
+            raise SpecError(f"{path}: {key}: unknown key; nearest: 'extend'")
 
 
 def _kind_of_entry(name: str, where: str | Path) -> str:
@@ -207,12 +335,27 @@ def _kind_of_entry(name: str, where: str | Path) -> str:
     kinds = [kind for kind in FOLDERS if name.strip().lower() in entries(kind)]
     if not kinds:
         known = [entry for kind in FOLDERS for entry in entries(kind)]
-        raise SpecError(f"{where}: extend: nothing is named {_short(name)}; {_nearest(name, known)}")
+        raise SpecError(f"{where}: extend: nothing is named {_short(name)}; {nearest(name, known)}")
     return kinds[0].removesuffix("s")
 
 
 def read_inline(kind: str, data: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """A mapping that stands inside the file ``where``, laid over the entry that its ``extend:`` names, if any."""
+    """Merge a mapping that is written inside another file over the entry that its ``extend:`` names.
+
+    Parameters
+    ----------
+    kind : str
+        Kind of catalog entry that the mapping describes.
+    data : dict of str to Any
+        The mapping as written.
+    where : Path
+        File that contains the mapping; relative paths start there.
+
+    Returns
+    -------
+    dict of str to Any
+        The merged mapping.
+    """
     return _extended(kind, data, where)
 
 
@@ -220,11 +363,34 @@ def read_inline(kind: str, data: Mapping[str, Any], where: Path) -> dict[str, An
 CONTAINED: Mapping[str, Mapping[str, str]] = {"links": {"latency": "stated_latency"}}
 
 
+#: Figures that keep their ratio to another one where an upper entry changes that alone, by kind: group, figure, the one
+#: that it follows.
+FOLLOWING: Mapping[str, tuple[tuple[str, str, str], ...]] = {"devices": (("memory", "reported", "capacity"),)}
+
+
+def _with_followers(kind: str, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an upper entry with the figures that follow what it changes; texts that are no quantities stay as they
+    are, for the check of the spec to name."""
+    for group, figure, leader in FOLLOWING.get(kind, ()):
+        old, new = below.get(group), above.get(group)
+        if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+            continue
+        if figure in new or leader not in new or not {figure, leader} <= old.keys():
+            continue
+        try:
+            followed, before, after = (parse(text, "bytes") for text in (old[figure], old[leader], new[leader]))
+        except SpecError:
+            continue
+        if before > 0:
+            above = {**above, group: {**new, figure: f"{followed / before * after:.0f} B"}}
+    return above
+
+
 def _extended(kind: str, data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     layers = _layers(kind, data, path)
     merged: dict[str, Any] = {}
     for layer in reversed(layers):
-        merged = _merged(merged, layer)
+        merged = _merged(merged, _with_followers(kind, merged, layer))
     merged.pop("extend", None)
     for figure, kept in CONTAINED.get(kind, {}).items():
         if kept in merged:
@@ -237,9 +403,11 @@ def _extended(kind: str, data: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def _layers(kind: str, data: Mapping[str, Any], path: Path) -> list[Mapping[str, Any]]:
     """A mapping and the entries that it extends, the uppermost first."""
     layers, chain = [data], [path]
+    _check_extend(data, path)
     while (base := data.get("extend")) is not None:
         below = _base_of(kind, base, chain[-1])
         data = read_yaml(below)
+        _check_extend(data, below)
         if os.path.realpath(below) in [os.path.realpath(file) for file in chain]:
             stems = " -> ".join(file.name for file in [*chain, below])
             raise SpecError(f"{path}: extend: the chain of files comes back to itself: {stems}")
@@ -254,7 +422,7 @@ def _base_of(kind: str, base: object, where: Path) -> Path:
     if not isinstance(base, str):
         raise SpecError(f"{where}: extend: expected a catalog name or a path, not {base!r:.60}")
     try:
-        return where.parent / base if is_path(base) else locate(kind, base)
+        return below(where.parent, base) if is_path(base) else locate(kind, base)
     except SpecError as error:
         raise SpecError(f"{where}: extend: {error}") from None
 
@@ -271,7 +439,21 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Suggest catalog names for a misspelt one, as the end of a message.
+
+    Parameters
+    ----------
+    name : str
+        The name as written.
+    known : iterable of str
+        Names that exist.
+
+    Returns
+    -------
+    str
+        Names that begin as the text does, else names that are spelt like it.
+    """
     name = name[:100].lower()
     longer = [entry for entry in known if name and entry.startswith(name)]
     return near(name, longer).replace("known:", "nearest:", 1) if longer else near(name, known)
@@ -299,8 +481,25 @@ def _folded(text: str) -> str:
 
 
 def device_named(text: str) -> str:
-    """The catalog name of a device by its name, its full name or an alias (what CUDA reports), whatever the case.
+    """Return the catalog name of a device from its name, full name or alias, whatever the case.
 
+    Parameters
+    ----------
+    text : str
+        For example the name that CUDA reports.
+
+    Returns
+    -------
+    str
+        Catalog name.
+
+    Raises
+    ------
+    SpecError
+        If no device has that name.
+
+    Examples
+    --------
     >>> device_named("NVIDIA H100 80GB HBM3"), device_named("A100-SXM4-80GB")
     ('h100-sxm5-80gb', 'a100-sxm4-80gb')
     """
@@ -311,7 +510,7 @@ def device_named(text: str) -> str:
     aliases = _device_aliases()
     if name in aliases:
         return aliases[name]
-    raise SpecError(f"unknown device {_short(text)}; {_nearest(name, [*known, *aliases])} (or a path to a YAML file)")
+    raise SpecError(f"unknown device {_short(text)}; {nearest(name, [*known, *aliases])} (or a path to a YAML file)")
 
 
 @cache

@@ -50,6 +50,29 @@ class Memory(Spec):
         """Bytes that a run may take: those reported by the driver, else the capacity."""
         return self.capacity if self.reported is None else self.reported
 
+    def resized(self, capacity: float) -> Memory:
+        """Return the memory with another capacity.
+
+        Parameters
+        ----------
+        capacity : float
+            New capacity [byte].
+
+        Returns
+        -------
+        Memory
+            ``reported`` keeps its share of the capacity: firmware and inline error correction take a part of whatever
+            there is.
+
+        >>> memory = load_device("l40").memory
+        >>> doubled = memory.resized(2.0 * memory.capacity)
+        >>> doubled.usable / doubled.capacity
+        0.9375
+        """
+        share = self.usable / self.capacity
+        reported = None if self.reported is None else share * capacity
+        return self.model_copy(update={"capacity": capacity, "reported": reported})
+
     @model_validator(mode="after")
     def _within_capacity(self) -> Memory:
         if self.usable > self.capacity:
@@ -137,9 +160,25 @@ class Device(Spec):
         return self
 
     def copy_rate(self, achieved: float | None = None) -> float:
-        """Rate of copies between the device and its host, each way [byte/s]: its part of the ``host_link``, else its
-        PCIe lanes, times the share that copies reach, or the ``achieved`` one; SpecError if neither is stated.
+        """Return the rate of copies between the device and its host, in each direction.
 
+        Parameters
+        ----------
+        achieved : float, optional
+            Share of the link's bandwidth that copies reach; by default that of the link's file.
+
+        Returns
+        -------
+        float
+            Rate in byte/s over the device's part of its ``host_link``, else over its PCIe lanes.
+
+        Raises
+        ------
+        SpecError
+            If the device file has neither ``host_link`` nor ``pcie``.
+
+        Examples
+        --------
         >>> from paleo.units import GIGA
         >>> [round(load_device(name).copy_rate(1.0) / GIGA, 1) for name in ("h100-sxm5-80gb", "gh200-96gb", "gb200")]
         [63.0, 450.0, 225.0]
@@ -169,12 +208,24 @@ class Device(Spec):
         return any(dtype in ("fp16", "bf16") for dtype in self.tensor_dtypes)
 
     def arithmetic(self, dtype: str) -> str:
-        """The format that libraries multiply numbers of ``dtype`` in.
+        """Return the format in which libraries multiply numbers of a given dtype.
 
         It is fp32 where ordinary cores are faster at that than at sixteen bits (a GeForce of Pascal does one 64th), as
         cuBLAS and cuDNN do when asked for fp32 accumulation, and where ordinary cores only convert fp16 (NVIDIA's
         before Pascal; cuDNN's PSEUDO_HALF_CONFIG).
 
+        Parameters
+        ----------
+        dtype : str
+            Format in which the operands are stored.
+
+        Returns
+        -------
+        str
+            ``fp32`` or the dtype itself.
+
+        Examples
+        --------
         >>> names = ("gtx-1080-ti", "p100-pcie-16gb", "titan-x-maxwell")
         >>> [load_device(name).arithmetic("fp16") for name in names], load_device("titan-x-maxwell").arithmetic("bf16")
         (['fp32', 'fp16', 'fp32'], 'bf16')
@@ -187,9 +238,27 @@ class Device(Spec):
         return "fp32" if converted else dtype
 
     def peak_flops_per_s(self, dtype: str, unit: Unit | None = None) -> float:
-        """Dense peak of ``dtype`` [FLOP/s] on the fastest unit, or on the ``unit`` that is named; where that dtype is
-        only stored, of the format that it is multiplied in.
+        """Return the dense peak rate of a dtype.
 
+        Parameters
+        ----------
+        dtype : str
+            Operand format. If the device only stores it, the rate of the format that it is multiplied in.
+        unit : Unit, optional
+            ``tensor`` or ``vector``; by default the faster one.
+
+        Returns
+        -------
+        float
+            Rate in FLOP/s.
+
+        Raises
+        ------
+        SpecError
+            If the unit has no peak for the dtype.
+
+        Examples
+        --------
         >>> load_device("a100-sxm4-80gb").peak_flops_per_s("fp16", "vector")
         78000000000000.0
         """
@@ -204,13 +273,46 @@ class Device(Spec):
 
 
 def load_device(name_or_path: str | Path) -> Device:
-    """The device of that catalog name, or of that YAML file."""
+    """Load a device by catalog name or path.
+
+    Parameters
+    ----------
+    name_or_path : str | Path
+        Entry of the catalog, or a YAML file.
+
+    Returns
+    -------
+    Device
+        The device.
+
+    Raises
+    ------
+    SpecError
+        If there is no such entry or the file is not valid.
+    """
     return _devices(name_or_path)
 
 
 def find_device(text: str) -> Device:
-    """The device that a name, a path, a full name or an alias (what CUDA reports) means, whatever the case.
+    """Load the device that a name, path, full name or alias means, whatever the case.
 
+    Parameters
+    ----------
+    text : str
+        For example the name that CUDA reports.
+
+    Returns
+    -------
+    Device
+        The device.
+
+    Raises
+    ------
+    SpecError
+        If no device has that name.
+
+    Examples
+    --------
     >>> find_device("NVIDIA H100 80GB HBM3").name
     'h100-sxm5-80gb'
     """
@@ -223,14 +325,27 @@ def find_device(text: str) -> Device:
     return load_device(name)
 
 
-def named(data: Mapping[str, Any], stem: str) -> dict[str, Any]:
-    """The mapping of a device or system with a name and a full name, by default those of its file."""
+def with_names(data: Mapping[str, Any], stem: str) -> dict[str, Any]:
+    """Add a name and a full name, by default those of the file, to the mapping of a device or system.
+
+    Parameters
+    ----------
+    data : dict of str to Any
+        Mapping of the file.
+    stem : str
+        File name without suffix.
+
+    Returns
+    -------
+    dict of str to Any
+        A new mapping.
+    """
     return {"name": stem, "full_name": data.get("name", stem), **data}
 
 
 def _device(name_or_path: str | Path) -> Device:
     path, data = read_entry("devices", name_or_path)
-    return validate(Device, named(data, path.stem), path)
+    return validate(Device, with_names(data, path.stem), path)
 
 
 _devices = FileCache(_device)

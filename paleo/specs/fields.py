@@ -11,14 +11,7 @@ from pydantic.fields import FieldInfo
 from paleo.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds, Watts, duration, engineering, gibibytes
 
 #: How values of each dimension are written.
-_UNITS = {
-    Seconds: "time",
-    Bytes: "bytes",
-    BytesPerSecond: "bytes/s",
-    FlopsPerSecond: "FLOP/s",
-    Hertz: "Hz",
-    Watts: "W",
-}
+_UNITS = {Seconds: "time", Bytes: "bytes", BytesPerSecond: "bytes/s", FlopsPerSecond: "FLOP/s", Hertz: "Hz", Watts: "W"}
 #: How rates among them are written out.
 _RATES = {"bytes/s": "B/s", "FLOP/s": "FLOP/s", "Hz": "Hz"}
 
@@ -33,7 +26,18 @@ class FieldRow(NamedTuple):
 
 
 def field_table(schema: type[BaseModel]) -> list[FieldRow]:
-    """The described fields of a schema, those of nested ones under dotted names, in the order of their declaration."""
+    """List the fields of a schema with unit, default and meaning, in the order of their declaration.
+
+    Parameters
+    ----------
+    schema : type[BaseModel]
+        Pydantic model.
+
+    Returns
+    -------
+    list of FieldRow
+        One row a field; nested fields have dotted names.
+    """
     return list(_rows(schema, ""))
 
 
@@ -45,12 +49,23 @@ def _rows(schema: type[BaseModel], prefix: str) -> Iterator[FieldRow]:
         elif field.description:
             unit = unit_of(field)
             yield FieldRow(
-                key, unit, "required" if field.is_required() else shown(field.default, unit), field.description
+                key, unit, "required" if field.is_required() else format_value(field.default, unit), field.description
             )
 
 
 def unit_of(field: FieldInfo) -> str:
-    """The dimension of a field's value; empty for numbers without one, words and flags."""
+    """Return the dimension of a field's value.
+
+    Parameters
+    ----------
+    field : FieldInfo
+        Field of a pydantic model.
+
+    Returns
+    -------
+    str
+        For example ``bytes/s``; empty for plain numbers, words and flags.
+    """
     inside = (field.annotation, *get_args(field.annotation))
     for dimension, unit in _UNITS.items():
         validator = get_args(dimension)[1]
@@ -59,11 +74,27 @@ def unit_of(field: FieldInfo) -> str:
     return ""
 
 
-def shown(value: Any, unit: str = "") -> str:
-    """A value for people.
+def format_value(value: Any, unit: str = "") -> str:
+    """Write a field's value for people, with its unit.
 
-    >>> shown(8e-06, "time"), shown(6e9, "bytes/s"), shown(True), shown(("norm", "softmax")), shown(None)
-    ('8 us', '6 GB/s', 'true', 'norm, softmax', '-')
+    Parameters
+    ----------
+    value : Any
+        Value in SI units.
+    unit : str, optional
+        Dimension, as `unit_of` returns it.
+
+    Returns
+    -------
+    str
+        Text such as ``8 us``; ``-`` for None.
+
+    Examples
+    --------
+    >>> format_value(8e-06, "time"), format_value(6e9, "bytes/s")
+    ('8 us', '6 GB/s')
+    >>> format_value(True), format_value(("norm", "softmax")), format_value(None)
+    ('true', 'norm, softmax', '-')
     """
     if value is None or value == ():
         return "-"

@@ -45,7 +45,23 @@ class Link(Spec):
 
 
 def load_link(name_or_path: str | Path) -> Link:
-    """The link of that catalog name, or of that YAML file."""
+    """Load a link by catalog name or path.
+
+    Parameters
+    ----------
+    name_or_path : str | Path
+        Entry of the catalog, or a YAML file.
+
+    Returns
+    -------
+    Link
+        The link.
+
+    Raises
+    ------
+    SpecError
+        If there is no such entry or the file is not valid.
+    """
     return _links(name_or_path)
 
 

@@ -36,12 +36,31 @@ _LEDGERS: ContextVar[tuple[dict[str, str], ...]] = ContextVar("ledgers", default
 
 
 def digest(content: bytes) -> str:
-    """BLAKE2b digest of 128 bits of a file's content, in hexadecimal digits."""
+    """Return the BLAKE2b digest (128 bits) of a file's content in hexadecimal digits.
+
+    Parameters
+    ----------
+    content : bytes
+        Content of the file.
+
+    Returns
+    -------
+    str
+        32 digits.
+    """
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def record(path: str | Path, content: bytes) -> None:
-    """Enter a file that was just read in every open ledger."""
+def record_file(path: str | Path, content: bytes) -> None:
+    """Enter a file that was just read in every open ledger.
+
+    Parameters
+    ----------
+    path : str | Path
+        The file.
+    content : bytes
+        Its content.
+    """
     if ledgers := _LEDGERS.get():
         _enter(ledgers, {os.path.realpath(path): digest(content)})
 
@@ -63,7 +82,18 @@ def recorded() -> Iterator[dict[str, str]]:
 
 
 def changed_files(digests: Mapping[str, str]) -> list[str]:
-    """Files of a ledger that were deleted or whose content has changed since."""
+    """List the files of a ledger that were deleted or changed after they were read.
+
+    Parameters
+    ----------
+    digests : dict of str to str
+        Digest by path, from a ledger.
+
+    Returns
+    -------
+    list of str
+        Paths.
+    """
     return [path for path, known in digests.items() if _digest_of(path) != known]
 
 
@@ -83,6 +113,8 @@ class FileCache(Generic[Value]):
 
     def __call__(self, name_or_path: str | Path) -> Value:
         """The entry; errors of loading are raised each time anew."""
+        if not isinstance(name_or_path, str | Path):
+            raise SpecError(f"{name_or_path!r:.80}: expected a name of the catalog or a path")
         key = (os.getcwd(), str(name_or_path))  # noqa: PTH109 (called for each prediction)
         value, digests = self._entries.get(key) or self._loaded(key, name_or_path)
         if changed_files(digests):
@@ -107,6 +139,8 @@ MAX_MESSAGE = 600
 
 #: Whole numbers up to here are exact as floats.
 MOST_COUNT = 2**53
+#: Least and most of any number of a spec without a unit, zero apart.
+_LEAST, _MOST = 2.0**-80, 2.0**60
 PositiveCount = Annotated[int, Field(strict=True, gt=0, le=MOST_COUNT)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 Flag = Annotated[bool, Field(strict=True)]
@@ -158,8 +192,20 @@ class Spec(BaseModel):
 
 
 def plain_numbers(value: Any) -> Any:
-    """numpy's numbers and arrays as Python's, in mappings and lists too: fields of specs take no others.
+    """Convert numpy numbers and arrays to Python's, inside mappings and lists too.
 
+    Parameters
+    ----------
+    value : Any
+        Anything that a caller may pass as a field of a spec.
+
+    Returns
+    -------
+    Any
+        The same structure with Python numbers and lists.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> plain_numbers({"gpus": np.int64(8), "model": {"seq": np.int32(512)}})
     {'gpus': 8, 'model': {'seq': 512}}
@@ -175,14 +221,49 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds; SpecError, with the file and the line, for anything else."""
+    """Read the mapping of a YAML file.
+
+    Parameters
+    ----------
+    path : str | Path
+        The file.
+
+    Returns
+    -------
+    dict of str to Any
+        The mapping.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be read or holds anything else; the message names file and line.
+    """
     return parse_yaml(_read_text(path), where=path)
 
 
 def parse_yaml(text: str, *, where: str | Path) -> dict[str, Any]:
-    """The mapping that a YAML text holds; ``where`` names it in messages.
+    r"""Read the mapping of a YAML text.
 
-    >>> parse_yaml("ranks: 8\\nlatency: 5 us\\nfast: on", where="example")
+    Parameters
+    ----------
+    text : str
+        YAML.
+    where : str | Path
+        Name of the text in messages.
+
+    Returns
+    -------
+    dict of str to Any
+        The mapping.
+
+    Raises
+    ------
+    SpecError
+        If the text is not a YAML mapping.
+
+    Examples
+    --------
+    >>> parse_yaml("ranks: 8\nlatency: 5 us\nfast: on", where="example")
     {'ranks': 8, 'latency': '5 us', 'fast': 'on'}
     """
     try:
@@ -212,7 +293,7 @@ def _read_text(path: str | Path) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SpecError(f"{_shown(str(path))}: cannot be read ({reason})") from None
-    record(path, raw)
+    record_file(path, raw)
     if len(raw) > MAX_FILE_BYTES:
         raise SpecError(f"{path}: is larger than {MAX_FILE_BYTES} bytes; a spec is a page or two of YAML")
     try:
@@ -316,9 +397,28 @@ def _line(event: Any) -> int:
 
 
 def validate(model: type[Model], data: object, where: str | Path) -> Model:
-    """``data`` as an instance of ``model``; the first thing wrong is a SpecError that names file, key and value.
+    """Make an instance of a schema from a mapping, with one clear message for the first fault.
 
     A misspelt key is reported before the keys that it leaves missing, with the nearest key that would do.
+
+    Parameters
+    ----------
+    model : type[Model]
+        Pydantic model.
+    data : object
+        Mapping from a file or a caller.
+    where : str | Path
+        File name for messages.
+
+    Returns
+    -------
+    Model
+        An instance of `model`.
+
+    Raises
+    ------
+    SpecError
+        For the first fault; the message has file, key, value and what was expected.
     """
     if not isinstance(data, Mapping):
         raise SpecError(f"{where}: expected a mapping of `key: value` lines, not {_shown(data)}")
@@ -329,8 +429,49 @@ def validate(model: type[Model], data: object, where: str | Path) -> Model:
         raise SpecError(_first_problem(model, data, where, error)) from None
 
 
+def below(folder: Path, name: str) -> Path:
+    """Return the path of a file that another file names, in the folder of that file or below.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the file that names it.
+    name : str
+        The path as it is written there.
+
+    Raises
+    ------
+    SpecError
+        If it lies elsewhere: a file that was received must not read others of this machine.
+    """
+    root, place = (os.path.abspath(path) for path in (folder, folder / name))  # noqa: PTH100 (links stay as they are)
+    if os.path.commonpath([root, place]) != root:
+        raise SpecError(f"{name[:200]!r} lies outside the folder of the file that names it; move it there, or below")
+    return folder / name
+
+
 def with_path(data: Mapping[str, Any], file: str | Path, path: str) -> dict[str, Any]:
-    """The mapping of a ``file`` with the ``path`` that its messages and commands name, which no file states itself."""
+    """Add the path of its file to a mapping, for later messages and commands.
+
+    Parameters
+    ----------
+    data : dict of str to Any
+        Mapping of the file.
+    file : str | Path
+        File name for messages.
+    path : str
+        Path to add.
+
+    Returns
+    -------
+    dict of str to Any
+        A new mapping with the key ``path``.
+
+    Raises
+    ------
+    SpecError
+        If the file itself has a key ``path``.
+    """
     if "path" in data:
         raise SpecError(f"{file}: path: unknown key")
     return {**data, "path": path}
@@ -367,6 +508,10 @@ def _refuse_not_finite(value: object, where: str | Path, path: tuple[str | int, 
         isinstance(value, str) and _NOT_FINITE.match(value.strip())
     ):
         raise SpecError(_capped(f"{where}: {_dotted(path)}: {value!r} is not a finite value"))
+    elif isinstance(value, float) and value != 0 and not _LEAST <= abs(value) <= _MOST:
+        raise SpecError(
+            _capped(f"{where}: {_dotted(path)}: {_shown(value)}: expected 0, or {_LEAST:.0e} to {_MOST:.0e}")
+        )
 
 
 def _explained(model: type[BaseModel], data: object, error: Any) -> str:
@@ -468,10 +613,29 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {"min": min, "max": max, "ceil": 
 
 
 def evaluate(text: str, names: Mapping[str, Any]) -> Any:
-    """The value of ``=expression``: + - * / // % comparisons, min, max, ceil, round over named numbers.
+    """Evaluate ``=expression``: + - * / // % comparisons, min, max, ceil and round over named numbers.
 
-    A bare name may stand for text too. Raises SpecError with the near names for an unknown one.
+    A bare name may stand for a text too.
 
+    Parameters
+    ----------
+    text : str
+        Expression, with or without ``=``.
+    names : dict of str to Any
+        Parameters of the model by name.
+
+    Returns
+    -------
+    Any
+        Number or text.
+
+    Raises
+    ------
+    SpecError
+        If a name is unknown (with the nearest names) or the expression is not valid.
+
+    Examples
+    --------
     >>> evaluate("=4 * hidden // 2", {"hidden": 768})
     1536
     """

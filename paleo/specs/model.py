@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +11,10 @@ from pydantic import BeforeValidator, Field
 
 from paleo import units
 from paleo.errors import SpecError
+from paleo.files import exists, is_folder
 from paleo.operations.tensor import Role
-from paleo.specs.catalog import entries, read_entry
+from paleo.registry import Registry
+from paleo.specs.catalog import entries, is_path, read_entry, resolve_spelling
 from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate, with_path
 
 
@@ -87,6 +89,8 @@ class ModelSpec(Spec):
     expect: Expect | None = None
     #: Where the file was read, for messages.
     path: str = ""
+    #: What a prediction warns of, whatever the run: the network is a stand-in, or its code was run.
+    remarks: tuple[Text, ...] = Field(default=(), exclude=True)
 
     @property
     def reference(self) -> str:
@@ -94,25 +98,114 @@ class ModelSpec(Spec):
         return self.name if not self.path or str(entries("models").get(self.name)) == self.path else self.path
 
 
-def load_model(name_or_path: str | Path) -> ModelSpec:
-    """A model by its catalog name or the path of a YAML file."""
-    return _models(name_or_path)
+#: Readers of networks that are neither in the catalog nor in a YAML file. A reader returns None for a text that is not
+#: of its kind.
+SOURCES: Registry[Callable[[str], ModelSpec | None]] = Registry("source of networks", "paleo.importers")
 
 
-def _model(name_or_path: str | Path) -> ModelSpec:
-    path, data = read_entry("models", name_or_path)
+def load_model(model: str | Path, *, run_code: bool = True) -> ModelSpec:
+    """Load a network by name, hub id or file.
+
+    Parameters
+    ----------
+    model : str or Path
+        A name of the catalog in any spelling (``llama3-8b``, ``Llama-3.1-8B``); an id of the Hugging Face hub
+        (``Qwen/Qwen3-8B``), whose configuration is taken from the local cache, or else the network of the catalog that
+        has this id; a ``config.json`` of transformers, or the folder that holds one; a YAML or ONNX file; or
+        ``module:factory@2x3x224x224``, a torch module with the shapes of its inputs. Nothing is downloaded.
+    run_code : bool
+        Whether the code that ``module:factory`` names may run. False for names that come out of a file.
+
+    Returns
+    -------
+    ModelSpec
+        The network. Its `remarks` say where it is a stand-in.
+
+    Raises
+    ------
+    SpecError
+        Where the text means no network, with the nearest names, or the network cannot be read.
+    """
+    text = str(model)
+    if not run_code and ":" in text and not exists(text):
+        raise SpecError(f"model {text!r:.80}: code runs only where the command line names it; see `paleo import`")
+    return _models(model)
+
+
+def _model(model: str | Path) -> ModelSpec:
+    text = str(model)
+    if names_other_source(model):
+        for source in SOURCES:
+            if (network := SOURCES[source](text)) is not None:
+                return network
+    path, data = read_entry("models", model)
     return model_from(data, path)
+
+
+def names_other_source(model: str | Path) -> bool:
+    """Return True if a text is no catalog name or YAML file but looks like another source of a network.
+
+    Parameters
+    ----------
+    model : str | Path
+        What the user wrote: name, path, Hugging Face id, ONNX file, ``module:factory``.
+
+    Returns
+    -------
+    bool
+        Whether an importer must read the network.
+    """
+    text = str(model)
+    if not isinstance(model, Path) and text.strip().lower() in entries("models"):
+        return False
+    suffix = Path(text).suffix.lower()
+    if suffix in (".yaml", ".yml"):
+        return False
+    if suffix in (".json", ".onnx") or ":" in text or is_path(model):
+        return True
+    return resolve_spelling("models", text) is None and is_folder(text)
 
 
 _models = FileCache(_model)
 
 
 def model_from(data: Mapping[str, Any], path: str | Path) -> ModelSpec:
-    """A model from the mapping of its file."""
+    """Make a model from the mapping of its file.
+
+    Parameters
+    ----------
+    data : dict of str to Any
+        Mapping of a model file.
+    path : str | Path
+        The file; its stem is the default name.
+
+    Returns
+    -------
+    ModelSpec
+        The validated model.
+
+    Raises
+    ------
+    SpecError
+        If the mapping is not valid.
+    """
     return validate(ModelSpec, {"name": Path(path).stem, **with_path(data, path, str(path))}, path)
 
 
-def within(figure: tuple[float, float], counted: float) -> bool:
-    """Whether a count agrees with a published figure to its last digit."""
+def agrees_with_published(figure: tuple[float, float], counted: float) -> bool:
+    """Return True if a count agrees with a published value to the last published digit.
+
+    Parameters
+    ----------
+    figure : tuple[float, float]
+        Published value, and half a unit of its last digit.
+    counted : float
+        Count of this program.
+
+    Returns
+    -------
+    bool
+        Whether they agree.
+    """
     value, slack = figure
     return math.isclose(counted, value, rel_tol=1e-12, abs_tol=slack)

@@ -54,15 +54,28 @@ class PriceList(Spec):
 
 @cache
 def price_list(name: str) -> PriceList:
-    """A list of the catalog."""
+    """Load a price list of the catalog.
+
+    Parameters
+    ----------
+    name : str
+        Name of the provider's list.
+
+    Returns
+    -------
+    PriceList
+        Its offers.
+    """
     path, data = read_entry("prices", name)
     return validate(PriceList, {"name": path.stem, **data}, path)
 
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """The price of one device: ``value`` in USD/s for a rent, in USD for a purchase; the number of ``offers``; and
-    whether they are for this system (else for its device, on the market)."""
+    """Price of one device: ``value`` in USD/s for a rent, in USD for a purchase.
+
+    It has the number of ``offers`` and whether they are for this system (else for its device).
+    """
 
     value: float
     offers: tuple[tuple[str, PriceOffer], ...]
@@ -93,7 +106,21 @@ class Quote:
 
 
 def offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], bool]:
-    """Offers of a term with their providers for this system, or, False, for machines with its device."""
+    """Find the offers of a term for a system.
+
+    Parameters
+    ----------
+    system : System
+        System to rent or buy.
+    term : str
+        Term of a rent, or ``purchase``.
+
+    Returns
+    -------
+    tuple[list[tuple[str, PriceOffer]], bool]
+        Pairs of provider and offer, and True if they are for this very system. Otherwise they are for machines with its
+        device, whole nodes preferred.
+    """
     term_offers = [(name, offer) for name in names("prices") for offer in price_list(name).offers if offer.term == term]
     exact = [(name, offer) for name, offer in term_offers if offer.system == system.name]
     if exact:
@@ -104,7 +131,23 @@ def offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], boo
 
 
 def term_named(text: str) -> Term:
-    """A term of a rent; SpecError names the nearest."""
+    """Check the name of a rental term.
+
+    Parameters
+    ----------
+    text : str
+        Term as written.
+
+    Returns
+    -------
+    Term
+        The term.
+
+    Raises
+    ------
+    SpecError
+        If there is no such term; the message names the nearest.
+    """
     for term in TERMS:
         if term == text:
             return term  # type: ignore[no-any-return]
@@ -112,8 +155,23 @@ def term_named(text: str) -> Term:
 
 
 def rent_quote(system: System, term: Term) -> Quote | None:
-    """Rent of one device: the lowest of the system's own offers, else the median of what each provider asks at least
-    for the device; None where no list has one."""
+    """Return the rent of one device of a system.
+
+    The rent is the lowest of the system's own offers, else the median over providers of their lowest offer for the
+    device.
+
+    Parameters
+    ----------
+    system : System
+        System to rent.
+    term : Term
+        Term of the rent.
+
+    Returns
+    -------
+    Quote, optional
+        Rent in USD/s and where it comes from; None if no list has an offer.
+    """
     market, exact = offers(system, term)
     rates = [(offer.rate / offer.devices, name, offer) for name, offer in market if offer.rate is not None]
     return _quote(rates if exact else _lowest_of_each_provider(rates), exact)
@@ -129,34 +187,109 @@ def _lowest_of_each_provider(rates: Iterable[tuple[float, str, PriceOffer]]) -> 
 
 
 def rented(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, Price, bool] | None:
-    """USD per second for the machines that hold ``gpus`` devices (a device's own price is for each), the price it is
-    made of, and whether it is for the very system; None where nobody offers it.
+    """Return the rent of the machines that hold so many devices.
 
-    The price in the system's or the device's file comes first, for machines rented on demand; then the price lists.
+    The price in the system's or the device's file comes first for machines rented on demand; then the price lists.
+
+    Parameters
+    ----------
+    system : System
+        System to rent.
+    gpus : int
+        Number of devices. A price of a node counts whole nodes; a price of a device counts devices.
+    term : Term, optional
+        Term of the rent.
+
+    Returns
+    -------
+    tuple[float, Price, bool], optional
+        USD/s for all machines, the price it is made of, and True if that is for this very system. None if nobody offers
+        it.
     """
+    devices = billed(system, gpus).devices
     if term == "on-demand" and system.price_per_node is not None:
-        return system.price_per_node.rate * math.ceil(gpus / system.devices_per_node), system.price_per_node, True
+        return system.price_per_node.rate * devices / system.devices_per_node, system.price_per_node, True
     if term == "on-demand" and system.device.price is not None:
-        return system.device.price.rate * gpus, system.device.price, True
+        return system.device.price.rate * devices, system.device.price, True
     quote = rent_quote(system, term)
-    if quote is None:
-        return None
-    return quote.value * paid_devices(system, gpus), quote.price, quote.exact
+    return None if quote is None else (quote.value * devices, quote.price, quote.exact)
+
+
+@dataclass(frozen=True, slots=True)
+class Billed:
+    """Whole units of an order: so many ``devices`` in all, in units of one kind (``unit``, a noun)."""
+
+    devices: int
+    units: int
+    unit: str
+
+
+#: Chips up to which slices of a TPU are powers of two; a cube of 4 x 4 x 4 of a three-dimensional torus is a multiple
+#: from there on (Google Cloud, TPU v4 and v5p configurations).
+_CUBE = 64
+
+
+def billed(system: System, gpus: int) -> Billed:
+    """Return what is ordered and paid for where a run takes so many devices.
+
+    Parameters
+    ----------
+    system : System
+        Its nodes are ordered whole; of an NVLink domain of several hosts its trays; of a TPU its slices.
+    gpus : int
+        Devices of the run.
+
+    Returns
+    -------
+    Billed
+
+    Examples
+    --------
+    >>> from paleo.specs.system import load_system
+    >>> billed(load_system("aws-p4d.24xlarge"), 12).devices, billed(load_system("tpu-v5p-pod"), 24).devices
+    (16, 32)
+    """
+    size = devices_per_machine(system)
+    if system.device.kind == "tpu":
+        size = max(size, 1 << (gpus - 1).bit_length())
+        cube = any(level.topology == "torus" and len(level.shape or ()) == 3 for level in system.levels)
+        size, unit = (_CUBE if cube and size > _CUBE else size), "slice"
+    else:
+        unit = "tray" if system.devices_per_host else "node" if size > 1 else "GPU"
+    units = math.ceil(gpus / size)
+    return Billed(units * size, 1 if unit == "slice" else units, unit)
 
 
 def devices_per_machine(system: System) -> int:
-    """Devices of the smallest machine that is rented: a node, or one of the hosts that an NVLink domain joins."""
+    """Return the number of devices in the smallest machine that is rented.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+
+    Returns
+    -------
+    int
+        Devices of a node, or of one host where an NVLink domain joins several.
+    """
     return system.devices_per_host or system.devices_per_node
 
 
-def paid_devices(system: System, gpus: int) -> int:
-    """Devices of the whole machines that hold ``gpus`` of them."""
-    machine_size = devices_per_machine(system)
-    return math.ceil(gpus / machine_size) * machine_size
-
-
 def purchase_quote(system: System) -> Quote | None:
-    """Price of one device with its share of the machine where whole machines were sold, else of the bare device."""
+    """Return the purchase price of one device of a system.
+
+    Parameters
+    ----------
+    system : System
+        System to buy.
+
+    Returns
+    -------
+    Quote, optional
+        Price in USD: the device's share of a whole machine if such were sold, else the bare device. None if no list has
+        one.
+    """
     sold, exact = offers(system, "purchase")
     return _quote(
         [(offer.price / offer.devices, name, offer) for name, offer in sold if offer.price is not None], exact

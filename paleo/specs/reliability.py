@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING
 
 from paleo.specs.catalog import entries
-from paleo.specs.system import Reliability, load_system
+from paleo.specs.system import Reliability, System, load_system
 from paleo.units import DAY, KILO
-
-if TYPE_CHECKING:
-    from paleo.specs.system import System
 
 #: Between RSC-2 (2.3) and OPT-175B (16.1 failures per thousand node-days); near Llama 3 (3.8) and BLOOM (3.0).
 USUAL = Reliability.model_construct(
@@ -23,11 +19,21 @@ USUAL = Reliability.model_construct(
 
 
 def reliability_of(system: System) -> Reliability:
-    """How often a node of the system fails, from the nearest that is known: its own file, systems of the catalog with
-    its device, with a device of its architecture, the `USUAL` rate.
+    """Return how often a node of a system fails, from the most similar system that is known.
 
-    What is inherited is the geometric mean, in a range that holds those of all of them and the usual one: clusters of
-    one kind of machine differ by as much as clusters of different kinds.
+    The order is: the system's own file, catalog systems with its device, systems with a device of its architecture, and
+    the `USUAL` rate. What is inherited is the geometric mean, in a range that holds all of them and the usual rate,
+    because clusters of one kind of machine differ as much as clusters of different kinds.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+
+    Returns
+    -------
+    Reliability
+        Failures per node and second, with a 90 % range.
     """
     if system.reliability is not None:
         return system.reliability
@@ -60,8 +66,22 @@ def _systems_with_failures() -> list[System]:
 
 
 def nodes_of(system: System, gpus: int) -> int:
-    """Machines that a job of so many devices keeps busy: hosts, where one NVLink domain joins several.
+    """Count the machines that a job occupies.
 
+    Parameters
+    ----------
+    system : System
+        The system.
+    gpus : int
+        Devices of the job.
+
+    Returns
+    -------
+    int
+        Nodes, or hosts where one NVLink domain joins several.
+
+    Examples
+    --------
     >>> nodes_of(load_system("dgx-h100"), 20), nodes_of(load_system("gb200-nvl72"), 72)
     (3, 18)
     """

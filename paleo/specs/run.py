@@ -12,13 +12,19 @@ from paleo.errors import SpecError
 from paleo.operations.tensor import LossKernels, Scaling
 from paleo.specs.loading import Flag, PositiveCount, Spec, Text, read_yaml, validate
 from paleo.specs.software import Dispatch, Recompute
-from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
+from paleo.units import Bytes, BytesPerSecond, Seconds
 
 #: When gradients are exchanged: in buckets while backward still runs, all after it, or through parameter servers.
 Exchange = Literal["overlapped", "after", "parameter-server"]
 
 #: How a pipeline's pieces are made; numbers are the layers of each piece, in the order of the network.
 Cut = Literal["uniform", "time"] | tuple[Annotated[int, Field(strict=True, ge=0)], ...]
+
+
+#: Independent and persistent noise of ranks of traced jobs: medians of eight stages of two jobs of ByteDance (the
+#: stage with a worker that was slowed on purpose left out of the persistent one). Lin et al., Understanding stragglers
+#: in large model training using what-if analysis, OSDI 2025, data of ByteDance-Seed/StragglerAnalysis@8efcd7f37f.
+TRACED = (0.015, 0.003)
 
 
 #: A run may state the length of its sequences without ``model``.
@@ -112,13 +118,17 @@ class Run(Spec):
         None, description="format in which gradients are summed up beside fp32 masters"
     )
     exchange: Exchange | None = Field(None, description="when and how gradients are exchanged")
-    bucket: Bytes = Field(25 * MEBIBYTE, description="bytes of gradients that go out together, as in PyTorch's DDP")
+    bucket: Bytes | None = Field(
+        None, description="bytes of gradients that go out together; left out: as the software gathers them"
+    )
     algorithm: Text | None = Field(None, description="the one collective algorithm (`paleo list collectives`)")
     compress: Text | None = Field(None, description="compression of gradients: `topk:0.001` (`paleo.compression`)")
     consistency: Text = Field("bsp", description="how workers wait for one another: `ssp:4` (`paleo.consistency`)")
     servers: PositiveCount | None = Field(None, description="parameter servers")
     jitter: Annotated[float, Field(ge=0, le=3)] = Field(
-        0.0, description="noise of a rank's step from one step to the next, as a share of it"
+        0.0,
+        description="noise of a rank's step from one step to the next, as a share of it; `0.02,0.01` states "
+        "slow_ranks, too; traces: both as in traced jobs",
     )
     nodes: Text = Field("packed", description="where nodes lie: packed, random or `spread:8` leaf switches")
     background: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -158,8 +168,7 @@ class Run(Spec):
         "blocks that have one: `16:attention` (Hu et al., ICLR 2022), `16:mlp`, `16:all` or a pattern of names",
     )
     qlora: Flag = Field(
-        False,
-        description="whether frozen products are stored in NF4 with double quantisation (Dettmers et al., 2023)",
+        False, description="whether frozen products are stored in NF4 with double quantisation (Dettmers et al., 2023)"
     )
     freeze: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = Field(
         (), description='layers that are not trained, by patterns: `[embed, "block.[0-9]"]`'
@@ -181,6 +190,23 @@ class Run(Spec):
             raise SpecError("seq: stands beside model.seq; keep one")
         return {**other_fields, "model": {**sizes, SEQUENCE: data[SEQUENCE]}}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _noise(cls, data: Any) -> Any:
+        """``jitter`` is a share, two as in ``0.02,0.01`` (the second is ``slow_ranks``), or ``traces``."""
+        text = data.get("jitter") if isinstance(data, Mapping) else None
+        if not isinstance(text, str):
+            return data
+        try:
+            shares = TRACED if text.strip() == "traces" else tuple(float(part) for part in text.split(","))
+        except ValueError:
+            shares = ()
+        if len(shares) not in (1, 2):
+            raise SpecError(f"jitter: {text[:80]!r}: expected a share such as 0.02, two as in 0.02,0.01, or traces")
+        if len(shares) == 2 and "slow_ranks" in data:
+            raise SpecError(f"slow_ranks: jitter {text[:80]!r} states it, too; use one of them")
+        return {**data, **dict(zip(("jitter", "slow_ranks"), shares, strict=False))}
+
     @model_validator(mode="after")
     def _modules_are_of_selective_recomputation(self) -> Run:
         if self.recompute_modules and self.recompute != "selective":
@@ -192,7 +218,24 @@ class Run(Spec):
 
     @staticmethod
     def photographs(*, sample: float | None, decode: float, cores: float) -> InputOptions:
-        """The default input of photographs, for software that loads them, if a run does not state `input`."""
+        """Return the default input pipeline of photographs.
+
+        It is used by software that loads photographs when a run has no `input`.
+
+        Parameters
+        ----------
+        sample : float, optional
+            Bytes of a stored photograph.
+        decode : float
+            Seconds of one core to decode a photograph.
+        cores : float
+            CPU cores that decode.
+
+        Returns
+        -------
+        InputOptions
+            Options of the input pipeline.
+        """
         return InputOptions().model_copy(update={"sample": sample, "decode": decode, "cores": cores})
 
     @property
@@ -202,5 +245,21 @@ class Run(Spec):
 
 
 def load_run(path: str | Path) -> Run:
-    """A run from its YAML file."""
+    """Load a run from its YAML file.
+
+    Parameters
+    ----------
+    path : str | Path
+        The file.
+
+    Returns
+    -------
+    Run
+        The run.
+
+    Raises
+    ------
+    SpecError
+        If the file is not valid.
+    """
     return validate(Run, read_yaml(path), path)

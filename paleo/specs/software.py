@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from paleo.errors import SpecError, near
-from paleo.operations.tensor import LossKernels, Scaling
+from paleo.operations.tensor import LossKernels, Rotation, Scaling
 from paleo.specs.calibration import Residual
 from paleo.specs.catalog import is_path, names, read_entry
 from paleo.specs.loading import FileCache, Flag, PositiveCount, Spec, Text, validate
@@ -162,8 +162,7 @@ class Fusion(Spec):
         "convolution before it in its last step, so that its input is read once",
     )
     gelu: Literal["fused", "tanh-stepwise", "stepwise"] = Field(
-        "fused",
-        description="tanh-stepwise: a pass for each term of gelu_tanh and quick_gelu; stepwise: every gelu so",
+        "fused", description="tanh-stepwise: a pass for each term of gelu_tanh and quick_gelu; stepwise: every gelu so"
     )
     experts: Literal["fused", "stepwise"] = Field(
         "fused",
@@ -187,10 +186,16 @@ class Fusion(Spec):
         description="recurrent layers. layer: kernels of a library for all steps; looped: a loop of the framework, the "
         "operations of each step by themselves, the gradient of the weights added up step by step",
     )
-    rotation: Literal["fused", "stepwise"] = Field(
+    rotation: Rotation = Field(
         "fused",
-        description="how query and key of latent attention are rotated: in a pass over each, or in one for each step "
-        "of plain code",
+        description="how query and key are rotated. fused: in a pass over each; stepwise: those of latent attention in "
+        "one for each step of plain code; complex, halves: all of them so, as complex products in fp32 (torchtitan) or "
+        "by halves of heads (transformers)",
+    )
+    rms_norm: Literal["fused", "upcast", "stepwise"] = Field(
+        "fused",
+        description="root-mean-square norms. fused: one kernel; upcast: one over inputs cast to fp32; stepwise: a pass "
+        "for each step of plain code in fp32",
     )
     softmax_multiple: PositiveCount = Field(
         1, description="by how many matrices of scores a rank's unfused softmax kernel works; 1: any number"
@@ -233,6 +238,9 @@ class Gradients(Spec):
     """What happens to gradients between the backward pass and the update."""
 
     accesses: Factor = Field(0.0, description="reads and writes of each gradient after every backward pass")
+    flat: Flag = Field(
+        False, description="whether those accesses are passes over a flat buffer of each block, not over each tensor"
+    )
     accumulated: Flag = Field(
         False,
         description="whether the product that makes a weight's gradient adds it to the sum in its last step, which it "
@@ -257,6 +265,21 @@ class Gradients(Spec):
         "none",
         description="norm: the norm of all gradients is taken before the update; scaled: they are then scaled in a "
         "pass of their own",
+    )
+    bucket: Bytes = Field(
+        25 * MEBIBYTE, description="bytes of gradients that go out together (bucket_cap_mb of PyTorch's DDP)"
+    )
+    bucket_elements: Factor = Field(
+        0.0, description="elements of gradients that go out together, whatever their format; 0: counted in bytes"
+    )
+    bucket_per_rank: Factor = Field(
+        0.0,
+        description="elements for each rank that shares out states, where that is more (Megatron-Core: max(40e6, 1e6 x "
+        "dp x cp), so that each rank's part of a bucket stays large)",
+    )
+    bucket_buffers: Factor = Field(
+        2.0,
+        description="buckets that take memory beside the gradients; 0: they are parts of one buffer of all gradients",
     )
     stepwise_updates: tuple[Text, ...] = Field(
         (), description="optimizers without a kernel of their own: each term of the formula is a pass"
@@ -352,6 +375,11 @@ class Parallelism(Spec):
         "even",
         description="how a pipeline is cut: even divides the blocks, work goes by the work of layers, the output layer "
         "too",
+    )
+    microbatches: Literal["samples", "stages"] = Field(
+        "samples",
+        description="into how many microbatches a pipeline cuts a rank's batch where none are asked for: one for each "
+        "sample, or as many as there are stages",
     )
     pipeline_gathers: Literal["pass", "step"] = Field(
         "pass",
@@ -461,6 +489,9 @@ class Software(Spec):
     until: Date | None = Field(None, description="when releases that it describes were superseded; left out: not yet")
     releases: dict[Release, Date] = Field(default_factory=dict)
     earlier: tuple[EarlierReleases, ...] = ()
+    framework: Text | None = Field(
+        None, description="what its framework can run, an entry of `hardware_specs/frameworks`; left out: not known"
+    )
     host: HostTime
     attention: AttentionSoftware = AttentionSoftware()
     fusion: Fusion = Fusion()
@@ -477,8 +508,20 @@ class Software(Spec):
     fit: SoftwareFit | None = None
 
     def changed(self, values: Mapping[str, Any]) -> Software:
-        """The profile with other values of fields, named as in ``overlap.contention``; they are taken as they are.
+        """Return the profile with other values of some fields.
 
+        Parameters
+        ----------
+        values : dict of str to Any
+            Values by dotted field name, such as ``overlap.contention``; they are not validated.
+
+        Returns
+        -------
+        Software
+            A new profile.
+
+        Examples
+        --------
         >>> load_software("megatron-core").changed({"overlap.contention": 0.5}).overlap.contention
         0.5
         """
@@ -492,8 +535,20 @@ class Software(Spec):
         return self.model_copy(update=groups)
 
     def covers(self, date: str) -> bool:
-        """Whether its releases are those of a day, month or year.
+        """Return True if the profile describes releases of a day, month or year.
 
+        Parameters
+        ----------
+        date : str
+            ``2024``, ``2024-06`` or ``2024-06-30``.
+
+        Returns
+        -------
+        bool
+            Whether the date lies between ``from`` and ``until``.
+
+        Examples
+        --------
         >>> load_software("tensorflow2").covers("2018-06"), load_software("tensorflow2").covers("2021")
         (False, True)
         """
@@ -502,11 +557,38 @@ class Software(Spec):
         return begins and ends
 
     def eras(self, date: str) -> tuple[EarlierReleases, ...]:
-        """What was otherwise in releases of a day, month or year, the newest first."""
+        """Return what was different in releases of a date, the newest first.
+
+        Parameters
+        ----------
+        date : str
+            Day, month or year.
+
+        Returns
+        -------
+        tuple of EarlierReleases
+            Entries of ``earlier`` that end after the date.
+        """
         return tuple(era for era in self.earlier if date[: len(era.until)] < era.until[: len(date)])
 
     def date_of(self, version: str) -> str:
-        """The date of a release, or of a day, month or year that is one that the profile describes."""
+        """Return the date of a release.
+
+        Parameters
+        ----------
+        version : str
+            Release that the profile dates, an NVIDIA container (``24.07``), or a date.
+
+        Returns
+        -------
+        str
+            Day, month or year.
+
+        Raises
+        ------
+        SpecError
+            If the release is unknown or out of the profile's range of dates.
+        """
         container = re.fullmatch(r"(2[0-9])\.([01][0-9])(\.[0-9]+)?", version)
         date = self.releases.get(version) or (f"20{container[1]}-{container[2]}" if container else version)
         known = [*self.releases, *filter(None, (self.since, self.until))]
@@ -520,20 +602,53 @@ class Software(Spec):
         return date
 
     def is_fitted(self, architecture: str) -> bool:
-        """Whether numbers of the profile were fitted to steps on devices of an architecture."""
+        """Return True if numbers of the profile were fitted to steps on devices of an architecture.
+
+        Parameters
+        ----------
+        architecture : str
+            For example ``Hopper``.
+
+        Returns
+        -------
+        bool
+            Whether they were.
+        """
         return self.fit is not None and architecture in self.fit.architectures
 
     def host_is_known(self, architecture: str) -> bool:
-        """Whether its host times were fitted to steps on devices of an architecture.
+        """Return True if the host times were fitted to steps on devices of an architecture.
 
+        Parameters
+        ----------
+        architecture : str
+            For example ``Hopper``.
+
+        Returns
+        -------
+        bool
+            Whether they were.
+
+        Examples
+        --------
         >>> [load_software(name).host_is_known("Hopper") for name in ("fsdp-composer", "megatron-core", "tensorflow2")]
         [True, True, False]
         """
         return architecture in self.host.fitted_on or self.is_fitted(architecture)
 
     def slowdown_on(self, architecture: str) -> float:
-        """How much slower than the calibrated kernel attention runs on an architecture; the mean of those known for
-        others."""
+        """Return how much slower than the calibrated kernel attention runs on an architecture.
+
+        Parameters
+        ----------
+        architecture : str
+            For example ``Hopper``.
+
+        Returns
+        -------
+        float
+            Factor on the time; for an architecture without one, the mean of the others.
+        """
         known = self.attention.slowdown
         if isinstance(known, float):
             return known
@@ -546,10 +661,27 @@ def profiles_with_routing() -> list[str]:
 
 
 def load_software(name_or_path: str | Path) -> Software:
-    """A software profile by catalog name or path; ``name@release`` or ``name@date`` as it was then.
+    """Load a software profile by catalog name or path; ``name@release`` or ``name@date`` as it was then.
 
     A release is one that the profile dates, or the month of one of NVIDIA's containers (``24.07``).
 
+    Parameters
+    ----------
+    name_or_path : str | Path
+        Name, path or ``name@release``.
+
+    Returns
+    -------
+    Software
+        The profile.
+
+    Raises
+    ------
+    SpecError
+        If there is no such profile or release.
+
+    Examples
+    --------
     >>> [load_software(f"megatron-core{at}").parallelism.expert_tensor for at in ("", "@0.9", "@2024-06", "@25.04")]
     ['none', 'tp', 'tp', 'none']
     """
@@ -559,7 +691,13 @@ def load_software(name_or_path: str | Path) -> Software:
 def _profile(name_or_path: str | Path) -> Software:
     name, dated, version = ("", "", "") if is_path(name_or_path) else str(name_or_path).partition("@")
     path, data = read_entry("software", name if dated else name_or_path)
-    _check_groups(path, data)
+    known = {field.alias or name for name, field in Software.model_fields.items()}
+    for key in data:
+        if key not in known:
+            from paleo.specs.fields import field_table
+
+            places = [row.field for row in field_table(Software)]
+            raise SpecError(f"{path}: {key}: unknown key; {near(key, [*known, *places])}")
     newest = validate(Software, {"name": path.stem, **data}, path)
     eras = newest.eras(newest.date_of(version)) if dated else ()
     chosen = newest.model_copy(update={"name": f"{path.stem}@{version}"}) if dated else newest
@@ -580,14 +718,3 @@ def _overlaid(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 _profiles = FileCache(_profile)
-
-
-def _check_groups(path: Path, data: Mapping[str, Any]) -> None:
-    """SpecError for an unknown field or one outside its group; the message names the nearest field."""
-    known = {field.alias or name for name, field in Software.model_fields.items()}
-    for key in data:
-        if key not in known:
-            from paleo.specs.fields import field_table
-
-            places = [row.field for row in field_table(Software)]
-            raise SpecError(f"{path}: {key}: unknown key; {near(key, [*known, *places])}")

@@ -15,9 +15,9 @@ from pydantic import Field, model_validator
 
 from paleo.errors import PlanError, SpecError
 from paleo.specs.catalog import entries, is_path, kind_of, read_entry, read_inline
-from paleo.specs.device import Device, Price, load_device, named
+from paleo.specs.device import Device, Price, load_device, with_names
 from paleo.specs.link import Link, load_link
-from paleo.specs.loading import NOT_STATED, FileCache, Flag, PositiveCount, Spec, Text, Year, validate, with_path
+from paleo.specs.loading import NOT_STATED, FileCache, Flag, PositiveCount, Spec, Text, Year, below, validate, with_path
 from paleo.units import Bytes, BytesPerSecond, FailuresPerSecond, counted
 
 
@@ -44,8 +44,7 @@ class Level(Spec):
         None, description="units of a torus along each dimension"
     )
     wrap: PositiveCount | None = Field(
-        None,
-        description="a dimension of that many units, or a multiple of it, closes into a ring; null: none does",
+        None, description="a dimension of that many units, or a multiple of it, closes into a ring; null: none does"
     )
     leaf: PositiveCount | None = Field(
         None, description="units below one leaf switch; of a dragonfly, units of a group"
@@ -208,11 +207,35 @@ class System(Spec):
         return self.levels[-1].ranks if self.levels else 1
 
     def joins_nodes(self, level: Level) -> bool:
-        """Whether a level joins nodes by their network; a torus joins chips directly, whichever host they belong to."""
+        """Return True if a level is the network between nodes.
+
+        A torus is not, as it joins chips directly, whichever host they belong to.
+
+        Parameters
+        ----------
+        level : Level
+            Level of the system.
+
+        Returns
+        -------
+        bool
+            Whether it joins nodes.
+        """
         return (level.ranks is None or level.ranks > self.devices_per_node) and level.topology != "torus"
 
     def share(self, gpus: int) -> str:
-        """A number of GPUs in words, with the nodes that hold them."""
+        """Write a number of GPUs in words, with the nodes that hold them.
+
+        Parameters
+        ----------
+        gpus : int
+            Number of GPUs.
+
+        Returns
+        -------
+        str
+            For example ``16 GPUs of dgx-h100 (2 nodes)``.
+        """
         node_size, whole = self.devices_per_node, gpus % self.devices_per_node == 0
         nodes = (
             counted(math.ceil(gpus / node_size), "node") if whole or gpus > node_size else f"of {node_size} in a node"
@@ -220,12 +243,30 @@ class System(Spec):
         return f"{counted(gpus, 'GPU')} of {self.name}" + (f" ({nodes})" if node_size > 1 else "")
 
     def group(self, stride: int, size: int) -> tuple[Span, ...]:
-        """What a group of ``size`` ranks, ``stride`` apart, has of every level, inner to outer.
+        """Return what a group of ranks uses of each level of the network, inner to outer.
 
-        The product of the fan-outs is ``size``; where a level does not divide evenly it is the next larger number that
-        does, as the fullest unit sets the pace (12 ranks on nodes of 8: fan-outs 8 and 2). Raises PlanError for more
-        ranks than there are.
+        The product of the fan-outs is `size`. Where a level does not divide evenly it is the next larger number that
+        does, because the fullest unit sets the pace (12 ranks on nodes of 8 have fan-outs 8 and 2).
 
+        Parameters
+        ----------
+        stride : int
+            Distance between ranks of the group.
+        size : int
+            Number of ranks.
+
+        Returns
+        -------
+        tuple of Span
+            One entry a level.
+
+        Raises
+        ------
+        PlanError
+            If the system has fewer ranks.
+
+        Examples
+        --------
         >>> node = load_system("dgx-a100-80gb")
         >>> [(span.level.name, span.fan_out, span.groups_sharing) for span in node.group(stride=1, size=16)]
         [('NVSwitch', 8, 1), ('fabric', 2, 1)]
@@ -263,11 +304,25 @@ class System(Spec):
 
 
 def torus_levels(level: Level, below: int, reach: int) -> list[Level]:
-    """A level for each dimension of the box that a job of ``reach`` devices gets of a torus of units of ``below``.
+    """Return one level for each dimension of the box that a job gets of a torus.
 
     A unit of the second dimension is a row of the first, with the links of all its chips. A dimension that does not
-    close into a ring carries a ring's traffic forward on one side of its links and back on the other: one port a chip
-    instead of two.
+    close into a ring carries a ring's traffic forward on one side of its links and back on the other. It counts as one
+    port a chip instead of two.
+
+    Parameters
+    ----------
+    level : Level
+        Level of the torus.
+    below : int
+        Devices of one unit of the level below.
+    reach : int
+        Devices of the job.
+
+    Returns
+    -------
+    list of Level
+        Levels from the first to the last dimension.
     """
     assert level.shape is not None
     levels, ranks = [], below
@@ -285,9 +340,24 @@ def torus_levels(level: Level, below: int, reach: int) -> list[Level]:
 
 
 def torus_box(shape: tuple[int, ...], units: int) -> tuple[int, ...]:
-    """Extents, as even as can be, of a box of ``units`` in a torus; where its prime factors do not fit, of the next
-    larger box that does.
+    """Return the most even box of chips in a torus.
 
+    If the prime factors of the count do not fit, the box is the next larger one that does.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Extents of the whole torus.
+    units : int
+        Chips of the job.
+
+    Returns
+    -------
+    tuple of int
+        Extents of the box.
+
+    Examples
+    --------
     >>> torus_box((16, 20, 28), 512), torus_box((16, 16), 8), torus_box((16, 16), 7)
     ((8, 8, 8), (4, 2), (7, 1))
     """
@@ -315,12 +385,44 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def load_system(name_or_path: str | Path) -> System:
-    """The system of that catalog name, or of that YAML file; a device, by name or file, means one such device alone."""
+    """Load a system by catalog name or path; the name or file of a device means one such device.
+
+    Parameters
+    ----------
+    name_or_path : str | Path
+        Entry of the catalog, or a YAML file.
+
+    Returns
+    -------
+    System
+        The system.
+
+    Raises
+    ------
+    SpecError
+        If there is no such entry or the file is not valid.
+    """
     return _systems(name_or_path)
 
 
 def loaded_system(system: str | Path | System) -> System:
-    """The system that a name or a path means, or that was loaded before; SpecError for anything else."""
+    """Return a system that a caller passed by name, by path or as an object.
+
+    Parameters
+    ----------
+    system : str | Path | System
+        Name, path or loaded system.
+
+    Returns
+    -------
+    System
+        The system.
+
+    Raises
+    ------
+    SpecError
+        For anything else.
+    """
     if not isinstance(system, str | Path | System):
         raise SpecError(f"system {system!r:.80}: expected a name, a path, or what load_system gave")
     return system if isinstance(system, System) else load_system(system)
@@ -331,7 +433,7 @@ def _system(name_or_path: str | Path) -> System:
     if _means_device(name_or_path):
         return _single_device_system(load_device(name_or_path), file)
     path, data = read_entry("systems", name_or_path)
-    data = named(with_path(data, path, file), path.stem)
+    data = with_names(with_path(data, path, file), path.stem)
     if "device" in data:
         data["device"] = _part("devices", data["device"], path, "device")
     if isinstance(data.get("levels"), list):
@@ -363,9 +465,9 @@ def _part(kind: Literal["devices", "links"], value: object, where: Path, key: st
         if isinstance(value, Mapping):
             inline = read_inline(kind, value, where)
             stem = f"{where.stem} {key}"
-            return named(inline, stem) if kind == "devices" else {"name": stem, **inline}
+            return with_names(inline, stem) if kind == "devices" else {"name": stem, **inline}
         if isinstance(value, str):
-            text: str | Path = where.parent / value if is_path(value) else value
+            text: str | Path = below(where.parent, value) if is_path(value) else value
             return load_device(text) if kind == "devices" else load_link(text)
     except SpecError as error:
         raise SpecError(f"{where}: {key}: {error}") from None

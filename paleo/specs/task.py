@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from paleo.learning.base import Count, SamplesLaw, law_of
+from paleo.learning.base import Count, SamplesLaw, parse_law
 from paleo.specs.catalog import entries, read_entry
-from paleo.specs.loading import PositiveCount, Spec, Text, validate
+from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate
 from paleo.units import Seconds
 
 Ratio = Annotated[float, Field(gt=0)]
@@ -72,7 +72,18 @@ class Code(Spec):
     source: Text
 
     def as_of(self, round_name: str) -> Code:
-        """The code with the software of another round, no more than `ROUNDS_AHEAD` after its own."""
+        """Return the code with the software of another round.
+
+        Parameters
+        ----------
+        round_name : str
+            Round of MLPerf Training; at most `ROUNDS_AHEAD` rounds after the code's own count.
+
+        Returns
+        -------
+        Code
+            A copy whose ratios are scaled by the improvement per round.
+        """
         if self.round not in ROUNDS or round_name not in ROUNDS:
             return self
         later = min(ROUNDS.index(round_name) - ROUNDS.index(self.round), ROUNDS_AHEAD)
@@ -117,7 +128,7 @@ class TrainingTask(Spec):
     dataset: Text
     dataset_samples: Count
     target: Text
-    law: Annotated[SamplesLaw, BeforeValidator(law_of)]
+    law: Annotated[SamplesLaw, BeforeValidator(parse_law)]
     submissions: Submissions | None = None
     evaluation: Evaluation
     code: Code
@@ -127,8 +138,20 @@ class TrainingTask(Spec):
     notes: Text | None = None
 
     def on(self, kind: str) -> TrainingTask:
-        """The task as its submissions on a kind of device have it (``Device.kind``).
+        """Return the task as its submissions on a kind of device run it.
 
+        Parameters
+        ----------
+        kind : str
+            ``Device.kind``, such as ``tpu``.
+
+        Returns
+        -------
+        TrainingTask
+            The task with that platform's code, evaluation and samples.
+
+        Examples
+        --------
         >>> load_task("mlperf:unet3d").on("tpu").code.software, load_task("mlperf:unet3d").on("gpu").code.software
         ('xla-tpu@2021', 'mlperf-mxnet')
         """
@@ -139,7 +162,18 @@ class TrainingTask(Spec):
         return self.model_copy(update={**stated, "platforms": {}})
 
     def as_of(self, round_name: str) -> TrainingTask:
-        """The task with the software of another round, on every kind of device."""
+        """Return the task with the software of another round, on every kind of device.
+
+        Parameters
+        ----------
+        round_name : str
+            Round of MLPerf Training.
+
+        Returns
+        -------
+        TrainingTask
+            A copy.
+        """
         platforms = {
             kind: platform.model_copy(update={"code": platform.code.as_of(round_name)})
             for kind, platform in self.platforms.items()
@@ -147,17 +181,51 @@ class TrainingTask(Spec):
         return self.model_copy(update={"code": self.code.as_of(round_name), "platforms": platforms})
 
 
-@cache
 def load_task(name_or_path: str | Path) -> TrainingTask:
-    """A task by its catalog name or path; ``mlperf:bert`` is the entry ``mlperf-bert``."""
-    name = str(name_or_path).replace("mlperf:", "mlperf-", 1)
-    path, data = read_entry("tasks", name)
+    """Load a training task by catalog name or path; ``mlperf:bert`` is the entry ``mlperf-bert``.
+
+    Parameters
+    ----------
+    name_or_path : str | Path
+        Name or path.
+
+    Returns
+    -------
+    TrainingTask
+        The task.
+
+    Raises
+    ------
+    SpecError
+        If there is no such entry or the file is not valid.
+    """
+    return _tasks(name_or_path)
+
+
+def _task(name_or_path: str | Path) -> TrainingTask:
+    path, data = read_entry("tasks", str(name_or_path).replace("mlperf:", "mlperf-", 1))
     return validate(TrainingTask, {"name": Path(path).stem, **data}, path)
+
+
+_tasks = FileCache(_task)
 
 
 @cache
 def task_of(benchmark: str, round_name: str) -> TrainingTask | None:
-    """The task of a benchmark as a round had it: the file that lists the round, else the one without rounds."""
+    """Return the task of a benchmark in a round: from the file that lists the round, else the one without rounds.
+
+    Parameters
+    ----------
+    benchmark : str
+        Name as in MLPerf's results.
+    round_name : str
+        Round of MLPerf Training.
+
+    Returns
+    -------
+    TrainingTask, optional
+        The task; None if the catalog has none.
+    """
     known = [load_task(name) for name in entries("tasks")]
     candidates = [task for task in known if benchmark in task.benchmarks]
     listed = [task for task in candidates if round_name in task.rounds]

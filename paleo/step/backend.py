@@ -12,41 +12,30 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.layers.base import Choices
-from paleo.lowering.launches import Checkpoints, Dispatch, LoweringOptions
-from paleo.lowering.policies import cut, cut_by_work
-from paleo.lowering.program import lower, without_backward
-from paleo.network.graph import build, changed
-from paleo.operations.base import optimizer
-from paleo.operations.tensor import autocast, precision, scaled
-from paleo.parallel.placement import parse_strategy, placement
+from paleo.lowering.launches import BesideDispatch, Chains, Checkpoints, Dispatch, LoweringOptions
+from paleo.lowering.policies import Chunk, cut_by_work, cut_into_stages
+from paleo.lowering.program import Program, lower, without_backward
+from paleo.network.graph import Graph, apply_graph_changes, build_graph
+from paleo.operations.base import Matrix, Optimizer, optimizer, update_kernel
+from paleo.operations.tensor import Precision, autocast, precision, scaled
+from paleo.parallel.placement import Mesh, Placement, Strategy, placement
 from paleo.pricing.communication import Fabric, collective_sources
-from paleo.pricing.kernels import pricer
+from paleo.pricing.kernels import Pricer, pricer
 from paleo.pricing.links.topology import node_placement, states_topology
-from paleo.schedules.base import SCHEDULES
-from paleo.specs.software import load_software
-from paleo.step.exchange import coding_kernels, method_of, tensor_calls
-from paleo.step.memory import clip_kernels, link_rate, offload_of, update_kernel
+from paleo.schedules.base import SCHEDULES, Numeric
+from paleo.specs.software import Software, load_software
+from paleo.step.exchange import coding_kernels, compression_of_run, tensor_calls
+from paleo.step.memory import Offload, clip_kernels, link_rate, offload_of
 from paleo.step.section_times import AHEAD
-from paleo.step.waiting import input_pipeline, sample_bytes, usual_input
+from paleo.step.waiting import InputPipeline, input_pipeline, sample_bytes, usual_input
 
 if TYPE_CHECKING:
     from paleo.compression.base import Compression, SummedGradient
-    from paleo.lowering.launches import BesideDispatch, Chains
-    from paleo.lowering.policies import Chunk
-    from paleo.lowering.program import Program
-    from paleo.network.graph import Graph
-    from paleo.operations.base import Kernel, Optimizer
-    from paleo.operations.tensor import Precision
-    from paleo.parallel.placement import Mesh, Placement, Strategy
-    from paleo.pricing.kernels import Pricer
-    from paleo.schedules.base import Numeric
+    from paleo.operations.base import Kernel
     from paleo.specs.calibration import Calibration
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
-    from paleo.specs.software import Software
     from paleo.specs.system import System
-    from paleo.step.memory import Offload
-    from paleo.step.waiting import InputPipeline
 
 Array = npt.NDArray[np.float64]
 #: Networks at a batch that are kept for the predictions that follow: rows of a table, points of a curve and systems
@@ -66,26 +55,70 @@ class _Network:
     overrides: Mapping[str, Any] = field(compare=False)
 
     def graph(self) -> Graph:
-        return build(self.model, batch=self.batch, choices=self.choices, overrides=self.overrides)
+        return build_graph(self.model, batch=self.batch, choices=self.choices, overrides=self.overrides)
 
 
 class RecentGraphs:
-    """The latest graphs by model, batch, choices and parameters; the least recently used goes first."""
+    """Cache of the latest graphs by model, batch, choices and parameters; the least recently used is dropped first."""
 
     def __init__(self, most: int = MOST_GRAPHS) -> None:
         self._graph = lru_cache(most)(_Network.graph)
 
     def graph(self, model: ModelSpec, batch: int, choices: Choices, overrides: Mapping[str, Any]) -> Graph:
-        """The network at a batch: the kept one, or else built and kept."""
+        """Return the graph of a network at a batch, from the cache or newly built.
+
+        Parameters
+        ----------
+        model : ModelSpec
+            Model file.
+        batch : int
+            Samples.
+        choices : Choices
+            How the framework carries layers out.
+        overrides : dict of str to Any
+            Parameters of the file with other values.
+
+        Returns
+        -------
+        Graph
+            The graph.
+        """
         return self._graph(_Network(id(model), batch, choices, repr(overrides), model, overrides))
 
 
 RECENT = RecentGraphs()
 
 
+def copied_heads(model: ModelSpec, sizes: Mapping[str, Any], tp: int) -> Mapping[str, Any]:
+    """Copy key and value heads to the tensor-parallel ranks that share one, so that each rank has a whole head.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Network.
+    sizes : mapping
+        Parameters of the network that a run states.
+    tp : int
+        Tensor-parallel ranks.
+
+    Returns
+    -------
+    mapping
+        The sizes, with ``kv_heads`` equal to `tp` where that is a multiple of fewer heads. Their weights, gradients and
+        updates are those of each rank; the sum of the copies' gradients over the ranks is not counted.
+
+    References
+    ----------
+    Megatron-Core, transformer/attention.py: ``num_query_groups`` below the tensor-parallel size.
+    """
+    heads, keys = (sizes.get(name, model.params.get(name)) for name in ("heads", "kv_heads"))
+    whole = isinstance(heads, int) and isinstance(keys, int) and 0 < keys < tp
+    return {**sizes, "kv_heads": tp} if whole and tp % keys == 0 and heads % tp == 0 else sizes
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What prices the programs of a run, whatever its degrees and batch shares are."""
+    """Software, formats, kernel prices and links of a run, whatever its degrees and batch shares are."""
 
     run: Run
     system: System
@@ -119,6 +152,7 @@ class Backend:
             sigmoid_router=software.host.sigmoid_router,
             latents=software.parallelism.latents,
             rotation=software.fusion.rotation,
+            rms_norm=software.fusion.rms_norm,
         )
 
     @property
@@ -144,15 +178,17 @@ class Backend:
 
     @property
     def call(self) -> float:
-        """Seconds of the host for issuing a collective; none in a graph of the whole iteration."""
+        """Host time to issue a collective [s]; 0 if a graph of the whole iteration is replayed."""
         free = self.prices.rates is not None or self.software.host.whole_iteration
         return 0.0 if free else self.software.host.forward
 
     @property
     def waiting_power(self) -> float:
-        """How strongly the longer of device and host prevails where tokens are dispatched. The host waits in each layer
-        for the counts of those that experts get: NCCL's messages and DeepEP's buffers are sized by them on the host,
-        hybridep's on the device."""
+        """Exponent that combines device and host time where the host waits for token counts.
+
+        1 adds the times, 4 takes nearly the longer one. NCCL's messages and DeepEP's buffers are sized by the counts on
+        the host, hybridep's on the device.
+        """
         stated = self.software.host.routing > 0 and self.prices.rates is None
         waits = stated and self.software.parallelism.expert_dispatch != "hybridep"
         return self.software.host.waiting_power if waits else AHEAD
@@ -164,24 +200,91 @@ class Backend:
 
     @property
     def overlapped(self) -> bool:
-        """Whether gradients travel during backward."""
+        """True if gradients are exchanged during the backward pass."""
         return (self.run.exchange or ("overlapped" if self.software.overlap.gradients else "after")) == "overlapped"
 
+    @property
+    def gathers_elements(self) -> bool:
+        """True if the software's bucket rule counts elements, and the run gives no bytes."""
+        return self.run.bucket is None and self.software.gradients.bucket_elements > 0
+
+    def bucket_bytes(self, ranks: Numeric) -> Array:
+        """Return the bytes of gradients that go out together.
+
+        Parameters
+        ----------
+        ranks : float or array
+            Ranks that share out states, of each layout.
+
+        Returns
+        -------
+        array
+            Bytes, in the shape of ``ranks``: those of the run, else the rule of the software.
+        """
+        rule, ranks = self.software.gradients, np.asarray(ranks, dtype=np.float64)
+        if not self.gathers_elements:
+            return np.full_like(ranks, rule.bucket if self.run.bucket is None else self.run.bucket)
+        elements = np.maximum(rule.bucket_elements, rule.bucket_per_rank * ranks)
+        return np.asarray(elements * self.formats.summed)
+
     def scatters(self, zero: int, stages: int) -> bool:
-        """Whether gradients are summed and scattered after every backward pass, rather than once a step."""
+        """Return True if gradients are reduce-scattered after every backward pass instead of once a step.
+
+        Parameters
+        ----------
+        zero : int
+            ZeRO stage.
+        stages : int
+            Pipeline stages.
+
+        Returns
+        -------
+        bool
+            Whether they are.
+        """
         habit = self.software.parallelism
         each_pass = habit.gradient_scatters == "pass" and (stages == 1 or habit.pipeline_gathers == "pass")
         return zero == 3 or (zero == 2 and each_pass)
 
     def cut(self, program: Program, iteration: Array, pieces: int) -> list[Chunk]:
-        """Pieces of a pipeline, as the software cuts them; ``iteration``: seconds of one layer iteration of each
-        section."""
+        """Cut a network into pieces for pipeline stages, as the software does.
+
+        Parameters
+        ----------
+        program : Program
+            One rank's program.
+        iteration : ndarray, shape (sections,)
+            Time of one layer iteration of each section [s].
+        pieces : int
+            Number of pieces.
+
+        Returns
+        -------
+        list of Chunk
+            Sections and numbers of layers of each piece.
+        """
         by_work = self.run.cut is None and self.software.parallelism.stages == "work" and pieces > 1
-        return cut_by_work(program, pieces) if by_work else cut(program, iteration.tolist(), pieces, self.run.cut)
+        return (
+            cut_by_work(program, pieces)
+            if by_work
+            else cut_into_stages(program, iteration.tolist(), pieces, self.run.cut)
+        )
 
     def coded(self, counts: Array, gradient: SummedGradient) -> Array:
-        """Seconds in which a device codes and decodes a number of elements of a gradient; ``gradient`` is one
-        element."""
+        """Return the time in which a device compresses and decompresses gradients.
+
+        Parameters
+        ----------
+        counts : ndarray, shape (...)
+            Gradient elements.
+        gradient : SummedGradient
+            Properties of the gradient per element.
+
+        Returns
+        -------
+        ndarray, shape (...)
+            Seconds; zero without compression.
+        """
         method = self.compression
         if method is None:
             return np.zeros_like(counts)
@@ -193,13 +296,58 @@ class Backend:
         """How gradients are clipped by their norm."""
         return self.run.clip or self.software.gradients.clip
 
-    def updated(self, counts: Array, tensors: Array) -> Array:
-        """Seconds in which a device updates so many parameters, in so many tensors; both broadcast."""
-        optimizer, formats = self.optimizer, self.formats
-        return self._passes(counts, tensors, lambda count, number: [update_kernel(count, number, optimizer, formats)])
+    def updated(self, counts: Array, tensors: Numeric, rule: Optimizer) -> Array:
+        """Return the time of an element-wise optimizer update.
+
+        Parameters
+        ----------
+        counts : ndarray, shape (...)
+            Parameters that are updated.
+        tensors : Numeric
+            Tensors that hold them.
+        rule : Optimizer
+            Update rule.
+
+        Returns
+        -------
+        ndarray, shape (...)
+            Seconds.
+        """
+        formats = self.formats
+        return self._passes(counts, tensors, lambda count, number: [update_kernel(count, number, rule, formats)])
+
+    def multiplied(self, matrix: Matrix) -> float:
+        """Return the time of the matrix products in the update of one weight matrix, as in Muon or Shampoo.
+
+        Parameters
+        ----------
+        matrix : Matrix
+            Shape of the weight matrix.
+
+        Returns
+        -------
+        float
+            Seconds; 0 if the optimizer multiplies no matrices.
+        """
+        rule = self.optimizer.matrices
+        if rule is None:
+            return 0.0
+        kernels, times = zip(*rule.kernels("update", matrix, self.formats), strict=True)
+        return float(self.prices.times(list(kernels)).synchronous @ np.array(times))
 
     def clipped(self, counts: Array) -> Array:
-        """Seconds of the passes that clipping adds to an update."""
+        """Return the time of the passes that gradient clipping adds to an update.
+
+        Parameters
+        ----------
+        counts : ndarray, shape (...)
+            Gradient elements.
+
+        Returns
+        -------
+        ndarray, shape (...)
+            Seconds.
+        """
         return self._passes(counts, 0.0, lambda count, _: clip_kernels(count, self.clip, self.formats))
 
     def _passes(self, counts: Array, tensors: Numeric, kernels: Callable[[float, float], Sequence[Kernel]]) -> Array:
@@ -212,8 +360,24 @@ class Backend:
         return np.where(unique[0] > 0, seconds.sum(axis=1), 0.0)[place.ravel()].reshape(counts.shape)
 
     def input_pipeline(self, graph: Graph, gpus: int, replica: Numeric, local_batch: Numeric) -> InputPipeline | None:
-        """How long a step's batch takes to arrive, as the run says or as its software loads photographs; None for
-        synthetic data."""
+        """Return how long a step's batch takes to arrive.
+
+        Parameters
+        ----------
+        graph : Graph
+            The network.
+        gpus : int
+            Devices of the run.
+        replica : Numeric
+            Ranks that hold one replica of the model.
+        local_batch : Numeric
+            Samples of one replica.
+
+        Returns
+        -------
+        InputPipeline, optional
+            Times of reading, decoding and copying; None for synthetic data.
+        """
         stages = self.run.input
         if stages is None and self.prices.rates is None and not self.run.forward_only:
             stages = usual_input(self.run, graph, self.system, self.software.loader.image, gpus)
@@ -224,32 +388,109 @@ class Backend:
         return input_pipeline(stages, self.system, size, gpus=gpus, replica=replica, local_batch=local_batch, link=link)
 
     def reserved(self, mesh: Mesh) -> float:
-        """Bytes that no tensor gets: the process's context on a GPU, and buffers for each axis over which it talks."""
+        """Return the memory that no tensor gets: the context of the process and the buffers of communicators.
+
+        Parameters
+        ----------
+        mesh : Mesh
+            Degrees of the axes; each axis of more than one rank has a communicator.
+
+        Returns
+        -------
+        float
+            Bytes; 0 on devices other than GPUs.
+        """
         talks = sum(degree > 1 for _, degree in mesh.degrees)
         size = self.software.memory.context + talks * self.software.memory.communicator
         return size if self.system.device.kind == "gpu" else 0.0
 
-    def graph(self, model: ModelSpec, batch: int) -> Graph:
-        """The network at a batch, with what the run freezes and adapts."""
-        return changed(build(model, batch=batch, choices=self.choices, overrides=self.run.model), self.run)
+    def graph(self, model: ModelSpec, batch: int, tp: int = 1) -> Graph:
+        """Build the network at a batch, with the run's frozen layers and adapters.
 
-    def recent_graph(self, model: ModelSpec, batch: int) -> Graph:
-        """`graph` of a recently predicted network; results computed for a graph are kept with it."""
-        return changed(RECENT.graph(model, batch, self.choices, self.run.model), self.run)
+        Parameters
+        ----------
+        model : ModelSpec
+            Model file.
+        batch : int
+            Samples.
+        tp : int, default 1
+            Tensor-parallel ranks, for which key heads are copied where there are fewer (`copied_heads`).
+
+        Returns
+        -------
+        Graph
+            The graph.
+        """
+        sizes = copied_heads(model, self.run.model, tp)
+        return apply_graph_changes(build_graph(model, batch=batch, choices=self.choices, overrides=sizes), self.run)
+
+    def recent_graph(self, model: ModelSpec, batch: int, tp: int = 1) -> Graph:
+        """Return the same as `graph` from a cache, with results that were computed for it before.
+
+        Parameters
+        ----------
+        model : ModelSpec
+            Model file.
+        batch : int
+            Samples.
+        tp : int, default 1
+            Tensor-parallel ranks.
+
+        Returns
+        -------
+        Graph
+            The graph.
+        """
+        return apply_graph_changes(
+            RECENT.graph(model, batch, self.choices, copied_heads(model, self.run.model, tp)), self.run
+        )
 
     def placement(self, graph: Graph, strategy: Strategy) -> Placement:
-        """How the layers are divided by a strategy as the software carries it out, and by what the run states."""
+        """Return how a strategy splits the layers, as the software carries it out, with the run's own placement on top.
+
+        Parameters
+        ----------
+        graph : Graph
+            The network.
+        strategy : Strategy
+            Preset, degrees and flags.
+
+        Returns
+        -------
+        Placement
+            The placement.
+        """
         strategy = replace(strategy, expert_tokens=self.software.parallelism.expert_tokens)
         return placement(graph, strategy, self.run.placement, self.run.expert_imbalance)
 
     def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
-        """One rank's program."""
+        """Lower a network to one rank's program.
+
+        Parameters
+        ----------
+        graph : Graph
+            The network at the samples of a microbatch.
+        placement : Placement
+            Split of every layer.
+        mesh : Mesh
+            Degrees of the axes.
+
+        Returns
+        -------
+        Program
+            The program.
+        """
+        once = self.software.parallelism.expert_dispatch != "nccl"
+        spread = (rule.split["experts"] for rule in placement.rules if rule.split.get("experts"))
+        axes = next(spread, ("ep",))
         options = LoweringOptions(
             chains=self.chains,
             regather=self.software.parallelism.regather,
             softmax_multiple=self.software.fusion.softmax_multiple,
             gather_pieces=mesh.degree("tp") if self._overlaps_tensor(graph) else 1,
-            dispatch=Dispatch(self._targets(placement, mesh), self._beside_dispatch),
+            dispatch=Dispatch(
+                self.fabric.targets(mesh.stride(axes), mesh.group_size(axes)) if once else None, self._beside_dispatch
+            ),
             checkpoints=self._checkpoints,
         )
         program = lower(graph, placement, mesh, self.formats, options)
@@ -262,7 +503,18 @@ class Backend:
         return habit.tensor and not latents
 
     def calibration(self, mesh: Mesh) -> str:
-        """Where the prices of kernels come from, and of several devices those of the links between them."""
+        """Describe where the prices of kernels come from, and for several devices those of the links.
+
+        Parameters
+        ----------
+        mesh : Mesh
+            Degrees of the axes.
+
+        Returns
+        -------
+        str
+            One line.
+        """
         if mesh.size == 1 or self.prices.rates is not None:
             return self.prices.name
         links = collective_sources(self.fabric, "all_reduce", self.fabric.links(1, mesh.size))
@@ -284,13 +536,6 @@ class Backend:
         by_nccl = self.software.parallelism.expert_dispatch == "nccl"
         return "shared experts" if self.software.overlap.shared_experts and by_nccl else None
 
-    def _targets(self, placement: Placement, mesh: Mesh) -> int | None:
-        """Number of nodes (inside one node: of devices) that a token is sent to, once each."""
-        once = self.software.parallelism.expert_dispatch != "nccl"
-        spread = (rule.split["experts"] for rule in placement.rules if rule.split.get("experts"))
-        axes = next(spread, ("ep",))
-        return self.fabric.targets(mesh.stride(axes), mesh.group_size(axes)) if once else None
-
 
 def _stated(run: Run) -> dict[str, Any]:
     """Fields of the profile that a run states itself."""
@@ -305,19 +550,46 @@ def _stated(run: Run) -> dict[str, Any]:
     return {field: value for field, value in stated.items() if value is not None}
 
 
-def _paired(run: Run) -> bool:
-    """Whether the pipeline's schedule runs forward beside backward passes."""
-    return SCHEDULES[run.schedule].pairs and parse_strategy(run.strategy).degrees.get("pp", 1) > 1
-
-
 def backend_of(
-    system: System, run: Run, dtype: str, software: Software | None = None, calibration: Calibration | None = None
+    system: System,
+    run: Run,
+    dtype: str,
+    software: Software | None = None,
+    calibration: Calibration | None = None,
+    *,
+    strategy: Strategy | None = None,
 ) -> Backend:
-    """Software, pricer and links of a run; ``software`` and ``calibration`` in place of the profile and the calibration
-    file that it names."""
+    """Collect what prices the programs of a run: software, kernel prices and links.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+    run : Run
+        The run.
+    dtype : str
+        Format of the operands.
+    software : Software, optional
+        Profile to use instead of the run's.
+    calibration : Calibration, optional
+        Calibration to use instead of the run's.
+    strategy : Strategy, optional
+        Strategy of the run's plan. None: that of a search, which tries all of them.
+
+    Returns
+    -------
+    Backend
+        The backend.
+
+    Raises
+    ------
+    SpecError
+        If a name of the run is unknown.
+    """
     software = software or load_software(run.software)
     software = software.changed(_stated(run))
-    if software.overlap.experts is None and _paired(run):
+    stages = 1 if strategy is None else strategy.degrees.get("pp", 1)
+    if software.overlap.experts is None and SCHEDULES[run.schedule].pairs and stages > 1:
         software = software.changed({"overlap.experts": True})
     prices = pricer(system.device, dtype, run.calibration, software, calibration)
     software = software if prices.rates is None else software.changed({"overlap.contention": 0.0})
@@ -326,6 +598,7 @@ def backend_of(
         system, run.algorithm_or_server, prices.rates, prices.user_calibration, software.host.forward,
         placement=nodes if states_topology(system) or not nodes.usual else None,
         handshake=0.0 if prices.rates is not None else software.host.handshake,
+        dispatcher=software.parallelism.expert_dispatch,
     )  # fmt: skip
     formats = autocast(precision(dtype)) if software.formats.mixed == "autocast" else precision(dtype)
     accumulator, accesses = software.gradients.accumulator if formats.master else 0.0, software.gradients.accesses
@@ -334,6 +607,7 @@ def backend_of(
         formats,
         accumulator=accumulator,
         gradient_accesses=accesses,
+        flat_gradients=software.gradients.flat,
         accumulated=accumulated,
         added=software.gradients.added,
     )
@@ -341,7 +615,9 @@ def backend_of(
     formats = scaled(formats, scaling, fused=software.fusion.passes)
     if formats.master and (run.main_gradients or software.formats.main_gradients) == "fp32":
         formats = replace(formats, gradient=formats.wide)
-    method = method_of(run.compress, zero=parse_strategy(run.strategy).zero, forward_only=run.forward_only)
+    method = compression_of_run(
+        run.compress, zero=None if strategy is None else strategy.zero, forward_only=run.forward_only
+    )
     offload = offload_of(run.offload, system, prices.rates, run.offload_layers)
     return Backend(
         run,

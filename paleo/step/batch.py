@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import blocks
-from paleo.step.layouts import Shared
-from paleo.step.memory import Shares, streamed
-from paleo.step.section_times import partly_paired, section_figures
+from paleo.lowering.policies import recomputed_sections
+from paleo.step.layouts import Layouts, ResultCache
+from paleo.step.memory import Assignment, OffloadShares, with_offload_traffic
+from paleo.step.section_times import LayerTimes, section_values, with_unpaired_share
 
 if TYPE_CHECKING:
     from paleo.schedules.base import Schedule
     from paleo.step.backend import Backend
-    from paleo.step.layouts import Layouts
-    from paleo.step.memory import Assignment
-    from paleo.step.section_times import LayerTimes
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
@@ -29,7 +26,7 @@ Sharding = Literal["none", "states", "gradients", "parameters"]
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Layouts at a microbatch under a recompute policy, whatever else they choose.
+    """Layouts at a microbatch under a recompute policy.
 
     ``layout``: the position of each case among the ``layouts``, (cases,). ``microbatches``: of a step, (cases,).
     ``times``: of their layers, (sections, cases).
@@ -42,18 +39,41 @@ class Cases:
     microbatches: Array
     times: LayerTimes
     chosen: tuple[Cases, Index] | None = None
-    shared: Shared = field(default_factory=Shared, compare=False)
+    shared: ResultCache = field(default_factory=ResultCache, compare=False)
 
     def __len__(self) -> int:
         return len(self.layout)
 
     def of(self, cases: Index) -> Cases:
-        """The cases at some positions."""
+        """Select some cases.
+
+        Parameters
+        ----------
+        cases : Index
+            Positions.
+
+        Returns
+        -------
+        Cases
+            These cases.
+        """
         return Cases(self.layouts, self.layout[cases], self.microbatches[cases], self.times.of(cases), (self, cases))
 
     def send(self, section: int) -> Array:
-        """Seconds in which a stage that ends with a section sends its output on; ranks of tp that do not split the
-        sequence send a share each: (cases,)."""
+        """Return the time in which a stage that ends with a section sends its output to the next stage.
+
+        Ranks of tp that do not split the sequence send a share each.
+
+        Parameters
+        ----------
+        section : int
+            Position of the section.
+
+        Returns
+        -------
+        ndarray, shape (cases,)
+            Seconds.
+        """
         return self.shared.once(("send", section), lambda: self._send(section))
 
     def _send(self, section: int) -> Array:
@@ -87,7 +107,7 @@ class Batch:
     overlapped: bool
     arrival: Array | float = 0.0
     ends: Literal["order", "closed"] = "order"
-    shared: Shared = field(default_factory=Shared, compare=False)
+    shared: ResultCache = field(default_factory=ResultCache, compare=False)
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -119,8 +139,7 @@ class Batch:
 
     @property
     def scattered(self) -> bool:
-        """Whether gradients are summed and scattered after every backward pass: ZeRO-3, and ZeRO-2 where the software
-        does so, over several ranks."""
+        """True if gradients are reduce-scattered after every backward pass: ZeRO-3, and ZeRO-2 with some software."""
         return self.backend.scatters(self.zero, self.assignment.stages) and self._shared_out
 
     @property
@@ -130,21 +149,20 @@ class Batch:
 
     @property
     def sharding(self) -> Sharding:
-        """Which collectives the replicas run."""
+        """Key that is equal for batches whose replicas run the same collectives."""
         if self.zero == 0:
             return "none"
         return "parameters" if self.sharded else "gradients" if self.scattered else "states"
 
     def without_contention(self) -> Batch:
-        """The same with collectives that take nothing from the computation beside them."""
+        """Same batch with collectives that do not slow down overlapping computation."""
         software = self.backend.software.changed({"overlap.contention": 0.0})
-        layouts = replace(self.layouts, backend=replace(self.backend, software=software), shared=Shared())
-        return replace(self, cases=replace(self.cases, layouts=layouts, shared=Shared()), shared=Shared())
+        layouts = replace(self.layouts, backend=replace(self.backend, software=software), shared=ResultCache())
+        return replace(self, cases=replace(self.cases, layouts=layouts, shared=ResultCache()), shared=ResultCache())
 
     @property
     def times(self) -> LayerTimes:
-        """Times of layers, with what they wait for host memory, and for exchanges that no other microbatch hides:
-        (sections, cases)."""
+        """Times of layer iterations with exposed offload traffic and expert exchange, shape (sections, cases)."""
         if not self.training or not (self.backend.offload.parts or self.pairs):
             return self.cases.times
         return self.shared.once(("times", self.zero, self.schedule.name), self._waiting)
@@ -155,7 +173,7 @@ class Batch:
         return bool(self.backend.software.overlap.experts)
 
     def _waiting(self) -> LayerTimes:
-        times = partly_paired(self.cases.times, self._unpaired_share) if self.pairs else self.cases.times
+        times = with_unpaired_share(self.cases.times, self._unpaired_share) if self.pairs else self.cases.times
         return self._streamed(times) if self.backend.offload.parts else times
 
     @property
@@ -176,15 +194,26 @@ class Batch:
         sections = len(program.sections)
         elements, learned = (layouts.parameters(trained)[:sections, layout] for trained in (False, True))
         scattered = self.backend.scatters(self.zero, self.assignment.stages)
-        shares = Shares.of(
+        shares = OffloadShares.of(
             self.zero,
             layouts.shards[layout],
             self.microbatches,
             scattered=scattered,
-            activations=offload.activation_share(section_figures(program, "repeat"), blocks(program)),
+            activations=offload.activation_share(section_values(program, "repeat"), recomputed_sections(program)),
         )
-        return streamed(times, elements, learned, offload, self.backend.formats, shares)
+        return with_offload_traffic(times, elements, learned, offload, self.backend.formats, shares)
 
     def per_case(self, figures: Array) -> Array:
-        """Figures of layouts, those of each case: (…, layouts) to (…, cases)."""
+        """Expand values of layouts to values of cases.
+
+        Parameters
+        ----------
+        figures : ndarray, shape (..., layouts)
+            One value a layout.
+
+        Returns
+        -------
+        ndarray, shape (..., cases)
+            One value a case.
+        """
         return np.take(figures, self.cases.layout, axis=-1)

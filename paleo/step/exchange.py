@@ -26,14 +26,12 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError
-from paleo.operations.base import flat_pass
-from paleo.parallel.placement import Axes
+from paleo.operations.base import Kernel, flat_pass
+from paleo.parallel.placement import Axes, Mesh
 
 if TYPE_CHECKING:
     from paleo.compression.base import Compression, Message, SummedGradient
     from paleo.lowering.program import Program
-    from paleo.operations.base import Kernel
-    from paleo.parallel.placement import Mesh
     from paleo.schedules.base import Numeric, Passes, Schedule
 
 Array = npt.NDArray[np.float64]
@@ -43,8 +41,22 @@ Numbers = TypeVar("Numbers", float, Array)
 
 
 def gradient_shares(program: Program, mesh: Mesh, copies: int) -> dict[Axes, Array]:
-    """Gradient elements that one of `holdings` computes, by the axes over which they are summed: (sections and
-    ties,)."""
+    """Count the gradient elements that one rank computes, by the axes over which they are summed.
+
+    Parameters
+    ----------
+    program : Program
+        One rank's program.
+    mesh : Mesh
+        Degrees of the axes.
+    copies : int
+        Copies of the network on the pipeline.
+
+    Returns
+    -------
+    dict of Axes to Array
+        Elements by axes, arrays of shape (sections and ties,), for one unit of `holdings`.
+    """
     owed = [
         (number, tuple([axis for axis in axes if mesh.degree(axis) > 1]), elements)
         for number, axes, elements in _gradients(program)
@@ -53,8 +65,26 @@ def gradient_shares(program: Program, mesh: Mesh, copies: int) -> dict[Axes, Arr
 
 
 def gathered_shares(program: Program, mesh: Mesh, copies: int, *, frozen: bool) -> dict[Axes, Array]:
-    """Parameter elements that one of `holdings` gathers from the ranks that share out their states, by the axes
-    of these ranks, which are fewer for experts: (sections and ties,). ``frozen``: those too that are not trained."""
+    """Count the parameter elements that a rank gathers from the ranks that share its states, by their axes.
+
+    Experts are shared by fewer ranks.
+
+    Parameters
+    ----------
+    program : Program
+        One rank's program.
+    mesh : Mesh
+        Degrees of the axes.
+    copies : int
+        Copies of the network on the pipeline.
+    frozen : bool
+        Count parameters that are not trained, too.
+
+    Returns
+    -------
+    dict of Axes to Array
+        Elements by axes, arrays of shape (sections and ties,), for one unit of `holdings`.
+    """
     gathered = list(_states(program, mesh))
     if frozen:
         first, shared = len(program.sections), mesh.state_axes
@@ -64,8 +94,22 @@ def gathered_shares(program: Program, mesh: Mesh, copies: int, *, frozen: bool) 
 
 
 def owned_elements(program: Program, mesh: Mesh, copies: int) -> Array:
-    """Trained elements that a rank owns of one of `holdings` where states are shared out over their replicas,
-    which experts have fewer of: (sections and ties,)."""
+    """Count the trained elements that a rank owns if states are sharded over the replicas; experts have fewer replicas.
+
+    Parameters
+    ----------
+    program : Program
+        One rank's program.
+    mesh : Mesh
+        Degrees of the axes.
+    copies : int
+        Copies of the network on the pipeline.
+
+    Returns
+    -------
+    ndarray, shape (sections and ties,)
+        Elements for one unit of `holdings`.
+    """
     owned = np.zeros(len(program.sections) + len(program.ties))
     for number, axes, elements in _states(program, mesh):
         owned[number] += elements / (mesh.group_size(axes) * copies)
@@ -97,17 +141,45 @@ def _by_axes(program: Program, owed: Sequence[tuple[int, Axes, float]], copies: 
     return by_axes
 
 
-def sharers(trained: Array, owned: Array, ranks: Numeric) -> Array:
-    """Ranks that share out ``trained`` elements, of which each ``owned`` some; ``ranks`` where there are none."""
+def sharing_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
+    """Return the number of ranks that share some trained elements.
+
+    Parameters
+    ----------
+    trained : ndarray, shape (...)
+        Trained elements.
+    owned : ndarray, shape (...)
+        Elements of each rank.
+    ranks : Numeric
+        Number to return where nothing is owned.
+
+    Returns
+    -------
+    ndarray, shape (...)
+        Ranks.
+    """
     return np.divide(trained, owned, out=np.zeros_like(owned) + ranks, where=owned > 0)
 
 
 def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[Count, Count]]:
-    """Stride and ranks of the groups that sum a stage's gradients over ``axes``, (stages,) each; the slowest of them
-    counts.
+    """List the groups that sum a stage's gradients over some axes; the slowest group counts.
 
-    With two copies of the network the group is twice as large, and what it sums crosses between the two stages that
-    hold the same piece: no faster than those two alone.
+    With two copies of the network the group is twice as large. What it sums crosses between the two stages that hold
+    the same piece, so it is no faster than those two alone.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        Degrees of the axes.
+    axes : Axes
+        Axes over which the gradients are summed.
+    copies : int
+        Copies of the network on the pipeline.
+
+    Returns
+    -------
+    list[tuple[Count, Count]]
+        Stride and ranks of each group, arrays of shape (stages,).
     """
     stages = mesh.degree("pp")
     groups = [(np.full(stages, mesh.stride(axes)), np.full(stages, mesh.group_size(axes) * copies))] if axes else []
@@ -122,12 +194,31 @@ TENSOR_AXIS = "tp"
 
 
 def gradient_exchange(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple[tuple[str, Axes, Numbers], ...]:
-    """The collectives that sum gradients of ``size`` bytes (or elements), with their axes and payloads.
+    """List the collectives that sum gradients over replicas.
 
-    Where a shard group is smaller than the replicas its ranks first scatter the sum, and each shard is then summed over
-    the groups (HSDP: Zhao et al., PyTorch FSDP, VLDB 2023, section 3.2.2). Parameters that ranks of tp have whole, each
-    for its part of the sequence, are summed over these apart, whole: their states are shared out over replicas alone
-    (Megatron-Core's finalize_model_grads.py).
+    If a shard group is smaller than the replicas, its ranks first scatter the sum, and each shard is then summed over
+    the groups (HSDP). Parameters that every rank of tp holds whole are summed over tp apart, as in Megatron-Core's
+    finalize_model_grads.py.
+
+    Parameters
+    ----------
+    zero : int
+        ZeRO stage.
+    axes : Axes
+        Axes over which the gradients are summed.
+    size : array_like
+        Gradient bytes (or elements) of one rank.
+    mesh : Mesh
+        Degrees of the axes.
+
+    Returns
+    -------
+    tuple[tuple[str, Axes, Numbers], ...]
+        Operation, axes and payload of each collective.
+
+    References
+    ----------
+    Zhao et al., PyTorch FSDP, VLDB 2023, section 3.2.2 (HSDP).
     """
     replicas = tuple(axis for axis in axes if axis != TENSOR_AXIS)
     if replicas == axes:
@@ -147,13 +238,31 @@ def _over_replicas(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple[tu
 def exposed_exchange(
     seconds: Array, buckets: Array, schedule: Schedule, passes: Passes, chunks: int, contention: float
 ) -> Array:
-    """Seconds after each stage's last pass until all its gradients have been sent: (stages, …).
+    """Return the gradient exchange that is exposed after each stage's last pass.
 
-    ``seconds`` and ``buckets``: time and number of buckets of each chunk, (stages, chunks, …). A bucket is ready
-    once its share of the chunk's last gradient pass is done. ``contention``: what the passes lose for each second of
-    sending beside them; at 1 nothing is won.
+    A bucket is ready once its share of the chunk's last gradient pass is done.
+
+    Parameters
+    ----------
+    seconds : ndarray, shape (stages, chunks, ...)
+        Time to send the gradients of each chunk [s].
+    buckets : ndarray, shape (stages, chunks, ...)
+        Number of buckets of each chunk.
+    schedule : Schedule
+        Pipeline schedule.
+    passes : Passes
+        Time of the passes of each stage.
+    chunks : int
+        Chunks of a stage.
+    contention : float
+        Seconds that the passes lose for each second of overlapping communication; at 1 overlap wins nothing.
+
+    Returns
+    -------
+    ndarray, shape (stages, ...)
+        Seconds.
     """
-    return exposed_sends(in_order(seconds, buckets, schedule, chunks), schedule, passes, chunks, contention)
+    return exposed_sends(sends_in_order(seconds, buckets, schedule, chunks), schedule, passes, chunks, contention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,18 +281,48 @@ class Sends:
     total: Array
 
     def of(self, members: Index) -> Sends:
-        """The exchanges at some positions of the last axis."""
+        """Select some exchanges.
+
+        Parameters
+        ----------
+        members : Index
+            Positions on the last axis.
+
+        Returns
+        -------
+        Sends
+            These exchanges.
+        """
         parts = (np.take(part, members, axis=-1) for part in (self.share, self.from_first, self.from_last, self.total))
         return Sends(self.inputs, self.weights, *parts)
 
 
-def in_order(seconds: Array, buckets: Array, schedule: Schedule, chunks: int) -> Sends:
-    """The sends of each stage in the order in which its chunks are done; arguments as in `exposed_exchange`.
+def sends_in_order(seconds: Array, buckets: Array, schedule: Schedule, chunks: int) -> Sends:
+    """Order the gradient exchanges of each stage's chunks by the end of their last gradient pass.
 
-    Between two chunks the time to the end is linear where all of them are alike; then neither the inner ones nor their
-    buckets can be the last to be waited for, and they are left out.
+    Of equal chunks in the middle none can be the last to be waited for, so they are left out.
+
+    Parameters
+    ----------
+    seconds : ndarray, shape (stages, chunks, ...)
+        Time to send the gradients of each chunk [s].
+    buckets : ndarray, shape (stages, chunks, ...)
+        Number of buckets of each chunk.
+    schedule : Schedule
+        Pipeline schedule.
+    chunks : int
+        Chunks of a stage.
+
+    Returns
+    -------
+    Sends
+        Sends in order.
     """
-    follow = _remaining_passes(schedule, seconds.shape[0], seconds.shape[1], chunks)
+    stages = seconds.shape[0]
+    pieces = seconds.shape[1]
+    stage = np.arange(float(stages))
+    counts = [[stage * 0.0 + n for n in schedule.remaining(stage, stages, chunk, chunks)] for chunk in range(pieces)]
+    follow = np.array(counts).transpose(2, 0, 1)
     order = np.argsort(-follow.sum(axis=2), axis=1, kind="stable")
     rows = np.arange(len(seconds))[:, None]
     follow, ordered, count = follow[rows, order], seconds[rows, order], buckets[rows, order]
@@ -208,7 +347,26 @@ def _corners(follow: Array, seconds: Array, buckets: Array) -> list[int]:
 
 
 def exposed_sends(sends: Sends, schedule: Schedule, passes: Passes, chunks: int, contention: float) -> Array:
-    """`exposed_exchange` of sends in order."""
+    """Return the gradient exchange that is exposed after each stage's last pass, from sends in order.
+
+    Parameters
+    ----------
+    sends : Sends
+        Result of `sends_in_order`.
+    schedule : Schedule
+        Pipeline schedule.
+    passes : Passes
+        Time of the passes of each stage.
+    chunks : int
+        Chunks of a stage.
+    contention : float
+        Seconds that the passes lose for each second of overlapping communication.
+
+    Returns
+    -------
+    ndarray, shape (stages, ...)
+        Seconds.
+    """
     if contention >= 1.0 or not sends.total.any():
         return sends.total
     back, weights = passes.backward / chunks, passes.weights / chunks
@@ -221,52 +379,89 @@ def exposed_sends(sends: Sends, schedule: Schedule, passes: Passes, chunks: int,
     return np.asarray(np.minimum(sends.total, exposed + contention * np.maximum(sends.total - exposed, 0.0)))
 
 
-def _remaining_passes(schedule: Schedule, stages: int, pieces: int, chunks: int) -> Array:
-    """Passes that a stage still runs after the last gradient of each chunk: of inputs and of weights, (stages, chunks,
-    2)."""
-    stage = np.arange(float(stages))
-    counts = [[stage * 0.0 + n for n in schedule.remaining(stage, stages, chunk, chunks)] for chunk in range(pieces)]
-    return np.array(counts).transpose(2, 0, 1)
-
-
 def exposed_gather(seconds: Array, buckets: Array, forward: Array, contention: float) -> Array:
-    """Seconds of gathering that the first forward pass of the next step, ``forward`` long, does not hide: the first
-    bucket at least."""
+    """Return the gather time that the first forward pass of the next step does not hide; at least the first bucket.
+
+    Parameters
+    ----------
+    seconds : ndarray, shape (...)
+        Time of all gathers [s].
+    buckets : ndarray, shape (...)
+        Number of buckets.
+    forward : ndarray, shape (...)
+        Time of the forward pass [s].
+    contention : float
+        Seconds that the pass loses for each second of overlapping communication.
+
+    Returns
+    -------
+    ndarray, shape (...)
+        Seconds.
+    """
     exposed = np.maximum(seconds / buckets, seconds - forward * (1.0 - 1.0 / buckets))
     return np.asarray(np.minimum(seconds, exposed + contention * (seconds - exposed)))
 
 
-def bucket_count(size: Numeric, bucket: float) -> Array:
-    """Number of buckets, 1 or more, of ``bucket`` bytes each (at least one byte) that hold ``size`` bytes."""
-    return np.maximum(1.0, np.ceil(np.asarray(size) / max(bucket, 1.0)))
+def bucket_count(size: Numeric, bucket: Numeric) -> Array:
+    """Return the number of buckets that hold some bytes, at least 1.
+
+    Parameters
+    ----------
+    size : Numeric
+        Bytes.
+    bucket : Numeric
+        Bytes of one bucket.
+
+    Returns
+    -------
+    ndarray, shape (...)
+        Number of buckets.
+    """
+    return np.maximum(1.0, np.ceil(np.asarray(size) / np.maximum(bucket, 1.0)))
 
 
 #: A collective that is owed: operation, axes, bytes or elements.
 Owed = tuple[str, Axes, Numbers]
 
 
-def method_of(text: str | None, *, zero: int, forward_only: bool) -> Compression | None:
-    """The method that a run names; PlanError where it does not suit the run."""
-    if text is None or forward_only:
+#: What compression of sharded parameters asks for.
+NEEDS_SHARDS = "it compresses the gathers of sharded parameters; state --strategy zero=3"
+
+
+def compression_of_run(text: str | None, *, zero: int | None, forward_only: bool) -> Compression | None:
+    """Return the gradient compression that a run names.
+
+    Parameters
+    ----------
+    text : str, optional
+        Name with arguments; None for no compression.
+    zero : int, optional
+        ZeRO stage; None where a search tries all of them.
+    forward_only : bool
+        The run is inference.
+
+    Returns
+    -------
+    Compression, optional
+        The method; None without compression.
+
+    Raises
+    ------
+    PlanError
+        If the method does not suit the ZeRO stage.
+    """
+    if text is None:
         return None
     from paleo.compression.base import compression
 
     method = compression(text)
-    if zero == 3 and not method.linear and not method.sharded:
+    if method.sharded and zero not in (None, 3):
+        raise PlanError(f"compress {text}: {NEEDS_SHARDS}")
+    if zero == 3 and not (method.linear or method.sharded or forward_only):
         raise PlanError(
             f"compress {text}: with zero=3 gradients are scattered as they come, so only sums in another format do"
         )
-    return method
-
-
-def check_sharded(text: str | None, zero: int) -> None:
-    """PlanError where a method of sharded parameters is named for a run that does not shard them."""
-    if text is None or zero == 3:
-        return
-    from paleo.compression.base import compression
-
-    if compression(text).sharded:
-        raise PlanError(f"compress {text}: it compresses the gathers of sharded parameters; state --strategy zero=3")
+    return None if forward_only else method
 
 
 @dataclass(slots=True)
@@ -291,10 +486,26 @@ def _window(shape: Mapping[str, float]) -> float:
 
 
 def unit_gradient(program: Program, ranks: float, width: float, ranks_per_node: float = 1.0) -> SummedGradient:
-    """The gradient of a rank's program per element: one element, with its share of the matrices.
+    """Describe the gradient of a rank's program per element, with its share of the weight matrices.
 
-    Matrices are those of the products that make gradients of weights: m by n, where k rows are summed; filters of a
-    convolution are one of k by c r s.
+    Matrices are those of the products that make gradients of weights, m by n; filters of a convolution are one of k by
+    c r s.
+
+    Parameters
+    ----------
+    program : Program
+        One rank's program.
+    ranks : float
+        Ranks that sum the gradient.
+    width : float
+        Bytes of a gradient element.
+    ranks_per_node : float, optional
+        Ranks of the group inside a node.
+
+    Returns
+    -------
+    SummedGradient
+        Counts per element.
     """
     from paleo.compression.base import SummedGradient
 
@@ -322,14 +533,27 @@ def unit_gradient(program: Program, ranks: float, width: float, ranks_per_node: 
     )  # fmt: skip
 
 
-def compressed(
+def compressed_collectives(
     method: Compression, gradient: SummedGradient, owed: Sequence[Owed[Numbers]]
 ) -> tuple[Owed[Numbers], ...]:
-    """The collectives of a compressed gradient in place of those ``owed``, with their axes and payloads.
+    """Replace the collectives of a gradient by those of its compressed form.
 
-    ``gradient`` is that of one element. Where states are sharded only the sum is needed, not its return: gathers are
-    left out and sums are scattered. What a method of sharded parameters does not scatter stays as it is, as do sums
-    over tp.
+    If states are sharded, only the sum is needed: gathers are left out and sums are scattered. Sums over tp stay as
+    they are.
+
+    Parameters
+    ----------
+    method : Compression
+        Compression method.
+    gradient : SummedGradient
+        Counts per gradient element.
+    owed : Sequence[Owed[Numbers]]
+        Operation, axes and payload of each plain collective.
+
+    Returns
+    -------
+    tuple[Owed[Numbers], ...]
+        Operation, axes and payload of each collective.
     """
     return tuple(
         (operation, axes, size * ratio)
@@ -345,8 +569,28 @@ def compressed(
 def compressed_gather(
     method: Compression, gradient: SummedGradient, width: float, axes: Axes, size: Numbers, *, again: bool
 ) -> tuple[Owed[Numbers], ...]:
-    """The gather of sharded parameters of ``width`` bytes before the forward pass, or ``again`` before the backward
-    one; ``gradient`` is that of one element."""
+    """Return the compressed gather of sharded parameters.
+
+    Parameters
+    ----------
+    method : Compression
+        Compression method.
+    gradient : SummedGradient
+        Counts per gradient element.
+    width : float
+        Bytes of a parameter.
+    axes : Axes
+        Axes over which parameters are sharded.
+    size : array_like
+        Parameter bytes (or elements) that are gathered.
+    again : bool
+        The gather before the backward pass, instead of that before the forward pass.
+
+    Returns
+    -------
+    tuple[Owed[Numbers], ...]
+        Operation, axes and payload.
+    """
     message = method.messages(gradient)[int(again)]
     return ((_scoped_name(message), axes, size * (float(message.payload) / width)),)
 
@@ -355,11 +599,28 @@ def _scoped_name(message: Message) -> str:
     return message.operation if message.scope == "all" else f"{message.operation}@{message.scope}"
 
 
-def scoped(operation: str, groups: Count, devices_per_node: int) -> tuple[str, Count]:
-    """The plain operation of a name such as ``all_gather@node``, and the part of each group, (2, …) strides and ranks,
-    that takes part: its ranks of one node, or (``across``) one rank of each node.
+def scoped_groups(operation: str, groups: Count, devices_per_node: int) -> tuple[str, Count]:
+    """Split an operation with a scope, such as ``all_gather@node``, into the plain operation and its groups.
 
-    >>> scoped("all_to_all@across", np.array([[1], [64]]), 8)[1].tolist()
+    ``@node`` stands for the ranks of each group inside one node, ``@across`` for one rank of each node.
+
+    Parameters
+    ----------
+    operation : str
+        Name of the collective.
+    groups : Count, shape (2, ...)
+        Strides and ranks of the whole groups.
+    devices_per_node : int
+        Devices of a node.
+
+    Returns
+    -------
+    tuple[str, Count]
+        Plain operation, and strides and ranks of the groups that take part.
+
+    Examples
+    --------
+    >>> scoped_groups("all_to_all@across", np.array([[1], [64]]), 8)[1].tolist()
     [[8], [8]]
     """
     plain, _, scope = operation.partition("@")
@@ -383,15 +644,43 @@ def _ratios(method: Compression, gradient: SummedGradient, *, scattered: bool) -
     return ratios
 
 
-def scaled(gradient: SummedGradient, elements: float) -> SummedGradient:
-    """A gradient of ``elements`` elements; ``gradient`` states figures per element."""
+def scaled_gradient(gradient: SummedGradient, elements: float) -> SummedGradient:
+    """Return the counts of a gradient with many elements.
+
+    Parameters
+    ----------
+    gradient : SummedGradient
+        Counts per element.
+    elements : float
+        Number of elements.
+
+    Returns
+    -------
+    SummedGradient
+        Counts of the whole gradient.
+    """
     counts = ("tensors", "matrices", "matrix_elements", "matrix_sides", "dense_elements", "dense_sides")
     return replace(gradient, elements=elements, **{name: getattr(gradient, name) * elements for name in counts})
 
 
 def coding_kernels(method: Compression, gradient: SummedGradient, elements: float) -> list[Kernel]:
-    """The passes of coding; products of factors are counted as arithmetic of these passes."""
-    whole = scaled(gradient, elements)
+    """Return the memory passes in which a gradient is compressed and decompressed.
+
+    Parameters
+    ----------
+    method : Compression
+        Compression method.
+    gradient : SummedGradient
+        Counts per element.
+    elements : float
+        Gradient elements.
+
+    Returns
+    -------
+    list of Kernel
+        Kernels; products of factors count as arithmetic of these passes.
+    """
+    whole = scaled_gradient(gradient, elements)
     work = method.encode(whole) + method.decode(whole)
     read, written, flops = (float(figure) for figure in (work.read, work.written, work.flops))
     calls = float(work.launches + work.tensor_calls)
@@ -399,10 +688,36 @@ def coding_kernels(method: Compression, gradient: SummedGradient, elements: floa
 
 
 def tensor_calls(method: Compression, gradient: SummedGradient) -> float:
-    """Calls of the framework for single tensors that an element of the gradient costs."""
+    """Return the framework calls for single tensors that compression costs per gradient element.
+
+    Parameters
+    ----------
+    method : Compression
+        Compression method.
+    gradient : SummedGradient
+        Counts per element.
+
+    Returns
+    -------
+    float
+        Calls per element.
+    """
     return float((method.encode(gradient) + method.decode(gradient)).tensor_calls)
 
 
 def state_bytes(method: Compression, gradient: SummedGradient) -> float:
-    """Bytes that a method keeps for an element of the gradient."""
+    """Return the memory that a compression method keeps for each gradient element, such as an error feedback.
+
+    Parameters
+    ----------
+    method : Compression
+        Compression method.
+    gradient : SummedGradient
+        Counts per element.
+
+    Returns
+    -------
+    float
+        Bytes per element.
+    """
     return float(method.state(gradient))

@@ -11,23 +11,22 @@ import numpy.typing as npt
 
 from paleo.pricing.communication import calibrated_families
 from paleo.pricing.kernels import figures
-from paleo.specs.calibration import calibration_of, from_mapping, parameter
+from paleo.specs.calibration import STEPS, Calibration, calibration_of, of_steps, parameter
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
     from paleo.parallel.placement import Mesh
     from paleo.parallel.plan import Plan
     from paleo.schedules.base import Numeric
-    from paleo.specs.calibration import Calibration
     from paleo.specs.device import Device
     from paleo.specs.software import Software
     from paleo.step.backend import Backend
-    from paleo.step.step import Priced
+    from paleo.step.step import PricedProgram
 
 Array = npt.NDArray[np.float64]
 
 #: The calibration that holds the spreads, and its family.
-INTERVALS, INTERVAL_FAMILY = "steps", "interval"
+INTERVALS, INTERVAL_FAMILY = STEPS, "interval"
 #: The kernels of functions that an importer did not know, and by which factor their times are guessed, either way.
 OPAQUE, OPAQUE_SPREAD = "opaque", 3.0
 #: The first cuDNN whose convolutions were timed for a calibration.
@@ -38,6 +37,8 @@ AMPERE_TENSOR_KERNELS = 8.0
 #: Kernels shorter than this show a host that is slower than its profile says: eager frameworks take 10 to 46 us to
 #: issue an operation (host times of profiles), and pauses between operations come on top.
 SHORT = 100.0 * MICROSECOND
+#: GPUs of a node, beyond which stragglers, fabrics and placement add what no row of a node shows.
+NODE = 8.0
 #: The largest share of short kernels in steps of untested software that were measured: beyond it the half-width stays.
 MOST_SHORT = 0.5
 
@@ -49,45 +50,39 @@ class Spreads:
     Defaults are round values from which a fit sets out; those in use are fitted (`spreads`).
     """
 
-    products: float = parameter(
-        0.2, low=0.01, high=1.0, unit="1", meaning="part of the half-widths of products that all of a step share"
-    )
-    links: float = parameter(
-        0.5, low=0.01, high=2.0, unit="1", meaning="part of the half-width of large collectives that a step's show"
-    )
-    software: float = parameter(0.07, low=0.005, high=1.0, unit="1", meaning="half-width of every step")
-    untested: float = parameter(
-        0.1, low=0.005, high=1.0, unit="1", meaning="half-width of software fitted to no steps on the architecture"
-    )
-    host: float = parameter(
-        1.0, low=0.01, high=7.0, unit="1",
-        meaning="half-width above the step for each share of short kernels, where host times are not known",
-    )  # fmt: skip
-    library: float = parameter(
-        0.5, low=0.01, high=2.0, unit="1", meaning="half-width of convolutions by a library that was not timed"
-    )
-    update: float = parameter(
-        0.6, low=0.01, high=3.0, unit="1", meaning="half-width of the update, for its share of the step"
-    )
-    skew: float = parameter(
-        1.2, low=0.5, high=2.0, unit="1",
-        meaning="root of the half-width above over that below: what no formula knows of makes steps longer",
-    )  # fmt: skip
+    products: float = parameter("0.2", "0.01..1", "part of the half-widths of products that all of a step share")
+    links: float = parameter("0.5", "0.01..2", "part of the half-width of large collectives that a step's show")
+    software: float = parameter("0.07", "0.005..1", "half-width of every step")
+    untested: float = parameter("0.1", "0.005..1", "half-width of software fitted to no steps on the architecture")
+    host: float = parameter("1", "0.01..7", "half-width above per share of short kernels of unknown hosts")
+    library: float = parameter("0.5", "0.01..2", "half-width of convolutions by a library that was not timed")
+    scale: float = parameter("0.04", "0.001..0.3", "half-width of each tenfold of GPUs beyond a node")
+    device: float = parameter("0.08", "0.005..0.5", "half-width of a device whose kernels nobody measured")
+    update: float = parameter("0.6", "0.01..3", "half-width of the update, for its share of the step")
+    skew: float = parameter("1.2", "0.5..2", "root of the half-width above over that below")
 
 
 def spreads(user_calibration: Calibration | None = None) -> Spreads:
-    """The spreads of a user's calibration that has them, else of the catalog's, else the defaults."""
-    for calibration in filter(None, (user_calibration, calibration_of(INTERVALS))):
-        for entry in calibration.entries:
-            if entry.family == INTERVAL_FAMILY:
-                return from_mapping(Spreads, entry.parameters, where=f"{calibration.name}: {INTERVAL_FAMILY}")
-    return Spreads()
+    """Return the fitted spreads of step times: those of the user's calibration, else the catalog's, else the defaults.
+
+    Parameters
+    ----------
+    user_calibration : Calibration, optional
+        Calibration file of the user.
+
+    Returns
+    -------
+    Spreads
+        Spreads, as logarithms.
+    """
+    return of_steps(Spreads, INTERVAL_FAMILY, user_calibration)
 
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """What the half-width of a step's interval is made of; arrays hold its low and its high end, (2,), or those of many
-    steps, (2, steps), whose shares are (steps,) then.
+    """Parts of the half-width of a step's interval, as logarithms.
+
+    Arrays hold the low and the high end, (2,), or those of many steps, (2, steps); shares then have the shape (steps,).
 
     ``products``: half-widths of products weighted by their shares of the kernels' time; products have the clock that
     power leaves them in common, while errors of other kernels average out. Under constant rates (``constants``), whose
@@ -96,7 +91,8 @@ class Uncertainty:
     links times the share of exposed communication. ``short``, ``library`` and ``update``: shares of kernels shorter
     than `SHORT` that a host of unknown speed issues one by one (up to `MOST_SHORT`), of convolutions by a library that
     was not timed, and of the optimizer's update. ``tested``: 1 where the software was fitted to steps on the
-    architecture, else 0. ``spreads``: how much each part counts.
+    architecture, else 0. ``scale``: tenfolds of GPUs beyond a node. ``device``: 1 where products were measured on no
+    device of that name, else 0. ``spreads``: how much each part counts.
     """
 
     products: Array
@@ -107,28 +103,61 @@ class Uncertainty:
     update: Numeric
     tested: Numeric
     constants: bool
+    scale: Numeric = 0.0
+    device: Numeric = 0.0
     spreads: Spreads = field(default_factory=spreads)
 
     def half_widths(self, known: Spreads | None = None) -> Array:
-        """Logarithms from the predicted step down to the low and up to the high end: squares add up.
+        """Return the half-widths of the 90 % interval of a step; squares of independent parts add up.
 
-        A host slower than its profile says makes a step longer; a faster one hardly shorter, as the device is waited
-        for, so ``short`` counts above the step alone.
+        A host slower than its profile says makes a step longer. A faster one hardly makes it shorter, because the step
+        then waits for the device. So ``short`` counts above the prediction only.
+
+        Parameters
+        ----------
+        known : Spreads, optional
+            Fitted spreads; by default those in use.
+
+        Returns
+        -------
+        ndarray, shape (2,) or (2, steps)
+            Logarithms from the prediction down to the low end and up to the high end.
         """
         if self.constants:
             return self.products
         known = known or self.spreads
         variance = (known.products * self.products) ** 2 + self.unknown**2 + (known.links * self.links) ** 2
         variance = variance + known.software**2 + (1.0 - self.tested) * known.untested**2
+        variance = variance + (known.scale * self.scale) ** 2 + (known.device * self.device) ** 2
         variance = variance + (known.library * self.library) ** 2 + (known.update * self.update) ** 2
         above = (known.host * self.short) ** 2
         low, high = variance[0], variance[1] + above
         return np.stack([np.sqrt(low) / known.skew, np.sqrt(high) * known.skew])
 
 
-def uncertainty(program: Priced, layout: Plan, backend: Backend, *, exposed: float, update: float) -> Uncertainty:
-    """The uncertainty of a priced step; ``exposed`` and ``update`` are the shares of it that exposed communication
-    and the optimizer's update take."""
+def uncertainty(
+    program: PricedProgram, layout: Plan, backend: Backend, *, exposed: float, update: float
+) -> Uncertainty:
+    """Collect what is uncertain about a priced step.
+
+    Parameters
+    ----------
+    program : Priced
+        Priced program.
+    layout : Plan
+        Resolved plan.
+    backend : Backend
+        Software, prices and links of the run.
+    exposed : float
+        Share of the step that is exposed communication, 0 to 1.
+    update : float
+        Share of the step that is the optimizer update, 0 to 1.
+
+    Returns
+    -------
+    Uncertainty
+        Parts of the uncertainty.
+    """
     kernels = program.kernels
     counted = [(each, section.repeat) for section in program.program.sections for each in section.kernels]
     shares = kernels.total * np.array([each.times * repeat for each, repeat in counted], dtype=np.float64)
@@ -145,10 +174,12 @@ def uncertainty(program: Priced, layout: Plan, backend: Backend, *, exposed: flo
         unknown=(shares * unknown).sum(axis=1),
         links=exposed * _links(backend, layout.mesh),
         short=min(float(shares[kernels.total < SHORT].sum()), MOST_SHORT) * issued,
-        library=float(shares[families == "conv"].sum()) * untimed(software, device, layout.dtype),
+        library=float(shares[families == "conv"].sum()) * lacks_timed_convolutions(software, device, layout.dtype),
         update=update,
         tested=float(software.is_fitted(device.architecture)),
         constants=constants,
+        scale=float(np.log10(max(layout.gpus / NODE, 1.0))),
+        device=float(calibration_of(device.name) is None and backend.prices.user_calibration is None),
         spreads=spreads(backend.prices.user_calibration),
     )
 
@@ -161,9 +192,26 @@ def _links(backend: Backend, mesh: Mesh) -> Array:
     return np.abs(np.log(next(iter(families.values())).factors(np.inf)))
 
 
-def untimed(software: Software, device: Device, dtype: str) -> bool:
-    """Whether convolutions are those of a library that no calibration stands for: a framework's own, cuDNN before the
-    first that was timed, or one without kernels for the tensor cores that are asked for."""
+def lacks_timed_convolutions(software: Software, device: Device, dtype: str) -> bool:
+    """Return True if no calibration covers the library's convolutions.
+
+    These are a framework's own kernels, cuDNN releases before the first that was timed, and releases without kernels
+    for the requested tensor cores.
+
+    Parameters
+    ----------
+    software : Software
+        Software profile.
+    device : Device
+        The device.
+    dtype : str
+        Format of the operands.
+
+    Returns
+    -------
+    bool
+        Whether they are not covered.
+    """
     release = software.convolutions.cudnn
     least = FIRST_TENSOR_KERNELS.get(device.architecture, AMPERE_TENSOR_KERNELS)
     early = figures(device, dtype).tensor_cores and release < least

@@ -1,8 +1,8 @@
 """Layouts of ranks whose programs have the same sections: all that follows from degrees and parameters, not from
 microbatches, for all of them at once.
 
-Arrays have the kinds of stages (`paleo.step.memory.Kinds`) or the stages themselves along their first axis and
-the layouts along the last."""
+Arrays have the kinds of stages (`paleo.step.memory.AssignmentKinds`) or the stages themselves along their first axis
+and the layouts along the last."""
 
 from __future__ import annotations
 
@@ -14,29 +14,37 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from paleo.parallel.placement import BATCH_AXES
+from paleo.parallel.placement import BATCH_AXES, Axes, Mesh
 from paleo.step.exchange import (
-    compressed,
+    compressed_collectives,
     compressed_gather,
     gathered_shares,
     gradient_exchange,
     gradient_shares,
     owned_elements,
     replica_groups,
-    scoped,
-    sharers,
+    scoped_groups,
+    sharing_ranks,
     state_bytes,
     unit_gradient,
 )
-from paleo.step.memory import NORM_BYTES, clip_axes, divided, states, tied_pairs
-from paleo.step.section_times import per_stage, section_figures
+from paleo.step.memory import (
+    NORM_BYTES,
+    Assignment,
+    StageKinds,
+    StateMemory,
+    clip_axes,
+    divide_offloaded,
+    state_memory,
+    tied_pairs,
+)
+from paleo.step.section_times import section_values, sum_per_stage
 
 if TYPE_CHECKING:
     from paleo.compression.base import SummedGradient
     from paleo.lowering.program import Program
-    from paleo.parallel.placement import Axes, Mesh
+    from paleo.operations.base import Matrix
     from paleo.step.backend import Backend
-    from paleo.step.memory import Assignment, StageKinds, States
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
@@ -48,27 +56,43 @@ Numbers = TypeVar("Numbers", float, Array)
 Sent = Literal["gradients", "trained", "all", "again"]
 
 
-class Shared:
-    """Figures that several steps have in common, each computed once."""
+class ResultCache:
+    """Cache of results that several steps have in common."""
 
     def __init__(self) -> None:
         self._figures: dict[Hashable, object] = {}
 
     def once(self, key: Hashable, compute: Callable[[], Value]) -> Value:
-        """The figure of a key, computed at its first use."""
+        """Return a cached result, computed at its first use.
+
+        Parameters
+        ----------
+        key : Hashable
+            Names the result and everything that it depends on.
+        compute : Callable[[], Value]
+            Computes the result.
+
+        Returns
+        -------
+        Value
+            The result.
+        """
         if key not in self._figures:
             self._figures[key] = compute()
         return self._figures[key]  # type: ignore[return-value]
 
     def forget(self) -> None:
-        """Empties the cache; figures are computed again when they are next needed."""
+        """Empty the cache; results are computed again when they are next needed."""
         self._figures.clear()
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
-    """Collectives of one operation that layouts owe: the layout of each, the stride and ranks of its groups, (2,
-    groups, stages or 1, collectives), and its elements of each holding, (sections and ties, collectives)."""
+class OwedCollectives:
+    """Collectives of one operation that layouts owe.
+
+    It has the layout of each collective, stride and ranks of its groups, (2, groups, stages or 1, collectives), and its
+    elements of each holding, (sections and ties, collectives).
+    """
 
     operation: str
     layout: list[int]
@@ -78,15 +102,18 @@ class Owed:
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """Layouts of equal stages: ``meshes`` and ``programs``, one of each a layout; ``sequence_parallel`` says which
-    split the sequence over tp between layers, ``local_batches`` the samples of each data-parallel rank."""
+    """Layouts of ranks whose stages have the same sections, with one mesh and one program each.
+
+    ``sequence_parallel`` tells which split the sequence over tp between layers; ``local_batches`` are the samples of
+    each data-parallel rank.
+    """
 
     backend: Backend
     meshes: tuple[Mesh, ...]
     programs: tuple[Program, ...]
     sequence_parallel: tuple[bool, ...]
     local_batches: tuple[int, ...]
-    shared: Shared = field(default_factory=Shared, compare=False)
+    shared: ResultCache = field(default_factory=ResultCache, compare=False)
 
     def __len__(self) -> int:
         return len(self.meshes)
@@ -111,8 +138,36 @@ class Layouts:
         """Ranks over which ZeRO shares out states: (layouts,)."""
         return self.shared.once("shards", lambda: np.array([float(m.group_size(m.state_axes)) for m in self.meshes]))
 
+    @property
+    def bucket_bytes(self) -> Array:
+        """Bytes of gradients that go out together: (layouts,)."""
+        return self.shared.once("bucket", lambda: self.backend.bucket_bytes(self._replicated))
+
+    @property
+    def bucket_memory(self) -> Array:
+        """Bytes that buckets take beside the gradients: (layouts,)."""
+        stated = self.backend.run.bucket is not None
+        buffers = 2.0 if stated else self.backend.software.gradients.bucket_buffers
+        return buffers * self.bucket_bytes
+
+    @property
+    def _replicated(self) -> Array:
+        """Ranks that hold the same parameters, by which rules of buckets count: (layouts,)."""
+        return np.array([float(mesh.replicas * mesh.degree("cp")) for mesh in self.meshes])
+
     def parameters(self, trained: bool) -> Array:
-        """Parameter elements of each section and tie, or the trained ones of them: (sections and ties, layouts)."""
+        """Count the parameter elements of each section and tie.
+
+        Parameters
+        ----------
+        trained : bool
+            Count trained parameters only.
+
+        Returns
+        -------
+        ndarray, shape (sections and ties, layouts)
+            Elements.
+        """
         return self.shared.once(("parameters", trained), lambda: self._stacked(partial(_elements, trained=trained)))
 
     def _stacked(self, figures: Callable[[Program], Array]) -> Array:
@@ -126,17 +181,43 @@ class Layouts:
         return np.stack(columns, axis=1)
 
     def elements(self, kinds: StageKinds, trained: bool) -> Array:
-        """Parameter elements of each kind of stage, copies of tied ones too: (kinds, layouts)."""
+        """Count the parameter elements of each kind of stage, with copies of tied parameters.
+
+        Parameters
+        ----------
+        kinds : StageKinds
+            Kinds of stages.
+        trained : bool
+            Count trained parameters only.
+
+        Returns
+        -------
+        ndarray, shape (kinds, layouts)
+            Elements.
+        """
         key = "elements", trained
         return self.shared.once(key, lambda: np.asarray(kinds.holdings @ self.parameters(trained)))
 
     # collectives over replicas
 
     def collective(self, operation: str, groups: Count, sizes: Array) -> Array:
-        """Seconds of one collective of ``sizes`` bytes, (…, layouts) or (stages, …, layouts), in the slowest of its
-        ``groups``, (2, groups, stages or 1, layouts), which hold strides and ranks. An operation may name a part of
-        each group, ``all_gather@node``."""
-        operation, groups = scoped(operation, groups, self.backend.system.devices_per_node)
+        """Return the time of one collective in the slowest of its groups.
+
+        Parameters
+        ----------
+        operation : str
+            Collective; ``all_gather@node`` means the part of each group in a node.
+        groups : Count, shape (2, groups, stages or 1, layouts)
+            Strides and ranks.
+        sizes : ndarray, shape (..., layouts) or (stages, ..., layouts)
+            Payload [byte].
+
+        Returns
+        -------
+        ndarray
+            Seconds, of the shape of `sizes`.
+        """
+        operation, groups = scoped_groups(operation, groups, self.backend.system.devices_per_node)
         stages = groups.shape[2:3] if sizes.ndim > 1 else ()
         shape = (*groups.shape[:2], *stages, *(1,) * (sizes.ndim - 2), groups.shape[-1])
         whole = (groups.shape[1], *sizes.shape)
@@ -145,8 +226,27 @@ class Layouts:
         return np.asarray(seconds.reshape(whole).max(axis=0))
 
     def exchanged(self, operation: str, layouts: Sequence[int], groups: Count, sizes: Array) -> Array:
-        """The same of some layouts, where ranks own whole tensors a broadcast from each owner in turn: as many as there
-        are owners, or tensors where these are fewer (to its owner a sum goes the same way back, as long)."""
+        """Return the time of one collective of some layouts, where owners of whole tensors broadcast in turn.
+
+        There are as many broadcasts as owners, or as tensors if these are fewer. A sum goes to its owner the same way
+        back, in the same time.
+
+        Parameters
+        ----------
+        operation : str
+            Collective.
+        layouts : sequence of int
+            Positions of the layouts.
+        groups : Count, shape (2, groups, stages or 1, layouts)
+            Strides and ranks.
+        sizes : ndarray, shape (..., layouts)
+            Payload [byte].
+
+        Returns
+        -------
+        ndarray
+            Seconds, of the shape of `sizes`.
+        """
         if operation != "broadcast":
             return self.collective(operation, groups, sizes)
         message = np.minimum(sizes, self.message_bytes[list(layouts)])
@@ -159,7 +259,7 @@ class Layouts:
         return self.shared.once("message", self._message_bytes)
 
     def _message_bytes(self) -> Array:
-        repeat, tensors = (section_figures(self.programs[0], name) for name in ("repeat", "tensors"))
+        repeat, tensors = (section_values(self.programs[0], name) for name in ("repeat", "tensors"))
         trained = repeat @ self.parameters(trained=True)[: len(repeat)]
         owners = self.shards * self.meshes[0].degree("pp")
         return np.asarray(
@@ -167,8 +267,22 @@ class Layouts:
         )
 
     def groups(self, layouts: Sequence[int], axes: Sequence[Axes], copies: int = 1) -> Count:
-        """Stride and ranks of the groups over some axes of each of some layouts, with ``copies`` of the network: (2,
-        groups, stages, layouts); one stage stands for all where they are alike."""
+        """Return the groups over some axes of each of some layouts.
+
+        Parameters
+        ----------
+        layouts : sequence of int
+            Positions of the layouts.
+        axes : sequence of Axes
+            Mesh axes of each layout's group.
+        copies : int, optional
+            Copies of the network on the pipeline.
+
+        Returns
+        -------
+        Count, shape (2, groups, stages, layouts)
+            Strides and ranks; one stage stands for all if they are alike.
+        """
         if copies == 1:
             pairs = [self._group(layout, each) for layout, each in zip(layouts, axes, strict=True)]
             return np.array(pairs, dtype=np.int64).reshape(-1, 2).T[:, None, None]
@@ -183,22 +297,35 @@ class Layouts:
         return self.shared.once(("group", layout, axes), lambda: (mesh.stride(axes), mesh.group_size(axes)))
 
     def sent(self, holdings: Array, copies: int, content: Sent, zero: int, width: float) -> Array:
-        """Seconds in which the gradients of some holdings are summed over their replicas, or their parameters gathered,
-        and their bytes, ``width`` for each element: (2, stages, chunks, layouts) of (stages, chunks, sections and
-        ties). With several ``copies`` the first axis is that of the stages."""
+        """Return time and bytes of sums of gradients over replicas, or of gathers of parameters.
+
+        Parameters
+        ----------
+        holdings : ndarray, shape (stages, chunks, sections and ties)
+            Layers whose parameters are sent. Without copies the first axis may be anything.
+        copies : int
+            Copies of the network on the pipeline.
+        content : Sent
+            ``gradients``, or the parameters that are gathered.
+        zero : int
+            ZeRO stage.
+        width : float
+            Bytes of an element.
+
+        Returns
+        -------
+        ndarray, shape (2, stages, chunks, layouts)
+            Seconds and bytes.
+        """
         seconds = np.zeros((2, *holdings.shape[:2], len(self)))
-        for owed in self._owed(copies, content, zero):
+        key = ("owed", copies, content, zero > 0)
+        for owed in self.shared.once(key, lambda: self._priced_together(copies, content, zero)):
             figures = self.exchanged(owed.operation, owed.layout, owed.groups, holdings @ owed.elements * width)
             np.add.at(seconds[0].T, owed.layout, figures.T)
         seconds[1] = holdings @ self._travelling(copies, content) * width
         return seconds
 
-    def _owed(self, copies: int, content: Sent, zero: int) -> list[Owed]:
-        """The collectives of every layout, by operation."""
-        key = "owed", copies, content, zero > 0
-        return self.shared.once(key, lambda: self._priced_together(copies, content, zero))
-
-    def _priced_together(self, copies: int, content: Sent, zero: int) -> list[Owed]:
+    def _priced_together(self, copies: int, content: Sent, zero: int) -> list[OwedCollectives]:
         cells: dict[str, list[tuple[int, Axes, Array]]] = {}
         for layout, shares in enumerate(self._shares(copies, content)):
             for axes, elements in shares.items():
@@ -209,17 +336,36 @@ class Layouts:
         for operation, members in cells.items():
             layouts, groups = [cell[0] for cell in members], [cell[1] for cell in members]
             elements = np.array([cell[2] for cell in members]).T
-            owed.append(Owed(operation, layouts, self.groups(layouts, groups, copies), elements))
+            owed.append(OwedCollectives(operation, layouts, self.groups(layouts, groups, copies), elements))
         return owed
 
     def operations(
         self, layout: int, content: Sent, zero: int, axes: Axes, elements: Numbers
     ) -> tuple[tuple[str, Axes, Numbers], ...]:
-        """The collectives of some elements (or bytes)."""
+        """List the collectives that some elements of a layout owe.
+
+        Parameters
+        ----------
+        layout : int
+            Position of the layout.
+        content : Sent
+            ``gradients``, or the parameters that are gathered.
+        zero : int
+            ZeRO stage.
+        axes : Axes
+            Axes over which they travel.
+        elements : array_like
+            Elements (or bytes) of one rank.
+
+        Returns
+        -------
+        tuple[tuple[str, Axes, Numbers], ...]
+            Operation, axes and payload of each collective.
+        """
         owned = self.backend.software.parallelism.whole_tensors and zero in (1, 2)
         if content == "gradients":
             owed, method = gradient_exchange(zero, axes, elements, self.meshes[layout]), self.backend.compression
-            owed = owed if method is None else compressed(method, self.gradient(layout, axes), owed)
+            owed = owed if method is None else compressed_collectives(method, self.gradient(layout, axes), owed)
             to_owners = {"reduce_scatter": "broadcast"} if owned else {}  # a sum goes to its owner the same way back
             return tuple((to_owners.get(operation, operation), over, part) for operation, over, part in owed)
         method = self.backend.compression
@@ -231,7 +377,20 @@ class Layouts:
         return (("broadcast" if owned else "all_gather", axes, elements),)
 
     def gradient(self, layout: int, axes: Axes) -> SummedGradient:
-        """One element of the gradient of a layout's ranks, as compressed for some axes."""
+        """Describe the gradient of a layout's ranks per element, as compression sees it.
+
+        Parameters
+        ----------
+        layout : int
+            Position of the layout.
+        axes : Axes
+            Axes over which the gradient is summed.
+
+        Returns
+        -------
+        SummedGradient
+            Counts per element.
+        """
         program, ranks = self.programs[layout], self.meshes[layout].group_size(axes)
         stride = self.meshes[layout].stride(axes) if ranks > 1 else 1
         inside = min(ranks, max(1, self.backend.system.devices_per_node // stride))
@@ -240,7 +399,18 @@ class Layouts:
         return self.shared.once(key, lambda: unit_gradient(program, float(ranks), width, float(inside)))
 
     def coding(self, kinds: StageKinds) -> Array:
-        """Seconds in which each kind of stage codes and decodes its gradients: (kinds, layouts)."""
+        """Return the time in which each kind of stage compresses and decompresses its gradients.
+
+        Parameters
+        ----------
+        kinds : StageKinds
+            Kinds of stages.
+
+        Returns
+        -------
+        ndarray, shape (kinds, layouts)
+            Seconds.
+        """
         return self.shared.once("coding", lambda: self._coding(kinds))
 
     def _coding(self, kinds: StageKinds) -> Array:
@@ -296,8 +466,22 @@ class Layouts:
     # sums of gradients, gathers and updates of stages
 
     def exchange(self, assignment: Assignment, zero: int, *, chunks: bool) -> tuple[Array, Array]:
-        """Seconds in which gradients are summed, and their bytes: of each chunk (stages, chunks, layouts), or of all
-        chunks of a stage in one go (stages, 1, layouts)."""
+        """Return the time in which gradients are summed, and the bytes that travel.
+
+        Parameters
+        ----------
+        assignment : Assignment
+            Pieces of the network on stages.
+        zero : int
+            ZeRO stage.
+        chunks : bool
+            Return each chunk by itself instead of all chunks of a stage together.
+
+        Returns
+        -------
+        tuple[Array, Array], shape (stages, chunks or 1, layouts)
+            Seconds, and bytes.
+        """
         kinds, copies = assignment.kinds, assignment.copies
         width = self.backend.formats.summed
         if copies > 1:  # how far apart the copies of a stage are depends on the stage
@@ -314,8 +498,20 @@ class Layouts:
         return seconds[0, rows], seconds[1, rows]
 
     def state_gathers(self, assignment: Assignment) -> Array:
-        """Seconds in which each stage gathers the parameters that other ranks updated, the host's for their pieces too:
-        (stages, layouts)."""
+        """Return the time in which each stage gathers the parameters that other ranks updated.
+
+        It includes the host's time for the pieces.
+
+        Parameters
+        ----------
+        assignment : Assignment
+            Pieces of the network on stages.
+
+        Returns
+        -------
+        ndarray, shape (stages, layouts)
+            Seconds.
+        """
         kinds, width = assignment.kinds.stages, self.backend.formats.parameter
         pieces = self.tensors(kinds) * self.shards * (self.shards > 1) * self.backend.piece
 
@@ -329,8 +525,18 @@ class Layouts:
         return self.shared.once("state gathers", lambda: gathers(slice(None)))[assignment.stage_kind]
 
     def tied_sums(self, assignment: Assignment) -> Array:
-        """Seconds in which the two stages that hold a tied parameter sum its gradients, after all others: (stages,
-        layouts)."""
+        """Return the time in which the two stages that hold a tied parameter sum its gradients, after all others.
+
+        Parameters
+        ----------
+        assignment : Assignment
+            Pieces of the network on stages.
+
+        Returns
+        -------
+        ndarray, shape (stages, layouts)
+            Seconds.
+        """
         return self.shared.once(("tied", assignment.stages_key), lambda: self._tied_sums(assignment))
 
     def _tied_sums(self, assignment: Assignment) -> Array:
@@ -347,23 +553,82 @@ class Layouts:
         return self.backend.fabric.times("all_reduce", strides * distance, np.full(len(sizes), 2), sizes)
 
     def updates(self, kinds: StageKinds, *, sharded: bool) -> Array:
-        """Seconds in which a device updates the parameters that it owns of each kind of stage, clipping too: (kinds,
-        layouts)."""
+        """Return the time of the optimizer update of each kind of stage, with clipping.
+
+        Parameters
+        ----------
+        kinds : StageKinds
+            Kinds of stages.
+        sharded : bool
+            Each rank updates only the states that it owns.
+
+        Returns
+        -------
+        ndarray, shape (kinds, layouts)
+            Seconds.
+        """
         return self.shared.once(("updates", sharded), lambda: self._updates(kinds, sharded))
 
     def _updates(self, kinds: StageKinds, sharded: bool) -> Array:
         counts = self.updated_elements(kinds, sharded=sharded)
         if not self.training:
             return np.zeros_like(counts)
-        return self.backend.updated(counts, self.tensors(kinds)) + self.clipping(kinds, sharded=sharded)
+        rule, clipping = self.backend.optimizer, self.clipping(kinds, sharded=sharded)
+        if rule.matrices is None:
+            return self.backend.updated(counts, self.tensors(kinds), rule) + clipping
+        ranks = self.sharers(kinds) if sharded else np.ones_like(counts)
+        multiplied = self._matrix_sums(kinds, lambda each: each.elements) / ranks
+        passes = self.backend.updated(counts - multiplied, self.tensors(kinds), rule)
+        passes = passes + self.backend.updated(multiplied, 0.0, rule.matrices.elementwise)
+        products = self._matrix_sums(kinds, lambda each: each.copies * self.backend.multiplied(each)) / ranks
+        return passes + np.maximum(products, self._longest_product(kinds)) + clipping
+
+    def _matrix_sums(self, kinds: StageKinds, value: Callable[[Matrix], float]) -> Array:
+        """A value of weight matrices summed over those of each kind of stage: (kinds, layouts)."""
+        rows = self._stacked(lambda program: np.array([sum(map(value, each.matrices)) for each in program.sections]))
+        return sum_per_stage(kinds.holdings[:, : len(rows)], rows)
+
+    def _longest_product(self, kinds: StageKinds) -> Array:
+        """Seconds of the products of the largest matrix: ranks that share out updates have whole matrices each."""
+
+        def longest(program: Program) -> Array:
+            known = ((self.backend.multiplied(each) for each in section.matrices) for section in program.sections)
+            return np.array([max(seconds, default=0.0) for seconds in known])
+
+        rows = self._stacked(longest)
+        return np.stack([rows[stage[: len(rows)] > 0].max(axis=0, initial=0.0) for stage in kinds.holdings])
 
     def tensors(self, kinds: StageKinds) -> Array:
-        """Parameter tensors of each kind of stage: (kinds, 1)."""
-        tensors_of_section = section_figures(self.programs[0], "tensors")
-        return per_stage(kinds.holdings[:, : len(tensors_of_section)], tensors_of_section)[:, None]
+        """Count the parameter tensors of each kind of stage.
+
+        Parameters
+        ----------
+        kinds : StageKinds
+            Kinds of stages.
+
+        Returns
+        -------
+        ndarray, shape (kinds, 1)
+            Tensors.
+        """
+        tensors_of_section = section_values(self.programs[0], "tensors")
+        return sum_per_stage(kinds.holdings[:, : len(tensors_of_section)], tensors_of_section)[:, None]
 
     def clipping(self, kinds: StageKinds, *, sharded: bool) -> Array:
-        """Seconds in which gradients are clipped, the sum of their norm over ranks too: (kinds, layouts)."""
+        """Return the time in which gradients are clipped, with the sum of their norm over ranks.
+
+        Parameters
+        ----------
+        kinds : StageKinds
+            Kinds of stages.
+        sharded : bool
+            Each rank has only its shard of the gradients.
+
+        Returns
+        -------
+        ndarray, shape (kinds, layouts)
+            Seconds.
+        """
         seconds = self.backend.clipped(self.updated_elements(kinds, sharded=sharded))
         if self.backend.clip == "none":
             return seconds
@@ -371,14 +636,38 @@ class Layouts:
         return seconds + self.collective("all_reduce", groups, np.full(len(self), NORM_BYTES))
 
     def updated_elements(self, kinds: StageKinds, *, sharded: bool) -> Array:
-        """Trained elements of each kind of stage that a rank updates: (kinds, layouts)."""
+        """Count the trained elements of each kind of stage that a rank updates.
+
+        Parameters
+        ----------
+        kinds : StageKinds
+            Kinds of stages.
+        sharded : bool
+            Each rank updates only the states that it owns.
+
+        Returns
+        -------
+        ndarray, shape (kinds, layouts)
+            Elements.
+        """
         trained = self.elements(kinds, trained=True)
         return trained / self.sharers(kinds) if sharded else trained
 
     # memory of states
 
     def sharers(self, kinds: StageKinds) -> Array:
-        """Ranks over which ZeRO shares out the states of each kind of stage, its mean parameter's: (kinds, layouts)."""
+        """Return the number of ranks that shard the states of each kind of stage, as a mean over its parameters.
+
+        Parameters
+        ----------
+        kinds : StageKinds
+            Kinds of stages.
+
+        Returns
+        -------
+        ndarray, shape (kinds, layouts)
+            Ranks.
+        """
         return self.shared.once("sharers", lambda: self._sharers(kinds))
 
     def _sharers(self, kinds: StageKinds) -> Array:
@@ -386,7 +675,7 @@ class Layouts:
         for copies in np.unique(kinds.copies).astype(int).tolist():
             same_copies = np.flatnonzero(kinds.copies[:, 0] == copies)
             owned[same_copies] = kinds.holdings[same_copies] @ self._owned_elements(copies)
-        return sharers(self.elements(kinds, trained=True), owned, self.shards * kinds.copies)
+        return sharing_ranks(self.elements(kinds, trained=True), owned, self.shards * kinds.copies)
 
     def _owned_elements(self, copies: int) -> Array:
         """`owned_elements` of each layout: (sections and ties, layouts)."""
@@ -399,16 +688,34 @@ class Layouts:
             columns.append(known[key])
         return np.stack(columns, axis=1)
 
-    def states(self, kinds: StageKinds, zero: int, stages: int) -> tuple[States, Array]:
-        """Bytes of the states of each kind of stage on the device, and in host memory: (kinds, layouts) each."""
-        zero = 1 if zero == 2 and not self.backend.scatters(zero, stages) else zero
-        return self.shared.once(("states", zero), lambda: self._states(kinds, zero))
+    def states(self, kinds: StageKinds, zero: int, stages: int, *, overlapped: bool) -> tuple[StateMemory, Array]:
+        """Return the bytes of the states of each kind of stage.
 
-    def _states(self, kinds: StageKinds, zero: int) -> tuple[States, Array]:
+        Parameters
+        ----------
+        kinds : StageKinds
+            Holdings of stages.
+        zero : int
+            Stage of ZeRO.
+        stages : int
+            Stages of the pipeline.
+        overlapped : bool
+            Whether gradients are summed during the backward pass; those that wait for its end are whole until then.
+
+        Returns
+        -------
+        tuple
+            Bytes on the device, and in host memory: (kinds, layouts) each.
+        """
+        zero = 1 if zero == 2 and not self.backend.scatters(zero, stages) else zero
+        deferred = zero >= 2 and not overlapped
+        return self.shared.once(("states", zero, deferred), lambda: self._states(kinds, zero, deferred))
+
+    def _states(self, kinds: StageKinds, zero: int, deferred: bool) -> tuple[StateMemory, Array]:
         backend = self.backend
         offloads = backend.offload.holds("parameters")
         largest = self._largest(kinds) if zero == 3 or offloads else np.zeros((1, 1))
-        whole = states(
+        whole = state_memory(
             self.elements(kinds, trained=False),
             self.elements(kinds, trained=True),
             largest,
@@ -417,11 +724,18 @@ class Layouts:
             backend.optimizer,
             backend.formats,
             training=self.training,
+            deferred=deferred,
         )
+        rule = backend.optimizer
+        if rule.matrices is not None and self.training:
+            numbers = self._matrix_sums(kinds, rule.matrices.numbers)
+            numbers = numbers - rule.states * self._matrix_sums(kinds, lambda each: each.elements)
+            ranks = self.sharers(kinds) if zero else 1.0
+            whole = replace(whole, optimizer=whole.optimizer + numbers * backend.formats.state / ranks)
         if backend.compression is not None:
             whole = replace(whole, optimizer=whole.optimizer + self._coding_state(kinds))
         if backend.offload.parts:
-            return divided(whole, backend.offload, largest, backend.formats)
+            return divide_offloaded(whole, backend.offload, largest, backend.formats)
         return whole, np.zeros_like(whole.parameters)
 
     def _largest(self, kinds: StageKinds) -> Array:

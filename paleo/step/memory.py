@@ -20,16 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError, SpecError, near
-from paleo.operations.base import flat_pass
-from paleo.parallel.placement import BATCH_AXES
+from paleo.operations.base import Kernel, flat_pass
+from paleo.parallel.placement import BATCH_AXES, Axes
 from paleo.units import listed
 
 if TYPE_CHECKING:
     from paleo.lowering.policies import Chunk
-    from paleo.lowering.program import Tie
-    from paleo.operations.base import Kernel, Optimizer
+    from paleo.lowering.program import TiedParameter
+    from paleo.operations.base import Optimizer
     from paleo.operations.tensor import Precision
-    from paleo.parallel.placement import Axes
     from paleo.pricing.store import Rates
     from paleo.schedules.base import Schedule
     from paleo.specs.system import System
@@ -42,8 +41,22 @@ Mask = npt.NDArray[np.bool_]
 
 
 def placed_layers(sections: int, pieces: Sequence[Chunk], places: Sequence[Sequence[int]]) -> Array:
-    """Layers of each section in each chunk of each stage, (stages, chunks, sections); ``places``: the pieces of the
-    network that a stage's chunks are."""
+    """Count the layers of each section in each chunk of each stage.
+
+    Parameters
+    ----------
+    sections : int
+        Number of sections.
+    pieces : sequence of Chunk
+        Pieces of the network, as `cut` returns them.
+    places : Sequence[Sequence[int]]
+        Numbers of the pieces that are the chunks of each stage.
+
+    Returns
+    -------
+    ndarray, shape (stages, chunks, sections)
+        Layers.
+    """
     placed = np.zeros((len(places), len(places[0]), sections))
     for stage, numbers in enumerate(places):
         for chunk, piece in enumerate(numbers):
@@ -52,10 +65,20 @@ def placed_layers(sections: int, pieces: Sequence[Chunk], places: Sequence[Seque
     return placed
 
 
-def tied_copies(layers: Array, ties: Sequence[Tie]) -> Array:
-    """1 where a stage reads a tied parameter whose owner lies elsewhere and so holds a copy of it: (stages, ties).
+def tied_copies(layers: Array, ties: Sequence[TiedParameter]) -> Array:
+    """Find the stages that hold a copy of a tied parameter because its owner is on another stage.
 
-    ``layers``: layers of each section on each stage, (stages, sections).
+    Parameters
+    ----------
+    layers : ndarray, shape (stages, sections)
+        Layers of each section on each stage.
+    ties : sequence of Tie
+        Tied parameters.
+
+    Returns
+    -------
+    ndarray, shape (stages, ties)
+        1 for a copy, else 0.
     """
     copies = np.zeros((len(layers), len(ties)))
     known: dict[str, Mask] = {}
@@ -66,18 +89,43 @@ def tied_copies(layers: Array, ties: Sequence[Tie]) -> Array:
     return copies
 
 
-def holdings(placed: Array, ties: Sequence[Tie]) -> Array:
-    """What has parameters in each chunk of each stage: layers of each section, then copies of each tied parameter,
-    which are with the last chunk: (stages, chunks, sections and ties).
+def holdings(placed: Array, ties: Sequence[TiedParameter]) -> Array:
+    """Collect what has parameters in each chunk of each stage: layers of each section, then copies of tied parameters.
 
-    ``placed``: layers of each section in each chunk of each stage, (stages, chunks, sections)."""
+    Copies belong to the last chunk.
+
+    Parameters
+    ----------
+    placed : ndarray, shape (stages, chunks, sections)
+        Layers of each section in each chunk.
+    ties : sequence of Tie
+        Tied parameters.
+
+    Returns
+    -------
+    ndarray, shape (stages, chunks, sections and ties)
+        Numbers of layers and copies.
+    """
     tied = np.zeros((*placed.shape[:2], len(ties)))
     tied[:, -1] = tied_copies(placed.sum(axis=1), ties)
     return np.concatenate([placed, tied], axis=2)
 
 
-def tied_pairs(ties: Sequence[Tie], layers: Array) -> list[tuple[int, int, int]]:
-    """Tie, stage of its owner and stage of a copy, for each copy of a trained parameter."""
+def tied_pairs(ties: Sequence[TiedParameter], layers: Array) -> list[tuple[int, int, int]]:
+    """List the copies of trained tied parameters.
+
+    Parameters
+    ----------
+    ties : sequence of Tie
+        Tied parameters.
+    layers : ndarray, shape (stages, sections)
+        Layers of each section on each stage.
+
+    Returns
+    -------
+    list[tuple[int, int, int]]
+        Tie, stage of its owner and stage of the copy.
+    """
     return [
         (number, int(np.flatnonzero(layers[:, ties[number].owner])[0]), stage)
         for stage, number in np.argwhere(tied_copies(layers, ties)).tolist()
@@ -85,9 +133,23 @@ def tied_pairs(ties: Sequence[Tie], layers: Array) -> list[tuple[int, int, int]]
     ]
 
 
-def layer_parameters(layers: Array, ties: Sequence[Tie]) -> Array:
-    """What a stage gathers, and computes gradients of, in an iteration of each section: the section, and copies of tied
-    parameters where it reads them: (stages, sections, sections and ties). ``layers``: as in `tied_copies`."""
+def layer_parameters(layers: Array, ties: Sequence[TiedParameter]) -> Array:
+    """Find what a stage gathers, and computes gradients of, in an iteration of each section.
+
+    This is the section itself, and copies of the tied parameters that it reads.
+
+    Parameters
+    ----------
+    layers : ndarray, shape (stages, sections)
+        Layers of each section on each stage.
+    ties : sequence of Tie
+        Tied parameters.
+
+    Returns
+    -------
+    ndarray, shape (stages, sections, sections and ties)
+        1 for what is gathered.
+    """
     stages, sections = layers.shape
     parts = np.zeros((stages, sections, sections + len(ties)))
     parts[:, range(sections), range(sections)] = 1.0
@@ -96,15 +158,30 @@ def layer_parameters(layers: Array, ties: Sequence[Tie]) -> Array:
 
 
 class StageKinds:
-    """The different holdings of stages, or of chunks: they are few, so figures are computed for each kind, not for each
-    stage. ``add`` extends them; figures are to be computed after the last one has been added."""
+    """Distinct holdings of stages or chunks, so that each is computed once.
+
+    They are few even if there are many stages. `add` extends them; compute only after the last one was added.
+    """
 
     def __init__(self) -> None:
         self._number: dict[bytes, int] = {}
         self._rows: list[Array] = []
 
     def add(self, holdings: Array, copies: int) -> Index:
-        """Numbers of the kinds of some holdings, (…, sections and ties): (…,)."""
+        """Enter some holdings, new kinds if need be.
+
+        Parameters
+        ----------
+        holdings : ndarray, shape (..., sections and ties)
+            Layers and copies, as `holdings` returns them.
+        copies : int
+            Copies of the network on the pipeline.
+
+        Returns
+        -------
+        Index, shape (...,)
+            Number of the kind of each holding.
+        """
         rows = np.concatenate([holdings, np.full((*holdings.shape[:-1], 1), float(copies))], axis=-1)
         numbers = [self._of(row) for row in rows.reshape(-1, rows.shape[-1])]
         return np.array(numbers, dtype=np.intp).reshape(holdings.shape[:-1])
@@ -120,18 +197,18 @@ class StageKinds:
 
     @property
     def holdings(self) -> Array:
-        """(kinds, sections and ties)."""
+        """Layers and copies of tied parameters of each kind, (kinds, sections and ties)."""
         return np.array(self._rows)[:, :-1]
 
     @property
     def copies(self) -> Array:
-        """Copies of the network of which these are holdings: (kinds, 1)."""
+        """Copies of the network, (kinds, 1)."""
         return np.array(self._rows)[:, -1:]
 
 
 @dataclass(frozen=True, slots=True)
-class Kinds:
-    """The kinds of whole stages, and of their chunks."""
+class AssignmentKinds:
+    """Kinds of whole stages, and kinds of their chunks."""
 
     stages: StageKinds
     chunks: StageKinds
@@ -139,11 +216,12 @@ class Kinds:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A network in ``pieces`` laid over stages, ``chunks`` pieces of each of its ``copies`` on every stage.
+    """Pieces of a network on pipeline stages: ``chunks`` pieces of each of its ``copies`` on every stage.
 
     ``placed``: layers of each section, (stages, chunks, sections); ``layers``: the same of whole stages, (stages,
     sections); ``stage_kind``: (stages,), ``chunk_kind``: (stages, chunks). ``sends``: how many of a stage's outputs,
-    which leave a section, go to other stages for each microbatch, (stages, sections)."""
+    which leave a section, go to other stages for each microbatch, (stages, sections).
+    """
 
     pieces: tuple[Chunk, ...]
     chunks: int
@@ -151,15 +229,42 @@ class Assignment:
     placed: Array
     layers: Array
     sends: Array
-    kinds: Kinds
+    kinds: AssignmentKinds
     stage_kind: Index
     chunk_kind: Index
 
     @classmethod
     def of(
-        cls, pieces: Sequence[Chunk], schedule: Schedule, stages: int, chunks: int, ties: Sequence[Tie], kinds: Kinds
+        cls,
+        pieces: Sequence[Chunk],
+        schedule: Schedule,
+        stages: int,
+        chunks: int,
+        ties: Sequence[TiedParameter],
+        kinds: AssignmentKinds,
     ) -> Assignment:
-        """The ``pieces`` placed on stages by a schedule; new kinds of stages are added to ``kinds``."""
+        """Place the pieces of a network on pipeline stages.
+
+        Parameters
+        ----------
+        pieces : sequence of Chunk
+            Pieces, as `cut` returns them.
+        schedule : Schedule
+            Pipeline schedule.
+        stages : int
+            Pipeline stages.
+        chunks : int
+            Chunks of a stage.
+        ties : sequence of Tie
+            Tied parameters.
+        kinds : Kinds
+            Known kinds of stages; new ones are added.
+
+        Returns
+        -------
+        Assignment
+            The assignment.
+        """
         sections = 1 + max(section for piece in pieces for section, _ in piece)
         places = schedule.pieces(stages, chunks) if stages > 1 else ((0,),)
         copies = schedule.copies if stages > 1 else 1
@@ -181,8 +286,10 @@ class Assignment:
 
     @property
     def computed(self) -> Array:
-        """Layers of each section that a stage computes for a microbatch, on average over the copies of the network:
-        (stages, sections)."""
+        """Layers of each section that a stage computes for a microbatch, (stages, sections).
+
+        If there are copies of the network, it is the mean over them.
+        """
         return self.layers / self.copies
 
     @property
@@ -196,9 +303,25 @@ class Assignment:
         return len(self.stage_kind), self.stage_kind.tobytes()
 
 
-def alive(schedule: Schedule, stages: int, microbatches: Numeric, chunks: int) -> Array:
-    """Microbatches whose activations live at once in each piece of the network (chunks, copies) that a stage has:
-    (stages, pieces, …)."""
+def live_microbatches(schedule: Schedule, stages: int, microbatches: Numeric, chunks: int) -> Array:
+    """Return how many microbatches have live activations at once, for each piece of the network on a stage.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Pipeline schedule.
+    stages : int
+        Pipeline stages.
+    microbatches : Numeric, shape (...)
+        Microbatches of a step.
+    chunks : int
+        Chunks of a stage.
+
+    Returns
+    -------
+    ndarray, shape (stages, pieces, ...)
+        Microbatches.
+    """
     if stages == 1:
         return np.ones((1, 1) + np.ndim(microbatches) * (1,))
     stage = np.arange(float(stages)).reshape((-1,) + np.ndim(microbatches) * (1,))
@@ -208,9 +331,11 @@ def alive(schedule: Schedule, stages: int, microbatches: Numeric, chunks: int) -
 
 
 @dataclass(frozen=True, slots=True)
-class States:
-    """Bytes of what training keeps for each parameter on a stage, (stages, …), of what sharding gathers at a time, and
-    of temporaries of the ``update``, when nothing is gathered and no activation lives."""
+class StateMemory:
+    """Bytes of parameters, gradients and optimizer states on each stage, (stages, …).
+
+    It also has the bytes that sharding gathers at a time, and the temporaries of the ``update``.
+    """
 
     parameters: Array
     gradients: Array
@@ -219,7 +344,7 @@ class States:
     update: Numeric
 
 
-def states(
+def state_memory(
     parameters: Array,
     trained: Array,
     largest: Numeric,
@@ -229,14 +354,43 @@ def states(
     formats: Precision,
     *,
     training: bool = True,
-) -> States:
-    """States of ``parameters`` elements on each stage, ``trained`` of them with gradients and optimizer states, sharded
-    over ``ranks`` as ZeRO's stages say (Rajbhandari et al., SC 2020).
+    deferred: bool = False,
+) -> StateMemory:
+    """Return the bytes of parameters, gradients and optimizer states on each stage.
 
-    ``largest``: elements of the largest section; with sharded parameters two of them are whole at once.
+    Parameters
+    ----------
+    parameters : ndarray, shape (stages, ...)
+        Parameter elements.
+    trained : ndarray, shape (stages, ...)
+        Those with gradients and optimizer states.
+    largest : Numeric, shape (...)
+        Elements of the largest section; with sharded parameters two of them are whole at once.
+    ranks : Numeric, shape (...)
+        Ranks over which ZeRO shards states.
+    zero : int
+        ZeRO stage.
+    optimizer : Optimizer
+        Update rule.
+    formats : Precision
+        Bytes of each role of a number.
+    training : bool, optional
+        False for inference, which has parameters only.
+    deferred : bool, optional
+        Gradients are scattered only after the backward pass, until when each rank holds them whole.
+
+    Returns
+    -------
+    States
+        Bytes by part.
+
+    References
+    ----------
+    Rajbhandari et al., ZeRO, SC 2020.
     """
     share = [1.0 / np.asarray(ranks) if zero >= stage else 1.0 for stage in (3, 2, 1)]
-    return States(
+    share[1] = 1.0 if deferred else share[1]
+    return StateMemory(
         parameters * formats.parameter * share[0],
         trained * ((formats.gradient + formats.accumulator) * training) * share[1],
         trained * (optimizer.state_bytes(formats) * training) * share[2],
@@ -245,28 +399,73 @@ def states(
     )
 
 
-def workspace(layers: Array, workspace_bytes: Array, transient: Array, bucket: Numeric) -> Array:
-    """What a stage needs for a moment, (stages, …): the most that an operation needs (of ``workspace_bytes``, those of
-    sections), two buckets, and what recomputation brings back. Only sections that a stage holds count."""
+def workspace_memory(layers: Array, workspace_bytes: Array, transient: Array, buckets: Numeric) -> Array:
+    """Return the temporary memory of each stage: largest operation, buckets, and what recomputation brings back.
+
+    Parameters
+    ----------
+    layers : ndarray, shape (stages, sections)
+        Layers of each section on each stage; only sections with layers count.
+    workspace_bytes : ndarray, shape (sections, ...)
+        Temporaries of the largest operation of each section.
+    transient : ndarray, shape (sections, ...)
+        Activations that recomputation brings back.
+    buckets : Numeric, shape (...)
+        Bytes of communication buckets.
+
+    Returns
+    -------
+    ndarray, shape (stages, ...)
+        Bytes.
+    """
     known: dict[bytes, Array] = {}
     rows = []
     for sections in layers > 0:  # few stages differ in what they hold
         kind = sections.tobytes()
         if kind not in known:
             most = (figures[sections].max(axis=0, initial=0.0) for figures in (workspace_bytes, transient))
-            known[kind] = next(most) + next(most) + 2.0 * np.asarray(bucket)
+            known[kind] = next(most) + next(most) + np.asarray(buckets)
         rows.append(known[kind])
     return np.stack(rows)
 
 
-def with_update(work: Array, states: States, activations: Array) -> Array:
-    """What a stage needs for a moment beside its ``activations``, raised to what the update takes in their place where
-    that is more."""
+def with_update_temporaries(work: Array, states: StateMemory, activations: Array) -> Array:
+    """Raise the temporary memory to what the optimizer update needs in place of activations, if that is more.
+
+    Parameters
+    ----------
+    work : ndarray, shape (stages, ...)
+        Temporary bytes.
+    states : States
+        Bytes of states, and of temporaries of the update.
+    activations : ndarray, shape (stages, ...)
+        Bytes of activations.
+
+    Returns
+    -------
+    ndarray, shape (stages, ...)
+        Bytes.
+    """
     return np.maximum(work, states.update - states.gathered - activations)
 
 
-def total_memory(states: States, activations: Array, work: Numeric) -> Array:
-    """Bytes of each stage, all parts together."""
+def total_memory(states: StateMemory, activations: Array, work: Numeric) -> Array:
+    """Sum all parts of the memory of each stage.
+
+    Parameters
+    ----------
+    states : States
+        Bytes of states.
+    activations : ndarray, shape (stages, ...)
+        Bytes of activations.
+    work : Numeric, shape (stages, ...)
+        Temporary bytes.
+
+    Returns
+    -------
+    ndarray, shape (stages, ...)
+        Bytes.
+    """
     return states.parameters + states.gradients + states.optimizer + activations + work + states.gathered
 
 
@@ -274,17 +473,29 @@ def total_memory(states: States, activations: Array, work: Numeric) -> Array:
 NORM_BYTES = 4.0
 
 
-def update_kernel(count: float, tensors: float, optimizer: Optimizer, formats: Precision) -> Kernel:
-    """The optimizer as one pass over all that it reads and writes of ``count`` parameters in ``tensors``."""
-    read, written = (count * per_parameter for per_parameter in optimizer.update_bytes(formats))
-    calls, flops = optimizer.launches(tensors), count * optimizer.flops
-    return flat_pass("update", "optimizer", "update", count, read, written, flops=flops, calls=calls)
-
-
 def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
-    """Passes over ``count`` gradients before an update that is clipped to a global norm: they are read once for the
-    norm and, where they are ``scaled`` apart from the update, read and written once more (Pascanu et al., ICML
-    2013)."""
+    """Return the memory passes of gradient clipping to a global norm.
+
+    Gradients are read once for the norm. If they are scaled apart from the update, they are read and written once more.
+
+    Parameters
+    ----------
+    count : float
+        Gradient elements.
+    clip : str
+        ``none``, ``norm`` or ``scaled``.
+    formats : Precision
+        Bytes of each role of a number.
+
+    Returns
+    -------
+    list of Kernel
+        Kernels.
+
+    References
+    ----------
+    Pascanu et al., On the difficulty of training recurrent neural networks, ICML 2013.
+    """
     size = count * formats.summed
     norm = flat_pass("norm of gradients", "reduce", "update", count, size, 0.0, flops=2.0 * count)
     scale = flat_pass("scaled gradients", "elementwise", "update", count, size, size)
@@ -292,8 +503,18 @@ def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
 
 
 def clip_axes(zero: int) -> Axes:
-    """The axes over which parts of the norm are summed: whatever parameters, or shards of their gradients, are divided
-    over."""
+    """Return the axes over which parts of the gradient norm are summed: those that divide gradients.
+
+    Parameters
+    ----------
+    zero : int
+        ZeRO stage.
+
+    Returns
+    -------
+    Axes
+        Mesh axes.
+    """
     return ("tp", "cp", *BATCH_AXES, "pp") if zero else ("tp", "pp")
 
 
@@ -341,8 +562,10 @@ class Footprint:
 
     @property
     def cached(self) -> float:
-        """Memory that the allocator reserves (torch.cuda.max_memory_reserved): at most what the device offers, unless
-        the tensors alone exceed that."""
+        """Memory that torch's caching allocator reserves (``torch.cuda.max_memory_reserved``) [byte].
+
+        It is at most the device's memory, unless the tensors exceed that.
+        """
         return max(self.allocated, min(self.allocated * (1.0 + self.fragmentation), self.capacity - self.reserved))
 
     @property
@@ -356,13 +579,45 @@ class Footprint:
 
 
 def link_rate(system: System, rates: Rates | None = None) -> float:
-    """What a device and its host send each other, each way [byte/s]: its PCIe lanes at the share that copies reach, or
-    that constant ``rates`` state for links."""
+    """Return the rate of copies between a device and its host, in each direction.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+    rates : Rates, optional
+        Constant rates that replace the calibrated ones.
+
+    Returns
+    -------
+    float
+        Rate [byte/s].
+    """
     return system.device.copy_rate(None if rates is None else rates.link)
 
 
-def host_figure(system: System, key: str, instead: str = "") -> float:
-    """A figure of the system's host, for a node; SpecError where it is not stated."""
+def host_property(system: System, key: str, instead: str = "") -> float:
+    """Return a property of the system's host, for one node.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+    key : str
+        Field of the host, such as ``cores``.
+    instead : str, optional
+        What the user may give instead, for the message.
+
+    Returns
+    -------
+    float
+        The value in SI units.
+
+    Raises
+    ------
+    SpecError
+        If the system file lacks it.
+    """
     value = None if system.host is None else getattr(system.host, key)
     if value is None:
         raise SpecError(f"system {system.name}: host.{key} is not stated; state it in its file{instead}")
@@ -375,8 +630,10 @@ OFFLOADABLE = ("optimizer", "gradients", "parameters", "activations")
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """``parts`` of a rank's state in host memory; ``link`` to it, each way, and what the rank reaches of the host's
-    memory bandwidth [byte/s]. ``layers`` whose activations go there (None: those of the whole network).
+    """Parts of a rank's state in host memory, with the rates of the links to it.
+
+    ``link`` is the rate of copies in each direction and ``memory`` the rank's share of the host's memory bandwidth
+    [byte/s]. ``layers`` is the number of layers whose activations are offloaded (None: all).
 
     Reference: Ren et al., ZeRO-Offload, USENIX ATC 2021; Rajbhandari et al., ZeRO-Infinity, SC 2021.
     """
@@ -387,12 +644,44 @@ class Offload:
     layers: int | None = None
 
     def holds(self, part: str) -> bool:
+        """Return True if a part of the state lives in host memory.
+
+        Parameters
+        ----------
+        part : str
+            ``parameters``, ``gradients``, ``optimizer`` or ``activations``.
+
+        Returns
+        -------
+        bool
+            Whether it does.
+        """
         return part in self.parts
 
     def activation_share(self, repeat: Array, blocks: Mask) -> Array:
-        """The part of each section's activations that goes to host memory: (sections,). So many layers of all are that
-        share of every one of the repeated ``blocks``; PlanError where there are fewer.
+        """Return the share of each section's activations that goes to host memory.
 
+        A limited number of layers counts as the same share of every repeated block.
+
+        Parameters
+        ----------
+        repeat : ndarray, shape (sections,)
+            Layers of each section.
+        blocks : Mask, shape (sections,)
+            True for repeated blocks.
+
+        Returns
+        -------
+        ndarray, shape (sections,)
+            Shares, 0 to 1.
+
+        Raises
+        ------
+        PlanError
+            If the network has fewer layers than the run offloads.
+
+        Examples
+        --------
         >>> offload = Offload(frozenset({"activations"}), 1.0, 1.0, layers=40)
         >>> offload.activation_share(np.array([1.0, 80.0, 1.0]), np.array([False, True, False]))
         array([0. , 0.5, 0. ])
@@ -413,9 +702,31 @@ HOST_SHARE = 28.0 * 10.0 / 2.57 / 256.0
 
 
 def offload_of(text: str, system: System, rates: Rates | None = None, layers: int | None = None) -> Offload:
-    """The parts that a run names, ``optimizer,activations``, the latter of so many ``layers``, with the links of the
-    system; SpecError where a name or a figure is missing, PlanError where one part cannot go without another. Constant
-    ``rates`` hold for the host, too: all of its memory bandwidth under ``ideal``."""
+    """Parse the offloaded parts that a run names, and find the rates of the links to host memory.
+
+    Parameters
+    ----------
+    text : str
+        Such as ``optimizer,activations``.
+    system : System
+        The system.
+    rates : Rates, optional
+        Constant rates that replace the calibrated ones; under ``ideal`` all of the host's memory bandwidth.
+    layers : int, optional
+        Layers whose activations go to host memory; None for all.
+
+    Returns
+    -------
+    Offload
+        Parts and rates [byte/s].
+
+    Raises
+    ------
+    SpecError
+        If a part is unknown, or the system file lacks a bandwidth.
+    PlanError
+        If one part cannot be offloaded without another.
+    """
     names = listed(text)
     if layers is not None and "activations" not in names:
         problem = f"counts layers whose activations go to host memory, but offload is {text!r}"
@@ -432,15 +743,17 @@ def offload_of(text: str, system: System, rates: Rates | None = None, layers: in
     if "optimizer" not in parts:
         return Offload(parts, link_rate(system, rates), np.inf, layers)
     share = HOST_SHARE if rates is None else rates.memory
-    memory = share * host_figure(system, "memory_bandwidth") / system.devices_per_node
+    memory = share * host_property(system, "memory_bandwidth") / system.devices_per_node
     return Offload(parts, link_rate(system, rates), memory, layers)
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """A rank's part of the weights that it fetches for a layer iteration, and of the gradients that leave it after one;
-    whether the host adds those up over several microbatches. Each (configurations,). ``activations``: the part of what
-    sections keep that travels, (sections,)."""
+class OffloadShares:
+    """Shares of a layer's weights and gradients that travel between device and host, (configurations,).
+
+    It tells whether the host adds up gradients over several microbatches. ``activations`` is the share of saved
+    activations that is offloaded, (sections,).
+    """
 
     weights: Numeric = 1.0
     gradients: Numeric = 1.0
@@ -450,25 +763,64 @@ class Shares:
     @classmethod
     def of(
         cls, zero: int, ranks: Numeric, microbatches: Numeric, *, scattered: bool, activations: Numeric = 1.0
-    ) -> Shares:
-        """Weights are whole unless ZeRO-3 divides them. Gradients are whole until ranks sum them: after every
-        microbatch if ``scattered``, else after the last one."""
+    ) -> OffloadShares:
+        """Return a rank's share of weights and gradients that travel between device and host.
+
+        Weights are whole unless ZeRO-3 divides them. Gradients are whole until ranks sum them: after every microbatch
+        if `scattered`, else after the last one.
+
+        Parameters
+        ----------
+        zero : int
+            ZeRO stage.
+        ranks : Numeric, shape (configurations,)
+            Ranks that share states.
+        microbatches : Numeric, shape (configurations,)
+            Microbatches of a step.
+        scattered : bool
+            Gradients are scattered after every microbatch.
+        activations : Numeric, shape (sections,), optional
+            Share of each section's saved activations that is offloaded.
+
+        Returns
+        -------
+        Shares
+            Shares, 0 to 1.
+        """
         whole = 1.0 / np.asarray(ranks)
         several = np.asarray(microbatches) > 1
         summed = np.where(several & (not scattered), 1.0, whole) if zero else 1.0
         return cls(whole if zero == 3 else 1.0, summed, several.astype(np.float64), activations)
 
 
-def streamed(
-    times: LayerTimes, parameters: Array, trained: Array, offload: Offload, formats: Precision, shares: Shares
+def with_offload_traffic(
+    times: LayerTimes, parameters: Array, trained: Array, offload: Offload, formats: Precision, shares: OffloadShares
 ) -> LayerTimes:
-    """Layer iterations whose activations, weights or gradients travel while they compute; what an iteration waits for
-    them counts as transfer. ``parameters`` and those of them that are ``trained``: elements, (sections, …).
+    """Return the times of layer iterations whose activations, weights or gradients travel to and from the host.
 
-    forward: kept activations go out while weights come in; backward: both come in while gradients go out, and the host
-    adds them to an fp32 sum. Where the activations of some layers alone go out, each of them travels until the next
-    such layer has computed, so every layer counts its share. Of what was kept two layers are on the device at once: one
-    that travels, and one that computes unless it stays there.
+    What an iteration waits for them counts as transfer. In the forward pass saved activations go out while weights come
+    in. In the backward pass both come in while gradients go out, and the host adds these to an fp32 sum. Two layers of
+    activations are on the device at once: one that travels, and one that computes.
+
+    Parameters
+    ----------
+    times : LayerTimes
+        Times of layer iterations without offload.
+    parameters : ndarray, shape (sections, ...)
+        Parameter elements.
+    trained : ndarray, shape (sections, ...)
+        Trained elements.
+    offload : Offload
+        Parts in host memory.
+    formats : Precision
+        Bytes of each role of a number.
+    shares : Shares
+        The rank's shares.
+
+    Returns
+    -------
+    LayerTimes
+        Times of layer iterations.
     """
     shape = (-1,) + (1,) * (times.forward.ndim - 1)
     elements, learned = (each.reshape(shape) if each.ndim == 1 else each for each in (parameters, trained))
@@ -497,25 +849,67 @@ def _beyond(seconds: Numeric, hidden_by: Numeric) -> Array:
     return np.maximum(0.0, np.asarray(seconds) - hidden_by)
 
 
-def divided(states: States, offload: Offload, largest: Numeric, formats: Precision) -> tuple[States, Array]:
-    """States that stay on the device, and bytes of those in host memory, (stages, …). Of offloaded parameters two
-    sections, of ``largest`` elements at most, are on the device at once."""
+def divide_offloaded(
+    states: StateMemory, offload: Offload, largest: Numeric, formats: Precision
+) -> tuple[StateMemory, Array]:
+    """Divide states between the device and host memory.
+
+    Two sections of offloaded parameters are on the device at once.
+
+    Parameters
+    ----------
+    states : States
+        Bytes of states.
+    offload : Offload
+        Parts in host memory.
+    largest : Numeric
+        Elements of the largest section.
+    formats : Precision
+        Bytes of each role of a number.
+
+    Returns
+    -------
+    tuple[States, Array]
+        States on the device, and bytes in host memory of shape (stages, ...).
+    """
     offloaded = [states.parameters * offload.holds("parameters"), states.gradients * offload.holds("gradients")]
     offloaded.append(states.optimizer * offload.holds("optimizer"))
     gathered = np.maximum(states.gathered, 2.0 * largest * formats.parameter * offload.holds("parameters"))
     kept = states.parameters - offloaded[0], states.gradients - offloaded[1], states.optimizer - offloaded[2]
-    stays = States(*kept, gathered, states.update * (not offload.holds("optimizer")))
+    stays = StateMemory(*kept, gathered, states.update * (not offload.holds("optimizer")))
     return stays, offloaded[0] + offloaded[1] + offloaded[2]
 
 
 def host_update(count: Array, backward: Array, optimizer: Optimizer, formats: Precision, offload: Offload) -> Array:
-    """Seconds of an update of ``count`` parameters by the host, after a ``backward`` pass of so many seconds.
+    """Return the time of an optimizer update by the host.
 
-    max(0, gradients / link − backward) + max(moved / memory, parameters / link)
+    max(0, gradients / link − backward) + max(moved / memory, parameters / link): gradients go to the host during the
+    last backward pass; the update reads and writes host memory, and new parameters return in tiles as they are ready.
 
-    Gradients go to the host beside the last backward pass; the update moves all that it reads and writes through host
-    memory, and new parameters return in tiles as they are ready.
+    Parameters
+    ----------
+    count : ndarray, shape (...)
+        Parameters that are updated.
+    backward : ndarray, shape (...)
+        Time of the last backward pass [s].
+    optimizer : Optimizer
+        Update rule.
+    formats : Precision
+        Bytes of each role of a number.
+    offload : Offload
+        Parts in host memory, with rates.
 
+    Returns
+    -------
+    ndarray, shape (...)
+        Seconds.
+
+    References
+    ----------
+    Ren et al., ZeRO-Offload, USENIX ATC 2021.
+
+    Examples
+    --------
     >>> from paleo.operations.base import OPTIMIZERS
     >>> from paleo.operations.tensor import precision
     >>> host = Offload(frozenset({"optimizer"}), 20e9, 28e9)

@@ -29,16 +29,14 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.schedules.base import Passes
-from paleo.step.memory import layer_parameters
-from paleo.step.section_times import contended, per_stage
+from paleo.step.memory import Assignment, layer_parameters
+from paleo.step.section_times import LayerTimes, sum_per_stage, with_contention
 from paleo.step.streams import section_gathers
 
 if TYPE_CHECKING:
     from paleo.lowering.policies import Chunk
     from paleo.step.batch import Batch
     from paleo.step.layouts import Layouts, Sent
-    from paleo.step.memory import Assignment
-    from paleo.step.section_times import LayerTimes
 
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[np.float64]
@@ -46,9 +44,12 @@ Index = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class ShardedFigures:
-    """Seconds of one layer iteration of each section, (sections, …): passes with their waits, the gather of its
-    parameters for each direction, the exchange of its gradients; None for exchanges that do not occur."""
+class ShardedIterationTimes:
+    """Times of one layer iteration of each section with sharded parameters, (sections, …) in seconds.
+
+    They are the passes with their waits, the gathers for each direction and the exchange of gradients; None for
+    exchanges that do not occur.
+    """
 
     forward: Array
     backward: Array
@@ -70,14 +71,14 @@ class _Unit:
     gathered: int
     following: tuple[tuple[int, int], ...] = ()
 
-    def following_seconds(self, figures: Array) -> Array:
+    def _following_seconds(self, figures: Array) -> Array:
         """Seconds of what follows the gathered iteration."""
         return np.asarray(sum(count * figures[section] for section, count in self.following))
 
     def seconds(self, figures: Array) -> Array:
         """Seconds of the gathered iteration and of the iterations after it."""
         gathered: Array = figures[self.gathered]
-        return gathered + self.following_seconds(figures) if self.following else gathered
+        return gathered + self._following_seconds(figures) if self.following else gathered
 
 
 #: Units in a row: an iteration of a block between two of its kind occurs so many times.
@@ -85,25 +86,45 @@ _Row = list[tuple[_Unit, int]]
 
 
 def sharded_passes(
-    chunk: Chunk, figures: ShardedFigures, gathered: Mask, has_backward: Mask, *, splits: bool
+    chunk: Chunk, figures: ShardedIterationTimes, gathered: Mask, has_backward: Mask, *, splits: bool
 ) -> Passes:
-    """The passes of a chunk. ``gathered``: sections that have parameters, (sections,); ``has_backward``: those with a
-    backward pass. ``splits``: gradients of weights are a pass of their own."""
+    """Return the passes of a chunk whose parameters are sharded (ZeRO-3), with exposed gathers and scatters.
+
+    Parameters
+    ----------
+    chunk : Chunk
+        Sections and numbers of layers.
+    figures : ShardedFigures
+        Seconds of one layer iteration of each section and of its gathers and exchange, (sections, ...).
+    gathered : Mask, shape (sections,)
+        True for sections with parameters.
+    has_backward : Mask, shape (sections,)
+        True for sections with a backward pass.
+    splits : bool
+        Gradients of weights are computed in a pass of their own.
+
+    Returns
+    -------
+    Passes
+        Seconds of forward, backward and weight passes, (...).
+    """
     forth, lead = _units(chunk, gathered)
     back, back_lead = _units(chunk[::-1], gathered & has_backward)
     f, before = figures, forth[-1][0].seconds(figures.forward) if forth else 0.0
-    forward = _row(forth, f.forward, lead.following_seconds(f.forward), gather=f.gather)
+    forward = _row(forth, f.forward, lead._following_seconds(f.forward), gather=f.gather)
     if not splits:
         last = np.asarray(sum(layers * f.weights[section] for section, layers in chunk))
-        following = back_lead.following_seconds(f.gradient_passes)
+        following = back_lead._following_seconds(f.gradient_passes)
         backward = _row(back, f.gradient_passes, following, f.regather, f.gradients, before)
         return Passes(forward, backward - last, last)
-    backward = _row(back, f.backward, back_lead.following_seconds(f.backward), f.regather, before=before)
-    weights = _row(back, f.weights, back_lead.following_seconds(f.weights), gradients=f.gradients)
+    backward = _row(back, f.backward, back_lead._following_seconds(f.backward), f.regather, before=before)
+    weights = _row(back, f.weights, back_lead._following_seconds(f.weights), gradients=f.gradients)
     return Passes(forward, backward, weights)
 
 
-def waited_iterations(times: LayerTimes, gather: Array, regather: Array, gradients: Array, has_backward: Mask) -> Array:
+def _waited_iterations(
+    times: LayerTimes, gather: Array, regather: Array, gradients: Array, has_backward: Mask
+) -> Array:
     """Seconds of one layer iteration of each section in a row of its kind, (sections, …): by these a network is cut."""
     back = regather * has_backward.reshape((-1,) + (1,) * (gather.ndim - 1)) + gradients
     return np.maximum(times.forwards, gather) + np.maximum(times.backwards + times.weights, back)
@@ -145,7 +166,7 @@ def _row(
     seconds = np.maximum(lead, gather[units[0][0].gathered] - before)
     sent, early = np.zeros(()), np.zeros(())
     for (unit, times), (following, _) in pairwise(units):
-        computing, idle = unit.seconds(compute), unit.following_seconds(compute)
+        computing, idle = unit.seconds(compute), unit._following_seconds(compute)
         awaited = np.maximum(sent - early, 0.0) + gather[following.gathered]
         seconds = seconds + times * np.maximum(computing, awaited)
         early = np.minimum(idle, np.maximum(computing - awaited, 0.0)) if unit.following else np.zeros(())
@@ -167,16 +188,28 @@ def _expanded(row: _Row) -> _Row:
 
 @dataclass(frozen=True, slots=True)
 class ShardedChunks:
-    """Passes of stages whose parameters or gradients are sharded: seconds of each chunk with gathers and scatters that
-    are waited for, (3 passes, kinds, chunks, cases), and the kind of each stage, (stages,)."""
+    """Passes of stages whose parameters or gradients are sharded, with exposed gathers and scatters.
+
+    ``passes`` has the shape (3 passes, kinds, chunks, cases) in seconds; ``kind`` is the kind of each stage, (stages,).
+    """
 
     passes: Array
     kind: Index
 
 
 def stage_passes(batch: Batch) -> Passes:
-    """Seconds of one microbatch through all chunks of each stage, with the sends that it waits for: (stages, cases)
-    each."""
+    """Return the time of one microbatch through all chunks of each stage, with exposed sends.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+
+    Returns
+    -------
+    Passes
+        Seconds of forward, backward and weight passes, (stages, cases).
+    """
     return batch.shared.once(("passes", *_passes_key(batch)), lambda: _stage_passes(batch))
 
 
@@ -189,7 +222,7 @@ def _passes_key(batch: Batch) -> tuple[object, ...]:
 
 
 def _stage_passes(batch: Batch) -> Passes:
-    sent = sends(batch)
+    sent = send_times(batch)
     forward, backward, weights = _computed(batch)
     return Passes(forward + sent, backward + sent, weights)
 
@@ -201,21 +234,48 @@ def _computed(batch: Batch) -> tuple[Array, Array, Array]:
         forward, backward, weights = (sharded.passes.sum(axis=2) / batch.assignment.copies)[:, sharded.kind]
         return forward, backward, weights
     times, computed = batch.times, batch.assignment.computed
-    return per_stage(computed, times.forwards), per_stage(computed, times.backwards), per_stage(computed, times.weights)
+    return (
+        sum_per_stage(computed, times.forwards),
+        sum_per_stage(computed, times.backwards),
+        sum_per_stage(computed, times.weights),
+    )
 
 
 def chunk_passes(batch: Batch) -> Array:
-    """Seconds of one microbatch through each chunk of each stage, sends left out: (3 passes, stages, chunks, cases)."""
+    """Return the time of one microbatch through each chunk of each stage, without sends.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+
+    Returns
+    -------
+    ndarray, shape (3 passes, stages, chunks, cases)
+        Seconds.
+    """
     if batch.scattered:
         sharded = sharded_chunks(batch)
         return sharded.passes[:, sharded.kind]
     times, placed = batch.times, batch.assignment.placed
-    return np.stack([per_stage(placed, each) for each in (times.forwards, times.backwards, times.weights)])
+    return np.stack([sum_per_stage(placed, each) for each in (times.forwards, times.backwards, times.weights)])
 
 
-def sends(batch: Batch) -> Array:
-    """Seconds in which each stage sends the outputs of its chunks on, one microbatch and way; the stage waits for that,
-    as Megatron's does: (stages, cases)."""
+def send_times(batch: Batch) -> Array:
+    """Return the time in which each stage sends the outputs of its chunks, for one microbatch in one direction.
+
+    The stage waits for its sends, as Megatron's does.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+
+    Returns
+    -------
+    ndarray, shape (stages, cases)
+        Seconds.
+    """
     seconds = np.zeros((batch.assignment.stages, len(batch)))
     for section in np.flatnonzero(batch.assignment.sends.any(axis=0)).tolist():
         seconds += batch.assignment.sends[:, section, None] * batch.cases.send(section)
@@ -223,8 +283,18 @@ def sends(batch: Batch) -> Array:
 
 
 def chunk_sends(batch: Batch) -> Array:
-    """Seconds in which each chunk of each stage sends its output on, one microbatch and way: (stages, chunks,
-    cases)."""
+    """Return the time in which each chunk of each stage sends its output, for one microbatch in one direction.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+
+    Returns
+    -------
+    ndarray, shape (stages, chunks, cases)
+        Seconds.
+    """
     assignment, schedule = batch.assignment, batch.schedule
     leaves = schedule.sends_output(assignment.stages, assignment.chunks)
     seconds = np.zeros((*assignment.placed.shape[:2], len(batch)))
@@ -236,7 +306,18 @@ def chunk_sends(batch: Batch) -> Array:
 
 
 def pipeline_ends(batch: Batch) -> Array:
-    """When each stage has done its passes: (stages, cases)."""
+    """Return when each stage has done its passes.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+
+    Returns
+    -------
+    ndarray, shape (stages, cases)
+        Seconds from the start of the step.
+    """
     key = "ends", batch.ends, batch.schedule.name, *_passes_key(batch)
     return batch.shared.once(key, lambda: _pipeline_ends(batch))
 
@@ -254,8 +335,24 @@ def _pipeline_ends(batch: Batch) -> Array:
 
 
 def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sharded: bool) -> Array:
-    """Seconds of one layer iteration of each section, by which a network is cut, (sections, cases): with the gathers
-    and scatters of ``sharded`` parameters that are waited for."""
+    """Return the time of one layer iteration of each section, by which a network is cut into stages.
+
+    Parameters
+    ----------
+    times : LayerTimes
+        Times of layer iterations.
+    layouts : Layouts
+        Layouts of ranks.
+    layout : Index, shape (cases,)
+        Layout of each case.
+    sharded : bool
+        Add exposed gathers and scatters of sharded parameters.
+
+    Returns
+    -------
+    ndarray, shape (sections, cases)
+        Seconds.
+    """
     if not sharded:
         return times.iteration
     has_backward = np.array([section.has_backward for section in layouts.programs[0].sections])
@@ -263,7 +360,7 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
     single = np.eye(sections, sections + len(layouts.programs[0].ties))[None]
     gradients = layouts.sent(single, 1, "gradients", 3, width)[0, 0]
     gather, again = section_gathers(layouts)[:, layout], section_gathers(layouts, "again")[:, layout]
-    return waited_iterations(times, gather, again, gradients[:, layout], has_backward)
+    return _waited_iterations(times, gather, again, gradients[:, layout], has_backward)
 
 
 # sharded parameters
@@ -289,7 +386,18 @@ class _ShardedCollectives:
 
 
 def sharded_chunks(batch: Batch) -> ShardedChunks:
-    """Chunks whose layers are gathered for every pass, or whose gradients are scattered after it."""
+    """Return the passes of chunks whose layers are gathered for every pass, or whose gradients are scattered after it.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+
+    Returns
+    -------
+    ShardedChunks
+        Passes by kind of stage.
+    """
     return batch.shared.once(_passes_key(batch), lambda: _sharded_chunks(batch))
 
 
@@ -300,30 +408,55 @@ def _sharded_chunks(batch: Batch) -> ShardedChunks:
     gathered = np.asarray((owed.parts @ batch.layouts.parameters(trained=False)).any(axis=2))
     has_backward = np.array([section.has_backward for section in batch.layouts.programs[0].sections])
     splits, places = batch.schedule.splits_backward, batch.schedule.pieces(assignment.stages, assignment.chunks)
-    figures: dict[object, ShardedFigures] = {}
+    figures: dict[object, ShardedIterationTimes] = {}
     known: dict[tuple[object, ...], Passes] = {}
     passes = np.empty((3, len(owed.stage), assignment.placed.shape[1], len(batch)))
     for row, stage in enumerate(owed.stage.tolist()):
         gathers = owed.gather[row], owed.regather[row], owed.gradients[row]
         stage_key: object = owed.parts[row].tobytes() if assignment.copies == 1 else row
         if stage_key not in figures:
-            times = contended(batch.times, gathers[0], gathers[2], overlap, gathers[1])
+            times = with_contention(batch.times, gathers[0], gathers[2], overlap, gathers[1])
             travelling = (seconds if seconds.any() else None for seconds in gathers)
-            figures[stage_key] = ShardedFigures(times.forwards, times.backwards, times.weights, *travelling)
+            figures[stage_key] = ShardedIterationTimes(times.forwards, times.backwards, times.weights, *travelling)
         for chunk, number in enumerate(places[stage]):
             piece = assignment.pieces[number]
             if (stage_key, piece) not in known:
-                known[stage_key, piece] = sharded_passes(
-                    piece, figures[stage_key], gathered[row], has_backward, splits=splits
-                )
+                slowed = sharded_passes(piece, figures[stage_key], gathered[row], has_backward, splits=splits)
+                known[stage_key, piece] = _at_most_in_turn(slowed, piece, batch.times, gathers, has_backward)
             for place, seconds in zip(passes, known[stage_key, piece], strict=True):
                 place[row, chunk] = seconds
     passes[2 if splits else 1] += owed.late
     return ShardedChunks(passes, owed.kind)
 
 
+def _at_most_in_turn(
+    passes: Passes, piece: Chunk, times: LayerTimes, gathers: tuple[Array, Array, Array], has_backward: Mask
+) -> Passes:
+    """Passes no longer than if computation and communication took turns, which no contention exceeds; ``gathers``:
+    seconds of the gathers before either pass and of the sums of gradients, (sections, cases or 1)."""
+    gather, regather, gradients = gathers
+    forward = sum(layers * (times.forwards[i] + gather[i]) for i, layers in piece)
+    both = sum(
+        layers * (times.backwards[i] + times.weights[i] + regather[i] * has_backward[i] + gradients[i])
+        for i, layers in piece
+    )
+    backward = np.minimum(passes.backward, np.maximum(both - passes.weights, 0.0))
+    return Passes(np.minimum(passes.forward, forward), backward, passes.weights)
+
+
 def sharded_communication(batch: Batch) -> Array:
-    """Seconds of all gathers and scatters of a microbatch: (stages, cases)."""
+    """Return the time of all gathers and scatters of sharded parameters in a microbatch, hidden or not.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+
+    Returns
+    -------
+    ndarray, shape (stages, cases)
+        Seconds.
+    """
     assignment, owed = batch.assignment, _sharded_collectives(batch)
     has_backward = np.array([section.has_backward for section in batch.layouts.programs[0].sections])
     stage_seconds = (owed.gather + owed.regather * has_backward[:, None] + owed.gradients)[owed.kind]

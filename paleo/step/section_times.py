@@ -4,8 +4,8 @@ A *layer iteration* is one pass of a microbatch through one layer of a repeated 
 once. Arrays have the sections along their first axis and configurations along the last; one configuration may have no
 last axis. Seconds and bytes.
 
-Kernels and collectives are priced by others; here they are added up (`Sums`), laid beside one another as far as
-collectives overlap with computation, and joined with the time in which the host issues them (`paced`).
+Kernels and collectives are priced by others; here they are added up (`SectionSums`), laid beside one another as far as
+collectives overlap with computation, and joined with the time in which the host issues them (`host_paced_time`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from paleo.lowering.policies import Policies
-    from paleo.lowering.program import Counted, Program, Transfer
+    from paleo.lowering.program import CountedKernel, Program, Transfer
     from paleo.parallel.placement import Mesh
     from paleo.pricing.communication import Fabric
     from paleo.pricing.kernels import KernelTimes
@@ -30,7 +30,18 @@ Index = npt.NDArray[np.intp]
 
 
 def collectives(program: Program) -> Iterator[tuple[int, Transfer]]:
-    """The collectives of layers, each with the position of its section."""
+    """List the collectives of all layers of a program.
+
+    Parameters
+    ----------
+    program : Program
+        One rank's program.
+
+    Yields
+    ------
+    Iterator[tuple[int, Transfer]]
+        Position of the section, and the collective.
+    """
     for index, section in enumerate(program.sections):
         for transfer in section.transfers:
             yield index, transfer
@@ -39,8 +50,24 @@ def collectives(program: Program) -> Iterator[tuple[int, Transfer]]:
 def transfer_seconds(
     fabric: Fabric, programs: Sequence[tuple[Mesh, Program]], payloads: Sequence[Array]
 ) -> list[Array]:
-    """Seconds of the `collectives` of each program with some ``payloads``, (collectives, points) each and back; one
-    call for each operation. The call of the host is counted with its kernels, not here."""
+    """Return the time of the collectives of several programs, with one call of the fabric for each operation.
+
+    The host's calls are counted with the kernels.
+
+    Parameters
+    ----------
+    fabric : Fabric
+        Links of the system.
+    programs : Sequence[tuple[Mesh, Program]]
+        Mesh and program of each layout.
+    payloads : sequence of Array, shape (collectives, points)
+        Payload of each collective of each program [byte].
+
+    Returns
+    -------
+    list of Array
+        Seconds, one array of shape (collectives, points) a program.
+    """
     seconds = [np.zeros(each.shape) for each in payloads]
     cells: dict[str, list[tuple[int, int, int, int]]] = {}
     device = replace(fabric, host=0.0)
@@ -57,7 +84,11 @@ def transfer_seconds(
             seconds[index][row] = priced
     for index, (mesh, program) in enumerate(programs):
         for row, (_, transfer) in enumerate(collectives(program)):
-            if transfer.once:
+            if transfer.carries:
+                group = mesh.stride((transfer.axis,)), mesh.degree(transfer.axis)
+                exchange = fabric.token_exchange(transfer.carries, *group, payloads[index][row])
+                seconds[index][row] = seconds[index][row] if exchange is None else exchange
+            if transfer.dispatches:
                 seconds[index][row] += fabric.handshakes(mesh.stride((transfer.axis,)), mesh.degree(transfer.axis))
     return seconds
 
@@ -99,13 +130,35 @@ class SectionCosts:
     workspace_bytes: Array
 
     def at(self, sections: Sequence[int]) -> SectionCosts:
-        """Costs of the sections at some positions, with repetitions: (sections, …)."""
+        """Select some sections, with repetitions.
+
+        Parameters
+        ----------
+        sections : sequence of int
+            Positions.
+
+        Returns
+        -------
+        SectionCosts
+            Costs of these sections.
+        """
         rows = list(sections)
         figures = {name: getattr(self, name)[rows] for name in FIGURES if name != "limits"}
         return SectionCosts(self.repeat[rows], **figures, limits=self.limits[:, :, rows])
 
     def of(self, configurations: Index) -> SectionCosts:
-        """Costs of some configurations."""
+        """Select some configurations.
+
+        Parameters
+        ----------
+        configurations : Index
+            Positions on the last axis.
+
+        Returns
+        -------
+        SectionCosts
+            Costs of these configurations.
+        """
         figures = {name: np.take(getattr(self, name), configurations, axis=-1) for name in FIGURES}
         return SectionCosts(self.repeat, **figures)
 
@@ -162,7 +215,18 @@ class LayerTimes:
         return self.forwards + self.backwards + self.weights
 
     def of(self, configurations: Index) -> LayerTimes:
-        """Times of some configurations."""
+        """Select some configurations.
+
+        Parameters
+        ----------
+        configurations : Index
+            Positions on the last axis.
+
+        Returns
+        -------
+        LayerTimes
+            Times of these configurations.
+        """
         return LayerTimes(*(np.take(getattr(self, name), configurations, axis=-1) for name in LayerTimes.__slots__))
 
 
@@ -175,8 +239,7 @@ BESIDE_DISPATCH = 1.0 - 24.0 / 132.0
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSums:
-    """How the collectives of one direction add up to sections, by the computation that hides them: matrices of
-    (sections, collectives).
+    """Matrices that add up the collectives of one direction to sections, by the computation that hides them.
 
     ``exposed``: hidden by nothing. ``section``: by the whole section. ``core``: by the core of attention (keys that go
     round a ring). ``products``: by products with weights, piece by piece. ``shared``: by experts that all tokens visit
@@ -202,8 +265,10 @@ HIDING = ("nothing", "section", "core", "products", "shared experts", "microbatc
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
-    """How kernels and collectives add up to sections: matrices of (sections, kernels) and (sections, collectives).
+class SectionSums:
+    """Matrices that add up kernels and collectives to sections.
+
+    Their shapes are (sections, kernels) and (sections, collectives).
 
     ``forward``, ``backward``, ``weights``: kernels of the passes.
     ``forward_core``, ``backward_core``: those of the core of attention. ``forward_products``, ``backward_products``:
@@ -235,13 +300,24 @@ class Sums:
     routes: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, program: Program) -> Sums:
-        """Kernels and `collectives` in the order of the program."""
+    def of(cls, program: Program) -> SectionSums:
+        """Make the matrices that add up kernels and collectives to sections.
+
+        Parameters
+        ----------
+        program : Program
+            One rank's program.
+
+        Returns
+        -------
+        Sums
+            Matrices in the order of the program's kernels and collectives.
+        """
         sections = len(program.sections)
         kernels = [(row, kernel) for row, section in enumerate(program.sections) for kernel in section.kernels]
         transfers = list(collectives(program))
 
-        def of_kernels(share: Callable[[Counted], float]) -> Array:
+        def of_kernels(share: Callable[[CountedKernel], float]) -> Array:
             return _matrix(sections, [(row, counted.times * share(counted)) for row, counted in kernels])
 
         def of_transfers(share: Callable[[Transfer], float]) -> Array:
@@ -271,16 +347,16 @@ class Sums:
         )
 
 
-def _in_backward(counted: Counted) -> bool:
+def _in_backward(counted: CountedKernel) -> bool:
     return counted.kernel.phase in ("backward", "backward_weight")
 
 
-def _is_product(counted: Counted) -> bool:
+def _is_product(counted: CountedKernel) -> bool:
     """Whether a kernel is a product with weights."""
     return counted.kernel.family == "gemm" and not counted.core
 
 
-def _routes(counted: Counted) -> bool:
+def _routes(counted: CountedKernel) -> bool:
     """Whether a kernel dispatches tokens to experts."""
     return counted.kernel.experts > 0 and counted.kernel.family == "memory"
 
@@ -298,20 +374,39 @@ def section_costs(
     kernels: KernelTimes,
     transfers: Array,
     sizes: Sequence[Array],
-    sums: Sums | None = None,
+    sums: SectionSums | None = None,
     *,
     call: float = 0.0,
     waiting_power: float = AHEAD,
 ) -> SectionCosts:
-    """Costs from seconds of every kernel (kernels, …) and of every collective (`collectives`, …), which costs the host
-    a ``call``; ``sizes`` as in `BYTES`, (sections, …) each.
+    """Add up kernels and collectives to the costs of one layer iteration of each section.
 
-    A pass of a section takes as long as `paced` says of all its kernels and collectives together; what it waits for the
-    host counts to its kernels, with a ``waiting_power`` where tokens are dispatched and the host waits for counts.
+    A pass of a section takes the `host_paced_time` of all its kernels and collectives together. The wait for the host
+    counts to the kernels.
 
-    ``sums``: those of a program of the same structure, where they are at hand.
+    Parameters
+    ----------
+    program : Program
+        One rank's program.
+    kernels : KernelTimes
+        Times of every kernel, (kernels, ...) [s].
+    transfers : ndarray, shape (collectives, ...)
+        Time of every collective [s].
+    sizes : sequence of Array
+        Bytes as in `BYTES`, arrays of shape (sections, ...).
+    sums : Sums, optional
+        Matrices of a program of the same structure, if known.
+    call : float, optional
+        Host time of one collective [s].
+    waiting_power : float, optional
+        Exponent of `host_paced_time` where the host waits for counts of dispatched tokens.
+
+    Returns
+    -------
+    SectionCosts
+        Costs, (sections, ...).
     """
-    sums = sums or Sums.of(program)
+    sums = sums or SectionSums.of(program)
     device, host = kernels.total, kernels.host
     forward, backward, weights = (matrix @ device for matrix in (sums.forward, sums.backward, sums.weights))
     in_forward, in_backward = _overlapped(sums, device, transfers)
@@ -323,18 +418,18 @@ def section_costs(
 
     def issued(seconds: Array, waited: Array, host_seconds: Array) -> Array:
         """Computation with what it waits for the host, which issues collectives, too."""
-        return paced(seconds + waited, host_seconds, sums.routes, waiting_power) - waited
+        return host_paced_time(seconds + waited, host_seconds, sums.routes, waiting_power) - waited
 
     gradients = backward + weights
     slower = issued(gradients, in_backward.waited, (sums.backward + sums.weights) @ host + backward_calls)
     share = np.divide(slower, gradients, out=np.ones_like(gradients), where=gradients > 0)
     return SectionCosts(
-        section_figures(program, "repeat"),
+        section_values(program, "repeat"),
         forward=issued(forward, in_forward.waited, sums.forward @ host + forward_calls),
         backward=backward * share,
         weights=weights * share,
         recomputed=issued(sums.recomputed @ device, repeated, sums.recomputed @ host + forward_calls),
-        selected=paced(sums.selected @ device, sums.selected @ host),
+        selected=host_paced_time(sums.selected @ device, sums.selected @ host),
         forward_transfers=in_forward.waited,
         recomputed_transfers=repeated,
         selected_transfers=sums.selected_transfers @ transfers,
@@ -366,7 +461,7 @@ class _Overlapped(NamedTuple):
     paired: Array
 
 
-def _overlapped(sums: Sums, device: Array, transfers: Array) -> tuple[_Overlapped, _Overlapped]:
+def _overlapped(sums: SectionSums, device: Array, transfers: Array) -> tuple[_Overlapped, _Overlapped]:
     """Collectives of the forward and of the backward direction beside their computation.
 
     Shared experts and another microbatch's pass run on the multiprocessors that the exchange of tokens leaves. A
@@ -407,7 +502,7 @@ def _waited(collectives: CollectiveSums, transfers: Array, pieces: float, beside
     return _Overlapped(sum(uncovered, collectives.exposed @ transfers), sum(hidden, np.zeros(())), hidden[-1])
 
 
-def _limits(sums: Sums, kernels: KernelTimes) -> Array:
+def _limits(sums: SectionSums, kernels: KernelTimes) -> Array:
     """Seconds of kernels by their limit and by the pass in which they run, as `SectionCosts.limits`."""
     work = kernels.total - kernels.launch
     by_limit = (work * kernels.arithmetic, work * ~kernels.arithmetic, kernels.launch)
@@ -415,17 +510,34 @@ def _limits(sums: Sums, kernels: KernelTimes) -> Array:
     return np.stack([np.stack([matrix @ seconds for matrix in runs]) for seconds in by_limit])
 
 
-def paced(
+def host_paced_time(
     device: Array, host: Array, waits: npt.NDArray[np.bool_] | None = None, waiting_power: float = AHEAD
 ) -> Array:
-    """Seconds of work that the host issues ahead of the device: (device⁴ + host⁴)^¼; in sections (the first axis) where
-    it ``waits`` for the device on its way, with ``waiting_power`` in place of 4.
+    """Combine the times of device and host for work that the host issues ahead: (device⁴ + host⁴)^¼.
 
-    A host that runs ahead freely would make it the longer of the two; calls of uneven length and waiting for other
-    ranks cost most where both are alike. The fourth power is the one that suited measured steps of
-    convolutional networks.
+    A host that runs ahead freely would make it the longer of the two. Calls of uneven length and waiting for other
+    ranks cost most where both are alike. The fourth power suited measured steps of convolutional networks.
 
-    >>> paced(np.array([3.0, 1.0, 1.0]), np.array([0.0, 1.0, 1.0]), np.array([True, False, True]), 2.5).round(3)
+    Parameters
+    ----------
+    device : ndarray, shape (sections, ...)
+        Time of the kernels [s].
+    host : ndarray, shape (sections, ...)
+        Time in which the host issues them [s].
+    waits : ndarray of bool, shape (sections,), optional
+        True for sections in which the host waits for the device.
+    waiting_power : float, optional
+        Exponent in these sections, instead of 4.
+
+    Returns
+    -------
+    ndarray, shape (sections, ...)
+        Seconds.
+
+    Examples
+    --------
+    >>> device, host = np.array([3.0, 1.0, 1.0]), np.array([0.0, 1.0, 1.0])
+    >>> host_paced_time(device, host, np.array([True, False, True]), 2.5).round(3)
     array([3.   , 1.189, 1.32 ])
     """
     seconds = np.where(host > 0, np.sqrt(np.sqrt(np.square(np.square(device)) + np.square(np.square(host)))), device)
@@ -435,16 +547,43 @@ def paced(
     return seconds
 
 
-def section_figures(program: Program, name: str) -> Array:
-    """A figure of each section of a program."""
+def section_values(program: Program, name: str) -> Array:
+    """Return a field of every section of a program as an array.
+
+    Parameters
+    ----------
+    program : Program
+        One rank's program.
+    name : str
+        Field of `Section`.
+
+    Returns
+    -------
+    ndarray, shape (sections,)
+        Values.
+    """
     return np.array([getattr(section, name) for section in program.sections], dtype=np.float64)
 
 
 def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
-    """Layer iterations with what their sections recompute: nothing, a selection (the core of attention), or all from
-    the input of each layer or group of layers.
+    """Return the times of layer iterations under recompute policies: none, selective, or full.
 
-    A group keeps one input, and all its activations live at once when they have been brought back. References:
+    A group of layers saves one input, and all its activations live at once when they have been computed again.
+
+    Parameters
+    ----------
+    costs : SectionCosts
+        Costs without recomputation.
+    policies : Policies
+        Policy of each section.
+
+    Returns
+    -------
+    LayerTimes
+        Times and saved bytes, (sections, ...).
+
+    References
+    ----------
     Korthikanti et al., Reducing activation recomputation in large transformer models, MLSys 2023; Chen et al., Training
     deep nets with sublinear memory cost, arXiv:1604.06174 (groups).
     """
@@ -471,9 +610,21 @@ def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
     )
 
 
-def partly_paired(times: LayerTimes, alone: Array) -> LayerTimes:
-    """Iterations of which a share ``alone`` runs without a pass of another microbatch, and so waits for collectives
-    that such a pass would hide."""
+def with_unpaired_share(times: LayerTimes, alone: Array) -> LayerTimes:
+    """Expose the expert exchange of iterations that run without a pass of another microbatch to hide it.
+
+    Parameters
+    ----------
+    times : LayerTimes
+        Times if all iterations are paired.
+    alone : ndarray, shape (...)
+        Share of the iterations that run without a partner, 0 to 1.
+
+    Returns
+    -------
+    LayerTimes
+        Times.
+    """
     forward, backward = alone * times.forward_paired, alone * times.backward_paired
     return replace(
         times,
@@ -485,12 +636,32 @@ def partly_paired(times: LayerTimes, alone: Array) -> LayerTimes:
     )
 
 
-def contended(
+def with_contention(
     times: LayerTimes, gathers: Array, gradients: Array, overlap: Overlap, regathers: Array | None = None
 ) -> LayerTimes:
-    """Iterations slowed by the collectives beside them, gathers (both directions; ``regathers`` backward, where they
-    differ) and gradient exchange (backward): by ``overlap.contention`` seconds for each second in which both go on, no
-    more than they would take one after the other; by all of their seconds where computation waits for them."""
+    """Slow down iterations by the collectives that overlap with them.
+
+    An iteration loses ``overlap.contention`` seconds for each second of overlap, but at most what running one after the
+    other would cost.
+
+    Parameters
+    ----------
+    times : LayerTimes
+        Times of layer iterations.
+    gathers : ndarray, shape (sections, ...)
+        Time of parameter gathers, forward and backward [s].
+    gradients : ndarray, shape (sections, ...)
+        Time of the gradient exchange [s].
+    overlap : Overlap
+        What the software overlaps.
+    regathers : Array, shape (sections, ...), optional
+        Time of backward gathers, if it differs [s].
+
+    Returns
+    -------
+    LayerTimes
+        Times.
+    """
     if overlap.sharded and overlap.contention == 0.0:
         return times
     again = gathers if regathers is None else regathers
@@ -504,10 +675,24 @@ def contended(
 
 def _lost(computing: Array, travelling: Array, overlap: Overlap) -> Array:
     """Seconds that iterations lose to collectives that run beside them, or for which they wait."""
-    return overlap.contention * np.minimum(computing, travelling) if overlap.sharded else travelling
+    if not overlap.sharded:
+        return travelling
+    return np.minimum(overlap.contention * np.minimum(computing, travelling), travelling)
 
 
-def per_stage(layers: Array, figures: Array) -> Array:
-    """Figures of sections summed over the layers that each stage holds: (stages, sections) with (sections, …) to
-    (stages, …)."""
+def sum_per_stage(layers: Array, figures: Array) -> Array:
+    """Sum values of sections over the layers that each stage holds.
+
+    Parameters
+    ----------
+    layers : ndarray, shape (stages, sections)
+        Layers of each section on each stage.
+    figures : ndarray, shape (sections, ...)
+        One value a layer.
+
+    Returns
+    -------
+    ndarray, shape (stages, ...)
+        Sums.
+    """
     return np.tensordot(layers, figures, axes=1)

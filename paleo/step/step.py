@@ -15,34 +15,40 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import Policies, policy_shares, split_by_policy, uneven, with_policy
+from paleo.lowering.policies import Chunk, Policies, has_mixed_recompute, policy_shares, split_by_policy, with_recompute
 from paleo.pricing.kernels import KernelTimes
-from paleo.schedules.base import SCHEDULES, check_schedule
+from paleo.schedules.base import SCHEDULES, Schedule, check_schedule
 from paleo.step.batch import Batch, Cases
 from paleo.step.layouts import Layouts
-from paleo.step.memory import Assignment, Kinds, StageKinds, States, alive, total_memory, with_update, workspace
-from paleo.step.pipeline import iteration_seconds, pipeline_ends, sends, sharded_communication, stage_passes
+from paleo.step.memory import (
+    Assignment,
+    AssignmentKinds,
+    StageKinds,
+    StateMemory,
+    live_microbatches,
+    total_memory,
+    with_update_temporaries,
+    workspace_memory,
+)
+from paleo.step.pipeline import iteration_seconds, pipeline_ends, send_times, sharded_communication, stage_passes
 from paleo.step.section_times import (
     BYTES,
+    SectionCosts,
     collectives,
     layer_times,
-    per_stage,
     section_costs,
-    section_figures,
+    section_values,
+    sum_per_stage,
     transfer_seconds,
 )
-from paleo.step.streams import after_passes, after_streams, batch_tails, stream_seconds, updates
-from paleo.step.waiting import Noise, waiting_share
+from paleo.step.streams import after_passes, after_streams, batch_tails, stream_seconds, update_times
+from paleo.step.waiting import InputPipeline, Noise, waiting_share
 
 if TYPE_CHECKING:
-    from paleo.lowering.policies import Chunk
     from paleo.lowering.program import Program
     from paleo.parallel.placement import Mesh
     from paleo.parallel.plan import Plan
-    from paleo.schedules.base import Schedule
     from paleo.step.backend import Backend
-    from paleo.step.section_times import SectionCosts
-    from paleo.step.waiting import InputPipeline
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
@@ -50,11 +56,13 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes of each stage, (stages, configurations): ``states`` of parameters, ``activations``, ``workspace`` (what is
-    needed for a moment, and what sharding gathers); ``reserved`` by the process itself, (configurations,);
-    ``host_bytes`` of the stage's states and activations that are in host memory."""
+    """Bytes of each stage by part, arrays of shape (stages, configurations).
 
-    states: States
+    ``workspace`` is temporary memory with what sharding gathers. ``reserved`` belongs to the process itself,
+    (configurations,). ``host_bytes`` are states and activations in host memory.
+    """
+
+    states: StateMemory
     activations: Array
     workspace: Array
     reserved: Array
@@ -68,7 +76,7 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class StepArrays:
-    """A step of C configurations: ``step_time``, (C,) seconds; all else on demand."""
+    """Training step of C configurations: ``step_time`` in seconds, shape (C,); other results are computed on demand."""
 
     batch: Batch
     step_time: Array
@@ -80,45 +88,62 @@ class StepArrays:
 
     @cached_property
     def stage_memory(self) -> StageMemory:
-        """Bytes by part of each stage."""
+        """Bytes of each stage by part."""
         return stage_memory(self.batch)
 
     @cached_property
     def parts(self) -> dict[str, Array]:
-        """Seconds of the busiest stage by what they go into, (C,) each; all but ``communication_total``, which counts
-        hidden collectives too, add up to the step.
+        """Breakdown of the step time of the slowest pipeline stage, (C,) in seconds by part.
 
-        ``compute``, ``memory_bound`` and ``launch`` are its kernels by what limits them; ``communication_exposed`` what
-        it waits for collectives; ``bubble`` what it waits for other stages; ``optimizer``; ``input`` what the step
-        waits for its next batch; ``stragglers`` what it waits for the slowest rank. A part that is added is added
-        here."""
+        All parts sum to the step time, except ``communication_total``, which also counts hidden communication.
+        """
         return _parts(self.batch)
 
     @cached_property
     def busiest(self) -> Index:
-        """The stage whose passes take longest: (C,)."""
-        return busiest_stage(self.batch)
+        """Stage whose passes take longest, (C,)."""
+        return _busiest_stage(self.batch)
 
 
 def step(batch: Batch) -> StepArrays:
-    """One step of each configuration of a batch."""
+    """Price one training step of every configuration of a batch.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+
+    Returns
+    -------
+    StepArrays
+        Step times, and all other results on demand.
+    """
     worked = np.maximum(_worked(batch), batch.arrival)
-    return StepArrays(batch, worked + waits(batch))
+    return StepArrays(batch, worked + straggler_wait(batch))
 
 
-def waits(batch: Batch) -> Array:
-    """Seconds in which synchronous ranks of training, which meet in every step, wait for the slowest of them:
-    (configurations,).
+def straggler_wait(batch: Batch) -> Array:
+    """Return the time in which synchronous ranks wait for the slowest of them.
 
-    Replicas and stages wait for one another; what varies is the work of a rank itself, not its collectives. Under
-    another consistency model the model says who waits (`paleo.consistency`).
+    Replicas and stages wait for one another. The work of a rank varies, its collectives do not. Under another
+    consistency model, `paleo.consistency` says who waits.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+
+    Returns
+    -------
+    ndarray, shape (configurations,)
+        Seconds.
     """
     run, layouts = batch.backend.run, batch.layouts
     noise = Noise.of(run, batch.backend.software, np.array(layouts.local_batches, dtype=np.float64))
     if not (noise.any and batch.training and run.consistency == "bsp"):
         return np.zeros(len(batch))
     share = waiting_share(layouts.replicas * batch.assignment.stages, noise.independent, noise.persistent)
-    arithmetic, moving, launch = _kernel_parts(batch, busiest_stage(batch))
+    arithmetic, moving, launch = _kernel_parts(batch, _busiest_stage(batch))
     return batch.per_case(share) * (arithmetic + moving + launch)
 
 
@@ -139,7 +164,7 @@ def _worked_seconds(batch: Batch) -> Array:
 # breakdown
 
 
-def busiest_stage(batch: Batch) -> Index:
+def _busiest_stage(batch: Batch) -> Index:
     """The stage whose passes take longest, the first of them: (configurations,)."""
     if batch.assignment.stages == 1:
         return np.zeros(len(batch), dtype=np.intp)
@@ -158,12 +183,12 @@ class _Communication:
 
 
 def _parts(batch: Batch) -> dict[str, Array]:
-    stage, count = busiest_stage(batch), batch.microbatches
+    stage, count = _busiest_stage(batch), batch.microbatches
     times, computed = batch.times, batch.assignment.computed
     arithmetic, moving, launch = _kernel_parts(batch, stage)
-    update = _of_stage(updates(batch), stage)
-    waited = _of_stage(per_stage(computed, times.forward_transfers + times.backward_transfers), stage) * count
-    hidden = _of_stage(per_stage(computed, times.hidden), stage) * count
+    update = _of_stage(update_times(batch), stage)
+    waited = _of_stage(sum_per_stage(computed, times.forward_transfers + times.backward_transfers), stage) * count
+    hidden = _of_stage(sum_per_stage(computed, times.hidden), stage) * count
     computing, worked = arithmetic + moving + launch + update, _worked(batch)
     if batch.assignment.stages == 1:
         total = waited + hidden + stream_seconds(batch).communication + _state_gathers(batch)
@@ -171,7 +196,7 @@ def _parts(batch: Batch) -> dict[str, Array]:
         total, bubble = np.maximum(total, exposed), np.zeros_like(worked)  # contention counts, too
     else:
         after = _after(batch, stage)
-        exposed = waited + 2.0 * _of_stage(sends(batch), stage) * count + after.exposed
+        exposed = waited + 2.0 * _of_stage(send_times(batch), stage) * count + after.exposed
         total = exposed + after.hidden + hidden
         bubble = np.maximum(0.0, worked - computing - exposed)
     return {
@@ -183,7 +208,7 @@ def _parts(batch: Batch) -> dict[str, Array]:
         "bubble": bubble,
         "optimizer": update,
         "input": np.maximum(0.0, batch.arrival - worked),
-        "stragglers": waits(batch),
+        "stragglers": straggler_wait(batch),
     }
 
 
@@ -197,9 +222,11 @@ def _kernel_parts(batch: Batch, stage: Index) -> tuple[Array, Array, Array]:
     launches."""
     times, computed = batch.times, batch.assignment.computed
     arithmetic, moving, launch = (
-        _of_stage(per_stage(computed, limit), stage) * batch.microbatches for limit in times.limits
+        _of_stage(sum_per_stage(computed, limit), stage) * batch.microbatches for limit in times.limits
     )
-    kernels = _of_stage(per_stage(computed, times.forward + times.backward + times.weights), stage) * batch.microbatches
+    kernels = (
+        _of_stage(sum_per_stage(computed, times.forward + times.backward + times.weights), stage) * batch.microbatches
+    )
     return arithmetic, moving, launch + np.maximum(0.0, kernels - arithmetic - moving - launch)
 
 
@@ -210,12 +237,12 @@ def _state_gathers(batch: Batch) -> Array:
 
 def _after(batch: Batch, stage: Index) -> _Communication:
     """What the busiest stage of a pipeline communicates beside collectives of layers and sends."""
-    after = after_passes(batch, stage_passes(batch)) - updates(batch)
-    hidden = batch.per_case(batch_tails(batch).total) - after
+    after = after_passes(batch, stage_passes(batch)) - update_times(batch)
+    hidden = np.maximum(0.0, batch.per_case(batch_tails(batch).total) - after)
     if batch.scattered:
         times, computed = batch.times, batch.assignment.computed
         passes = stage_passes(batch)
-        plain = per_stage(computed, times.iteration) + 2.0 * sends(batch)
+        plain = sum_per_stage(computed, times.iteration) + 2.0 * send_times(batch)
         waits = (passes.forward + passes.backward + passes.weights - plain) * batch.microbatches
         beside = sharded_communication(batch) * batch.microbatches
         after, hidden = after + waits, hidden + np.maximum(0.0, beside - waits)
@@ -227,34 +254,56 @@ def _after(batch: Batch, stage: Index) -> _Communication:
 
 
 def stage_memory(batch: Batch) -> StageMemory:
-    """Bytes by part."""
+    """Return the memory of each stage by part.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+
+    Returns
+    -------
+    StageMemory
+        Bytes.
+    """
     layouts, assignment = batch.layouts, batch.assignment
     kinds, rows = assignment.kinds.stages, assignment.stage_kind
-    kept, host_bytes = layouts.states(kinds, batch.zero, assignment.stages)
+    kept, host_bytes = layouts.states(kinds, batch.zero, assignment.stages, overlapped=batch.overlapped)
     parts = (kept.parameters, kept.gradients, kept.optimizer, kept.gathered, kept.update)
-    states = States(*(batch.per_case(np.broadcast_to(part, host_bytes.shape)[rows]) for part in parts))
+    states = StateMemory(*(batch.per_case(np.broadcast_to(part, host_bytes.shape)[rows]) for part in parts))
     activations, work = _passing(batch)
     living = _living(batch)
-    offloaded = (per_stage(assignment.placed, batch.times.offloaded_bytes) * living).sum(axis=1)
+    offloaded = (sum_per_stage(assignment.placed, batch.times.offloaded_bytes) * living).sum(axis=1)
     passing = (activations * living).sum(axis=1)
     on_host = batch.per_case(host_bytes[rows]) + offloaded
-    work = with_update(work, states, passing)
+    work = with_update_temporaries(work, states, passing)
     return StageMemory(states, passing, work, batch.per_case(layouts.reserved()), on_host)
 
 
 def memory_total(batch: Batch) -> Array:
-    """Bytes of the fullest stage: (configurations,)."""
+    """Return the memory of the fullest stage.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+
+    Returns
+    -------
+    ndarray, shape (configurations,)
+        Bytes.
+    """
     layouts, assignment = batch.layouts, batch.assignment
     kinds = assignment.kinds.stages
 
     def state_bytes() -> tuple[Array, Array]:
-        kept, _ = layouts.states(kinds, batch.zero, assignment.stages)
+        kept, _ = layouts.states(kinds, batch.zero, assignment.stages, overlapped=batch.overlapped)
         lasting = total_memory(kept, np.zeros(1), layouts.reserved())
         return lasting, np.broadcast_to(kept.update - kept.gathered, lasting.shape)
 
     states, update = (
         batch.per_case(each[assignment.stage_kind])
-        for each in layouts.shared.once(("bytes of states", batch.zero), state_bytes)
+        for each in layouts.shared.once(("bytes of states", batch.zero, batch.overlapped), state_bytes)
     )
     key = "passing memory", batch.schedule.name, batch.zero if batch.backend.offload.parts else 0
 
@@ -268,7 +317,7 @@ def memory_total(batch: Batch) -> Array:
 def _living(batch: Batch) -> Array:
     """Microbatches whose activations live at once: (stages, pieces, configurations)."""
     assignment = batch.assignment
-    living = alive(batch.schedule, assignment.stages, batch.microbatches, assignment.chunks)
+    living = live_microbatches(batch.schedule, assignment.stages, batch.microbatches, assignment.chunks)
     return living if batch.training else np.zeros_like(living)
 
 
@@ -282,9 +331,9 @@ def _passing(batch: Batch) -> tuple[Array, Array]:
 def _passing_bytes(batch: Batch) -> tuple[Array, Array]:
     layouts, assignment, times = batch.layouts, batch.assignment, batch.times
     several = layouts.shards * assignment.copies > 1
-    buckets = batch.per_case(np.where(several & batch.training, batch.backend.run.bucket, 0.0))
-    work = workspace(assignment.layers, times.workspace_bytes, times.transient, buckets)
-    return per_stage(assignment.placed, times.saved_bytes) + _sent_outputs(batch), work
+    buckets = batch.per_case(np.where(several & batch.training, layouts.bucket_memory, 0.0))
+    work = workspace_memory(assignment.layers, times.workspace_bytes, times.transient, buckets)
+    return sum_per_stage(assignment.placed, times.saved_bytes) + _sent_outputs(batch), work
 
 
 def _sent_outputs(batch: Batch) -> Array:
@@ -292,11 +341,11 @@ def _sent_outputs(batch: Batch) -> Array:
     there, also where the layer that made them keeps them; the mean of its pieces: (stages, 1, configurations)."""
     assignment, habit = batch.assignment, batch.backend.software.parallelism.pipeline_outputs
     share = assignment.copies / assignment.placed.shape[1] if habit == "kept" else 0.0
-    return per_stage(assignment.sends * share, batch.times.output_bytes)[:, None]
+    return sum_per_stage(assignment.sends * share, batch.times.output_bytes)[:, None]
 
 
-class Priced(NamedTuple):
-    """A program in pieces with the seconds of its kernels and the costs of its sections, (sections, 1)."""
+class PricedProgram(NamedTuple):
+    """One rank's lowered program with pipeline pieces, kernel times and section costs of shape (sections, 1)."""
 
     program: Program
     pieces: list[Chunk]
@@ -304,10 +353,27 @@ class Priced(NamedTuple):
     costs: SectionCosts
 
 
-def priced(program: Program, layout: Plan, backend: Backend) -> Priced:
-    """Kernels and collectives priced, the network cut, and layers that are recomputed differently told apart."""
+def price_program(program: Program, layout: Plan, backend: Backend) -> PricedProgram:
+    """Price the kernels and collectives of a program and cut it into pipeline pieces.
+
+    Layers that are recomputed differently become separate sections.
+
+    Parameters
+    ----------
+    program : Program
+        One rank's program.
+    layout : Plan
+        Resolved plan.
+    backend : Backend
+        Software, prices and links of the run.
+
+    Returns
+    -------
+    Priced
+        The priced program.
+    """
     run, pieces = backend.run, layout.stages * layout.parallel.chunks
-    program = program if run.forward_only else with_policy(program, run.recompute)
+    program = program if run.forward_only else with_recompute(program, run.recompute)
     kernels, costs = _costs(program, layout.mesh, backend)
 
     sharded = layout.stages > 1 and layout.parallel.zero == 3 and layout.shards > 1
@@ -317,19 +383,41 @@ def priced(program: Program, layout: Plan, backend: Backend) -> Priced:
         batch = _batch(program, [whole], costs, policies, layout, backend)
         return iteration_seconds(batch.times, batch.layouts, batch.cases.layout, sharded=sharded)[:, 0]
 
-    if not uneven(run):
-        return Priced(program, backend.cut(program, weights(Policies.of(program)), pieces), kernels, costs)
+    if not has_mixed_recompute(run):
+        return PricedProgram(program, backend.cut(program, weights(Policies.of(program)), pieces), kernels, costs)
     shares = policy_shares(program, run, pieces).items()
     mean = np.sum([weights(Policies.for_each_section(len(costs.repeat), how)) * share for how, share in shares], axis=0)
     split = split_by_policy(program, backend.cut(program, mean, pieces), run)
     kernels, costs = _costs(split.program, layout.mesh, backend)
-    return Priced(split.program, split.pieces, kernels, costs)
+    return PricedProgram(split.program, split.pieces, kernels, costs)
 
 
-def single_batch(program: Priced, layout: Plan, backend: Backend, arriving: InputPipeline | None) -> Batch:
-    """The batch of one configuration; PlanError if the schedule cannot run its number of microbatches."""
+def single_batch(program: PricedProgram, layout: Plan, backend: Backend, arriving: InputPipeline | None) -> Batch:
+    """Return one configuration as a batch.
+
+    Parameters
+    ----------
+    program : Priced
+        Priced program.
+    layout : Plan
+        Resolved plan.
+    backend : Backend
+        Software, prices and links of the run.
+    arriving : InputPipeline, optional
+        Input pipeline of a step; None for synthetic data.
+
+    Returns
+    -------
+    Batch
+        A batch with one case.
+
+    Raises
+    ------
+    PlanError
+        If the schedule cannot run this number of microbatches.
+    """
     if layout.stages > 1:
-        name = schedule_of(layout, backend).name
+        name = _schedule_of(layout, backend).name
         check_schedule(name, layout.stages, layout.parallel.chunks, layout.microbatches)
     batch = _batch(program.program, program.pieces, program.costs, Policies.of(program.program), layout, backend)
     return batch if arriving is None else replace(batch, arrival=np.atleast_1d(arriving.total))
@@ -339,13 +427,13 @@ def _batch(
     program: Program, pieces: list[Chunk], costs: SectionCosts, policies: Policies, layout: Plan, backend: Backend
 ) -> Batch:
     """The batch of one configuration; a network that is not cut into stages is one stage."""
-    schedule, stages = schedule_of(layout, backend), layout.stages if len(pieces) > 1 else 1
+    schedule, stages = _schedule_of(layout, backend), layout.stages if len(pieces) > 1 else 1
     sequence_parallel, local_batches = (layout.parallel.sequence_parallel,), (layout.local_batch,)
     layouts = Layouts(backend, (layout.mesh,), (program,), sequence_parallel, local_batches)
     cases = Cases(
         layouts, np.zeros(1, dtype=np.intp), np.array([float(layout.microbatches)]), layer_times(costs, policies)
     )
-    kinds = Kinds(StageKinds(), StageKinds())
+    kinds = AssignmentKinds(StageKinds(), StageKinds())
     assignment = Assignment.of(pieces, schedule, stages, layout.parallel.chunks, program.ties, kinds)
     return Batch(cases, assignment, schedule, layout.parallel.zero, backend.overlapped)
 
@@ -356,13 +444,13 @@ def _costs(program: Program, mesh: Mesh, backend: Backend) -> tuple[KernelTimes,
     column = KernelTimes(*(getattr(times, name)[:, None] for name in KernelTimes.__slots__))
     payloads = np.array([[transfer.payload_bytes] for _, transfer in collectives(program)]).reshape(-1, 1)
     [transfers] = transfer_seconds(backend.fabric, [(mesh, program)], [payloads])
-    sizes = [section_figures(program, name)[:, None] for name in BYTES]
+    sizes = [section_values(program, name)[:, None] for name in BYTES]
     return times, section_costs(
         program, column, transfers, sizes, call=backend.call, waiting_power=backend.waiting_power
     )
 
 
-def schedule_of(layout: Plan, backend: Backend) -> Schedule:
+def _schedule_of(layout: Plan, backend: Backend) -> Schedule:
     """The schedule of a run; 1F1B over several chunks a stage is the interleaved one."""
     name = backend.run.schedule
     return SCHEDULES["interleaved" if layout.parallel.chunks > 1 and name == "1f1b" else name]

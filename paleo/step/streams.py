@@ -12,26 +12,22 @@ or the cases along the last.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.schedules.base import Passes
-from paleo.step.exchange import bucket_count, exposed_gather, exposed_sends, in_order
-from paleo.step.memory import SUM_BYTES, host_update
-from paleo.step.section_times import contended, per_stage
+from paleo.schedules.base import Numeric, Passes
+from paleo.step.exchange import Sends, bucket_count, exposed_gather, exposed_sends, sends_in_order
+from paleo.step.memory import SUM_BYTES, Assignment, host_update
+from paleo.step.section_times import LayerTimes, section_values, sum_per_stage, with_contention
 
 if TYPE_CHECKING:
     from paleo.lowering.program import Program, Section
-    from paleo.parallel.placement import Axes
-    from paleo.schedules.base import Numeric
+    from paleo.parallel.placement import Axes, Mesh
     from paleo.step.batch import Batch
-    from paleo.step.exchange import Sends
     from paleo.step.layouts import Layouts
-    from paleo.step.memory import Assignment
-    from paleo.step.section_times import LayerTimes
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
@@ -41,7 +37,7 @@ Direction = Literal["forward", "backward"]
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """How gradients and sharded parameters travel.
+    """Bucket size and overlap of the gradient exchange, and sharding of parameters.
 
     ``overlapped`` starts buckets of ``least`` bytes inside backward, else all go out after it. ``sharded`` parameters
     (ZeRO-3) are gathered before each layer iteration, forward and backward; ``scattered`` gradients are sent with every
@@ -57,8 +53,10 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class LayerIteration:
-    """``count`` iterations of a section in one direction, as one stretch. ``gathers``: they wait for the section's
-    parameters; ``buckets``: axes and bytes of the gradients that go out after them."""
+    """Consecutive iterations of a section in one direction, ``count`` of them.
+
+    ``gathers``: they wait for the section's parameters. ``buckets``: axes and bytes of the gradients sent after them.
+    """
 
     section: int
     direction: Direction
@@ -67,9 +65,23 @@ class LayerIteration:
     buckets: tuple[tuple[Axes, float], ...] = ()
 
 
-def iterations(program: Program, buckets: Buckets, *, last: bool) -> list[LayerIteration]:
-    """Iterations of forward and backward of one microbatch; gradients are sent with the ``last`` microbatch, or with
-    each if they are scattered."""
+def layer_iterations(program: Program, buckets: Buckets, *, last: bool) -> list[LayerIteration]:
+    """List the forward and backward iterations of one microbatch in order.
+
+    Parameters
+    ----------
+    program : Program
+        One rank's program.
+    buckets : Buckets
+        How gradients and sharded parameters travel.
+    last : bool
+        The last microbatch, which sends gradients; scattered ones are sent with each microbatch.
+
+    Returns
+    -------
+    list of LayerIteration
+        Iterations, with the gradients that are sent after each.
+    """
     order: list[LayerIteration] = []
     sends = last or buckets.scattered
     for index, section in enumerate(program.sections):
@@ -105,7 +117,7 @@ def _flush(pending: dict[Axes, float], least: float) -> tuple[tuple[Axes, float]
     return sent
 
 
-def walk(
+def walk_streams(
     order: Iterable[LayerIteration],
     forward: Array,
     backward: Array,
@@ -114,12 +126,33 @@ def walk(
     start: Numeric,
     regather: Array | None = None,
 ) -> tuple[Numeric, Numeric]:
-    """When the computing and the network stream have done one pass [s]; the computing one is free from ``start`` on.
+    """Return when the compute stream and the network stream have done one pass.
 
     Each stream is served in the order in which its work becomes ready. A gather starts once the iteration before the
-    last has ended, and its own iteration waits for it; buckets go out after their iteration. ``forward``, ``backward``
-    and ``gather`` are seconds by section, ``buckets`` by iteration; all broadcast with ``start``. ``regather``: gathers
-    before the backward pass, where they differ."""
+    last has ended, and its own iteration waits for it. Buckets go out after their iteration.
+
+    Parameters
+    ----------
+    order : iterable of LayerIteration
+        Iterations in order.
+    forward : ndarray, shape (sections, ...)
+        Time of a forward iteration [s].
+    backward : ndarray, shape (sections, ...)
+        Time of a backward iteration [s].
+    gather : Array, shape (sections, ...), optional
+        Time to gather the parameters of a section [s]; None without sharding.
+    buckets : sequence of Numeric, shape (iterations, ...)
+        Time of the buckets sent after each iteration [s].
+    start : Numeric
+        When the compute stream is free [s].
+    regather : Array, shape (sections, ...), optional
+        Time of gathers before the backward pass, if it differs [s].
+
+    Returns
+    -------
+    tuple[Numeric, Numeric]
+        End of the compute stream and of the network stream [s].
+    """
     again = gather if regather is None else regather
     compute, network, issued = start, 0.0 * np.asarray(start), 0.0 * np.asarray(start)
     sent: list[tuple[Numeric, Numeric]] = []
@@ -150,7 +183,7 @@ Shape = tuple[tuple[int, str, int, bool, bool], ...]
 Order = list[LayerIteration]
 
 
-class Cell(NamedTuple):
+class _Cell(NamedTuple):
     """Gradients of ``size`` bytes that a layout sums over axes, and the rows and the column of a table where their
     seconds belong."""
 
@@ -163,11 +196,15 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamSeconds:
-    """When the gradients of each case have travelled, before the update, and seconds of what travels during the last
-    microbatch: (cases,) each."""
+    """End of the gradient exchange of each case and what overlaps with it, arrays of shape (cases,).
+
+    It holds when gradients have travelled before the update [s], the time of what travels during the last microbatch
+    [s], and the share of the contention between both that counts.
+    """
 
     end: Array
     communication: Array
+    share: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,28 +214,75 @@ class Contended:
     last: LayerTimes
     earlier: LayerTimes
 
+    def eased(self, free: LayerTimes, share: Array) -> Contended:
+        """Reduce the slowdown of the iterations to a share of it.
 
-def buckets_of(batch: Batch) -> Buckets:
-    """How the gradients and parameters of a batch travel."""
-    backend = batch.backend
-    return Buckets(backend.run.bucket, backend.formats.summed, batch.overlapped, batch.sharded, batch.scattered)
+        Parameters
+        ----------
+        free : LayerTimes
+            Times without contention.
+        share : ndarray, shape (cases,)
+            Share of the slowdown that remains, 0 to 1.
+
+        Returns
+        -------
+        Contended
+            Times.
+        """
+        parts = []
+        for slowed in (self.last, self.earlier):
+            forward = free.forward + share * (slowed.forward - free.forward)
+            parts.append(
+                replace(slowed, forward=forward, backward=free.backward + share * (slowed.backward - free.backward))
+            )
+        return Contended(*parts)
+
+
+def buckets_of(batch: Batch, layout: int = 0) -> Buckets:
+    """Return how the gradients and parameters of one layout travel.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+    layout : int, optional
+        Position of the layout.
+
+    Returns
+    -------
+    Buckets
+        Bucket size and overlap.
+    """
+    least = float(batch.layouts.bucket_bytes[layout])
+    return Buckets(least, batch.backend.formats.summed, batch.overlapped, batch.sharded, batch.scattered)
 
 
 def stream_seconds(batch: Batch) -> StreamSeconds:
-    """The streams of every case; those whose iterations follow one another alike are walked together."""
+    """Return the ends of the streams of every case; cases with the same order of iterations are walked together.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+
+    Returns
+    -------
+    StreamSeconds
+        Seconds, (cases,).
+    """
     return batch.shared.once(("streams", batch.sharding, batch.overlapped), lambda: _stream_seconds(batch))
 
 
 def _stream_seconds(batch: Batch) -> StreamSeconds:
     orders: dict[Shape, list[tuple[int, Order]]] = {}
-    buckets = buckets_of(batch)
     for layout in np.unique(batch.cases.layout).tolist():
-        shape, order = _order(batch.layouts, layout, buckets)
+        shape, order = _order(batch.layouts, layout, buckets_of(batch, layout))
         orders.setdefault(shape, []).append((layout, order))
-    seconds = StreamSeconds(np.zeros(len(batch)), np.zeros(len(batch)))
+    seconds = StreamSeconds(*np.zeros((3, len(batch))))
     for members in orders.values():
         cases = np.flatnonzero(np.isin(batch.cases.layout, [layout for layout, _ in members]))
-        seconds.end[cases], seconds.communication[cases] = _walked(batch, buckets, members, cases)
+        walked = _walked(batch, buckets_of(batch), members, cases)
+        seconds.end[cases], seconds.communication[cases], seconds.share[cases] = walked
     return seconds
 
 
@@ -207,15 +291,20 @@ def _order(layouts: Layouts, layout: int, buckets: Buckets) -> tuple[Shape, Orde
     program = layouts.programs[layout]
 
     def order() -> tuple[Shape, Order]:
-        order_ = iterations(program, buckets, last=True)
+        order_ = layer_iterations(program, buckets, last=True)
         return tuple((i.section, i.direction, i.count, i.gathers, bool(i.buckets)) for i in order_), order_
 
     return layouts.shared.once(("order", id(program), buckets), order)
 
 
-def _walked(batch: Batch, buckets: Buckets, members: Sequence[tuple[int, Order]], cases: Index) -> tuple[Array, Array]:
-    """End of the streams and seconds of what travels in the last microbatch, of the given ``cases``, (cases,) each;
-    ``members``: their layouts."""
+def _walked(
+    batch: Batch, buckets: Buckets, members: Sequence[tuple[int, Order]], cases: Index
+) -> tuple[Array, Array, Array]:
+    """End of the streams, seconds of what travels in a step, and the share of contention that counts, of
+    the given ``cases``, (cases,) each; ``members``: their layouts.
+
+    A step is no longer than if computation and communication took turns. The end of the streams is a maximum of sums,
+    so convex in the seconds that computation loses: the share that a straight line gives leaves it at most there."""
     column = np.zeros(len(batch.layouts), dtype=np.intp)
     column[[layout for layout, _ in members]] = np.arange(len(members))
     member, order = column[batch.cases.layout[cases]], members[0][1]
@@ -224,18 +313,38 @@ def _walked(batch: Batch, buckets: Buckets, members: Sequence[tuple[int, Order]]
     layout = batch.cases.layout[cases]
     gather = section_gathers(batch.layouts)[:, layout] if buckets.sharded else None
     again = section_gathers(batch.layouts, "again")[:, layout] if buckets.sharded else None
+    count = batch.microbatches[cases]
+    program = batch.layouts.programs[members[0][0]]
+    plain = order if buckets.scattered else layer_iterations(program, buckets, last=False)
+
+    def ends(times: Contended) -> Array:
+        last, earlier = times.last, times.earlier
+        backward = last.backwards + last.weights
+        if buckets.scattered:
+            once = np.maximum(*walk_streams(order, last.forwards, backward, gather, sent, 0.0, again))
+        else:
+            passes = earlier.forwards, earlier.backwards + earlier.weights
+            once = np.maximum(*walk_streams(plain, *passes, None, [0.0] * len(plain), 0.0))
+        return np.maximum(*walk_streams(order, last.forwards, backward, gather, sent, (count - 1.0) * once, again))
+
+    travelling = seconds.sum(axis=0)[member] + _gathered(order, gather, again)
+    limit = _in_turn(batch, cases, travelling, scattered=buckets.scattered)
     times = contended_times(batch, cases)
-    last, count = times.last, batch.microbatches[cases]
-    backward = last.backwards + last.weights
-    if buckets.scattered:
-        once = np.maximum(*walk(order, last.forwards, backward, gather, sent, 0.0, again))
-    else:
-        program, earlier = batch.layouts.programs[members[0][0]], times.earlier
-        plain = iterations(program, buckets, last=False)
-        ends = walk(plain, earlier.forwards, earlier.backwards + earlier.weights, None, [0.0] * len(plain), 0.0)
-        once = np.maximum(*ends)
-    end = np.maximum(*walk(order, last.forwards, backward, gather, sent, (count - 1.0) * once, again))
-    return end, seconds.sum(axis=0)[member] + _gathered(order, gather, again)
+    end, share = ends(times), np.ones(len(cases))
+    if np.any(end > limit):
+        free = ends(Contended(*(batch.times.of(cases),) * 2))
+        over = (end > limit) & (end > free)
+        share = np.clip(np.divide(limit - free, end - free, out=share, where=over), 0.0, 1.0)
+        end = ends(times.eased(batch.times.of(cases), share))
+    return end, np.broadcast_to(travelling * (count if buckets.scattered else 1.0), end.shape), share
+
+
+def _in_turn(batch: Batch, cases: Index, travelling: Array | float, *, scattered: bool) -> Array:
+    """Seconds of a step whose computation and communication take turns: (cases,)."""
+    times, count = batch.times.of(cases), batch.microbatches[cases]
+    repeat = section_values(batch.layouts.programs[0], "repeat")
+    computing = repeat @ (times.forwards + times.backwards + times.weights)
+    return np.asarray(count * computing + travelling * (count if scattered else 1.0))
 
 
 def _gathered(order: Order, gather: Array | None, again: Array | None) -> Array | float:
@@ -247,7 +356,20 @@ def _gathered(order: Order, gather: Array | None, again: Array | None) -> Array 
 
 
 def contended_times(batch: Batch, cases: Index) -> Contended:
-    """Times of layers of some cases beside the collectives that overlap with them."""
+    """Return the times of layers under the collectives that overlap with them.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+    cases : Index
+        Positions of the cases.
+
+    Returns
+    -------
+    Contended
+        Times for the last microbatch and for earlier ones.
+    """
     times, overlap = batch.times.of(cases), batch.backend.software.overlap
     if (overlap.sharded and not overlap.contention) or not (batch.overlapped or batch.scattered):
         return Contended(times, times)
@@ -255,50 +377,88 @@ def contended_times(batch: Batch, cases: Index) -> Contended:
     gathers = section_gathers(batch.layouts)[:, layout] if batch.sharded else np.zeros((1, 1))
     again = section_gathers(batch.layouts, "again")[:, layout] if batch.sharded else gathers
     sums = section_exchanges(batch.layouts, batch.zero)[:, layout] if batch.overlapped else np.zeros((1, 1))
-    slower = contended(times, gathers, sums, overlap, again)
+    slower = with_contention(times, gathers, sums, overlap, again)
     return Contended(slower, slower if batch.scattered else times)
 
 
 def bucket_seconds(batch: Batch, members: Sequence[tuple[int, Order]]) -> Array:
-    """Seconds of the buckets sent after each iteration: (iterations, members)."""
+    """Return the time of the buckets that are sent after each iteration.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+    members : Sequence[tuple[int, Order]]
+        Layout and order of iterations of each member.
+
+    Returns
+    -------
+    ndarray, shape (iterations, members)
+        Seconds.
+    """
     columns: dict[int, list[int]] = {}
     for column, (_, order) in enumerate(members):
         columns.setdefault(id(order), []).append(column)
-    cells: list[Cell] = []
+    cells: list[_Cell] = []
     for equal_columns in columns.values():
         sent: dict[tuple[Axes, float], list[int]] = {}
         for number, iteration in enumerate(members[equal_columns[0]][1]):
             for bucket in iteration.buckets:
                 sent.setdefault(bucket, []).append(number)
         cells += [
-            Cell(members[column][0], *bucket, rows, column) for column in equal_columns for bucket, rows in sent.items()
+            _Cell(members[column][0], *bucket, rows, column)
+            for column in equal_columns
+            for bucket, rows in sent.items()
         ]
     return _summed(batch.layouts, batch.zero, cells, (len(members[0][1]), len(members)))
 
 
 def section_exchanges(layouts: Layouts, zero: int) -> Array:
-    """Seconds in which the gradients of one layer iteration of each section travel: (sections, layouts)."""
+    """Return the time in which the gradients of one layer of each section are exchanged.
+
+    Parameters
+    ----------
+    layouts : Layouts
+        Layouts of ranks.
+    zero : int
+        ZeRO stage.
+
+    Returns
+    -------
+    ndarray, shape (sections, layouts)
+        Seconds.
+    """
     return layouts.shared.once(("section exchanges", zero > 0), lambda: _section_exchanges(layouts, zero))
 
 
 def _section_exchanges(layouts: Layouts, zero: int) -> Array:
-    width = layouts.backend.formats.summed
-    shape = len(layouts.programs[0].sections), len(layouts)
-    if layouts.backend.run.bucket <= 0:
-        return np.zeros(shape)
-    cells = [
-        Cell(layout, gradient.axes, gradient.elements * width, [number], layout)
-        for layout, program in enumerate(layouts.programs)
-        for number, section in enumerate(program.sections)
-        for gradient in section.gradients
-        if gradient.axes
-    ]
-    return _summed(layouts, zero, cells, shape)
+    """Where a rule counts elements, a bucket holds several layers, each of which has its share of the bucket's seconds;
+    elsewhere (`docs/limits.md`, contention by buckets) a layer counts as if it travelled alone."""
+    width, shape = layouts.backend.formats.summed, (len(layouts.programs[0].sections), len(layouts))
+    cells, layers = [], np.ones(shape)
+    for layout, program in enumerate(layouts.programs):
+        mesh = layouts.meshes[layout]
+        travelling = np.array([_travelling(section, mesh) for section in program.sections]) * width
+        if layouts.backend.gathers_elements:
+            whole = float(travelling @ [section.repeat for section in program.sections])
+            bucket = min(float(layouts.bucket_bytes[layout]), whole)
+            layers[:, layout] = np.maximum(1.0, bucket / np.maximum(travelling, 1.0))
+        for number, section in enumerate(program.sections):
+            for gradient in section.gradients:
+                if gradient.axes:
+                    size = gradient.elements * width * float(layers[number, layout])
+                    cells.append(_Cell(layout, gradient.axes, size, [number], layout))
+    return _summed(layouts, zero, cells, shape) / layers
 
 
-def _summed(layouts: Layouts, zero: int, cells: Sequence[Cell], shape: tuple[int, int]) -> Array:
+def _travelling(section: Section, mesh: Mesh) -> float:
+    """Elements of the gradients of one layer iteration that are summed over other ranks of a mesh."""
+    return sum(gradient.elements for gradient in section.gradients if mesh.group_size(gradient.axes) > 1)
+
+
+def _summed(layouts: Layouts, zero: int, cells: Sequence[_Cell], shape: tuple[int, int]) -> Array:
     """Seconds of sums of gradients, added up at their places in a table of some ``shape``."""
-    owed: dict[str, list[tuple[Cell, Axes, float]]] = {}
+    owed: dict[str, list[tuple[_Cell, Axes, float]]] = {}
     for cell in cells:
         for operation, axes, payload in layouts.operations(cell.layout, "gradients", zero, cell.axes, cell.size):
             if axes:
@@ -314,14 +474,39 @@ def _summed(layouts: Layouts, zero: int, cells: Sequence[Cell], shape: tuple[int
 
 
 def section_gathers(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
-    """Seconds in which the parameters of one layer of each section are gathered, or gathered ``again`` before its
-    backward pass: (sections, layouts)."""
+    """Return the time in which the parameters of one layer of each section are gathered.
+
+    Parameters
+    ----------
+    layouts : Layouts
+        Layouts of ranks.
+    content : {'all', 'again'}, optional
+        ``again`` for the gather before the backward pass.
+
+    Returns
+    -------
+    ndarray, shape (sections, layouts)
+        Seconds.
+    """
     content = content if layouts.regathers else "all"
-    return layouts.shared.once(("section gathers", content), lambda: section_gather_figures(layouts, content)[0])
+    return layouts.shared.once(("section gathers", content), lambda: section_gather_traffic(layouts, content)[0])
 
 
-def section_gather_figures(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
-    """Seconds and bytes in which the weights of each section are gathered: (2, sections, layouts)."""
+def section_gather_traffic(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
+    """Return time and bytes of the gather of one layer of each section.
+
+    Parameters
+    ----------
+    layouts : Layouts
+        Layouts of ranks.
+    content : {'all', 'again'}, optional
+        ``again`` for the gather before the backward pass.
+
+    Returns
+    -------
+    ndarray, shape (2, sections, layouts)
+        Seconds and bytes.
+    """
     sections = len(layouts.programs[0].sections)
     single = np.eye(sections, sections + len(layouts.programs[0].ties))[None]
     return layouts.sent(single, 1, content, 3, layouts.backend.formats.parameter)[:, 0]
@@ -333,10 +518,13 @@ Summed = Literal["none", "tied", "all"]
 
 
 @dataclass(frozen=True, slots=True)
-class Tails:
-    """What follows the last passes, (stages, layouts): ``fixed`` seconds that nothing hides; ``sums`` of gradients that
-    overlap, by chunk, (stages, chunks, layouts), and ``gathers`` that the next pass hides, with the buckets in which
-    they go out. ``total``: seconds of all communication. ``sends``: layouts that have anything to send, (layouts,)."""
+class AfterBackward:
+    """What follows the last backward pass, arrays of shape (stages, layouts) in seconds.
+
+    ``fixed`` is exposed in any case. ``sums`` of gradients overlap with passes, (stages, chunks, layouts), and
+    ``gathers`` with the next pass; both have their numbers of buckets. ``total`` is all communication. ``sends`` tells
+    which layouts send anything, (layouts,).
+    """
 
     fixed: Array
     sums: Array
@@ -347,15 +535,35 @@ class Tails:
     sends: Mask
 
 
-def tails(layouts: Layouts, assignment: Assignment, zero: int, *, overlapped: bool, summed: Summed = "all") -> Tails:
-    """What follows the last backward pass: the gradients that are ``summed`` then, the update unless the host does it,
-    and gathers of sharded states."""
+def after_backward(
+    layouts: Layouts, assignment: Assignment, zero: int, *, overlapped: bool, summed: Summed = "all"
+) -> AfterBackward:
+    """Return what follows the last backward pass: gradient sums, the update on the device, gathers of states.
+
+    Parameters
+    ----------
+    layouts : Layouts
+        Layouts of ranks.
+    assignment : Assignment
+        Pieces of the network on stages.
+    zero : int
+        ZeRO stage.
+    overlapped : bool
+        Gradient buckets are sent during the backward pass.
+    summed : Summed, optional
+        Gradients that are summed then: ``all``, ``tied`` or ``none``.
+
+    Returns
+    -------
+    Tails
+        Seconds by part, (stages, layouts).
+    """
     part = assignment.key if overlapped else assignment.stages_key
     key = "tails", part, min(zero, 1) + (zero == 3), overlapped, summed
     return layouts.shared.once(key, lambda: _tails(layouts, assignment, zero, overlapped, summed))
 
 
-def _tails(layouts: Layouts, assignment: Assignment, zero: int, overlapped: bool, summed: Summed) -> Tails:
+def _tails(layouts: Layouts, assignment: Assignment, zero: int, overlapped: bool, summed: Summed) -> AfterBackward:
     backend, kinds, rows = layouts.backend, assignment.kinds.stages, assignment.stage_kind
     sizes = layouts.elements(kinds, trained=True)[rows] * backend.formats.parameter
     fixed = np.zeros((assignment.stages, len(layouts)))
@@ -373,27 +581,52 @@ def _tails(layouts: Layouts, assignment: Assignment, zero: int, overlapped: bool
         fixed, sums = fixed + exchanged, np.zeros_like(sums)
     if not (overlapped and backend.software.overlap.gather):
         fixed, gathers = fixed + gathers, np.zeros_like(gathers)
-    buckets = bucket_count(sent, backend.run.bucket), bucket_count(sizes, backend.run.bucket)
+    buckets = bucket_count(sent, layouts.bucket_bytes), bucket_count(sizes, layouts.bucket_bytes)
     if not backend.offload.holds("optimizer"):
         fixed = fixed + layouts.updates(kinds, sharded=zero > 0)[rows]
     fixed = fixed + layouts.coding(kinds)[rows]
-    return Tails(fixed, sums, buckets[0], gathers, buckets[1], total, sends)
+    return AfterBackward(fixed, sums, buckets[0], gathers, buckets[1], total, sends)
 
 
 def after_passes(batch: Batch, passes: Passes, *, summed: bool = True) -> Array:
-    """Seconds after each stage's last pass until its update is done and its parameters are gathered: (stages,
-    cases)."""
-    exposed = exposed_communication(batch, passes, summed=summed)
-    return exposed + host_updates(batch) if batch.backend.offload.holds("optimizer") else exposed
+    """Return the time after each stage's last pass until it is updated and its parameters are gathered.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+    passes : Passes
+        Times of the passes, (stages, cases).
+    summed : bool, optional
+        Count the gradient sums; otherwise only update and gathers.
+
+    Returns
+    -------
+    ndarray, shape (stages, cases)
+        Seconds.
+    """
+    exposed = _exposed_communication(batch, passes, summed=summed)
+    return exposed + _host_updates(batch) if batch.backend.offload.holds("optimizer") else exposed
 
 
 def after_streams(batch: Batch) -> Array:
-    """Without a pipeline, seconds after the last bucket of gradients: (cases,)."""
-    forward = per_stage(batch.assignment.computed, batch.times.forwards)
+    """Return the time after the last gradient bucket, for steps without a pipeline.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+
+    Returns
+    -------
+    ndarray, shape (cases,)
+        Seconds.
+    """
+    forward = sum_per_stage(batch.assignment.computed, batch.times.forwards)
     return np.asarray(after_passes(batch, Passes(forward, forward, forward), summed=False)[0])
 
 
-def exposed_communication(batch: Batch, passes: Passes, *, summed: bool = True) -> Array:
+def _exposed_communication(batch: Batch, passes: Passes, *, summed: bool = True) -> Array:
     """The same without updates of the host."""
     following, contention = batch_tails(batch, summed=summed), batch.backend.software.overlap.contention
     seconds = batch.per_case(following.fixed)
@@ -401,7 +634,7 @@ def exposed_communication(batch: Batch, passes: Passes, *, summed: bool = True) 
         kinds, rows = batch.assignment.kinds.stages, batch.assignment.stage_kind
         seconds = seconds + batch.per_case(batch.layouts.coding(kinds)[rows]) * (batch.microbatches - 1.0)
     if following.gathers.any():
-        seconds += overlapped_gathers(batch, following, passes)
+        seconds += _overlapped_gathers(batch, following, passes)
     if contention >= 1.0:  # as `exposed_sends` has it: nothing is won
         seconds += batch.per_case(following.sums.sum(axis=1))
     elif following.sums.any():
@@ -410,55 +643,93 @@ def exposed_communication(batch: Batch, passes: Passes, *, summed: bool = True) 
     return seconds
 
 
-def overlapped_gathers(batch: Batch, following: Tails, passes: Passes) -> Array:
+def _overlapped_gathers(batch: Batch, following: AfterBackward, passes: Passes) -> Array:
     """What the next first pass leaves exposed of gathers that overlap with it: (stages, cases)."""
     gathers, buckets = batch.per_case(following.gathers), batch.per_case(following.gather_buckets)
     return exposed_gather(gathers, buckets, passes.forward, batch.backend.software.overlap.contention)
 
 
 def exposed_gathers(batch: Batch, passes: Passes) -> Array:
-    """Seconds in which stages gather updated parameters (ZeRO-1 and 2) that nothing hides: (stages, cases)."""
+    """Return the exposed time in which stages gather updated parameters (ZeRO-1 and 2).
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+    passes : Passes
+        Times of the passes, (stages, cases).
+
+    Returns
+    -------
+    ndarray, shape (stages, cases)
+        Seconds.
+    """
     if batch.zero not in (1, 2) or not batch.training:
         return np.zeros((batch.assignment.stages, len(batch)))
     if batch.overlapped and batch.backend.software.overlap.gather:
-        return overlapped_gathers(batch, batch_tails(batch), passes)
+        return _overlapped_gathers(batch, batch_tails(batch), passes)
     return batch.per_case(batch.layouts.state_gathers(batch.assignment))
 
 
-def updates(batch: Batch) -> Array:
-    """Seconds of the update on each stage, by the device or by its host: (stages, cases)."""
+def update_times(batch: Batch) -> Array:
+    """Return the time of the optimizer update on each stage, by the device or by its host.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+
+    Returns
+    -------
+    ndarray, shape (stages, cases)
+        Seconds.
+    """
     if batch.backend.offload.holds("optimizer"):
-        return host_updates(batch)
+        return _host_updates(batch)
     kinds, rows = batch.assignment.kinds.stages, batch.assignment.stage_kind
     return batch.per_case(batch.layouts.updates(kinds, sharded=batch.zero > 0)[rows])
 
 
-def host_updates(batch: Batch) -> Array:
+def _host_updates(batch: Batch) -> Array:
     """Seconds of an update by the host, after the last backward pass, and of clipping: (stages, cases)."""
     layouts, backend, assignment = batch.layouts, batch.backend, batch.assignment
     if not layouts.training:
         return np.zeros((assignment.stages, len(batch)))
     kinds, sharded, rows = assignment.kinds.stages, batch.zero > 0, assignment.stage_kind
     counts = batch.per_case(layouts.updated_elements(kinds, sharded=sharded)[rows])
-    backward = per_stage(assignment.computed, batch.times.backwards + batch.times.weights)
+    backward = sum_per_stage(assignment.computed, batch.times.backwards + batch.times.weights)
     update = host_update(counts, backward, backend.optimizer, backend.formats, backend.offload)
     if backend.clip == "scaled" and backend.offload.holds("gradients"):  # DeepSpeed's stage3.py: unscale_and_clip_grads
         update = update + 2.0 * SUM_BYTES * counts / backend.offload.memory
     return update + batch.per_case(layouts.clipping(kinds, sharded=sharded)[rows])
 
 
-def batch_tails(batch: Batch, *, summed: bool = True) -> Tails:
-    """The tails of a batch; scattered gradients have gone out with every microbatch, those of tied parameters alone
-    have not."""
+def batch_tails(batch: Batch, *, summed: bool = True) -> AfterBackward:
+    """Return what follows the last backward pass of a batch.
+
+    Scattered gradients were sent with every microbatch; only those of tied parameters follow.
+
+    Parameters
+    ----------
+    batch : Batch
+        Configurations of equal structure.
+    summed : bool, optional
+        Count the gradient sums; otherwise only update and gathers.
+
+    Returns
+    -------
+    Tails
+        Seconds by part, (stages, layouts).
+    """
     scattered = batch.scattered and batch.assignment.stages > 1
     how: Summed = "none" if not summed else "tied" if scattered else "all"
-    return tails(batch.layouts, batch.assignment, batch.zero, overlapped=batch.overlapped, summed=how)
+    return after_backward(batch.layouts, batch.assignment, batch.zero, overlapped=batch.overlapped, summed=how)
 
 
-def _sends_in_order(batch: Batch, following: Tails) -> Sends:
+def _sends_in_order(batch: Batch, following: AfterBackward) -> Sends:
     """The sums of gradients in the order of the schedule."""
     key = "sends", batch.assignment.key, min(batch.zero, 1) + (batch.zero == 3), batch.schedule.name
     chunks = batch.assignment.chunks
     return batch.layouts.shared.once(
-        key, lambda: in_order(following.sums, following.sum_buckets, batch.schedule, chunks)
+        key, lambda: sends_in_order(following.sums, following.sum_buckets, batch.schedule, chunks)
     )

@@ -16,37 +16,36 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import runs
-from paleo.schedules.pipeline import Event, StageTime, Task, Timeline, pipeline_events, schedule
+from paleo.lowering.policies import Chunk, kernel_runs
+from paleo.schedules.engine import Event, StageTime, Task, Timeline, pipeline_events, schedule
 from paleo.step.pipeline import chunk_passes, chunk_sends, pipeline_ends, stage_passes
-from paleo.step.section_times import collectives, transfer_seconds
-from paleo.step.step import waits
+from paleo.step.section_times import LayerTimes, collectives, transfer_seconds
+from paleo.step.step import StepArrays, straggler_wait
 from paleo.step.streams import (
+    Direction,
+    LayerIteration,
     after_passes,
     after_streams,
     bucket_seconds,
     buckets_of,
     contended_times,
     exposed_gathers,
-    iterations,
-    section_gather_figures,
-    updates,
+    layer_iterations,
+    section_gather_traffic,
+    stream_seconds,
+    update_times,
 )
 
 if TYPE_CHECKING:
-    from paleo.lowering.policies import Chunk
     from paleo.lowering.program import Program, Section, Transfer
     from paleo.step.batch import Batch
-    from paleo.step.section_times import LayerTimes
-    from paleo.step.step import StepArrays
-    from paleo.step.streams import Direction, LayerIteration
     from paleo.step.waiting import InputPipeline
 
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class NamedCollective:
+class _NamedCollective:
     """Seconds that computation waits for a collective, and its payload [byte]."""
 
     name: str
@@ -54,9 +53,23 @@ class NamedCollective:
     bytes: float
 
 
-def section_collectives(batch: Batch, program: Program) -> list[dict[Direction, list[NamedCollective]]]:
-    """The collectives that one layer iteration of each section waits for, by direction, of the first case of a batch
-    that runs ``program``. What a section waits for in all is shared out over them by their seconds alone."""
+def section_collectives(batch: Batch, program: Program) -> list[dict[Direction, list[_NamedCollective]]]:
+    """List the collectives that one layer iteration of each section waits for, by direction.
+
+    The exposed time of a section is divided over its collectives in proportion to their times.
+
+    Parameters
+    ----------
+    batch : Batch
+        Batch whose first case is described.
+    program : Program
+        Its program.
+
+    Returns
+    -------
+    list[dict[Direction, list[_NamedCollective]]]
+        One dict a section: collectives by direction.
+    """
     payloads = np.array([[each.payload_bytes] for _, each in collectives(program)]).reshape(-1, 1)
     [priced] = transfer_seconds(batch.backend.fabric, [(batch.layouts.meshes[0], program)], [payloads])
     alone: list[list[tuple[Transfer, float]]] = [[] for _ in program.sections]
@@ -74,7 +87,7 @@ def section_collectives(batch: Batch, program: Program) -> list[dict[Direction, 
 
 def _waited(
     section: Section, transfers: list[tuple[Transfer, float]], direction: Direction, total: float
-) -> list[NamedCollective]:
+) -> list[_NamedCollective]:
     """The collectives of one direction, which add up to ``total`` seconds; backward has those of the forward pass again
     that full recomputation repeats. What no collective explains is the traffic of an offload."""
     again = direction == "backward" and section.recompute == "full"
@@ -83,15 +96,15 @@ def _waited(
     if total <= 0:
         return []
     if known == 0:
-        return [NamedCollective(f"{section.name}: host memory", total, 0.0)]
+        return [_NamedCollective(f"{section.name}: host memory", total, 0.0)]
     return [
-        NamedCollective(f"{each.name} {each.operation} over {each.axis}", s * total / known, each.payload_bytes)
+        _NamedCollective(f"{each.name} {each.operation} over {each.axis}", s * total / known, each.payload_bytes)
         for each, s in owed
         if s > 0
     ]
 
 
-def chunk_collectives(batch: Batch, program: Program) -> list[list[dict[str, list[NamedCollective]]]]:
+def _chunk_collectives(batch: Batch, program: Program) -> list[list[dict[str, list[_NamedCollective]]]]:
     """The collectives that each pass of each chunk of each stage waits for, by the kind of the pass (F, B, W)."""
     by_section, assignment = section_collectives(batch, program), batch.assignment
     kinds: tuple[tuple[str, Direction], ...] = (("F", "forward"), ("B", "backward"))
@@ -104,11 +117,11 @@ def chunk_collectives(batch: Batch, program: Program) -> list[list[dict[str, lis
 
 
 def _of_piece(
-    by_section: list[dict[Direction, list[NamedCollective]]], piece: tuple[tuple[int, int], ...], direction: Direction
-) -> list[NamedCollective]:
+    by_section: list[dict[Direction, list[_NamedCollective]]], piece: tuple[tuple[int, int], ...], direction: Direction
+) -> list[_NamedCollective]:
     """Those of all layers of a piece, each name once."""
     return [
-        NamedCollective(each.name, each.seconds * layers, each.bytes * layers)
+        _NamedCollective(each.name, each.seconds * layers, each.bytes * layers)
         for section, layers in piece
         for each in by_section[section][direction]
     ]
@@ -124,8 +137,22 @@ _PASSES = (("forward",), ("again", "backward"), ("backward_weight",))
 
 
 def step_timeline(steps: StepArrays, program: Program, arriving: InputPipeline | None) -> Timeline:
-    """The step of the first configuration of ``steps``, which runs ``program``; beside it the next batch as it
-    arrives."""
+    """Make the timeline of a step, with the arrival of the next batch of data.
+
+    Parameters
+    ----------
+    steps : StepArrays
+        Step of a batch; the first configuration is used.
+    program : Program
+        Its program.
+    arriving : InputPipeline, optional
+        Input pipeline of a step; None for synthetic data.
+
+    Returns
+    -------
+    Timeline
+        Events with start and end [s].
+    """
     batch = steps.batch
     line = _streams(batch, program) if batch.assignment.stages == 1 else _pipeline(batch, program)
     events = list(line.events)
@@ -133,15 +160,28 @@ def step_timeline(steps: StepArrays, program: Program, arriving: InputPipeline |
         seconds = float(arriving.total)
         task = Task(f"next batch ({arriving.slowest})", "input", seconds, (), "input")
         events.append(Event(task, 0.0, seconds))
-    waited = float(waits(batch)[0])
+    waited = float(straggler_wait(batch)[0])
     if waited > 0:
         end = max(event.end for event in events)
         events.append(Event(Task("waits for the slowest rank", NETWORK, waited, (), "wait"), end, end + waited))
     return Timeline(tuple(events))
 
 
-def busy(events: Sequence[Event], *kinds: str) -> float:
-    """Seconds of the events of those kinds."""
+def busy_time(events: Sequence[Event], *kinds: str) -> float:
+    """Sum the durations of events of some kinds.
+
+    Parameters
+    ----------
+    events : sequence of Event
+        Events of a timeline.
+    *kinds : str
+        Kinds of tasks.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     return sum(event.end - event.start for event in events if event.task.kind in kinds)
 
 
@@ -158,7 +198,7 @@ class _Iterations:
     sent: list[float]
     times: LayerTimes
     gathers: dict[Direction, list[tuple[float, float]]]
-    collectives: list[dict[Direction, list[NamedCollective]]]
+    collectives: list[dict[Direction, list[_NamedCollective]]]
 
 
 #: What is gathered before each pass.
@@ -167,10 +207,11 @@ _GATHERS: dict[Direction, Literal["all", "again"]] = {"forward": "all", "backwar
 
 def _streams(batch: Batch, program: Program) -> Timeline:
     """A step without a pipeline."""
-    buckets, times = buckets_of(batch), contended_times(batch, _FIRST)
+    buckets = buckets_of(batch)
+    times = contended_times(batch, _FIRST).eased(batch.times.of(_FIRST), stream_seconds(batch).share[_FIRST])
     no_gather = (0.0, 0.0)
     gathers = {
-        direction: section_gather_figures(batch.layouts, content)[:, :, 0].T.tolist()
+        direction: section_gather_traffic(batch.layouts, content)[:, :, 0].T.tolist()
         if buckets.sharded
         else [no_gather] * len(program.sections)
         for direction, content in _GATHERS.items()
@@ -178,7 +219,7 @@ def _streams(batch: Batch, program: Program) -> Timeline:
     tasks: list[Task] = []
     count, sent = int(batch.microbatches[0]), list[int]()
     for last in (False, True):
-        order = iterations(program, buckets, last=last)
+        order = layer_iterations(program, buckets, last=last)
         seconds = bucket_seconds(batch, [(0, order)])[:, 0].tolist()
         taken = times.last if last else times.earlier
         microbatch_work = _Iterations(program, order, seconds, taken, gathers, section_collectives(batch, program))
@@ -244,7 +285,7 @@ def _work(section: Section, phases: Sequence[str]) -> tuple[float, float]:
     flops = moved = 0.0
     for counted in section.kernels:
         kernel = counted.kernel
-        times = counted.times * ((kernel.phase in phases) + ("again" in phases) * (runs(section, counted) - 1))
+        times = counted.times * ((kernel.phase in phases) + ("again" in phases) * (kernel_runs(section, counted) - 1))
         flops, moved = flops + times * kernel.flops, moved + times * kernel.bytes
     return flops, moved
 
@@ -258,7 +299,7 @@ def _pipeline(batch: Batch, program: Program) -> Timeline:
     assignment, count = batch.assignment, int(batch.microbatches[0])
     places = batch.schedule.pieces(assignment.stages, assignment.chunks)
     seconds, sent = chunk_passes(batch)[..., 0], chunk_sends(batch)[..., 0]
-    collectives = chunk_collectives(batch, program)
+    collectives = _chunk_collectives(batch, program)
     chunks = [
         [
             _chunk_time(program, assignment.pieces[piece], float(sent[stage, chunk]), seconds[:, stage, chunk])
@@ -286,7 +327,7 @@ def _place(task: Task) -> tuple[int, int]:
     return int(task.resource.removeprefix("stage")), int(chunk) if chunk else 0
 
 
-def _pass_events(event: Event, send: float, collectives: dict[str, list[NamedCollective]]) -> Iterator[Event]:
+def _pass_events(event: Event, send: float, collectives: dict[str, list[_NamedCollective]]) -> Iterator[Event]:
     """A pass, the collectives that it waits for, and the send at its end."""
     task = event.task
     if task.kind not in collectives:
@@ -312,7 +353,7 @@ def _pass_events(event: Event, send: float, collectives: dict[str, list[NamedCol
 
 def _after(batch: Batch) -> dict[str, Array]:
     """Seconds of each stage after its last pass: (stages,) each."""
-    passes, update = stage_passes(batch), updates(batch)
+    passes, update = stage_passes(batch), update_times(batch)
     total, gathers = after_passes(batch, passes)[:, 0], exposed_gathers(batch, passes)[:, 0]
     return {"exchange": total - update[:, 0] - gathers, "update": update[:, 0], "gather": gathers}
 

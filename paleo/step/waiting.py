@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paleo.errors import SpecError
-from paleo.step.memory import host_figure, link_rate
+from paleo.step.memory import host_property, link_rate
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph
@@ -31,10 +30,6 @@ Array = npt.NDArray[np.float64]
 Numeric = float | npt.NDArray[np.floating[Any]]
 #: Noise above which a normal law would give negative steps too often; a lognormal one takes over.
 HEAVY_TAIL = 0.3
-#: Independent and persistent noise of ranks of traced jobs: medians of eight stages of two jobs of ByteDance (the
-#: stage with a worker that was slowed on purpose left out of the persistent one). Lin et al., Understanding stragglers
-#: in large model training using what-if analysis, OSDI 2025, data of ByteDance-Seed/StragglerAnalysis@8efcd7f37f.
-TRACED = (0.015, 0.003)
 #: Coefficients of the rational approximation of the normal quantile: Wichura, Algorithm AS 241, Applied Statistics 37
 #: (1988), routine PPND7 (seven digits): numerator and denominator near the middle, in the shoulders, in the tails.
 _MIDDLE = ((59.109374720, 159.29113202, 50.434271938, 3.3871327179), (67.187563600, 78.757757664, 17.895169469, 1.0))
@@ -43,8 +38,24 @@ _TAIL = ((0.017337203997, 0.42868294337, 3.0812263860, 6.6579051150), (0.0122582
 
 
 def normal_quantile(probability: Numeric) -> Array:
-    """Standard normal quantile, to seven digits (Wichura, AS 241, 1988).
+    """Return the standard normal quantile, to seven digits.
 
+    Parameters
+    ----------
+    probability : Numeric
+        Probability, 0 to 1.
+
+    Returns
+    -------
+    ndarray
+        Quantile, of the shape of `probability`.
+
+    References
+    ----------
+    Wichura, Algorithm AS 241, Applied Statistics 37, 1988.
+
+    Examples
+    --------
     >>> normal_quantile(np.array([0.5, 0.975, 0.001])).round(4)
     array([ 0.    ,  1.96  , -3.0902])
     """
@@ -61,11 +72,26 @@ def normal_quantile(probability: Numeric) -> Array:
 
 
 def expected_largest(ranks: Numeric) -> Array:
-    """Expected largest of ``ranks`` standard normal numbers: Φ⁻¹((n − 0.375) / (n + 0.25)), 0 for one rank.
+    """Return the expected largest of some standard normal numbers: Φ⁻¹((n − 0.375) / (n + 0.25)).
 
-    Reference: Blom, Statistical estimates and transformed beta-variables, 1958; within 1 % from 8 ranks up, within 5 %
-    below.
+    It is within 1 % from 8 ranks up, and within 5 % below.
 
+    Parameters
+    ----------
+    ranks : Numeric
+        Number of draws, 1 or more; 0 results for one rank.
+
+    Returns
+    -------
+    ndarray
+        Standard deviations, of the shape of `ranks`.
+
+    References
+    ----------
+    Blom, Statistical estimates and transformed beta-variables, 1958.
+
+    Examples
+    --------
     >>> expected_largest(np.array([1.0, 2.0, 8.0, 1000.0])).round(3)
     array([0.   , 0.589, 1.434, 3.227])
     """
@@ -74,11 +100,28 @@ def expected_largest(ranks: Numeric) -> Array:
 
 
 def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.0) -> Array:
-    """Seconds that a step of ``ranks`` waits for its slowest one, as a share of a rank's mean step.
+    """Return how long a step waits for its slowest rank, as a share of a rank's mean step.
 
-    e_n √(persistent² + independent²) for like ranks. Where the noise is above `HEAVY_TAIL` a lognormal law of the same
-    mean and deviation takes the normal one's place: exp(s e_n − s²/2) − 1 with s² = ln(1 + c²).
+    The share is e_n √(persistent² + independent²) for like ranks, with e_n of `expected_largest`. If the noise is above
+    `HEAVY_TAIL`, a lognormal law of the same mean and deviation replaces the normal one: exp(s e_n − s²/2) − 1 with s²
+    = ln(1 + c²).
 
+    Parameters
+    ----------
+    ranks : Numeric
+        Ranks that wait for one another.
+    independent : Numeric
+        Noise drawn anew in every step, as a share of the mean.
+    persistent : Numeric, optional
+        Noise of a rank in all steps, as a share of the mean.
+
+    Returns
+    -------
+    ndarray
+        Shares; all arguments broadcast.
+
+    Examples
+    --------
     >>> round(float(waiting_share(8.0, 0.1)), 4)
     0.1434
     """
@@ -91,17 +134,35 @@ def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How unequal the steps of ranks are, as shares of their mean: ``independent`` noise, drawn anew in every step, and
-    ``persistent`` noise, a rank's own."""
+    """Variation of step times between ranks, as shares of the mean.
+
+    ``independent`` noise is drawn anew in every step; ``persistent`` noise stays with a rank.
+    """
 
     independent: Array
     persistent: float
 
     @classmethod
     def of(cls, run: Run, software: Software, local_batch: Numeric) -> Noise:
-        """That of a run and of its software, which are independent of each other; the lengths of sequences vary by
-        sample and average over the ``local_batch`` samples of a rank."""
-        lengths = averaged(run.length_variation, local_batch)
+        """Combine the noise of a run and of its software.
+
+        Lengths of sequences vary by sample and average over the samples of a rank.
+
+        Parameters
+        ----------
+        run : Run
+            The run.
+        software : Software
+            Software profile.
+        local_batch : Numeric
+            Samples of a rank.
+
+        Returns
+        -------
+        Noise
+            Noise as shares of the mean step.
+        """
+        lengths = averaged_noise(run.length_variation, local_batch)
         return cls(np.sqrt(run.jitter**2 + software.host.jitter**2 + lengths**2), run.slow_ranks)
 
     @property
@@ -110,32 +171,72 @@ class Noise:
         return bool(self.persistent or self.independent.any())
 
 
-def noise_named(text: str) -> tuple[float, float]:
-    """Independent and persistent noise from ``0.02``, ``0.02,0.01`` or ``traces``; SpecError for anything else.
+def unmodelled_waiting(run: Run, software: Software, ranks: float, working: float) -> str:
+    """Return what is said of a step whose ranks are taken for alike.
 
-    >>> noise_named("0.02,0.01"), noise_named("0.02"), noise_named("traces") == TRACED
-    ((0.02, 0.01), (0.02, 0.0), True)
+    Parameters
+    ----------
+    run : Run
+        Run that may state how unequal ranks are.
+    software : Software
+        Profile that may state the same.
+    ranks : float
+        Ranks that wait for one another, each with work of its own.
+    working : float
+        Share of a step that ranks compute.
+
+    Returns
+    -------
+    str
+        A sentence with what ranks as unequal as those of traced jobs wait; empty where noise is stated, or ranks are
+        alone.
     """
-    if text.strip() == "traces":
-        return TRACED
-    try:
-        independent, persistent = (float(part) for part in (text if "," in text else f"{text},0").split(","))
-    except ValueError:
-        raise SpecError(f"--jitter {text!r}: expected a share such as 0.02, two as in 0.02,0.01, or traces") from None
-    return independent, persistent
+    if run.forward_only or ranks <= 1 or run.consistency != "bsp" or Noise.of(run, software, 1.0).any:
+        return ""
+    from paleo.specs.run import TRACED
+
+    share = float(waiting_share(ranks, *TRACED)) * working
+    return f"stragglers: as unequal as in traced jobs (--jitter traces) ranks wait {share:.1%} of the step"
 
 
-def averaged(noise: Numeric, draws: Numeric) -> Array:
-    """Independent noise of the mean of ``draws`` passes, as of a pipeline's microbatches or of local steps: c / √n."""
+def averaged_noise(noise: Numeric, draws: Numeric) -> Array:
+    """Return the independent noise of the mean of several passes, c / √n.
+
+    Parameters
+    ----------
+    noise : Numeric
+        Noise of one pass.
+    draws : Numeric
+        Passes, such as microbatches or local steps.
+
+    Returns
+    -------
+    ndarray
+        Noise of the mean.
+    """
     return np.asarray(noise / np.sqrt(draws))
 
 
 def slowest_mean(means: Sequence[float], independent: float) -> float:
-    """Expected step of ranks whose ``means`` [s] are known: the largest of each mean and its noise.
+    """Return the expected step time of ranks with known mean step times.
 
-    Ranks are ordered by their means; the slowest k of them, taken as alike at their own mean, bound the maximum from
-    below for every k, and the largest of these bounds is returned.
+    Ranks are ordered by their means. The slowest k of them, taken as alike at their own mean, bound the maximum from
+    below for every k; the result is the largest of these bounds.
 
+    Parameters
+    ----------
+    means : sequence of float
+        Mean step time of each rank [s].
+    independent : float
+        Noise drawn anew in every step, as a share of the mean.
+
+    Returns
+    -------
+    float
+        Seconds.
+
+    Examples
+    --------
     >>> round(slowest_mean([1.0] * 7 + [1.5], 0.02), 3)  # one slow rank decides
     1.5
     """
@@ -147,8 +248,7 @@ def slowest_mean(means: Sequence[float], independent: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class InputPipeline:
-    """Seconds in which a step's batch is read, decoded and copied: three stages that work at the same time, ahead of
-    the step that needs it."""
+    """Times to read, decode and copy a step's batch [s]: three stages that work at the same time, ahead of the step."""
 
     storage: Numeric
     decode: Numeric
@@ -176,20 +276,46 @@ def input_pipeline(
     local_batch: Numeric,
     link: float | None = None,
 ) -> InputPipeline:
-    """How long a batch takes to arrive, where ``replica`` ranks share the ``local_batch`` samples of one model replica.
+    """Return how long a batch takes to be read, decoded and copied to the devices.
 
-    A node reads and decodes the samples of all its replicas (of one, where a replica is larger than a node) with its
-    storage and its cores; each rank copies the batch of its replica over its own link, at ``link`` byte/s or the usual
-    share of its slot.
+    A node reads and decodes the samples of all its replicas (of one, if a replica is larger than a node). Each rank
+    copies the batch of its replica over its own link.
+
+    Parameters
+    ----------
+    stages : InputOptions
+        Costs of a sample in the input pipeline.
+    system : System
+        The system.
+    sample_bytes : float
+        Bytes of a sample as it is copied.
+    gpus : int
+        Devices of the run.
+    replica : Numeric
+        Ranks of one model replica.
+    local_batch : Numeric
+        Samples of one replica.
+    link : float, optional
+        Rate of the link to the host [byte/s]; by default the usual share of the slot.
+
+    Returns
+    -------
+    InputPipeline
+        Seconds of the three stages, which work at the same time.
+
+    Raises
+    ------
+    SpecError
+        If the system's host lacks a property that is needed.
     """
     devices = min(gpus, system.devices_per_node)
     samples = np.asarray(local_batch) * np.maximum(devices / np.asarray(replica), 1.0)
     storage, decode = 0.0 * samples, 0.0 * samples
     if stages.sample is not None:
-        rate = stages.storage or host_figure(system, "storage_bandwidth", ", or input.storage")
+        rate = stages.storage or host_property(system, "storage_bandwidth", ", or input.storage")
         storage = samples * stages.sample / rate
     if stages.decode > 0:
-        cores = stages.cores or host_figure(system, "cores", ", or input.cores") / system.devices_per_node
+        cores = stages.cores or host_property(system, "cores", ", or input.cores") / system.devices_per_node
         decode = samples * stages.decode / (cores * devices)
     copied = sample_bytes if stages.copied is None else stages.copied
     return InputPipeline(storage, decode, np.asarray(local_batch) * copied / (link or link_rate(system)))
@@ -201,9 +327,29 @@ PHOTOGRAPH, LEAST_SIDE = 110_000.0, 128
 
 
 def usual_input(run: Run, graph: Graph, system: System, decode: float, gpus: int) -> InputOptions | None:
-    """How photographs arrive where the run does not say: a core of the host takes ``decode`` seconds for each, and
-    storage counts where the host states its bandwidth. The run has all cores of its nodes, which its ``gpus`` may not
-    fill. None where the network takes none, the host's cores are not stated, or ``decode`` is 0: data cost nothing."""
+    """Return how photographs arrive if the run does not say: the host's cores decode them.
+
+    Storage counts if the system file has its bandwidth. The run has all cores of its nodes, even if its devices do not
+    fill them.
+
+    Parameters
+    ----------
+    run : Run
+        The run.
+    graph : Graph
+        The network.
+    system : System
+        The system.
+    decode : float
+        Seconds of one core to decode a photograph.
+    gpus : int
+        Devices of the run.
+
+    Returns
+    -------
+    InputOptions, optional
+        Input options; None if the network takes no photographs, the host's cores are unknown, or `decode` is 0.
+    """
     host = system.host
     if not decode or host is None or host.cores is None or not any(map(_photograph, graph.inputs.values())):
         return None
@@ -222,5 +368,16 @@ _WIDTH = {"index": 8.0}
 
 
 def sample_bytes(graph: Graph) -> float:
-    """Bytes of one sample as it is copied to the device."""
+    """Return the bytes of one sample as it is copied to the device.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network.
+
+    Returns
+    -------
+    float
+        Bytes.
+    """
     return sum(float(tensor.elements) * _WIDTH.get(tensor.role, 4.0) for tensor in graph.inputs.values()) / graph.batch

@@ -6,18 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paleo.errors import PaleoError
-from paleo.lowering.policies import RECOMPUTE, uneven
-from paleo.predict import predict
+from paleo.errors import PaleoError, PlanError
+from paleo.lowering.policies import RECOMPUTE, has_mixed_recompute
+from paleo.predict import Prediction, predict
 from paleo.search.partial_recompute import fewest_layers
 
 if TYPE_CHECKING:
-    from paleo.predict import Prediction
     from paleo.specs.run import Run
 
 #: How much deeper a pipeline is tried than it is.
-DEEPER = 8
-OFFLOADS = ("optimizer", "activations", "optimizer,gradients,parameters")
+_DEEPER = 8
+_OFFLOADS = ("optimizer", "activations", "optimizer,gradients,parameters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +32,20 @@ class Advice:
 
 
 def advise(prediction: Prediction) -> tuple[Advice, ...]:
-    """Changes of a run that does not fit, the fastest that fits first, then by memory; nothing for one that does.
+    """Suggest changes for a run that does not fit in memory, each of them predicted.
 
-    Each keeps GPUs and global batch. Single changes and cheap pairs are tried; where none of them fits, the strongest
-    of ever more kinds together.
+    Changes keep GPUs and global batch. Single changes and cheap pairs are tried. If none of them fits, the strongest
+    changes of more and more kinds are combined.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of the run.
+
+    Returns
+    -------
+    tuple of Advice
+        Changes that fit, the fastest first, then others by memory; empty if the run fits.
     """
     if prediction.memory.fits:
         return ()
@@ -45,7 +54,8 @@ def advise(prediction: Prediction) -> tuple[Advice, ...]:
     kinds = [list(kind) for kind in _kinds(prediction)]
     tried = _tried(prediction, base, [[change] for kind in kinds for change in kind] + _pairs(kinds))
     if not any(advice.fits for advice in tried):
-        tried += _tried(prediction, base, _together(kinds))
+        strongest = [kind[-1] for kind in kinds[:-1] if kind]
+        tried += _tried(prediction, base, [strongest[:count] for count in range(2, len(strongest) + 1)])
     distinct = {advice.change: advice for advice in tried}  # the strongest together may be a pair that was tried
     return tuple(sorted(distinct.values(), key=_order))
 
@@ -55,10 +65,10 @@ def _order(advice: Advice) -> tuple[bool, float]:
 
 
 #: Fields of a run that change.
-Change = dict[str, object]
+_Change = dict[str, object]
 
 
-def _kinds(prediction: Prediction) -> Iterator[Iterator[Change]]:
+def _kinds(prediction: Prediction) -> Iterator[Iterator[_Change]]:
     """Changes by kind, each from the weakest to the strongest: microbatch, sharding, recomputation, tensor parallelism,
     offload, pipeline."""
     yield _microbatches(prediction)
@@ -66,14 +76,14 @@ def _kinds(prediction: Prediction) -> Iterator[Iterator[Change]]:
     training = not prediction.run.forward_only
     yield _recomputations(prediction) if training else iter(())
     yield _strategies(prediction, "tp")
-    yield ({"offload": parts} for parts in OFFLOADS if training and prediction.run.offload == "none")
+    yield ({"offload": parts} for parts in _OFFLOADS if training and prediction.run.offload == "none")
     yield _strategies(prediction, "pp")
 
 
-def _recomputations(prediction: Prediction) -> Iterator[Change]:
+def _recomputations(prediction: Prediction) -> Iterator[_Change]:
     """Changes to more recomputation than the run has, of some layers first; none if the run treats its layers
     differently."""
-    if uneven(prediction.run) or prediction.run.recompute == "full":
+    if has_mixed_recompute(prediction.run) or prediction.run.recompute == "full":
         return
     for more in RECOMPUTE[RECOMPUTE.index(prediction.run.recompute) + 1 : -1]:
         yield {"recompute": more}
@@ -83,14 +93,14 @@ def _recomputations(prediction: Prediction) -> Iterator[Change]:
     yield {"recompute": "full"}
 
 
-def _microbatches(prediction: Prediction) -> Iterator[Change]:
+def _microbatches(prediction: Prediction) -> Iterator[_Change]:
     size = prediction.plan.microbatch // 2
     while size >= 1:
         yield {"microbatch": size}
         size //= 2
 
 
-def _strategies(prediction: Prediction, axis: str) -> Iterator[Change]:
+def _strategies(prediction: Prediction, axis: str) -> Iterator[_Change]:
     """Changes to a larger degree of one axis or a higher stage of ZeRO."""
     plan = prediction.plan
     if plan.parallel.preset != "dp":
@@ -101,26 +111,20 @@ def _strategies(prediction: Prediction, axis: str) -> Iterator[Change]:
             yield {"zero": stage}
         return
     present = plan.mesh.degree(axis)
-    degree, most = 2 * present, prediction.system.devices_per_node if axis == "tp" else DEEPER * present
+    degree, most = 2 * present, prediction.system.devices_per_node if axis == "tp" else _DEEPER * present
     while degree <= most and plan.dp * present % degree == 0:
         yield {axis: degree}
         degree *= 2
 
 
-def _pairs(kinds: list[list[Change]]) -> list[list[Change]]:
+def _pairs(kinds: list[list[_Change]]) -> list[list[_Change]]:
     """Each ZeRO stage with the smallest microbatch, and with each recomputation of all layers."""
     microbatches, stages, recompute = kinds[:3]
     recompute = [change for change in recompute if "recompute_layers" not in change]
     return [[stage, other] for stage in stages for other in (*microbatches[-1:], *recompute)]
 
 
-def _together(kinds: list[list[Change]]) -> list[list[Change]]:
-    """The strongest change of ever more kinds, the cheap kinds first; a pipeline comes last and stays out."""
-    strongest = [kind[-1] for kind in kinds[:-1] if kind]
-    return [strongest[:count] for count in range(2, len(strongest) + 1)]
-
-
-def _tried(prediction: Prediction, base: Run, tries: list[list[Change]]) -> list[Advice]:
+def _tried(prediction: Prediction, base: Run, tries: list[list[_Change]]) -> list[Advice]:
     advice = []
     for changes in tries:
         merged = {key: value for change in changes for key, value in change.items()}
@@ -135,18 +139,21 @@ def _word(key: str, value: object) -> str:
     return f"--set offload={value}" if key == "offload" else f"--{key.replace('_', '-')} {value}"
 
 
-def _predicted(prediction: Prediction, base: Run, merged: Change) -> Advice:
-    """SpecError or PlanError where the run cannot be changed so."""
+def _predicted(prediction: Prediction, base: Run, merged: _Change) -> Advice:
+    """SpecError or PlanError where the run cannot be changed so, or its framework does not run what that makes."""
     plan = prediction.plan
-    degrees: Change = {key: merged[key] for key in ("tp", "pp", "zero") if key in merged}
+    degrees: _Change = {key: merged[key] for key in ("tp", "pp", "zero") if key in merged}
     fields = {key: value for key, value in merged.items() if key not in degrees}
     words = [_word(key, value) for key, value in fields.items()]
     if degrees:
-        has: Change = {axis: degree for axis, degree in plan.mesh.degrees if axis != "dp" and degree > 1}
+        has: _Change = {axis: degree for axis, degree in plan.mesh.degrees if axis != "dp" and degree > 1}
         has |= {"zero": plan.parallel.zero} if plan.parallel.zero else {}
         parts = [f"{axis}={degree}" for axis, degree in {**has, **degrees}.items()]
         parts += [f"vp={plan.parallel.chunks}"] if plan.parallel.chunks > 1 else []
         parts += ["sp"] if plan.parallel.sequence_parallel or "tp" in degrees else []
         fields["strategy"] = ",".join(parts)
         words.insert(0, f"--strategy {fields['strategy']}")
-    return Advice(" ".join(words), predict(prediction.model, prediction.system, base.model_copy(update=fields)))
+    changed = predict(prediction.model, prediction.system, base.model_copy(update=fields))
+    if len(changed.objections) > len(prediction.objections):
+        raise PlanError(changed.objections[0])
+    return Advice(" ".join(words), changed)

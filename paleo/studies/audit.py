@@ -6,8 +6,8 @@ predicts all that the log states: seconds of a step, memory, parts of a step, sp
 is named where it explains the log better by a clear margin than no fault at all; between hypotheses that the log cannot
 tell apart all are named.
 
-Each quantity errs by a standard deviation of `DEVIATION`; a hypothesis costs `PRICE`, and `FACTOR_PRICE` more where it
-has a free factor, so that none is taken where nothing is wrong, and a switch comes before a factor that explains no
+Each quantity errs by a standard deviation; a hypothesis has a price, and a higher one where it has a free factor, so
+that none is taken where nothing is wrong, and a switch comes before a factor that explains no
 more (a likelihood ratio with a penalty for parameters: Akaike, 1974).
 
 Links are told by the times of nccl-tests beside those that the collectives are predicted to take: small payloads tell
@@ -28,47 +28,50 @@ import numpy.typing as npt
 
 from paleo.errors import PaleoError, SpecError
 from paleo.parallel.placement import without_replicas
-from paleo.predict import predict
+from paleo.predict import Prediction, predict
 from paleo.specs.software import load_software
-from paleo.studies.changed_system import FIGURES
-from paleo.studies.collective import collective
+from paleo.studies.collective import CollectiveStudy, collective
+from paleo.studies.what_if import HARDWARE_PARAMETERS
 from paleo.units import MEBIBYTE, counted
 
 if TYPE_CHECKING:
     from paleo.logs.base import Log, StepRecord
     from paleo.logs.nccl_tests import CollectiveLog
-    from paleo.predict import Prediction
     from paleo.specs.system import System
-    from paleo.studies.collective import CollectiveStudy
 
 #: Relative standard deviation of a quantity where model and machine agree.
-DEVIATION = {"step": 0.025, "memory": 0.04, "samples": 0.002, "spread": 0.05, "unsteadiness": 0.03}
-PART_DEVIATION = 0.06
+_DEVIATION = {"step": 0.025, "memory": 0.04, "samples": 0.002, "spread": 0.05, "unsteadiness": 0.03}
+_PART_DEVIATION = 0.06
 #: What a hypothesis costs, in units of half a squared deviation, what its free factor adds, and by how much a fault
 #: must beat none.
-PRICE, FACTOR_PRICE, MARGIN = 2.0, 1.0, 6.0
+_PRICE, _FACTOR_PRICE, _MARGIN = 2.0, 1.0, 6.0
 #: Steps that are left out at the beginning: compilation, caches, graphs.
-WARM_UP = 2
+_WARM_UP = 2
+#: Deviations from which a quantity is not as predicted; times the median from which a step is late, and the share of
+#: late steps that is too many for checkpoints and the like.
+_ASTRAY, _LATE_STEP, _MANY_LATE = 3.0, 1.5, 0.1
+#: The most that a half-width (log) of an interval may be: steps of such a log say nothing.
+_WIDEST = 50.0
 #: Parts below this share of the step are not judged.
-SMALL_PART = 0.02
+_SMALL_PART = 0.02
 #: How often factors between the best one and its neighbours are tried.
-ROUNDS = 2
+_ROUNDS = 4
 #: A verdict is carried on to so many times the ranks.
-RANKS_BEYOND = 8
+_RANKS_BEYOND = 8
 
-Evidence = Mapping[str, float]
+_Evidence = Mapping[str, float]
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class _Fault:
     """A hypothesis with its factor, the prediction under it, the log that it predicts, and the misfit of that log."""
 
     name: str
     factor: float
     advice: str
     prediction: Prediction
-    evidence: Evidence
+    evidence: _Evidence
     misfit: float
 
     @property
@@ -79,18 +82,37 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The verdict on a log. ``faults``: those that explain it, best first, empty where it is as predicted.
-    ``explained`` is the prediction that fits best, ``ratio`` measured over that, ``scatter`` the relative deviation of
-    steps; ``beyond`` the step on `RANKS_BEYOND` times as many ranks, with its interval."""
+    """Verdict on a training log.
+
+    ``faults`` explain the log, the best first; there are none if the log is as predicted. ``explained`` is the
+    prediction that fits best, ``ratio`` measured over that, ``scatter`` the relative deviation of steps. ``beyond`` is
+    the step on `_RANKS_BEYOND` times as many ranks, with its interval.
+    """
 
     log: Log
     expected: Prediction
-    measured: Evidence
-    predicted: Evidence
-    faults: tuple[Fault, ...]
+    measured: _Evidence
+    predicted: _Evidence
+    faults: tuple[_Fault, ...]
     ratio: float
     scatter: float
     beyond: tuple[int, float, tuple[float, float]] | None
+    late: float = 0.0
+
+    @property
+    def astray(self) -> tuple[str, ...]:
+        """Quantities of the log outside the spread of the prediction (for the step time, outside its interval)."""
+        low, high = self.expected.interval
+        step = () if low <= self.measured["step"] <= high else ("step",)
+        others = [name for name in self.measured if name != "step"]
+        apart = (name for name in others if abs(_deviation(name, self.measured, self.predicted)) > _ASTRAY)
+        return (*step, *apart)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Signs that the steps of the log do not belong to one sound run."""
+        late = f"{self.late:.0%} of the steps take more than {_LATE_STEP:g} times as long as the median"
+        return (*self.log.remarks, *([late] if self.late > _MANY_LATE else []))
 
     @property
     def explained(self) -> Prediction:
@@ -98,9 +120,8 @@ class Audit:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the comparison takes for granted: the batch where the log states tokens a second alone, and a predicted
-        run that does not fit."""
-        plan, notes = self.expected.plan, []
+        """Assumptions of the comparison, such as the batch of a log with tokens per second only."""
+        plan, notes = self.expected.plan, list(self.doubts)
         if all(record.seconds is None for record in self.log.steps):
             size = f"{counted(plan.global_batch, 'sample')} of {self.expected.graph.tokens_per_sample:,.0f} tokens"
             notes.append(f"the log states tokens a second alone: a step is taken to hold {size}, as stated or usual")
@@ -109,15 +130,52 @@ class Audit:
         return tuple(notes)
 
     @property
+    def next_quantity(self) -> str | None:
+        """What to log next: the quantity that the log lacks and that tells the first two faults best apart; None where
+        one fault explains the log, or no quantity tells."""
+        if len(self.faults) < 2:
+            return None
+        first, second = (fault.evidence for fault in self.faults[:2])
+        apart = {
+            name: abs(math.log(first[name] / second[name])) / _DEVIATION.get(name, _PART_DEVIATION)
+            for name in first.keys() & second.keys() - self.measured.keys()
+            if first[name] > 0 and second[name] > 0
+        }
+        best = max(apart, key=lambda name: apart[name], default=None)
+        return best if best is not None and apart[best] > _ASTRAY else None
+
+    @property
     def interval(self) -> tuple[float, float]:
         """Where nine of ten steps of this run lie, by the log itself: its median, and 1.645 deviations either way."""
-        width = 1.645 * max(self.scatter, DEVIATION["step"])
-        return self.measured["step"] * math.exp(-width), self.measured["step"] * math.exp(width)
+        return _ends(self.measured["step"], 1.645 * max(self.scatter, _DEVIATION["step"]))
 
 
-def evidence_of_log(log: Log, expected: Prediction) -> dict[str, float]:
+def _ends(seconds: float, width: float) -> tuple[float, float]:
+    """Seconds a half-width (log) below and above."""
+    width = min(width, _WIDEST)
+    return seconds * math.exp(-width), seconds * math.exp(width)
+
+
+def _deviation(name: str, measured: _Evidence, predicted: _Evidence) -> float:
+    """By how many standard deviations a quantity is off. Parts of a step count against the step: one that is small in
+    both is not judged, and of one that is small in one alone the difference in shares of the step is."""
+    value, expected = measured[name], predicted[name]
+    if name in _DEVIATION:
+        return math.log(value / expected) / _DEVIATION[name]
+    floor = _SMALL_PART * measured["step"]
+    return math.log((value + floor) / (expected + floor)) / _PART_DEVIATION
+
+
+def _late_share(log: Log, expected: Prediction) -> float:
+    """Share of the settled steps that take much longer than their median."""
+    settled = log.steps[_WARM_UP:] if len(log.steps) > _WARM_UP + 1 else log.steps
+    seconds = [value for record in settled if (value := _seconds(record, expected)) is not None]
+    return sum(value > _LATE_STEP * median(seconds) for value in seconds) / len(seconds)
+
+
+def _evidence_of_log(log: Log, expected: Prediction) -> dict[str, float]:
     """The figures of a log, medians over its settled steps; SpecError if it states no time of a step."""
-    settled = log.steps[WARM_UP:] if len(log.steps) > WARM_UP + 1 else log.steps
+    settled = log.steps[_WARM_UP:] if len(log.steps) > _WARM_UP + 1 else log.steps
     seconds = [value for record in settled if (value := _seconds(record, expected)) is not None]
     if not seconds:
         raise SpecError("the log states neither seconds of a step nor tokens a second")
@@ -162,7 +220,7 @@ def _scatter(seconds: Sequence[float]) -> float:
     return (ordered[-1 - quarter] - ordered[quarter]) / 1.349 / median(ordered)
 
 
-def evidence_of(prediction: Prediction, *, slowed: float = 1.0) -> dict[str, float]:
+def _evidence_of(prediction: Prediction, *, slowed: float = 1.0) -> dict[str, float]:
     """What a log of a predicted run would state; ``slowed``: a rank for which all others wait."""
     parts, memory = prediction.breakdown, prediction.memory
     computing = parts.compute + parts.memory_bound + parts.launch
@@ -171,55 +229,46 @@ def evidence_of(prediction: Prediction, *, slowed: float = 1.0) -> dict[str, flo
         "memory": memory.total - memory.reserved,
         "samples": float(prediction.plan.global_batch),
         "spread": slowed,
-        "unsteadiness": 1.0 + DEVIATION["unsteadiness"] / 2.0,
+        "unsteadiness": 1.0 + _DEVIATION["unsteadiness"] / 2.0,
         "compute": computing,
         "exchange": parts.communication_exposed + parts.stragglers,
         "optimizer": parts.optimizer,
     }
 
 
-def misfit(measured: Evidence, predicted: Evidence) -> float:
-    """Half the sum of squared deviations of all that both state. Parts of a step count against the step: one that is
-    small in both is not judged, and of one that is small in one alone the difference in shares of the step is."""
-    total = 0.0
-    for name, value in measured.items():
-        if name in DEVIATION:
-            deviation = math.log(value / predicted[name]) / DEVIATION[name]
-        else:
-            floor = SMALL_PART * measured["step"]
-            deviation = math.log((value + floor) / (predicted[name] + floor)) / PART_DEVIATION
-        total += min(deviation**2, 400.0) / 2.0
-    return total
+def _misfit(measured: _Evidence, predicted: _Evidence) -> float:
+    """Half the sum of squared deviations of all that both state."""
+    return sum(min(_deviation(name, measured, predicted) ** 2, 400.0) / 2.0 for name in measured)
 
 
 @dataclass(frozen=True, slots=True)
-class Hypothesis:
+class _Hypothesis:
     """One possible fault: the factors that are tried, and the evidence under one of them."""
 
     name: str
     advice: str
-    factors: Callable[[Evidence, Prediction], Sequence[float]]
+    factors: Callable[[_Evidence, Prediction], Sequence[float]]
     changed: Callable[[Prediction, float], Prediction]
     slows_a_rank: bool = False
 
-    def faults(self, expected: Prediction, measured: Evidence) -> Iterator[Fault]:
+    def faults(self, expected: Prediction, measured: _Evidence) -> Iterator[_Fault]:
         factors = self.factors(measured, expected)
-        price = PRICE + (0.0 if self.factors is _once else FACTOR_PRICE)
+        price = _PRICE + (0.0 if self.factors is _once else _FACTOR_PRICE)
         for factor in factors:
             try:
                 prediction = self.changed(expected, factor)
             except PaleoError:
                 continue
-            evidence = evidence_of(prediction, slowed=factor if self.slows_a_rank else 1.0)
-            yield Fault(self.name, factor, self.advice, prediction, evidence, price + misfit(measured, evidence))
+            evidence = _evidence_of(prediction, slowed=factor if self.slows_a_rank else 1.0)
+            yield _Fault(self.name, factor, self.advice, prediction, evidence, price + _misfit(measured, evidence))
 
 
 def _hardware(figure: str) -> Callable[[Prediction, float], Prediction]:
-    return lambda expected, factor: expected.variant(FIGURES[figure](expected.system, factor))
+    return lambda expected, factor: expected.variant(HARDWARE_PARAMETERS[figure](expected.system, factor))
 
 
 def _clock(expected: Prediction, factor: float) -> Prediction:
-    return expected.variant(FIGURES["arithmetic (FLOP/s)"](expected.system, factor))
+    return expected.variant(HARDWARE_PARAMETERS["arithmetic (FLOP/s)"](expected.system, factor))
 
 
 def _slower_host(expected: Prediction, factor: float) -> Prediction:
@@ -249,55 +298,55 @@ def _as_is(expected: Prediction, factor: float) -> Prediction:
     return expected
 
 
-def _below_one(measured: Evidence, expected: Prediction) -> Sequence[float]:
+def _below_one(measured: _Evidence, expected: Prediction) -> Sequence[float]:
     return (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 
 
-def _link_factors(measured: Evidence, expected: Prediction) -> Sequence[float]:
+def _link_factors(measured: _Evidence, expected: Prediction) -> Sequence[float]:
     return (0.7, 0.5, 0.35, 0.25, 0.125, 0.0625) if expected.plan.gpus > 1 else ()
 
 
-def _above_one(measured: Evidence, expected: Prediction) -> Sequence[float]:
+def _above_one(measured: _Evidence, expected: Prediction) -> Sequence[float]:
     return (1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-def _once(measured: Evidence, expected: Prediction) -> Sequence[float]:
+def _once(measured: _Evidence, expected: Prediction) -> Sequence[float]:
     return (1.0,)
 
 
-def _batches(measured: Evidence, expected: Prediction) -> Sequence[float]:
+def _batches(measured: _Evidence, expected: Prediction) -> Sequence[float]:
     """The logged batch where it is another one; half and double where none is logged."""
     if "samples" not in measured:
         return (0.5, 2.0)
     logged = measured["samples"] / expected.plan.global_batch
-    return (logged,) if abs(logged - 1.0) > DEVIATION["samples"] else ()
+    return (logged,) if abs(logged - 1.0) > _DEVIATION["samples"] else ()
 
 
-def _slow_ranks(measured: Evidence, expected: Prediction) -> Sequence[float]:
+def _slow_ranks(measured: _Evidence, expected: Prediction) -> Sequence[float]:
     return (measured["spread"],) if measured.get("spread", 1.0) > 1.0 and expected.plan.gpus > 1 else ()
 
 
 #: Single faults, by what people call them.
-HYPOTHESES: tuple[Hypothesis, ...] = (
-    Hypothesis(
+_HYPOTHESES: tuple[_Hypothesis, ...] = (
+    _Hypothesis(
         "capped clock", "look at clocks and power limits (nvidia-smi -q -d CLOCK,POWER), at heat, and at other jobs",
         _below_one, _clock,
     ),
-    Hypothesis(
+    _Hypothesis(
         "slow link", "run nccl-tests: a port that is down, a cable, TCP in place of RDMA, or other jobs on the fabric",
         _link_factors, _hardware("link bandwidth"),
     ),
-    Hypothesis(
+    _Hypothesis(
         "missing overlap", "switch on the overlap of gradient exchange with the backward pass", _once, _without_overlap
     ),
-    Hypothesis(
+    _Hypothesis(
         "host-bound", "launches limit it: CUDA graphs, a compiled model, fewer Python hooks, pinned CPU cores",
         _above_one, _slower_host,
     ),
-    Hypothesis("eager attention", "use a fused attention kernel (flash)", _once, _eager_attention),
-    Hypothesis("wrong batch", "the run's global batch is not the one stated", _batches, _another_batch),
-    Hypothesis("another recomputation", "the run recomputes other layers than stated", _once, _recomputing),
-    Hypothesis(
+    _Hypothesis("eager attention", "use a fused attention kernel (flash)", _once, _eager_attention),
+    _Hypothesis("wrong batch", "the run's global batch is not the one stated", _batches, _another_batch),
+    _Hypothesis("another recomputation", "the run recomputes other layers than stated", _once, _recomputing),
+    _Hypothesis(
         "straggler", "one rank is slower than the others: find it by the timers of each rank, and replace it",
         _slow_ranks, _as_is, slows_a_rank=True,
     ),
@@ -305,14 +354,27 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
 
 
 def audit(log: Log, expected: Prediction) -> Audit:
-    """The faults that explain a log better than ``expected`` does, what is left, and the same run on more ranks."""
-    measured, plain = evidence_of_log(log, expected), evidence_of(expected)
+    """Find the faults that explain a training log better than its prediction does.
+
+    Parameters
+    ----------
+    log : Log
+        Measured step times, memory and so on.
+    expected : Prediction
+        Prediction of the run that was logged.
+
+    Returns
+    -------
+    Audit
+        Faults, what they leave unexplained, and the same run on more ranks.
+    """
+    measured, plain = _evidence_of_log(log, expected), _evidence_of(expected)
     known = {name: value for name, value in measured.items() if value > 0}
-    unexplained = misfit(known, plain)
-    tried = [fault for hypothesis in HYPOTHESES for fault in _refined(hypothesis, expected, known)]
+    unexplained = _misfit(known, plain)
+    tried = [fault for hypothesis in _HYPOTHESES for fault in _refined(hypothesis, expected, known)]
     tried.sort(key=lambda fault: fault.misfit)
-    faults = [fault for fault in tried if fault.misfit + MARGIN <= unexplained]
-    faults = [fault for fault in faults if fault.misfit <= faults[0].misfit + PRICE + FACTOR_PRICE]
+    faults = [fault for fault in tried if fault.misfit + _MARGIN <= unexplained]
+    faults = [fault for fault in faults if fault.misfit <= faults[0].misfit + _PRICE + _FACTOR_PRICE]
     best = faults[0] if faults else None
     ratio = known["step"] / (best.evidence if best else plain)["step"]
     scatter = known.get("unsteadiness", 1.0) - 1.0
@@ -325,13 +387,14 @@ def audit(log: Log, expected: Prediction) -> Audit:
         ratio=ratio,
         scatter=scatter,
         beyond=_beyond(expected, best, ratio, scatter),
+        late=_late_share(log, expected),
     )
 
 
-def _refined(hypothesis: Hypothesis, expected: Prediction, measured: Evidence) -> list[Fault]:
+def _refined(hypothesis: _Hypothesis, expected: Prediction, measured: _Evidence) -> list[_Fault]:
     """The best factor of a hypothesis: of those tried, and of some between the best one and its neighbours."""
     faults = list(hypothesis.faults(expected, measured))
-    for _ in range(ROUNDS if len(faults) > 2 else 0):
+    for _ in range(_ROUNDS if len(faults) > 2 else 0):
         faults.sort(key=lambda fault: fault.factor)
         place = min(range(len(faults)), key=lambda index: faults[index].misfit)
         ends = {faults[index].factor for index in (place - 1, place + 1) if 0 <= index < len(faults)}
@@ -341,13 +404,12 @@ def _refined(hypothesis: Hypothesis, expected: Prediction, measured: Evidence) -
 
 
 def _beyond(
-    expected: Prediction, fault: Fault | None, ratio: float, scatter: float
+    expected: Prediction, fault: _Fault | None, ratio: float, scatter: float
 ) -> tuple[int, float, tuple[float, float]] | None:
-    """Ranks, step and interval of the run on `RANKS_BEYOND` times as many ranks, each with as many samples as now, with
-    the same fault; None where the system does not hold them."""
+    """Predict the same fault on more ranks, each with as many samples as now; None where the system is too small."""
     observed = expected if fault is None else fault.prediction
-    gpus = expected.plan.gpus * RANKS_BEYOND
-    batch = observed.plan.global_batch * RANKS_BEYOND
+    gpus = expected.plan.gpus * _RANKS_BEYOND
+    batch = observed.plan.global_batch * _RANKS_BEYOND
     strategy = without_replicas(observed.run.strategy)
     more = {"gpus": gpus, "global_batch": batch, "batch": None, "strategy": strategy}
     try:
@@ -355,14 +417,14 @@ def _beyond(
     except PaleoError:
         return None
     seconds = larger.step_time * ratio
-    width = 1.645 * math.hypot(max(scatter, DEVIATION["step"]), DEVIATION["step"])
-    return gpus, seconds, (seconds * math.exp(-width), seconds * math.exp(width))
+    width = 1.645 * math.hypot(max(scatter, _DEVIATION["step"]), _DEVIATION["step"])
+    return gpus, seconds, _ends(seconds, width)
 
 
 #: Measured over predicted seconds from which links are slow, and starts are late.
-SLOW, LATE = 1.4, 2.0
+_SLOW, _LATE = 1.4, 2.0
 #: Payloads up to this tell the start; those of at least this, and of a quarter of the largest, the links [bytes].
-SMALL, LARGE, NEAR_LARGEST = MEBIBYTE / 16.0, 16.0 * MEBIBYTE, 4.0
+_SMALL, _LARGE, _NEAR_LARGEST = MEBIBYTE / 16.0, 16.0 * MEBIBYTE, 4.0
 ADVICE = {
     "slow link": "a port that is down, a cable, TCP in place of RDMA (NCCL_DEBUG=INFO tells), other jobs, or fewer "
     "network cards than stated",
@@ -373,8 +435,11 @@ ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class CollectiveAudit:
-    """``small`` and ``large``: median of measured over predicted seconds, None where the log has no such payload;
-    ``faults`` by name with their factor; ``beyond``: ranks and seconds of the largest payload on more of them."""
+    """Verdict on a log of nccl-tests.
+
+    ``small`` and ``large`` are medians of measured over predicted time, None without such payloads. ``faults`` are
+    factors by name. ``beyond`` has ranks and time of the largest payload on more ranks.
+    """
 
     log: CollectiveLog
     study: CollectiveStudy
@@ -388,6 +453,10 @@ class CollectiveAudit:
     def verdict(self) -> str:
         """The verdict in one sentence."""
         subject = f"{self.study.operation} over {self.study.ranks} GPUs of {self.study.system.name}"
+        if self.log.ranks is not None and self.log.ranks != self.study.ranks:
+            return f"{subject}: the log is of {counted(self.log.ranks, 'rank')}; state --gpus {self.log.ranks}."
+        if self.log.runs > 1:
+            return f"{subject}: the log holds {self.log.runs} runs; state one alone."
         if not self.faults:
             return f"{subject}: as predicted, nothing in this log says otherwise."
         words = {
@@ -402,24 +471,41 @@ class CollectiveAudit:
 
 
 def audit_collectives(log: CollectiveLog, operation: str, ranks: int, system: System) -> CollectiveAudit:
-    """Measured times beside predicted ones, what is off, and the largest payload on `RANKS_BEYOND` times the ranks."""
+    """Compare measured collectives with predicted ones.
+
+    Parameters
+    ----------
+    log : CollectiveLog
+        Payloads [byte] and times [s], as nccl-tests prints them.
+    operation : str
+        Collective, such as ``all_reduce``.
+    ranks : int
+        Number of ranks.
+    system : System
+        The system.
+
+    Returns
+    -------
+    CollectiveAudit
+        Ratios of measured to predicted time, faults, and the largest payload on `_RANKS_BEYOND` times the ranks.
+    """
     study = collective(operation, log.payloads[-1], ranks, system)
     payloads, measured = np.asarray(log.payloads), np.asarray(log.seconds)
-    predicted = automatic_seconds(study, payloads)
+    predicted = _automatic_seconds(study, payloads)
     ratios = measured / predicted
-    small = _median(ratios[payloads <= SMALL])
-    large = _median(ratios[(payloads >= LARGE) & (payloads >= payloads[-1] / NEAR_LARGEST)])
+    small = _median(ratios[payloads <= _SMALL])
+    large = _median(ratios[(payloads >= _LARGE) & (payloads >= payloads[-1] / _NEAR_LARGEST)])
     faults: dict[str, float] = {}
-    if large is not None and large > SLOW:
+    if large is not None and large > _SLOW:
         faults["slow link"] = large
-    elif large is not None and large < 1.0 / SLOW:
+    elif large is not None and large < 1.0 / _SLOW:
         faults["faster than stated"] = large
-    elif small is not None and small > LATE:
+    elif small is not None and small > _LATE:
         faults["late start"] = small
     return CollectiveAudit(log, study, tuple(predicted), small, large, faults, _on_more(study, large))
 
 
-def automatic_seconds(study: CollectiveStudy, payloads: Array) -> Array:
+def _automatic_seconds(study: CollectiveStudy, payloads: Array) -> Array:
     """Seconds of the algorithm that the library chooses, payload by payload."""
     times = study.times(payloads)
     return np.asarray(np.min([times[row.algorithm] for row in study.rows if row.automatic], axis=0))
@@ -431,7 +517,7 @@ def _median(values: Array) -> float | None:
 
 def _on_more(study: CollectiveStudy, large: float | None) -> tuple[int, float] | None:
     """The largest payload on more ranks, at the ratio of large payloads; None where the system does not hold them."""
-    ranks = study.ranks * RANKS_BEYOND
+    ranks = study.ranks * _RANKS_BEYOND
     try:
         more = collective(study.operation, study.payload_bytes, ranks, study.system)
     except PaleoError:

@@ -13,38 +13,37 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.collectives.base import algorithms_for
+from paleo.collectives.base import Algorithm, Array, algorithms_for
 from paleo.errors import PlanError, SpecError
 from paleo.pricing.communication import Crossover, Fabric, Nccl, calibrated_families, collective_sources, crossovers
 from paleo.pricing.communication import prices as policy_prices
 from paleo.pricing.links.alpha_beta import bus_factor
 from paleo.pricing.store import constants
 from paleo.specs.calibration import calibration_file
-from paleo.specs.system import loaded_system
+from paleo.specs.system import Span, System, loaded_system
 from paleo.step.exchange import gathered_shares, gradient_shares
 from paleo.step.interval import INTERVALS
 from paleo.step.section_times import collectives, transfer_seconds
 from paleo.units import Quantity
 
 if TYPE_CHECKING:
-    from paleo.collectives.base import Algorithm, Array
     from paleo.parallel.placement import Axes
     from paleo.predict import Prediction
     from paleo.pricing.links.group import GroupLinks
-    from paleo.specs.system import Span, System
     from paleo.step.batch import Batch
     from paleo.step.layouts import Sent
 
 #: By how much an algorithm must win to be worth a change.
-NOTABLE = 0.01
+_NOTABLE = 0.01
 #: How far beyond the last change the last algorithm is looked at, as a factor of the payload.
-BEYOND = 16.0
+_BEYOND = 16.0
 
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmRow:
-    """One line of a table of algorithms: seconds, bytes per second, how far above the lower bound, how many messages
-    follow one another (``steps``), whose latency the smallest payload takes as well.
+    """One algorithm of a collective, with its time and bandwidth.
+
+    It has the ratio to the lower bound and the number of consecutive messages (``steps``).
 
     ``automatic``: the library chooses it by itself where it is the fastest. ``candidate``: the library has it for this
     operation, for this payload or for others.
@@ -93,15 +92,27 @@ class CollectiveStudy:
 
     @property
     def passed_over(self) -> list[AlgorithmRow]:
-        """The fastest algorithm that the library has, and the fastest that it has not, where they beat its choice."""
+        """Algorithms faster than the library's choice: the fastest that it has, and the fastest that it has not."""
         if not self.chooser:
             return []
-        beating = [row for row in self.rows if row.time * (1.0 + NOTABLE) < self.best.time]
+        beating = [row for row in self.rows if row.time * (1.0 + _NOTABLE) < self.best.time]
         groups = ([row for row in beating if row.candidate is candidate] for candidate in (True, False))
         return [rows[0] for rows in groups if rows]
 
     def times(self, payload_bytes: Array) -> Mapping[str, Array]:
-        """Seconds of every algorithm for other payloads, fastest of this one first."""
+        """Return the times of every algorithm for other payloads.
+
+        Parameters
+        ----------
+        payload_bytes : ndarray, shape (...)
+            Payloads [byte].
+
+        Returns
+        -------
+        dict of str to Array
+            Seconds by algorithm, arrays of the shape of `payload_bytes`; the algorithm that is fastest in this study
+            comes first.
+        """
         names = [row.algorithm for row in self.rows]
         return self.fabric.prices(self.operation, self.links, payload_bytes, names)
 
@@ -115,11 +126,34 @@ def collective(
     calibration: str = "auto",
     dtype: str = "bf16",
 ) -> CollectiveStudy:
-    """Algorithms for ``ranks`` neighbouring ranks of ``system``, with nobody else on the wires.
+    """Price every algorithm of a collective over neighbouring ranks of a system, without other traffic.
 
-    ``payload_bytes`` are bytes or a text with its unit, ``100MB``; ``system`` is a name, a path or what `load_system`
-    gave; ``calibration`` as in a run: auto, ideal, ppp=… or a file, but none of intervals of steps, which says nothing
-    of a collective. SpecError for anything else.
+    Parameters
+    ----------
+    operation : str
+        ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``broadcast`` or ``send_recv``.
+    payload_bytes : float | str
+        Bytes, or a text with unit such as ``100MB``; the size as in nccl-tests.
+    ranks : int
+        Number of ranks.
+    system : str | Path | System
+        Name, path or loaded system.
+    calibration : str, optional
+        ``auto``, ``ideal``, ``ppp=…`` or a calibration file.
+    dtype : str, optional
+        Format of the numbers.
+
+    Returns
+    -------
+    CollectiveStudy
+        Times and bandwidths, fastest algorithm first.
+
+    Raises
+    ------
+    SpecError
+        If a name or value is not valid.
+    PlanError
+        If the system has no links or fewer ranks.
     """
     operation, payload_bytes = str(operation).replace("-", "_"), _payload(payload_bytes)
     ranks, system = _group_size(ranks), loaded_system(system)
@@ -217,21 +251,24 @@ def _worthwhile(fabric: Fabric, operation: str, links: GroupLinks) -> tuple[Cros
     changes = crossovers(prices)
     kept: list[Crossover] = []
     ends = [change.payload_bytes for change in changes[1:]]
-    ends += [BEYOND * change.payload_bytes for change in changes[-1:]]
+    ends += [_BEYOND * change.payload_bytes for change in changes[-1:]]
     for change, end in zip(changes, ends, strict=True):
         before = kept[-1].above if kept else changes[0].below
         if change.above == before:
             continue
         seconds = prices(np.asarray(math.sqrt(change.payload_bytes * end)))
-        if seconds[before] > (1.0 + NOTABLE) * seconds[change.above]:
+        if seconds[before] > (1.0 + _NOTABLE) * seconds[change.above]:
             kept.append(Crossover(change.payload_bytes, before, change.above))
     return tuple(kept)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCollective:
-    """Collectives of one kind and size on a device of the busiest stage: ``calls`` of them in a step, each of
-    ``payload_bytes`` over the ranks of ``axes`` and of ``seconds`` if nothing else travels."""
+    """Equal collectives of one device on the slowest stage.
+
+    There are ``calls`` a step, each of ``payload_bytes`` over the ranks of ``axes``. ``seconds`` is the time of one
+    without other traffic.
+    """
 
     content: str
     operation: str
@@ -244,7 +281,18 @@ class StepCollective:
 
 
 def step_collectives(prediction: Prediction) -> list[StepCollective]:
-    """The collectives of a step, those that take longest in all first."""
+    """List the collectives of a training step.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of a run.
+
+    Returns
+    -------
+    list of StepCollective
+        Collectives by kind and payload; those that take longest in all come first.
+    """
     sent = [*_of_layers(prediction), *_over_replicas(prediction), *_between_stages(prediction)]
     same: dict[tuple[str, str, Axes, float], StepCollective] = {}
     for collective in sent:
@@ -318,7 +366,7 @@ def _priced(
 ) -> StepCollective:
     mesh, fabric = batch.layouts.meshes[0], batch.backend.fabric
     links = fabric.links(mesh.stride(axes), mesh.group_size(axes))
-    price = price_source(fabric, operation.partition("@")[0], links)
+    price = _price_source(fabric, operation.partition("@")[0], links)
     return StepCollective(
         content,
         operation,
@@ -331,7 +379,7 @@ def _priced(
     )
 
 
-def price_source(fabric: Fabric, operation: str, links: GroupLinks) -> str:
+def _price_source(fabric: Fabric, operation: str, links: GroupLinks) -> str:
     """Where the price of a collective is from: the calibration file that was measured or is inherited from, or the
     datasheets of the links."""
     if fabric.rates is not None:

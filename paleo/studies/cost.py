@@ -1,14 +1,15 @@
-"""What a step draws and what that costs: power from work done, energy, rent, electricity; samples to a target.
+"""Power, energy and cost of a training run: watts from work done, rent, electricity, and time to train.
 
 A board draws an idle share of its design power all the time, another share while any kernel runs, and energy for each
 FLOP and each byte on top, kernel by kernel and never more than its limit (`paleo.pricing.power.PowerParameters`, fitted
 to measured watts). The energy of a FLOP is a share of the one that explains how far products of training fall below
 their peak at the power limit (``GemmParameters.training_energy``). The design power is given beside it as the upper
-limit.
-"""
+limit."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
@@ -17,28 +18,52 @@ import numpy.typing as npt
 from pydantic import Field
 
 from paleo.errors import SpecError
-from paleo.lowering.policies import runs
+from paleo.learning.samples import samples_to_target
+from paleo.lowering.policies import kernel_runs
+from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.power import BOARD, LEAST_SHARE, PICO, PowerParameters, clock_under_limit, operand_energy
-from paleo.pricing.store import STEP_STACKS, lookup
-from paleo.specs.loading import Spec, validate
-from paleo.specs.prices import Term, term_named
+from paleo.pricing.store import STEP_STACKS, SourcedParameters, lookup
+from paleo.specs.device import Price
+from paleo.specs.loading import Spec, plain_numbers, validate
+from paleo.specs.prices import Billed, Term, billed, purchase_quote, rented, term_named
+from paleo.specs.reliability import nodes_of
 from paleo.specs.system import load_system
-from paleo.units import KILO, MICROSECOND, YEAR, PricePerEnergy, PricePerSecond, Quantity, Seconds, Watts
+from paleo.step.waiting import normal_quantile
+from paleo.studies.exchange import step_seconds
+from paleo.studies.goodput import LongRunOptions, goodput_of
+from paleo.units import (
+    HOUR,
+    KILO,
+    MEGA,
+    MICROSECOND,
+    YEAR,
+    PricePerEnergy,
+    PricePerSecond,
+    Quantity,
+    Seconds,
+    Watts,
+    counted,
+    parse,
+)
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.pricing.store import SourcedParameters
     from paleo.specs.device import Device
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+    from paleo.specs.system import System
+    from paleo.studies.goodput import Goodput
+
 
 Array = npt.NDArray[np.float64]
 P = TypeVar("P")
 
 #: Arithmetic of element-wise passes runs on ordinary cores in fp32, whatever the dtype of a run.
-VECTOR_FAMILY = "gemm.simt"
+_VECTOR_FAMILY = "gemm.simt"
 #: The longest time over which machines are written off [years].
-MOST_YEARS = 30
+_MOST_YEARS = 30
 
 
 class Tariff(Spec):
@@ -67,7 +92,7 @@ class Tariff(Spec):
         return self.years is None
 
 
-def stated_tariff(
+def parse_tariff(
     *,
     price: str | None = None,
     electricity: str | None = None,
@@ -76,13 +101,38 @@ def stated_tariff(
     term: str = "on-demand",
     buy: float | None = None,
 ) -> Tariff:
-    """A tariff in words: ``price`` is one rate (``2.5 USD/h``) or one for each system in USD an hour (``A=2.1,B=1.3``),
-    ``buy`` the years over which machines are written off. SpecError names what is wrong."""
+    """Parse prices given as text.
+
+    Parameters
+    ----------
+    price : str, optional
+        Rent of one GPU for all systems (``2.5 USD/h``), or by system in USD per hour (``A=2.1,B=1.3``).
+    electricity : str, optional
+        Price of energy, such as ``0.12 USD/kWh``.
+    pue : float, optional
+        Power usage effectiveness of the building, 1 or more.
+    host_power : str, optional
+        Power of the host for each GPU, such as ``150 W``.
+    term : str, optional
+        Term of the rent.
+    buy : float, optional
+        Years over which bought machines are written off.
+
+    Returns
+    -------
+    Tariff
+        The tariff in SI units.
+
+    Raises
+    ------
+    SpecError
+        If a text is not valid.
+    """
     by_system = isinstance(price, str) and "=" in price
     if price is not None and not by_system:
         _check_rate(price)
-    if buy is not None and (isinstance(buy, str) or not 0 < buy <= MOST_YEARS):
-        raise SpecError(f"--buy {buy!r:.80}: expected the years in which a machine is written off, up to {MOST_YEARS}")
+    if buy is not None and (isinstance(buy, str) or not 0 < buy <= _MOST_YEARS):
+        raise SpecError(f"--buy {buy!r:.80}: expected the years in which a machine is written off, up to {_MOST_YEARS}")
     stated = {
         "gpu_price": None if by_system else price,
         "gpu_prices": _prices_by_system(str(price)) if by_system else None,
@@ -150,23 +200,59 @@ class Power:
         return float(((self.demand - self.idle) * self.seconds).sum())
 
     def capped(self, limit: float, least_voltage_clock: float) -> Power:
-        """The same work under a lower limit: each kernel's clock falls until it keeps it."""
+        """Return the power of the same work under a lower limit, which lowers the clock of each kernel.
+
+        Parameters
+        ----------
+        limit : float
+            Power limit [W].
+        least_voltage_clock : float
+            Clock, as a share of the boost clock, below which the voltage no longer falls.
+
+        Returns
+        -------
+        Power
+            Power of the slower step.
+        """
         excess = (self.demand - self.idle) / max(limit - self.idle, LEAST_SHARE * self.cap)
         seconds = self.seconds / clock_under_limit(excess, least_voltage_clock)
         return replace(self, seconds=seconds, cap=limit, step=self.step + float((seconds - self.seconds).sum()))
 
     def within(self, seconds: float) -> Power:
-        """The same work in a step of ``seconds``, of which the board idles what kernels leave."""
+        """Return the power of the same work in a longer step, in which the board idles when no kernel runs.
+
+        Parameters
+        ----------
+        seconds : float
+            Step time [s].
+
+        Returns
+        -------
+        Power
+            Power of that step.
+        """
         return replace(self, step=max(seconds, float(self.seconds.sum())))
 
 
 def power(prediction: Prediction, figures: PowerParameters | None = None) -> Power | None:
-    """Power of one GPU of a predicted step, by other figures of its board where they are given; None where the device
-    states no design power."""
+    """Return the power of one GPU in a predicted step.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of a run.
+    figures : PowerParameters, optional
+        Power parameters of the board, instead of the calibrated ones.
+
+    Returns
+    -------
+    Power, optional
+        Power over the step; None if the device file has no design power.
+    """
     device = prediction.system.device
     if device.tdp is None:
         return None
-    figures, kernels, spent = figures or board(device), _kernels(prediction), prediction.breakdown
+    figures, kernels, spent = figures or power_parameters(device), _kernels(prediction), prediction.breakdown
     idle = figures.idle_watts(device.tdp, device.memory.kind, device.memory.bandwidth)
     busy = figures.busy * device.tdp
     filled = kernels.seconds_of_call / (kernels.seconds_of_call + figures.filling)
@@ -178,13 +264,35 @@ def power(prediction: Prediction, figures: PowerParameters | None = None) -> Pow
     return Power(idle, demand, seconds, device.tdp, prediction.step_time)
 
 
-def board(device: Device) -> PowerParameters:
-    """What the device's board draws, calibrated or inherited."""
+def power_parameters(device: Device) -> PowerParameters:
+    """Return the power parameters of a device's board, calibrated or inherited.
+
+    Parameters
+    ----------
+    device : Device
+        The device.
+
+    Returns
+    -------
+    PowerParameters
+        The parameters.
+    """
     return _calibrated(PowerParameters, device, "power").parameters
 
 
 def power_interval(device: Device) -> tuple[float, float]:
-    """Factors on the watts of a step that hold nine of ten measured ones."""
+    """Return the factors on the power of a step that hold 90 % of measured values.
+
+    Parameters
+    ----------
+    device : Device
+        The device.
+
+    Returns
+    -------
+    tuple[float, float]
+        Low and high factor.
+    """
     return _calibrated(PowerParameters, device, "power").factors(1.0)
 
 
@@ -192,10 +300,10 @@ def _energies(prediction: Prediction, figures: PowerParameters) -> Array:
     """Joules of a FLOP on the main unit, of one on ordinary cores, and of a byte."""
     dtype, device = prediction.plan.dtype, prediction.system.device
     on_tensor_cores = dtype in device.tensor_dtypes and dtype != "fp32"
-    family = f"gemm.{dtype}" if precision(dtype).narrow else "gemm.tensor" if on_tensor_cores else VECTOR_FAMILY
+    family = f"gemm.{dtype}" if precision(dtype).narrow else "gemm.tensor" if on_tensor_cores else _VECTOR_FAMILY
     flop, vector = (
         figures.arithmetic * _calibrated(GemmParameters, device, name).parameters.training_energy
-        for name in (family, VECTOR_FAMILY)
+        for name in (family, _VECTOR_FAMILY)
     )
     wider = operand_energy(dtype) if on_tensor_cores else 1.0
     return np.array([flop * wider, vector, figures.dram]) * PICO
@@ -223,7 +331,7 @@ class _Kernels(NamedTuple):
 
 def _kernels(prediction: Prediction) -> _Kernels:
     counted = [
-        (each.kernel, each.times * section.repeat * runs(section, each))
+        (each.kernel, each.times * section.repeat * kernel_runs(section, each))
         for section in prediction.program.sections
         for each in section.kernels
     ]
@@ -235,26 +343,422 @@ def _kernels(prediction: Prediction) -> _Kernels:
 
 
 def energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | None:
-    """Joules of so long a run on all its GPUs, hosts and building as far as the tariff states them."""
+    """Return the energy of a run on all its GPUs, with hosts and building as far as the tariff has them.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of the run.
+    seconds : float
+        Duration of the run [s].
+    tariff : Tariff
+        Host power and power usage effectiveness.
+
+    Returns
+    -------
+    float, optional
+        Energy [J]; None if the device file has no design power.
+    """
     watts = power(prediction)
     if watts is None:
         return None
-    return (watts.average + (tariff.host_power or 0.0)) * prediction.plan.gpus * seconds * tariff.pue
+    return seconds * (_watts_of_all(prediction, watts.average, tariff))
 
 
-def samples_to_target(*, samples: float, global_batch: float, critical_batch: float | None) -> float:
-    """Samples that reach the same loss at a global batch, where small batches need ``samples``.
+def _watts_of_all(prediction: Prediction, busy: float, tariff: Tariff) -> float:
+    """Watts of all devices that are billed: those that work draw ``busy`` watts, the others idle in their nodes."""
+    plan, devices = prediction.plan, billed(prediction.system, prediction.plan.gpus).devices
+    watts = power(prediction)
+    idle = (0.0 if watts is None else watts.idle) * (devices - plan.mesh.size)
+    return (busy * plan.mesh.size + idle + (tariff.host_power or 0.0) * devices) * tariff.pue
 
-    samples (1 + global_batch / critical_batch)
 
-    ``critical_batch`` is the gradient noise scale where that has been measured: a run at it takes twice the fewest
-    samples and twice the fewest steps, and beyond it more GPUs buy ever less. Without one, the samples stay as they
-    are.
+#: Ends of a 90 % interval in standard deviations.
+NINETY = float(normal_quantile(0.95))
+JOULES_PER_KWH = KILO * HOUR
 
-    >>> samples_to_target(samples=1e6, global_batch=2048, critical_batch=2048)
-    2000000.0
 
-    Reference: McCandlish, Kaplan, Amodei et al., An Empirical Model of Large-Batch Training, arXiv:1812.06162, eq.
-    2.11.
+@dataclass(frozen=True, slots=True)
+class TrainingNeed:
+    """What a target takes with a predicted step: samples of its batch, seconds in all, their 90 % interval.
+
+    ``code_ratio`` is the step of the task's code over the predicted one, ``evaluation`` [s] is part of the seconds.
     """
-    return samples if critical_batch is None else samples * (1.0 + global_batch / critical_batch)
+
+    samples: float
+    seconds: float
+    interval: tuple[float, float]
+    code_ratio: float = 1.0
+    evaluation: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """The amount of training: a number of samples, and the same in words.
+
+    Where it follows from the run, ``needs`` is what a predicted step needs (its batch decides on the samples, its
+    system on the evaluations), and ``batches`` are the global batches worth trying. ``sigma`` is how unsure the samples
+    are, in logarithms."""
+
+    samples: float
+    words: str
+    needs: Callable[[Prediction], TrainingNeed] | None = None
+    batches: tuple[int, ...] = ()
+    sigma: float = 0.0
+
+
+#: Epochs, samples or tokens: a number, or a text with a prefix (``15T``).
+HowMany = float | str
+#: Far more than anyone trains on; more is a slip of an exponent.
+MOST_AMOUNT = 2.0**53
+
+
+def amount(
+    model: ModelSpec,
+    *,
+    epochs: HowMany | None = None,
+    samples: HowMany | None = None,
+    tokens: HowMany | None = None,
+    tokens_per_sample: float | None = None,
+) -> Amount | None:
+    """Return an amount of training, given in epochs, samples or tokens.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file, whose data set defines an epoch.
+    epochs : HowMany, optional
+        Number of epochs.
+    samples : HowMany, optional
+        Number of samples.
+    tokens : HowMany, optional
+        Number of tokens.
+    tokens_per_sample : float, optional
+        Tokens of one sample.
+
+    Returns
+    -------
+    Amount, optional
+        Number of samples and its description; None if no amount is given.
+
+    Raises
+    ------
+    SpecError
+        If more than one is given, or a number is out of range.
+    """
+    stated = {"epochs": epochs, "samples": samples, "tokens": tokens}
+    stated_values = {name: _number(name, value) for name, value in stated.items() if value is not None}
+    if not stated_values:
+        return None
+    if len(stated_values) > 1:
+        raise SpecError(f"{' and '.join(stated_values)}: state one of them")
+    (name, value), *_ = stated_values.items()
+    if not 0 < value <= MOST_AMOUNT:
+        raise SpecError(f"{name}: {value} must be above zero, and at most {MOST_AMOUNT:.0e}")
+    if epochs is not None:
+        if model.dataset is None:
+            raise SpecError(f"epochs: model {model.name} names no data set; state samples (or tokens) instead")
+        return Amount(value * model.dataset.samples, f"{counted(value, 'epoch')} of {model.dataset.name}")
+    if tokens is not None:
+        if tokens_per_sample is None:
+            raise SpecError(f"tokens: samples of model {model.name} are not counted in tokens; state samples")
+        return Amount(value / tokens_per_sample, counted(round(value), "token"))
+    return Amount(value, counted(value, "sample"))
+
+
+def _number(name: str, value: HowMany) -> float:
+    """An amount as a number: ``15T`` is 15e12."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return parse(value, "count") if isinstance(value, str) else plain_numbers(value) + 0
+    except (SpecError, TypeError):
+        raise SpecError(f"{name}: {value!r:.80}: expected a number, or a text such as 1M or 15T") from None
+
+
+def parse_amount(
+    model: ModelSpec,
+    run: Run,
+    *,
+    epochs: HowMany | None = None,
+    samples: HowMany | None = None,
+    tokens: HowMany | None = None,
+) -> Amount | None:
+    """Return an amount of training, with the tokens of a sample taken from the network under the run's parameters.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    run : Run
+        The run.
+    epochs : HowMany, optional
+        Number of epochs.
+    samples : HowMany, optional
+        Number of samples.
+    tokens : HowMany, optional
+        Number of tokens.
+
+    Returns
+    -------
+    Amount, optional
+        Number of samples and its description; None if no amount is given.
+
+    Raises
+    ------
+    SpecError
+        If more than one is given, or a number is out of range.
+    """
+    tokens_of_sample = None if tokens is None else build_graph(model, batch=1, overrides=run.model).tokens_per_sample
+    return amount(model, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_of_sample)
+
+
+def default_amount(model: ModelSpec) -> Amount:
+    """Return one epoch, or a million samples for a model without a data set.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+
+    Returns
+    -------
+    Amount
+        The amount.
+    """
+    epoch = amount(model, epochs=1) if model.dataset is not None else None
+    return epoch or Amount(MEGA, "1 million samples")
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Time [s], price [USD, None where no price is known] and energy [J] of an amount of training on one configuration.
+
+    ``energy`` is modelled from the work done (see ``paleo.studies.cost``), ``energy_limit`` is every GPU at its design
+    power all the time. ``interval`` are the ends of the 90 % interval of ``time``; cost and energy scale with it.
+    ``gpus`` are used, ``billed`` are paid for. ``goodput``: with failures, where they are counted; all figures then
+    hold what they cost.
+    """
+
+    amount: Amount
+    samples: float
+    steps: int
+    time: float
+    interval: tuple[float, float]
+    price_per_s: float | None
+    price: Price | None
+    energy: float | None
+    energy_limit: float | None
+    tariff: Tariff
+    gpus: int
+    billed: Billed
+    goodput: Goodput | None = None
+    code_ratio: float = 1.0
+    evaluation: float = 0.0
+
+    @property
+    def billed_words(self) -> str:
+        """The whole units that are paid for, where they hold more than the run uses."""
+        if self.billed.devices == self.gpus:
+            return ""
+        return f"{self.billed.devices} GPUs, as a {self.billed.unit} is billed whole"
+
+    @property
+    def rent(self) -> float | None:
+        """USD for the use of the machines."""
+        return None if self.price_per_s is None else self.price_per_s * self.time
+
+    @property
+    def electricity(self) -> float | None:
+        """USD for energy, where the tariff has a price of it; the rents of the catalog hold it already."""
+        stated = self.price is None or self.price.date == "as stated"
+        if (self.tariff.rented and not stated) or self.energy is None or self.tariff.electricity is None:
+            return None
+        return self.energy * self.tariff.electricity
+
+    @property
+    def cost(self) -> float | None:
+        """USD in all: rent, electricity or both, whichever has a price."""
+        parts = [part for part in (self.rent, self.electricity) if part is not None]
+        return sum(parts) if parts else None
+
+    @property
+    def price_per_hour(self) -> float | None:
+        return None if self.price_per_s is None else self.price_per_s * HOUR
+
+    @property
+    def energy_kwh(self) -> float | None:
+        return None if self.energy is None else self.energy / JOULES_PER_KWH
+
+    @property
+    def energy_limit_kwh(self) -> float | None:
+        return None if self.energy_limit is None else self.energy_limit / JOULES_PER_KWH
+
+
+def training(
+    prediction: Prediction, amount: Amount, tariff: Tariff | None = None, *, critical_batch: float | None = None,
+    long_run: LongRunOptions | None = None,
+) -> Training:  # fmt: skip
+    """Return time, cost and energy of an amount of training.
+
+    Whole units are paid for (`paleo.specs.prices.billed`), spare nodes too, and each step is a whole step. Under a
+    consistency model a step is what all workers take to see the global batch once. With `long_run`, failures,
+    checkpoints and spare nodes count too.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of the run.
+    amount : Amount
+        Amount of training.
+    tariff : Tariff, optional
+        Prices; by default those of the catalog.
+    critical_batch : float, optional
+        Batch beyond which more samples are needed in proportion [samples].
+    long_run : LongRunOptions, optional
+        Failures and checkpoints.
+
+    Returns
+    -------
+    Training
+        Time [s], cost [USD] and energy [J], with intervals.
+
+    Raises
+    ------
+    CapacityError
+        If the run never finishes.
+    """
+    terms, plan = tariff or Tariff(), prediction.plan
+    needed = amount.needs(prediction) if amount.needs is not None else _need(prediction, amount, critical_batch)
+    work, (low, high) = needed.seconds, needed.interval
+    rate, price = rent(prediction.system, plan.gpus, terms)
+    failing = None if long_run is None else goodput_of(prediction, work, long_run)
+    seconds = work if failing is None else failing.finish
+    if failing is not None:
+        early, late = failing.finish_interval
+        low, high = low + early - work, high + late - work
+    spares = 0 if failing is None else failing.spares
+    if rate is not None and spares:
+        rate *= 1.0 + spares / nodes_of(prediction.system, plan.gpus)
+    watts = prediction.system.device.tdp
+    limit = None if watts is None else _watts_of_all(prediction, watts, terms) * seconds
+    joules = energy(prediction, seconds, terms)
+    steps = math.ceil(needed.samples / plan.global_batch)
+    return Training(
+        amount,
+        needed.samples,
+        steps=steps,
+        time=seconds,
+        interval=(low, high),
+        price_per_s=rate,
+        price=price,
+        energy=joules,
+        energy_limit=limit,
+        tariff=terms,
+        goodput=failing,
+        billed=billed(prediction.system, plan.gpus),
+        gpus=plan.gpus,
+        code_ratio=needed.code_ratio,
+        evaluation=needed.evaluation,
+    )
+
+
+def _need(prediction: Prediction, amount: Amount, critical_batch: float | None) -> TrainingNeed:
+    """Whole steps that see a fixed amount of samples."""
+    batch = prediction.plan.global_batch
+    samples = float(samples_to_target(samples=amount.samples, global_batch=batch, critical_batch=critical_batch))
+    work = math.ceil(samples / batch) * step_seconds(prediction)
+    low, high = (end / prediction.step_time for end in prediction.interval)
+    unsure = NINETY * amount.sigma
+    ends = math.exp(-math.hypot(unsure, math.log(low))), math.exp(math.hypot(unsure, math.log(high)))
+    return TrainingNeed(samples, work, (work * ends[0], work * ends[1]))
+
+
+def require_amount(long_run: LongRunOptions | None, amount: Amount | None) -> LongRunOptions | None:
+    """Check that the length of a run with failures is known.
+
+    Parameters
+    ----------
+    long_run : LongRunOptions, optional
+        Failures and checkpoints; None without.
+    amount : Amount, optional
+        Amount of training; None without.
+
+    Returns
+    -------
+    LongRunOptions, optional
+        `long_run`.
+
+    Raises
+    ------
+    SpecError
+        If there is a long run without an amount.
+    """
+    if long_run is not None and amount is None:
+        raise SpecError("--goodput: how long the run is has to be stated: --tokens, --samples, --epochs or --target")
+    return long_run
+
+
+def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float | None, Price | None]:
+    """Return the rent of the whole units that hold some devices.
+
+    The tariff's own price comes first, then machines that are bought, then the price in the system's file, then the
+    dated price lists (`paleo.specs.prices`). If electricity has a price, a system that nobody offers is taken to be
+    owned, without rent.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+    gpus : int
+        Number of devices.
+    tariff : Tariff, optional
+        Prices; by default those of the catalog.
+
+    Returns
+    -------
+    tuple[float | None, Price | None]
+        USD/s and the price that it is made of; None where unknown.
+    """
+    terms = tariff or Tariff()
+    stated = terms.gpu_prices.get(system.name, terms.gpu_price)
+    if stated is not None:
+        source = f"{stated * HOUR:.4g} USD an hour for each GPU"
+        price = Price.model_construct(rate=stated, date="as stated", source=source)
+        return stated * billed(system, gpus).devices, price
+    if terms.years is not None:
+        return _written_off(system, billed(system, gpus).devices, terms.years)
+    offer = rented(system, gpus, terms.term)
+    if offer is None or (terms.electricity is not None and not (offer[2] or terms.market)):
+        return None, None
+    return offer[0], offer[1]
+
+
+def comparable_tariff(tariff: Tariff, systems: Iterable[System]) -> Tariff:
+    """Make the costs of several systems comparable: if one has a rent, market prices are rents for all.
+
+    Parameters
+    ----------
+    tariff : Tariff
+        Prices.
+    systems : iterable of System
+        Systems that are compared.
+
+    Returns
+    -------
+    Tariff
+        The tariff.
+    """
+    hired = any(rent(system, 1, tariff)[0] is not None for system in systems)
+    return tariff.model_copy(update={"market": True}) if hired else tariff
+
+
+def _written_off(system: System, gpus: int, seconds: float) -> tuple[float | None, Price | None]:
+    """USD per second of machines that are bought, their price spread evenly over so long a time."""
+    quote = purchase_quote(system)
+    if quote is None:
+        return None, None
+    rate = quote.value / seconds
+    purchase = f"bought at {quote.value:,.0f} USD for each GPU, written off over {seconds / YEAR:.3g} years"
+    source = f"{purchase}; {quote.price.source}"
+    return rate * gpus, quote.price.model_copy(update={"rate": rate, "source": source})

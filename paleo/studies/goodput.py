@@ -1,29 +1,39 @@
-"""Goodput of a long run: what is left of the wall time after checkpoints, lost work, restarts and evaluations.
+"""Goodput of a long run: the share of wall time left after checkpoints, lost work and restarts.
 
 All formulas are closed forms that broadcast over arrays. Failures are exponential with the job's mean time between
-failures; after each the run falls back to its last durable checkpoint and spends ``restart`` seconds until the next new
-step. Weibull failures with a falling hazard lose a little less: exponential is the careful choice.
-"""
+failures. After each failure the run falls back to its last durable checkpoint and spends ``restart`` seconds until the
+next new step. Weibull failures with a falling hazard lose a little less, so exponential is the careful choice."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.errors import CapacityError
+from paleo.errors import CapacityError, SpecError, near
+from paleo.operations.base import optimizer
+from paleo.operations.contraction import weight_matrix
+from paleo.operations.tensor import precision
+from paleo.specs.reliability import nodes_of, reliability_of
+from paleo.specs.system import Reliability
 from paleo.step.waiting import normal_quantile
-from paleo.units import duration, engineering
+from paleo.units import DAY, GIGA, MEGA, MILLISECOND, YEAR, Quantity, duration, engineering
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+
 
 Array = npt.NDArray[np.float64]
 Numeric = float | Array
 #: How a checkpoint reaches storage: training waits for all of it, for the copy to host memory, or for that alone while
 #: most failures are survived by the copy in memory.
 Checkpointing = Literal["sync", "async", "memory"]
-CHECKPOINTING: tuple[Checkpointing, ...] = ("sync", "async", "memory")
+_CHECKPOINTING: tuple[Checkpointing, ...] = ("sync", "async", "memory")
 #: Share of failures that leave the copy in host memory intact (DLRover: three of four restart a process).
 SURVIVED = 0.75
 
@@ -32,9 +42,28 @@ def mean_time_between_failures(
     *, nodes: Numeric, node_rate: Numeric, gpus: Numeric = 0.0, gpu_rate: Numeric = 0.0,
     software_rate: Numeric = 0.0,
 ) -> Array:  # fmt: skip
-    """Mean time between failures of a job [s]: 1 / (nodes · node_rate + gpus · gpu_rate + software_rate), rates per
-    second. inf where nothing fails.
+    """Return the mean time between failures of a job: 1 / (nodes · node_rate + gpus · gpu_rate + software_rate).
 
+    Parameters
+    ----------
+    nodes : Numeric
+        Nodes of the job.
+    node_rate : Numeric
+        Failures of one node [1/s].
+    gpus : Numeric, optional
+        GPUs of the job.
+    gpu_rate : Numeric, optional
+        Failures of one GPU [1/s].
+    software_rate : Numeric, optional
+        Failures of the job's software [1/s].
+
+    Returns
+    -------
+    ndarray
+        Seconds; inf if nothing fails. All arguments broadcast.
+
+    Examples
+    --------
     >>> round(float(mean_time_between_failures(nodes=2048, node_rate=3.79 / (1000 * 86400))) / 3600, 2)
     3.09
     """
@@ -44,15 +73,36 @@ def mean_time_between_failures(
 
 
 def goodput(*, interval: Numeric, save: Numeric, restart: Numeric, mtbf: Numeric, lag: Numeric = 0.0) -> Array:
-    """Share of wall time that makes new steps: a checkpoint of ``save`` seconds every ``interval`` seconds of work.
+    """Return the share of wall time that makes new steps, with checkpoints at a fixed interval.
 
-    interval / T, T = M e^(R/M) (e^((interval + save)/M) − 1); failures strike while saving and restarting, too. With a
-    ``lag`` until a checkpoint is durable a failure falls back that much further, on average.
+    interval / T with T = M e^(R/M) (e^((interval + save)/M) − 1). Failures also strike during saves and restarts.
 
+    Parameters
+    ----------
+    interval : Numeric
+        Work between checkpoints [s].
+    save : Numeric
+        Time in which training stops for a checkpoint [s].
+    restart : Numeric
+        Time from a failure to the next new step [s].
+    mtbf : Numeric
+        Mean time M between failures [s].
+    lag : Numeric, optional
+        Time until a checkpoint is durable [s]; a failure falls back that much further on average.
+
+    Returns
+    -------
+    ndarray
+        Share, 0 to 1. All arguments broadcast.
+
+    References
+    ----------
+    Daly, A higher order estimate of the optimum checkpoint interval, FGCS 22 (2006), eq. 13.
+
+    Examples
+    --------
     >>> round(float(goodput(interval=798.0, save=30.0, restart=300.0, mtbf=11135.0)), 3)
     0.904
-
-    Reference: Daly, A higher order estimate of the optimum checkpoint interval, FGCS 22 (2006), eq. 13.
     """
     m, r, work = (np.asarray(value, dtype=np.float64) for value in (mtbf, restart, interval))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -60,48 +110,87 @@ def goodput(*, interval: Numeric, save: Numeric, restart: Numeric, mtbf: Numeric
         return np.asarray(np.where(np.isinf(m), work / (work + save), work / segment))
 
 
-def losses(*, interval: Numeric, save: Numeric, restart: Numeric, mtbf: Numeric) -> tuple[Array, Array, Array]:
-    """To first order the shares lost to saving, to work done again, and to restarts: save / interval, (interval + save)
-    / 2 M, R / M."""
-    work = np.asarray(interval, dtype=np.float64)
-    repeated = (work + save) / (2.0 * np.asarray(mtbf))
-    return np.asarray(save / work), repeated, np.asarray(np.asarray(restart) / np.asarray(mtbf))
-
-
 def best_interval(*, save: Numeric, mtbf: Numeric) -> Array:
-    """The interval that maximises `goodput`: τ = x M with e^(x + δ/M) (1 − x) = 1, by Newton from √(2 δ M), the best to
-    first order (Young, CACM 17, 1974).
+    """Return the checkpoint interval that maximises `goodput`.
 
+    τ = x M with e^(x + δ/M) (1 − x) = 1, solved by Newton's method from √(2 δ M).
+
+    Parameters
+    ----------
+    save : Numeric
+        Time δ in which training stops for a checkpoint [s].
+    mtbf : Numeric
+        Mean time M between failures [s].
+
+    Returns
+    -------
+    ndarray
+        Seconds. All arguments broadcast.
+
+    References
+    ----------
+    Young, CACM 17 (1974), for the first-order optimum √(2 δ M).
+
+    Examples
+    --------
     >>> tau = float(best_interval(save=30.0, mtbf=11135.0))
     >>> bool(goodput(interval=tau, save=30.0, restart=0.0, mtbf=11135.0)
     ...      >= goodput(interval=tau * 1.05, save=30.0, restart=0.0, mtbf=11135.0))
     True
     """
     m = np.asarray(mtbf, dtype=np.float64)
-    ratio = np.minimum(np.asarray(save, dtype=np.float64) / m, HOPELESS)
+    ratio = np.minimum(np.asarray(save, dtype=np.float64) / m, _HOPELESS)
     x = np.minimum(np.sqrt(2.0 * ratio), 0.999)
-    for _ in range(NEWTON_STEPS):
+    for _ in range(_NEWTON_STEPS):
         grown = np.exp(x + ratio)
         x = np.clip(x + (grown * (1.0 - x) - 1.0) / np.maximum(grown * x, 1e-300), x / 2.0, (1.0 + x) / 2.0)
     return np.asarray(np.where(np.isinf(m), np.inf, x * m))
 
 
-NEWTON_STEPS = 60
+_NEWTON_STEPS = 60
 #: Seconds of a checkpoint over the mean time between failures from which on no interval is better than another.
-HOPELESS = 100.0
+_HOPELESS = 100.0
 
 
 def two_level_goodput(
     *, memory_interval: Numeric, memory_save: Numeric, storage_interval: Numeric, storage_save: Numeric,
     restart_memory: Numeric, restart_storage: Numeric, mtbf: Numeric, survived: float = SURVIVED, lag: Numeric = 0.0,
 ) -> Array:  # fmt: skip
-    """Goodput with copies in host memory and in storage: the share ``survived`` of failures falls back to the former.
+    """Return the goodput with checkpoints in host memory and in storage.
 
-    (w − Σ p_i l_i / M) / (1 + Σ p_i r_i / M), with w = 1 / (1 + Σ δ / τ) the share of running time that is not saving,
-    l_i the work lost, on average, and r_i = M (e^(R_i/M) − 1) a restart that failures strike, too. A failure finds a
-    copy in memory that is M − s / (e^(s/M) − 1) old, s the time between two; one in storage is older by ``lag``.
+    (w − Σ p_i l_i / M) / (1 + Σ p_i r_i / M), where w = 1 / (1 + Σ δ / τ) is the share of running time that is not
+    saving, l_i the mean work lost, and r_i = M (e^(R_i/M) − 1) a restart that failures strike too. A failure finds a
+    copy in memory that is M − s / (e^(s/M) − 1) old, with s the time between two; one in storage is older by `lag`.
 
-    Two levels as in Moody et al., SC 2010.
+    Parameters
+    ----------
+    memory_interval : Numeric
+        Work between copies in memory [s].
+    memory_save : Numeric
+        Time in which training stops for one [s].
+    storage_interval : Numeric
+        Work between copies in storage [s].
+    storage_save : Numeric
+        Time in which training stops for one [s].
+    restart_memory : Numeric
+        Restart from memory [s].
+    restart_storage : Numeric
+        Restart from storage [s].
+    mtbf : Numeric
+        Mean time M between failures [s].
+    survived : float, optional
+        Share of failures that the copies in memory survive.
+    lag : Numeric, optional
+        Time until a copy in storage is durable [s].
+
+    Returns
+    -------
+    ndarray
+        Share, 0 to 1. All arguments broadcast.
+
+    References
+    ----------
+    Moody et al., Design, modeling, and evaluation of a scalable multi-level checkpointing system, SC 2010.
     """
     m = np.asarray(mtbf, dtype=np.float64)
     running = 1.0 / (1.0 + memory_save / np.asarray(memory_interval) + storage_save / np.asarray(storage_interval))
@@ -116,14 +205,14 @@ def _age(between: Numeric, mtbf: Array) -> Array:
     """Mean age of the last copy when a failure strikes, with ``between`` seconds from one to the next."""
     with np.errstate(invalid="ignore", divide="ignore"):
         aged = mtbf - between / np.expm1(between / mtbf)
-    return np.where(np.asarray(between) < SHORT * mtbf, np.asarray(between) / 2.0, aged)
+    return np.where(np.asarray(between) < _SHORT * mtbf, np.asarray(between) / 2.0, aged)
 
 
 #: Below this share of the mean time between failures the age of a copy is half the time between two.
-SHORT = 1e-4
+_SHORT = 1e-4
 
 
-def save_seconds(
+def _save_seconds(
     *, total_bytes: Numeric, process_rate: Numeric, processes: Numeric = 1.0, node_rate: Numeric = math.inf,
     nodes: Numeric = 1.0, storage_rate: Numeric = math.inf, fixed: Numeric = 0.0, tensors: Numeric = 0.0,
     per_tensor: Numeric = 0.0,
@@ -131,7 +220,7 @@ def save_seconds(
     """Seconds that a checkpoint takes: the slowest of what a process writes, a node passes on and storage takes in,
     beside a fixed part and one for each tensor.
 
-    >>> float(save_seconds(total_bytes=2e10, process_rate=1e9, processes=8, storage_rate=4e9))
+    >>> float(_save_seconds(total_bytes=2e10, process_rate=1e9, processes=8, storage_rate=4e9))
     5.0
     """
     total = np.asarray(total_bytes, dtype=np.float64)
@@ -140,29 +229,69 @@ def save_seconds(
 
 
 def spares_needed(*, nodes: float, node_rate: float, repair: float, quantile: float = 0.99) -> int:
-    """Spare nodes that cover repairs with a probability: failed nodes are Poisson with mean nodes · rate · repair.
+    """Return the number of spare nodes that cover repairs with a given probability.
 
+    The number of failed nodes is Poisson-distributed with mean nodes · node_rate · repair.
+
+    Parameters
+    ----------
+    nodes : float
+        Nodes of the job.
+    node_rate : float
+        Failures of one node [1/s].
+    repair : float
+        Time to repair a node [s].
+    quantile : float, optional
+        Probability that the spares suffice.
+
+    Returns
+    -------
+    int
+        Number of nodes.
+
+    Examples
+    --------
     >>> spares_needed(nodes=2048, node_rate=4.0 / (1000 * 86400), repair=86400.0)
     16
     """
     mean = nodes * node_rate * repair
-    if mean > NORMAL:
+    if mean > _NORMAL:
         return math.ceil(mean + float(normal_quantile(quantile)) * math.sqrt(mean))
     return int(np.searchsorted(np.cumsum(_poisson(mean)), quantile))
 
 
 #: Mean from which on a law of Poisson is taken as normal.
-NORMAL = 400.0
+_NORMAL = 400.0
 
 
 def replacement_wait(*, mean_in_repair: float, spares: int, repair: float, swap: float) -> float:
-    """Expected seconds until a node stands in for a failed one: ``swap`` with a spare, else until the first of those in
-    repair is back, repair / (k + 1) with k others there. Nodes in repair are Poisson with their mean.
+    """Return the expected time until a node replaces a failed one.
 
+    With a spare it is `swap`; else until the first of the nodes in repair is back, repair / (k + 1) with k others
+    there. The number of nodes in repair is Poisson-distributed.
+
+    Parameters
+    ----------
+    mean_in_repair : float
+        Mean number of nodes in repair.
+    spares : int
+        Spare nodes.
+    repair : float
+        Time to repair a node [s].
+    swap : float
+        Time to take in a spare node [s].
+
+    Returns
+    -------
+    float
+        Seconds.
+
+    Examples
+    --------
     >>> round(replacement_wait(mean_in_repair=1.0, spares=0, repair=86400.0, swap=30.0))  # repair (1 - 1/e)
     54615
     """
-    if mean_in_repair > NORMAL:
+    if mean_in_repair > _NORMAL:
         return swap if spares > mean_in_repair else max(repair / (mean_in_repair + 1.0), swap)
     probabilities = _poisson(mean_in_repair)
     counts = np.arange(len(probabilities))
@@ -171,32 +300,48 @@ def replacement_wait(*, mean_in_repair: float, spares: int, repair: float, swap:
 
 
 #: Standard deviations up to which the law of Poisson is summed.
-TAIL = 8.0
+_TAIL = 8.0
 
 
 def _poisson(mean: float) -> Array:
-    """Probabilities of 0, 1, 2, … up to `TAIL` standard deviations above a mean of up to `NORMAL`.
+    """Probabilities of 0, 1, 2, … up to `_TAIL` standard deviations above a mean of up to `_NORMAL`.
 
     >>> _poisson(1.0)[:3].round(3).tolist()
     [0.368, 0.368, 0.184]
     """
-    counts = np.arange(math.ceil(mean + TAIL * math.sqrt(mean) + TAIL) + 1.0)
+    counts = np.arange(math.ceil(mean + _TAIL * math.sqrt(mean) + _TAIL) + 1.0)
     ratios = np.divide(mean, counts, out=np.ones_like(counts), where=counts > 0)
     return np.asarray(math.exp(-mean) * np.cumprod(ratios))
 
 
 def elastic_goodput(*, base: Numeric, replicas: Numeric, failures_in_repair: Numeric) -> Array:
-    """Goodput of a run that goes on with (n − k)/n of its replicas while k are repaired, on average."""
+    """Return the goodput of a run that goes on with the remaining replicas while others are repaired.
+
+    Parameters
+    ----------
+    base : Numeric
+        Goodput with all replicas.
+    replicas : Numeric
+        Data-parallel replicas n.
+    failures_in_repair : Numeric
+        Mean number k of replicas in repair.
+
+    Returns
+    -------
+    ndarray
+        base · (1 − k / n). All arguments broadcast.
+    """
     return np.asarray(base * (1.0 - np.asarray(failures_in_repair) / np.asarray(replicas)))
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPath:
-    """What a restart takes [s]: ``detect`` is until the failure is seen, ``replace`` until a spare node stands in,
-    ``launch`` until processes run, ``warm_up`` until steps are as fast as before. Defaults are a tended cluster with
-    health checks and spares: Llama 3's 90 % at a failure every 3.1 h leave 340 s for all of it, reading the checkpoint
-    included; without health checks the time-out of collectives (10 min in PyTorch) comes first, and by hand it takes
-    hours."""
+    """Parts of a restart [s]: detect the failure, replace the node, launch processes, load the checkpoint, warm up.
+
+    Defaults are those of a well-run cluster with health checks and spares: Llama 3's goodput of 90 % at a failure every
+    3.1 h leaves 340 s for all of it. Without health checks the time-out of collectives (10 min in PyTorch) comes first,
+    and by hand it takes hours.
+    """
 
     detect: float = 60.0
     replace: float = 30.0
@@ -204,12 +349,25 @@ class RestartPath:
     warm_up: float = 30.0
 
     def restart(self, load: float, replace: float | None = None) -> float:
-        """Seconds from a failure to the next new step, ``load`` of them reading the checkpoint."""
+        """Return the time from a failure to the next new step.
+
+        Parameters
+        ----------
+        load : float
+            Time to read the checkpoint [s].
+        replace : float, optional
+            Time until a spare node replaces the failed one [s], instead of the field's.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return self.detect + (self.replace if replace is None else replace) + self.launch + load + self.warm_up
 
 
 @dataclass(frozen=True, slots=True)
-class Boot:
+class _Boot:
     """Seconds from the order of a rented machine to one that answers, and where nine of ten means lie."""
 
     seconds: float
@@ -219,14 +377,16 @@ class Boot:
 
 
 #: Machines of a cloud that are kept, and such as may be taken away again.
-ON_DEMAND_BOOT = Boot(69.0, 63.0, 76.0, "CM-DARE, 55 GPU machines of Google Cloud, two regions, K80 and P100")
-SPOT_BOOT = Boot(87.0, 78.0, 96.0, "CM-DARE, 45 preemptible GPU machines of Google Cloud, likewise")
+ON_DEMAND_BOOT = _Boot(69.0, 63.0, 76.0, "CM-DARE, 55 GPU machines of Google Cloud, two regions, K80 and P100")
+SPOT_BOOT = _Boot(87.0, 78.0, 96.0, "CM-DARE, 45 preemptible GPU machines of Google Cloud, likewise")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSchedule:
-    """How a run saves and comes back [s]: training stops for ``save``, a copy is durable ``lag`` later, and ``restart``
-    lies between a failure and the next new step.
+    """Times of checkpoints and restarts of a run [s].
+
+    Training stops for ``save``, a copy is durable ``lag`` later, and ``restart`` is the time from a failure to the next
+    new step.
 
     ``survived``: share of failures that leave a copy in host memory intact; these take ``restart_memory`` and lose what
     was done since that copy, the others fall back to storage, which is written to without a pause. ``replicas`` above
@@ -243,15 +403,50 @@ class CheckpointSchedule:
     repair: float = 0.0
 
     def best_interval(self, mtbf: float) -> float:
-        """The interval of the highest goodput; of copies in memory, to first order for the failures they survive."""
+        """Return the checkpoint interval of the highest goodput; for copies in memory to first order.
+
+        Parameters
+        ----------
+        mtbf : float
+            Mean time between failures [s].
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return float(best_interval(save=self.save, mtbf=mtbf / self.survived if self.survived else mtbf))
 
     def storage_interval(self, interval: float) -> float:
-        """Seconds between copies in storage: one is written after the other."""
+        """Return the time between copies in storage; one is written after the other.
+
+        Parameters
+        ----------
+        interval : float
+            Work between checkpoints [s].
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return max(interval, self.lag)
 
     def goodput(self, interval: Numeric, mtbf: Numeric) -> Array:
-        """Share of wall time that makes new steps; broadcasts."""
+        """Return the share of wall time that makes new steps.
+
+        Parameters
+        ----------
+        interval : Numeric
+            Work between checkpoints [s].
+        mtbf : Numeric
+            Mean time between failures [s].
+
+        Returns
+        -------
+        ndarray
+            Share, 0 to 1. All arguments broadcast.
+        """
         if self.replicas:
             standing = 1.0 - self.restart / np.asarray(mtbf, dtype=np.float64)
             base = np.maximum(standing, 0.0) / (1.0 + self.save / np.asarray(interval))
@@ -270,7 +465,7 @@ class Goodput:
     """A long run with failures: ``work`` seconds of steps, what it takes in all, and its interval p10 to p90.
 
     ``rate_range``: the range of failure rates over the rate taken; ``source`` says where that is from. ``spares``:
-    nodes that cover repairs with 99 %.
+    nodes that stand ready and are paid for: those stated, else enough for 99 % of repairs where no cloud boots them.
     """
 
     work: float
@@ -325,8 +520,10 @@ class Goodput:
 
     @property
     def lost(self) -> dict[str, float]:
-        """Shares lost to checkpoints, to work done again and to restarts (with an elastic run: to replicas that are
-        away), to first order."""
+        """Shares of the time lost to checkpoints, to work done again and to restarts, to first order.
+
+        An elastic run loses the time of replicas that are missing.
+        """
         saving = self.save / self.interval
         if math.isinf(self.mtbf):
             return {"checkpoints": saving, "again": 0.0, "restarts": 0.0}
@@ -342,7 +539,7 @@ class Goodput:
         return {"checkpoints": saving, "again": repeated, "restarts": restarts}
 
 
-def long_run(
+def _long_run(
     *,
     work: float,
     mtbf: float,
@@ -366,7 +563,7 @@ def long_run(
             f"{duration(chosen)}; expected a longer interval or faster storage"
         )
     share = float(checkpoints.goodput(chosen, mtbf))
-    if not share > NEVER:
+    if not share > _NEVER:
         raise CapacityError(
             f"never finishes: a failure every {duration(mtbf)}, {duration(checkpoints.restart)} to restart, "
             f"checkpoints of {engineering(checkpoint_bytes, 'B')} every {duration(chosen)}"
@@ -385,12 +582,465 @@ def long_run(
 
 
 #: Goodput below which a run is said never to finish.
-NEVER = 1e-4
+_NEVER = 1e-4
 
 
-def check_room(place: str, needed: float, capacity: float | None) -> None:
+def _check_room(place: str, needed: float, capacity: float | None) -> None:
     """CapacityError where a checkpoint is larger than the place that is to hold it."""
     if capacity is not None and needed > capacity:
         raise CapacityError(
             f"{place}: a checkpoint of {engineering(needed, 'B')} does not fit into {engineering(capacity, 'B')}"
         )
+
+
+Mode = Literal["sync", "async", "memory"]
+_Entry = TypeVar("_Entry")
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """How a software writes: bytes per second of a process; whether one process writes for all, and how often the whole
+    state passes through it (sharded states that are gathered first). ``copy_rate``: bytes per second of a process into
+    host memory; ``pause``: seconds that training stops for the call itself."""
+
+    rate: float
+    single: bool = False
+    passes: float = 1.0
+    copy_rate: float = 10.0 * GIGA
+    pause: float = 0.2
+    source: str = ""
+
+
+#: Writers by words of the software, the first that fits.
+_WRITERS: dict[str, _Writer] = {
+    "torch.save": _Writer(0.6 * GIGA, single=True, source="torchsnapshot benchmark: 20 GB in 32 s, whatever the GPUs"),
+    "torchsnapshot": _Writer(1.4 * GIGA, source="torchsnapshot benchmark: 20 GB from one process in 14 s"),
+    "fsdp": _Writer(1.2 * GIGA, single=True, passes=2.8, source="whole state gathered on rank 0 and copied before it "
+                   "is written (DLRover's chart: 51 s against 18)"),
+    "zero-1": _Writer(0.75 * GIGA, source="as ZeRO-3, with weights from one process besides"),
+    "zero": _Writer(1.2 * GIGA, source="a file a rank (DLRover's chart, NVMe)"),
+    "ddp": _Writer(1.2 * GIGA, single=True, source="rank 0 writes (DLRover's chart, NVMe)"),
+    "megatron": _Writer(1.2 * GIGA, source="a file a model-parallel rank"),
+    "tensorflow": _Writer(1.0 * GIGA, single=True, source="CM-DARE: never the limit"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStorage:
+    """What takes a checkpoint in: bytes per second in all and of a node, seconds for each file set and tensor."""
+
+    rate: float = math.inf
+    node_rate: float = math.inf
+    fixed: float = 0.0
+    per_tensor: float = 0.0
+    source: str = ""
+
+
+#: Storages by words of their names, the first that fits.
+_STORAGES: dict[str, CheckpointStorage] = {
+    "google cloud": CheckpointStorage(rate=61.0 * MEGA, fixed=3.14, per_tensor=0.5 * MILLISECOND,
+                            source="fitted to CM-DARE's saves (16 rows, 3 %)"),
+    "local disk": CheckpointStorage(rate=1.0 * GIGA, per_tensor=3.7 * MILLISECOND,
+                          source="CM-DARE's worker's disk: time goes by tensors, not by bytes (13 rows)"),
+    "local file": CheckpointStorage(node_rate=5.5 * GIGA, source="instance NVMe of p4d, 8 processes"),
+    "lustre": CheckpointStorage(node_rate=2.6 * GIGA, rate=8.0 * GIGA, source="FSx for Lustre from p4d"),
+    "nas": CheckpointStorage(rate=0.15 * GIGA, source="DLRover's NAS beats the 100 MB/s that its chart states"),
+    "cpfs": CheckpointStorage(rate=9.0 * GIGA, source="GLM-65B: 910 GB in 102 s"),
+    "gpfs": CheckpointStorage(rate=60.0 * GIGA, source="BLOOM: 2.3 TB in 40 s on NVMe"),
+    "nvme": CheckpointStorage(rate=2.0 * GIGA, source="a drive"),
+}  # fmt: skip
+
+
+def _writer_of(software: str) -> _Writer:
+    """The writer of a software by its name; SpecError with the nearest."""
+    return _by_word("software", software, _WRITERS)
+
+
+def storage_of(name: str, rate: float | None = None) -> CheckpointStorage:
+    """Return the storage with a given name.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``nvme`` or ``lustre``; part of a longer name suffices.
+    rate : float, optional
+        Write rate of an unknown storage [byte/s].
+
+    Returns
+    -------
+    CheckpointStorage
+        The storage.
+
+    Raises
+    ------
+    SpecError
+        If the name is unknown and has no rate.
+    """
+    known = next((storage for word, storage in _STORAGES.items() if word in name.lower()), None)
+    if known is None and rate is None:
+        return _by_word("storage", name, _STORAGES)
+    if known is None:
+        return CheckpointStorage(rate=float(rate or 0.0))
+    return known
+
+
+def _by_word(kind: str, name: str, table: Mapping[str, _Entry]) -> _Entry:
+    entry = next((value for word, value in table.items() if word in name.lower()), None)
+    if entry is None:
+        raise SpecError(f"{kind}: {name!r} is not known; {near(name, table)}")
+    return entry
+
+
+def checkpoint_seconds(
+    *,
+    total_bytes: float,
+    software: str,
+    processes: float,
+    nodes: float,
+    storage: CheckpointStorage,
+    mode: Mode = "sync",
+    tensors: float = 0.0,
+) -> float:
+    """Return the time in which training stops for a checkpoint.
+
+    Training stops for the whole write, or only for the copy to host memory. Sharded states are gathered on one rank
+    only within a node; over several nodes each rank writes its shard.
+
+    Parameters
+    ----------
+    total_bytes : float
+        Bytes of the checkpoint.
+    software : str
+        Name of the checkpoint writer.
+    processes : float
+        Ranks that write.
+    nodes : float
+        Nodes of the run.
+    storage : CheckpointStorage
+        Storage that takes the checkpoint.
+    mode : Mode, optional
+        ``sync`` or a mode that copies to host memory first.
+    tensors : float, optional
+        Tensors of the checkpoint.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    writer = _writer_of(software)
+    single = writer.single and not (writer.passes > 1.0 and nodes > 1)
+    writing = 1.0 if single else processes
+    if mode != "sync":
+        return writer.pause + total_bytes / (writer.copy_rate * writing)
+    return float(
+        _save_seconds(
+            total_bytes=total_bytes * writer.passes if single else total_bytes,
+            process_rate=writer.rate,
+            processes=writing,
+            node_rate=storage.node_rate,
+            nodes=1.0 if single else nodes,
+            storage_rate=storage.rate * writer.passes if single else storage.rate,
+            fixed=storage.fixed,
+            tensors=tensors,
+            per_tensor=storage.per_tensor,
+        )
+    )
+
+
+#: Bytes kept of a parameter: weight in 16 bits, fp32 master and two states of Adam.
+ADAM_BYTES = 14.0
+
+
+#: What shared storage takes in where nobody states it [byte/s]: a parallel file system of a large cluster.
+_STORAGE_RATE = 100.0 * GIGA
+#: Bytes per second that a process copies into host memory, and seconds that the call takes.
+_COPY_RATE, _PAUSE = 10.0 * GIGA, 0.2
+#: How long a failed node is away where nobody states it: a technician a day.
+_REPAIR = DAY
+
+
+def _failure_rate(text: str) -> float:
+    """Failures of a node and second from ``4/knodeday`` or ``0.004/nodeday``; SpecError without such a unit.
+
+    >>> round(_failure_rate("4/knodeday") * 86400 * 1000, 6)
+    4.0
+    """
+    return _quantity("failures", text, "failures")
+
+
+def _quantity(option: str, text: str, dimension: str, *, positive: bool = False) -> float:
+    """The value of an option with its unit; SpecError names the option."""
+    try:
+        return Quantity(dimension, positive).parsed(text)
+    except SpecError as error:
+        raise SpecError(f"--{option} {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class LongRunOptions:
+    """Options of a long run as text, each None where it is not given."""
+
+    failures: str | None = None
+    checkpoint: str | None = None
+    checkpointing: str | None = None
+    storage: str | None = None
+    storage_size: str | None = None
+    restart: str | None = None
+    spares: int | None = None
+    repair: str | None = None
+    elastic: bool = False
+
+
+def parse_long_run(*, goodput: bool = False, **options: Any) -> LongRunOptions | None:
+    """Collect the options of a long run.
+
+    Parameters
+    ----------
+    goodput : bool, optional
+        Count failures even if no option is given.
+    **options : Any
+        Fields of `LongRunOptions`.
+
+    Returns
+    -------
+    LongRunOptions, optional
+        The options; None if failures are not asked for.
+    """
+    stated = LongRunOptions(**options)
+    return stated if goodput or stated != LongRunOptions() else None
+
+
+def _checkpoint_bytes(prediction: Prediction) -> float:
+    """Bytes of a checkpoint: weights, fp32 masters and optimizer states of all parameters, each shard once."""
+    formats = precision(prediction.plan.dtype)
+    rule, matrices = optimizer(prediction.run.optimizer), 0.0
+    if rule.matrices is not None:
+        for node in prediction.graph.nodes:
+            whole = (weight_matrix(tensor, node.operations) for tensor in node.parameters.values())
+            matrices += sum(rule.matrices.numbers(m) - rule.states * m.elements for m in whole if m) * node.repeat
+    bytes_of_parameter = formats.parameter + rule.state_bytes(formats)
+    return float(prediction.graph.parameters * bytes_of_parameter + matrices * formats.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """What it costs to stop a run on purpose and to go on later [s]: ``save`` writes a checkpoint, ``start`` launches
+    and warms up processes, ``restore`` reads the checkpoint. ``share``: goodput while the run lasts; ``mtbf``: mean
+    time between its failures; ``lost``: a failure's restart and the work that it loses on average."""
+
+    save: float
+    start: float
+    restore: float
+    share: float = 1.0
+    mtbf: float = math.inf
+    lost: float = 0.0
+
+
+def interruption_of(prediction: Prediction, options: LongRunOptions) -> Interruption:
+    """Return what it costs to stop, start and lose a predicted run, by its storage and failure rates.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of the run.
+    options : LongRunOptions
+        Failures, checkpoints, spares.
+
+    Returns
+    -------
+    Interruption
+        Times of saves, starts and restores [s].
+
+    Raises
+    ------
+    SpecError
+        If an option is not valid.
+    CapacityError
+        If the run never finishes or its checkpoint does not fit into the storage.
+    """
+    long, path = goodput_of(prediction, YEAR, options), RestartPath()
+    restore = long.checkpoint_bytes / storage_rate(options)
+    lost = long.restart + min(long.interval, YEAR) / 2.0
+    return Interruption(long.save, path.launch + path.warm_up, restore, long.share, long.mtbf, lost)
+
+
+def goodput_of(prediction: Prediction, work: float, options: LongRunOptions) -> Goodput:
+    """Return the goodput of a predicted run.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of the run.
+    work : float
+        Time of all its steps [s].
+    options : LongRunOptions
+        Failures, checkpoints, spares.
+
+    Returns
+    -------
+    Goodput
+        Goodput, duration and its interval.
+
+    Raises
+    ------
+    SpecError
+        If an option is not valid.
+    CapacityError
+        If a checkpoint does not fit or the run never finishes.
+    """
+    nodes = nodes_of(prediction.system, prediction.plan.gpus)
+    rates = _reliability(prediction, options)
+    repair = _REPAIR if options.repair is None else _quantity("repair", options.repair, "time")
+    spares = options.spares
+    if spares is None:
+        ready = prediction.system.price_per_node is None
+        spares = spares_needed(nodes=nodes, node_rate=rates.failures, repair=repair) if ready else 0
+    return _long_run(
+        work=work,
+        mtbf=float(mean_time_between_failures(nodes=nodes, node_rate=rates.failures)),
+        checkpoint_bytes=_checkpoint_bytes(prediction),
+        checkpoints=_checkpoints_of(prediction, options, in_repair=nodes * rates.failures * repair, repair=repair),
+        interval=_checkpoint_interval(options.checkpoint, prediction.step_time),
+        rate_range=(rates.low / rates.failures, rates.high / rates.failures) if rates.failures else (1.0, 1.0),
+        source=rates.source,
+        spares=spares,
+    )
+
+
+def goodput_share(prediction: Prediction, options: LongRunOptions) -> float:
+    """Return the goodput of a run of any length.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of the run.
+    options : LongRunOptions
+        Failures, checkpoints, spares.
+
+    Returns
+    -------
+    float
+        Share, 0 to 1; 0 if the run never finishes or its checkpoints do not fit.
+    """
+    try:
+        return goodput_of(prediction, YEAR, options).share
+    except CapacityError:
+        return 0.0
+
+
+def _reliability(prediction: Prediction, options: LongRunOptions) -> Reliability:
+    if options.failures is None:
+        return reliability_of(prediction.system)
+    rate = _failure_rate(options.failures)
+    return Reliability.model_construct(failures=rate, low=rate, high=rate, source="as stated")
+
+
+def _checkpoints_of(
+    prediction: Prediction, options: LongRunOptions, *, in_repair: float, repair: float
+) -> CheckpointSchedule:  # fmt: skip
+    """How the run saves and comes back; ``in_repair`` nodes are away on average, each for ``repair`` seconds."""
+    total, plan = _checkpoint_bytes(prediction), prediction.plan
+    nodes = nodes_of(prediction.system, plan.gpus)
+    rate = storage_rate(options)
+    size = (
+        None
+        if options.storage_size is None
+        else _quantity("storage-size", options.storage_size, "bytes", positive=True)
+    )
+    _check_room("storage", total, size)
+    mode, writer = _checkpointing_named(options.checkpointing), _WRITERS["megatron"].rate
+    write = float(
+        _save_seconds(total_bytes=total, process_rate=writer, processes=plan.gpus, nodes=nodes, storage_rate=rate)
+    )
+    copy = total / plan.gpus / _COPY_RATE
+    path = RestartPath()
+    replace = _replacement(prediction, options, in_repair, repair)
+    restart = path.restart(total / rate, replace)
+    if options.restart is not None:
+        restart = _quantity("restart", options.restart, "time")
+    if options.elastic:
+        _check_replicas(prediction)
+        standing = path.detect + path.warm_up if options.restart is None else restart
+        absence = replace + path.launch + copy
+        return CheckpointSchedule(
+            write if mode == "sync" else _PAUSE + copy, standing, 0.0, replicas=plan.dp, repair=absence
+        )
+    if mode == "sync":
+        return CheckpointSchedule(write, restart)
+    if mode == "async":
+        return CheckpointSchedule(_PAUSE + copy, restart, write)
+    _check_host_memory(prediction, total / nodes)
+    memory_restart = min(path.restart(copy, 0.0), restart)
+    return CheckpointSchedule(_PAUSE + copy, restart, write, survived=SURVIVED, restart_memory=memory_restart)
+
+
+def storage_rate(options: LongRunOptions) -> float:
+    """Return the bandwidth of the storage for checkpoints.
+
+    Parameters
+    ----------
+    options : LongRunOptions
+        Options of a long run.
+
+    Returns
+    -------
+    float
+        Rate [byte/s].
+
+    Raises
+    ------
+    SpecError
+        If the option is not valid.
+    """
+    if options.storage is None:
+        return _STORAGE_RATE
+    return _quantity("storage", options.storage, "bandwidth", positive=True)
+
+
+def _replacement(prediction: Prediction, options: LongRunOptions, in_repair: float, repair: float) -> float:
+    """Seconds until a node stands in: a spare one, a machine of the cloud that boots, or the first that is repaired."""
+    swap = RestartPath().replace
+    if options.spares is not None:
+        return replacement_wait(mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=swap)
+    return ON_DEMAND_BOOT.seconds if prediction.system.price_per_node is not None else swap
+
+
+def _check_replicas(prediction: Prediction) -> None:
+    """SpecError where a data-parallel replica cannot be lost."""
+    plan = prediction.plan
+    if plan.dp < 2 or plan.parallel.zero:
+        raise SpecError(
+            f"--elastic: {plan.strategy or 'one GPU'} has no replica that others can do without; expected dp of 2 or "
+            "more whose states are not sharded (zero=0)"
+        )
+
+
+def _check_host_memory(prediction: Prediction, needed: float) -> None:
+    """CapacityError where the copy in memory is larger than what a node has beside the run."""
+    host = prediction.system.host
+    if host is not None and host.memory is not None:
+        _check_room("host memory of a node", needed, host.memory)
+
+
+def _checkpointing_named(text: str | None) -> Checkpointing:
+    """sync (the default), async or memory."""
+    for mode in _CHECKPOINTING:
+        if mode == (text or "sync"):
+            return mode
+    raise SpecError(f"--checkpointing {text!r} is none of {', '.join(_CHECKPOINTING)}")
+
+
+def _checkpoint_interval(text: str | None, step_time: float) -> float | None:
+    """Seconds between checkpoints from ``30min`` or ``250steps``; None for ``auto``, the best one."""
+    if text in (None, "auto"):
+        return None
+    steps = re.match(r"\s*(\d{1,15})\s*steps?\s*\Z", str(text))
+    if steps:
+        return float(steps.group(1)) * step_time
+    try:
+        return Quantity("time").parsed(text)
+    except SpecError:
+        raise SpecError(
+            f"--checkpoint {text!r:.60}: expected auto, a time as 30min or whole steps as 250steps"
+        ) from None

@@ -8,18 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paleo.layers.base import Choices
-from paleo.lowering.launches import Storage
-from paleo.network.graph import build, changed
-from paleo.operations.base import model_flops
-from paleo.operations.tensor import precision
+from paleo.lowering.launches import SavedTensorCounter
+from paleo.network.graph import Graph, Node, apply_graph_changes, build_graph
+from paleo.operations.base import Kernel, model_flops
+from paleo.operations.tensor import Precision, precision
 from paleo.parallel.plan import dtype_of
 from paleo.pricing.kernels import pricer
 from paleo.specs.software import load_software
 
 if TYPE_CHECKING:
-    from paleo.network.graph import Graph, Node
-    from paleo.operations.base import Kernel
-    from paleo.operations.tensor import Precision
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.system import System
@@ -27,8 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayerCount:
-    """Counts of one iteration of a layer, which runs ``repeat`` times. A tied weight is counted with its first
-    layer. ``model_flops`` are those that MFU counts (`model_flops`), ``flops`` the whole rectangle of scores."""
+    """Counts of one iteration of a layer, which runs ``repeat`` times.
+
+    A tied weight is counted with its first layer. ``model_flops`` are those that MFU counts; ``flops`` counts all
+    scores of causal attention.
+    """
 
     name: str
     type: str
@@ -60,7 +60,18 @@ class Summary:
     layers: tuple[LayerCount, ...]
 
     def total(self, field: str) -> float:
-        """The sum of one count over all layers and their repetitions."""
+        """Sum one count over all layers and their repetitions.
+
+        Parameters
+        ----------
+        field : str
+            Field of `LayerCount`, such as ``flops_forward``.
+
+        Returns
+        -------
+        float
+            The sum.
+        """
         return float(sum(getattr(layer, field) * layer.repeat for layer in self.layers))
 
     @property
@@ -72,23 +83,38 @@ class Summary:
 
 
 def summarise(model: ModelSpec, run: Run, system: System | None = None) -> Summary:
-    """The counts of each layer for ``run.batch`` samples (1 by default) in ``run.dtype``, by default the format
-    that the ``system`` trains in, or fp32."""
+    """Count parameters, FLOP, bytes and saved activations of every layer.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    run : Run
+        The run; its batch is 1 by default.
+    system : System, optional
+        System whose training format is used; by default fp32.
+
+    Returns
+    -------
+    Summary
+        Counts of the layers.
+    """
     dtype = run.dtype or "fp32" if system is None else dtype_of(system.device, run.dtype)
     formats = precision(dtype)
     choices = Choices(run.attention or load_software(run.software).attention.implementation)
-    graph = changed(build(model, batch=run.batch or 1, choices=choices, overrides=run.model), run)
-    storage, known = Storage(graph), set[str]()
+    graph = apply_graph_changes(build_graph(model, batch=run.batch or 1, choices=choices, overrides=run.model), run)
+    storage, known = SavedTensorCounter(graph), set[str]()
     return Summary(graph, dtype, tuple(_counted(node, formats, storage, known) for node in graph.nodes))
 
 
-def _counted(node: Node, formats: Precision, storage: Storage, known: set[str]) -> LayerCount:
+def _counted(node: Node, formats: Precision, storage: SavedTensorCounter, known: set[str]) -> LayerCount:
     """Counts of one layer; ``storage`` and ``known`` hold the tensors and weights that an earlier layer has counted."""
     new = [tensor for name, tensor in node.parameters.items() if name not in known]
     known |= set(node.parameters)
     forward = tuple(kernel for operation in node.operations for kernel in operation.forward(formats))
     backward = tuple(kernel for operation in node.operations for kernel in operation.backward(formats))
     model_counts = [model_flops(operation, formats) for operation in node.operations]
+    kept = [tensor for operation in node.operations for tensor in operation.saves if tensor.role != "parameter"]
     return LayerCount(
         node.name,
         node.type,
@@ -101,16 +127,10 @@ def _counted(node: Node, formats: Precision, storage: Storage, known: set[str]) 
         model_flops_backward=sum(flops for _, flops in model_counts),
         bytes_forward=sum(kernel.bytes for kernel in forward),
         bytes_backward=sum(kernel.bytes for kernel in backward),
-        saved_bytes=_newly_saved(node, formats, storage) / max(node.repeat, 1),
+        saved_bytes=sum(tensor.bytes(formats) * storage.add(tensor, node) for tensor in kept) / max(node.repeat, 1),
         repeat=node.repeat,
         kernels=forward,
     )
-
-
-def _newly_saved(node: Node, formats: Precision, storage: Storage) -> float:
-    """Bytes that this layer, over all its iterations, is the first to keep until its backward pass."""
-    kept = [tensor for operation in node.operations for tensor in operation.saves if tensor.role != "parameter"]
-    return sum(tensor.bytes(formats) * storage.add(tensor, node) for tensor in kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +143,23 @@ class LayerSpeed:
     share: float
 
 
-def speeds(summary: Summary, system: System, run: Run) -> list[LayerSpeed]:
-    """The layers that compute, with the speed of their forward kernels on a device."""
+def layer_speeds(summary: Summary, system: System, run: Run) -> list[LayerSpeed]:
+    """Return arithmetic intensity and speed of each layer's forward kernels on a device.
+
+    Parameters
+    ----------
+    summary : Summary
+        Counts of the layers.
+    system : System
+        The system.
+    run : Run
+        The run.
+
+    Returns
+    -------
+    list of LayerSpeed
+        One entry for each layer that computes.
+    """
     total, seconds = summary.total("flops_forward"), forward_times(summary, system, run)
     return [
         LayerSpeed(layer.type, layer.intensity, layer.flops_forward / time, layer.flops_forward * layer.repeat / total)
@@ -134,22 +169,52 @@ def speeds(summary: Summary, system: System, run: Run) -> list[LayerSpeed]:
 
 
 #: Why kernels of a layer may be faster than the roof of the FLOP that are counted.
-FEWER_FLOPS = {
+_FEWER_FLOPS = {
     "conv": "Winograd and FFT kernels multiply less often than is counted",
     "attention": "fused kernels skip products behind the causal mask, which are counted",
 }
 
 
-def above_the_roof(points: Sequence[LayerSpeed], system: System, dtype: str) -> list[str]:
-    """A sentence for each type of layer that is faster than peak and memory bandwidth allow its counted FLOP."""
+def faster_than_roofline(points: Sequence[LayerSpeed], system: System, dtype: str) -> list[str]:
+    """Explain which layers are faster than peak and memory bandwidth allow for their counted FLOP.
+
+    Parameters
+    ----------
+    points : sequence of LayerSpeed
+        Speeds of the layers.
+    system : System
+        The system.
+    dtype : str
+        Format of the operands.
+
+    Returns
+    -------
+    list of str
+        One sentence for each type of layer.
+    """
     peak, bandwidth = system.device.peak_flops_per_s(dtype), system.device.memory.bandwidth
     higher = [point.type for point in points if point.flops_per_s > min(peak, point.intensity * bandwidth)]
-    reasons = {name: FEWER_FLOPS.get(name, "kernels do less than is counted") for name in higher}
+    reasons = {name: _FEWER_FLOPS.get(name, "kernels do less than is counted") for name in higher}
     return [f"{name} above the roof: {reason}" for name, reason in reasons.items()]
 
 
 def forward_times(summary: Summary, system: System, run: Run) -> list[float]:
-    """Seconds of one iteration of each layer's forward kernels on a device, in the order of the layers."""
+    """Return the time of one iteration of each layer's forward kernels on a device.
+
+    Parameters
+    ----------
+    summary : Summary
+        Counts of the layers.
+    system : System
+        The system.
+    run : Run
+        The run.
+
+    Returns
+    -------
+    list of float
+        Seconds, in the order of the layers.
+    """
     prices = pricer(system.device, summary.dtype, run.calibration, load_software(run.software))
     kernels = [kernel for layer in summary.layers for kernel in layer.kernels]
     seconds = iter(prices.times(kernels).synchronous.tolist() if kernels else [])

@@ -1,66 +1,797 @@
-"""The cross product of models, systems, runs, changed hardware and prices, as one table.
-
-A study file names the axes. Those that change the step are predicted point by point, in this process, in several, or on
-a Dask cluster; those that change only what is paid or how much is trained are arithmetic on arrays, a million rows a
-second. Points are kept in parts beside the output until the table is there, so that an interrupted sweep goes on where
-it stopped; the table is the same whoever computed which point, byte for byte. Parts belong to one study, the content of
-every file that it names and one release of the program: parts of another are not used.
-"""
+"""Sweeps: the cross product of models, systems, runs, changed hardware and prices, as one table."""
 
 from __future__ import annotations
 
+import asyncio
+import csv
 import errno
+import gzip
+import hashlib
+import io
+import itertools
 import json
+import logging
 import math
 import os
+import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, CancelledError, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
-from paleo.errors import SpecError
-from paleo.files import write_text
-from paleo.studies.sweep_points import PART, job_of, serial
-from paleo.studies.sweep_table import blocks, table_writer
+import numpy as np
+from pydantic import Field, field_validator
+
+from paleo.errors import PaleoError, SpecError, near
+from paleo.files import checked_output, csv_cell, exists, is_file, is_folder, write_text, write_whole
+from paleo.predict import Prediction, predict
+from paleo.specs.calibration import load_calibration
+from paleo.specs.catalog import is_path, release
+from paleo.specs.loading import Spec, Text, changed_files, read_yaml, recorded, validate
+from paleo.specs.model import ModelSpec, load_model
+from paleo.specs.prices import billed, rented
+from paleo.specs.run import Run
+from paleo.specs.software import load_software
+from paleo.specs.system import System, load_system
+from paleo.studies.cost import JOULES_PER_KWH, MOST_AMOUNT, Tariff, comparable_tariff, power
+from paleo.studies.exchange import ConsistencyStudy, consistency_study
+from paleo.studies.what_if import change_system
+from paleo.units import parse
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from paleo.studies.study_file import Study
-    from paleo.studies.sweep_points import Evaluator
-    from paleo.studies.sweep_table import Record
+
+_Value = int | float | str | bool | None
+_Point = dict[str, _Value]
+
+#: Axes that leave the step as it is: how much is trained, and what is paid for it.
+_AMOUNTS = ("epochs", "samples", "tokens")
+_ACCOUNTS = (*_AMOUNTS, "critical_batch", "electricity", "pue", "host_power", "gpu_price")
+#: The most rows of a table.
+_MOST_ROWS = 100_000_000
+
+
+class Study(Spec):
+    """A study file.
+
+    ``axes`` are run fields, ``model.NAME``, ``system.PATH`` (such as ``system.device.memory.bandwidth``), amounts or
+    prices, each with its values; a value of a system is ``x0.8`` (a factor) or a figure with its unit.
+    """
+
+    name: Text = "sweep"
+    models: list[Text] = Field(min_length=1)
+    systems: list[Text] = Field(min_length=1)
+    run: dict[str, Any] = Field(default_factory=dict)
+    axes: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+
+    @field_validator("axes")
+    @classmethod
+    def _amounts_with_prefixes(cls, axes: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Amounts as the command line takes them: ``15T`` tokens, ``4M`` samples."""
+        return {
+            name: [parse(value, "count") if isinstance(value, str) else value for value in values]
+            if name in _AMOUNTS
+            else values
+            for name, values in axes.items()
+        }
+
+    @property
+    def steps(self) -> dict[str, list[Any]]:
+        """Axes that change the step, slowest first."""
+        changing = {name: values for name, values in self.axes.items() if name not in _ACCOUNTS}
+        return {"model": list(self.models), "system": list(self.systems), **changing}
+
+    @property
+    def accounts(self) -> dict[str, list[Any]]:
+        """Axes of prices and amounts of training, which leave the predicted step as it is."""
+        return {name: values for name, values in self.axes.items() if name in _ACCOUNTS}
+
+    @property
+    def points(self) -> int:
+        return math.prod(len(values) for values in self.steps.values())
+
+    @property
+    def rows(self) -> int:
+        return self.points * math.prod(len(values) for values in self.accounts.values())
+
+    def point(self, index: int) -> _Point:
+        """Return the values of one point; the last axis changes fastest.
+
+        Parameters
+        ----------
+        index : int
+            Number of the point.
+
+        Returns
+        -------
+        _Point
+            Value by name of the axis.
+        """
+        point = {}
+        for name, values in reversed(self.steps.items()):
+            index, position = divmod(index, len(values))
+            point[name] = values[position]
+        return dict(reversed(point.items()))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the table besides the axes."""
+        return _FIGURES
+
+    def read(self) -> None:
+        """Check every point, and read what workers will read."""
+        for point in _corners(self):
+            run = _run_of(self, point)
+            load_software(run.software)
+            if is_path(run.calibration):
+                load_calibration(run.calibration)
+
+    def record(self, job: Job, point: _Point) -> _Record:
+        """The columns of a point; PaleoError for one that cannot be predicted."""
+        changes = tuple(
+            (key.removeprefix("system."), value) for key, value in point.items() if key.startswith("system.")
+        )
+        system = job.system(str(point["system"]), changes)
+        return _figures(predict(job.models[str(point["model"])], system, _run_of(self, point)))
+
+
+def load_study(path: str | Path) -> Study:
+    """Load a study file and check every axis before anything is computed.
+
+    Parameters
+    ----------
+    path : str | Path
+        YAML file.
+
+    Returns
+    -------
+    Study
+        The study.
+
+    Raises
+    ------
+    SpecError
+        If an axis, value or name is not valid.
+    """
+    study = validate(Study, {"name": Path(path).stem, **read_yaml(path)}, path)
+    try:
+        check_study(study)
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from None
+    return study
+
+
+def check_study(study: Study) -> None:
+    """Check the axes, values and names of a study.
+
+    Parameters
+    ----------
+    study : Study
+        The study.
+
+    Raises
+    ------
+    SpecError
+        For the first that is not valid.
+    """
+    if study.rows > _MOST_ROWS:
+        raise SpecError(f"axes: their product is {study.rows:,} rows; at most {_MOST_ROWS:,} are made")
+    if len([name for name in study.accounts if name in _AMOUNTS]) > 1:
+        raise SpecError(f"axes: {', '.join(name for name in study.accounts if name in _AMOUNTS)}: state one of them")
+    for name, values in {"models": study.models, "systems": study.systems}.items():
+        if len(set(values)) < len(values):
+            raise SpecError(f"{name}: an entry stands there twice")
+    for name, values in study.axes.items():
+        if len({json.dumps(value) for value in values}) < len(values):
+            raise SpecError(f"axes.{name}: a value stands there twice")
+        if name in study.run:
+            raise SpecError(f"axes.{name}: stands under run, too; keep one")
+    for name in study.models:
+        load_model(name, run_code=False)
+    for name in study.systems:
+        machine = load_system(name)
+        for key, values in study.axes.items():
+            for value in values if key.startswith("system.") else ():
+                change_system(machine, key.removeprefix("system."), value)
+    study.read()
+    for account in _accounts_of(study):
+        _tariff_of(account)
+
+
+def _corners(study: Study) -> Iterator[_Point]:
+    """Points that hold every value of every axis once."""
+    for index in range(max(len(values) for values in study.steps.values())):
+        yield {name: values[min(index, len(values) - 1)] for name, values in study.steps.items()}
+
+
+def _accounts_of(study: Study) -> list[_Point]:
+    """All combinations of what is paid, the last axis fastest."""
+    names = list(study.accounts)
+    return [dict(zip(names, values, strict=True)) for values in itertools.product(*study.accounts.values())]
+
+
+def _tariff_of(account: _Point) -> Tariff:
+    """The tariff that an account states; SpecError for an amount that is not above zero."""
+    for name in (*_AMOUNTS, "critical_batch"):
+        value = account.get(name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name in account and not (number and 0 < value <= MOST_AMOUNT):  # type: ignore[operator]
+            raise SpecError(f"axes.{name}: {value!r:.60} must be a number above zero, and at most {MOST_AMOUNT:.0e}")
+    stated = {key: account[key] for key in Tariff.model_fields if account.get(key) is not None}
+    return validate(Tariff, stated, "axes")
+
+
+def _run_of(study: Study, point: _Point) -> Run:
+    """The run of a point: what the study states for all of them, and the point's own values."""
+    data = dict(study.run)
+    for key, value in point.items():
+        part, _, name = key.partition(".")
+        if name and part in ("model", "input"):
+            data[part] = {**data.get(part, {}), name: value}
+        elif key not in ("model", "system") and not key.startswith("system."):
+            if key not in Run.model_fields:
+                known = [*Run.model_fields, *_ACCOUNTS, "model.NAME", "input.NAME", "system.PATH"]
+                raise SpecError(f"axes.{key}: unknown axis; {near(key, known)}")
+            data[key] = value
+    return validate(Run, data, "run")
+
+
+_Record = dict[str, Any]
+_Columns = dict[str, Any]
+_Writer = Callable[[Iterator[_Columns]], int]
+_Format = Callable[[BinaryIO, Path, Iterator[_Columns]], int]
+
+#: Rows that are written at once.
+_BLOCK = 200_000
+#: What a consistency model adds to a point; empty for plain synchronous steps.
+_CYCLE = ("updates_per_s", "staleness_mean", "staleness_sd", "server_utilization", "knee")
+_FIGURES = (
+    "plan", "dtype", "global_batch_size", "microbatch_size", "step_time_s", "step_time_low_s", "step_time_high_s",
+    "samples_per_s", "tokens_per_s", "mfu", "memory_bytes", "memory_capacity_bytes", "fits", "compute_s",
+    "memory_bound_s", "launch_s", "communication_exposed_s", "bubble_s", "optimizer_s", "gpu_power_w",
+    *_CYCLE,
+)  # fmt: skip
+#: Figures that accounts are worked out from and that no table shows: ``rent_per_s`` by any price, of the market too,
+#: ``listed_rent_per_s`` by a price of the very system.
+_HIDDEN = ("world", "billed", "watts", "rent_per_s", "listed_rent_per_s", "tdp", "dataset_samples", "tokens_per_sample")
+_WHOLE = ("global_batch_size", "microbatch_size", "steps")
+_PAID = ("trained_samples", "steps", "time_s", "cost_usd", "energy_kwh")
+_WORDS = frozenset(["plan", "dtype", "fits"])
+_NUMBERS = {*_FIGURES, *_HIDDEN} - _WORDS
+
+
+def _blocks(study: Study, parts: Iterable[list[_Record]]) -> Iterator[_Columns]:
+    """Columns of the table, some rows at a time."""
+    accounts = _accounts_of(study)
+    block: list[tuple[_Point, _Record]] = []
+    most = max(1, _BLOCK // len(accounts))
+    for index, record in enumerate(itertools.chain.from_iterable(parts)):
+        block.append((study.point(index), record))
+        if len(block) == most:
+            yield _columns(study, block, accounts)
+            block = []
+    if block:
+        yield _columns(study, block, accounts)
+
+
+def _columns(study: Study, block: Sequence[tuple[_Point, _Record]], accounts: Sequence[_Point]) -> _Columns:
+    """One block: every point times every account."""
+    many = len(accounts)
+    columns: _Columns = {}
+    for name in study.steps:
+        columns[name] = np.repeat(_array([point[name] for point, _ in block]), many)
+    for name in study.accounts:
+        columns[name] = np.tile(_array([account[name] for account in accounts]), len(block))
+    figures = {name: _figure(name, [record.get(name) for _, record in block]) for name in (*study.columns, *_HIDDEN)}
+    columns |= {name: np.repeat(figures[name], many) for name in study.columns}
+    columns |= _paid(study, {name: figures[name][:, None] for name in figures}, accounts)
+    columns["problem"] = np.repeat(_array([record["problem"] for _, record in block]), many)
+    return columns
+
+
+def _figure(name: str, values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """A column with one type in every block."""
+    if name not in _WORDS:
+        return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+    return np.array(values, dtype=object)
+
+
+def _array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """Numbers as floats or whole numbers, everything else as objects."""
+    if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+        return np.array(values, dtype=np.int64)
+    if all(value is None or type(value) in (int, float) for value in values) and any(v is not None for v in values):
+        return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+    column = np.empty(len(values), dtype=object)
+    column[:] = [str(value) if isinstance(value, list | dict) else value for value in values]
+    return column
+
+
+def _paid(study: Study, known: Mapping[str, Any], accounts: Sequence[_Point]) -> _Columns:
+    """Samples, steps, time, cost and energy of every point (down) under every account (across), flattened."""
+    if not any(name in study.accounts for name in _AMOUNTS):
+        return {}
+    systems = [load_system(name) for name in study.systems]
+    tariffs = [comparable_tariff(_tariff_of(account), systems) for account in accounts]
+    numbers = {name: known[name] for name in _NUMBERS}
+    samples = _samples(study, numbers, accounts)
+    critical = np.array([account.get("critical_batch") or math.inf for account in accounts], dtype=np.float64)
+    samples = samples * (1.0 + numbers["global_batch_size"] / critical)
+    steps = np.ceil(samples / numbers["global_batch_size"])
+    seconds = steps * numbers["step_time_s"]
+    host = np.array([tariff.host_power or 0.0 for tariff in tariffs])
+    pue = np.array([tariff.pue for tariff in tariffs])
+    energy = (numbers["watts"] + host * numbers["billed"]) * seconds * pue
+    stated = np.array([math.nan if tariff.gpu_price is None else tariff.gpu_price for tariff in tariffs])
+    electricity = np.array([math.nan if tariff.electricity is None else tariff.electricity for tariff in tariffs])
+    market = np.array([tariff.market for tariff in tariffs])
+    rent = np.where(market, numbers["rent_per_s"], numbers["listed_rent_per_s"])
+    hired = np.where(np.isnan(stated), rent, stated * numbers["billed"]) * seconds
+    power_bill = np.where(np.isnan(stated) & ~np.isnan(rent), math.nan, energy * electricity)
+    cost = np.where(np.isnan(hired) & np.isnan(power_bill), math.nan, np.nan_to_num(hired) + np.nan_to_num(power_bill))
+    values = (samples, steps, seconds, cost, energy / JOULES_PER_KWH)
+    return {name: value.ravel() for name, value in zip(_PAID, values, strict=True)}
+
+
+def _samples(study: Study, numbers: Mapping[str, Any], accounts: Sequence[_Point]) -> Any:
+    """Samples of every point under every account; NaN where the model has no data set, or no tokens."""
+    name = next(name for name in _AMOUNTS if name in study.accounts)
+    amounts = np.array([account[name] for account in accounts], dtype=np.float64)
+    if name == "epochs":
+        return numbers["dataset_samples"] * amounts
+    if name == "tokens":
+        return amounts / numbers["tokens_per_sample"]
+    return np.broadcast_to(amounts, (len(numbers["world"]), len(accounts)))
+
+
+def _table_writer(output: Path) -> _Writer:
+    """What writes a table by the suffix of its name; checked before anything is computed."""
+    if exists(output) and not is_file(output) and not is_folder(output):
+        raise SpecError(f"{output}: a sweep keeps its parts beside its table; name a file, not a device or a pipe")
+    if not output.name.endswith((".csv", ".csv.gz", ".parquet")):
+        raise SpecError(f"{output}: the name of a table ends in .csv, .csv.gz or .parquet")
+    checked_output(output)
+    if output.suffix == ".parquet":
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError:
+            raise SpecError(
+                "Parquet needs the extra parquet: pip install 'paleo-perf[parquet]'; or write .csv"
+            ) from None
+    write = _write_parquet if output.suffix == ".parquet" else _write_csv
+    return lambda columns: _written(output, write, columns)
+
+
+def _written(output: Path, write: _Format, columns: Iterator[_Columns]) -> int:
+    rows = 0
+
+    def counted(file: BinaryIO) -> None:
+        nonlocal rows
+        rows = write(file, output, columns)
+
+    write_whole(output, counted)
+    return rows
+
+
+def _write_csv(raw: BinaryIO, output: Path, blocks_of: Iterator[_Columns]) -> int:
+    rows = 0
+    packed: Any = gzip.GzipFile("", "wb", mtime=0, fileobj=raw) if output.suffix == ".gz" else raw
+    file = io.TextIOWrapper(packed, "utf-8", newline="")
+    table = csv.writer(file, lineterminator="\n")
+    for columns in blocks_of:
+        if not rows:
+            table.writerow(columns)
+        table.writerows(zip(*(_texts(name, values) for name, values in columns.items()), strict=True))
+        rows += len(columns["system"])
+    file.detach()
+    if packed is not raw:
+        packed.close()
+    return rows
+
+
+def _texts(name: str, values: np.ndarray[Any, Any]) -> list[Any]:
+    """A column as text: each value that repeats is written once; what is not there is empty."""
+    if values.dtype == object:
+        return ["" if value is None else csv_cell(value) for value in values.tolist()]
+    unique, inverse = np.unique(values, return_inverse=True)
+    write = (lambda value: str(int(value))) if name in _WHOLE else repr
+    texts = ["" if value != value else write(value) for value in unique.tolist()]
+    return list(np.array(texts, dtype=object)[inverse])
+
+
+def _write_parquet(raw: BinaryIO, output: Path, blocks_of: Iterator[_Columns]) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows, writer = 0, None
+    for columns in blocks_of:
+        table = pa.table({name: _arrow(name, values) for name, values in columns.items()})
+        writer = writer or pq.ParquetWriter(raw, table.schema)
+        writer.write_table(table.cast(writer.schema))
+        rows += table.num_rows
+    if writer is not None:
+        writer.close()
+    return rows
+
+
+def _arrow(name: str, values: Any) -> Any:
+    """A column with one type in every block, empty or not: figures are numbers, everything else text."""
+    import pyarrow as pa
+
+    if name in _NUMBERS or name in _PAID:
+        return pa.array(values, type=pa.float64())
+    if name == "fits":
+        return pa.array([None if value is None else bool(value) for value in values], type=pa.bool_())
+    if values.dtype != object:
+        return pa.array(values)
+    return pa.array([None if value is None else str(value) for value in values], type=pa.string())
+
+
+#: Points of one part: enough to be worth a file or a message, few enough to lose little.
+_PART = 16
+#: From this number of points on, several processes pay.
+_WORTH_PROCESSES = 128
+#: How long a scheduler may take to answer [s].
+_CONNECT_S = 5
+#: This program and its shipped figures, as they were when the process started.
+_RELEASE = release()
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Study with all files that it names.
+
+    ``files`` are digests of what a worker reads itself; ``fingerprint`` distinguishes jobs whose points may differ.
+    """
+
+    study: Study
+    models: Mapping[str, ModelSpec]
+    systems: Mapping[str, System]
+    files: Mapping[str, str]
+    fingerprint: str
+    release: str = _RELEASE
+    _changed: dict[Any, System] = field(default_factory=dict, repr=False)
+
+    def system(self, name: str, changes: tuple[tuple[str, Any], ...]) -> System:
+        """Return a system with changed properties, built once for all points that share it.
+
+        Parameters
+        ----------
+        name : str
+            Name of the system.
+        changes : tuple[tuple[str, Any], ...]
+            Pairs of path and value, as in `paleo.studies.what_if.change_system`.
+
+        Returns
+        -------
+        System
+            The system.
+        """
+        key = (name, json.dumps(changes))
+        if key not in self._changed:
+            system = self.systems[name]
+            for path, value in changes:
+                system = change_system(system, path, value)
+            if len(self._changed) > 256:
+                self._changed.clear()
+            self._changed[key] = system
+        return self._changed[key]
+
+    def check(self) -> None:
+        """SpecError where this process has another program, or sees another content of a file, than who asked."""
+        if self.release != _RELEASE:
+            raise SpecError("a worker runs another release of paleo, or one with other figures; restart the workers")
+        if gone := changed_files(self.files):
+            raise SpecError(f"{gone[0]}: is not what it was when the sweep started; start the sweep again")
+
+
+def _job_of(study: Study) -> Job:
+    """The study with its models and systems as their files are now."""
+    with recorded() as named:
+        models = {name: load_model(name, run_code=False) for name in study.models}
+        systems = {name: load_system(name) for name in study.systems}
+    with recorded() as read:
+        study.read()
+    content = json.dumps([study.model_dump(mode="json"), sorted(named.values()), sorted(read.values()), _RELEASE])
+    files = {path: digest for path, digest in read.items() if path not in named}
+    return Job(study, models, systems, files, hashlib.sha256(content.encode()).hexdigest())
+
+
+def _evaluate(job: Job, part: int) -> list[_Record]:
+    """The figures of the points of one part, in order; a point that cannot be planned has the reason instead."""
+    job.check()
+    first, last = part * _PART, min((part + 1) * _PART, job.study.points)
+    return [_record(job, job.study.point(index)) for index in range(first, last)]
+
+
+def _record(job: Job, point: _Point) -> _Record:
+    try:
+        return job.study.record(job, point)
+    except PaleoError as error:
+        return {"problem": " ".join(str(error).split())}
+
+
+def _figures(prediction: Prediction) -> _Record:
+    plan, watts, data = prediction.plan, power(prediction), prediction.model.dataset
+    study = consistency_study(prediction)
+    seconds = prediction.step_time if study is None else study.step_time
+    low, high = (end * seconds / prediction.step_time for end in prediction.interval)
+    spent = {f"{name}_s": value for name, value in asdict(prediction.breakdown).items()}
+    tokens, offer = prediction.graph.tokens_per_sample, rented(prediction.system, plan.gpus)
+    devices = billed(prediction.system, plan.gpus).devices
+    figures = {
+        "plan": plan.strategy or "dp",
+        "dtype": plan.dtype,
+        "global_batch_size": plan.global_batch,
+        "microbatch_size": plan.microbatch,
+        "step_time_s": seconds,
+        "step_time_low_s": low,
+        "step_time_high_s": high,
+        "samples_per_s": plan.global_batch / seconds,
+        "tokens_per_s": None if tokens is None else tokens * plan.global_batch / seconds,
+        "mfu": prediction.mfu * prediction.step_time / seconds,
+        "memory_bytes": prediction.memory.total,
+        "memory_capacity_bytes": prediction.memory.capacity,
+        "fits": prediction.memory.fits,
+        "gpu_power_w": None if watts is None else watts.average,
+        "world": plan.gpus,
+        "billed": devices,
+        "watts": None if watts is None else watts.average * plan.mesh.size + watts.idle * (devices - plan.mesh.size),
+        "rent_per_s": None if offer is None else offer[0],
+        "listed_rent_per_s": offer[0] if offer is not None and offer[2] else None,
+        "tdp": prediction.system.device.tdp,
+        "dataset_samples": None if data is None else data.samples,
+        "tokens_per_sample": tokens,
+        **(_SYNCHRONOUS if study is None else _cycle(study)),
+    }
+    return {**{name: value for name, value in spent.items() if name in _FIGURES}, **figures, "problem": ""}
+
+
+#: Columns of the consistency model, empty for plain synchronous steps.
+_SYNCHRONOUS: _Record = dict.fromkeys(_CYCLE)
+
+
+def _cycle(study: ConsistencyStudy) -> _Record:
+    """What a consistency model adds to the figures of a point."""
+    cycle = study.cycle
+    figures = (cycle.updates_per_s, cycle.staleness_mean, cycle.staleness_sd, cycle.utilization, cycle.knee)
+    values = (float(figure) for figure in figures)
+    return {name: None if math.isnan(value) else value for name, value in zip(_CYCLE, values, strict=True)}
+
+
+Evaluator = Callable[[Job, Sequence[int]], Iterator[tuple[int, list[_Record]]]]
+
+
+def _serial(job: Job, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
+    """Parts one after the other, in this process."""
+    for part in parts:
+        yield part, _evaluate(job, part)
+
+
+_JOBS: list[Job] = []
+
+
+def _remember(job: Job) -> None:
+    _JOBS[:] = [job]
+
+
+def _evaluate_remembered(part: int) -> list[_Record]:
+    return _evaluate(_JOBS[0], part)
+
+
+def _processes(jobs: int) -> Evaluator:
+    """Parts in ``jobs`` processes of this machine."""
+
+    def run(job: Job, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
+        context, others = get_context("spawn"), set(active_children())
+        with ProcessPoolExecutor(jobs, mp_context=context, initializer=_remember, initargs=(job,)) as pool:
+            try:
+                with _interrupts_held():
+                    results = [pool.submit(_evaluate_remembered, part) for part in parts]
+                for part, result in zip(parts, results, strict=True):
+                    yield part, result.result()
+            except BrokenExecutor:
+                raise SpecError(f"--jobs {jobs}: a process was killed; {_GOES_ON}") from None
+            except BaseException:  # an interrupt, too: processes do not see it, and are not waited for
+                for process in set(active_children()) - others:
+                    process.terminate()
+                raise
+
+    return run
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold interrupts (Ctrl-C) back while processes are started, which inherit that: the terminal sends one to all
+    processes, and only this one is to answer it."""
+    mask = getattr(signal, "pthread_sigmask", None)
+    before = mask(signal.SIG_BLOCK, {signal.SIGINT}) if mask else set()
+    try:
+        yield
+    finally:
+        if mask:
+            mask(signal.SIG_SETMASK, before)
+
+
+#: Most processes of a sweep.
+MOST_JOBS = 4096
+_GOES_ON = "what was computed is kept: the same command goes on from there"
+
+
+def local_evaluator(study: Study, jobs: int = 0) -> Evaluator:
+    """Return an evaluator that runs in this process or in several local ones.
+
+    Parameters
+    ----------
+    study : Study
+        The study.
+    jobs : int, optional
+        Number of processes; 0 chooses by the number of points.
+
+    Returns
+    -------
+    Evaluator
+        The evaluator.
+
+    Raises
+    ------
+    SpecError
+        If the number is out of range.
+    """
+    if not 0 <= jobs <= MOST_JOBS:
+        raise SpecError(f"--jobs {jobs}: must be 1 or more (at most {MOST_JOBS}), or 0 for as many as pay")
+    chosen = jobs or (len(os.sched_getaffinity(0)) if study.points >= _WORTH_PROCESSES else 1)
+    return _serial if chosen == 1 else _processes(chosen)
+
+
+def dask_evaluator(scheduler: str) -> Evaluator:
+    """Return an evaluator that runs on a Dask cluster; parts of a worker that dies are computed again by others.
+
+    Parameters
+    ----------
+    scheduler : str
+        Address of the scheduler.
+
+    Returns
+    -------
+    Evaluator
+        The evaluator.
+
+    Raises
+    ------
+    SpecError
+        If Dask is not installed or the scheduler cannot be reached.
+    """
+    try:
+        from distributed import as_completed
+    except ImportError:
+        raise SpecError("--scheduler needs the extra dask: pip install 'paleo-perf[dask]'") from None
+
+    def run(job: Job, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
+        if not parts:
+            return
+        with _connected(scheduler) as client, _one_line(scheduler):
+            name = f"paleo-{job.fingerprint[:16]}"
+            shared = client.submit(_unchanged, job, key=name, retries=3)  # a task, so that it outlives its worker
+            keys = [f"{name}-{part}" for part in parts]
+            futures = client.map(_evaluate, [shared] * len(keys), list(parts), key=keys, retries=3)
+            numbers = dict(zip(keys, parts, strict=True))
+            for future, records in as_completed(futures, with_results=True):
+                if isinstance(records, BaseException):  # what a future holds whose scheduler has gone
+                    raise CancelledError(str(records))
+                yield numbers[future.key], records
+
+    return run
+
+
+def _unchanged(job: Job) -> Job:
+    return job
+
+
+@contextmanager
+def _connected(scheduler: str) -> Iterator[Any]:
+    """A client of the cluster; SpecError where there is none at that address."""
+    from distributed import Client
+
+    for name in ("distributed", "tornado"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    try:
+        client = Client(scheduler, timeout=_CONNECT_S)
+    except (OSError, ValueError, ImportError, TypeError) as error:
+        raise SpecError(f"--scheduler {scheduler[:200]}: does not answer ({_first_line(error)})") from None
+    try:
+        yield client
+    finally:
+        with suppress(OSError, CancelledError):
+            client.close(timeout=_CONNECT_S)
+
+
+@contextmanager
+def _one_line(scheduler: str) -> Iterator[None]:
+    """Turns the exceptions of a cluster that goes away into an error of one sentence."""
+    from distributed import KilledWorker
+
+    try:
+        yield
+    except KilledWorker:
+        raise SpecError(f"--scheduler {scheduler}: workers died again and again; {_GOES_ON}") from None
+    except RuntimeError as error:
+        if "deserialization" not in str(error):
+            raise
+        raise SpecError(f"--scheduler {scheduler}: has another release of paleo than this one, or none") from None
+    except (OSError, CancelledError, asyncio.CancelledError) as error:
+        raise SpecError(f"--scheduler {scheduler}: went away ({_first_line(error)}); {_GOES_ON}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:200]
+
 
 Progress = Callable[[int, int], None]
 
 
 def frame(study: Study, evaluator: Evaluator | None = None) -> pd.DataFrame:
-    """The table of a study as a data frame, in SI, with its rows in the order of the axes; nothing is written."""
+    """Return the table of a study without writing it.
+
+    Parameters
+    ----------
+    study : Study
+        The study.
+    evaluator : Evaluator, optional
+        Where points are computed; by default in this process.
+
+    Returns
+    -------
+    DataFrame
+        Table in SI units, rows in the order of the axes.
+    """
     import pandas as pd
 
-    job = job_of(study)
-    records = dict((evaluator or serial)(job, range(math.ceil(study.points / PART))))
-    columns = blocks(study, (records[part] for part in sorted(records)))
+    job = _job_of(study)
+    records = dict((evaluator or _serial)(job, range(math.ceil(study.points / _PART))))
+    columns = _blocks(study, (records[part] for part in sorted(records)))
     return pd.concat([pd.DataFrame(block) for block in columns], ignore_index=True)
 
 
 def sweep(
     study: Study, output: str | Path, evaluator: Evaluator | None = None, progress: Progress | None = None
 ) -> int:
-    """Write the table of a study (.csv, .csv.gz or .parquet); returns its rows. What an earlier run of the same study
-    left is used."""
+    """Write the table of a study; parts that an interrupted run of the same study has finished are used.
+
+    Parameters
+    ----------
+    study : Study
+        The study.
+    output : str | Path
+        File with suffix .csv, .csv.gz or .parquet.
+    evaluator : Evaluator, optional
+        Where points are computed; by default in this process.
+    progress : Progress, optional
+        Called with finished and total parts.
+
+    Returns
+    -------
+    int
+        Number of rows.
+    """
     output = Path(output)
-    write, job = table_writer(output), job_of(study)
-    count = math.ceil(study.points / PART)
+    write, job = _table_writer(output), _job_of(study)
+    count = math.ceil(study.points / _PART)
     with _claimed(output, job.fingerprint) as folder:
         missing = [part for part in range(count) if _finished_records(folder, study, part) is None]
         done = count - len(missing)
-        for part, records in (evaluator or serial)(job, missing):
+        for part, records in (evaluator or _serial)(job, missing):
             write_text(_part(folder, part), json.dumps(records))
             done += 1
             if progress is not None:
                 progress(done, count)
-        rows = write(blocks(study, (json.loads(_part(folder, part).read_text()) for part in range(count))))
+        rows = write(_blocks(study, (json.loads(_part(folder, part).read_text()) for part in range(count))))
         for file in folder.iterdir():
             file.unlink()
         folder.rmdir()
@@ -74,7 +805,7 @@ def _claimed(output: Path, fingerprint: str) -> Iterator[Path]:
     lock = _locked(folder, output)
     try:
         mark = folder / "study.json"
-        if not mark.exists():
+        if not exists(mark):
             write_text(mark, json.dumps(fingerprint))
         if mark.read_text() != json.dumps(fingerprint):
             raise SpecError(
@@ -123,12 +854,12 @@ def _part(folder: Path, part: int) -> Path:
     return folder / f"{part:07d}.json"
 
 
-def _finished_records(folder: Path, study: Study, part: int) -> list[Record] | None:
+def _finished_records(folder: Path, study: Study, part: int) -> list[_Record] | None:
     """The records of a part that an earlier run finished; None where there are none, or not all."""
     try:
         records = json.loads(_part(folder, part).read_text())
     except (OSError, ValueError):
         return None
-    expected = min(PART, study.points - part * PART)
+    expected = min(_PART, study.points - part * _PART)
     whole = isinstance(records, list) and len(records) == expected and all(isinstance(row, dict) for row in records)
     return records if whole and all("problem" in row for row in records) else None

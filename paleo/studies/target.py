@@ -1,42 +1,46 @@
-"""Time to a target: steps from a law of learning, seconds of a step from a prediction, evaluations at their cadence."""
+"""Time to a target: samples from a law of learning, seconds from a predicted step, evaluations at their cadence."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from paleo.errors import PaleoError, PlanError, SpecError
-from paleo.learning.critical_batch import CriticalBatch
-from paleo.predict import predict
+from paleo.learning.loss import LOSS_LAW, SamplesToLoss, best_batch_tokens
+from paleo.learning.samples import samples_to_target, with_noise_scale
+from paleo.network.graph import Graph, build_graph
+from paleo.predict import Prediction, predict
 from paleo.specs.loading import MOST_COUNT
-from paleo.specs.model import load_model
+from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
-from paleo.studies.cost import Tariff, energy
-from paleo.studies.training import JOULES_PER_KWH, NINETY, rent
+from paleo.specs.task import UNEVALUATED, Code, TrainingTask, load_task
+from paleo.studies.cost import JOULES_PER_KWH, NINETY, Amount, Tariff, TrainingNeed, energy, rent
 from paleo.units import counted
 
 if TYPE_CHECKING:
-    from paleo.predict import Prediction
     from paleo.specs.calibration import Calibration
     from paleo.specs.device import Device
     from paleo.specs.system import System
-    from paleo.specs.task import Code, Evaluation, TrainingTask
+    from paleo.specs.task import Evaluation
 
-    pass
 
 #: What nobody modelled stays: two submitters of one system and configuration differ by 2 to 4 %.
-SUBMITTERS = 0.03
+_SUBMITTERS = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTime:
-    """What a task takes on one configuration: samples, seconds of a step and of all evaluations, with one sigma of the
-    logarithm of each part; ``prediction`` is the step's and ``forward`` the seconds of its forward pass, ``step_time``
-    is that of the task's code."""
+    """Time of a task to its target on one configuration: samples, step time and evaluation time.
+
+    Each part has one sigma of its logarithm. ``prediction`` is that of the step and ``forward`` the time of its forward
+    pass [s]; ``step_time`` is that of the task's code.
+    """
 
     task: TrainingTask
     prediction: Prediction
@@ -68,34 +72,56 @@ class TargetTime:
     @property
     def interval(self) -> tuple[float, float]:
         """Ends of the 90 % interval of the seconds: errors of samples and of the step are independent."""
-        spread = math.exp(NINETY * math.sqrt(self.sigma_samples**2 + self.sigma_step**2 + SUBMITTERS**2))
+        spread = math.exp(NINETY * math.sqrt(self.sigma_samples**2 + self.sigma_step**2 + _SUBMITTERS**2))
         return self.seconds / spread, self.seconds * spread
 
     @property
     def step_interval(self) -> tuple[float, float]:
         """Ends of the 90 % interval of the seconds of a step."""
-        spread = math.exp(NINETY * math.hypot(self.sigma_step, SUBMITTERS))
+        spread = math.exp(NINETY * math.hypot(self.sigma_step, _SUBMITTERS))
         return self.step_time / spread, self.step_time * spread
 
     def usd(self, tariff: Tariff | None = None) -> float | None:
-        """Rent until the target; None where no price is known."""
+        """Return the rent until the target.
+
+        Parameters
+        ----------
+        tariff : Tariff, optional
+            Prices; by default those of the catalog.
+
+        Returns
+        -------
+        float, optional
+            USD; None if no price is known.
+        """
         rate, _ = rent(self.prediction.system, self.prediction.plan.gpus, tariff)
         return None if rate is None else rate * self.seconds
 
     def kwh(self, tariff: Tariff | None = None) -> float | None:
-        """Energy until the target; None where the device states no power."""
+        """Return the energy until the target.
+
+        Parameters
+        ----------
+        tariff : Tariff, optional
+            Host power and power usage effectiveness.
+
+        Returns
+        -------
+        float, optional
+            kWh; None if the device file has no design power.
+        """
         joules = energy(self.prediction, self.seconds, tariff or Tariff())
         return None if joules is None else joules / JOULES_PER_KWH
 
 
-def code_ratio(code: Code, device: Device, *, samples_per_gpu: float, nodes: float) -> tuple[float, float]:
+def _code_ratio(code: Code, device: Device, *, samples_per_gpu: float, nodes: float) -> tuple[float, float]:
     """Measured over predicted step time of a task's code, and one sigma of its logarithm.
 
     A device that was not fitted has its architecture's ratio; an architecture that was not, that of all, with the
     spread between architectures added.
     """
     if not code.ratio:
-        return 1.0, max(code.residual, UNFITTED)
+        return 1.0, max(code.residual, _UNFITTED)
     name = next((key for key in (device.name, device.architecture) if key in code.ratio), "all")
     logs = np.log([value for key, value in code.ratio.items() if key != "all"])
     spread = float(logs.std()) if name == "all" and len(logs) > 1 else 0.0
@@ -105,38 +131,55 @@ def code_ratio(code: Code, device: Device, *, samples_per_gpu: float, nodes: flo
 
 
 #: One sigma of the step of a code that nothing was fitted to.
-UNFITTED = 0.25
+_UNFITTED = 0.25
 
 
-def evaluations(evaluation: Evaluation, samples: float) -> float:
+def _evaluations(evaluation: Evaluation, samples: float) -> float:
     """How many evaluations lie on the way to ``samples``, the one that meets the target included.
 
     >>> from paleo.specs.task import Evaluation
-    >>> evaluations(Evaluation(samples=10, every=100, first=300, source="worked"), 500.0)
+    >>> _evaluations(Evaluation(samples=10, every=100, first=300, source="worked"), 500.0)
     3.0
     """
     first = evaluation.first or evaluation.every
-    count = 1.0 + max(0.0, math.ceil((samples - first) / evaluation.every - TOLERANCE))
+    count = 1.0 + max(0.0, math.ceil((samples - first) / evaluation.every - _TOLERANCE))
     return 1.0 if evaluation.beside else count
 
 
 #: Rounding of samples that are whole numbers of evaluations.
-TOLERANCE = 0.01
+_TOLERANCE = 0.01
 
 
-def rows_of(task: TrainingTask, global_batch: float) -> int:
+def _rows_of(task: TrainingTask, global_batch: float) -> int:
     """Input rows of the network in a global batch of samples: packed samples share one."""
     return max(1, round(global_batch / task.packed))
 
 
-def run_of(task: TrainingTask, gpus: int, global_batch: float, **options: Any) -> Run:
-    """The run of a task at a global batch; ``options`` replace those of the task."""
+def task_run(task: TrainingTask, gpus: int, global_batch: float, **options: Any) -> Run:
+    """Return the run of a task at a global batch.
+
+    Parameters
+    ----------
+    task : TrainingTask
+        Training task.
+    gpus : int
+        Number of GPUs.
+    global_batch : float
+        Global batch in samples of the task.
+    **options : Any
+        Fields of the run that replace those of the task.
+
+    Returns
+    -------
+    Run
+        The run.
+    """
     fields = {"software": task.code.software, **task.run, **{k: v for k, v in options.items() if v is not None}}
     sizes = {**task.params, **fields.pop("model", {})}
-    return Run(gpus=gpus, global_batch=rows_of(task, global_batch), model=sizes, **fields)
+    return Run(gpus=gpus, global_batch=_rows_of(task, global_batch), model=sizes, **fields)
 
 
-def run_like(task: TrainingTask, run: Run) -> Run:
+def _run_like(task: TrainingTask, run: Run) -> Run:
     """The run with the task's usual settings in every field that it does not state."""
     usual = {"software": task.code.software, **task.run}
     sizes = {**task.params, **usual.pop("model", {}), **run.model}
@@ -144,20 +187,14 @@ def run_like(task: TrainingTask, run: Run) -> Run:
     return Run.model_validate({**{name: getattr(run, name) for name in run.model_fields_set}, **left, "model": sizes})
 
 
-def with_noise_scale(task: TrainingTask, noise_scale: float | None) -> TrainingTask:
+def _with_noise_scale(task: TrainingTask, noise_scale: float | None) -> TrainingTask:
     """The task with the gradient-noise scale that was measured [samples] in place of its law's critical batch."""
     if noise_scale is None:
         return task
     if not 1 <= noise_scale <= MOST_COUNT:
         expected = f"must be above zero: samples of the critical batch, from 1 to {MOST_COUNT:.0e}"
         raise SpecError(f"--noise-scale {noise_scale:g} {expected}")
-    law = task.law
-    smallest = (law.batches or (1.0, 1.0))[0]
-    fewest = float(law.samples(smallest)) / (1.0 + smallest / noise_scale)
-    known = {name: getattr(law, name) for name in ("residual", "seed_noise")}
-    source = f"noise scale {noise_scale:g} as stated, fewest samples of: {law.source}"
-    changed = CriticalBatch(samples_min=fewest, critical_batch=noise_scale, source=source, **known)
-    return task.model_copy(update={"law": changed})
+    return task.model_copy(update={"law": with_noise_scale(task.law, noise_scale)})
 
 
 def time_to_target(
@@ -169,26 +206,65 @@ def time_to_target(
     runs: float = 1.0,
     calibration: Calibration | None = None,
 ) -> TargetTime:
-    """What the task takes with a run on a system; ``global_batch`` is in samples of the task, ``runs`` how many runs
-    are averaged (MLPerf's rule), which narrows the noise of seeds; ``calibration`` as in `predict`."""
-    prediction = predict(load_model(task.model), system, run, calibration=calibration)
+    """Predict how long a task takes to reach its target quality.
+
+    Parameters
+    ----------
+    task : TrainingTask
+        Training task.
+    system : System
+        The system.
+    run : Run
+        The run, as `task_run` makes it.
+    global_batch : float
+        Global batch in samples of the task.
+    runs : float, optional
+        Number of runs that are averaged (MLPerf's rule), which narrows the noise of seeds.
+    calibration : Calibration, optional
+        Calibration to use instead of the run's.
+
+    Returns
+    -------
+    TargetTime
+        Samples, step time, evaluation time and their uncertainty.
+    """
+    prediction = predict(load_model(task.model, run_code=False), system, run, calibration=calibration)
     forward = forward_seconds(prediction, calibration)
-    return timed(task, prediction, forward, global_batch=global_batch, runs=runs)
+    return time_from_prediction(task, prediction, forward, global_batch=global_batch, runs=runs)
 
 
-def timed(
+def time_from_prediction(
     task: TrainingTask, prediction: Prediction, forward: float, *, global_batch: float, runs: float = 1.0
 ) -> TargetTime:  # fmt: skip
-    """As `time_to_target`, of a step that has been predicted; ``forward`` are the seconds of its forward pass."""
+    """Compute the time to a target from a step that was predicted before.
+
+    Parameters
+    ----------
+    task : TrainingTask
+        Training task.
+    prediction : Prediction
+        Prediction of the step.
+    forward : float
+        Time of its forward pass [s].
+    global_batch : float
+        Global batch in samples of the task.
+    runs : float, optional
+        Number of runs that are averaged.
+
+    Returns
+    -------
+    TargetTime
+        Samples, step time, evaluation time and their uncertainty.
+    """
     system, plan = prediction.system, prediction.plan
     task = task.on(system.device.kind)
-    ratio, sigma = code_ratio(
+    ratio, sigma = _code_ratio(
         task.code,
         system.device,
         samples_per_gpu=global_batch / plan.gpus,
         nodes=plan.gpus / max(system.devices_per_node, 1),
     )
-    samples, sigma_samples = samples_needed(task, global_batch, runs)
+    samples, sigma_samples = _samples_needed(task, global_batch, runs)
     if not math.isfinite(samples):
         raise PlanError(f"{task.name}: a global batch of {global_batch:,.0f} never reaches {task.target}")
     spread = math.log(prediction.interval[1] / prediction.step_time) / NINETY if not task.code.ratio else 0.0
@@ -199,15 +275,15 @@ def timed(
         global_batch=global_batch,
         samples=samples,
         step_time=prediction.step_time * ratio,
-        evaluations=evaluations(task.evaluation, samples),
-        evaluation_time=evaluation_time(task, forward * ratio, plan.global_batch * task.packed),
+        evaluations=_evaluations(task.evaluation, samples),
+        evaluation_time=_evaluation_time(task, forward * ratio, plan.global_batch * task.packed),
         sigma_samples=sigma_samples,
         sigma_step=max(sigma, spread),
         warnings=(*prediction.warnings, *task.law.warnings(global_batch)),
     )
 
 
-def samples_needed(task: TrainingTask, global_batch: float, runs: float = 1.0) -> tuple[float, float]:
+def _samples_needed(task: TrainingTask, global_batch: float, runs: float = 1.0) -> tuple[float, float]:
     """Samples to the target at a batch, and one sigma of their logarithm: the law, and what submissions need over it
     where that is known."""
     law, extra = task.law, task.submissions
@@ -218,7 +294,7 @@ def samples_needed(task: TrainingTask, global_batch: float, runs: float = 1.0) -
     return samples * extra.ratio, math.hypot(extra.residual, beyond)
 
 
-def evaluation_time(task: TrainingTask, forward: float, batch: float) -> float:
+def _evaluation_time(task: TrainingTask, forward: float, batch: float) -> float:
     """Seconds of one evaluation: forward passes of ``forward`` seconds over its samples on all GPUs at the batch of
     training, and what is fixed. A batch that the samples do not fill takes its share."""
     evaluation = task.evaluation
@@ -226,7 +302,20 @@ def evaluation_time(task: TrainingTask, forward: float, batch: float) -> float:
 
 
 def forward_seconds(prediction: Prediction, calibration: Calibration | None = None) -> float:
-    """Seconds of the forward pass of the same batch on the same GPUs; ``calibration`` as in `predict`."""
+    """Return the time of the forward pass of the same batch on the same GPUs.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of a run.
+    calibration : Calibration, optional
+        Calibration to use instead of the run's.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     run, plan = prediction.run, prediction.plan
     keeps = {"forward_only": True, "offload": "none", "recompute": "none", "recompute_layers": None}
     keeps |= {"lora": None, "qlora": False, "freeze": ()}
@@ -234,21 +323,22 @@ def forward_seconds(prediction: Prediction, calibration: Calibration | None = No
     try:
         return predict(prediction.model, prediction.system, spared, calibration=calibration).step_time
     except PaleoError:
-        return (prediction.step_time - prediction.breakdown.optimizer) * FORWARD_SHARE
+        return (prediction.step_time - prediction.breakdown.optimizer) * _FORWARD_SHARE
 
 
 #: The forward pass's share of a training step where it cannot be predicted alone: a third.
-FORWARD_SHARE = 1.0 / 3.0
+_FORWARD_SHARE = 1.0 / 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class TargetScaling:
     """A task over counts of GPUs: the times, the knee beyond which a doubling saves less than a quarter of the time,
-    and the largest useful count (None: time still falls at the last)."""
+    and the largest useful count (None: time still falls at the last); ``skipped`` counts with reasons."""
 
     points: tuple[TargetTime, ...]
     knee: int | None
     largest_useful: int | None
+    skipped: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -265,11 +355,24 @@ class TargetScaling:
 
 
 #: A doubling of GPUs that saves less than this share of the time is beyond the knee.
-KNEE = 0.25
+_KNEE = 0.25
 
 
-def scaling(points: list[TargetTime]) -> TargetScaling:
-    """Knee and largest useful count of times over growing counts of GPUs."""
+def target_scaling(points: list[TargetTime], skipped: Mapping[int, str] | None = None) -> TargetScaling:
+    """Find the knee and the largest useful count of a scaling curve of times to target.
+
+    Parameters
+    ----------
+    points : list of TargetTime
+        Times on growing GPU counts.
+    skipped : mapping of int to str, optional
+        Counts without a time, with the reason.
+
+    Returns
+    -------
+    TargetScaling
+        The curve. Beyond the knee a doubling saves less than a quarter of the time.
+    """
     ordered = sorted(points, key=lambda point: point.prediction.plan.gpus)
     gpus = [point.prediction.plan.gpus for point in ordered]
     seconds = [point.seconds for point in ordered]
@@ -278,53 +381,76 @@ def scaling(points: list[TargetTime]) -> TargetScaling:
         zip(gpus, seconds, strict=True), zip(gpus[1:], seconds[1:], strict=True), strict=False
     ):
         doublings = math.log2(more / fewer)
-        if knee is None and 1.0 - (short / long) ** (1.0 / doublings) < KNEE:
+        if knee is None and 1.0 - (short / long) ** (1.0 / doublings) < _KNEE:
             knee = fewer
     best = int(np.argmin(seconds))
-    return TargetScaling(tuple(ordered), knee, gpus[best] if best < len(gpus) - 1 else None)
+    return TargetScaling(tuple(ordered), knee, gpus[best] if best < len(gpus) - 1 else None, skipped or {})
 
 
-def over_counts(
+def times_over_gpus(
     task: TrainingTask, system: System, counts: Sequence[int], batch: str, **options: Any
-) -> list[TargetTime]:
-    """The task on each count of GPUs, at a global batch or at the best one (``auto``).
+) -> tuple[list[TargetTime], dict[int, str]]:
+    """Predict the time to a target on several GPU counts.
 
-    Raises SpecError where ``batch`` is no number above zero, PlanError where no count can be run.
+    Parameters
+    ----------
+    task : TrainingTask
+        Training task.
+    system : System
+        The system.
+    counts : sequence of int
+        Numbers of GPUs.
+    batch : str
+        Global batch in samples of the task, or ``auto`` for the best one.
+    **options : Any
+        Fields of the run that replace those of the task.
+
+    Returns
+    -------
+    tuple
+        One `TargetTime` for each count that can run, and the reason for each other one.
+
+    Raises
+    ------
+    SpecError
+        If `batch` is no positive number.
+    PlanError
+        If no count can run.
     """
-    stated = None if batch == "auto" else positive_batch(batch)
+    stated = None if batch == "auto" else _positive_batch(batch)
     task = task.on(system.device.kind)
-    points, reason = [], ""
+    points, skipped = [], dict[int, str]()
     for gpus in counts:
-        tried = batches(task, gpus) if stated is None else [stated]
+        tried = _candidate_batches(task, gpus) if stated is None else [stated]
         try:
-            point = best_batch(task, system, gpus, tried, **options)
+            point = _best_batch(task, system, gpus, tried, **options)
             searched = stated is None and options.get("strategy") is None
-            points.append(best_layout(task, point) if searched else point)
+            points.append(_best_layout(task, point) if searched else point)
         except PlanError as error:
-            reason = str(error)
+            skipped[gpus] = str(error)
     if not points:
-        raise PlanError(reason)
-    return points
+        raise PlanError("; ".join(dict.fromkeys(skipped.values())))
+    return points, skipped
 
 
-def best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
+def _best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
     """The soonest of a point, of the best plan that a search finds at its batch, and of that plan at half and twice the
     batch, where it fits; layout and batch are planned in turn."""
+    from paleo.launch.commands import supported_space
     from paleo.search.plans import search
     from paleo.search.space import Space
-    from paleo.studies.launch import runnable
 
     first = point.prediction
     run = first.run.model_copy(update={"microbatch": None, "strategy": "dp"})
     try:
-        plan = search(first.model, first.system, run, space=runnable(Space(), run.software), top=1).plans[0]
+        plan = search(first.model, first.system, run, space=supported_space(Space(), run.software), top=1).plans[0]
     except PaleoError:
         return point
     if not plan.fits:
         return point
     candidates = [point]
-    for batch in known_batches(task, [point.global_batch * factor for factor in (1.0, 2.0, 0.5)]):
-        changed = plan.run.model_copy(update={"global_batch": rows_of(task, batch)})
+    for batch in _known_batches(task, [point.global_batch * factor for factor in (1.0, 2.0, 0.5)]):
+        changed = plan.run.model_copy(update={"global_batch": _rows_of(task, batch)})
         try:
             candidates.append(time_to_target(task, first.system, changed, global_batch=batch))
         except PlanError:
@@ -332,7 +458,7 @@ def best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
     return min((each for each in candidates if each.prediction.memory.fits), key=lambda each: each.seconds)
 
 
-def positive_batch(text: str) -> float:
+def _positive_batch(text: str) -> float:
     """A global batch from text; SpecError where it is no number above zero."""
     try:
         value = float(text)
@@ -343,7 +469,7 @@ def positive_batch(text: str) -> float:
     return value
 
 
-def best_batch(
+def _best_batch(
     task: TrainingTask, system: System, gpus: int, candidates: Sequence[float], **options: Any
 ) -> TargetTime:
     """The batch, of the candidates, that reaches the target soonest; runs that do not fit in memory are left out.
@@ -363,7 +489,7 @@ def best_batch(
             tried.append(point)
         else:
             reason = f"a global batch of {batch:,.0f} does not fit in memory"
-        if len(tried) > 1 and tried[-1].seconds > RISEN * min(point.seconds for point in tried):
+        if len(tried) > 1 and tried[-1].seconds > _RISEN * min(point.seconds for point in tried):
             break
     if not tried:
         raise PlanError(f"{task.name} on {gpus} GPUs: {reason}")
@@ -371,17 +497,17 @@ def best_batch(
 
 
 #: A batch that takes this many times as long as the best so far ends the search for larger ones.
-RISEN = 1.5
+_RISEN = 1.5
 #: Plans in the order in which they are tried where none is given and data parallelism does not fit.
 MODEL_PARALLEL = ("zero=1", "zero=3", "tp=2,zero=1,sp", "tp=4,zero=1,sp", "tp=8,zero=1,sp", "tp=4,pp=4,zero=1,sp",
-                  "tp=8,pp=8,zero=1,sp", "tp=8,pp=16,zero=1,sp")  # fmt: skip
+                  "tp=8,pp=8,zero=1,sp", "tp=8,pp=16,zero=1,sp", "tp=8,pp=4,zero=1,sp")  # fmt: skip
 
 
 def _first_fitting(
     task: TrainingTask, system: System, gpus: int, batch: float, options: Mapping[str, Any]
 ) -> TargetTime:
     def point_of(**more: Any) -> TargetTime:
-        run = run_of(task, gpus, batch, **{**options, **more})
+        run = task_run(task, gpus, batch, **{**options, **more})
         return time_to_target(task, system, run, global_batch=batch)
 
     point = point_of()
@@ -397,15 +523,237 @@ def _first_fitting(
     return point
 
 
-def batches(task: TrainingTask, gpus: int) -> list[float]:
-    """Global batches worth trying: from one input row a GPU up by doublings, to twice the largest batch of the law; of
-    them those that the law was made for, where there are any."""
+def _candidate_batches(task: TrainingTask, gpus: int) -> list[float]:
+    """Global batches worth trying: from one input row a GPU (halved while that is beyond the law's largest batch) up by
+    doublings, to twice the largest batch of the law; of them those that the law was made for, where there are any."""
     rows = gpus * task.packed
     largest = (task.law.batches or (rows, rows * 64))[1]
+    while rows > largest and rows % 2 == 0:
+        rows //= 2
     count = max(1, math.ceil(math.log2(max(2.0 * largest / rows, 1.0))) + 1)
-    return known_batches(task, [rows * 2.0**index for index in range(min(count, 20))])
+    return _known_batches(task, [rows * 2.0**index for index in range(min(count, 20))])
 
 
-def known_batches(task: TrainingTask, candidates: Sequence[float]) -> list[float]:
+def _known_batches(task: TrainingTask, candidates: Sequence[float]) -> list[float]:
     """Batches in the range of the task's law; all of the candidates where none is."""
     return [batch for batch in candidates if task.law.doublings_outside(batch) == 0] or list(candidates)
+
+
+#: Tokens at a global batch over those at the best one from which an estimate says so.
+_MORE = 1.02
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Goal of a training: a ``loss`` in nats per token, or the quality of a ``target`` task; None if not given.
+
+    ``noise_scale`` is the measured critical batch in samples.
+    """
+
+    loss: float | None = None
+    target: str | None = None
+    noise_scale: float | None = None
+
+
+def amount_for_goal(prediction: Prediction, goal: Goal, stated: Amount | None) -> tuple[Amount | None, tuple[str, ...]]:
+    """Return the amount of training that reaches a goal.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of the run.
+    goal : Goal
+        Loss or target task.
+    stated : Amount, optional
+        Amount given by the user.
+
+    Returns
+    -------
+    tuple[Amount | None, tuple[str, ...]]
+        The amount, and warnings of the law it follows from; `stated` if there is no goal.
+
+    Raises
+    ------
+    SpecError
+        If a goal comes with an amount, cannot be reached, or does not suit the network.
+    """
+    if goal.noise_scale is not None and not goal.noise_scale > 0:
+        raise SpecError(f"--noise-scale {goal.noise_scale:g} must be above zero: samples of the critical batch")
+    goals = [name for name in ("loss", "target") if getattr(goal, name) is not None]
+    if len(goals) + (stated is not None) > 1:
+        raise SpecError(_EXCLUDE)
+    amount, warnings = stated, tuple[str, ...]()
+    if goal.loss is not None:
+        amount, warnings = _for_loss(prediction, goal.loss)
+    if goal.target is not None:
+        return _for_task(prediction, goal.target, goal.noise_scale)
+    if amount is None or goal.noise_scale is None:
+        return amount, warnings
+    batch = prediction.plan.global_batch
+    samples = samples_to_target(samples=amount.samples, global_batch=batch, critical_batch=goal.noise_scale)
+    words = f"{amount.words}, {float(samples) / amount.samples:.2f} times as many at a batch of {batch:,}"
+    return replace(amount, samples=float(samples), words=words), warnings
+
+
+def _for_loss(prediction: Prediction, loss: float) -> tuple[Amount, tuple[str, ...]]:
+    """Tokens that bring a language model to a loss at the run's global batch, by the law of `resolve_task`."""
+    law = _samples_to_loss(prediction.graph, loss)
+    batch = prediction.plan.global_batch
+    samples = float(law.samples(batch))
+    size, best = batch * law.tokens_per_sample, float(best_batch_tokens(law.best_tokens))
+    if not math.isfinite(samples):
+        raise SpecError(f"--loss {loss:g}: a global batch of {size:,.2g} tokens never reaches it; try {best:,.2g}")
+    tokens = samples * law.tokens_per_sample
+    words = f"{counted(round(tokens), 'token')} for a loss of {loss:g} nats ({LOSS_LAW})"
+    if tokens > _MORE * law.best_tokens:
+        words += f"; {counted(round(law.best_tokens), 'token')} at the best global batch, {best:,.2g} tokens"
+    return Amount(samples, words, sigma=law.residual), law.range_warnings(tokens)
+
+
+def _samples_to_loss(graph: Graph, loss: float) -> SamplesToLoss:
+    """The law of a network's samples to a loss; SpecError where there is none for it."""
+    if graph.tokens_per_sample is None:
+        raise SpecError(f"--loss: samples of model {graph.name} are not counted in tokens; no law of loss holds for it")
+    if any(node.type == "moe" for node in graph.nodes):
+        raise SpecError(f"--loss: no law of loss is known for mixtures of experts such as {graph.name}; state --tokens")
+    return SamplesToLoss.of(loss, float(graph.parameters), float(graph.tokens_per_sample))
+
+
+def _task_of_loss(model: str, loss: float) -> TrainingTask:
+    """Training a language model of the catalog, or of a file, to a loss, as a task."""
+    spec = load_model(model)
+    return TrainingTask(
+        name=f"{spec.name} to {loss:g}", title=spec.name, model=model, sample="sequence", dataset="any text",
+        dataset_samples=1.0, target=f"a loss of {loss:g} nats a token",
+        law=_samples_to_loss(build_graph(spec, batch=1), loss), evaluation=UNEVALUATED,
+        code=Code(software=Run().software, source="not fitted"), source=spec.source,
+    )  # fmt: skip
+
+
+def resolve_task(
+    task: str | Path | TrainingTask, loss: float | None = None, noise_scale: float | None = None
+) -> TrainingTask:
+    """Load a task, or make one from a language model and a loss to reach.
+
+    Parameters
+    ----------
+    task : str | Path | TrainingTask
+        Name, path or loaded task; with `loss` the name of a language model.
+    loss : float, optional
+        Loss to reach [nat per token].
+    noise_scale : float, optional
+        Measured gradient noise scale, which replaces the critical batch [samples].
+
+    Returns
+    -------
+    TrainingTask
+        The task.
+
+    Raises
+    ------
+    SpecError
+        If both `loss` and `noise_scale` are given, or the task does not suit.
+    """
+    if loss is None:
+        return _with_noise_scale(load_task(task) if isinstance(task, str | Path) else task, noise_scale)
+    if noise_scale is not None:
+        raise SpecError("--loss: its law has a best batch of its own; leave --noise-scale out")
+    if isinstance(task, TrainingTask):
+        raise SpecError(f"--loss: {task.name} is a task; expected a language model")
+    return _task_of_loss(str(task), loss)
+
+
+def _for_task(prediction: Prediction, name: str, noise_scale: float | None) -> tuple[Amount, tuple[str, ...]]:
+    """Samples that bring a task's network to its target at the run's batch."""
+    task = _with_noise_scale(_task_of(prediction.model, name), noise_scale)
+    batch = prediction.plan.global_batch * task.packed
+    samples, _ = _samples_needed(task, batch)
+    words = f"{counted(round(samples), task.sample)} to {task.target}, evaluations included"
+    return Amount(samples / task.packed, words, _target_amount(task).needs), task.law.warnings(batch)
+
+
+def _target_amount(task: TrainingTask) -> Amount:
+    """Training until a task's target, whatever the batch: samples by its law, the steps of its code, evaluations.
+
+    ``samples`` are those of the smallest batch of the law.
+    """
+    batch = (task.law.batches or (1.0, 1.0))[0]
+    samples, _ = _samples_needed(task, batch)
+    return Amount(samples / task.packed, f"{task.title}: {task.target}", partial(_need, task), _batches(task))
+
+
+#: How many global batches of a task are searched at most.
+_MOST_BATCHES = 6
+
+
+def _batches(task: TrainingTask) -> tuple[int, ...]:
+    """Global batches in the range of the law, in input rows: powers of two, or every other one where there are many."""
+    smallest, largest = task.law.batches or (1.0, 1.0)
+    powers = range(max(0, math.ceil(math.log2(smallest / task.packed))), int(math.log2(largest / task.packed)) + 1)
+    return tuple(2**power for power in powers[:: math.ceil(len(powers) / _MOST_BATCHES) or 1])
+
+
+def _need(task: TrainingTask, prediction: Prediction) -> TrainingNeed:
+    batch = prediction.plan.global_batch * task.packed
+    point = time_from_prediction(task, prediction, forward_seconds(prediction), global_batch=batch)
+    ratio = point.step_time / prediction.step_time
+    return TrainingNeed(point.samples / task.packed, point.seconds, point.interval, ratio, point.evaluation_seconds)
+
+
+def run_for_target(
+    network: ModelSpec, run: Run, target: str | None, stated: Amount | None, systems: Sequence[System]
+) -> tuple[Run, Amount | None]:
+    """Return run and amount of training of a target task, or both as they are without a target.
+
+    Parameters
+    ----------
+    network : ModelSpec
+        Model file.
+    run : Run
+        The run.
+    target : str, optional
+        Name of a task; None for no target.
+    stated : Amount, optional
+        Amount given by the user.
+    systems : sequence of System
+        Systems that run the task.
+
+    Returns
+    -------
+    tuple[Run, Amount | None]
+        Run and amount.
+
+    Raises
+    ------
+    SpecError
+        If target and amount are both given, the task has another network, or the systems have several kinds of devices.
+    """
+    if target is None:
+        return run, stated
+    if stated is not None:
+        raise SpecError(_EXCLUDE)
+    task = _task_of(network, target)
+    return _run_like(task.on(_kind_of_all(systems, target)), run), _target_amount(task)
+
+
+def _kind_of_all(systems: Sequence[System], target: str) -> str:
+    """The kind of device that all systems have; SpecError names systems of each kind where there are several."""
+    by_kind = {system.device.kind: system.name for system in reversed(systems)}
+    if len(by_kind) > 1:
+        examples = " and ".join(f"{name} ({kind})" for kind, name in sorted(by_kind.items()))
+        raise SpecError(
+            f"--target {target}: {examples} run its task with different software, optimizers and formats, and one run "
+            "cannot state both; ask for systems of one kind of device at a time"
+        )
+    (kind,) = by_kind
+    return kind
+
+
+def _task_of(network: ModelSpec, target: str) -> TrainingTask:
+    task = load_task(target)
+    if task.model != network.name:
+        raise SpecError(f"--target {target}: is a task of model {task.model}, not of {network.name}")
+    return task
+
+
+_EXCLUDE = "--loss, --target, --epochs, --samples and --tokens exclude each other: state one of them"

@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 
 from paleo.cli import run as paleo
+from paleo.cluster.jobs import read_jobs
 from paleo.specs.device import load_device
 from paleo.specs.loading import parse_yaml
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
-from paleo.studies.study_file import Study
+from paleo.studies.sweep import Study
+from tests.unit.test_serving_commands import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -61,6 +63,12 @@ UNFIT = {
 def test_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.log").write_text("".join(LOG.format(step=step) for step in range(1, 13)))
+    (tmp_path / "requests.csv").write_text("arrival_s,input_tokens,output_tokens\n0,500,20\n0.5,300,40\n1.5,800,30\n")
+    (tmp_path / "jobs.yaml").write_text(next(text for _, text in shown("yaml") if text.startswith("jobs:")))
+    (tmp_path / "bench_serve.txt").write_text(TABLE.format(ttft=100, tpot=8))
+    if "--from job.sh" in command:
+        (written,) = (line for line in COMMANDS if "--launch job.sh" in line)
+        assert paleo(shlex.split(written)[1:]) == 0
     assert paleo(shlex.split(command)[1:]) == int(command in UNFIT)
 
 
@@ -98,12 +106,14 @@ def test_files_shown_are_right(tmp_path: Path, printed: Callable[..., dict[str, 
             assert load_device(path).name == data["name"]
         elif "levels" in data:
             assert load_system(path).levels
+        elif "jobs" in data:
+            assert read_jobs(path)
         else:
             assert load_model(path).title == data["title"]
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    generated = {"cli.md", "json.md", "files.md", "catalog.md"}
+    generated = {"cli.md", "json.md", "files.md", "catalog.md", "table_columns.md"}
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+\.md)", page.read_text()):
             assert (page.parent / target).exists() or Path(target).name in generated, f"{page.name}: {target}"
@@ -155,7 +165,7 @@ def test_the_shell_completes(words: str, expected: set[str]) -> None:
 
 @pytest.mark.parametrize("text", [text for _, text in shown("csv")], ids=lambda text: str(len(text)))
 def test_tables_shown_are_read(text: str, tmp_path: Path) -> None:
-    from paleo.validate.runner import validate_file
+    from paleo.tables.runner import validate_file
 
     (tmp_path / "table.csv").write_text(text)
     report = validate_file(tmp_path / "table.csv")

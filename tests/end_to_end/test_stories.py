@@ -1,4 +1,4 @@
-"""Five questions of buyers, each answered by one command on its first screen; docs/howto/choose.md shows them."""
+"""Six questions of buyers, each answered by one command on its first screen, on a page of its own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 
 from paleo.cli.process import run
 
-PAGE = Path(__file__).parents[2] / "docs" / "howto" / "choose.md"
+PAGES = Path(__file__).parents[2] / "docs" / "howto"
+STORIES = ["tune", "pretrain", "mixtral", "ethernet", "workstations", "torchtitan"]
 #: The lines of a small terminal.
 SCREEN = 24
-#: What each command's first screen must say, in the order of the page.
+#: What each command's first screen must say, in the order of the pages.
 ANSWERS = [
     (
         0,
@@ -21,26 +22,27 @@ ANSWERS = [
     ),
     (
         0,
-        r"Cheapest within 90 days and 40,000,000 USD: 1,024 GPUs of dgx-b200 \(128 nodes\) with ",
-        r"--tensor-model-paral",
+        r"Fewest GPUs within 90 days and 40,000,000 USD: 1,152 GPUs of dgx-b200 \(144 nodes\) with ",
+        r"Launch it: --num-layers 80",
     ),
     (1, r"Nothing fits into memory; 32 GPUs of dgx-a100-40gb \(4 nodes\) would do: paleo estimate", r"too much"),
     (0, r"Fastest: 16 GPUs of pcie4-8gpu-infiniband \(2 nodes\)", r"pcie4-8gpu-10gbe +16 "),
     (
         0,
         r"Fastest: 8 GPUs of rtx-4090-4gpu-25gbe \(2 nodes\) with dp=8",
-        r"Show it again: paleo estimate llama3-8b .*--qlora",
+        r"Reproduce it: paleo estimate llama3-8b .*--qlora",
     ),
+    (0, r"Fastest: 64 GPUs of dgx-b200 \(8 nodes\)", r"dgx-h100 +64 "),
 ]
 
 
 def commands() -> list[list[str]]:
-    """The commands of the page, one for each question."""
-    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return [block.replace("\\\n", " ").split()[1:] for block in blocks]
+    """The first command of each page."""
+    blocks = (re.search(r"```sh\n(.*?)```", (PAGES / f"{name}.md").read_text(), re.DOTALL) for name in STORIES)
+    return [block[1].replace("\\\n", " ").split()[1:] for block in blocks if block]
 
 
-def test_the_page_has_a_command_for_each_question() -> None:
+def test_each_question_has_a_page_with_a_command() -> None:
     assert len(commands()) == len(ANSWERS)
 
 

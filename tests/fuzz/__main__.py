@@ -32,6 +32,7 @@ import tests.fuzz.onnx_inputs
 import tests.fuzz.options  # noqa: F401
 from paleo.cli import run
 from paleo.report.schemas import schema_of
+from tests.fuzz.doors import called
 from tests.fuzz.inputs import KINDS
 from tests.json_documents import violations
 
@@ -65,12 +66,14 @@ def answer(seed: int, number: int, kinds: Sequence[str], folder: Path) -> Answer
     signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = run(call)
+            code = called(call) if name == "python" else run(call)
         fault = _fault(code, out.getvalue(), err.getvalue(), "--json" in call)
     except HangError:
         fault = "hang at " + "".join(traceback.format_exc().splitlines()[-3:-1]).strip()[:160]
     except BaseException as error:
-        fault = f"escaped: {type(error).__name__}: {str(error)[:100]}"
+        ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "paleo" in frame.filename.split("/")]
+        where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
+        fault = f"escaped at {where}: {type(error).__name__}: {str(error)[:100]}"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -93,6 +93,17 @@ step: 11  loss: 8.01  memory: 40.1GiB(50.5%)  tps: 5,123  tflops: 210.1  mfu: 38
 """
 
 
+JOBS: dict[str, Any] = {
+    "jobs": [
+        {"name": "a", "team": "x", "duration": "4 h", "gpus": "8..16", "deadline": "60 h", "preemptible": True},
+        {"name": "b", "duration": "1 h", "gpus": 4, "arrival": "30min", "after": ["a"], "priority": 2.0},
+        {"name": "c", "model": "lenet", "samples": "60k", "gpus": 2, "run": {"global_batch": 64}},
+        {"name": "d", "model": "lenet", "gpus": 2, "tune": {"trials": 8, "method": "asha", "max_samples": "10k"}},
+    ]
+}
+TRACE = "job_id,user,submit_time,gpu_num,duration\n7,u1,0,8,90\n8,u2,5,1,60\n9,u1,7,16,600\n10,u3,8,3,30\n"
+
+
 NCCL = (
     "# Collective test starting: all_reduce_perf\n#  Rank  7 Group  0 Pid 1 on node device  0 [0x07] A100\n"
     + "\n".join(
@@ -256,6 +267,25 @@ def table(rng: random.Random, folder: Path) -> Call:
     if rng.random() < 0.03:
         return ["calibrate", "--fit", file, "-o", str(folder / "out.yaml")]
     return ["validate", file, *more]
+
+
+@kind("jobs")
+def jobs(rng: random.Random, folder: Path) -> Call:
+    if rng.random() < 0.6:
+        file = _written(folder / "jobs.yaml", JOBS, rng)
+    else:
+        rows = list(csv.reader(TRACE.splitlines()))
+        for _ in range(rng.choice((1, 1, 2, 3, 5))):
+            _spoil_cell(rows, rng)
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows(rows)
+        file = _raw(folder / "jobs.csv", out.getvalue(), rng) if rng.random() < 0.15 else str(folder / "jobs.csv")
+        if not (folder / "jobs.csv").exists():
+            (folder / "jobs.csv").write_bytes(out.getvalue().encode("utf-8", "surrogatepass"))
+    policy = rng.choice(("backfill", "elastic", "fair", "fifo", "las", "priority", "srtf"))
+    nodes = rng.choice((["--nodes", "2"], ["--nodes", "2"], ["--nodes", "auto", "--wait", "1h"]))
+    more = rng.choice((["--json"], ["--json"], ["--samples", "2"]))
+    return ["fleet", file, "--system", "dgx-a100-80gb", *nodes, "--policy", policy, *more]
 
 
 def _spoil_cell(rows: list[list[str]], rng: random.Random) -> None:

@@ -17,7 +17,7 @@ from tests.fuzz.mutations import HOSTILE, text_mutated
 USUAL: dict[str, tuple[str, ...]] = {
     "model": ("lenet", "bert_base", "alexnet"), "system": ("dgx-a100-80gb", "v100-pcie-16gb", "selene"),
     "systems": ("dgx-a100-80gb,dgx-h100", "dgx-a100-80gb:8,dgx-h100:4"), "gpus": ("1", "8", "1,2,4"),
-    "batch": ("8", "32"),
+    "batch": ("8", "32"), "rate": ("2/s",), "input": ("200",),
     "strategy": ("dp", "tp=2,pp=2", "zero=3", "owt", "fsdp"), "dtype": ("bf16", "fp32", "fp8"),
     "bytes_": ("1MB", "64KiB"),
     "operation": ("all_reduce", "all_gather"), "ranks": ("8", "2"),
@@ -30,7 +30,8 @@ USUAL: dict[str, tuple[str, ...]] = {
     "words": ("lenet", "adamw"),
     "run_file": ("/dev/zero", "/dev/null", "."), "software": ("megatron-core", "jax"),
     "calibration": ("ideal", "ppp=0.5"),
-    "task": ("mlperf:bert",),
+    "task": ("mlperf:bert",), "trials": ("8", "30"), "max_samples": ("9k",), "max_tokens": ("1M",),
+    "nodes": ("2", "auto"),
 }  # fmt: skip
 #: Commands that other kinds of input cover, or that would measure or run what they are given.
 LEFT_OUT = {"import", "calibrate", "sweep", "validate", "audit"}

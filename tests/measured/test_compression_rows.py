@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from paleo.tables.kinds._compression import counted_flops
+from paleo.tables.runner import FileReport, validate_file
 from paleo.units import TERA
-from paleo.validate.runner import FileReport, validate_file
-from paleo.validate.steps.compression import counted_flops
 
 
 @pytest.fixture(scope="module")

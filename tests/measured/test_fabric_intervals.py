@@ -14,8 +14,9 @@ from paleo.pricing.links.alpha_beta import bus_factor
 from paleo.pricing.links.fabric import fabric_defaults
 from paleo.pricing.store import UNMEASURED
 from paleo.specs.system import load_system
+from paleo.tables.cells import number, read_table, text
+from paleo.tables.kernels import KINDS
 from paleo.units import GIGA, MEBIBYTE, MICROSECOND, MILLISECOND
-from paleo.validate.kinds.base import KINDS, number, read_table, text
 
 Errors = Mapping[str, npt.NDArray[np.float64]]
 #: Systems with rows between nodes whose network is known; in `EARLY` the GPUs sit on PCIe 3.

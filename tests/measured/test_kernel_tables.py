@@ -11,10 +11,10 @@ import pytest
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.links.group import ExchangeParameters
 from paleo.pricing.store import lookup
+from paleo.tables.errors import residual
+from paleo.tables.kernels import KINDS
+from paleo.tables.runner import Errors, FileReport, Flags
 from paleo.units import MEBIBYTE, MICROSECOND
-from paleo.validate.kinds.base import KINDS
-from paleo.validate.residual import residual
-from paleo.validate.runner import Errors, FileReport, Flags
 
 Pair = tuple[str, str]
 #: A table, the bar of its mean error, the rows it had when the bar was set (there may be more now), and whose rows they
@@ -52,6 +52,9 @@ CALIBRATED: list[tuple[str, float, int, dict[str, list[str]]]] = [
             "vTrain NCCL look-up table": ["vtrain-a100"],
         },
     ),
+    ("gemm_lowbit.csv.gz", 0.13, 9456, {"aiconfigurator": ["b200", "gb200", "h100-sxm5-80gb"]}),
+    ("moe.csv.gz", 0.225, 14310, {"aiconfigurator": ["a100-sxm4-80gb", "b200", "h100-sxm5-80gb"]}),
+    ("mla.csv.gz", 0.205, 6284, {"aiconfigurator": ["a100-sxm4-80gb", "b200", "h100-sxm5-80gb"]}),
     (
         "cnn_layers.csv", 0.23, 380,
         {

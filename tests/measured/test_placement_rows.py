@@ -10,10 +10,9 @@ import pandas as pd
 import pytest
 
 from paleo.errors import SpecError
-from paleo.validate.kinds.base import read_table
-from paleo.validate.runner import FileReport, validate_file, validate_frame
-from paleo.validate.steps.placement import PairNetwork, PlacementSteps
-from paleo.validate.steps.rails import Rails
+from paleo.tables.cells import read_table
+from paleo.tables.kinds._placement import PairNetwork, PlacementSteps, Rails
+from paleo.tables.runner import FileReport, validate_file, validate_frame
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from paleo.validate.runner import FileReport
-from paleo.validate.scaling import GOAL, EfficiencyPoint, summary
+from paleo.tables.errors import GOAL, EfficiencyPoint, summarise_efficiencies
+from paleo.tables.runner import FileReport
 from tests.replay.freeze import WHOLE_TABLES, differences, error_figures, load, rounded
 
 Validated = Callable[[str], FileReport]
@@ -123,16 +123,20 @@ def test_scaling_of_convolutional_networks(validated: Validated) -> None:
     """Points of frameworks without mixed-precision EfficientNets lie within the goal of 8 on average."""
     points = validated(CNN).scaling
     first = first_points(points)
-    whole = summary(first)
+    whole = summarise_efficiencies(first)
     assert whole.points >= 68 and whole.impossible <= 6
     assert whole.mean_error is not None and whole.mean_error < 9.5
-    later = summary([point for point in points if point not in first and "fficient" not in point.configuration])
+    later = summarise_efficiencies(
+        [point for point in points if point not in first and "fficient" not in point.configuration]
+    )
     assert later.points >= 60 and later.mean_error is not None and later.mean_error < GOAL
 
 
 @pytest.mark.shared
 def test_scaling_without_efficient_networks(validated: Validated) -> None:
-    plain = summary([point for point in first_points(validated(CNN).scaling) if "fficient" not in point.configuration])
+    plain = summarise_efficiencies(
+        [point for point in first_points(validated(CNN).scaling) if "fficient" not in point.configuration]
+    )
     assert plain.points >= 48 and plain.mean_error is not None and plain.mean_error < 4.0
 
 

@@ -12,18 +12,13 @@ from paleo.pricing.communication import Nccl, best, prices
 from paleo.pricing.links.alpha_beta import LevelCost, lower_bound, torus_bound, traffic_time
 from paleo.pricing.links.group import GroupLinks
 
-CASES = [(name, operation) for name, algorithm in ALGORITHMS.items() for operation in algorithm.operations]
+CASES = [(name, operation) for name, algorithm in ALGORITHMS.items() for operation in algorithm.formulas]
 PAYLOADS = np.geomspace(1.0, 1e10, 41)
 FLAT = (LevelCost(alpha=3e-6, beta=1 / 50e9, gamma=1 / 400e9),)
 TWO = (FLAT[0], LevelCost(alpha=9e-6, beta=1 / 25e9, gamma=1 / 400e9))
 GROUPS = [(2,), (3,), (8,), (13,), (64,), (8, 1), (1, 8), (8, 2), (4, 7), (2, 3), (8, 128)]
 
-costs = st.builds(
-    LevelCost,
-    alpha=st.floats(0, 1e-4),
-    beta=st.floats(1e-12, 1e-8),
-    gamma=st.floats(0, 1e-10),
-)
+costs = st.builds(LevelCost, alpha=st.floats(0, 1e-4), beta=st.floats(1e-12, 1e-8), gamma=st.floats(0, 1e-10))
 
 
 def priced(algorithm: Algorithm, operation: str, payload: object, group: tuple[object, ...], levels: object) -> object:

@@ -410,10 +410,7 @@ NETWORKS: dict[str, tuple[Data, str]] = {
     "name with dots": ({"layers": [{"name": "a.b", "relu": {}}]}, "dots"),
     "name of a generated one": ({"layers": ["relu", {"name": "relu1", "relu": {}}]}, "relu1"),
     "name is a number": ({"layers": [{"name": 3, "relu": {}}]}, "name"),
-    "block that uses itself": (
-        {"blocks": {"again": {"layers": ["again"]}}, "layers": ["again"]},
-        "nested deeper",
-    ),
+    "block that uses itself": ({"blocks": {"again": {"layers": ["again"]}}, "layers": ["again"]}, "nested deeper"),
     "blocks that use each other": (
         {"blocks": {"a": {"layers": ["b"]}, "b": {"layers": ["a"]}}, "layers": ["a"]},
         "nested deeper",
@@ -625,7 +622,7 @@ OPTIONS: dict[str, tuple[list[str], str]] = {
     "system long path": (["estimate", "lenet", "--system", "/" + "a" * 5000], "cannot be read"),
     "system zero byte": (["estimate", "lenet", "--system", "a\0b/"], "cannot be read"),
     "model empty": (["estimate", "", "--system", "t4"], "model"),
-    "model a folder": (["summary", "./"], "directory"),
+    "model a folder": (["summary", "./"], "this folder holds no config.json"),
     "model a device": (["estimate", "t4", "--system", "t4"], "model"),
     "model dots": (["summary", "../../etc/passwd"], "passwd"),
     "unknown option": ([*LENET, "--gpuz", "8"], "--gpus"),

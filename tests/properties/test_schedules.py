@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paleo.errors import PlanError
-from paleo.schedules.base import SCHEDULES, UNROLLED, Action, ClosedForms, Passes, Schedule, unrolled
-from paleo.schedules.pipeline import StageTime, pipeline_time
+from paleo.errors import PlanError, SpecError
+from paleo.schedules.base import SCHEDULES, UNROLLED, Action, ClosedForms, Passes, Schedule, add_schedule, unrolled
+from paleo.schedules.engine import StageTime, pipeline_time
 from paleo.schedules.stage_ends import stage_ends
 
 Array = npt.NDArray[np.float64]
@@ -140,3 +140,30 @@ def test_an_order_that_waits_for_itself_is_an_error() -> None:
     schedule = Schedule("stuck", "this test", backward_first)
     with pytest.raises(PlanError, match="4 passes wait for one another"):
         stage_ends(schedule, Passes(*np.ones((3, 2, 1))), 1, 1).max(axis=0)
+
+
+def _with_changed_order(change: str) -> Schedule:
+    def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
+        actions = SCHEDULES["zb-h1"].order(stage, stages, microbatches, chunks)
+        if stage == 1 and change == "lacks":
+            return [action for action in actions if action != Action("B", 1)]
+        if stage == 1 and change == "repeats":
+            return [*actions, Action("W", 0)]
+        return [*actions, Action("F", microbatches)] if stage == 1 else actions
+
+    return replace(SCHEDULES["zb-h1"], name=f"zb-h1 that {change}", order=order)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("lacks", "with 2 stages and 2 microbatches, stage 1 has no backward pass of microbatch 1 through chunk 0"),
+        ("repeats", "stage 1 has 2 times a weight pass of microbatch 0 through chunk 0"),
+        ("invents", "stage 1 may not have a forward pass of microbatch 2 through chunk 0"),
+    ],
+)
+def test_an_incomplete_schedule_is_not_registered(change: str, says: str) -> None:
+    """One backward pass less was priced 5.5 % too fast without a warning."""
+    with pytest.raises(SpecError, match=says):
+        add_schedule(_with_changed_order(change))
+    assert f"zb-h1 that {change}" not in SCHEDULES

@@ -20,7 +20,7 @@ from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.step.layouts import Shared
+from paleo.step.layouts import ResultCache
 from paleo.step.step import step
 
 #: Small enough to run many of them, with a vocabulary that makes the last stage the longest.
@@ -170,14 +170,16 @@ def test_one_configuration_is_what_it_is_among_others() -> None:
     results = part.results
     for number, stored in list(enumerate(results.batches))[::7]:
         rows = results.rows(np.flatnonzero(results.choice == number))
-        batch = replace(stored, cases=stored.cases.of(rows), arrival=np.asarray(stored.arrival)[rows], shared=Shared())
+        batch = replace(
+            stored, cases=stored.cases.of(rows), arrival=np.asarray(stored.arrival)[rows], shared=ResultCache()
+        )
         together = step(batch)
         added = sum(seconds for name, seconds in together.parts.items() if name != "communication_total")
         assert np.allclose(added, together.step_time, rtol=1e-9)
         for case in (0, len(batch) - 1):
             index = np.array([case])
             arrival = np.asarray(batch.arrival)[index]
-            single = step(replace(batch, cases=batch.cases.of(index), arrival=arrival, shared=Shared()))
+            single = step(replace(batch, cases=batch.cases.of(index), arrival=arrival, shared=ResultCache()))
             assert single.step_time[0] == pytest.approx(together.step_time[case], rel=1e-12)
             assert single.memory[0] == pytest.approx(together.memory[case], rel=1e-12)
             for name, seconds in single.parts.items():

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from paleo.layers.base import Choices
-from paleo.network.graph import Graph, build
+from paleo.network.graph import Graph, build_graph
 from paleo.operations.contraction import FusedAttention
 from paleo.operations.tensor import Tensor, precision
 from paleo.specs.model import load_model
@@ -29,7 +29,7 @@ FP32, SEQ = precision("fp32"), 64
 
 
 def counted(name: str, **overrides: Any) -> Graph:
-    return build(load_model(name), batch=1, choices=Choices(attention="unfused"), overrides=overrides)
+    return build_graph(load_model(name), batch=1, choices=Choices(attention="unfused"), overrides=overrides)
 
 
 def forward_flops(graph: Graph) -> float:

@@ -10,7 +10,7 @@ import pytest
 
 from paleo.importers.sources import from_torch, imported
 from paleo.layers.base import Choices
-from paleo.network.graph import Graph, build
+from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import precision
 
 torch = pytest.importorskip("torch")
@@ -137,7 +137,7 @@ def graph_of(one: Case, module: Any, folder: Path, seq: int) -> Graph:
     (folder / "config.json").write_text(json.dumps(data, default=str))
     model = imported("hf", str(folder)).model
     overrides = {"seq": seq} if "seq" in model.params else {}
-    return build(model, batch=1, choices=Choices(attention="unfused"), overrides=overrides)
+    return build_graph(model, batch=1, choices=Choices(attention="unfused"), overrides=overrides)
 
 
 def flops(graph: Graph) -> float:
@@ -158,7 +158,7 @@ def test_parameters_and_flop_are_those_of_the_library(one: Case, tmp_path: Path)
     graph = graph_of(one, module, tmp_path, 32)
     assert graph.parameters == sum(p.numel() for p in module.parameters())
     inputs = {"vit": ["1x3x224x224"], "t5": ["input_ids=1x32:int64", "decoder_input_ids=1x32:int64"]}
-    traced = build(
+    traced = build_graph(
         from_torch(module, inputs.get(one[0], ["1x32:int64"])), batch=1, choices=Choices(attention="unfused")
     )
     assert flops(graph) == pytest.approx(flops(traced), rel=1e-3)

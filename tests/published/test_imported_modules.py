@@ -12,7 +12,7 @@ import paleo
 from paleo.importers.sources import imported
 from paleo.importers.torch import build_module, parse_input
 from paleo.layers.base import Choices
-from paleo.network.graph import Graph, build
+from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import precision
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
@@ -45,7 +45,7 @@ def test_parameters_exact_and_flop_within_half_a_percent(name: str) -> None:
     factory, inputs = ZOO[name]
     module = build_module(factory, name)
     model = paleo.from_torch(module, inputs)
-    graph = build(model, batch=parse_input(inputs[0]).shape[0], choices=Choices(attention="unfused"))
+    graph = build_graph(model, batch=parse_input(inputs[0]).shape[0], choices=Choices(attention="unfused"))
     assert graph.parameters == sum(p.numel() for p in module.parameters())
     assert flops(graph) == pytest.approx(counted(module, inputs), rel=5e-3)
 
@@ -93,7 +93,7 @@ def test_seventy_billion_parameters_need_no_memory() -> None:
         "LlamaForCausalLM", hidden_size=8192, num_attention_heads=64, num_key_value_heads=8, num_hidden_layers=80,
         intermediate_size=28672, vocab_size=128256, max_position_embeddings=8192, head_dim=128,
     )  # fmt: skip
-    graph = build(paleo.from_torch(factory, ["1x4096:int64"]), batch=1)
+    graph = build_graph(paleo.from_torch(factory, ["1x4096:int64"]), batch=1)
     assert graph.parameters == 70_553_706_496
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2_000_000  # kibibytes on Linux
 
@@ -115,6 +115,6 @@ def test_onnx_files_that_torch_exports_count_the_same(name: str, tmp_path: Path)
         module, tensors, str(file), dynamo=False, opset_version=17, training=torch.onnx.TrainingMode.PRESERVE, **options
     )
     theirs = imported("onnx", str(file))
-    ours = build(paleo.from_torch(module, inputs), batch=1)
+    ours = build_graph(paleo.from_torch(module, inputs), batch=1)
     assert theirs.graph.parameters == ours.parameters == sum(p.numel() for p in module.parameters())
     assert theirs.flops == pytest.approx(flops(ours), rel=1e-3)

@@ -6,17 +6,17 @@ from functools import cache
 
 import pytest
 
-from paleo.network.graph import Graph, build
+from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import precision
 from paleo.specs.catalog import names
-from paleo.specs.model import load_model, within
+from paleo.specs.model import agrees_with_published, load_model
 
 MODELS = names("models")
 
 
 @cache
 def graph(name: str, batch: int = 1) -> Graph:
-    return build(load_model(name), batch=batch)
+    return build_graph(load_model(name), batch=batch)
 
 
 def flops(of: Graph, phase: str = "forward", dtype: str = "fp32") -> float:
@@ -51,7 +51,7 @@ def test_published_parameters(name: str) -> None:
     expect = load_model(name).expect
     assert expect is not None, "a model states its published size and where that comes from"
     counted = graph(name).parameters
-    assert within(expect.parameters, counted), f"{counted} against {expect.parameters} ({expect.source})"
+    assert agrees_with_published(expect.parameters, counted), f"{counted} against {expect.parameters} ({expect.source})"
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if (e := load_model(name).expect) and e.flops])
@@ -59,7 +59,7 @@ def test_published_flops(name: str) -> None:
     expect = load_model(name).expect
     assert expect is not None and expect.flops is not None
     counted = flops(graph(name))
-    assert within(expect.flops, counted), f"{counted:.6g} against {expect.flops} ({expect.source})"
+    assert agrees_with_published(expect.flops, counted), f"{counted:.6g} against {expect.flops} ({expect.source})"
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -78,10 +78,12 @@ def test_names_and_shapes(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_work_is_linear_in_the_batch_and_parameters_are_not(name: str) -> None:
+    """But for similarities of all pairs of a batch, where a network learns from them."""
     one, two = graph(name), graph(name, 2)
+    rest = 1e-7 if name.startswith(("clip", "siglip")) else 1e-12
     assert one.parameters == two.parameters
-    assert flops(two) == pytest.approx(2 * flops(one), rel=1e-12)
-    assert flops(two, "backward") == pytest.approx(2 * flops(one, "backward"), rel=1e-12)
+    assert flops(two) == pytest.approx(2 * flops(one), rel=rest)
+    assert flops(two, "backward") == pytest.approx(2 * flops(one, "backward"), rel=rest)
     assert saved(two) == pytest.approx(2 * saved(one), rel=0.01)  # statistics of batch normalisation do not grow
 
 
@@ -114,11 +116,13 @@ LOSSES = (
     "squared_error",
     "smooth_l1",
 )
+#: Networks whose published part ends in features: their loss needs a second network.
+WITHOUT_LOSS = {"dinov2_base", "dinov2_large", "dinov2_small"}
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_networks_end_in_a_loss(name: str) -> None:
-    assert graph(name).nodes[-1].type in LOSSES
+    assert (graph(name).nodes[-1].type in LOSSES) == (name not in WITHOUT_LOSS)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -128,7 +132,7 @@ def test_a_repeat_counts_as_much_as_its_copies(name: str, monkeypatch: pytest.Mo
     if not any(node.repeats for node in folded.nodes):
         pytest.skip("nothing is folded")
     monkeypatch.setattr("paleo.network.graph._Builder._folded", lambda *_: None)
-    written = build(load_model(name), batch=1)
+    written = build_graph(load_model(name), batch=1)
     assert len(written.nodes) == sum(node.repeat for node in folded.nodes)
     assert written.parameters == folded.parameters
     assert flops(written) == pytest.approx(flops(folded), rel=1e-12)
@@ -139,12 +143,12 @@ def test_a_repeat_counts_as_much_as_its_copies(name: str, monkeypatch: pytest.Mo
 def test_expectations_catch_a_wrong_count() -> None:
     expect = load_model("resnet50").expect
     assert expect is not None and expect.flops is not None
-    assert within(expect.parameters, 25557032) and not within(expect.parameters, 25557033)
-    assert within(expect.flops, 8.184e9) and not within(expect.flops, 8.19e9)
+    assert agrees_with_published(expect.parameters, 25557032) and not agrees_with_published(expect.parameters, 25557033)
+    assert agrees_with_published(expect.flops, 8.184e9) and not agrees_with_published(expect.flops, 8.19e9)
 
 
 def test_resolution_may_be_overridden() -> None:
-    larger = build(load_model("resnet50"), batch=1, overrides={"resolution": 448})
+    larger = build_graph(load_model("resnet50"), batch=1, overrides={"resolution": 448})
     assert larger.parameters == graph("resnet50").parameters
     convolutions = [flops(g) - 2 * 2048 * 1000 for g in (larger, graph("resnet50"))]
     assert convolutions[0] == pytest.approx(4 * convolutions[1])

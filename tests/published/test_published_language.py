@@ -8,7 +8,7 @@ import pytest
 
 from paleo.errors import GraphError
 from paleo.layers.base import Choices
-from paleo.network.graph import Graph, Node, build
+from paleo.network.graph import Graph, Node, build_graph
 from paleo.operations.tensor import precision
 from paleo.specs.catalog import names
 from paleo.specs.model import load_model, model_from
@@ -34,13 +34,13 @@ def saved_bytes(nodes: list[Node]) -> float:
 def small(layers: list[Any], **dims: int) -> Graph:
     inputs = {"x": {"dims": {"batch": "=batch", **dims}}}
     model = model_from({"title": "t", "task": "t", "source": "t", "inputs": inputs, "layers": layers}, "small.yaml")
-    return build(model, batch=2)
+    return build_graph(model, batch=2)
 
 
 @pytest.mark.parametrize("name", MEGATRON)
 def test_megatron_parameters_and_flops_follow_the_papers_formulas(name: str) -> None:
     """Narayanan et al. 2021: equation 2 for parameters, equation 3 for FLOP of an iteration with full recomputation."""
-    graph = build(load_model(name), batch=2)
+    graph = build_graph(load_model(name), batch=2)
     layers, h, s, vocab = (graph.params[key] for key in ("layers", "hidden", "seq", "vocab"))
     assert (
         graph.parameters == 12 * layers * h * h + 13 * layers * h + (vocab + s) * h + 2 * h
@@ -54,7 +54,7 @@ def test_megatron_parameters_and_flops_follow_the_papers_formulas(name: str) -> 
 def test_saved_activations_of_a_layer_follow_korthikanti(name: str) -> None:
     """Korthikanti et al. 2022, equation 1: s·b·h·(34 + 5·a·s/h) bytes; the second term goes with fusion."""
     for attention, factor in (("unfused", 5), ("fused", 0)):
-        graph = build(load_model(name), batch=2, choices=Choices(attention=attention))  # type: ignore[arg-type]
+        graph = build_graph(load_model(name), batch=2, choices=Choices(attention=attention))  # type: ignore[arg-type]
         s, h, heads = (graph.params[key] for key in ("seq", "hidden", "heads"))
         assert saved_bytes([n for n in graph.nodes if n.repeat > 1]) == s * 2 * (34 * h + factor * heads * s)
 
@@ -62,7 +62,7 @@ def test_saved_activations_of_a_layer_follow_korthikanti(name: str) -> None:
 def test_sequence_length_can_be_chosen() -> None:
     """gpt2: position table grows beyond 1024, attention is quadratic, all else linear in the sequence."""
     model = load_model("gpt2")
-    short, long = (build(model, batch=1, overrides={"seq": seq}) for seq in (512, 2048))
+    short, long = (build_graph(model, batch=1, overrides={"seq": seq}) for seq in (512, 2048))
     assert long.parameters - short.parameters == 1024 * 768 and short.tokens_per_sample == 512
     quadratic = 12 * 4 * 768
     linear = 12 * 24 * 768**2 + 2 * 768 * 50257
@@ -72,7 +72,7 @@ def test_sequence_length_can_be_chosen() -> None:
 
 def test_active_parameters_of_mixtures() -> None:
     """Forward FLOP of a token are twice the matrices that it visits, and the scores (3.3 billion active)."""
-    graph = build(load_model("qwen3-30b-a3b"), batch=1, overrides={"seq": 1})
+    graph = build_graph(load_model("qwen3-30b-a3b"), batch=1, overrides={"seq": 1})
     idle = 48 * (128 - 8) * 3 * 2048 * 768
     looked_up = 151936 * 2048
     vectors = 48 * 2 * (2048 + 128) + 2048
@@ -103,7 +103,7 @@ def test_additive_attention_by_hand() -> None:
 
 
 def test_bert_asks_for_the_masked_tokens_only() -> None:
-    graph = build(load_model("bert_large"), batch=4, overrides={"seq": 128})
+    graph = build_graph(load_model("bert_large"), batch=4, overrides={"seq": 128})
     head = next(node for node in graph.nodes if node.name == "head")
     assert head.out.sizes == (4, 20, 30522)
 
@@ -111,14 +111,14 @@ def test_bert_asks_for_the_masked_tokens_only() -> None:
 def test_translation_models_share_their_tables() -> None:
     """Source, target and (Transformer) output: one table in the Transformer, a table and a classifier in GNMT."""
     for name, tables in (("transformer_big", 33712 * 1024), ("gnmt", 32320 * (1024 + 1025))):
-        more = build(load_model(name), batch=1, overrides={"vocab": 1}).parameters
+        more = build_graph(load_model(name), batch=1, overrides={"vocab": 1}).parameters
         small_vocab = tables // (33712 if name == "transformer_big" else 32320)
-        assert build(load_model(name), batch=1).parameters - more == tables - small_vocab
+        assert build_graph(load_model(name), batch=1).parameters - more == tables - small_vocab
 
 
 def test_what_a_loop_reads_from_outside_is_kept_once() -> None:
     """The memory of the encoder serves six decoder layers and is kept once; what goes round in them, six times."""
-    graph = build(load_model("transformer_big"), batch=1)
+    graph = build_graph(load_model("transformer_big"), batch=1)
     cross = next(node for node in graph.nodes if node.name == "decoder.branch2.1.attention1")
     norm = next(node for node in graph.nodes if node.name == "decoder.branch1.1.self_attention1.layer_norm1")
     query, memory = cross.inputs

@@ -11,11 +11,11 @@ import pytest
 
 from paleo.errors import PlanError
 from paleo.layers.base import Choices
-from paleo.lowering.program import Counted, Program, Transfer, lower
-from paleo.network.graph import build
+from paleo.lowering.program import CountedKernel, Program, Transfer, lower
+from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
 from paleo.parallel.placement import Mesh, parse_strategy, placement
-from paleo.parallel.propagation import sent_once
+from paleo.parallel.propagation import distinct_target_share
 from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -35,7 +35,7 @@ def made(strategy: str, network: str = "gpt2", **more: Any) -> Prediction:
 
 
 def program(model: str, strategy: str, batch: int = 8, imbalance: float = 1.0, **choices: Any) -> Program:
-    graph = build(load_model(model), batch=batch, choices=Choices(**choices))
+    graph = build_graph(load_model(model), batch=batch, choices=Choices(**choices))
     chosen = parse_strategy(strategy)
     return lower(graph, placement(graph, chosen, {}, imbalance), Mesh.of(chosen.degrees), precision("bf16"))
 
@@ -44,7 +44,7 @@ def block(of: Program) -> tuple[Transfer, ...]:
     return max(of.sections, key=lambda section: section.repeat).transfers
 
 
-def block_kernels(of: Program) -> tuple[Counted, ...]:
+def block_kernels(of: Program) -> tuple[CountedKernel, ...]:
     return max(of.sections, key=lambda section: section.repeat).kernels
 
 
@@ -223,10 +223,7 @@ def test_unfused_attention_gathers_its_keys_first() -> None:
     """Without a kernel that takes keys piece by piece nothing hides the exchange (Llama 3, 2024, section 3.3.2)."""
     size = 2 * 8 * SEQ * KV * DIM * 2
     found = volumes(block(program("llama3-8b", "cp=4", attention="unfused")), "cp")
-    assert found == {
-        ("all_gather", "forward", "blocking"): size,
-        ("reduce_scatter", "backward", "blocking"): size,
-    }
+    assert found == {("all_gather", "forward", "blocking"): size, ("reduce_scatter", "backward", "blocking"): size}
 
 
 # experts
@@ -236,7 +233,7 @@ def test_unfused_attention_gathers_its_keys_first() -> None:
 def test_experts_exchange_tokens_of_the_busiest_rank(imbalance: float) -> None:
     """GShard (Lepikhin et al., 2020), section 3.2: dispatch and combine are all-to-alls of tokens · top_k · hidden,
     each way; the rank with the most tokens sets the pace."""
-    seq = build(load_model("mixtral-8x7b"), batch=1).params["seq"]
+    seq = build_graph(load_model("mixtral-8x7b"), batch=1).params["seq"]
     found = volumes(block(program("mixtral-8x7b", "ep=4", imbalance=imbalance)), "ep")
     size = 2 * int(imbalance * 8 * seq / 4 * 2 * 4096 * 2)
     assert found == {("all_to_all", phase, "blocking"): size for phase in ("forward", "backward")}
@@ -252,7 +249,7 @@ def distinct(chosen: int, experts: int, targets: int) -> float:
 @pytest.mark.parametrize(("chosen", "experts", "targets"), [(2, 8, 8), (2, 8, 4), (2, 8, 2), (3, 12, 4), (6, 12, 2)])
 def test_a_token_goes_once_to_each_node_that_has_some_of_its_experts(chosen: int, experts: int, targets: int) -> None:
     """DeepSeek-V3 technical report, 2024, section 3.2.2; counted over all choices of experts."""
-    assert sent_once(chosen, experts, targets) * chosen == pytest.approx(distinct(chosen, experts, targets))
+    assert distinct_target_share(chosen, experts, targets) * chosen == pytest.approx(distinct(chosen, experts, targets))
 
 
 def test_dispatch_once_sends_to_nodes_and_within_one_to_devices() -> None:
@@ -311,7 +308,7 @@ def test_capacity_pads_every_expert() -> None:
         moe = {"experts": 8, "top_k": 2, "ffn": 64, "capacity_factor": factor}
         dims = {"batch": "=batch", "seq": 16, "hidden": 32}
         head = {"title": "t", "task": "t", "source": "t", "inputs": {"x": {"dims": dims}}}
-        graph = build(model_from(head | {"layers": [{"moe": moe}]}, "t.yaml"), batch=4)
+        graph = build_graph(model_from(head | {"layers": [{"moe": moe}]}, "t.yaml"), batch=4)
         return next(op.out.size("capacity") for op in graph.nodes[0].operations if "capacity" in op.out.dims)
 
     assert (sent_tokens(1.0), sent_tokens(1.25)) == (4 * 16 * 2 / 8, 4 * 16 * 2 / 8 * 1.25)

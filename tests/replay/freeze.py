@@ -44,7 +44,7 @@ from paleo.specs.run import Run
 from paleo.specs.system import load_system
 
 if TYPE_CHECKING:
-    from paleo.validate.runner import FileReport
+    from paleo.tables.runner import FileReport
 
 FOLDER = Path(__file__).resolve().parent
 MEASUREMENTS = FOLDER.parents[2] / "shared" / "measurements"
@@ -206,7 +206,7 @@ def sampled(table: str) -> Case:
 
 def tables() -> list[str]:
     """The measured tables that ``paleo validate`` reads."""
-    from paleo.validate.tables import table_of
+    from paleo.tables.tables import table_of
 
     def read(path: Path) -> bool:
         try:
@@ -240,7 +240,7 @@ def error_figures(case: Case, whole: FileReport | None = None) -> Figures:
 
 
 def _report(table: str, rows: pd.DataFrame) -> FileReport:
-    from paleo.validate.runner import validate_file
+    from paleo.tables.runner import validate_file
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / table.removesuffix(".gz")

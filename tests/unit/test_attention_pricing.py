@@ -32,7 +32,7 @@ from paleo.pricing.kernels import DeviceFigures
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
 from paleo.step.backend import backend_of
-from paleo.validate.kinds.attention import AttentionTable
+from paleo.tables.kinds._attention import AttentionTable
 
 #: One multiprocessor at 1 GHz with 1024 FLOP per clock and 1 TB/s: times are cycles in nanoseconds.
 TINY = DeviceFigures("tiny", "Ampere", "HBM2", 1.0, 1e9, 1.024e12, 1e12, 4e7, 100.0, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from paleo.cli import run as command
 from paleo.errors import SpecError
 from paleo.logs.base import READERS, lines_of, read_log
 from paleo.logs.nccl_tests import PROGRAMS, operation_of, read_collectives
+from paleo.report.audit import verdict
 from paleo.specs.software import load_software
 from paleo.specs.system import System
-from paleo.studies.audit import HYPOTHESES, audit, audit_collectives, automatic_seconds
+from paleo.studies.audit import _HYPOTHESES, _automatic_seconds, audit, audit_collectives
 from paleo.studies.collective import collective
-from paleo.studies.comparison import FIGURES
+from paleo.studies.what_if import HARDWARE_PARAMETERS
 from paleo.units import GIB, MEBIBYTE
 
 RUNS = {
@@ -93,11 +95,11 @@ def slower_host(name: str, factor: float) -> Prediction:
 
 
 def clock(factor: float) -> Callable[[System], System]:
-    return lambda machine: FIGURES["arithmetic (FLOP/s)"](machine, factor)
+    return lambda machine: HARDWARE_PARAMETERS["arithmetic (FLOP/s)"](machine, factor)
 
 
 def link(factor: float) -> Callable[[System], System]:
-    return lambda machine: FIGURES["link bandwidth"](machine, factor)
+    return lambda machine: HARDWARE_PARAMETERS["link bandwidth"](machine, factor)
 
 
 FAULTS: list[tuple[str, str, Callable[[], str]]] = [
@@ -211,7 +213,7 @@ def nccl_log(operation: str, ranks: int, *, link: float = 1.0, late: float = 0.0
     random = np.random.default_rng(seed)
     payloads = 2.0 ** np.arange(10, 31, 2)
     study = collective(operation, payloads[-1], ranks, load_system("dgx-h100"))
-    seconds = (automatic_seconds(study, payloads) / link + late) * np.exp(0.05 * random.standard_normal(len(payloads)))
+    seconds = (_automatic_seconds(study, payloads) / link + late) * np.exp(0.05 * random.standard_normal(len(payloads)))
     program = next(name for name, meant in PROGRAMS.items() if meant == operation)
     lines = [
         f"# Collective test starting: {program}",
@@ -256,14 +258,14 @@ def test_an_audit_in_python_is_that_of_the_command_line(tmp_path: Path, capsys: 
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(answer.to_dict()))
     assert answer.to_frame()["gpus"].tolist() == [16] and answer.headline in str(answer)
     training = write(tmp_path, megatron_log(prediction("gpt"), 1))
-    with pytest.raises(SpecError, match=r"model: .* is a log of a training \(megatron-lm.*state the network"):
+    with pytest.raises(SpecError, match=r"model: .* is a log of a training \(megatron-lm.*name the network"):
         paleo.audit(training, "dgx-a100-80gb")
     answer = paleo.audit(training, "dgx-a100-80gb", "gpt2-xl", run=RUNS["gpt"][2])
     assert answer.headline.endswith("as predicted, nothing in this log says otherwise.")
 
 
 def test_every_fault_has_advice() -> None:
-    assert all(hypothesis.advice and hypothesis.name for hypothesis in HYPOTHESES)
+    assert all(hypothesis.advice and hypothesis.name for hypothesis in _HYPOTHESES)
 
 
 def test_what_was_taken_for_granted_is_noted(tmp_path: Path) -> None:
@@ -276,3 +278,56 @@ def test_what_was_taken_for_granted_is_noted(tmp_path: Path) -> None:
     assert "a step is taken to hold 64 samples of 8,192 tokens" in assumed
     (fits,) = audit(read_log(megatron), prediction("llama", strategy="dp", recompute="none")).notes
     assert "does not fit into memory" in fits
+
+
+def _lines(text: str, change: Callable[[int, str], str]) -> str:
+    """A log with the lines of its steps changed, by their place."""
+    steps, lines = 0, []
+    for line in text.splitlines():
+        if line.startswith(" iteration"):
+            line, steps = change(steps, line), steps + 1
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _slower(line: str, factor: float) -> str:
+    return re.sub(r"\(ms\): ([\d.]+)", lambda match: f"(ms): {float(match[1]) * factor:.1f}", line)
+
+
+SPOILT: dict[str, tuple[Callable[[int, str], str], str]] = {
+    "batch": (lambda _, line: re.sub(r"batch size: +(\d+)", r"batch size: \g<1>00", line), "samples per step"),
+    "half slower": (lambda step, line: _slower(line, 3.0) if step % 2 else line, "standard deviation of steps"),
+    "some slower": (lambda step, line: _slower(line, 3.0) if step % 6 == 5 else line, "of the steps take more than"),
+    "skipped": (lambda step, line: line + " number of skipped iterations:   2 |" if step == 5 else line, "skipped"),
+    "no numbers": (lambda step, line: line.replace("9.1E+00", "nan"), "15 of 15 records"),
+    "resumed": (lambda step, line: line.replace(f"{step + 1:8d}/", f"{step % 8 + 1:8d}/"), "go back 1 time"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_spoilt_logs_are_not_as_predicted(case: str, tmp_path: Path) -> None:
+    change, said = SPOILT[case]
+    step = prediction("gpt")
+    text = _lines(megatron_log(step, 3, timers=False), change)
+    answer = verdict(audit(read_log(write(tmp_path, text)), step))
+    assert said in answer and "nothing in this log says otherwise" not in answer
+
+
+def test_a_rank_that_is_slower_is_never_as_predicted(tmp_path: Path) -> None:
+    step = prediction("gpt")
+    answer = verdict(audit(read_log(write(tmp_path, megatron_log(step, 3, slow=3.0))), step))
+    assert "straggler" in answer and "says otherwise" not in answer
+
+
+def test_a_log_of_more_ranks_than_stated_is_not_as_predicted(tmp_path: Path) -> None:
+    log = read_collectives(write(tmp_path, nccl_log("all_reduce", 16)))
+    assert log is not None
+    answer = audit_collectives(log, "all_reduce", 8, load_system("dgx-h100")).verdict
+    assert answer.endswith("the log is of 16 ranks; state --gpus 16.")
+
+
+def test_steps_that_scatter_beyond_all_numbers_have_an_interval(tmp_path: Path) -> None:
+    step = prediction("gpt")
+    text = _lines(megatron_log(step, 3, timers=False), lambda at, line: _slower(line, 10.0 ** (5 * (at % 4))))
+    low, high = audit(read_log(write(tmp_path, text)), step).interval
+    assert 0.0 < low < high < math.inf

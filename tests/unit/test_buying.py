@@ -14,13 +14,16 @@ from rich.console import Console
 from paleo import Run, load_model, load_system
 from paleo.cli import run as paleo
 from paleo.errors import SpecError
+from paleo.launch.commands import supported_space
+from paleo.launch.jobs import flags_of
 from paleo.predict import predict
-from paleo.report import buying
+from paleo.report.plan import purchase_table
 from paleo.search import plans
+from paleo.search.classes import class_numbers, simplicity
+from paleo.search.counts import search_counts
 from paleo.search.space import Space
-from paleo.studies.buying import Wish, answer, verdict
-from paleo.studies.launch import launch_flags, runnable
-from paleo.studies.training import Amount
+from paleo.studies.cost import Amount
+from paleo.studies.purchase import Requirements, plan_purchase, purchase_verdict
 from paleo.units import DAY
 
 MODEL = "gpt2-medium"
@@ -35,32 +38,36 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
 
 def test_the_cheapest_that_is_in_time_comes_first() -> None:
     offers = [(load_system(name), (8, 16)) for name in ("dgx-h100", "dgx-a100-80gb")]
-    wish = Wish(AMOUNT, objective="cost")
-    reply = answer(load_model(MODEL), offers, Run(global_batch=64), wish)
-    costs = [plan.usd for plan in reply.plans]
+    wish = Requirements(AMOUNT, objective="cost")
+    reply = plan_purchase(load_model(MODEL), offers, Run(global_batch=64), wish)
+    costs = [plan.score("cost") for plan in reply.plans if plan.roomy]
     assert costs == sorted(costs) and reply.best is reply.plans[0]
     slowest = max(plan.seconds or 0.0 for plan in reply.plans)
-    tight = Wish(AMOUNT, deadline=slowest * 0.9, objective="cost")
-    sooner = answer(load_model(MODEL), offers, Run(global_batch=64), tight)
+    tight = Requirements(AMOUNT, deadline=slowest * 0.9, objective="cost")
+    sooner = plan_purchase(load_model(MODEL), offers, Run(global_batch=64), tight)
     assert sooner.best is not None and (sooner.best.seconds or 0.0) <= slowest * 0.9
-    assert "Cheapest within" in verdict(sooner)
+    assert "Cheapest within" in purchase_verdict(sooner)
 
 
 def test_where_nothing_is_in_time_a_larger_count_is_named() -> None:
-    fast = answer(load_model(MODEL), [(load_system("dgx-h100"), (32,))], Run(global_batch=64), Wish(AMOUNT))
+    fast = plan_purchase(
+        load_model(MODEL), [(load_system("dgx-h100"), (32,))], Run(global_batch=64), Requirements(AMOUNT)
+    )
     assert fast.best is not None and fast.best.seconds is not None
-    wish = Wish(AMOUNT, deadline=fast.best.seconds * 1.05)
-    reply = answer(load_model(MODEL), [(load_system("dgx-h100"), (8,))], Run(global_batch=64), wish)
+    wish = Requirements(AMOUNT, deadline=fast.best.seconds * 1.05)
+    reply = plan_purchase(load_model(MODEL), [(load_system("dgx-h100"), (8,))], Run(global_batch=64), wish)
     assert reply.best is None and "nodes) would do" in reply.remedies[0].words
-    assert verdict(reply).startswith("Nothing is done within")
+    assert purchase_verdict(reply).startswith("Nothing is done within")
 
 
 def test_where_nothing_fits_a_count_or_an_offload_is_named() -> None:
-    reply = answer(load_model("llama3-70b"), [(load_system("dgx-a100-80gb"), (8,))], Run(global_batch=8), Wish())
-    assert reply.best is None and verdict(reply).startswith("Nothing fits into memory")
+    reply = plan_purchase(
+        load_model("llama3-70b"), [(load_system("dgx-a100-80gb"), (8,))], Run(global_batch=8), Requirements()
+    )
+    assert reply.best is None and purchase_verdict(reply).startswith("Nothing fits into memory")
     for remedy in reply.remedies:
         assert "would do" in remedy.words or "host memory" in remedy.words
-        assert remedy.command.startswith("paleo estimate llama3-70b") and remedy.command in verdict(reply)
+        assert remedy.command.startswith("paleo estimate llama3-70b") and remedy.command in purchase_verdict(reply)
 
 
 def test_the_command_shows_the_plan_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,16 +88,18 @@ def test_the_command_shows_the_plan_again(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("software", "words"),
     [
-        ("megatron-core", "--tensor-model-parallel-size"),
-        ("torchtitan", "--parallelism.tensor_parallel_degree"),
-        ("huggingface-eager", "zero_optimization.stage"),
+        ("megatron-core", "--tensor-model-parallel-size|64"),
+        ("torchtitan", "--parallelism.tensor_parallel_degree|64"),
+        ("deepspeed", "zero_optimization.stage|64"),
+        ("fsdp2", "num_processes: 8|per_device_train_batch_size: 8"),
     ],
 )
 def test_flags_name_the_layout(software: str, words: str) -> None:
     run = Run(global_batch=64, software=software)
-    reply = answer(load_model(MODEL), [(load_system("dgx-a100-80gb"), (8,))], run, Wish())
-    assert words in reply.flags and "64" in reply.flags
-    assert launch_flags(reply.plans[0].lead)
+    space = supported_space(Space(), software)
+    reply = plan_purchase(load_model(MODEL), [(load_system("dgx-a100-80gb"), (8,))], run, Requirements(), space=space)
+    assert [word for word in words.split("|") if word not in reply.flags] == []
+    assert flags_of(reply.plans[0].lead)
 
 
 def test_flags_of_megatron_name_experts_layers_and_formats() -> None:
@@ -98,31 +107,29 @@ def test_flags_of_megatron_name_experts_layers_and_formats() -> None:
     in 8 and 4 bits stand beside weights in bf16."""
     run = Run(gpus=32, global_batch=32, microbatch=1, strategy="tp=4,ep=8,dp=4,pp=2,etp=1,sp", cut=(5, 7))
     run = run.model_copy(update={"software": "megatron-core"})
-    flags = launch_flags(predict(load_model("gpt-oss-20b"), load_system("dgx-h100"), run))
+    flags = flags_of(predict(load_model("gpt-oss-20b"), load_system("dgx-h100"), run))
     assert "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1" in flags
-    assert f"'E{'t' * 10}|{'t' * 14}L'" in flags and flags.endswith("--bf16")
-    for dtype, words in (("fp8", "--bf16 --fp8-format hybrid"), ("fp4", "--bf16 --fp4-format e2m1")):
+    assert f"'E{'t' * 10}|{'t' * 14}L'" in flags and "--bf16" in flags.split()
+    for dtype, words in (("fp8", "--bf16 --fp8-format hybrid "), ("fp4", "--bf16 --fp4-format e2m1 ")):
         small = Run(gpus=8, global_batch=8, dtype=dtype, software="megatron-core")
-        assert launch_flags(predict(load_model(MODEL), load_system("dgx-b200"), small)).endswith(words)
+        assert words in flags_of(predict(load_model(MODEL), load_system("dgx-b200"), small))
 
 
 def test_full_plans_stand_behind_roomy_ones_and_say_so() -> None:
     """As a table says it: how layers are recomputed, why a faster plan is not the first, whose price is not known."""
     run = Run(global_batch=64, model={"seq": 6144}, qlora=True)
     offers = [(load_system("rtx-5090-8gpu-100gbe"), (4,))]
-    reply = answer(load_model("qwen3-32b"), offers, run, Wish(Amount(1e4, "10,000 samples")), top=3)
+    reply = plan_purchase(load_model("qwen3-32b"), offers, run, Requirements(Amount(1e4, "10,000 samples")))
     page = Console(width=400, record=True, file=io.StringIO())
-    page.print(buying.table(reply))
+    page.print(purchase_table(reply))
     text = page.export_text()
     assert not all(plan.roomy for plan in reply.plans) and reply.plans[0].roomy
-    assert "Plans that leave less than 5 % of the memory free stand behind all others." in text
-    assert "No price is known of rtx-5090-8gpu-100gbe; state one: --price" in text
-    assert "full recomputation of 23 layers a stage" in text and "stage recomputation" not in text
+    assert "Plans that leave less than 5 % of the memory free are listed last." in text
+    assert "No price is known for rtx-5090-8gpu-100gbe; give one with --price" in text
+    assert "layers a stage" in text and "stage recomputation" not in text
 
 
-def test_mixtures_under_software_without_a_time_of_routing_are_warned_of(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_mixtures_under_software_without_a_time_of_routing_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     """In an estimate, a plan and a comparison; not where the profile states the time, and not of dense networks."""
     place = ["--gpus", "8", "--global-batch", "8"]
     for command in (["estimate", "--system", "dgx-h100"], ["compare", "--systems", "dgx-h100"]):
@@ -133,21 +140,23 @@ def test_mixtures_under_software_without_a_time_of_routing_are_warned_of(
             paleo([command[0], model, *command[1:], *place, "--strategy", "zero=3", "--software", software])
             text = " ".join(capsys.readouterr().out.split())
             assert (f"software {software} states no time of the host for sending tokens to experts" in text) == warned
-    place += ["--strategy", "zero=3", "--microbatch", "1", "--software", "nanotron"]
+    place += ["--strategy", "zero=1", "--microbatch", "1", "--software", "nanotron"]
     paleo(["plan", "gpt-oss-20b", "--systems", "dgx-h100", *place])
     assert "Warning: software nanotron states no time" in " ".join(capsys.readouterr().out.split())
 
 
 def test_only_schedules_that_a_framework_runs() -> None:
     assert (
-        runnable(Space(), "megatron-core").schedules == runnable(Space(), "nemo").schedules == ("1f1b", "interleaved")
+        supported_space(Space(), "megatron-core").schedules
+        == supported_space(Space(), "nemo").schedules
+        == ("1f1b", "interleaved")
     )
-    assert runnable(Space(), "pytorch-eager") == Space()
-    assert runnable(Space(), "mxnet").schedules == ()
-    assert runnable(Space(), "mxnet").zero == (0,)
-    assert runnable(Space(zero=(3,)), "mxnet").zero == (3,)  # it is asked what ZeRO-3 would do
+    assert supported_space(Space(), "pytorch-eager") == Space()
+    assert supported_space(Space(), "mxnet").schedules == ()
+    assert supported_space(Space(), "mxnet").zero == (0,)
+    assert supported_space(Space(zero=(3,)), "mxnet").zero == (3,)  # it is asked what ZeRO-3 would do
     stated = Space(degrees={"pp": 2}, zero=(0,))
-    assert runnable(stated, "mxnet") == stated  # it is asked what pipelines would do
+    assert supported_space(stated, "mxnet") == stated  # it is asked what pipelines would do
 
 
 def test_any_software_leaves_nothing_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,14 +165,14 @@ def test_any_software_leaves_nothing_out(capsys: pytest.CaptureFixture[str]) -> 
         printed(capsys, "plan", MODEL, *arguments, *software)
         for software in ((), ("--software", "any"), ("--software", "megatron-core"))
     )
-    assert every["configurations"] == plain["configurations"] > some["configurations"]
-    assert every["plans"] == plain["plans"]
+    assert every["configurations"] > plain["configurations"] and every["configurations"] > some["configurations"]
+    assert [each["software"] for each in (plain, every)] == ["torchtitan", "pytorch-eager"]
 
 
 def test_a_framework_without_pipelines_has_no_plan_with_stages() -> None:
     search = plans.search(
         load_model("alexnet"), load_system("pcie3-8gpu"), Run(global_batch=64, gpus=4, software="mxnet"), top=50,
-        space=runnable(Space(), "mxnet"),
+        space=supported_space(Space(), "mxnet"),
     )  # fmt: skip
     assert search.plans
     assert not any("pp=" in row.strategy for row in search.plans)
@@ -172,8 +181,8 @@ def test_a_framework_without_pipelines_has_no_plan_with_stages() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--gpus", "8"), "expected --system S or --systems"),
-        (("--system", "dgx-h100", "--systems", "dgx-h100", "--gpus", "8"), "one of them"),
+        (("--gpus", "8"), "expected either --system S or --systems"),
+        (("--system", "dgx-h100", "--systems", "dgx-h100", "--gpus", "8"), "expected either"),
         (("--system", "dgx-h100", "--gpus", "8", "--deadline", "60d"), "need an amount of training"),
         (("--system", "dgx-h100", "--gpus", "8", "--tokens", "1e9", "--deadline", "60 dogs"), "dogs"),
         (("--system", "dgx-h100", "--gpus", "8", "--tokens", "1e9", "--objective", "fun"), "objective 'fun'"),
@@ -188,16 +197,53 @@ def test_bad_questions_are_one_message(
 
 def test_wishes_without_an_amount_are_refused() -> None:
     with pytest.raises(SpecError, match="need an amount"):
-        answer(load_model(MODEL), [(load_system("dgx-h100"), (8,))], Run(), Wish(deadline=DAY))
+        plan_purchase(load_model(MODEL), [(load_system("dgx-h100"), (8,))], Run(), Requirements(deadline=DAY))
 
 
 def test_an_interval_beyond_the_deadline_is_told() -> None:
     """A plan that meets the deadline by its prediction alone may be late."""
-    plain = answer(load_model(MODEL), [(load_system("dgx-a100-80gb"), (8,))], Run(global_batch=64), Wish(AMOUNT))
+    plain = plan_purchase(
+        load_model(MODEL), [(load_system("dgx-a100-80gb"), (8,))], Run(global_batch=64), Requirements(AMOUNT)
+    )
     assert plain.best is not None and plain.best.seconds is not None
     slow = plain.best.interval[1] / plain.best.row.step_time
     told = {}
     for share in (1.01, 1.01 * slow):
-        wish = Wish(AMOUNT, deadline=share * plain.best.seconds)
-        told[share] = "slow end of its interval is beyond" in verdict(replace(plain, wish=wish))
+        wish = Requirements(AMOUNT, deadline=share * plain.best.seconds)
+        told[share] = "slow end of its interval is beyond" in purchase_verdict(replace(plain, wish=wish))
     assert list(told.values()) == [True, False]
+
+
+def test_the_smallest_order_that_is_in_time_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole nodes of eight; one node less is too slow or cannot be used, and each count that was tried says which."""
+    call = ("plan", MODEL, "--system", "dgx-a100-80gb", "--tokens", "40e9", "--deadline", "2d", "--strategy", "dp")
+    document = printed(capsys, *call)
+    gpus = document["plans"][0]["gpus"]
+    assert gpus % 8 == 0 and document["plans"][0]["days"] <= 2
+    days = {plan["gpus"]: plan["days"] for plan in document["plans"]}
+    skipped = {each["gpus"] for each in document["skipped"]}
+    assert days.get(gpus - 8, 3) > 2 and gpus - 8 in {0, *days, *skipped}
+    assert document["verdict"].startswith(f"Fewest GPUs within 2 days: {gpus} GPUs of dgx-a100-80gb")
+    assert document["software"] == document["plans"][0]["command"].split("--software ")[1].split()[0]
+    assert "global batch" in document["choices"]
+
+
+def test_every_count_has_a_row_or_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ("plan", "gpt2-medium", "--system", "dgx-h100", "--gpus", "7,8,16", "--global-batch", "64", "--top", "1")
+    for more in ((), ("--samples", "1e6"), ("--objective", "gpus")):
+        document = printed(capsys, *call, "--strategy", "zero=3", *more)
+        assert {plan["gpus"] for plan in document["plans"]} == {8, 16}
+        assert [each["gpus"] for each in document["skipped"]] == [7]
+
+
+def test_plans_of_a_class_are_as_fast_as_can_be_told_and_the_simplest_comes_first() -> None:
+    model, system = load_model("llama3-8b"), load_system("dgx-h100")
+    found = search_counts(model, system, Run(global_batch=64), (8,), space=supported_space(Space(), "torchtitan"))
+    numbers = class_numbers(found.plans)
+    assert numbers == sorted(numbers) and numbers.count(1) > 1
+    capacity = system.device.memory.usable
+    members = [row for row, number in zip(found.plans, numbers, strict=True) if number == 1]
+    assert members[0] == min(members, key=lambda row: simplicity(row, capacity))
+    assert all(row.class_step == min(each.step_time for each in members) for row in members)
+    low, high = predict(model, system, members[0].run).interval
+    assert max(row.step_time for row in members) < high and low < members[0].class_step

@@ -14,17 +14,27 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate import command, measure
-from paleo.calibrate.files import LEAST_ROWS, Fit, calibrations, fit_each, fits, jobs, yaml_text
-from paleo.calibrate.fit import Rows, fit
-from paleo.calibrate.measure import Tables, Timing, WallClock, catalog_name
-from paleo.calibrate.microbenchmarks import PAYLOADS, SUITES, USUAL, Point, collective_points, points
+from paleo.calibrate.files import LEAST_ROWS, FittedEntry, calibrations, fit_each, fits, jobs, yaml_text
+from paleo.calibrate.fit import Fit, Rows
+from paleo.calibrate.measure import (
+    PAYLOADS,
+    SUITES,
+    USUAL,
+    Point,
+    Tables,
+    Timing,
+    WallClock,
+    catalog_name,
+    collective_points,
+    points,
+)
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import figures
 from paleo.specs.calibration import load_calibration
 from paleo.specs.device import load_device
-from paleo.validate.kinds.base import KINDS
-from paleo.validate.tables import table_of
+from paleo.tables.kernels import KINDS
+from paleo.tables.tables import table_of
 
 TRUE = GemmParameters(launch=5e-6, efficiency=0.8, bandwidth_efficiency=0.7)
 
@@ -74,7 +84,7 @@ def test_a_fit_writes_a_calibration_that_predicts_its_table(file: Path, tmp_path
     assert np.mean(np.abs(own - 1)) < 0.04 < np.mean(np.abs(inherited - 1))
 
 
-def fits_of(tables: Sequence[Path], only: Sequence[str] = ()) -> list[Fit]:
+def fits_of(tables: Sequence[Path], only: Sequence[str] = ()) -> list[FittedEntry]:
     return [each for fits_of_job in fit_each(jobs(tables, only), "2026-01-02") for each in fits_of_job]
 
 
@@ -140,7 +150,7 @@ def test_without_scipy_the_message_says_how_to_get_it(monkeypatch: pytest.Monkey
     frame = table(60)
     rows = Rows(frame, figures(load_device("l40s"), "bf16"), "graph", frame["time_us"].to_numpy() * 1e-6)
     with pytest.raises(SpecError, match=r"paleo-perf\[fit\]"):
-        fit(KINDS["gemm"], [rows], GemmParameters())
+        Fit(KINDS["gemm"], [rows], GemmParameters()).result()
 
 
 @pytest.mark.shared

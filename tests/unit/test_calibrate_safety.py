@@ -11,8 +11,7 @@ import pytest
 
 from paleo.calibrate import command
 from paleo.calibrate.files import jobs, skipped_rows
-from paleo.calibrate.measure import Tables
-from paleo.calibrate.microbenchmarks import Point
+from paleo.calibrate.measure import Point, Tables
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
@@ -20,7 +19,7 @@ from paleo.pricing.kernels import figures
 from paleo.specs.calibration import load_calibration
 from paleo.specs.catalog import catalog_root
 from paleo.specs.device import load_device
-from paleo.validate.kinds.base import KINDS
+from paleo.tables.kernels import KINDS
 
 TRUE = GemmParameters(launch=5e-6, efficiency=0.8, bandwidth_efficiency=0.7)
 

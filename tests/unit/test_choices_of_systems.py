@@ -9,21 +9,19 @@ import pytest
 
 from paleo.cli.process import run
 from paleo.errors import PaleoError
-from paleo.network.graph import build
+from paleo.network.graph import build_graph
 from paleo.parallel.placement import parse_strategy
 from paleo.parallel.plan import plan
-from paleo.predict import predict
+from paleo.predict import HEADROOM, predict
 from paleo.questions import systems_with_counts
-from paleo.search.plans import HEADROOM, recommended
+from paleo.search.counts import recommended
 from paleo.search.space import layouts, within
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.studies.buying import Wish, answer
-from paleo.studies.comparison import AUTO, compare
-from paleo.studies.cost import Tariff
-from paleo.studies.scaling import scale, spending
-from paleo.studies.training import Amount
+from paleo.studies.cost import Amount, Tariff
+from paleo.studies.purchase import AUTO, Requirements, compare, plan_purchase
+from paleo.studies.scale import cost_verdict, scale
 
 H100 = load_system("dgx-h100")
 GPT2, LLAMA = load_model("gpt2"), load_model("llama2-7b")
@@ -46,7 +44,7 @@ def test_a_search_within_named_sharding_tries_that_alone() -> None:
 
 @pytest.mark.parametrize("words", ["hsdp", "tp=2,hsdp", "tp=8,hsdp"])
 def test_a_search_shards_within_nodes_as_a_run_does(words: str) -> None:
-    chosen = layouts(build(GPT2, batch=1), 16, 64, within(words), H100.devices_per_node)
+    chosen = layouts(build_graph(GPT2, batch=1), 16, 64, within(words), H100.devices_per_node)
     stated = plan(GPT2, H100, SIXTEEN.model_copy(update={"strategy": words}))
     assert stated.mesh in [layout.mesh for layout in chosen]
 
@@ -71,7 +69,7 @@ def test_a_comparison_finds_the_plan_that_plan_and_report_find() -> None:
     study = compare(LLAMA, [H100], auto, gpus=[8], planner=recommended)
     assert study.candidates[0].prediction is not None
     best = study.candidates[0].prediction
-    reply = answer(LLAMA, [(H100, [8])], Run(global_batch=32), Wish())
+    reply = plan_purchase(LLAMA, [(H100, [8])], Run(global_batch=32), Requirements())
     assert reply.plans[0].row.run == best.run
     assert reply.plans[0].row.step_time == pytest.approx(best.step_time, rel=1e-14)  # sums of one and of many plans
     assert best.memory.total <= (1 - HEADROOM) * best.memory.capacity
@@ -93,7 +91,7 @@ def test_json_of_a_comparison_of_counts(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_spending_names_the_cheapest_count_and_the_price_of_time_saved() -> None:
-    """1 USD for each GPU and hour: cost is GPUs times hours."""
+    """1 USD for each GPU and hour: cost is GPUs of whole nodes times hours."""
     tariff = Tariff(gpu_price="1 USD/h")  # type: ignore[arg-type]
     curve = scale(
         load_model("resnet50"),
@@ -106,18 +104,18 @@ def test_spending_names_the_cheapest_count_and_the_price_of_time_saved() -> None
     )
     costs = [point.training.cost or 0 for point in curve.points if point.training]
     hours = [point.training.time / 3600 for point in curve.points if point.training]
-    assert costs == pytest.approx([1 * hours[0], 8 * hours[1], 64 * hours[2]])
-    sentence = spending(curve) or ""
-    assert sentence.startswith("x: cheapest on 1 GPU (")
-    more, days = costs[1] - costs[0], (hours[0] - hours[1]) / 24
-    assert f"8 GPUs cost {more:,.0f} USD more, {more / days:.3g} USD for each day saved" in sentence
+    assert costs == pytest.approx([8 * hours[0], 8 * hours[1], 64 * hours[2]])
+    sentence = cost_verdict(curve) or ""
+    assert sentence.startswith("x: cheapest on 8 GPUs (")
+    more, days = costs[2] - costs[1], (hours[1] - hours[2]) / 24
+    assert f"64 GPUs cost {more:,.0f} USD more, {more / days:.3g} USD for each day saved" in sentence
 
 
 def test_no_price_no_sentence() -> None:
     curve = scale(load_model("resnet50"), H100, Run(global_batch=512), (1, 8), "strong")
-    assert spending(curve) is None
+    assert cost_verdict(curve) is None
     unpriced = replace(curve, points=tuple(replace(point, training=None) for point in curve.points))
-    assert spending(unpriced) is None
+    assert cost_verdict(unpriced) is None
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def finite(value: Any) -> bool:
 def test_an_option_of_one_value_is_stated_once(command: str, failure: Any) -> None:
     first, *_ = [option for option in options_of(command) if not (option.multiple or option.is_flag)]
     name = max(first.opts, key=len)
-    assert failure(command, name, "8", name, "16") == f"error: {name} is stated 2 times; it takes one value\n"
+    assert failure(command, name, "8", name, "16") == f"error: {name} occurs 2 times; it takes one value\n"
 
 
 def options_of(command: str) -> list[Any]:
@@ -240,10 +240,7 @@ def test_seq_and_set_change_the_model(document: Any) -> None:
         ([*ESTIMATE, "--strategy", "zero3"], "unknown 'zero3'; write zero=3"),
         (["estimate", "lenet", "--system", "t4", "--gpus", "8"], "such as aws-g4dn.metal, or write one: paleo init"),
         (["estimate", "lenet", "--system", "tpu-v2", "--gpus", "8"], "such as tpu-v2-pod, or write one"),
-        (
-            ["estimate", "config.json", "--system", "t4"],
-            "paleo import hf 'config.json' -o model.yaml makes a model of it",
-        ),
+        (["estimate", "config.json", "--system", "t4"], "no such file; expected the config.json of a model"),
         (["estimate", "lenet", "--system", "h100"], "nearest: 'dgx-h100', "),
         ([*ESTIMATE, "--recompute", "some"], "'none', 'selective' or 'full'"),
         ([*ESTIMATE, "--software", "pytorch-lazy"], "nearest: 'pytorch-eager'"),
@@ -251,8 +248,8 @@ def test_seq_and_set_change_the_model(document: Any) -> None:
         ([*ESTIMATE, "--set", "bukcet=1 MiB"], "nearest: 'bucket'"),
         ([*ESTIMATE, "--set", "bucket"], "expected key=value"),
         ([*ESTIMATE, "--set", "bucket=5"], "has no unit"),
-        ([*ESTIMATE, "--batch", "3", "--set", "batch=4"], "stands beside --batch"),
-        ([*ESTIMATE, "--set", "exchange=after", "--set", "exchange=after"], "stated twice"),
+        ([*ESTIMATE, "--batch", "3", "--set", "batch=4"], "--batch sets it, too"),
+        ([*ESTIMATE, "--set", "exchange=after", "--set", "exchange=after"], "occurs twice"),
         ([*ESTIMATE, "--epochs", "1", "--samples", "2"], "state one of them"),
         ([*ESTIMATE, "--plot", "timeline.jpg"], "ends in .png, .svg, .pdf"),
         ([*ESTIMATE, "--plot", "nowhere/at/all.png"], "there is no folder"),
@@ -264,9 +261,12 @@ def test_seq_and_set_change_the_model(document: Any) -> None:
         (["estimat", "lenet"], "'estimate'"),
         ([*SCALE, "--gpus", "1,two"], "expected GPU counts"),
         ([*SCALE, "--gpus", "0"], "expected GPU counts"),
-        (["plan", "lenet", "--system", "dgx-h100"], "state --gpus"),
+        (["plan", "lenet", "--system", "dgx-h100", "--per-layer"], "--gpus is missing"),
         ([*SCALE, "weaker", "--gpus", "1"], "nearest: 'weak'"),
-        ([*SCALE, "weak", "--mode", "strong", "--gpus", "1"], "keep one"),
+        ([*SCALE, "weak", "--mode", "strong", "--gpus", "1"], "use one of them"),
+        ([*ESTIMATE, "--set", "model=x"], "expected sizes of the network"),
+        ([*ESTIMATE, "--set", "model=x", "--seq", "64"], "expected sizes of the network"),
+        ([*ESTIMATE, "--set", "input=none", "--set", "input.sample=3kB"], "contradicts it"),
         (["compare", "lenet", "--systems", ","], "expected names"),
         (["compare", "lenet", "--systems", "dgx-a100-80gb", "--tokens", "10"], "not counted in tokens"),
         (["collective", "all_redcue", "--bytes", "1MB", "--ranks", "8", "--system", "dgx-h100"], "'all_reduce'"),
@@ -282,7 +282,7 @@ def test_seq_and_set_change_the_model(document: Any) -> None:
         (["import", "torch", "missing.py:net", "--input", "1x3"], "missing.py: no such file"),
         (["import", "torch", "no_such_module_here:net", "--input", "1x3"], "no module named 'no_such_module_here'"),
         (["collective", "all_reduce", "--bytes", "1MB", "--ranks", "1", "--system", "dgx-h100"], "2 or more"),
-        (["summary", "lenet", "--plot", "roof.svg"], "name it with --system"),
+        (["summary", "lenet", "--plot", "roof.svg"], "name one with --system"),
         (["summary", "lenet", "--plot", "roof.svg", "--system", "a100-sxm4-80gb", "--dtype", "fp8"], "'fp8'"),
         (["list", "modles"], "nearest: 'models'"),
         (["show", "resnet5"], "nearest: 'resnet50'"),

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.collectives.base import ALGORITHMS, OPERATIONS, LevelTraffic, Traffic
-from paleo.collectives.parameter_server import parameter_server_all_reduce
+from paleo.collectives.base import ALGORITHMS, LIBRARIES, OPERATIONS, Algorithm, LevelTraffic, Traffic, add_algorithm
+from paleo.collectives.parameter_server import _parameter_server_all_reduce
 from paleo.errors import PlanError, SpecError
 from paleo.pricing.communication import Fabric, Nccl, Textbook, best, crossovers, link_parameters, prices
 from paleo.pricing.links.alpha_beta import LevelCost, bus_factor, lower_bound, traffic_time
@@ -34,7 +34,7 @@ from paleo.pricing.store import IDEAL
 from paleo.specs.catalog import names
 from paleo.specs.system import System, load_system
 from paleo.studies.collective import collective
-from paleo.validate.kinds.base import KINDS, kind_of
+from paleo.tables.kernels import KINDS, kind_of
 
 L, G, S = 7e-6, 1 / 12.5e9, 244e6
 RANKS = np.array([2.0, 4.0, 8.0, 64.0, 1024.0])
@@ -77,7 +77,7 @@ def test_lower_bound_textbook_formula() -> None:
 
 def test_parameter_server_of_s_shards() -> None:
     priced = traffic_time(
-        parameter_server_all_reduce(np.float64(S), (np.float64(16),), servers=4.0),  # type: ignore[arg-type]
+        _parameter_server_all_reduce(np.float64(S), (np.float64(16),), servers=4.0),  # type: ignore[arg-type]
         [LevelCost(L, G)],
     )
     assert priced == pytest.approx(2 * L + 2 * 16 * (S / 4) * G)
@@ -138,7 +138,7 @@ def test_trees_between_nodes_by_hand() -> None:
         assert [float(level.steps) for level in traffic.levels] == [inner_steps, 2.0]
         assert [float(level.wire_bytes) for level in traffic.levels] == [2800.0, 1600.0]
         four = ALGORITHMS[name].traffic("all_reduce", 1600.0, (8, 4))
-        assert float(four.level(1).wire_bytes) == 2 * 1600 * 3 / 4
+        assert float(four.levels[1].wire_bytes) == 2 * 1600 * 3 / 4
 
 
 def test_pipelined_levels_overlap_and_phases_add() -> None:
@@ -699,3 +699,15 @@ def test_channels_bound_what_two_ranks_exchange_over_a_wide_link() -> None:
     unknown = GroupLinks(fan_outs=(2.0,), bandwidths=(900e9,), ports=(1.0,))
     traffic = ALGORITHMS["pairwise"].traffic("all_to_all", 2.0**29, unknown.fan_outs)
     assert exchange_time(payload_bytes=2.0**29, traffic=traffic, links=unknown, parameters=parameters) < 450e-6
+
+
+def test_an_algorithm_belongs_to_no_library_unless_it_says_so() -> None:
+    formulas = {"all_reduce": ALGORITHMS["ring"].formulas["all_reduce"]}
+    unclaimed = Algorithm("unclaimed", "", "this test", formulas)
+    assert not any(unclaimed.belongs_to(library, "all_reduce") for library in LIBRARIES)
+    assert ALGORITHMS["ring"].belongs_to("nccl", "all_reduce")
+    assert not ALGORITHMS["parameter_server"].belongs_to("textbook", "all_reduce")
+    with pytest.raises(SpecError, match="unknown library 'ncl'; nearest: 'nccl'"):
+        add_algorithm(Algorithm("misspelt", "", "this test", formulas, {"ncl": ("all_reduce",)}))
+    with pytest.raises(SpecError, match="unknown operation 'all_reduc' of nccl"):
+        add_algorithm(Algorithm("misspelt", "", "this test", formulas, {"nccl": ("all_reduc",)}))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from paleo.compression._sparse import _Sparse, doubling_bytes, union_density
 from paleo.compression.base import COMPRESSIONS, SummedGradient, break_even_rate, compression, wire_bytes
-from paleo.compression.sparse import Sparse, doubling_bytes, union_density
 from paleo.errors import PaleoError
 
 EXAMPLES = (
@@ -72,7 +72,7 @@ def merged(density: float, ranks: int, elements: int) -> tuple[float, float, flo
 def sent_by_schemes(density: float, ranks: int) -> dict[str, float]:
     """Bytes that a rank sends an element of the gradient in each way to sum sparse ones."""
     gradient = SummedGradient(elements=1.0, tensors=1.0, ranks=float(ranks))
-    schemes = Sparse("topk", density, momentum=False, reference="").schemes(gradient)
+    schemes = _Sparse("topk", density, momentum=False, reference="").schemes(gradient)
     return {name: float(wire_bytes(messages, gradient)) for name, messages in schemes.items()}
 
 

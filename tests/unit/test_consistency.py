@@ -244,3 +244,22 @@ def test_asynchronous_workers_need_a_server() -> None:
     fields = {name: getattr(WORKLOAD, name) for name in WORKLOAD.__dataclass_fields__}
     with pytest.raises(PlanError, match="no parameter server"):
         consistency("async").cycle(Workload(**fields | {"server": None}))
+
+
+def test_closed_queues_of_many_customers_take_a_closed_form() -> None:
+    """A thousand million customers saturate the server; beside the recursion the throughput is 0.6 % off at most."""
+    counts = np.array([1e9, 3.0, 5000.0, 1e6])
+    together = closed_queue(counts, 4096.0, 1.0)
+    assert together.throughput[[0, 3]].tolist() == [1.0, 1.0]
+    alone = [float(closed_queue(count, 4096.0, 1.0).throughput) for count in counts]
+    assert together.throughput.tolist() == alone
+    for load in (0.5, 0.9, 0.99, 1.0, 1.01, 1.2):
+        for variation in (REGULAR, EXPONENTIAL):
+            throughput, queue = 0.0, 0.0
+            for number in range(1, 5001):
+                visit = max(1.0 + queue - throughput * (1.0 - variation) / 2.0, 1.0)
+                throughput = min(number / (5000.0 / load + visit), 1.0)
+                queue = throughput * visit
+            assert float(closed_queue(5000.0, 5000.0 / load, 1.0, variation).throughput) == pytest.approx(
+                throughput, rel=6e-3
+            )

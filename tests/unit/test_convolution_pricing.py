@@ -15,31 +15,27 @@ from paleo.pricing.convolution import (
     AVAILABLE_FROM,
     OWN_KERNELS,
     SEARCHED_FROM,
-    algorithm_costs,
-    fastest_time,
-)
-from paleo.pricing.convolution_algorithms import (
+    Array,
     ConvolutionParameters,
+    ConvolutionShape,
     Cost,
+    Direction,
     Machine,
+    algorithm_costs,
+    convolution_shape,
     explicit_cost,
+    fastest_time,
     overlapped,
     product_time,
     sustained_clock_share,
     waves,
 )
-from paleo.pricing.convolution_shape import (
-    Array,
-    ConvolutionShape,
-    Direction,
-    convolution_shape,
-)
 from paleo.pricing.kernels import DeviceFigures, figures
 from paleo.specs.device import load_device
+from paleo.tables.kernels import KINDS, kind_of
+from paleo.tables.kinds._cnn_layers import framework_of, layer_shape
+from paleo.tables.kinds._conv import SCATTER, library_version
 from paleo.units import GIGA, MEGA, TERA
-from paleo.validate.kinds.base import KINDS, kind_of
-from paleo.validate.kinds.cnn_layers import framework_of, layer_shape
-from paleo.validate.kinds.conv import SCATTER, library_version
 
 V100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1380 * MEGA, 14 * TERA, 900 * GIGA, 6.3 * MEGA, 250, False)
 V100_TENSOR = dataclasses.replace(V100, peak_flops_per_s=112 * TERA, tensor_cores=True)

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from paleo.errors import SpecError
+from paleo.learning.samples import samples_to_target
 from paleo.predict import predict
 from paleo.pricing.power import IDLE_SHARE, PowerParameters
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.studies.comparison import compare
-from paleo.studies.cost import Power, Tariff, power, samples_to_target
-from paleo.studies.training import Amount, Training, training
+from paleo.studies.cost import Amount, Power, Tariff, Training, power, training
+from paleo.studies.purchase import compare
+from paleo.tables.runner import FileReport
 from paleo.units import HOUR
-from paleo.validate.runner import FileReport
 
 HUNDRED = Amount(100.0, "100 samples")
 

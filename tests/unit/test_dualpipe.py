@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from paleo.errors import PlanError
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES, Passes, check_schedule
-from paleo.schedules.dualpipe import pause
-from paleo.schedules.pipeline import StageTime, pipeline_time
+from paleo.schedules.bidirectional import dualpipe_pause
+from paleo.schedules.engine import StageTime, pipeline_time
 from paleo.schedules.stage_ends import stage_ends
 from paleo.search.plans import search
 from paleo.search.space import within
@@ -72,7 +72,7 @@ def test_bubble_is_the_published_one(name: str, pairs: int) -> None:
 @pytest.mark.parametrize("half", [2, 3, 8])
 def test_bubble_is_a_forward_pass_less_where_backward_is_the_longest(half: int) -> None:
     """Of a forward pass of 1 and a backward pass of 2 + 1 the published form makes 4 for each of n = PP / 2 − 1."""
-    idle = pause(np.array(1.0), np.array(2.0), np.array(1.0), half)
+    idle = dualpipe_pause(np.array(1.0), np.array(2.0), np.array(1.0), half)
     assert idle == pytest.approx((half - 1) * (4.0 + 3.0 - 3.0) - 1.0)
 
 

@@ -11,17 +11,15 @@ import pytest
 from paleo import Prediction, Run, estimate, load_model, load_system, predict
 from paleo.cli import run as paleo
 from paleo.errors import PlanError
-from paleo.report.exchange_plots import scaling as scaling_picture
+from paleo.report.plots import exchange_scaling as scaling_picture
 from paleo.specs.system import System
 from paleo.step.waiting import expected_largest, waiting_share
-from paleo.studies import compression, consistency, placement
 from paleo.studies.collective import collective
-from paleo.studies.comparison import compare
-from paleo.studies.compression import compressed
-from paleo.studies.scaling import placement_advice, scale, variants, verdict
-from paleo.studies.study_file import Study
-from paleo.studies.sweep_points import evaluate, job_of
-from paleo.studies.training import Amount, training
+from paleo.studies.cost import Amount, training
+from paleo.studies.exchange import bandwidth_curve, compress_collective, compression_study, consistency_study
+from paleo.studies.purchase import compare
+from paleo.studies.scale import curve_runs, placement_advice, placement_study, scale, scaling_verdict
+from paleo.studies.sweep import Study, _evaluate, _job_of
 
 
 def step(**run: object) -> Prediction:
@@ -30,21 +28,21 @@ def step(**run: object) -> Prediction:
 
 
 def test_synchronous_steps_without_noise_have_no_study() -> None:
-    assert consistency.studied(step()) is None and compression.studied(step()) is None
+    assert consistency_study(step()) is None and compression_study(step()) is None
 
 
 def test_a_workload_is_the_step_again() -> None:
     """Compute and what is exposed of the exchange make the step, whether it overlaps or not."""
     for exchange in ("after", "overlapped"):
         prediction = step(exchange=exchange, consistency="local:1")
-        study = consistency.studied(prediction)
+        study = consistency_study(prediction)
         assert study is not None
         assert float(study.synchronous.step) == pytest.approx(prediction.step_time, rel=1e-6)
         assert study.workload.payload == pytest.approx(prediction.memory.gradients, rel=0.01)
 
 
 def test_jitter_makes_synchronous_steps_wait_and_local_ones_less() -> None:
-    noisy, local = step(jitter=0.1), consistency.studied(step(consistency="local:64", jitter=0.1))
+    noisy, local = step(jitter=0.1), consistency_study(step(consistency="local:64", jitter=0.1))
     assert local is not None
     assert noisy.step_time > step().step_time * 1.05
     assert float(local.cycle.step) < noisy.step_time
@@ -75,7 +73,7 @@ def test_a_noise_is_named_or_stated(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_more_servers_carry_more_workers() -> None:
-    one, four = (consistency.studied(step(consistency="async", servers=count)) for count in (1, 4))
+    one, four = (consistency_study(step(consistency="async", servers=count)) for count in (1, 4))
     assert one is not None and four is not None
     assert float(four.cycle.updates_per_s) > 2.0 * float(one.cycle.updates_per_s)
     assert float(four.cycle.knee) > float(one.cycle.knee)
@@ -83,7 +81,7 @@ def test_more_servers_carry_more_workers() -> None:
 
 def test_sharded_workers_are_tied_together() -> None:
     with pytest.raises(PlanError, match="no worker has all parameters"):
-        consistency.studied(step(strategy="zero=3", consistency="async"))
+        consistency_study(step(strategy="zero=3", consistency="async"))
 
 
 def test_compression_pays_below_its_rate_alone() -> None:
@@ -92,7 +90,7 @@ def test_compression_pays_below_its_rate_alone() -> None:
     for system in ("aws-p3.16xlarge", "dgx-h100"):
         for method in ("onebit", "topk:0.001", "powersgd:4", "fp8"):
             run = Run(gpus=16, batch=8, dtype="fp16", exchange="after", compress=method)
-            study = compression.studied(predict(load_model("vgg16"), load_system(system), run))
+            study = compression_study(predict(load_model("vgg16"), load_system(system), run))
             assert study is not None and study.wire < study.dense_wire
             verdicts.append(study.pays == (study.rate < study.break_even))
     assert np.mean(verdicts) >= 0.75
@@ -106,7 +104,7 @@ def test_an_estimate_says_both(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"updates_per_s", "staleness", "server_utilization", "knee", "exposed_s"} <= document["consistency"].keys()
     assert document["compression"]["pays"] in (True, False)
     assert paleo(arguments) == 0
-    assert "Compression of gradients" in capsys.readouterr().out
+    assert "Gradient compression" in capsys.readouterr().out
 
 
 def test_a_search_refuses_to_rank_by_staleness(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,15 +120,15 @@ def test_a_curve_under_a_consistency_model() -> None:
     studies = [point.consistency for point in curve.points]
     assert [float(study.cycle.staleness_mean) for study in studies if study is not None] == [0.0, 7.0, 15.0]
     assert curve.speedup(curve.points[-1]) < 1.1 * float(studies[0].cycle.knee if studies[0] else 0.0)
-    stops = verdict(curve)
+    stops = scaling_verdict(curve)
     assert (stops.pays_up_to, stops.cause) == (1, "server") and "parameter servers are busy" in stops.text
 
 
 def test_curves_of_several_models_and_places() -> None:
-    runs = variants(Run(consistency="bsp,ssp:4", nodes="random"))
+    runs = curve_runs(Run(consistency="bsp,ssp:4", nodes="random"))
     expected = [("bsp", "packed"), ("bsp", "random"), ("ssp:4", "packed"), ("ssp:4", "random")]
     assert [(run.consistency, run.nodes) for run in runs] == expected
-    assert variants(Run()) == (Run(),)
+    assert curve_runs(Run()) == (Run(),)
 
 
 def test_the_command_prints_curves_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +145,7 @@ def test_the_command_prints_curves_side_by_side(capsys: pytest.CaptureFixture[st
 
 def test_a_training_lasts_as_long_as_its_workers_take() -> None:
     stale = step(consistency="async", gpus=8)
-    study, amount = consistency.studied(stale), Amount(stale.plan.global_batch * 10.0, "ten steps")
+    study, amount = consistency_study(stale), Amount(stale.plan.global_batch * 10.0, "ten steps")
     assert study is not None and training(stale, amount).time == pytest.approx(10 * study.step_time)
     candidates = compare(stale.model, [stale.system], stale.run, amount).candidates
     assert candidates[0].samples_per_s == pytest.approx(study.samples_per_s)
@@ -166,13 +164,13 @@ def test_a_study_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "predict", counted_predict)
     stale = step(consistency="async", gpus=8)
     training(stale, Amount(1000.0, "some"))
-    assert consistency.studied(stale) is consistency.studied(stale)
+    assert consistency_study(stale) is consistency_study(stale)
     assert [run.exchange for run in calls] == ["after"]
 
 
 def test_a_picture_shows_every_model_that_a_scale_compares() -> None:
     systems, counts = load_system("dgx-a100-80gb"), [1, 8, 16]
-    runs = variants(Run(batch=32, consistency="bsp,async"))
+    runs = curve_runs(Run(batch=32, consistency="bsp,async"))
     figure = scaling_picture([scale(load_model("lenet"), systems, run, counts, "weak") for run in runs])
     assert figure is not None
     stale = figure.axes[1]
@@ -192,7 +190,7 @@ def test_points_that_do_not_run_name_their_model_as_others_do(capsys: pytest.Cap
 def test_a_sweep_has_columns_of_consistency() -> None:
     axes = {"consistency": ["bsp", "async"]}
     study = Study(models=["lenet"], systems=["dgx-a100-80gb"], run={"gpus": 8, "batch": 32}, axes=axes)
-    plain, stale = evaluate(job_of(study), 0)
+    plain, stale = _evaluate(_job_of(study), 0)
     assert plain["updates_per_s"] is None and stale["staleness_mean"] == 7.0
     assert stale["samples_per_s"] == pytest.approx(stale["global_batch_size"] / stale["step_time_s"])
 
@@ -210,16 +208,16 @@ def test_advice_says_when_placement_matters() -> None:
     for model, run, ratio, matters in (
         ("qwen3-30b-a3b", experts, 8.0, True), ("gpt2", Run(gpus=128, batch=1, nodes="random"), 1.0, False),
     ):  # fmt: skip
-        study = placement.studied(predict(load_model(model), leaves_of_four(ratio), run))
+        study = placement_study(predict(load_model(model), leaves_of_four(ratio), run))
         assert study is not None and study.matters is matters and 1.0 < study.share.leaves <= 16
         assert study.advice.startswith("Placement matters" if matters else "Placement does not matter")
-    assert placement.studied(step()) is None
+    assert placement_study(step()) is None
 
 
 def test_an_exchange_of_several_leaves_has_more_uplinks_when_spread() -> None:
     """On an idle machine: sixteen nodes packed fill four leaves and their few uplinks, at random they use twelve."""
     experts = Run(gpus=128, batch=1, strategy="zero=1,ep=128", nodes="random")
-    study = placement.studied(predict(load_model("qwen3-30b-a3b"), leaves_of_four(8.0), experts))
+    study = placement_study(predict(load_model("qwen3-30b-a3b"), leaves_of_four(8.0), experts))
     assert study is not None and study.slowdown < 0.95 and not study.matters
     assert "shorter than on packed nodes" in study.advice and "as long as others leave them idle" in study.advice
 
@@ -234,7 +232,7 @@ def test_curves_say_what_placement_costs() -> None:
 def test_compressed_sums_beside_the_dense_one() -> None:
     """The rate of the dense sum below B* and messages that cost nothing more: it pays, and every figure adds up."""
     dense = collective("all_reduce", 1.3e9, 64, load_system("aws-p3.16xlarge"), dtype="fp32")
-    study = compressed(dense, ["fp16", "topk:0.001", "powersgd:4"], dtype="fp32", tensors=100)
+    study = compress_collective(dense, ["fp16", "topk:0.001", "powersgd:4"], dtype="fp32", tensors=100)
     assert {row.scheme for row in study.rows if row.method == "topk:0.001"} == {
         "gather all", "split and gather", "recursive doubling",
     }  # fmt: skip
@@ -247,7 +245,7 @@ def test_compressed_sums_beside_the_dense_one() -> None:
 
 def test_nothing_pays_inside_a_node_of_fast_links() -> None:
     dense = collective("all_reduce", 1e8, 8, load_system("dgx-h100"), dtype="bf16")
-    study = compressed(dense, ["dgc:0.001"], tensors=54)
+    study = compress_collective(dense, ["dgc:0.001"], tensors=54)
     assert not any(study.pays(row) for row in study.rows)
     assert study.rows[0].coding > 54 * 1.1e-3  # calls of the framework, a tensor each
 
@@ -281,7 +279,7 @@ def test_whole_tensors_go_to_their_owners_compressed() -> None:
 
 
 def test_a_warm_up_is_dense() -> None:
-    whole, part = (compression.studied(step(compress=name)) for name in ("onebit", "onebit:0.25"))
+    whole, part = (compression_study(step(compress=name)) for name in ("onebit", "onebit:0.25"))
     assert whole is not None and part is not None and whole.mean_step == whole.prediction.step_time
     assert part.mean_step == pytest.approx(0.25 * part.dense.step_time + 0.75 * part.prediction.step_time)
 
@@ -290,12 +288,12 @@ def test_the_rate_at_which_compression_stops_paying() -> None:
     """Steps cross between the slow links where it pays and the fast ones where it does not."""
     run = Run(gpus=16, batch=8, dtype="fp16", exchange="after", compress="dgc:0.001")
     prediction = predict(load_model("vgg16"), load_system("aws-p3.16xlarge"), run)
-    curve = compression.against_bandwidth(prediction, (1 / 32, 1.0, 32.0))
+    curve = bandwidth_curve(prediction, (1 / 32, 1.0, 32.0))
     pays = [coded < dense for coded, dense in zip(curve.compressed, curve.dense, strict=True)]
     assert pays[0] and not pays[-1] and curve.crossing is not None
     assert curve.rates[0] < curve.crossing < curve.rates[-1] and curve.stated == curve.rates[1]
     with pytest.raises(PlanError, match="no links"):
-        compression.against_bandwidth(predict(load_model("lenet"), load_system("l4"), Run(compress=None)))
+        bandwidth_curve(predict(load_model("lenet"), load_system("l4"), Run(compress=None)))
 
 
 def test_rates_of_an_estimate_are_those_of_its_consistency_model() -> None:
@@ -304,3 +302,17 @@ def test_rates_of_an_estimate_are_those_of_its_consistency_model() -> None:
     document = answer.to_dict()
     assert document["samples_per_s"] == answer.samples_per_s == document["consistency"]["samples_per_s"]
     assert answer.samples_per_s < 0.5 * answer.prediction.samples_per_s
+
+
+@pytest.mark.parametrize("model", ["async", "ssp:3", "local:8", "gossip:one-peer", "diloco:64"])
+def test_a_document_under_a_consistency_model_is_one_run(model: str) -> None:
+    """Its rates were those of the workers, its step and utilisation those of the synchronous run."""
+    answer = estimate("resnet50", "dgx-1-v100", gpus=16, batch=64, consistency=model, servers=4)
+    document = answer.to_dict()
+    assert document["samples_per_s"] * document["step_time_s"] == pytest.approx(document["global_batch_size"])
+    plain = document["synchronous"]
+    assert plain["samples_per_s"] * plain["step_time_s"] == pytest.approx(document["global_batch_size"])
+    ratio = document["step_time_s"] / plain["step_time_s"]
+    assert document["mfu"] * ratio == pytest.approx(plain["mfu"])
+    assert (answer.step_time, answer.mfu) == (document["step_time_s"], document["mfu"])
+    assert document["step_time_interval_s"][0] < document["step_time_s"] < document["step_time_interval_s"][1]

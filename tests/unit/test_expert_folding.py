@@ -12,11 +12,11 @@ import pytest
 
 from paleo.errors import PlanError
 from paleo.lowering.program import Section, lower
-from paleo.network.graph import build
+from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
 from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
 from paleo.parallel.plan import plan
-from paleo.parallel.propagation import propagate, sent_once
+from paleo.parallel.propagation import distinct_target_share, propagate
 from paleo.predict import Prediction, predict
 from paleo.search.plans import search
 from paleo.search.space import within
@@ -25,13 +25,13 @@ from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import load_system
 from paleo.step.backend import backend_of
-from paleo.validate.steps.transformers import strategy_of
+from paleo.tables.kinds._transformers import strategy_of
 
 H100 = load_system("dgx-h100")
 MIXTRAL = load_model("mixtral-8x7b")
 #: 32 layers of 8 experts with three matrices of 4,096 x 14,336, and all other weights.
 EXPERTS = 32 * 8 * 3 * 4096 * 14336
-OTHERS = build(MIXTRAL, batch=1).parameters - EXPERTS
+OTHERS = build_graph(MIXTRAL, batch=1).parameters - EXPERTS
 
 
 def predicted(strategy: str, **run: object) -> Prediction:
@@ -66,7 +66,7 @@ def test_work_is_conserved(strategy: str) -> None:
 def test_tokens_travel_in_one_exchange_inside_the_node_first() -> None:
     """Dispatch and combine, each way: the tokens of a rank, twice each, over tp and ep together."""
     strategy = parse_strategy("tp=2,ep=8,dp=16,sp,etp=1")
-    graph = build(MIXTRAL, batch=16, overrides={"seq": 1024})
+    graph = build_graph(MIXTRAL, batch=16, overrides={"seq": 1024})
     mesh = Mesh.of({"tp": 2, "ep": 4, "dp": 4})
     placed = propagate(graph, STRATEGIES["dp"](graph, strategy), mesh)
     exchanges = [owed for node in placed if node.node.type == "moe" for owed in node.communications
@@ -78,7 +78,7 @@ def test_tokens_travel_in_one_exchange_inside_the_node_first() -> None:
 
 def test_gradients_of_experts_are_summed_over_what_is_left() -> None:
     strategy = parse_strategy("tp=2,ep=8,dp=16,sp,etp=1")
-    graph = build(MIXTRAL, batch=16)
+    graph = build_graph(MIXTRAL, batch=16)
     placed = propagate(graph, STRATEGIES["dp"](graph, strategy), Mesh.of({"tp": 2, "ep": 4, "dp": 4}))
     (axes,) = {axes for node in placed for tensor, axes in node.parameters if "expert.up" in tensor.name}
     assert axes == ("dp",)
@@ -90,7 +90,7 @@ def test_experts_that_all_tokens_visit_are_split_over_tp_whatever_the_others_are
     512 tokens a rank: they are gathered for it and its sums scattered, 7,168 numbers a token, and back the same way,
     with the input once more for the gradient of weights. Else the whole layer takes gathered tokens."""
     strategy = parse_strategy("tp=8,ep=32,dp=4,sp,etp=1" if folded else "tp=8,ep=4,dp=4,sp")
-    graph = build(load_model("deepseek_v3"), batch=4, overrides={"seq": 4096})
+    graph = build_graph(load_model("deepseek_v3"), batch=4, overrides={"seq": 4096})
     layers = propagate(graph, STRATEGIES["dp"](graph, strategy), Mesh.of({"tp": 8, "ep": 4}))
     layer = next(each for each in layers if each.node.type == "moe")
     (up,) = (each for each in layer.operations if each.name.endswith("shared.up"))
@@ -152,7 +152,7 @@ def mixture(software: str | Software, strategy: str = "tp=8,ep=4,dp=4,sp", **run
     stated = Run.model_validate({"gpus": 32, "global_batch": 32, "strategy": strategy, "dtype": "bf16", **run})
     backend, model = backend_of(H100, stated, "bf16", software), load_model("deepseek_v3")
     layout = plan(model, H100, stated)
-    graph = build(model, batch=layout.dp, choices=backend.choices, overrides={"seq": 4096})
+    graph = build_graph(model, batch=layout.dp, choices=backend.choices, overrides={"seq": 4096})
     program = backend.lowered(graph, backend.placement(graph, layout.parallel), layout.mesh)
     return next(each for each in program.sections if each.repeat == 58)
 
@@ -216,7 +216,7 @@ def test_tokens_sent_once_are_gathered_once() -> None:
     """DeepEP over four nodes, each with the eight ranks of a group of tp: a token goes once to each node and is
     gathered once, not for each of its experts there: 8 experts of 256 lie on 3.6 of four nodes."""
     bytes_moved = moved(mixture("megatron-core", expert_dispatch="deepep"))
-    share = sent_once(8, 256, 4)
+    share = distinct_target_share(8, 256, 4)
     assert 8 * share == pytest.approx(3.61, abs=0.005)
     assert bytes_moved["all_to_all", "ep", "forward"] == pytest.approx(2 * SENT * share)
     assert bytes_moved["all_gather", "tp", "forward"] == pytest.approx(8 * SENT * share)
@@ -271,7 +271,7 @@ def test_lowerings_that_share_layers_are_those_of_graphs_alone(model: str) -> No
         strategy = parse_strategy(text)
         inner = math.prod(strategy.degrees.get(axis, 1) for axis in strategy.expert_axes if axis != "ep")
         mesh = Mesh.of({**strategy.degrees, "ep": max(1, strategy.degrees.get("ep", 1) // inner)})
-        alone = build(load_model(model), batch=samples * mesh.replicas)
+        alone = build_graph(load_model(model), batch=samples * mesh.replicas)
         related = replace(alone, family=family)
         programs = [
             lower(graph, STRATEGIES[strategy.preset](graph, strategy), mesh, precision("bf16"))

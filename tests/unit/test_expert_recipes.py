@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paleo.errors import SpecError
-from paleo.layers.moe import clamped_experts
+from paleo.layers._moe import clamped_experts
 from paleo.operations.base import Kernel
 from paleo.operations.tensor import Tensor, precision
 from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
@@ -22,8 +22,7 @@ from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.step.backend import Backend, backend_of
-from paleo.validate.steps.recipes import Recipe, recipe_of
-from paleo.validate.steps.transformers import prediction_of, recompute_of, run_of
+from paleo.tables.kinds._transformers import Recipe, prediction_of, recipe_of, recompute_of, run_of
 
 H100 = load_system("dgx-h100")
 QWEN = load_model("qwen3-30b-a3b")
@@ -79,8 +78,7 @@ def test_rotations_and_routers_without_kernels_cost_the_host(
 
 
 @pytest.mark.parametrize(
-    ("profile", "layer", "expert"),
-    [("pytorch-eager", (14, 8), (12, 9)), ("torchtitan-eager", (28 + 22, 19), (0, 0))],
+    ("profile", "layer", "expert"), [("pytorch-eager", (14, 8), (12, 9)), ("torchtitan-eager", (28 + 22, 19), (0, 0))]
 )
 def test_eager_mixtures_take_the_calls_of_their_code(
     profile: str, layer: tuple[int, int], expert: tuple[int, int]
@@ -201,15 +199,16 @@ def test_each_dispatcher_sends_what_it_must() -> None:
     assert nccl.breakdown.memory_bound > deepep.breakdown.memory_bound, "tokens are sorted by local experts, and back"
 
 
-def test_handshakes_pay_from_some_tokens_on() -> None:
-    """Over four nodes: at one short sequence the copies of tokens cost less than four handshakes a layer."""
+def test_tokens_that_travel_once_pay_the_more_there_are() -> None:
+    """Over four nodes: the host pays for an exchange whoever makes it, so that the bytes decide."""
     run = {"gpus": 32, "strategy": "ep=32", "global_batch": 512, "cuda_graph": "full_iteration", "batch": None}
     steps = {
         (name, seq): predicted(**run, expert_dispatch=name, model={"layers": 2, "seq": seq}).step_time
         for name in ("nccl", "deepep")
         for seq in (256, 8192)
     }
-    assert steps["nccl", 256] < steps["deepep", 256] and steps["nccl", 8192] > steps["deepep", 8192]
+    gains = [steps["nccl", seq] / steps["deepep", seq] for seq in (256, 8192)]
+    assert 1.0 < gains[0] < gains[1]
 
 
 def test_a_search_chooses_the_dispatcher_and_folds_experts() -> None:

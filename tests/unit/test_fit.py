@@ -9,19 +9,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.calibrate.fit import Array, Rows, conformal_bins, conformal_factors, fit, split
+from paleo.calibrate.fit import Array, Fit, Rows, conformal_bins, conformal_factors, split
 from paleo.errors import SpecError
 from paleo.specs.calibration import parameter
-from paleo.validate.residual import ResidualErrors, residual
+from paleo.tables.errors import ResidualErrors, residual
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """Seconds = start + size / rate."""
 
-    start: float = parameter(1.0, low=0.01, high=100.0, unit="s", meaning="constant part")
-    rate: float = parameter(1.0, low=0.01, high=100.0, unit="1/s", meaning="size per second")
-    pinned: float = parameter(1.0, low=0.1, high=10.0, unit="1", meaning="not fitted", fitted=False)
+    start: float = parameter("1 s", "0.01..100 s", "constant part")
+    rate: float = parameter("1 1/s", "0.01..100", "size per second")
+    pinned: float = parameter("1", "0.1..10", "not fitted", fitted=False)
 
 
 class LineTable:
@@ -40,7 +40,7 @@ def rows(stack: str, start: float, *, count: int = 400, noise: float = 0.05, out
 
 
 def test_recovers_parameters_and_states_honest_errors() -> None:
-    result = fit(LineTable(), [rows("a", 3.0)], Line())
+    result = Fit(LineTable(), [rows("a", 3.0)], Line()).result()
     found = result.parameters["a"]
     assert found.start == pytest.approx(3.0, rel=0.03) and found.rate == pytest.approx(5.0, rel=0.03)
     assert found.pinned == 1.0
@@ -51,12 +51,12 @@ def test_recovers_parameters_and_states_honest_errors() -> None:
 
 
 def test_outliers_do_not_steer_the_fit() -> None:
-    result = fit(LineTable(), [rows("a", 3.0, outliers=12)], Line())
+    result = Fit(LineTable(), [rows("a", 3.0, outliers=12)], Line()).result()
     assert result.parameters["a"].start == pytest.approx(3.0, rel=0.06)
 
 
 def test_stacks_share_all_but_what_stands_apart() -> None:
-    result = fit(LineTable(), [rows("a", 1.0), rows("b", 8.0, seed=1)], Line(), per_stack=("start",))
+    result = Fit(LineTable(), [rows("a", 1.0), rows("b", 8.0, seed=1)], Line(), per_stack=("start",)).result()
     assert result.parameters["a"].start == pytest.approx(1.0, rel=0.05)
     assert result.parameters["b"].start == pytest.approx(8.0, rel=0.05)
     assert result.parameters["a"].rate == result.parameters["b"].rate
@@ -65,14 +65,14 @@ def test_stacks_share_all_but_what_stands_apart() -> None:
 
 
 def test_fixed_stays_and_free_moves() -> None:
-    assert fit(LineTable(), [rows("a", 3.0)], Line(start=3.0), fixed=("start",)).parameters["a"].start == 3.0
-    assert "pinned" in fit(LineTable(), [rows("a", 3.0)], Line(), free=("pinned",)).uncertainty
+    assert Fit(LineTable(), [rows("a", 3.0)], Line(start=3.0), fixed=("start",)).result().parameters["a"].start == 3.0
+    assert "pinned" in Fit(LineTable(), [rows("a", 3.0)], Line(), free=("pinned",)).result().uncertainty
     with pytest.raises(SpecError, match="nearest: 'rate'"):
-        fit(LineTable(), [rows("a", 3.0)], Line(), fixed=("rat",))
+        Fit(LineTable(), [rows("a", 3.0)], Line(), fixed=("rat",)).result()
 
 
 def test_interval_covers_nine_of_ten_new_rows() -> None:
-    result = fit(LineTable(), [rows("a", 3.0, count=3000, noise=0.1)], Line())
+    result = Fit(LineTable(), [rows("a", 3.0, count=3000, noise=0.1)], Line()).result()
     new = rows("a", 3.0, count=2000, noise=0.1, seed=9)
     predicted = LineTable().time(new.frame, 2.0, result.parameters["a"])
     edges = [one.up_to_s for one in result.interval]
@@ -104,4 +104,4 @@ def test_small_sets() -> None:
     assert math.isnan(residual(np.zeros(0), np.zeros(0)).mape)
     assert residual(np.array([2.0]), np.array([1.0])) == ResidualErrors(1, 1.0, 1.0, 1.0, math.log(2), 1.0)
     with pytest.raises(SpecError, match="no rows to fit"):
-        fit(LineTable(), [], Line())
+        Fit(LineTable(), [], Line()).result()

@@ -33,8 +33,8 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
+from paleo.tables.kinds._transformers import TransformerSteps
 from paleo.units import MICROSECOND, MILLISECOND
-from paleo.validate.steps.transformers import TransformerSteps
 
 #: What the links of the made-up machines reach; the catalog has 0.778 and 8 us inside a node, 0.9 and 4 us between.
 INSIDE = {"inside_share": 0.55, "inside_latency": 20 * MICROSECOND}

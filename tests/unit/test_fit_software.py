@@ -9,13 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from paleo.calibrate.fit import count
 from paleo.calibrate.software import fit_software, software_jobs, software_text
 from paleo.cli import run
 from paleo.specs.catalog import names
 from paleo.specs.loading import Spec
 from paleo.specs.software import load_software
+from paleo.tables.kinds._transformers import TransformerSteps
 from paleo.units import MILLISECOND
-from paleo.validate.steps.transformers import TransformerSteps
 
 #: Seconds of host time that the made-up steps have; small networks show it clearly.
 HOST = 40e-6
@@ -125,7 +126,8 @@ def test_a_fitted_profile_states_the_rows_that_its_fit_finds(
     (job,) = software_jobs(shared / "measurements" / f"{table}_iterations.csv", only=[name])
     stated = load_software(name).fit
     assert stated is not None
-    assert (stated.rows_fitted, stated.rows_held_out) == job.divided
+    fitted, _, held_out = job.fit().divided
+    assert (stated.rows_fitted, stated.rows_held_out) == (count(fitted), count(held_out))
     assert (stated.source, stated.architectures) == (job.origin, job.architectures)
 
 

@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate.fit import Rows
-from paleo.calibrate.waiting import errors, fitted, left_out, waiting_rows
+from paleo.calibrate.software import fitted_waiting, leave_one_source_out, waiting_predictions, waiting_rows
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.specs.software import load_software
+from paleo.tables.errors import residual
+from paleo.tables.kinds._transformers import TransformerSteps
 from paleo.units import MILLISECOND
-from paleo.validate.steps.transformers import TransformerSteps
 
 #: The power of the made-up steps.
 POWER = 1.9
@@ -51,18 +52,18 @@ def rows(table: Path) -> list[Rows]:
 
 
 def test_a_fit_finds_the_power_that_made_the_steps(rows: list[Rows]) -> None:
-    result = fitted(rows)
+    result = fitted_waiting(rows)
     assert result.parameters["megatron-core"].power == pytest.approx(POWER, rel=0.03)
     assert (result.rows_fitted, result.rows_held_out) == (4, 0)
 
 
 def test_sources_are_tested_with_what_the_others_give(rows: list[Rows]) -> None:
-    tests = left_out(rows)
+    tests = leave_one_source_out(rows)
     assert [(test.source, test.errors.rows) for test in tests] == [("first", 2), ("second", 2)]
     assert [test.power for test in tests] == pytest.approx([POWER, POWER], rel=0.05)
     assert max(test.errors.mape for test in tests) < 0.01
     with pytest.raises(SpecError, match="no source is left when first, second are left out"):
-        left_out(rows, ["second"])
+        leave_one_source_out(rows, ["second"])
 
 
 def test_steps_whose_hosts_run_ahead_say_nothing_of_it(table: Path, tmp_path: Path) -> None:
@@ -78,8 +79,12 @@ def test_steps_whose_hosts_run_ahead_say_nothing_of_it(table: Path, tmp_path: Pa
         waiting_rows([str(tmp_path / "none.csv")])
 
 
+def bias(rows: list[Rows], power: float) -> float:
+    return residual(*waiting_predictions(rows, power)).bias
+
+
 def test_a_lower_power_is_a_longer_step(rows: list[Rows]) -> None:
-    assert errors(rows, 1.0).bias > errors(rows, POWER).bias > errors(rows, 8.0).bias
+    assert bias(rows, 1.0) > bias(rows, POWER) > bias(rows, 8.0)
 
 
 def three_sources(table: Path, folder: Path) -> str:

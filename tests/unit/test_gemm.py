@@ -27,9 +27,10 @@ from paleo.pricing.store import lookup
 from paleo.specs.catalog import names
 from paleo.specs.device import load_device
 from paleo.specs.software import load_software
+from paleo.tables.cells import number, read_table
+from paleo.tables.kernels import KINDS, best_constant_efficiency, kind_of, row_groups
+from paleo.tables.kinds._gemm import GemmTable
 from paleo.units import GIGA, MEGA, MICROSECOND, MILLISECOND, TERA
-from paleo.validate.kinds.base import KINDS, best_constant_efficiency, groups, kind_of, number, read_table
-from paleo.validate.kinds.gemm import GemmTable
 
 DEVICE = DeviceFigures("d", "Ampere", "HBM2e", 100, GIGA, 200 * TERA, 2 * TERA, 40 * MEGA, math.inf, True)
 #: Hardly any overhead: launch, fill, spread, epilogue and split near zero, perfect rates.
@@ -309,7 +310,7 @@ def test_kind_of_table_and_its_keys() -> None:
     assert "int4" in kind.unsupported(ROWS).iloc[5]
     flops, moved = kind.work(ROWS)
     assert flops[1] == 2 * 64**4 and moved[1] == 64 * 3 * 64 * 64 * 4
-    assert sum(len(group.frame) for group in groups(kind, ROWS)) == 5
+    assert sum(len(group.frame) for group in row_groups(kind, ROWS)) == 5
     with pytest.raises(SpecError, match="the nearest"):
         kind_of(["m", "n", "k", "spam"])
 

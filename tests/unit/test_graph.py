@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from paleo.errors import GraphError, SpecError
-from paleo.lowering.launches import Storage
-from paleo.network.graph import Graph, build
+from paleo.lowering.launches import SavedTensorCounter
+from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import precision
 from paleo.specs.model import ModelSpec, model_from
 
@@ -24,12 +24,12 @@ def spec(*layers: Any, **more: Any) -> ModelSpec:
 
 
 def graph(*layers: Any, batch: int = 2, **more: Any) -> Graph:
-    return build(spec(*layers, **more), batch=batch)
+    return build_graph(spec(*layers, **more), batch=batch)
 
 
 def kept(of: Graph) -> float:
     """Bytes kept for backward, in fp32."""
-    storage = Storage(of)
+    storage = SavedTensorCounter(of)
     saved = ((node, tensor) for node in of.nodes for op in node.operations for tensor in op.saves)
     return sum(t.bytes(FP32) * storage.add(t, node) for node, t in saved if t.role != "parameter")
 
@@ -87,9 +87,9 @@ LOOPS: dict[str, list[Any]] = {
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_folded_loop_keeps_what_its_turns_keep(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = spec(*LOOPS[name])
-    folded = build(model, batch=2)
+    folded = build_graph(model, batch=2)
     monkeypatch.setattr("paleo.network.graph._Builder._folded", lambda *_: None)
-    written = build(model, batch=2)
+    written = build_graph(model, batch=2)
     assert len(folded.nodes) < len(written.nodes)
     assert kept(folded) == kept(written)
     assert folded.parameters == written.parameters
@@ -169,13 +169,13 @@ def test_shared_weights_count_once() -> None:
 
 def test_parameters_follow_one_another_and_can_be_replaced() -> None:
     model = spec({"conv": {"channels": "=wide", "kernel": 1}}, params={"base": 4, "wide": "=2 * base"})
-    assert build(model, batch=1).params == {"batch": 1, "base": 4, "wide": 8}
-    assert build(model, batch=1, overrides={"base": 5}).nodes[0].out.size("channels") == 10
-    assert build(model, batch=1, overrides={"wide": 3}).nodes[0].out.size("channels") == 3
+    assert build_graph(model, batch=1).params == {"batch": 1, "base": 4, "wide": 8}
+    assert build_graph(model, batch=1, overrides={"base": 5}).nodes[0].out.size("channels") == 10
+    assert build_graph(model, batch=1, overrides={"wide": 3}).nodes[0].out.size("channels") == 3
     with pytest.raises(SpecError, match="nearest: 'wide'"):
-        build(model, batch=1, overrides={"wid": 3})
+        build_graph(model, batch=1, overrides={"wid": 3})
     with pytest.raises(SpecError, match="must be 1 or more"):
-        build(model, batch=0)
+        build_graph(model, batch=0)
 
 
 def test_tokens() -> None:

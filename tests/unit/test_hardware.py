@@ -11,19 +11,29 @@ import pytest
 from paleo.errors import PlanError, SpecError
 from paleo.predict import predict
 from paleo.pricing.kernels import figures
-from paleo.report.describe import _device_line
+from paleo.report.catalog import _device_line
 from paleo.specs.catalog import kind_of
 from paleo.specs.device import find_device, load_device
 from paleo.specs.link import load_link
 from paleo.specs.loading import NOT_STATED
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.software import load_software
 from paleo.specs.system import System, load_system
+from paleo.studies.what_if import HARDWARE_PARAMETERS, change_system
 from paleo.units import GIB, GIGA, MICROSECOND, TERA, engineering
 
 
 def fan_outs(system: System, stride: int, size: int) -> list[int]:
     return [span.fan_out for span in system.group(stride, size)]
+
+
+@pytest.mark.parametrize("command", ["kind", "device", "software"])
+def test_a_misspelt_extend_is_named(tmp_path: Path, command: str) -> None:
+    (path := tmp_path / "mine.yaml").write_text("extends: a100-sxm4-80gb\nsource: mine\n")
+    load = {"kind": kind_of, "device": load_device, "software": load_software}[command]
+    with pytest.raises(SpecError, match="extends: unknown key; nearest: 'extend'"):
+        load(path)
 
 
 def test_a_device_in_si() -> None:
@@ -360,3 +370,27 @@ def test_a_list_shows_the_peak_that_training_reaches_for(name: str, dtype: str) 
     device = load_device(name)
     assert device.training_dtype == dtype
     assert f"{engineering(device.peak_flops_per_s(dtype), 'FLOP/s')} {dtype}," in _device_line(name)
+
+
+@pytest.mark.parametrize(
+    ("stated", "reported"),
+    [
+        ("{capacity: 160 GiB}", 158.2),  # 79.1 of 80 GiB, doubled
+        ("{capacity: 40 GiB}", 39.55),
+        ("{capacity: 160 GiB, reported: 150 GiB}", 150.0),
+        ("{reported: 70 GiB}", 70.0),
+        ("{bandwidth: 4 TB/s}", 79.1),
+    ],
+)
+def test_reported_memory_follows_a_changed_capacity(tmp_path: Path, stated: str, reported: float) -> None:
+    (path := tmp_path / "mine.yaml").write_text(f"extend: h100-sxm5-80gb\nmemory: {stated}\n")
+    assert load_device(path).memory.usable == pytest.approx(reported * GIB)
+
+
+@pytest.mark.parametrize(("value", "factor"), [("160 GiB", 2.0), ("x0.5", 0.5), ("x2", 2.0)])
+def test_reported_memory_follows_a_study_of_capacity(value: str, factor: float) -> None:
+    system = load_system("dgx-h100")
+    resized = change_system(system, "device.memory.capacity", value)
+    assert resized.device.memory.usable == pytest.approx(factor * system.device.memory.usable)
+    scaled = HARDWARE_PARAMETERS["memory capacity"](system, factor)
+    assert scaled.device.memory.usable == pytest.approx(factor * system.device.memory.usable)

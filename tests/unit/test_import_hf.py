@@ -10,9 +10,11 @@ import pytest
 
 import paleo
 from paleo.errors import SpecError
+from paleo.importers.configuration import read_config
 from paleo.importers.model import checked, to_yaml
 from paleo.importers.sources import FAMILIES, folded, from_config, imported
-from paleo.network.graph import build
+from paleo.network.graph import build_graph
+from paleo.operations.tensor import precision
 from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -55,7 +57,7 @@ def test_a_folder_stands_for_its_configuration(tmp_path: Path) -> None:
 def test_seq_can_be_stated_and_overridden(tmp_path: Path) -> None:
     made = imported("hf", written(tmp_path), sizes={"seq": 16})
     assert made.model.params["seq"] == 16
-    assert build(made.model, batch=2, overrides={"seq": 32}).inputs["tokens"].sizes == (2, 32)
+    assert build_graph(made.model, batch=2, overrides={"seq": 32}).inputs["tokens"].sizes == (2, 32)
 
 
 def test_windows_alternate_in_one_loop(tmp_path: Path) -> None:
@@ -66,8 +68,7 @@ def test_windows_alternate_in_one_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "pattern", "times"),
-    [("aaaa", ["a"], 4), ("abab", ["a", "b"], 2), ("aabaab", ["a", "a", "b"], 2)],
+    ("text", "pattern", "times"), [("aaaa", ["a"], 4), ("abab", ["a", "b"], 2), ("aabaab", ["a", "a", "b"], 2)]
 )
 def test_the_shortest_pattern_is_folded(text: str, pattern: list[str], times: int) -> None:
     assert folded(text) == [(pattern, times)]
@@ -215,3 +216,67 @@ def test_the_librarys_own_remarks_are_not_printed(tmp_path: Path, capfd: pytest.
 def test_a_configuration_is_a_model_in_python(tmp_path: Path) -> None:
     model = paleo.from_hf(written(tmp_path), seq=64)
     assert model.params["seq"] == 64 and paleo.estimate(model, "dgx-h100", batch=1).tokens_per_s
+
+
+def sizes(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int, **more: Any) -> dict[str, Any]:
+    shape = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return shape | {"num_key_value_heads": kv_heads, "intermediate_size": ffn, "vocab_size": vocab} | more
+
+
+#: Published configurations and the parameters that transformers counts for them.
+PUBLISHED = [
+    ("olmo2", sizes(2048, 16, 16, 16, 8192, 100352), 1_484_916_736),
+    ("olmo3", sizes(4096, 32, 32, 32, 11008, 100278, sliding_window=4096), 7_298_011_136),
+    ("olmoe", sizes(2048, 16, 16, 16, 1024, 50304, num_experts=64, num_experts_per_tok=8), 6_919_161_856),
+    ("glm4", sizes(4096, 40, 32, 2, 13696, 151552, head_dim=128, attention_bias=True), 9_400_279_040),
+    ("cohere2", sizes(4096, 32, 32, 8, 14336, 256000, tie_word_embeddings=True, sliding_window=4096), 8_028_033_024),
+    ("ernie4_5", sizes(1024, 18, 16, 2, 3072, 103424, head_dim=128, use_bias=False), 360_748_032),
+    ("hunyuan_v1_dense", sizes(2048, 32, 16, 4, 6144, 120818, head_dim=128, tie_word_embeddings=True), 1_791_080_448),
+    ("seed_oss", sizes(5120, 64, 80, 8, 27648, 155136, head_dim=128, attention_bias=True), 36_151_104_512),
+    (
+        "glm4_moe",
+        sizes(
+            4096, 46, 96, 8, 10944, 151552, head_dim=128, attention_bias=True, moe_intermediate_size=1408,
+            n_routed_experts=128, num_experts_per_tok=8, n_shared_experts=1, first_k_dense_replace=1,
+        ),
+        106_852_245_504,
+    ),
+    ("granitemoe", sizes(1536, 32, 24, 8, 512, 49155, num_local_experts=40, num_experts_per_tok=8), 3_298_793_472),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "stated", "parameters"), PUBLISHED, ids=[family for family, _, _ in PUBLISHED])
+def test_a_published_configuration_has_its_parameters(
+    tmp_path: Path, family: str, stated: dict[str, Any], parameters: int
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": family} | stated))
+    assert imported("hf", str(file)).graph.parameters == parameters
+
+
+def test_numbers_that_json_lacks_are_read_as_transformers_5_writes_them(tmp_path: Path) -> None:
+    """``{"__float__": "Infinity"}``, in lists and mappings."""
+    config = read_config(written(tmp_path, time_step_limit=[0.0, {"__float__": "Infinity"}], other={"__float__": "x"}))
+    assert config["time_step_limit"] == [0.0, float("inf")]
+    assert config["other"] == {"__float__": "x"}
+
+
+def test_short_sequences_of_sparse_attention_see_all_keys(tmp_path: Path) -> None:
+    """Up to ``top_k`` positions attention runs in its heads, beyond that in latent space; weights stay the same."""
+    stated = {
+        "model_type": "deepseek_v32", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+        "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1, "vocab_size": 100, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 128,
+    }  # fmt: skip
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(stated))
+    short, long = (imported("hf", str(file), sizes={"seq": seq}) for seq in (128, 4096))
+    assert short.graph.parameters == long.graph.parameters
+    core = [
+        sum(k.flops for n in each.graph.nodes for op in n.operations if op.name.endswith(".core")
+            for k in op.forward(precision("bf16")))
+        for each in (short, long)
+    ]  # fmt: skip
+    assert core[0] == 2 * 2 * 128 * 128 * 4 * (24 + 16)  # two layers; heads of 24 and 16
+    assert core[1] == 2 * 2 * 4096 * 128 * 4 * (40 + 32)  # latents of 32 + 8 and 32

@@ -12,9 +12,9 @@ import pytest
 
 import paleo
 from paleo.errors import PaleoError, SpecError
+from paleo.importers._onnx_shapes import shape_of_output
+from paleo.importers._rules import ONNX
 from paleo.importers.onnx import shape_arithmetic
-from paleo.importers.onnx_shapes import shape_of_output
-from paleo.importers.rules import ONNX
 from paleo.importers.sources import Import, imported
 
 onnx = pytest.importorskip("onnx")

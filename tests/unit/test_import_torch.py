@@ -14,8 +14,8 @@ import paleo
 from paleo.errors import SpecError
 from paleo.importers.torch import load_module, parse_input
 from paleo.layers.base import Choices
-from paleo.lowering.launches import Storage
-from paleo.network.graph import Graph, build
+from paleo.lowering.launches import SavedTensorCounter
+from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import precision
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
@@ -88,7 +88,7 @@ class Heads(nn.Module):
 def test_a_perceptron_counted_by_hand() -> None:
     model = read(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10)), "4x8")
     assert layers(model)[1:] == ["relu", {"linear": {"features": 10, "dim": "features", "bias": True}}, "cross_entropy"]
-    assert build(model, batch=3).parameters == 8 * 16 + 16 + 16 * 10 + 10
+    assert build_graph(model, batch=3).parameters == 8 * 16 + 16 + 16 * 10 + 10
 
 
 def test_a_convolution_keeps_its_window() -> None:
@@ -96,14 +96,14 @@ def test_a_convolution_keeps_its_window() -> None:
     assert layers(model)[0] == {
         "conv": {"channels": 8, "kernel": [3, 5], "stride": [1, 2], "padding": [1, 2], "bias": False}
     }
-    assert build(model, batch=2).nodes[0].out.sizes == (2, 8, 10, 6)
+    assert build_graph(model, batch=2).nodes[0].out.sizes == (2, 8, 10, 6)
 
 
 def test_equal_blocks_fold_into_a_loop_of_one_tensor() -> None:
     model = read(nn.Sequential(*(Block(8) for _ in range(5))), "2x6x8")
     (loop,) = layers(model)
     assert loop["repeat"] == 5
-    assert build(model, batch=2).parameters == 5 * (16 + 8 * 32 + 32 + 32 * 8 + 8)
+    assert build_graph(model, batch=2).parameters == 5 * (16 + 8 * 32 + 32 + 32 * 8 + 8)
 
 
 def test_blocks_that_others_look_into_do_not_fold() -> None:
@@ -121,7 +121,7 @@ def test_blocks_that_others_look_into_do_not_fold() -> None:
 
     model = read(Skips, "2x8", loss="none")
     assert not any("repeat" in entry for entry in layers(model))
-    assert build(model, batch=2).nodes[-1].out.sizes == (2, 32)
+    assert build_graph(model, batch=2).nodes[-1].out.sizes == (2, 32)
 
 
 def test_attention_is_found_from_its_dataflow() -> None:
@@ -135,13 +135,13 @@ def test_attention_with_another_reader_inside_stays_written_out() -> None:
         def forward(self, x: Any) -> Any:
             return super().forward(x) + self.q(x).sum()
 
-    peeking = build(read(lambda: Peeking(16, 4, 2, 6), "2x5x16", loss="none"), batch=2)
-    whole = build(read(lambda: Heads(16, 4, 2, 6), "2x5x16", loss="none"), batch=2)
+    peeking = build_graph(read(lambda: Peeking(16, 4, 2, 6), "2x5x16", loss="none"), batch=2)
+    whole = build_graph(read(lambda: Heads(16, 4, 2, 6), "2x5x16", loss="none"), batch=2)
     assert peeking.parameters == whole.parameters
 
 
 def test_norms_are_found_by_name_and_by_shape() -> None:
-    assert kinds(build(read(lambda: TinyRMSNorm(8), "2x4x8"), batch=2)) == ["rms_norm"]
+    assert kinds(build_graph(read(lambda: TinyRMSNorm(8), "2x4x8"), batch=2)) == ["rms_norm"]
 
 
 def test_a_real_module_is_left_as_it_was() -> None:
@@ -163,7 +163,7 @@ def test_shared_weights_count_once() -> None:
             return self.last(x)
 
     module = Shared()
-    graph = build(read(module, "2x6x8"), batch=2)
+    graph = build_graph(read(module, "2x6x8"), batch=2)
     assert graph.parameters == sum(p.numel() for p in module.parameters())
 
 
@@ -177,9 +177,9 @@ def test_a_tied_head_counts_once() -> None:
             return functional.linear(self.table(x), self.table.weight)
 
     model = read(Tied, "2x32:int64")
-    assert build(model, batch=2).parameters == 400
+    assert build_graph(model, batch=2).parameters == 400
     assert model.params == {"seq": 32} and layers(model)[-1] == "cross_entropy"
-    assert build(model, batch=2, overrides={"seq": 64}).nodes[1].out.sizes == (2, 64, 50)
+    assert build_graph(model, batch=2, overrides={"seq": 64}).nodes[1].out.sizes == (2, 64, 50)
 
 
 def test_parameters_that_nothing_reads_are_held() -> None:
@@ -188,7 +188,7 @@ def test_parameters_that_nothing_reads_are_held() -> None:
             super().__init__(4, 4)
             self.spare = nn.Parameter(torch.zeros(7))
 
-    assert build(read(Idle, "2x4"), batch=2).parameters == 20 + 7
+    assert build_graph(read(Idle, "2x4"), batch=2).parameters == 20 + 7
 
 
 class Strange(nn.Module):
@@ -228,7 +228,7 @@ def test_flops_of_what_is_not_recognised_are_kept() -> None:
 
     with FlopCounterMode(display=False) as counter:
         Bilinear()(torch.zeros(3, 6), torch.zeros(3, 7))
-    graph = build(read(Bilinear, "3x6", "3x7", loss="none"), batch=3)
+    graph = build_graph(read(Bilinear, "3x6", "3x7", loss="none"), batch=3)
     ours = sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32))
     assert ours == pytest.approx(counter.get_total_flops()) and graph.parameters == 6 * 7 * 5 + 5
 
@@ -247,7 +247,7 @@ def test_named_inputs_and_masks() -> None:
 
     model = read(Masked, "ids=2x16:int64", "mask=2x16:int64")
     assert set(model.inputs) == {"ids", "mask"}
-    assert build(model, batch=1).parameters == 36 + 15
+    assert build_graph(model, batch=1).parameters == 36 + 15
 
 
 @pytest.mark.parametrize("text", ["", "3x", "0x3", "a", "3x224x224:floot", "1x1x1x1x1x1x1x1x1", "99999999999"])
@@ -429,7 +429,7 @@ def test_both_passes_are_those_of_an_operation_by_operation_count(name: str) -> 
         module = factory()
     model = read(module, shape, loss="none")
     forward, backward = counted_by_torch(module, shape)
-    graph = build(model, batch=shape[0])
+    graph = build_graph(model, batch=shape[0])
     assert graph.parameters == sum(p.numel() for p in module.parameters())
     assert sum(n.repeat * k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32)) == forward
     assert backward_flops(graph) == pytest.approx(backward, rel=0.01)
@@ -439,7 +439,7 @@ def test_both_passes_are_those_of_an_operation_by_operation_count(name: str) -> 
 def test_groups_of_rows_are_one_product_in_bf16() -> None:
     """2 FLOP for each row, column and number of the input, however the rows are shared out."""
     model = read(Grouped, "64x16", loss="none")
-    graph = build(model, batch=64)
+    graph = build_graph(model, batch=64)
     forward = sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32))
     assert "grouped_linear" in kinds(graph) and graph.parameters == 4 * 16 * 32 + 16 * 4 + 4
     assert forward == 2 * 64 * 16 * 32 and "Every call" in str(model.notes)
@@ -459,7 +459,7 @@ class OddGroups(nn.Module):
 
 def test_groups_that_torch_has_no_kernel_for_are_counted() -> None:
     model = read(OddGroups, "16x7", loss="none")
-    graph = build(model, batch=16)
+    graph = build_graph(model, batch=16)
     forward = sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32))
     assert graph.parameters == 4 * 7 * 9 and forward == 2 * 16 * 7 * 9 and "Every call" in str(model.notes)
 
@@ -479,7 +479,7 @@ class Selecting(nn.Module):
 
 def test_masks_that_select_rows_select_all() -> None:
     model = read(Selecting, "2x6x8", loss="none")
-    forward = sum(k.flops for n in build(model, batch=2).nodes for op in n.operations for k in op.forward(FP32))
+    forward = sum(k.flops for n in build_graph(model, batch=2).nodes for op in n.operations for k in op.forward(FP32))
     assert forward == 2 * 12 * (8 * 4 + 4 * 3)
     assert "masks that select rows are taken to select all" in str(model.notes).lower()
 
@@ -518,7 +518,7 @@ class Routed(nn.Module):
 def test_experts_get_an_even_share_of_the_tokens(way: str) -> None:
     """32 tokens, two experts each: 2 x 32 x 64 products up and as many down; the router 32 x 4."""
     model = read(Routed(way), "2x16x32")
-    assert forward_flops(build(model, batch=2)) == 2 * 32 * (2 * 2 * 32 * 64 + 32 * 4)
+    assert forward_flops(build_graph(model, batch=2)) == 2 * 32 * (2 * 2 * 32 * 64 + 32 * 4)
     assert "spread evenly over 4 experts" in str(model.notes)
 
 
@@ -560,7 +560,7 @@ def test_detectors_are_cut_where_boxes_are_chosen(stages: int) -> None:
     parts = [nn.Conv2d(3, 8, 1), RegionProposalNetwork(), RoIHeads()][: stages + 1]
     model = read(nn.Sequential(*parts), "2x3x8x8")
     second = 2 * (16 * 4 * 32 + 4 * 4 * 64) if stages == 2 else 0
-    assert forward_flops(build(model, batch=3)) == 3 * (2 * 64 * (3 * 8 + 8 * 4) + second)
+    assert forward_flops(build_graph(model, batch=3)) == 3 * (2 * 64 * (3 * 8 + 8 * 4) + second)
     said = "16 boxes, 4 of them on objects" if stages == 2 else "Cut at filter_proposals"
     assert said in str(model.notes)
 
@@ -576,7 +576,7 @@ def test_a_learned_start_takes_a_gradient() -> None:
         def forward(self, x: Any) -> Any:
             return self.query(self.latents.expand(x.shape[0], -1, -1)) @ x.transpose(1, 2)
 
-    graph = build(read(Latents(), "2x8x16", loss="none"), batch=2)
+    graph = build_graph(read(Latents(), "2x8x16", loss="none"), batch=2)
     query, scores = 2 * 2 * 4 * 16 * 16, 2 * 2 * 4 * 16 * 8
     assert (forward_flops(graph), backward_flops(graph)) == (query + scores, 2 * query + scores)
 
@@ -617,7 +617,7 @@ def kept(graph: Graph) -> dict[str, float]:
 def test_what_autograd_keeps_is_kept(module: Any, shape: str, numbers: list[int]) -> None:
     """Of a layer behind a learned one, so that its input takes a gradient."""
     first = nn.Conv2d(3, 3, 1) if "3x16x16" in shape else nn.Linear(64, 64)
-    graph = build(read(nn.Sequential(first, module), shape), batch=8, choices=Choices(gelu="tanh-stepwise"))
+    graph = build_graph(read(nn.Sequential(first, module), shape), batch=8, choices=Choices(gelu="tanh-stepwise"))
     behind = [size for name, size in kept(graph).items() if name != "input1"]
     assert sorted(behind) == sorted(4.0 * number for number in numbers)
 
@@ -635,7 +635,7 @@ class Coded(nn.Module):
 
 def test_nothing_trains_before_whole_numbers() -> None:
     """The encoder runs forward alone; the first layer of the decoder has a gradient of its weights, the second both."""
-    graph = build(read(Coded(), "8x64", loss="none"), batch=8)
+    graph = build_graph(read(Coded(), "8x64", loss="none"), batch=8)
     operations = [operation for node in graph.nodes if node.type == "linear" for operation in node.operations]
     forward, backward = (
         sum(kernel.flops for operation in operations for kernel in getattr(operation, phase)(FP32))
@@ -659,8 +659,8 @@ class Halves(nn.Module):
 
 @pytest.mark.parametrize(("copied", "numbers"), [(False, 64), (True, 32)])
 def test_a_part_is_kept_with_its_storage(copied: bool, numbers: int) -> None:
-    graph = build(read(Halves(copied), "8x64", loss="none"), batch=8)
-    storage = Storage(graph)
+    graph = build_graph(read(Halves(copied), "8x64", loss="none"), batch=8)
+    storage = SavedTensorCounter(graph)
     saved = [(node, t) for node in graph.nodes for op in node.operations for t in op.saves if t.role != "parameter"]
     assert sum(t.elements * storage.add(t, node) for node, t in saved) == 8 * 64 + 8 * numbers
 
@@ -691,7 +691,7 @@ def test_unknown_products_are_priced_by_their_flop() -> None:
     model = read(Solver, "512x2048", loss="none")
     system = load_system("dgx-a100-80gb")
     prediction = paleo.predict(model, system, Run(batch=512, dtype="bf16"))
-    flops = sum(k.flops for n in build(model, batch=512).nodes for op in n.operations for k in op.forward(FP32))
+    flops = sum(k.flops for n in build_graph(model, batch=512).nodes for op in n.operations for k in op.forward(FP32))
     assert flops == pytest.approx(2 * 2 * 512 * 2048 * 2048, rel=0.01)
     assert prediction.step_time > 2 * flops / system.device.peak_flops_per_s("bf16")
 
@@ -710,7 +710,7 @@ def test_checkpoints_are_named() -> None:
             return x
 
     model = read(Checkpointed, "2x6x8")
-    assert "--recompute full" in str(model.notes) and build(model, batch=2).parameters == 3 * (16 + 288 + 264)
+    assert "--recompute full" in str(model.notes) and build_graph(model, batch=2).parameters == 3 * (16 + 288 + 264)
 
 
 def test_a_module_that_runs_at_one_batch_alone_is_one_sample() -> None:
@@ -724,9 +724,9 @@ def test_a_module_that_runs_at_one_batch_alone_is_one_sample() -> None:
 
     model = read(Fixed, "4x8", loss="none")
     early = nn.Sequential(nn.Unflatten(-1, (2, 4)), nn.Linear(4, 4))
-    assert build(read(early, "2x8"), batch=2).parameters == 20
+    assert build_graph(read(early, "2x8"), batch=2).parameters == 20
     assert "a batch of 4 alone" in str(model.notes)
-    graph = build(model, batch=3)
+    graph = build_graph(model, batch=3)
     assert sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32)) == 3 * 4 * 2 * 64
 
 
@@ -735,7 +735,7 @@ def test_a_module_that_runs_at_one_batch_alone_is_one_sample() -> None:
 
 def test_inputs_are_one_or_several_or_named() -> None:
     ways = [(8, 16), [(8, 16)], "8x16", ["8x16"], torch.zeros(8, 16), [torch.zeros(8, 16)], {"x": (8, 16)}]
-    graphs = [build(paleo.from_torch(Block(16), way), batch=4) for way in ways]
+    graphs = [build_graph(paleo.from_torch(Block(16), way), batch=4) for way in ways]
     assert {graph.parameters for graph in graphs} == {2 * 16 + 16 * 64 + 64 + 64 * 16 + 16}
     assert {tuple(kinds(graph)) for graph in graphs} == {tuple(kinds(graphs[0]))}
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate.files import yaml_text
-from paleo.calibrate.spreads import Evidence, evidence, fitted, left_out
+from paleo.calibrate.spreads import Evidence, cross_validated, evidence, fitted
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.predict import Prediction, predict
@@ -21,8 +21,8 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.step.interval import Spreads, Uncertainty, spreads, untimed
-from paleo.validate.runner import validate_file
+from paleo.step.interval import Spreads, Uncertainty, lacks_timed_convolutions, spreads
+from paleo.tables.runner import validate_file
 
 NOTHING = np.zeros(2)
 #: A step of a fitted profile, all of whose parts are known exactly.
@@ -56,7 +56,7 @@ def test_squares_of_the_parts_add_up(part: dict[str, Any], low: float, high: flo
 
 def test_spreads_are_those_of_the_catalog() -> None:
     """What `paleo calibrate --fit … --only intervals` wrote, not the values from which it sets out."""
-    (entry,) = load_calibration("steps").entries
+    entry = next(each for each in load_calibration("steps").entries if each.family == "interval")
     assert asdict(spreads()) == entry.parameters != asdict(Spreads())
     assert set(entry.uncertainty) == set(entry.parameters) and entry.rows_held_out > 1000
 
@@ -123,7 +123,7 @@ def test_libraries_of_convolution_that_no_calibration_stands_for(
 ) -> None:
     software = load_software(profile)
     software = software if release is None else software.changed({"convolutions.cudnn": release})
-    assert untimed(software, load_device(device), dtype) is expected
+    assert lacks_timed_convolutions(software, load_device(device), dtype) is expected
 
 
 def test_devices_of_an_architecture_that_was_never_measured_are_known_less() -> None:
@@ -132,6 +132,15 @@ def test_devices_of_an_architecture_that_was_never_measured_are_known_less() -> 
     gaudi, a100 = (predict(load_model("gpt2"), load_system(name), run) for name in ("gaudi2", "a100-sxm4-40gb"))
     assert a100.uncertainty.unknown == pytest.approx(NOTHING)
     assert (gaudi.uncertainty.unknown > 0.4).all() and gaudi.interval[1] > 1.5 * gaudi.step_time
+
+
+def test_an_interval_widens_with_distance_from_what_was_measured() -> None:
+    """Scale beyond a node, and a device whose kernels nobody measured, though it is of a known architecture."""
+    near = predicted("llama3-8b", gpus=8).uncertainty
+    far = predicted("llama3-8b", gpus=512).uncertainty
+    assert (near.scale, far.scale) == (0.0, pytest.approx(np.log10(64)))
+    widths = [replace(near, scale=scale, device=device).half_widths() for scale, device in ((0, 0), (2, 0), (0, 1))]
+    assert (widths[1] > widths[0]).all() and (widths[2] > widths[0]).all()
 
 
 def test_constant_rates_bring_their_own_factors() -> None:
@@ -148,7 +157,7 @@ def made_up(known: Spreads, sources: int = 24, rows: int = 40) -> Evidence:
         products=np.tile(generator.uniform(0.1, 0.6, count), (2, 1)), unknown=np.zeros((2, count)),
         links=np.tile(generator.uniform(0.0, 0.2, count), (2, 1)), short=generator.uniform(0.0, 0.2, count),
         library=np.where(old_library, 0.9, 0.0), update=generator.uniform(0.0, 0.2, count),
-        tested=np.where(tested, 1.0, 0.0), constants=False,
+        tested=np.where(tested, 1.0, 0.0), constants=False, scale=np.zeros(count), device=np.zeros(count),
     )  # fmt: skip
     normal = generator.normal(0.0, 1.0 / 1.645, count)
     low, high = parts.half_widths(known)
@@ -163,7 +172,7 @@ def test_a_fit_finds_the_spreads_that_made_the_errors_and_holds_sources_that_it_
         (true.untested, true.library, true.skew), rel=0.2
     )
     few = known.of(np.isin(known.sources, [str(number) for number in range(8)]))
-    coverage = left_out(few, level=0.9)
+    coverage = cross_validated(few, level=0.9)
     assert list(coverage["rows"]) == [40] * 8 and coverage["inside"].mean() == pytest.approx(0.9, abs=0.05)
 
 
@@ -171,7 +180,7 @@ def test_tables_without_steps_are_refused() -> None:
     with pytest.raises(SpecError, match="no row"):
         evidence([])
     with pytest.raises(SpecError, match="one source alone"):
-        left_out(made_up(Spreads(), sources=1))
+        cross_validated(made_up(Spreads(), sources=1))
 
 
 def steps(folder: Path) -> str:
@@ -223,7 +232,7 @@ def test_a_table_of_kernels_has_no_intervals_of_steps(tmp_path: Path, capsys: py
 def own_spreads(tmp_path: Path) -> str:
     """A calibration of intervals twice as wide as those of the catalog."""
     shipped = load_calibration("steps")
-    (entry,) = shipped.entries
+    entry = next(each for each in shipped.entries if each.family == "interval")
     wider = {name: value * (1.0 if name == "skew" else 2.0) for name, value in entry.parameters.items()}
     own = shipped.model_copy(update={"entries": (entry.model_copy(update={"parameters": wider}),)})
     (tmp_path / "mine.yaml").write_text(yaml_text(own))

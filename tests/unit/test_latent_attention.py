@@ -8,12 +8,12 @@ from typing import Literal
 import pytest
 
 from paleo.layers.base import Choices
-from paleo.network.graph import build
+from paleo.network.graph import build_graph
 from paleo.operations.base import MemoryPass
 from paleo.operations.contraction import Contraction
 from paleo.operations.tensor import precision
 from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy, placement
-from paleo.parallel.propagation import PlacedNode, kept_whole, propagate
+from paleo.parallel.propagation import PlacedNode, propagate, without_regather
 from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -33,7 +33,7 @@ def placed(
     **degrees: int,
 ) -> PlacedNode:
     choices = Choices(latents=latents, rotation=rotation)
-    graph = build(load_model(network), batch=1, choices=choices, overrides={"seq": TOKENS})
+    graph = build_graph(load_model(network), batch=1, choices=choices, overrides={"seq": TOKENS})
     rules = STRATEGIES["dp"](graph, parse_strategy(strategy))
     layers = propagate(graph, rules, Mesh.of({"tp": TP, "dp": 2, **degrees}))
     return next(layer for layer in layers if layer.node.type == "latent_attention")
@@ -114,7 +114,7 @@ def test_a_ring_of_keys_owes_nothing_more_for_the_rotary_key() -> None:
 
 
 def test_a_stated_placement_of_the_sequence_holds_before_latents_and_for_shared_experts_too() -> None:
-    graph = build(load_model("deepseek_v3"), batch=1, choices=Choices(latents="own"), overrides={"seq": TOKENS})
+    graph = build_graph(load_model("deepseek_v3"), batch=1, choices=Choices(latents="own"), overrides={"seq": TOKENS})
     rules = placement(graph, parse_strategy("batch,cp=2"), {"*": {"seq": ["cp"]}})
     layers = {layer.node.type: layer for layer in propagate(graph, rules, Mesh.of({"cp": 2}))}
     products = [layers["latent_attention"].operations[0], layers["moe"].operations[0]]
@@ -124,7 +124,7 @@ def test_a_stated_placement_of_the_sequence_holds_before_latents_and_for_shared_
 
 
 def test_gathered_latents_may_stay_whole() -> None:
-    whole = kept_whole(placed("own"))
+    whole = without_regather(placed("own"))
     assert numbers_a_token(whole, "all_gather", "backward") == [] and whole.gathered == {}
 
 

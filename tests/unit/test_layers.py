@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from paleo.errors import GraphError, SpecError
 from paleo.layers.base import ACTIVATIONS, LAYERS, Choices, Expansion
-from paleo.network.graph import build
+from paleo.network.graph import build_graph
 from paleo.operations.base import Kernel, Operation, parameters_of, with_tensors
 from paleo.operations.contraction import Contraction, Recurrence
 from paleo.operations.tensor import Tensor, autocast, precision
@@ -26,6 +26,7 @@ IMAGE = Tensor("x", ("batch", "channels", "height", "width"), (2, 3, 4, 4))
 SMALL = Tensor("y", ("batch", "channels", "height", "width"), (2, 3, 1, 1))
 PAIR = Tensor("y", ("batch", "channels", "height", "width"), (2, 2, 4, 4))
 SEQUENCE = Tensor("x", ("batch", "seq", "hidden"), (2, 5, 8))
+STREAMS = Tensor("x", ("batch", "seq", "streams", "hidden"), (2, 5, 3, 8))
 MEMORY = Tensor("y", ("batch", "seq", "hidden"), (2, 3, 8))
 VECTOR = Tensor("x", ("batch", "features"), (2, 8))
 OTHER = Tensor("y", ("batch", "features"), (2, 8))
@@ -185,7 +186,7 @@ CASES = [
         "mamba2", (SEQUENCE,), (2, 5, 8), {"heads": 4, "head_dim": 2, "groups": 2, "state": 3, "chunk": 5},
         256 + 64 + 100 + 12 + 8, 6400 + 2360, 2 * 6400 + 3 * 2360,
         320 + 800 + (320 + 240 + 240 + 160) + 3 * 320,
-        2624 + 2000 + (320 + 880 + 752 + 384 + 1040 + 752) + 992 + 896,
+        2624 + 2000 + (320 + 2 * 240 + 160 + 3 * 16 + 320) + 992 + 896,
     ),
     # no more than the 56 entries of the table move
     Case("embedding", (WORDS,), (2, 5, 8), {"entries": 7, "features": 8}, 56, saved=80, moved=80 + 224 + 320),
@@ -309,6 +310,69 @@ CASES = [
         "single_stream", (SEQUENCE, OTHER), (2, 5, 8), {"heads": 2, "ffn": 16}, 216 + 360 + 8 + 200,
         2 * (2 * 192 + 10 * (320 + 192)) + 2 * 2 * 2 * 2 * 25 * 4, 26016, 4728, 15160,
     ),
+    # gates of 2 x 4 beside query, key and value; norms of all 8 entries of the queries and 4 of the key
+    Case(
+        "attention", (SEQUENCE,), (2, 5, 8),
+        {"heads": 2, "kv_heads": 1, "bias": False, "gate": "element", "qk_norm": "all heads"}, 8 * 24 + 8 + 4 + 64,
+        2 * 10 * 256 + 2 * 100 * 8, 4 * 10 * 256 + 2 * 100 * 20,
+        320 + (320 + 160) + (320 + 160 + 160 + 320 + 80) + 320 + 320, 5952,
+    ),
+    # a gate for each of 2 heads, values of 2; no weight for values that are the keys
+    Case(
+        "attention", (SEQUENCE,), (2, 5, 8), {"heads": 2, "kv_heads": 1, "bias": False, "gate": "head", "value_dim": 2},
+        8 * 16 + 32, 2 * 10 * 160 + 2 * 100 * 6, 4 * 10 * 160 + 2 * 100 * 16, 1360, 3280,
+    ),
+    Case(
+        "attention", (SEQUENCE,), (2, 5, 8), {"heads": 2, "kv_heads": 1, "bias": False, "shared_value": True},
+        8 * 12 + 64, 2 * 10 * 160 + 2 * 100 * 8, 4 * 10 * 160 + 2 * 100 * 20, 1360, 3120,
+    ),
+    # 8 -> 4 before the experts, 4 -> 8 behind them: 5 tokens for each of 4 experts, 4 -> 2·16 -> 4
+    Case(
+        "moe", (SEQUENCE,), (2, 5, 8), {"experts": 4, "top_k": 2, "ffn": 16, "latent": 4, "latent_norm": True},
+        32 + 32 + 4 + 4 * 192 + 32, 2 * 10 * 96 + 2 * 20 * 192, 4 * 10 * 96 + 4 * 20 * 192, 4960, 14992,
+    ),
+    # query 8 -> 4 -> 2·6, latents 8 -> 4 + 2, each head's 4 -> 4 before and behind; of 5 keys 3: 60 scores of 6 + 4.
+    # index: 4 -> 2·4, 8 -> 4 with scale and shift, 8 -> 2; 100 scores of 4, 60 again with their gradient
+    Case(
+        "sparse_latent_attention", (SEQUENCE,), (2, 5, 8),
+        {"heads": 2, "query_rank": 4, "kv_rank": 4, "nope_dim": 4, "rope_dim": 2, "value_dim": 4, "index_heads": 2,
+         "index_dim": 4, "top_k": 3},
+        (32 + 4 + 48 + 48 + 4 + 2 * 32 + 64) + (32 + 32 + 8 + 16),
+        2 * 10 * (32 + 48 + 48 + 32 + 32 + 64) + 2 * 60 * 10 + 2 * 10 * 80 + 2 * 100 * 4 + 2 * 60 * 4,
+        4 * 10 * (32 + 48 + 48 + 32 + 32 + 64) + 2 * 60 * 26 + 2 * 10 * 80 + 4 * 60 * 4, 3816, 13840,
+    ),
+    # of 5 keys 4 in blocks of 2; index: 8 -> 4 for query and key, each with a norm
+    Case(
+        "sparse_attention", (SEQUENCE,), (2, 5, 8),
+        {"heads": 2, "bias": False, "index_heads": 1, "index_dim": 4, "block": 2, "top_k": 2}, 192 + 64 + 72,
+        2 * 10 * 256 + 2 * 80 * 8 + 2 * 10 * 64 + 2 * 50 * 4 + 2 * 40 * 4,
+        4 * 10 * 256 + 2 * 80 * 20 + 2 * 10 * 64 + 4 * 40 * 4, 2448, 8688,
+    ),
+    # query 8 -> 4 -> 2·4, key 8 -> 4; 2 entries of 4 from 8 -> 2·8, shifts of 4 x 8; 3 + 1 keys for 16 queries of 2
+    # heads; out 4 -> 3 for each of 2 groups, 6 -> 8; index: 2 entries the same way, 4 -> 2·4, 8 -> 2
+    Case(
+        "compressed_attention", (replace(SEQUENCE, sizes=(2, 8, 8)),), (2, 8, 8),
+        {"heads": 2, "head_dim": 4, "query_rank": 4, "window": 3, "ratio": 4, "overlap": True, "top_k": 1,
+         "index_heads": 2, "index_dim": 4, "out_groups": 2, "out_rank": 3},
+        (32 + 4 + 32 + 32 + 4) + 2 * (128 + 32 + 4) + 32 + 16 + 2 + 24 + 48,
+        2 * 16 * (32 + 32 + 32 + 2 * 128 + 32 + 16 + 24 + 48) + 2 * 128 * 8 + 2 * 64 * 4 + 2 * 32 * 4,
+        4 * 16 * (32 + 32 + 32 + 2 * 128 + 24 + 48) + 2 * 16 * 48 + 2 * 128 * 20 + 4 * 32 * 4, 7072, 22384,
+    ),
+    # 8 -> 8 + 8 of keys and values, 8 gates, 2 step sizes, 2 decays; taps of 4; two chunks of 3, for 2 heads of values:
+    # keys x keys, keys and values in order, queries x keys, scores x values (9 x 4 each), a third of 3 x 3 x 3; the
+    # state of 4 x 4 read twice and written once. Backward runs all products of the chunk once more
+    Case(
+        "delta_net", (SEQUENCE,), (2, 5, 8), {"heads": 1, "value_heads": 2, "key_dim": 4, "value_dim": 4, "chunk": 3},
+        8 * 28 + 64 + 4 + 4 + 64, 2 * 10 * 288 + 16 * (180 + 9 + 144), 4 * 10 * 288 + 48 * (180 + 9 + 144), 2720,
+        5744 + (2 * 160 + 320 + 2 * 80 + 2 * 8 + 320),
+    ),
+    Case("hyper_split", (SEQUENCE,), (2, 5, 3, 8), {"streams": 3}, moved=320 + 960),
+    # a product 24 -> 3 + 3 + 9 with 15 shifts and 3 scales
+    Case(
+        "hyper_read", (STREAMS,), (2, 5, 8), {}, 360 + 18, 2 * 10 * 360, 4 * 10 * 360, 960 + 960 + 600 + 600,
+        2 * 960 + (960 + 1440 + 600) + (600 + 72 + 600) + (960 + 600 + 320),
+    ),
+    Case("hyper_write", (replace(SEQUENCE, name="y"), STREAMS), (2, 5, 3, 8), {}, 0, 0, 0, 320 + 960, 320 + 2 * 960),
     Case("frozen_batch_norm", (IMAGE,), (2, 3, 4, 4), moved=384 + 384),
     Case("squared_error", (VECTOR,), (2, 8), saved=64, moved=128),
     Case("smooth_l1", (VECTOR,), (2, 8), saved=64, moved=128),
@@ -654,7 +718,7 @@ def network(*layers: Any, blocks: dict[str, Any] | None = None) -> Any:
         "blocks": blocks or {},
         "layers": list(layers),
     }
-    return build(model_from(data, "test.yaml"), batch=2)
+    return build_graph(model_from(data, "test.yaml"), batch=2)
 
 
 CRITIC = {"critic": {"layers": [{"conv": {"channels": 4, "kernel": 3}}, "batch_norm"]}}

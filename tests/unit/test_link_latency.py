@@ -16,8 +16,8 @@ from paleo.specs.link import load_link
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
-from paleo.studies.changed_system import changed
-from paleo.studies.comparison import sensitivity
+from paleo.studies.purchase import sensitivity
+from paleo.studies.what_if import change_system
 from paleo.units import MICROSECOND
 
 NODE = load_system("dgx-h100")
@@ -41,7 +41,7 @@ def seconds(system: System, operation: str, ranks: int, payload: float, stride: 
 def slower(system: System, level: int, microseconds: float) -> System:
     before = system.levels[level].link.latency
     assert before is not None
-    return changed(system, f"levels[{level}].link.latency", f"{before / MICROSECOND + microseconds} us")
+    return change_system(system, f"levels[{level}].link.latency", f"{before / MICROSECOND + microseconds} us")
 
 
 def test_a_hop_keeps_what_software_takes_of_it() -> None:
@@ -128,7 +128,7 @@ def test_sixteen_mebibytes_over_efa_are_near_what_was_published() -> None:
 def test_a_latency_where_none_was_stated_is_the_least_that_a_hop_takes(tmp_path: Path) -> None:
     node = load_system("dgx-b200")
     hop = link_parameters(node, "collective.nccl").parameters.step
-    short, long = (changed(node, "levels[0].link.latency", f"{us} us") for us in (0.5, hop / MICROSECOND + 5.0))
+    short, long = (change_system(node, "levels[0].link.latency", f"{us} us") for us in (0.5, hop / MICROSECOND + 5.0))
     before = seconds(node, "all_gather", 8, 512.0)
     assert seconds(short, "all_gather", 8, 512.0) == before
     assert seconds(long, "all_gather", 8, 512.0) - before == pytest.approx(7 * 5e-6, rel=0.01)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paleo.errors import PlanError
-from paleo.schedules.pipeline import Task, schedule
+from paleo.schedules.engine import Task, schedule
 
 
 def starts(*tasks: Task) -> list[float]:

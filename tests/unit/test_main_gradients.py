@@ -9,7 +9,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.validate.steps.transformers import run_of
+from paleo.tables.kinds._transformers import run_of
 
 H100 = load_system("dgx-h100")
 

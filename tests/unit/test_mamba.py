@@ -6,7 +6,7 @@ import pytest
 
 from paleo.errors import GraphError, PlanError
 from paleo.layers.base import LAYERS, Choices
-from paleo.network.graph import build
+from paleo.network.graph import build_graph
 from paleo.operations.tensor import Tensor
 from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model
@@ -25,7 +25,7 @@ def predicted(strategy: str, **run: object) -> Prediction:
 def test_the_hybrid_has_its_layers() -> None:
     """24 of Mamba, 24 feed-forward, 4 of attention."""
     counts: dict[str, int] = {}
-    for node in build(NETWORK, batch=1).nodes:
+    for node in build_graph(NETWORK, batch=1).nodes:
         counts[node.type] = counts.get(node.type, 0) + node.repeat
     assert (counts["mamba2"], counts["mlp"], counts["attention"]) == (24, 24, 4)
 

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from paleo.layers.base import LAYERS, Choices
-from paleo.lowering.policies import _balanced, balanced_cut, cut, cut_by_work, heaviest_piece
-from paleo.lowering.program import Counted, Program, Section
-from paleo.network.graph import build
+from paleo.lowering.policies import _balanced, balanced_cut, cut_by_work, cut_into_stages, slowest_piece_time
+from paleo.lowering.program import CountedKernel, Program, Section
+from paleo.network.graph import build_graph
 from paleo.operations.base import Kernel
 from paleo.operations.tensor import Tensor, precision
 from paleo.predict import Prediction, predict
@@ -21,7 +21,7 @@ from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import load_system
 from paleo.step.memory import Footprint
-from paleo.validate.steps.memory import MemoryTable
+from paleo.tables.kinds._memory import MemoryTable
 
 
 def kept(choices: Choices, layer: str, x: Tensor, **options: Any) -> dict[str, float]:
@@ -43,7 +43,7 @@ def test_an_eager_gate_keeps_its_function_too() -> None:
 def test_a_gate_in_two_passes_has_the_flops_of_one() -> None:
     counts = []
     for gates in ("fused", "separate"):
-        graph = build(load_model("llama2-7b"), batch=1, choices=Choices(gates=gates), overrides={"layers": 1})  # type: ignore[arg-type]
+        graph = build_graph(load_model("llama2-7b"), batch=1, choices=Choices(gates=gates), overrides={"layers": 1})  # type: ignore[arg-type]
         kernels = [k for n in graph.nodes for op in n.operations for k in op.forward(precision("bf16"))]
         counts.append((sum(k.flops for k in kernels), len(kernels)))
     assert counts[1] == (counts[0][0], counts[0][1] + 1)
@@ -199,7 +199,7 @@ def program(*layers: tuple[int, float]) -> Program:
 
     def section(index: int, repeat: int, flops: float) -> Section:
         kernel = Kernel("product", "gemm", "gemm", "forward", flops, 0.0, 0.0, 0.0, {})
-        counted = (Counted(kernel, "layer", 1.0),) if flops else ()
+        counted = (CountedKernel(kernel, "layer", 1.0),) if flops else ()
         return Section(f"s{index}", repeat, counted, (), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ())
 
     return Program(tuple(section(i, *one) for i, one in enumerate(layers)))
@@ -226,10 +226,12 @@ def test_the_heaviest_piece_is_as_light_as_of_all_cuts(weights: tuple[float, ...
     lightest = min(max(sum(each[a:b]) for a, b in pairwise((0, *ends, len(each)))) for ends in every)
     network = program((1, 1.0), (8, 1.0), (1, 1.0))
     chunks = _balanced(network, weights, pieces)
-    assert heaviest_piece(network, weights, chunks) == pytest.approx(lightest, rel=1e-9)
+    assert slowest_piece_time(network, weights, chunks) == pytest.approx(lightest, rel=1e-9)
     layers = balanced_cut(network, weights, pieces)
     assert sum(layers) == 8 and len(layers) == pieces
-    assert heaviest_piece(network, weights, cut(network, weights, pieces, layers)) == pytest.approx(lightest, rel=1e-9)
+    assert slowest_piece_time(network, weights, cut_into_stages(network, weights, pieces, layers)) == pytest.approx(
+        lightest, rel=1e-9
+    )
 
 
 def test_pieces_of_thousands_of_layers_are_filled_evenly() -> None:
@@ -253,7 +255,7 @@ def test_software_cuts_the_pipeline() -> None:
 
 
 def test_offloaded_rows_are_mapped() -> None:
-    from paleo.validate.steps.transformers import run_of
+    from paleo.tables.kinds._transformers import run_of
 
     row = {
         "layers": 2, "hidden": 64, "heads": 4, "ffn_hidden": 128, "gated_mlp": 1, "vocab": 100, "seq_len": 16,
@@ -269,7 +271,7 @@ def test_offloaded_rows_are_mapped() -> None:
 
 def test_sharding_that_a_row_leaves_out_is_the_habit_of_the_software() -> None:
     from paleo.specs.software import load_software
-    from paleo.validate.steps.transformers import strategy_of
+    from paleo.tables.kinds._transformers import strategy_of
 
     row = {"dp": 8, "sharding": float("nan")}
     assert strategy_of(row, load_software("megatron-core")) == "dp=8,zero=1"

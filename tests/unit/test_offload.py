@@ -21,13 +21,13 @@ from paleo.specs.system import load_system
 from paleo.step.memory import (
     HOST_SHARE,
     Offload,
-    Shares,
+    OffloadShares,
     clip_axes,
     clip_kernels,
     host_update,
     link_rate,
     offload_of,
-    streamed,
+    with_offload_traffic,
 )
 from paleo.step.section_times import FIGURES, SectionCosts, layer_times
 from paleo.step.waiting import input_pipeline
@@ -52,13 +52,7 @@ def test_link_is_that_of_the_slot() -> None:
 
 def iteration(**more: float) -> SectionCosts:
     """One section: forward 2 s, backward 3 s, weights 1 s, 100 parameters."""
-    figures = {
-        "repeat": 1,
-        "forward": 2,
-        "backward": 3,
-        "weights": 1,
-        "saved_bytes": 400,
-    } | more
+    figures = {"repeat": 1, "forward": 2, "backward": 3, "weights": 1, "saved_bytes": 400} | more
     costs = {name: np.array([float(figures.get(name, 0))]) for name in ("repeat", *FIGURES) if name != "limits"}
     return SectionCosts(**costs, limits=np.zeros((3, 3, 1)))
 
@@ -66,7 +60,9 @@ def iteration(**more: float) -> SectionCosts:
 def test_activations_stream_beside_their_turns() -> None:
     """400 bytes at 100 B/s: 4 s, of which 2 s hide behind forward and all behind 4 s of backward."""
     times = layer_times(iteration(), NONE)
-    moved = streamed(times, ELEMENTS, ELEMENTS, Offload(frozenset({"activations"}), 100.0, np.inf), BF16, Shares())
+    moved = with_offload_traffic(
+        times, ELEMENTS, ELEMENTS, Offload(frozenset({"activations"}), 100.0, np.inf), BF16, OffloadShares()
+    )
     assert (moved.forward_transfers[0], moved.backward_transfers[0]) == (2.0, 0.0)
     assert (moved.saved_bytes[0], moved.offloaded_bytes[0], moved.transient[0]) == (0.0, 400.0, 800.0)
 
@@ -75,11 +71,11 @@ def test_activations_of_some_layers_travel_beside_all_of_them() -> None:
     """One of four layers: 400 bytes at 25 B/s take 16 s, beside four layers of 2 s forward and of 4 s backward, so that
     forward waits 8 s in all, 2 s a layer. One layer travels while others compute, which stay where they are."""
     times, link = layer_times(iteration(), NONE), Offload(frozenset({"activations"}), 25.0, np.inf)
-    quarter = Shares(activations=np.array([0.25]))
-    moved = streamed(times, ELEMENTS, ELEMENTS, link, BF16, quarter)
+    quarter = OffloadShares(activations=np.array([0.25]))
+    moved = with_offload_traffic(times, ELEMENTS, ELEMENTS, link, BF16, quarter)
     assert (moved.forward_transfers[0], moved.backward_transfers[0]) == (2.0, 0.0)
     assert (moved.saved_bytes[0], moved.offloaded_bytes[0], moved.transient[0]) == (300.0, 100.0, 400.0)
-    none = streamed(times, ELEMENTS, ELEMENTS, link, BF16, Shares(activations=np.zeros(1)))
+    none = with_offload_traffic(times, ELEMENTS, ELEMENTS, link, BF16, OffloadShares(activations=np.zeros(1)))
     assert (none.forward_transfers[0], none.saved_bytes[0], none.transient[0]) == (0.0, 400.0, 0.0)
 
 
@@ -149,24 +145,30 @@ def test_parameters_and_gradients_stream_both_ways_at_once() -> None:
     where two ranks share them."""
     parts = Offload(frozenset({"optimizer", "parameters", "gradients"}), 20.0, 1.0)
     for share, waits in ((1.0, (8.0, 6.0)), (0.5, (3.0, 1.0))):
-        moved = streamed(layer_times(iteration(), NONE), ELEMENTS, ELEMENTS, parts, BF16, Shares(share, share))
+        moved = with_offload_traffic(
+            layer_times(iteration(), NONE), ELEMENTS, ELEMENTS, parts, BF16, OffloadShares(share, share)
+        )
         assert (moved.forward_transfers[0], moved.backward_transfers[0]) == waits
 
 
 def test_the_host_adds_up_gradients_of_several_microbatches() -> None:
     """100 gradients of 2 bytes and their fp32 sums, read and written: 1000 bytes at 50 B/s, less 4 s of backward."""
     parts = Offload(frozenset({"optimizer", "gradients"}), 1e9, 50.0)
-    moved = streamed(layer_times(iteration(), NONE), ELEMENTS, ELEMENTS, parts, BF16, Shares(accumulates=True))
+    moved = with_offload_traffic(
+        layer_times(iteration(), NONE), ELEMENTS, ELEMENTS, parts, BF16, OffloadShares(accumulates=True)
+    )
     assert moved.backward_transfers[0] == 16.0
 
 
 def test_shares_follow_zero() -> None:
     """ZeRO-3 fetches and sends a rank's shards; ZeRO-1 sends shards where there is one microbatch, whole weights."""
     once, each = {"scattered": False}, {"scattered": True}
-    assert Shares.of(0, 8, 1, **once) == Shares(1.0, 1.0)
-    assert Shares.of(3, 8, 2, **each) == Shares(1 / 8, 1 / 8, accumulates=True)
-    assert Shares.of(1, 8, 1, **once) == Shares(1.0, 1 / 8) and Shares.of(2, 8, 4, **once) == Shares(accumulates=True)
-    assert Shares.of(2, 8, 4, **each) == Shares(1.0, 1 / 8, accumulates=True)
+    assert OffloadShares.of(0, 8, 1, **once) == OffloadShares(1.0, 1.0)
+    assert OffloadShares.of(3, 8, 2, **each) == OffloadShares(1 / 8, 1 / 8, accumulates=True)
+    assert OffloadShares.of(1, 8, 1, **once) == OffloadShares(1.0, 1 / 8) and OffloadShares.of(
+        2, 8, 4, **once
+    ) == OffloadShares(accumulates=True)
+    assert OffloadShares.of(2, 8, 4, **each) == OffloadShares(1.0, 1 / 8, accumulates=True)
 
 
 def test_update_on_the_host_by_hand() -> None:

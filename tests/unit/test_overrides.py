@@ -10,8 +10,8 @@ import pytest
 
 from paleo.cli import run as paleo
 from paleo.errors import PlanError
-from paleo.network.graph import build
-from paleo.parallel.placement import STRATEGIES, Mesh, label, overridden, parse_strategy
+from paleo.network.graph import build_graph
+from paleo.parallel.placement import STRATEGIES, Mesh, layer_label, parse_strategy, with_overrides
 from paleo.parallel.propagation import propagate
 from paleo.predict import Prediction, predict
 from paleo.search.hybrid import hybrid
@@ -72,7 +72,7 @@ def test_one_replicated_layer_pays_what_the_rules_say() -> None:
 
 def chain(*layers: Any) -> Any:
     head = {"title": "t", "task": "t", "source": "t", "inputs": {"x": {"dims": {"batch": "=batch", "hidden": WIDE}}}}
-    return build(model_from(head | {"layers": list(layers)}, "t.yaml"), batch=BATCH)
+    return build_graph(model_from(head | {"layers": list(layers)}, "t.yaml"), batch=BATCH)
 
 
 def linear(name: str, dim: str) -> dict[str, Any]:
@@ -81,14 +81,14 @@ def linear(name: str, dim: str) -> dict[str, Any]:
 
 def placed(graph: Any, stated: dict[str, Any], **degrees: int) -> Any:
     preset = STRATEGIES["batch"](graph, parse_strategy("batch"))
-    return {one.node.name: one for one in propagate(graph, overridden(preset, graph, stated), Mesh.of(degrees))}
+    return {one.node.name: one for one in propagate(graph, with_overrides(preset, graph, stated), Mesh.of(degrees))}
 
 
 def test_entries_are_laid_over_one_another_dim_by_dim() -> None:
     graph = chain(linear("one", "ffn"), linear("two", "wide"), linear("three", "out"))
     stated = {"*": {"batch": "cp"}, "t*": {"batch": ["cp", "dp"]}, "three": {"out": "tp"}}
     preset = STRATEGIES["batch"](graph, parse_strategy("batch"))
-    splits = [overridden(preset, graph, stated).of(node) for node in graph.nodes]
+    splits = [with_overrides(preset, graph, stated).of(node) for node in graph.nodes]
     assert splits == [{"batch": ("cp",)}, {"batch": ("cp", "dp")}, {"batch": ("cp", "dp"), "out": ("tp",)}]
 
 
@@ -105,17 +105,14 @@ def test_a_stated_split_owes_what_the_rules_say() -> None:
 
 
 def test_layers_of_folded_blocks_go_by_a_star() -> None:
-    graph = build(load_model("gpt2"), batch=1)
-    assert {label(node) for node in graph.nodes} >= {"embed", "block.*.branch2.1.mlp1"}
+    graph = build_graph(load_model("gpt2"), batch=1)
+    assert {layer_label(node) for node in graph.nodes} >= {"embed", "block.*.branch2.1.mlp1"}
 
 
 @pytest.mark.parametrize(
     ("placement", "words"),
     [
-        (
-            {"block.*.mpl1": {"ffn": "tp"}},
-            "no layer of gpt2 is called 'block.*.mpl1'; nearest: ",
-        ),
+        ({"block.*.mpl1": {"ffn": "tp"}}, "no layer of gpt2 is called 'block.*.mpl1'; nearest: "),
         ({"block.3.mlp1": {"ffn": "tp"}}, "no layer of gpt2 is called 'block.3.mlp1'"),
         ({"head": {"vocabulary": "tp"}}, "layer 'head' has no dim 'vocabulary'; nearest: 'vocab'"),
         ({"*.mlp1": {"ffn": "tpp"}}, "unknown mesh axis 'tpp'; nearest: 'tp'"),

@@ -6,7 +6,7 @@ import pytest
 
 from paleo.errors import PlanError
 from paleo.lowering.program import Program, Transfer, lower
-from paleo.network.graph import build
+from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
 from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
 from paleo.specs.model import load_model
@@ -16,7 +16,7 @@ SBH = BATCH * SEQ * HIDDEN * 2.0  # bytes of one bf16 activation of GPT-3
 
 
 def program(model: str, strategy: str, batch: int = BATCH) -> Program:
-    graph = build(load_model(model), batch=batch)
+    graph = build_graph(load_model(model), batch=batch)
     chosen = parse_strategy(strategy)
     mesh = Mesh.of(chosen.degrees)
     return lower(graph, STRATEGIES[chosen.preset](graph, chosen), mesh, precision("bf16"))
@@ -59,13 +59,13 @@ def test_parameters_are_shared_out_over_tensor_ranks() -> None:
     whole, eighth = program("gpt3-175b", "tp=1"), program("gpt3-175b", "tp=8")
     norms_and_positions = 8 * eighth.parameters - whole.parameters
     assert 0 < norms_and_positions < 0.003 * whole.parameters
-    assert whole.parameters == build(load_model("gpt3-175b"), batch=1).parameters
+    assert whole.parameters == build_graph(load_model("gpt3-175b"), batch=1).parameters
 
 
 @pytest.mark.parametrize("strategy", ["tp=4", "tp=8,sp", "dp=8", "tp=2,dp=4", "cp=4", "tp=2,cp=2,dp=2"])
 def test_flops_are_conserved_over_ranks(strategy: str) -> None:
     degrees = parse_strategy(strategy).degrees
-    model = build(load_model("llama3-8b"), batch=8)
+    model = build_graph(load_model("llama3-8b"), batch=8)
     alone = lower(model, STRATEGIES["dp"](model, parse_strategy("dp")), Mesh.of({}), precision("bf16"))
     assert program("llama3-8b", strategy).flops() * Mesh.of(degrees).size == pytest.approx(alone.flops(), rel=1e-12)
 
@@ -75,7 +75,7 @@ def test_data_parallel_sums_every_gradient_once() -> None:
     found = program("resnet50", "dp=8", batch=64)
     assert {g.axes for s in found.sections for g in s.gradients} == {("dp",)}
     total = sum(g.elements * s.repeat for s in found.sections for g in s.gradients)
-    assert total == build(load_model("resnet50"), batch=1).parameters
+    assert total == build_graph(load_model("resnet50"), batch=1).parameters
     assert all(not s.transfers for s in found.sections)
 
 
@@ -97,7 +97,7 @@ def test_experts_travel_by_all_to_all() -> None:
     """Each token goes to top_k experts and back, forward and backward: four all-to-alls of tokens · top_k · hidden
     (GShard, 2020)."""
     found = volumes(block(program("mixtral-8x7b", "ep=4")))
-    tokens = BATCH * build(load_model("mixtral-8x7b"), batch=1).params["seq"] / 4
+    tokens = BATCH * build_graph(load_model("mixtral-8x7b"), batch=1).params["seq"] / 4
     size = tokens * 2 * 4096 * 2.0
     expected = [("all_to_all", "ep", phase, size) for phase in ("backward", "backward", "forward", "forward")]
     assert found == expected
@@ -106,7 +106,7 @@ def test_experts_travel_by_all_to_all() -> None:
 def test_context_parallel_passes_keys_and_values_round() -> None:
     """Ring attention: K and V travel forward, and again with their gradients backward."""
     found = volumes(block(program("llama3-8b", "cp=4")), overlapped=True)
-    seq = build(load_model("llama3-8b"), batch=1).params["seq"]
+    seq = build_graph(load_model("llama3-8b"), batch=1).params["seq"]
     size = BATCH * seq * 8 * 128 * 2.0
     assert found == sorted(
         [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paleo.errors import PlanError
 from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES, Passes, check_schedule
-from paleo.schedules.pipeline import StageTime, pipeline_events, pipeline_time
+from paleo.schedules.engine import StageTime, pipeline_events, pipeline_time
 from paleo.schedules.stage_ends import stage_ends
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -127,12 +127,7 @@ def test_chimera_bubble_is_the_published_one(depth: int) -> None:
 @settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize(
     ("name", "low", "high"),
-    [
-        ("zb-v", -0.005, 0.05),
-        ("chimera", -0.045, 0.045),
-        ("dualpipe", -1e-12, 0.035),
-        ("dualpipev", -1e-12, 0.035),
-    ],
+    [("zb-v", -0.005, 0.05), ("chimera", -0.045, 0.045), ("dualpipe", -1e-12, 0.035), ("dualpipev", -1e-12, 0.035)],
 )
 def test_v_and_bidirectional_closed_forms_are_near_with_a_heavier_last_piece(
     name: str, low: float, high: float, depth: int, units: int, last: float
@@ -206,7 +201,7 @@ def test_one_f_one_b_keeps_as_many_activations_as_stages_follow() -> None:
 def test_long_runs_are_not_unrolled_and_agree_with_those_that_are() -> None:
     """The window's extrapolation equals the full simulation, on uneven stages too."""
     stages = [[StageTime(1.0, 1.5, 0.5, 0.1)], [StageTime(1.2, 2.0, 0.4, 0.1)], [StageTime(0.7, 1.0, 0.5, 0.0)]]
-    from paleo.schedules.pipeline import _run
+    from paleo.schedules.engine import _run
 
     for name in ("1f1b", "gpipe", "zb-h1"):
         for microbatches in (40, 61, 200):
@@ -231,7 +226,7 @@ STAGES = st.lists(st.tuples(DURATION, DURATION, DURATION), min_size=1, max_size=
 
 def engine(name: str, stages: list[tuple[float, float, float]], microbatches: int, chunks: int = 1) -> float:
     """Every pass played by the engine."""
-    from paleo.schedules.pipeline import _run
+    from paleo.schedules.engine import _run
 
     times = [[StageTime(f / chunks, b / chunks, w / chunks, 0.0)] * chunks for f, b, w in stages]
     return _run(SCHEDULES[name], times, microbatches).total
@@ -274,7 +269,7 @@ def test_interleaved_closed_form_is_near_with_a_heavier_last_chunk(
     depth: int, rounds: int, chunks: int, last: float
 ) -> None:
     """A head of up to a tenth of a chunk, in the last chunk alone."""
-    from paleo.schedules.pipeline import _run
+    from paleo.schedules.engine import _run
 
     times = [[StageTime(1.0, 2.0, 0.0, 0.0)] * chunks for _ in range(depth)]
     times[-1] = [*times[-1][:-1], StageTime(1.0 + last, 2.0 + 2 * last, 0.0, 0.0)]
@@ -289,7 +284,7 @@ def test_interleaved_closed_form_is_near_with_a_heavier_last_chunk(
 def test_no_stage_ends_later_than_stated(
     name: str, stages: list[tuple[float, float, float]], microbatches: int
 ) -> None:
-    from paleo.schedules.pipeline import _run
+    from paleo.schedules.engine import _run
 
     passes = Passes(*(np.array(column) for column in zip(*stages, strict=True)))
     played = _run(SCHEDULES[name], [[StageTime(*one, 0.0)] for one in stages], microbatches)

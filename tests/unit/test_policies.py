@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from paleo.lowering.launches import left_out
-from paleo.lowering.policies import runs, with_policy
-from paleo.network.graph import build
+from paleo.lowering.launches import unneeded_for_backward
+from paleo.lowering.policies import kernel_runs, with_recompute
+from paleo.network.graph import build_graph
 from paleo.predict import Prediction, predict
 from paleo.search.plans import search
 from paleo.search.space import Space
@@ -27,9 +27,9 @@ PRODUCTS = EARLY.changed({"recomputation.selective": "products"})
 
 
 def block(model: str, **changed: Any) -> frozenset[str]:
-    nodes = [node for node in build(load_model(model), batch=1, overrides=changed).nodes if node.repeat > 1]
+    nodes = [node for node in build_graph(load_model(model), batch=1, overrides=changed).nodes if node.repeat > 1]
     last = [node for node in nodes if node.repeats == nodes[-1].repeats]
-    return left_out([operation for node in last for operation in node.operations])
+    return unneeded_for_backward([operation for node in last for operation in node.operations])
 
 
 def test_what_follows_the_last_tensor_kept_is_left_out() -> None:
@@ -61,8 +61,8 @@ def made(software: Any, recompute: str, **options: Any) -> Prediction:
 def again(of: Prediction, recompute: str, family: str) -> float:
     """FLOP of kernels of a kind that run again, in blocks."""
     return sum(
-        counted.kernel.flops * counted.times * section.repeat * (runs(section, counted) - 1.0)
-        for section in with_policy(of.program, recompute).sections
+        counted.kernel.flops * counted.times * section.repeat * (kernel_runs(section, counted) - 1.0)
+        for section in with_recompute(of.program, recompute).sections
         for counted in section.kernels
         if counted.kernel.family == family
     )

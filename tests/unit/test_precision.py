@@ -16,7 +16,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.validate.steps.recipes import scaling_of
+from paleo.tables.kinds._transformers import scaling_of
 
 
 @pytest.mark.parametrize(

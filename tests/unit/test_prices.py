@@ -7,9 +7,8 @@ import pytest
 from paleo import load_system
 from paleo.errors import SpecError
 from paleo.specs.catalog import names
-from paleo.specs.prices import price_list, purchase_quote, rent_quote, term_named
-from paleo.studies.cost import Tariff
-from paleo.studies.training import rent
+from paleo.specs.prices import billed, price_list, purchase_quote, rent_quote, term_named
+from paleo.studies.cost import Tariff, rent
 from paleo.units import HOUR, YEAR
 
 
@@ -82,8 +81,26 @@ def test_bought_machines_are_written_off_and_pay_their_electricity() -> None:
 
 def test_prices_by_system_come_first() -> None:
     tariff = Tariff.model_validate({"gpu_prices": {"dgx-h100": "2 USD/h"}, "gpu_price": "3 USD/h"})
-    assert rent(load_system("dgx-h100"), 4, tariff)[0] == pytest.approx(8 / HOUR)
-    assert rent(load_system("dgx-a100-80gb"), 4, tariff)[0] == pytest.approx(12 / HOUR)
+    assert rent(load_system("dgx-h100"), 4, tariff)[0] == pytest.approx(16 / HOUR)  # a node of eight
+    assert rent(load_system("dgx-a100-80gb"), 12, tariff)[0] == pytest.approx(48 / HOUR)
+    assert rent(load_system("h100-sxm5-80gb"), 1, tariff)[0] == pytest.approx(3 / HOUR)
+
+
+@pytest.mark.parametrize(
+    ("system", "gpus", "devices", "unit"),
+    [
+        ("aws-p4d.24xlarge", 4, 8, "node"),
+        ("dgx-2", 24, 32, "node"),
+        ("azure-nd-gb200-v6", 70, 72, "tray"),
+        ("tpu-v5p-pod", 3, 4, "slice"),
+        ("tpu-v5p-pod", 96, 128, "slice"),  # cubes of 4 x 4 x 4
+        ("tpu-v5e-pod", 96, 128, "slice"),
+        ("rtx-4090", 3, 3, "GPU"),
+    ],
+)
+def test_whole_units_are_billed(system: str, gpus: int, devices: int, unit: str) -> None:
+    whole = billed(load_system(system), gpus)
+    assert (whole.devices, whole.unit) == (devices, unit)
 
 
 def test_unknown_terms_name_the_nearest() -> None:

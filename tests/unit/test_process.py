@@ -61,11 +61,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("command", "code", "error"),
     [
-        (
-            "paleo list links > /dev/full",
-            WRONG,
-            "error: output: cannot be written (No space left on device)\n",
-        ),
+        ("paleo list links > /dev/full", WRONG, "error: output: cannot be written (No space left on device)\n"),
         ("paleo list devices >&-", WRONG, "error: output: cannot be written (it is closed)\n"),
         ("paleo show nothing-such 2>&-", WRONG, ""),
         ("paleo list devices | (exec <&-; sleep 3)", UNREAD, ""),

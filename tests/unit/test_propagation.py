@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paleo.errors import PlanError
-from paleo.network.graph import Graph, build
+from paleo.network.graph import Graph, build_graph
 from paleo.parallel.placement import STRATEGIES, Mesh, Placement, Rule, idle_axes, parse_strategy
 from paleo.parallel.propagation import PlacedNode, propagate
 from paleo.specs.model import load_model, model_from
@@ -19,7 +19,7 @@ Owed = list[tuple[str, str, str, int]]
 def graph(*layers: Any) -> Graph:
     dims = {"batch": "=batch", "hidden": WIDE}
     head = {"title": "t", "task": "t", "source": "t", "inputs": {"x": {"dims": dims}}}
-    return build(model_from(head | {"layers": list(layers)}, "t.yaml"), batch=BATCH)
+    return build_graph(model_from(head | {"layers": list(layers)}, "t.yaml"), batch=BATCH)
 
 
 def linear(name: str, dim: str, features: int = WIDE, **more: Any) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def test_axes_that_split_nothing_are_named() -> None:
 def test_keys_are_normed_and_rotated_where_they_are_made(context: str) -> None:
     """Qwen3-30B-A3B, 4,096 tokens over cp=4: norm and rotation of keys pass over a rank's own 1,024, of which each of 4
     heads has 128 numbers; the gradient of the norm's weight is summed over all of them."""
-    model = build(load_model("qwen3-30b-a3b"), batch=1, overrides={"seq": 4096})
+    model = build_graph(load_model("qwen3-30b-a3b"), batch=1, overrides={"seq": 4096})
     layers = propagate(model, STRATEGIES["dp"](model, parse_strategy(context)), Mesh.of({"cp": 4}))
     layer = next(each for each in layers if each.node.type == "attention")
     keys = {each.name.rpartition(".key.")[2]: each.out.elements for each in layer.operations if ".key." in each.name}

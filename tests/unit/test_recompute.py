@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paleo.errors import PaleoError, PlanError
-from paleo.lowering.policies import most_layers, words
+from paleo.lowering.policies import most_recomputable_layers, recompute_summary
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.partial_recompute import fewest_layers
@@ -52,7 +52,7 @@ def test_some_layers_lie_between_none_and_all(name: str, schedule: str, chunks: 
     """Each layer more takes time and gives memory back; no layer is none of them, and all are full recomputation."""
     options = {"schedule": schedule, "strategy": strategy(chunks), "batch": 16}
     none, full = made(name, **options), made(name, recompute="full", **options)
-    most = most_layers(full.program, full.pieces)
+    most = most_recomputable_layers(full.program, full.pieces)
     some = [made(name, recompute="full", recompute_layers=layers, **options) for layers in range(most + 1)]
     for alike, other in ((none, some[0]), (full, some[-1])):
         assert other.step_time == pytest.approx(alike.step_time, rel=1e-12)
@@ -120,7 +120,7 @@ def test_convolutions_are_layers_of_their_own() -> None:
     """Nothing repeats: full recomputation is that of every layer, and N are the first N."""
     options = {"gpus": 1, "strategy": "dp", "batch": 8}
     full = made("alexnet", recompute="full", **options)
-    most = most_layers(full.program, full.pieces)
+    most = most_recomputable_layers(full.program, full.pieces)
     assert most == len(full.program.sections)
     assert made("alexnet", recompute="full", recompute_layers=most, **options).breakdown == full.breakdown
     some = made("alexnet", recompute="full", recompute_layers=9, **options)
@@ -133,7 +133,7 @@ def test_the_cut_by_time_weighs_what_is_recomputed() -> None:
     for name in ("gpt2", "resnet50"):
         for how, layers in (("full", None), ("none", 0)):
             alike = made(name, recompute=how, **options)
-            stated = most_layers(alike.program, alike.pieces) if layers is None else layers
+            stated = most_recomputable_layers(alike.program, alike.pieces) if layers is None else layers
             other = made(name, recompute="full", recompute_layers=stated, **options)
             assert other.step_time == pytest.approx(alike.step_time, rel=1e-12)
 
@@ -158,7 +158,7 @@ def test_layers_are_advised_for_a_pipeline_that_is_cut_elsewhere_under_recomputa
     run = Run(gpus=2048, strategy="pp=16,ep=64,zero=1", global_batch=15360, microbatch=1, dtype="fp8")
     prediction = predict(load_model("deepseek_v3"), load_system("h800-8"), run)
     some = fewest_layers(prediction)
-    assert most_layers(prediction.program, prediction.pieces) == 5
+    assert most_recomputable_layers(prediction.program, prediction.pieces) == 5
     assert some is not None and some.run.recompute_layers is not None and 0 < some.run.recompute_layers <= 4
 
 
@@ -192,6 +192,6 @@ def test_forward_passes_recompute_nothing() -> None:
 
 
 def test_words() -> None:
-    assert words(Run(recompute="full", recompute_layers=3)) == "full, 3 layers a stage"
-    assert words(Run(recompute="full", recompute_every=3)) == "full, every 3 layers"
-    assert words(Run(recompute_by_layer={"block.0": "full"})) == "none, full of block.0"
+    assert recompute_summary(Run(recompute="full", recompute_layers=3)) == "full, 3 layers a stage"
+    assert recompute_summary(Run(recompute="full", recompute_every=3)) == "full, every 3 layers"
+    assert recompute_summary(Run(recompute_by_layer={"block.0": "full"})) == "none, full of block.0"

@@ -80,6 +80,6 @@ def test_eight_cold_threads_predict_the_same() -> None:
 
 
 def test_families_of_kernels_register_themselves() -> None:
-    assert list(FAMILIES) == ["attention", "conv", "gemm", "memory", "rnn"]
+    assert list(FAMILIES) == ["attention", "conv", "gemm", "memory", "rnn", "scan"]
     with pytest.raises(SpecError, match=r"unknown kernel family 'gem'.*gemm"):
         FAMILIES["gem"]

@@ -26,8 +26,8 @@ from paleo.pricing.rnn import (
 )
 from paleo.specs.calibration import load_calibration
 from paleo.specs.device import load_device
+from paleo.tables.kernels import KINDS, kind_of
 from paleo.units import GIGA, MEGA, MICROSECOND, TERA
-from paleo.validate.kinds.base import KINDS, kind_of
 
 TITAN_X = DeviceFigures(
     "titan x", "Maxwell", "GDDR5", 24, 1075 * MEGA, 6.6 * TERA, 336.5 * GIGA, 3.1 * MEGA, 250, False

@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 
 from paleo.errors import SpecError
-from paleo.network.graph import build
+from paleo.network.graph import build_graph
 from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.validate.steps.memory import MemoryTable
-from paleo.validate.steps.networks import COLUMNS, NAMED, catalog_network, network_of
-from paleo.validate.steps.transformers import TransformerSteps
+from paleo.tables.kinds._memory import MemoryTable
+from paleo.tables.kinds._networks import COLUMNS, NAMED, catalog_network, network_of
+from paleo.tables.kinds._transformers import TransformerSteps
 
 DENSE = {"model": "?", "layers": 2, "hidden": 256, "heads": 4, "vocab": 1024, "seq_len": 128, "gated_mlp": 1}
 DENSE |= {"ffn_hidden": 512, "kv_heads": 2, "notes": ""}
@@ -31,7 +31,7 @@ DEEP |= {"n_experts": 256, "top_k": 8, "layers": 61, "seq_len": 4096}
 
 def parameters(row: dict[str, Any]) -> float:
     model, sizes = network_of(row)
-    return build(model, batch=1, overrides=sizes).parameters
+    return build_graph(model, batch=1, overrides=sizes).parameters
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_published_network_comes_out_of_its_row() -> None:
 def test_stacks_that_are_cut_short(layers: int, notes: str, dense: int) -> None:
     _, sizes = network_of(DEEP | {"layers": layers, "notes": notes})
     assert (sizes["layers"], sizes["dense_layers"]) == (layers, dense)
-    nodes = build(load_model("deepseek_v3"), batch=1, overrides=sizes).nodes
+    nodes = build_graph(load_model("deepseek_v3"), batch=1, overrides=sizes).nodes
     assert sum(node.repeat for node in nodes if ".moe" in node.name) == layers - dense
 
 

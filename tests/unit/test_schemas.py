@@ -44,6 +44,20 @@ def test_a_key_that_is_missing_or_of_another_type_is_found(tmp_path: Path) -> No
     ]
 
 
+def undescribed(schema: object) -> set[str]:
+    """Keys of a schema, and of all below it, without a meaning."""
+    if not isinstance(schema, dict):
+        return set()
+    fields = schema.get("properties", {})
+    below = [*fields.values(), schema.get("items"), schema.get("additionalProperties")]
+    return {key for key, field in fields.items() if "description" not in field}.union(*map(undescribed, below))
+
+
+@pytest.mark.parametrize("command", sorted(documents()))
+def test_every_key_of_a_document_has_a_meaning(command: str) -> None:
+    assert undescribed(schema_of(command)) == set()
+
+
 @pytest.mark.parametrize("kind", sorted(FILES))
 def test_the_schema_of_a_kind_of_file(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["schema", kind]) == 0
@@ -83,12 +97,12 @@ def test_a_template_is_a_good_file_of_its_kind(kind: str, tmp_path: Path, capsys
 def test_the_parameters_that_the_model_template_states_are_those_that_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(template("model").replace("# expect:", "expect:"))
-    from paleo.network.graph import build
-    from paleo.specs.model import load_model, within
+    from paleo.network.graph import build_graph
+    from paleo.specs.model import agrees_with_published, load_model
 
     model = load_model(path)
     assert model.expect is not None
-    assert within(model.expect.parameters, build(model, batch=1).parameters)
+    assert agrees_with_published(model.expect.parameters, build_graph(model, batch=1).parameters)
 
 
 @pytest.mark.parametrize("call", [["init", "modle"], ["schema", "estimat"]])

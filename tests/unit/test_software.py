@@ -17,8 +17,8 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import load_system
+from paleo.tables.steps import profile_at_release
 from paleo.units import MICROSECOND
-from paleo.validate.steps.base import profile_then
 
 
 def described(schema: type[BaseModel], prefix: str = "") -> dict[str, bool]:
@@ -153,11 +153,11 @@ def test_rows_run_under_the_release_that_they_state() -> None:
     """0.10, of 2025-02, gave Megatron-Core's experts a tensor degree of their own, and 0.14, of 2025-10, latent
     attention's down projections their own tokens; what others release is not known."""
     releases = {"24.07": "nemo@24.07", "0.4.2": "nemo", "": "nemo", float("nan"): "nemo"}
-    assert {release: profile_then({"release": release}, "nemo") for release in releases} == releases
-    assert profile_then({"release": "26.04"}, "nemo") == "nemo", "nothing was otherwise by then"
+    assert {release: profile_at_release({"release": release}, "nemo") for release in releases} == releases
+    assert profile_at_release({"release": "26.04"}, "nemo") == "nemo", "nothing was otherwise by then"
     assert load_software("nemo@24.07").parallelism.expert_tensor == "tp"
     assert (load_software("nemo@24.07").fusion.loss, load_software("nemo@25.04").fusion.loss) == ("stepwise", "fused")
-    assert profile_then({"release": "24.07"}, "torchtitan") == "torchtitan"
+    assert profile_at_release({"release": "24.07"}, "nanotron") == "nanotron"
 
 
 def test_show_prints_a_profile_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,7 +177,7 @@ def test_show_prints_a_profile_as_it_was(capsys: pytest.CaptureFixture[str]) -> 
     ],
 )
 def test_rows_that_state_a_date_in_words(words: dict[str, str], profile: str) -> None:
-    assert profile_then(words, "megatron-2021") == profile
+    assert profile_at_release(words, "megatron-2021") == profile
 
 
 def test_autograd_adds_gradients_before_products_did() -> None:

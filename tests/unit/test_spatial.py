@@ -10,9 +10,9 @@ import pytest
 
 from paleo.errors import PlanError
 from paleo.lowering.program import Program, lower
-from paleo.network.graph import Graph, build
+from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import Window, precision
-from paleo.parallel.placement import STRATEGIES, Mesh, overridden, parse_strategy, placement
+from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy, placement, with_overrides
 from paleo.parallel.propagation import PlacedNode, propagate
 from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model, model_from
@@ -28,7 +28,7 @@ def image(*layers: Any, height: int = H) -> Graph:
     dims = {"batch": "=batch", "channels": 3, "height": height, "width": W}
     head = {"title": "t", "task": "t", "source": "t", "inputs": {"x": {"dims": dims}}}
     stem = {"name": "stem", "conv": {"channels": C, "kernel": 1, "bias": False}}
-    return build(model_from(head | {"layers": [stem, *layers]}, "t.yaml"), batch=N)
+    return build_graph(model_from(head | {"layers": [stem, *layers]}, "t.yaml"), batch=N)
 
 
 def conv(name: str = "conv", channels: int = F, kernel: int = 3, stride: int = 1, **more: Any) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def test_a_broadcast_scale_is_gathered_and_its_gradient_summed() -> None:
 
 
 def program(model: str, strategy: str, batch: int = 8, **sizes: Any) -> Program:
-    graph = build(load_model(model), batch=batch, overrides=sizes)
+    graph = build_graph(load_model(model), batch=batch, overrides=sizes)
     chosen = parse_strategy(strategy)
     return lower(graph, STRATEGIES[chosen.preset](graph, chosen), Mesh.of(chosen.degrees), precision("bf16"))
 
@@ -197,7 +197,7 @@ def test_the_filter_dims_cannot_be_placed() -> None:
     graph = image(conv())
     preset = STRATEGIES["batch"](graph, parse_strategy("batch"))
     with pytest.raises(PlanError, match="kernel_height cannot be divided"):
-        propagate(graph, overridden(preset, graph, {"conv": {"kernel_height": "tp"}}), Mesh.of({"tp": 3}))
+        propagate(graph, with_overrides(preset, graph, {"conv": {"kernel_height": "tp"}}), Mesh.of({"tp": 3}))
 
 
 def made(strategy: str, **more: Any) -> Prediction:

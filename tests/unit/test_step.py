@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from paleo.layers.base import Choices
-from paleo.lowering.program import Counted, Program, Section, Transfer
+from paleo.lowering.program import CountedKernel, Program, Section, Transfer
 from paleo.operations.base import Kernel, optimizer
 from paleo.operations.tensor import precision
 from paleo.predict import Prediction, predict
@@ -21,10 +21,10 @@ from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.step.backend import RecentGraphs
-from paleo.step.memory import alive, placed_layers, states, total_memory, workspace
+from paleo.step.memory import live_microbatches, placed_layers, state_memory, total_memory, workspace_memory
 from paleo.step.section_times import BYTES, section_costs
-from paleo.step.streams import LayerIteration, walk
-from paleo.step.timeline import busy
+from paleo.step.streams import LayerIteration, walk_streams
+from paleo.step.timeline import busy_time
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"gpus": 8}),
@@ -49,7 +49,7 @@ def test_streams_end_when_the_engine_says(model: str, options: dict[str, Any]) -
 
 def test_hidden_communication_is_counted_as_the_timeline_has_it() -> None:
     made = predict(load_model("vgg16"), load_system("dgx-h100"), Run(gpus=64, batch=2))
-    assert made.breakdown.communication_total == pytest.approx(busy(made.timeline.events, "bucket"))
+    assert made.breakdown.communication_total == pytest.approx(busy_time(made.timeline.events, "bucket"))
 
 
 def test_two_streams_by_hand() -> None:
@@ -57,7 +57,7 @@ def test_two_streams_by_hand() -> None:
     of work."""
     one = (("dp",), 1.0)
     order = [LayerIteration(0, "backward", 1, buckets=(one,)), LayerIteration(1, "backward", 1, buckets=(one,))]
-    compute, network = walk(order, np.zeros(2), np.full(2, 2.0), None, [3.0, 1.0], 0.0)
+    compute, network = walk_streams(order, np.zeros(2), np.full(2, 2.0), None, [3.0, 1.0], 0.0)
     assert (float(compute), float(network)) == (4.0, 6.0)
 
 
@@ -65,7 +65,7 @@ def test_gathered_weights_are_awaited_by_hand() -> None:
     """Gathers of 5 s, iterations of 1 s: the first starts at 5 s; the second gather has been sent at once, the third
     after the first iteration."""
     order = [LayerIteration(0, "forward", 1, gathers=True)] * 3
-    compute, network = walk(order, np.ones(1), np.zeros(1), np.full(1, 5.0), [0.0] * 3, 0.0)
+    compute, network = walk_streams(order, np.ones(1), np.zeros(1), np.full(1, 5.0), [0.0] * 3, 0.0)
     assert (float(compute), float(network)) == (16.0, 15.0)
 
 
@@ -74,12 +74,12 @@ def test_states_are_shared_as_zero_says() -> None:
     ranks."""
     parts = {}
     for zero in range(4):
-        held = states(np.array([100.0]), np.array([100.0]), 10.0, 4, zero, optimizer("adam"), precision("bf16"))
+        held = state_memory(np.array([100.0]), np.array([100.0]), 10.0, 4, zero, optimizer("adam"), precision("bf16"))
         parts[zero] = [float(one[0]) for one in (held.parameters, held.gradients, held.optimizer)]
     assert parts == {0: [200, 200, 1200], 1: [200, 200, 300], 2: [200, 50, 300], 3: [50, 50, 300]}
-    held = states(np.array([100.0]), np.array([100.0]), 10.0, 4, 3, optimizer("adam"), precision("bf16"))
+    held = state_memory(np.array([100.0]), np.array([100.0]), 10.0, 4, 3, optimizer("adam"), precision("bf16"))
     total = total_memory(
-        held, np.array([7.0]), workspace(np.ones((1, 2)), np.array([6.0, 2.0]), np.array([0.0, 2.0]), 4.0)
+        held, np.array([7.0]), workspace_memory(np.ones((1, 2)), np.array([6.0, 2.0]), np.array([0.0, 2.0]), 8.0)
     )
     assert float(total[0]) == 50 + 50 + 300 + 7 + (2 * 3 + 2 * 4 + 2) + 2 * 10 * 2
 
@@ -87,7 +87,7 @@ def test_states_are_shared_as_zero_says() -> None:
 def test_a_stage_needs_no_workspace_for_layers_of_another() -> None:
     """Logits of 100 bytes on the last stage, activations of 3 on the first."""
     held = np.array([[2.0, 0.0], [1.0, 1.0]])
-    assert workspace(held, np.array([6.0, 200.0]), np.zeros(2), 4.0).tolist() == [14.0, 208.0]
+    assert workspace_memory(held, np.array([6.0, 200.0]), np.zeros(2), 8.0).tolist() == [14.0, 208.0]
 
 
 def test_chunks_go_round_the_stages() -> None:
@@ -109,9 +109,9 @@ def test_two_copies_hold_everything_twice() -> None:
 
 
 def test_one_stage_keeps_one_microbatch() -> None:
-    assert alive(SCHEDULES["1f1b"], 1, 8, 1).tolist() == [[1.0]]
-    assert alive(SCHEDULES["1f1b"], 4, 8, 1).tolist() == [[4], [3], [2], [1]]
-    assert alive(SCHEDULES["interleaved"], 2, 8, 2).tolist() == [[3, 2], [2, 1]]
+    assert live_microbatches(SCHEDULES["1f1b"], 1, 8, 1).tolist() == [[1.0]]
+    assert live_microbatches(SCHEDULES["1f1b"], 4, 8, 1).tolist() == [[4], [3], [2], [1]]
+    assert live_microbatches(SCHEDULES["interleaved"], 2, 8, 2).tolist() == [[3, 2], [2, 1]]
 
 
 @pytest.mark.parametrize(("stages", "chunks"), [(4, 2), (8, 3), (12, 8)])
@@ -121,7 +121,8 @@ def test_first_stage_keeps_what_is_published(stages: int, chunks: int) -> None:
     and as 1F1B for ZB-H1 (Qi et al. 2024, table 2)."""
     count = 4 * stages
     first = {
-        name: alive(SCHEDULES[name], stages, count, chunks if name == "interleaved" else 1)[0].mean() / stages
+        name: live_microbatches(SCHEDULES[name], stages, count, chunks if name == "interleaved" else 1)[0].mean()
+        / stages
         for name in ("1f1b", "interleaved", "gpipe", "zb-h1")
     }
     assert first["1f1b"] == first["zb-h1"] == 1.0 and first["gpipe"] == 4.0
@@ -131,8 +132,8 @@ def test_first_stage_keeps_what_is_published(stages: int, chunks: int) -> None:
 def test_a_v_keeps_what_the_first_stage_of_1f1b_keeps_and_chimera_up_to_that() -> None:
     """Qi et al. 2024, section 6: p microbatches of a stage's activations; Li and Hoefler 2021, table 2: p / 2 + 1 to p,
     here of the half of its turns that each copy is."""
-    assert alive(SCHEDULES["zb-v"], 4, 16, 2).tolist() == [[7, 1], [6, 2], [5, 3], [4, 4]]
-    assert alive(SCHEDULES["chimera"], 6, 12, 1).sum(axis=1).tolist() == [4, 5, 6, 6, 5, 4]
+    assert live_microbatches(SCHEDULES["zb-v"], 4, 16, 2).tolist() == [[7, 1], [6, 2], [5, 3], [4, 4]]
+    assert live_microbatches(SCHEDULES["chimera"], 6, 12, 1).sum(axis=1).tolist() == [4, 5, 6, 6, 5, 4]
 
 
 def test_collectives_beside_computation_cost_what_it_does_not_cover() -> None:
@@ -140,7 +141,7 @@ def test_collectives_beside_computation_cost_what_it_does_not_cover() -> None:
     kernels = np.array([3.0, 5.0])
     for name, forward, hidden in (("attention.core", 7.0, 3.0), ("gather.again", 2.0, 8.0)):
         one = Transfer(name, "all_gather", "cp", 1.0, "forward", 1, overlapped=True)
-        core, rest = (Counted(_kernel(called), "layer", 1.0) for called in ("attention.core", "mlp"))
+        core, rest = (CountedKernel(_kernel(called), "layer", 1.0) for called in ("attention.core", "mlp"))
         section = Section("block", 1, (core, rest), (one,), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ())
         table = section_costs(Program((section,)), times(kernels), np.array([10.0]), [np.zeros(1)] * len(BYTES))
         assert (float(table.forward_transfers[0]), float(table.hidden[0])) == (forward, hidden)
@@ -151,7 +152,7 @@ def test_a_host_that_waits_for_counts_of_tokens_is_never_far_ahead(
     experts: float, waiting: float, power: float
 ) -> None:
     """3 s of the device behind 4 s of the host, in a section that deals out tokens or does not."""
-    route = Counted(replace(_kernel("route"), experts=experts), "layer", 1.0)
+    route = CountedKernel(replace(_kernel("route"), experts=experts), "layer", 1.0)
     section = Section("block", 1, (route,), (), (), *(0.0,) * 6, ())
     issued = replace(times(np.array([3.0])), host=np.array([4.0]))
     table = section_costs(Program((section,)), issued, np.zeros(0), [np.zeros(1)] * len(BYTES), waiting_power=waiting)
@@ -172,7 +173,9 @@ def test_collectives_dealt_out_beside_products_leave_their_first_piece() -> None
     """4 s of collectives in 4 pieces beside 3 s of products: three quarters of 3 s are hidden; attention's own products
     and what has no weights cover nothing."""
     product = replace(_kernel("up"), family="gemm", operation="gemm")
-    kernels = [Counted(one, "layer", 1.0) for one in (product, replace(product, name="attention.core"), _kernel("act"))]
+    kernels = [
+        CountedKernel(one, "layer", 1.0) for one in (product, replace(product, name="attention.core"), _kernel("act"))
+    ]
     one = Transfer("up<x", "all_gather", "tp", 1.0, "forward", 1, pieces=4)
     section = Section("block", 1, tuple(kernels), (one,), (), *(0.0,) * 6, ())
     table = section_costs(

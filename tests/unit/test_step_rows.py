@@ -17,9 +17,9 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.validate.steps import others, transformers
-from paleo.validate.steps.base import EXAMPLES, software_of
-from paleo.validate.tables import Predictions
+from paleo.tables.kinds import _others, _transformers
+from paleo.tables.steps import EXAMPLES, software_of
+from paleo.tables.tables import Predictions
 
 BERT = {
     "model": "BERT", "task": "fine-tuning", "seq_len": float("nan"), "device": "v100-sxm2-32gb", "system": "dgx-1-v100",
@@ -37,7 +37,7 @@ GPT = {
 
 def of(row: dict[str, Any], **changes: Any) -> Predictions:
     """The prediction of one row of other networks."""
-    return others.OtherSteps().predict(pd.DataFrame([row | changes]))
+    return _others.OtherSteps().predict(pd.DataFrame([row | changes]))
 
 
 def seconds(row: dict[str, Any], **changes: Any) -> float:
@@ -67,7 +67,7 @@ def test_a_row_runs_the_profile_that_it_names() -> None:
 
 def test_rows_that_differ_in_their_source_alone_run_the_profile_of_each() -> None:
     row = BERT | {"software": "pytorch-eager", "framework": "PyTorch"}
-    both = others.OtherSteps().predict(pd.DataFrame([row | {"source": name} for name in ("a lab", *EXAMPLES)]))
+    both = _others.OtherSteps().predict(pd.DataFrame([row | {"source": name} for name in ("a lab", *EXAMPLES)]))
     assert both.origins.tolist() == ["pytorch-eager", "nvidia-apex"]
 
 
@@ -94,7 +94,7 @@ def test_biobert_was_tuned_on_short_sentences() -> None:
 def test_a_throughput_in_tokens_says_how_long_a_batch_took(model: str, unit: str, tokens: float) -> None:
     cells = {"model": model, "iteration_ms": float("nan"), "global_batch": 16, "batch_unit": unit}
     row = BERT | cells | {"throughput_unit": "tokens/s", "throughput": 1000.0}
-    table = others.OtherSteps()
+    table = _others.OtherSteps()
     assert float(table.measured(pd.DataFrame([row]))[0]) == pytest.approx(16 * tokens / 1000.0, rel=1e-12)
     for changes in ({"throughput": 0.0}, {"throughput_unit": "sentences/s"}, {"model": "Bard"}):
         assert math.isnan(table.measured(pd.DataFrame([row | changes]))[0])
@@ -166,16 +166,16 @@ def test_a_framework_may_name_a_finer_profile(software: str, framework: str, pro
     ("name", "family"), [("BERT-Large", "bert_large"), ("OPT-1.3B", "opt-125m"), ("GPT3-XL", "gpt2")]
 )
 def test_plain_networks_go_to_their_families(name: str, family: str) -> None:
-    model, sizes = transformers.network_of(GPT | {"model": name})
+    model, sizes = _transformers.network_of(GPT | {"model": name})
     assert model.name == family and sizes["hidden"] == 256
     assert sizes.get("predictions") == (128 if family == "bert_large" else None)
 
 
 def test_forward_and_backward_alone_leave_the_update_out() -> None:
-    table = transformers.TransformerSteps()
+    table = _transformers.TransformerSteps()
     whole, parts = table.step(GPT), table.step(GPT | {"notes": "fw 10.00 ms, bw 20.00 ms"})
-    run = transformers.run_of(GPT)
-    expected = predict(transformers.network_of(GPT)[0], load_system("v100-pcie-32gb"), run)
+    run = _transformers.run_of(GPT)
+    expected = predict(_transformers.network_of(GPT)[0], load_system("v100-pcie-32gb"), run)
     assert whole.value == pytest.approx(expected.step_time, rel=1e-12)
     assert parts.value == pytest.approx(expected.step_time - expected.breakdown.optimizer, rel=1e-12)
     assert table.step(GPT | {"notes": "4 GPUs; fw 0.00 ms; bw 0.00 ms"}).value == whole.value
@@ -192,25 +192,25 @@ WIDE = LONG | {
 def test_a_measured_run_recomputed_what_it_had_to(samples: int, recompute: str) -> None:
     """32 GB hold 8 samples with their scores, 24 without, 32 with the inputs of blocks; nothing makes room for 64."""
     row = LONG | {"micro_batch": samples, "global_batch": samples}
-    found = transformers.prediction_of(row)
+    found = _transformers.prediction_of(row)
     assert found.run.recompute == recompute and found.memory.fits == (samples < 64)
-    assert transformers.TransformerSteps().step(row).value == found.step_time
-    stated = transformers.prediction_of(row | {"recompute": "none"})
+    assert _transformers.TransformerSteps().step(row).value == found.step_time
+    stated = _transformers.prediction_of(row | {"recompute": "none"})
     assert stated.run.recompute == "none" and stated.memory.fits == (samples == 8)
 
 
 def test_a_footprint_that_errs_recomputes_nothing() -> None:
     """Up to a third above the device is within what footprints err by: the run was measured, so it has fitted."""
     row = LONG | {"micro_batch": 10, "global_batch": 10}
-    near = transformers.prediction_of(row)
+    near = _transformers.prediction_of(row)
     assert near.run.recompute == "none" and not near.memory.fits
-    assert near.memory.total < transformers.FOOTPRINT_ERROR * near.memory.capacity
+    assert near.memory.total < _transformers.FOOTPRINT_ERROR * near.memory.capacity
 
 
 @pytest.mark.parametrize(("software", "some"), [("megatron-core", True), ("pytorch-eager", False)])
 def test_no_more_layers_are_recomputed_than_have_to_be(software: str, some: bool) -> None:
     """Where the software can choose them; one fewer would not fit."""
-    made = transformers.prediction_of(WIDE | {"micro_batch": 200, "global_batch": 200, "software": software})
+    made = _transformers.prediction_of(WIDE | {"micro_batch": 200, "global_batch": 200, "software": software})
     layers = made.run.recompute_layers
     assert made.run.recompute == "full" and made.memory.fits and (layers is not None) == some
     if layers is not None:
@@ -221,8 +221,8 @@ def test_no_more_layers_are_recomputed_than_have_to_be(software: str, some: bool
 @pytest.mark.parametrize(("software", "zero"), [("torchtitan", 1), ("pytorch-eager", 3), ("megatron-core", 3)])
 def test_parameters_sharded_behind_a_pipeline_are_gathered_as_the_software_does(software: str, zero: int) -> None:
     row = LONG | {"n_gpus": 8, "pp": 2, "dp": 4, "sharding": "zero3", "global_batch": 16, "software": software}
-    assert f"zero={zero}" in transformers.run_of(row | {"device": "h100-sxm5-80gb"}).strategy
-    assert "zero=3" in transformers.run_of(row | {"device": "h100-sxm5-80gb", "pp": 1, "dp": 8}).strategy
+    assert f"zero={zero}" in _transformers.run_of(row | {"device": "h100-sxm5-80gb"}).strategy
+    assert "zero=3" in _transformers.run_of(row | {"device": "h100-sxm5-80gb", "pp": 1, "dp": 8}).strategy
 
 
 def test_experts_lie_where_a_row_says_or_nowhere() -> None:
@@ -237,16 +237,16 @@ def test_experts_lie_where_a_row_says_or_nowhere() -> None:
     }
     many = row | {"n_gpus": 2, "dp": 2, "device": "h100-sxm5-80gb"}
     with pytest.raises(SpecError, match="ep is not stated: where the experts lie is unknown"):
-        transformers.prediction_of(many)
-    assert transformers.prediction_of(many | {"ep": 2}).plan.strategy == "ep=2,dp=2"
-    assert transformers.prediction_of(row | {"device": "h100-sxm5-80gb"}).step_time > 0
+        _transformers.prediction_of(many)
+    assert _transformers.prediction_of(many | {"ep": 2}).plan.strategy == "ep=2,dp=2"
+    assert _transformers.prediction_of(row | {"device": "h100-sxm5-80gb"}).step_time > 0
 
 
 def test_fine_tuning_with_adapters_is_run_so() -> None:
     row = WIDE | {"model": "LLAMA2-7B [LoRA]", "gated_mlp": 1, "micro_batch": 4, "global_batch": 4}
-    tuned, whole = (transformers.prediction_of(row | {"model": name}) for name in ("LLAMA2-7B [LoRA]", "LLAMA2-7B"))
-    assert tuned.run.lora == transformers.USUAL_LORA
-    other = transformers.run_of(WIDE | {"model": "Llama3 8B [LoRA]", "software": "nemo-automodel"})
+    tuned, whole = (_transformers.prediction_of(row | {"model": name}) for name in ("LLAMA2-7B [LoRA]", "LLAMA2-7B"))
+    assert tuned.run.lora == _transformers.USUAL_LORA
+    other = _transformers.run_of(WIDE | {"model": "Llama3 8B [LoRA]", "software": "nemo-automodel"})
     assert other.lora == "8:all", "as its recipes state"
     assert whole.run.lora is None and tuned.step_time < 0.8 * whole.step_time
 
@@ -329,17 +329,18 @@ PIPELINED = {
 def test_unstated_pipelines_of_megatron_are_interleaved(changes: dict[str, object], chunks: int) -> None:
     """As finely as layers divide, where microbatches go round evenly."""
     row = PIPELINED | changes
-    assert transformers.chunks_of(row, load_software(str(row["software"]))) == chunks
+    assert _transformers.chunks_of(row, load_software(str(row["software"]))) == chunks
     words = f",vp={chunks}" if chunks > 1 else ""
-    assert (words in transformers.run_of(row).strategy) and ("vp=" in transformers.run_of(row).strategy) == (chunks > 1)
+    strategy = _transformers.run_of(row).strategy
+    assert words in strategy and ("vp=" in strategy) == (chunks > 1)
 
 
 def test_a_row_may_say_that_nothing_overlaps() -> None:
     row = PIPELINED | {"dp": 4, "pp": 4, "global_batch": 64}
-    stated = transformers.as_stated(row | {"overlap": "off"}, load_software("megatron-core")).overlap
+    stated = _transformers.as_stated(row | {"overlap": "off"}, load_software("megatron-core")).overlap
     assert not (stated.gradients or stated.gather or stated.tensor)
-    assert transformers.as_stated(row, load_software("megatron-core")) == load_software("megatron-core")
-    usual, off = (transformers.prediction_of(row | {"overlap": word}) for word in ("", "off"))
+    assert _transformers.as_stated(row, load_software("megatron-core")) == load_software("megatron-core")
+    usual, off = (_transformers.prediction_of(row | {"overlap": word}) for word in ("", "off"))
     assert off.step_time > 1.02 * usual.step_time
 
 
@@ -347,17 +348,17 @@ def test_a_known_recipe_says_whether_collectives_over_tp_overlap() -> None:
     """Megatron-Bridge's of DeepSeek-V3 for 32 nodes: they do not, unless the row says so."""
     row = PIPELINED | {"framework": "Megatron-Bridge 0.4.2", "model": "DeepSeek-V3", "pp": 8, "ep": 32}
     profile = load_software("nemo")
-    stated = transformers.as_stated(row, profile).overlap
+    stated = _transformers.as_stated(row, profile).overlap
     assert not stated.tensor and stated.gradients and stated.gather
     for other in ({"pp": 16}, {"overlap": "on"}, {"framework": "Megatron-LM"}):
-        assert transformers.as_stated(row | other, profile) == profile
+        assert _transformers.as_stated(row | other, profile) == profile
 
 
 def test_recipes_are_told_from_megatron_itself() -> None:
     row = PIPELINED | {"framework": "Megatron-Bridge (NeMo container 25.11)"}
-    assert transformers.run_of(row).software == "nemo"
-    assert transformers.run_of(PIPELINED).software == "megatron-core"
-    assert transformers.run_of(PIPELINED | {"framework": "InternEvo (flash attention, apex)"}).software == "internevo"
+    assert _transformers.run_of(row).software == "nemo"
+    assert _transformers.run_of(PIPELINED).software == "megatron-core"
+    assert _transformers.run_of(PIPELINED | {"framework": "InternEvo (flash attention, apex)"}).software == "internevo"
 
 
 def test_a_host_that_waits_for_each_kernel_hides_none_of_its_time() -> None:
@@ -383,9 +384,9 @@ def test_a_host_that_waits_for_each_kernel_hides_none_of_its_time() -> None:
 
 def test_blooms_scripts_are_told_from_other_megatrons() -> None:
     row = PIPELINED | {"software": "megatron-2021", "framework": "Megatron-DeepSpeed 2022"}
-    profile = load_software(transformers.run_of(row).software)
+    profile = load_software(_transformers.run_of(row).software)
     assert profile.host.blocking and profile.gradients.accumulator == 4
-    others = transformers.run_of(row | {"framework": "Megatron-DeepSpeed 2021"}).software
+    others = _transformers.run_of(row | {"framework": "Megatron-DeepSpeed 2021"}).software
     assert others.startswith("megatron-2021") and not load_software(others).host.blocking
 
 

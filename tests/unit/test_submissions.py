@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.calibrate.rounds import left_out, right_order, round_errors
 from paleo.calibrate.tasks import (
     Row,
     fit_code,
@@ -18,13 +17,15 @@ from paleo.calibrate.tasks import (
     fit_samples,
     fitted_task,
     is_of_tasks,
+    leave_one_round_out,
+    right_order,
+    round_errors,
     step_residual,
     with_blocks,
 )
 from paleo.specs.task import load_task
-from paleo.studies.target import TargetTime, code_ratio
-from paleo.validate.baselines import left_out_baselines, peaks
-from paleo.validate.steps.submissions import PAIRS, pairs_of
+from paleo.studies.target import TargetTime, _code_ratio
+from paleo.tables.kinds._submissions import PAIRS, left_out_baselines, pairs_of, peaks
 
 ROUNDS = ["v1.0", "v1.1", "v2.0"]
 ARCHITECTURES = {"a30": "Ampere", "h100-sxm5-80gb": "Hopper", "tpu-v4": "TPU v4"}
@@ -75,7 +76,7 @@ def test_ratios_by_device_and_architecture() -> None:
     assert code.ratio["h100-sxm5-80gb"] == pytest.approx(0.6, rel=0.03)
     assert 0.6 < code.ratio["all"] < 0.8
     unknown = cast(Any, SimpleNamespace(name="b200", architecture="Blackwell"))
-    ratio, sigma = code_ratio(code, unknown, samples_per_gpu=400.0, nodes=1)
+    ratio, sigma = _code_ratio(code, unknown, samples_per_gpu=400.0, nodes=1)
     assert ratio == code.ratio["all"]
     assert sigma > code.residual  # the spread between architectures is added
 
@@ -91,7 +92,7 @@ def test_samples_and_evaluations() -> None:
 
 
 def test_every_round_is_predicted_from_the_others() -> None:
-    found = list(left_out(ROWS, ROUNDS))
+    found = list(leave_one_round_out(ROWS, ROUNDS))
     assert len(found) == len(ROWS)
     errors = [abs(point.step_time / submission.step - 1) for submission, point in found]
     assert max(errors) < 0.05
@@ -124,7 +125,7 @@ def test_software_gets_faster_from_round_to_round() -> None:
     code = fit_code(faster, ROUNDS, "v2.0")
     assert code.per_round == pytest.approx(np.log(0.9), abs=0.02)
     assert code.ratio["a30"] == pytest.approx(0.8 * 0.81, rel=0.03)
-    errors = [abs(point.step_time / submission.step - 1) for submission, point in left_out(faster, ROUNDS)]
+    errors = [abs(point.step_time / submission.step - 1) for submission, point in leave_one_round_out(faster, ROUNDS)]
     assert max(errors) < 0.06
 
 

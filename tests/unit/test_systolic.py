@@ -15,8 +15,8 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
+from paleo.tables.steps import software_of
 from paleo.units import MILLISECOND
-from paleo.validate.steps.base import software_of
 
 ARRAYS = [load_device(name) for name in names("devices") if load_device(name).kind == "tpu"]
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 import paleo
 from paleo.cli import run as command
-from paleo.report.grid import Grid, grid
+from paleo.report.columns import Grid, grid
 from paleo.studies.collective import step_collectives
 from paleo.units import duration
 
@@ -71,6 +71,6 @@ def test_slowed_computation_is_part_of_what_communication_takes() -> None:
 
 
 def test_verbose_names_collectives(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(["estimate", "gpt2", "--system", NODE, "--gpus", "16", "-v"]) == 0
+    assert command(["estimate", "gpt2", "--system", NODE, "--gpus", "16", "--strategy", "dp", "-v"]) == 0
     text = capsys.readouterr().out
     assert "all_reduce" in text and "datasheet (infiniband-hdr" in text and "measured (dgx-a100-80gb.yaml)" in text

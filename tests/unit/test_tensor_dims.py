@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paleo.layers.base import LAYERS
-from paleo.network.graph import build
+from paleo.network.graph import build_graph
 from paleo.parallel.placement import STRATEGIES, Mesh, Strategy
 from paleo.parallel.plan import undivided_parameters
 from paleo.predict import predict
@@ -18,7 +18,7 @@ TP = Strategy(degrees={"tp": 4})
 
 
 def undivided(model: str, degree: int = 4) -> dict[str, float]:
-    graph = build(load_model(model), batch=4)
+    graph = build_graph(load_model(model), batch=4)
     return undivided_parameters(graph, STRATEGIES["dp"](graph, TP), Mesh.of({"tp": degree}))
 
 
@@ -28,6 +28,10 @@ def test_every_dim_that_tensor_parallelism_divides_is_said_by_a_layer() -> None:
         "attention": ("kv_heads",),
         "latent_attention": ("kv_heads",),
         "relative_attention": ("kv_heads",),
+        "sparse_attention": ("kv_heads",),
+        "sparse_latent_attention": ("kv_heads",),
+        "compressed_attention": ("kv_heads",),
+        "delta_net": ("delta_heads",),
         "mlp": ("ffn",),
         "moe": ("ffn",),
         "mamba2": ("ssm_groups",),
@@ -47,7 +51,7 @@ def test_a_transformer_is_divided_but_for_layers_that_cost_little() -> None:
 def test_recurrent_layers_stay_whole() -> None:
     """Weights and biases of both LSTM layers; table and head are divided over the vocabulary."""
     spec = load_model("lstm_lm")
-    graph = build(spec, batch=4)
+    graph = build_graph(spec, batch=4)
     whole = [node for node in graph.nodes if node.type == "lstm"]
     total = sum(t.elements * node.repeat for node in graph.nodes for t in node.parameters.values())
     kept = sum(t.elements * node.repeat for node in whole for t in node.parameters.values())

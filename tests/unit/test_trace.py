@@ -113,6 +113,8 @@ def test_plan_command_prints_the_contract(capsys: pytest.CaptureFixture[str]) ->
         "3",
         "--json",
         "--explain",
+        "--software",
+        "any",
     ]
     assert command(arguments) == 0
     document = json.loads(capsys.readouterr().out)

@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from paleo.errors import SpecError
-from paleo.units import (
-    DIMENSIONS,
-    Bytes,
-    BytesPerSecond,
-    Seconds,
-    duration,
-    engineering,
-    gibibytes,
-    parse,
-)
+from paleo.units import DIMENSIONS, Bytes, BytesPerSecond, Seconds, duration, engineering, gibibytes, parse
 
 
 @pytest.mark.parametrize(

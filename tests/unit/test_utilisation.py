@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paleo.parallel.plan import rare_utilisation
+from paleo.parallel.plan import high_utilisation_warnings
 from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -63,6 +63,29 @@ def test_long_contexts_stay_below_the_peak() -> None:
 def test_a_share_of_the_peak_that_nobody_reaches_is_warned_about() -> None:
     layout = predicted().plan
     peak = H100.device.peak_flops_per_s("bf16") * 8
-    assert rare_utilisation(H100, layout, 0.7 * peak) == []
-    (warning,) = rare_utilisation(H100, layout, 0.8 * peak)
+    assert high_utilisation_warnings(H100, layout, 0.7 * peak) == []
+    (warning,) = high_utilisation_warnings(H100, layout, 0.8 * peak)
     assert warning.startswith("MFU 80 %")
+
+
+@pytest.mark.parametrize(
+    ("network", "device"), [("vgg16", "p100-sxm2"), ("unet", "p100-sxm2"), ("unet", "gtx-1080-ti")]
+)
+def test_reduced_convolutions_count_the_products_that_they_execute(network: str, device: str) -> None:
+    """Winograd's F(4x4, 3x3) executes 36 products for 144: counted directly, these steps would pass the peak."""
+    system = load_system(device)
+    prediction = predict(load_model(network), system, Run(batch=16))
+    peak = system.device.peak_flops_per_s("fp32")
+    assert prediction.direct_flops_per_s > peak
+    assert 0.25 < prediction.reduction < 0.7
+    assert prediction.mfu == pytest.approx(prediction.direct_flops_per_s * prediction.reduction / peak)
+    assert prediction.mfu <= prediction.hfu < 0.75
+
+
+def test_every_microbatch_gathers_parameters_of_zero_3() -> None:
+    """Parameters are gathered anew in each microbatch, and gradients scattered: four times the communication."""
+    one, four = (
+        predict(load_model("gpt2"), H100, Run(gpus=8, batch=batch, microbatch=8, strategy="zero=3"))
+        for batch in (8, 32)
+    )
+    assert four.breakdown.communication_total == pytest.approx(4 * one.breakdown.communication_total, rel=0.05)

@@ -12,15 +12,16 @@ import pytest
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.power import PowerParameters
+from paleo.pricing.power import ARITHMETIC_FAMILY, PowerParameters, SustainedParameters
 from paleo.pricing.store import HOST_PARAMETERS, UNMEASURED, SourcedParameters, lookup, resolved
 from paleo.specs.calibration import from_mapping, load_calibration, load_inheritance
 from paleo.specs.catalog import names
 from paleo.step.interval import Spreads
-from paleo.validate.kinds.base import KINDS, coded, mapped
-from paleo.validate.report import document, figure
-from paleo.validate.runner import Errors, errors, explanation, validate_file, validate_frame, with_predictions
-from paleo.validate.tables import KernelTable, table_of
+from paleo.tables.cells import map_words, word_codes
+from paleo.tables.kernels import KINDS
+from paleo.tables.report import document, figure
+from paleo.tables.runner import Errors, errors, explain_miss, validate_file, validate_frame, with_predictions
+from paleo.tables.tables import KernelTable, table_of
 
 
 def products(**columns: object) -> pd.DataFrame:
@@ -70,9 +71,9 @@ def test_each_row_is_predicted_or_explained() -> None:
     report = validate_frame("t", frame, table_of(frame.columns))
     assert report.predicted.tolist() == [True, False, False, False, False, True]
     reasons = report.predictions.reasons
-    assert reasons[1] == reasons[4] == "m is missing or not a number above zero"
+    assert reasons[[1, 4]].tolist() == [f"m {cell!r} is not a whole number from 0 to 9e+15" for cell in ("x", "-3")]
     assert "p100-pcie-16gb has no peak for dtype 'bf16'" in reasons[2]
-    assert reasons[3] == "time_us is missing, not a number, or not above zero"
+    assert reasons[3] == "time_us '0.0' is not a number from 1e-06 to 1e+18 us"
     assert sum(report.unsupported_reasons.values()) == 4
 
 
@@ -111,7 +112,7 @@ def test_unknown_header_says_what_is_missing() -> None:
 def test_misses_are_explained(
     measured: float, predicted: float, ideal: float, spread: float, origin: str, word: str
 ) -> None:
-    assert word in explanation(measured, predicted, ideal, spread, origin)
+    assert word in explain_miss(measured, predicted, ideal, spread, origin)
 
 
 # --- any device, any stack -----------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ def test_devices_without_measurements_inherit(device: str, source: str) -> None:
 def every_family() -> dict[str, type]:
     """The parameters of each family of kernels, of boards, and of the intervals of steps."""
     kernels = {family: kind for _, table in KINDS.items() for family, kind in table.families.items()}
-    return {**kernels, "power": PowerParameters, "interval": Spreads}
+    return {**kernels, "power": PowerParameters, "interval": Spreads, ARITHMETIC_FAMILY: SustainedParameters}
 
 
 def test_every_rule_resolves_and_fits_its_family() -> None:
@@ -253,10 +254,10 @@ def test_an_own_calibration_prices_its_device_alone() -> None:
 
 def test_words_are_coded_once() -> None:
     frame = pd.DataFrame({"a": pd.Series([" x", "y", None, "x"], dtype="category")})
-    codes, words = coded(frame, "a", "none")
+    codes, words = word_codes(frame, "a", "none")
     assert [words[code] for code in codes] == ["x", "y", "none", "x"]
     calls: list[str] = []
-    assert mapped(frame, ("a", "absent"), lambda a, b: calls.append(a) or len(a), int).tolist() == [1, 1, 0, 1]
+    assert map_words(frame, ("a", "absent"), lambda a, b: calls.append(a) or len(a), int).tolist() == [1, 1, 0, 1]
     assert sorted(calls) == ["", "x", "x", "y"]  # ' x' and 'x' are two words of the column
 
 
@@ -285,10 +286,7 @@ NAMES = "source,device,dtype,m,n,k,batch,time_us"
         (f"{NAMES}\n{ROW}".replace(",", ";") + ",5\n", "separated by ';'; expected commas, and points for decimals"),
         (f"{NAMES}\n{ROW}\n".replace("_us", "_ms"), r"needs 'time_us' \('time_ms' is not that: convert it\)"),
         (f"{NAMES}\n{ROW}\n".replace(",", "\t"), r"its cells are separated by '\\t'; expected commas"),
-        (
-            f"{NAMES}\n{ROW}\n".replace("device", "Device"),
-            r"'gemm', also needs 'device' \(is it 'Device'\?\) \(",
-        ),
+        (f"{NAMES}\n{ROW}\n".replace("device", "Device"), r"'gemm', also needs 'device' \(is it 'Device'\?\) \("),
         (f"{NAMES}\n{ROW}\n".replace("source,", "").replace("me,", ""), r"table.csv: .* also needs 'source' \("),
     ],
 )

@@ -10,17 +10,15 @@ import pandas as pd
 import pytest
 
 from paleo.errors import PlanError, SpecError
-from paleo.learning.reference_points import fitted, without
+from paleo.learning.samples import fit_reference_points, leave_out
 from paleo.specs.calibration import load_calibration
 from paleo.specs.software import load_software
 from paleo.specs.task import Evaluation, load_task
-from paleo.studies.checkpoint import checkpoint_seconds, storage_of, writer_of
-from paleo.studies.target import code_ratio, evaluations, run_of, scaling, time_to_target
-from paleo.validate.report import document
-from paleo.validate.runner import validate_frame
-from paleo.validate.steps.learning import StaleRuns
-from paleo.validate.steps.stragglers import rank_means
-from paleo.validate.steps.submissions import (
+from paleo.studies.goodput import _writer_of, checkpoint_seconds, storage_of
+from paleo.studies.target import _code_ratio, _evaluations, target_scaling, task_run, time_to_target
+from paleo.tables.kinds._goodput import rank_means
+from paleo.tables.kinds._learning import StaleRuns
+from paleo.tables.kinds._submissions import (
     TrainingRuns,
     copies,
     strategy_of_row,
@@ -30,8 +28,10 @@ from paleo.validate.steps.submissions import (
     target_of_row,
     training_gpus,
 )
-from paleo.validate.steps.vision import VisionSteps
-from paleo.validate.tables import table_of
+from paleo.tables.kinds._vision import VisionSteps
+from paleo.tables.report import document
+from paleo.tables.runner import validate_frame
+from paleo.tables.tables import table_of
 
 RUN = {
     "benchmark": "resnet", "round": "v2.1", "submitter": "somebody", "system": "dgx-a100-80gb",
@@ -197,33 +197,34 @@ def test_checkpoints() -> None:
     copied = checkpoint_seconds(total_bytes=total, software="zero-3", processes=2, nodes=1, storage=nas, mode="memory")
     assert copied < 1.5
     with pytest.raises(SpecError, match="software: 'magic' is not known"):
-        writer_of("magic")
+        _writer_of("magic")
     with pytest.raises(SpecError, match="storage"):
         storage_of("a drawer")
 
 
 def test_evaluations_and_ratios() -> None:
     each = Evaluation(samples=10, every=100, source="worked")
-    assert [evaluations(each, samples) for samples in (50.0, 100.0, 110.0, 250.0, 300.0)] == [1, 1, 2, 3, 3]
-    assert evaluations(each.model_copy(update={"beside": True}), 1000.0) == 1
+    assert [_evaluations(each, samples) for samples in (50.0, 100.0, 110.0, 250.0, 300.0)] == [1, 1, 2, 3, 3]
+    assert _evaluations(each.model_copy(update={"beside": True}), 1000.0) == 1
     task = load_task("mlperf-resnet")
     system = system_of_row(RUN)
     code = task.code.model_copy(update={"ratio": {"all": 0.8, "Ampere": 0.7}, "samples_per_gpu": 100.0,
                                         "per_doubling": 0.1, "several_nodes": 0.2})  # fmt: skip
-    ratio, _ = code_ratio(code, system.device, samples_per_gpu=200.0, nodes=2)
+    ratio, _ = _code_ratio(code, system.device, samples_per_gpu=200.0, nodes=2)
     assert ratio == pytest.approx(0.7 * math.exp(0.1 + 0.2))
 
 
 def test_time_to_target_is_the_sum_of_its_parts() -> None:
     task, system = load_task("mlperf:resnet"), system_of_row({**RUN, "n_gpus": 64, "nodes": 8})
     points = [
-        time_to_target(task, system, run_of(task, gpus, 3264, dtype="fp16"), global_batch=3264) for gpus in (8, 16, 32)
+        time_to_target(task, system, task_run(task, gpus, 3264, dtype="fp16"), global_batch=3264)
+        for gpus in (8, 16, 32)
     ]
     for point in points:
         trained = point.samples / point.global_batch * point.step_time
         assert point.seconds == pytest.approx(trained + point.evaluations * point.evaluation_time)
         assert point.interval[0] < point.seconds < point.interval[1]
-    curve = scaling(points)
+    curve = target_scaling(points)
     assert [point.prediction.plan.gpus for point in curve.points] == [8, 16, 32]
     assert "fastest with" in curve.verdict
 
@@ -250,10 +251,10 @@ def test_convergence_tables_become_laws(tmp_path: Path) -> None:
 
 def test_a_point_is_predicted_from_the_others() -> None:
     """On the critical-batch law itself the point left out comes back; with two others at least."""
-    law = fitted([(100.0, 1100.0), (200.0, 1200.0), (400.0, 1400.0)], source="drawn")
-    assert float(without(law, 200.0).samples(200.0)) == pytest.approx(1200.0)
+    law = fit_reference_points([(100.0, 1100.0), (200.0, 1200.0), (400.0, 1400.0)], source="drawn")
+    assert float(leave_out(law, 200.0).samples(200.0)) == pytest.approx(1200.0)
     with pytest.raises(SpecError, match="too few other reference points"):
-        without(without(law, 200.0), 400.0)
+        leave_out(leave_out(law, 200.0), 400.0)
 
 
 @pytest.mark.parametrize(

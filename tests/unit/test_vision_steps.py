@@ -17,11 +17,9 @@ from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.specs.task import task_of
-from paleo.validate.report import document, renderables
-from paleo.validate.runner import FileReport, validate_frame
-from paleo.validate.scaling import points, summary
-from paleo.validate.steps.systems import system_of
-from paleo.validate.steps.vision import (
+from paleo.tables.errors import efficiency_points, summarise_efficiencies
+from paleo.tables.kinds._systems import system_of
+from paleo.tables.kinds._vision import (
     ACCUMULATES,
     VisionSteps,
     cudnn_version,
@@ -33,7 +31,9 @@ from paleo.validate.steps.vision import (
     run_of,
     sizes_of,
 )
-from paleo.validate.tables import table_of
+from paleo.tables.report import document, renderables
+from paleo.tables.runner import FileReport, validate_frame
+from paleo.tables.tables import table_of
 
 
 def step(model: str, system: str = "v100-sxm2-16gb", **more: object) -> Prediction:
@@ -381,7 +381,7 @@ def test_kernels_of_old_libraries_are_those_of_their_time() -> None:
 def curves(**columns: list[object]) -> list[object]:
     frame = pd.DataFrame(columns)
     times = np.array([1.0, 1.25, 2.0])[: len(frame)]
-    return list(points(frame, measured=times, predicted=np.ones(len(frame))))
+    return list(efficiency_points(frame, measured=times, predicted=np.ones(len(frame))))
 
 
 def test_points_are_against_the_fewest_devices_of_the_same_configuration() -> None:
@@ -393,7 +393,7 @@ def test_points_are_against_the_fewest_devices_of_the_same_configuration() -> No
 
 
 def test_nothing_to_summarise() -> None:
-    assert summary([]).mean_error is None and summary([]).points == 0
+    assert summarise_efficiencies([]).mean_error is None and summarise_efficiencies([]).points == 0
 
 
 def test_a_table_of_steps_reports_its_scaling() -> None:

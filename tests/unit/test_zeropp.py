@@ -10,7 +10,7 @@ from paleo import Prediction, Run, load_model, load_system, predict
 from paleo.errors import PlanError
 from paleo.search.plans import search
 from paleo.search.space import within
-from paleo.step.exchange import scoped
+from paleo.step.exchange import scoped_groups
 
 MODEL, NODES = load_model("gpt2"), load_system("aws-p3.16xlarge")
 
@@ -40,9 +40,9 @@ def test_backward_gathers_stay_in_the_node() -> None:
 
 def test_groups_of_a_scope() -> None:
     groups = np.array([[[1, 8, 2]], [[64, 8, 16]]])
-    assert scoped("all_gather@node", groups, 8)[1][:, 0].tolist() == [[1, 8, 2], [8, 1, 4]]
-    assert scoped("all_to_all@across", groups, 8)[1][:, 0].tolist() == [[8, 8, 8], [8, 8, 4]]
-    assert scoped("all_gather", groups, 8)[1] is groups
+    assert scoped_groups("all_gather@node", groups, 8)[1][:, 0].tolist() == [[1, 8, 2], [8, 1, 4]]
+    assert scoped_groups("all_to_all@across", groups, 8)[1][:, 0].tolist() == [[8, 8, 8], [8, 8, 4]]
+    assert scoped_groups("all_gather", groups, 8)[1] is groups
 
 
 def test_unsharded_runs_are_refused() -> None:

@@ -1,1 +1,1 @@
-"""Rules by family of operation: how torch and ONNX call it, and which layers it becomes (`paleo.importers.rules`)."""
+"""Rules by family of operation: how torch and ONNX call it, and which layers it becomes (`paleo.importers._rules`)."""

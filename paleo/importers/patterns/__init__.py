@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paleo.importers.patterns.attention import attention_layers, written_out_scores
-from paleo.importers.patterns.feed_forward import feed_forward_blocks
-from paleo.importers.patterns.group import replace
-from paleo.importers.patterns.written_out import collapse_modules, products_with_weights, written_out_functions
+from paleo.importers.patterns._attention import attention_layers, written_out_scores
+from paleo.importers.patterns._feed_forward import feed_forward_blocks
+from paleo.importers.patterns._group import replace
+from paleo.importers.patterns._written_out import collapse_modules, products_with_weights, written_out_functions
 
 if TYPE_CHECKING:
-    from paleo.importers.trace import Trace
+    from paleo.importers._trace import Trace
 
 _STEPS = (written_out_functions, products_with_weights, written_out_scores, attention_layers, feed_forward_blocks)
 
 
 def recognise(trace: Trace) -> Trace:
-    """The trace with groups replaced by single calls of kinds ``rms_norm``, ``activation``, ``attention``, ``mlp``."""
+    """Replace groups of calls by single calls of kinds ``rms_norm``, ``activation``, ``attention`` and ``mlp``.
+
+    Parameters
+    ----------
+    trace : Trace
+        Calls of a network.
+
+    Returns
+    -------
+    Trace
+        The changed trace.
+    """
     collapse_modules(trace)
     trace.without_dead_calls()
     for step in _STEPS:

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paleo.collectives.base import (
+    Array,
+    Group,
+    LevelTraffic,
+    Numeric,
+    Traffic,
     algorithms_for,
     checked_group,
     checked_payload,
@@ -25,9 +29,6 @@ from paleo.collectives.base import (
 )
 from paleo.errors import SpecError
 from paleo.units import KILO, MICROSECOND
-
-if TYPE_CHECKING:
-    from paleo.collectives.base import Array, Group, LevelTraffic, Numeric, Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,18 @@ class LevelCost:
     rank_beta: Numeric = 0.0
 
     def transfer_time(self, level: LevelTraffic) -> Numeric:
-        """Seconds of the bytes alone."""
+        """Price the bytes of a level, without latency.
+
+        Parameters
+        ----------
+        level : LevelTraffic
+            Bytes on the wire and bytes that are summed.
+
+        Returns
+        -------
+        array-like
+            Seconds.
+        """
         seconds = self.beta * level.wire_bytes
         if level.senders is None:
             return seconds
@@ -54,11 +66,30 @@ class LevelCost:
 
 
 def traffic_time(traffic: Traffic, costs: Sequence[LevelCost]) -> Array:
-    """Seconds of the phases of a traffic, one after another.
+    """Price the phases of a traffic, one after another.
 
-    A phase lasts as long as its latencies together and its slowest level: sum of alpha steps + max of beta bytes +
-    sum of gamma bytes.
+    A phase lasts as long as its latencies together and its slowest level: sum of alpha steps + max of beta bytes + sum
+    of gamma bytes.
 
+    Parameters
+    ----------
+    traffic : Traffic
+        Steps and bytes of an algorithm, level by level.
+    costs : sequence of LevelCost
+        Latency and bandwidth of each level, from the inside.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
+
+    Raises
+    ------
+    SpecError
+        If the traffic has more levels than there are costs.
+
+    Examples
+    --------
     >>> from paleo.collectives.base import ALGORITHMS
     >>> ring = ALGORITHMS["ring"].traffic("all_reduce", 800.0, (8,))
     >>> float(traffic_time(ring, [LevelCost(alpha=1.0, beta=0.01)]))  # 14 steps and 1400 bytes
@@ -79,17 +110,44 @@ def traffic_time(traffic: Traffic, costs: Sequence[LevelCost]) -> Array:
 def lower_bound(
     operation: str, payload_bytes: Numeric, group: Group, costs: Sequence[LevelCost], *, in_network: bool = False
 ) -> Array:
-    """No algorithm between hosts ends before this [s].
+    """Bound the time of any algorithm between hosts from below.
 
     Flat: alpha log2 P + beta S c, with c = 2 (P-1)/P for all_reduce, (P-1)/P for reduce_scatter, all_gather and
     all_to_all, 1 for broadcast and send_recv. Over levels: the latencies add, the slowest level counts. With
     ``in_network`` a message may be combined and copied on its way: one step a level, and S for an all_reduce.
 
+    Parameters
+    ----------
+    operation : str
+        Collective operation, such as ``all_reduce``.
+    payload_bytes : array-like
+        Size of the whole tensor [byte].
+    group : Group
+        Fan-out of each level, from the inside.
+    costs : sequence of LevelCost
+        Latency and bandwidth of each level, from the inside.
+    in_network : bool, default False
+        True lets switches combine and copy messages on their way.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
+
+    Raises
+    ------
+    SpecError
+        If the group has more levels than there are costs.
+
+    References
+    ----------
+    Chan, Heimlich, Purkayastha and van de Geijn, Collective communication, CCPE 19(13), 2007.
+
+    Examples
+    --------
     >>> cost = LevelCost(alpha=1.0, beta=0.01)
     >>> float(lower_bound("all_reduce", 800.0, (8,), [cost]))
     17.0
-
-    Reference: Chan, Heimlich, Purkayastha and van de Geijn, Collective communication, CCPE 19(13), 2007.
     """
     algorithms_for(operation)
     payload, fan_outs = checked_payload(payload_bytes), checked_group(group)
@@ -109,8 +167,28 @@ def lower_bound(
 
 
 def torus_bound(operation: str, payload_bytes: Numeric, group: Group, costs: Sequence[LevelCost]) -> Array:
-    """As `lower_bound` where each level is a dimension of a torus: what a rank must send, over all its links [s].
+    """Bound the time of any algorithm where each level is a dimension of a torus.
 
+    What a rank must send goes over all its links (`lower_bound`).
+
+    Parameters
+    ----------
+    operation : str
+        Collective operation, such as ``all_reduce``.
+    payload_bytes : array-like
+        Size of the whole tensor [byte].
+    group : Group
+        Fan-out of each level, from the inside.
+    costs : sequence of LevelCost
+        Latency and bandwidth of each level, from the inside.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
+
+    Examples
+    --------
     >>> costs = [LevelCost(alpha=1.0, beta=0.01), LevelCost(alpha=1.0, beta=0.01 / 8)]
     >>> float(torus_bound("all_gather", 6400.0, (8, 8), costs))  # 6300 bytes over links of 100 bytes a second each
     31.5
@@ -136,8 +214,22 @@ def _least_share(operation: str, fan_outs: tuple[Array, ...], index: int, in_net
 
 
 def bus_factor(operation: str, ranks: Numeric) -> Array:
-    """Bytes that each rank must send per payload byte: bus bandwidth = factor * payload / time (nccl-tests).
+    """Return the bytes that each rank must send per payload byte.
 
+    Parameters
+    ----------
+    operation : str
+        Collective operation, such as ``all_reduce``.
+    ranks : array-like
+        Size of the group.
+
+    Returns
+    -------
+    ndarray
+        Bus bandwidth = factor * payload / time (nccl-tests).
+
+    Examples
+    --------
     >>> float(bus_factor("all_reduce", 8)), float(bus_factor("all_gather", 8)), float(bus_factor("broadcast", 8))
     (1.75, 0.875, 1.0)
     """
@@ -153,8 +245,22 @@ NANOSECOND = MICROSECOND / KILO
 
 
 def hidden(latency: Numeric, transfer: Numeric) -> Array:
-    """Latency of steps and transfer that overlap in part, as in a pipeline: the root of the sum of their squares [s].
+    """Combine the latency of steps with a transfer that overlaps it in part, as in a pipeline.
 
+    Parameters
+    ----------
+    latency : array-like
+        Seconds of all steps.
+    transfer : array-like
+        Seconds on the wire.
+
+    Returns
+    -------
+    ndarray
+        Seconds: the root of the sum of their squares.
+
+    Examples
+    --------
     >>> float(hidden(3.0, 4.0))
     5.0
     """
@@ -162,12 +268,29 @@ def hidden(latency: Numeric, transfer: Numeric) -> Array:
 
 
 def latency_change(measured: float, stated: float | None, latency: float) -> float:
-    """Seconds by which a measured hop changes when its link has another ``latency`` than the one ``stated`` where the
-    hop was measured: the link's part of it changes in proportion, what software adds stays.
+    """Return by how much a measured hop changes when its link has another latency.
+
+    The link's part of the hop changes in proportion, what software adds stays.
 
     The link's part is the stated latency, or all of a hop that is shorter; where none was stated, the hop takes at
     least as long as its link.
 
+    Parameters
+    ----------
+    measured : float
+        Seconds of the hop.
+    stated : float, optional
+        Latency of the link where the hop was measured [s].
+    latency : float
+        Latency of the link in use [s].
+
+    Returns
+    -------
+    float
+        Seconds.
+
+    Examples
+    --------
     >>> round(latency_change(4.0, 1.0, 3.0), 9), round(latency_change(4.0, 8.0, 4.0), 9), latency_change(4.0, None, 5.0)
     (2.0, -2.0, 1.0)
     """
@@ -177,21 +300,51 @@ def latency_change(measured: float, stated: float | None, latency: float) -> flo
 
 
 def fill_time(transfer: Numeric, chunk_cost: Numeric) -> Array:
-    """What filling a pipeline adds when its chunks are cut as well as can be: 2 sqrt(transfer x chunk_cost) [s].
+    """Return what filling a pipeline adds when its chunks are cut as well as can be.
 
     n chunks cost n chunk_cost + transfer / n on top of the transfer; the best n makes both alike.
 
+    Parameters
+    ----------
+    transfer : array-like
+        Seconds on the wire.
+    chunk_cost : array-like
+        Seconds of one more chunk.
+
+    Returns
+    -------
+    ndarray
+        Seconds: 2 sqrt(transfer x chunk_cost).
+
+    References
+    ----------
+    Sanders, Speck and Traff, Parallel Computing 35(12), 2009, section 2 (optimal pipelining).
+
+    Examples
+    --------
     >>> float(fill_time(16.0, 1.0))
     8.0
-
-    Reference: Sanders, Speck and Traff, Parallel Computing 35(12), 2009, section 2 (optimal pipelining).
     """
     return np.asarray(2.0 * np.sqrt(np.asarray(transfer) * chunk_cost))
 
 
 def softly_least(first: Numeric, second: Numeric, norm: float = 6.0) -> Array:
-    """A minimum that rounds the corner where both are alike: (x^-n + y^-n)^(-1/n).
+    """Return a minimum that rounds the corner where both are alike.
 
+    Parameters
+    ----------
+    first, second : array-like
+        Values above zero.
+    norm : float, default 6.0
+        n; the larger, the sharper.
+
+    Returns
+    -------
+    ndarray
+        (x^-n + y^-n)^(-1/n).
+
+    Examples
+    --------
     >>> round(float(softly_least(1.0, 10.0)), 6)
     1.0
     """
@@ -201,8 +354,22 @@ def softly_least(first: Numeric, second: Numeric, norm: float = 6.0) -> Array:
 
 
 def softly_largest(first: Numeric, second: Numeric, norm: float = 4.0) -> Array:
-    """A maximum that rounds the corner where both are alike: (x^n + y^n)^(1/n).
+    """Return a maximum that rounds the corner where both are alike.
 
+    Parameters
+    ----------
+    first, second : array-like
+        Values above zero.
+    norm : float, default 4.0
+        n; the larger, the sharper.
+
+    Returns
+    -------
+    ndarray
+        (x^n + y^n)^(1/n).
+
+    Examples
+    --------
     >>> round(float(softly_largest(1.0, 1.0)), 6)
     1.189207
     """
@@ -211,5 +378,18 @@ def softly_largest(first: Numeric, second: Numeric, norm: float = 4.0) -> Array:
 
 
 def with_skew(time: Array, skew: Numeric) -> Array:
-    """A kernel cannot end before the last rank has begun: the larger of both, softly."""
+    """Add that a kernel cannot end before the last rank has begun.
+
+    Parameters
+    ----------
+    time : ndarray
+        Seconds of the kernel.
+    skew : array-like
+        Seconds until the last rank launches.
+
+    Returns
+    -------
+    ndarray
+        Seconds: the larger of both, softly.
+    """
     return softly_largest(time, skew)

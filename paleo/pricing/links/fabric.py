@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.collectives.base import Traffic
-from paleo.pricing.links.alpha_beta import NANOSECOND, fill_time, hidden, with_skew
-from paleo.pricing.links.group import SIMPLE, TUNER_BASE, TUNER_BUS, TUNER_NVLINK_STEP, TUNER_PCIE_STEP
+from paleo.collectives.base import Array, Numeric, Traffic
+from paleo.pricing.links.alpha_beta import fill_time, hidden, with_skew
+from paleo.pricing.links.group import (
+    SIMPLE,
+    TUNER_BASE,
+    TUNER_BUS,
+    TUNER_NVLINK_STEP,
+    TUNER_PCIE_STEP,
+    Flags,
+    GroupLinks,
+)
 from paleo.specs.calibration import parameter
-from paleo.units import KILO, MEBIBYTE, MICROSECOND
+from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
-    from paleo.collectives.base import Array, Numeric
-    from paleo.pricing.links.group import Flags, GroupLinks
     from paleo.specs.system import System
 
 
@@ -25,82 +31,25 @@ if TYPE_CHECKING:
 class FabricParameters:
     """NCCL over the network between nodes; defaults are those of a healthy InfiniBand fabric."""
 
-    launch: float = parameter(
-        10 * MICROSECOND,
-        low=1 * MICROSECOND,
-        high=200 * MICROSECOND,
-        unit="s",
-        meaning="start and end of the kernel, without steps",
-    )
-    step: float = parameter(
-        1 * MICROSECOND, low=0.1 * MICROSECOND, high=5 * MICROSECOND, unit="s", meaning="one hop inside a node"
-    )
-    fabric_step: float = parameter(
-        4 * MICROSECOND,
-        low=0.5 * MICROSECOND,
-        high=500 * MICROSECOND,
-        unit="s",
-        meaning="one hop between nodes in LL, with little to send",
-    )
-    long_step: float = parameter(
-        8 * MICROSECOND,
-        low=0.5 * MICROSECOND,
-        high=1000 * MICROSECOND,
-        unit="s",
-        meaning="one hop in Simple, with much to send",
-    )
-    ll_threshold: float = parameter(
-        12000.0,
-        low=500.0,
-        high=MEBIBYTE,
-        unit="byte",
-        meaning="bytes of a step at which a hop lies between LL and Simple",
-    )
-    peer: float = parameter(
-        4 * MICROSECOND,
-        low=0.1 * MICROSECOND,
-        high=200 * MICROSECOND,
-        unit="s",
-        meaning="one more peer of an exchange between nodes",
-    )
-    inner_fraction: float = parameter(0.75, low=0.05, high=1.0, unit="1", meaning="share of the link inside a node")
-    fabric_fraction: float = parameter(0.97, low=0.05, high=1.0, unit="1", meaning="share of a NIC of rings and trees")
-    exchange_fraction: float = parameter(0.9, low=0.05, high=1.0, unit="1", meaning="share of a NIC of an all_to_all")
-    send_fraction: float = parameter(
-        0.82, low=0.05, high=1.0, unit="1", meaning="share of a NIC of one rank that sends"
-    )
-    congestion: float = parameter(
-        0.02,
-        low=0.002,
-        high=0.3,
-        unit="1",
-        meaning="an exchange's share of the NICs falls as nodes to this power",
-    )
-    rail_power: float = parameter(
-        1.0, low=0.2, high=1.0, unit="1", meaning="node bandwidth grows with the NICs in use to this power"
-    )
-    fill: float = parameter(
-        0.5, low=0.002, high=5.0, unit="1", meaning="cost of one more chunk in the pipeline of a tree, in hops"
-    )
-    skew: float = parameter(
-        NANOSECOND,
-        low=NANOSECOND,
-        high=500 * MICROSECOND,
-        unit="s",
-        meaning="wait for the last rank to launch, where that is timed too",
-    )
-    small_piece: float = parameter(
-        1.0,
-        low=1.0,
-        high=KILO,
-        unit="byte",
-        meaning="pieces of an exchange below which a peer takes as long as in a crowd",
-        fitted=False,
-    )
+    launch: float = parameter("10 us", "1..200 us", "start and end of the kernel, without steps")
+    step: float = parameter("1 us", "0.1..5 us", "one hop inside a node")
+    fabric_step: float = parameter("4 us", "0.5..500 us", "one hop between nodes in LL, with little to send")
+    long_step: float = parameter("8 us", "0.5..1000 us", "one hop in Simple, with much to send")
+    ll_threshold: float = parameter("12 kB", "500 B..1 MiB", "step size at which a hop lies between LL and Simple")
+    peer: float = parameter("4 us", "0.1..200 us", "one more peer of an exchange between nodes")
+    inner_fraction: float = parameter("0.75", "0.05..1", "share of the link inside a node")
+    fabric_fraction: float = parameter("0.97", "0.05..1", "share of a NIC of rings and trees")
+    exchange_fraction: float = parameter("0.9", "0.05..1", "share of a NIC of an all_to_all")
+    send_fraction: float = parameter("0.82", "0.05..1", "share of a NIC of one rank that sends")
+    congestion: float = parameter("0.02", "0.002..0.3", "an exchange's share of the NICs falls as nodes^this")
+    rail_power: float = parameter("1", "0.2..1", "node bandwidth grows with the NICs in use to this power")
+    fill: float = parameter("0.5", "0.002..5", "cost of one more chunk in the pipeline of a tree, in hops")
+    skew: float = parameter("1 ns", "1 ns..500 us", "wait for the last rank to launch, where that is timed too")
+    small_piece: float = parameter("1 B", "1 B..1 kB", "largest piece whose peer costs as in a crowd", fitted=False)
 
 
 #: Over TCP sockets: 14 to 30 us one way (links.csv), 0.72 of the port (Paleo's 10 Gb/s case study).
-SOCKETS = FabricParameters(
+_SOCKETS = FabricParameters(
     launch=30 * MICROSECOND, fabric_step=30 * MICROSECOND, long_step=60 * MICROSECOND, peer=30 * MICROSECOND,
     fabric_fraction=0.72, exchange_fraction=0.72, send_fraction=0.72,
 )  # fmt: skip
@@ -114,7 +63,7 @@ CROWDED_RANKS, CROWDED_STEP, CROWDED_PEER = 129, 2.0, 3.0
 #: (fi_cxi(7), inject size: by name only, not read); ThetaGPU's rows over InfiniBand take the same from 4 to 512 bytes.
 INJECTED = 200.0
 #: Share of what a NIC does for one direction when a rank sends to one neighbour and receives from another.
-BOTH_WAYS = 0.6
+_BOTH_WAYS = 0.6
 
 
 #: Systems whose fabric was measured and stands for others of the same kind of link.
@@ -123,19 +72,41 @@ MEASURED = {"slingshot": "polaris"}
 
 #: Likewise for exchanges alone. Libraries reach EFA as they reach Slingshot, by libfabric's messages (aws-ofi-nccl):
 #: over unlike rails of two nodes UCCL gets 0.31 to 0.40 of the NICs, which Slingshot's parameters put at 0.34 to 0.43.
-MEASURED_EXCHANGE = {"efa": "polaris"}
+_MEASURED_EXCHANGE = {"efa": "polaris"}
 #: What an exchange of many ranks takes of a fabric's parameters.
-EXCHANGE_PARAMETERS = ("peer", "exchange_fraction", "congestion")
+_EXCHANGE_PARAMETERS = ("peer", "exchange_fraction", "congestion")
 
 
 def measured_fabric(system: System) -> str | None:
-    """The measured system whose fabric has the same kind of link."""
+    """Name the measured system whose fabric has the same kind of link.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+
+    Returns
+    -------
+    str, optional
+        None where there is none.
+    """
     return _measured(system, MEASURED)
 
 
 def measured_exchange(system: System) -> str | None:
-    """The measured system whose fabric carries exchanges in the same way."""
-    return _measured(system, MEASURED_EXCHANGE)
+    """Name the measured system whose fabric carries exchanges in the same way.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+
+    Returns
+    -------
+    str, optional
+        None where there is none.
+    """
+    return _measured(system, _MEASURED_EXCHANGE)
 
 
 def _measured(system: System, by_kind: Mapping[str, str]) -> str | None:
@@ -144,17 +115,38 @@ def _measured(system: System, by_kind: Mapping[str, str]) -> str | None:
 
 
 def with_exchange(parameters: FabricParameters, other: FabricParameters) -> FabricParameters:
-    """``parameters`` with the ones of exchanges (`EXCHANGE_PARAMETERS`) taken from ``other``."""
-    return replace(parameters, **{name: getattr(other, name) for name in EXCHANGE_PARAMETERS})
+    """Take the parameters of exchanges (`_EXCHANGE_PARAMETERS`) from another fabric.
+
+    Parameters
+    ----------
+    parameters : FabricParameters
+        Parameters of rings and trees.
+    other : FabricParameters
+        Parameters of exchanges.
+
+    Returns
+    -------
+    FabricParameters
+    """
+    return replace(parameters, **{name: getattr(other, name) for name in _EXCHANGE_PARAMETERS})
 
 
 def fabric_defaults(system: System) -> FabricParameters:
-    """Parameters of a fabric that nobody measured: by its link, sockets or remote memory access.
+    """Return parameters of a fabric that nobody measured, by its link: sockets or remote memory access.
 
     InfiniBand and the like: 0.97 of a NIC for rings and trees (CX7 in SimAI's calbusbw.h; 0.96 to 0.98 measured with 1
     to 4 ranks a node), step latencies between those of NCCL's tuner and 8 us a hop of an all_gather.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+
+    Returns
+    -------
+    FabricParameters
     """
-    return SOCKETS if _by_sockets(system) else FabricParameters()
+    return _SOCKETS if _by_sockets(system) else FabricParameters()
 
 
 def _by_sockets(system: System) -> bool:
@@ -163,8 +155,22 @@ def _by_sockets(system: System) -> bool:
 
 
 def unmeasured_links(links: GroupLinks, system: System) -> GroupLinks:
-    """The links of a group whose hops are those of `fabric_defaults`: these contain no more latency than InfiniBand's
-    or TCP's, and what a link states beyond that comes on top."""
+    """Return a group's links with the hops of `fabric_defaults`.
+
+    The links of a group whose hops are those of `fabric_defaults`: these contain no more latency than InfiniBand's or
+    TCP's, and what a link states beyond that comes on top.
+
+    Parameters
+    ----------
+    links : GroupLinks
+        Levels of the network that the group spans.
+    system : System
+        The system.
+
+    Returns
+    -------
+    GroupLinks
+    """
     inner, least = links.inner_levels, TCP_LATENCY if _by_sockets(system) else INFINIBAND_LATENCY
     outer = (least if stated is None else min(stated, least) for stated in links.stated_latencies[inner:])
     return replace(links, stated_latencies=(*links.stated_latencies[:inner], *outer))
@@ -174,15 +180,35 @@ def fabric_time(
     *, operation: str, traffic: Traffic, links: GroupLinks, parameters: FabricParameters, lockstep: bool,
     imbalance: Numeric = 1.0,
 ) -> Array:  # fmt: skip
-    """Seconds of rings or trees that cross nodes: launch + hidden(hops, wire).
+    """Price rings or trees that cross nodes: launch + hidden(hops, wire).
 
     A hop lasts ``fabric_step`` with little and ``long_step`` with much to send, as LL gives way to Simple at
     ``ll_threshold`` bytes a step. In LL the hops of a path add up, cheap inside nodes; in Simple a ``lockstep``
     algorithm waits for the slowest hop in each step, and a tree fills its pipeline. What the links' latency is beyond
-    that of the measured hops counts once for each hop of a message's way. The slower of the node's inside and
-    its NICs sets the bandwidth, of the busiest node, which sends ``imbalance`` times what nodes send in the mean.
+    that of the measured hops counts once for each hop of a message's way. The slower of the node's inside and its NICs
+    sets the bandwidth, of the busiest node, which sends ``imbalance`` times what nodes send in the mean.
 
     Holds for 2 to 2,160 ranks.
+
+    Parameters
+    ----------
+    operation : str
+        Collective operation, such as ``all_reduce``.
+    traffic : Traffic
+        Steps and bytes of an algorithm, level by level.
+    links : GroupLinks
+        Levels of the network that the group spans.
+    parameters : FabricParameters
+        Calibration of the links.
+    lockstep : bool
+        True for an algorithm that waits for the slowest hop in each step.
+    imbalance : array-like, default 1.0
+        Bytes of the busiest node over those of nodes in the mean.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
     """
     p, hops_in, hops_out = parameters, *_hops(traffic, links)
     later = (links.hop(p.step) - p.step) * hops_in + (links.hop(p.fabric_step, outside=True) - p.fabric_step) * hops_out
@@ -204,14 +230,34 @@ def fabric_time(
 def fabric_exchange_time(
     *, operation: str, traffic: Traffic, links: GroupLinks, parameters: FabricParameters, shift: bool = False
 ) -> Array:
-    """Seconds of an all_to_all or a send that crosses nodes: launch + hidden(peers, wire), one peer after the other.
+    """Price an all_to_all or a send that crosses nodes: launch + hidden(peers, wire).
+
+    One peer comes after the other.
 
     ``shift``: each rank sends to one neighbour and receives from another (nccl-tests' send_recv), not from the same. An
     exchange of two ranks is a send each way.
+
+    Parameters
+    ----------
+    operation : str
+        Collective operation, such as ``all_reduce``.
+    traffic : Traffic
+        Steps and bytes of an algorithm, level by level.
+    links : GroupLinks
+        Levels of the network that the group spans.
+    parameters : FabricParameters
+        Calibration of the links.
+    shift : bool, default False
+        True where each rank sends to one neighbour and receives from another (nccl-tests' send_recv).
+
+    Returns
+    -------
+    ndarray
+        Seconds.
     """
     p, peers = parameters, sum(_hops(traffic, links))
     if operation == "send_recv":
-        share = p.send_fraction * np.where(shift & (links.nodes > 2), BOTH_WAYS, 1.0)
+        share = p.send_fraction * np.where(shift & (links.nodes > 2), _BOTH_WAYS, 1.0)
         return np.asarray(p.launch + hidden(links.hop(p.peer, outside=True), _wire_time(traffic, links, p, share)))
     share = np.where(links.ranks > 2, p.exchange_fraction * links.nodes**-p.congestion, p.send_fraction)
     piece = np.maximum(traffic.levels[0].wire_bytes / np.maximum(links.ranks - 1.0, 1.0), 1.0)
@@ -262,13 +308,29 @@ _TUNER_SWITCH_EFFICIENCY = {"Hopper": 0.85, "Blackwell": 0.74, "Blackwell Ultra"
 
 
 def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> Flags:
-    """Whether NCCL's tuner expects an all_reduce over nodes to be faster in a tree than in a ring, both in Simple.
+    """Tell whether NCCL's tuner expects a tree over nodes to be faster than a ring, both in Simple.
 
     It takes a tree's bandwidth for half of the bus bandwidth whatever the bytes that cross nodes (S (1 of N nodes)
     against 2 S (P-1)/P of a ring), so that large payloads go round rings, the larger the more nodes there are.
 
-    Source: NVIDIA/nccl src/graph/tuning.cc (baseLat, hwLat, ncclTopoGetAlgoTime), NCCL 2.12 to 2.29.
+    Parameters
+    ----------
+    payload_bytes : array-like
+        Size of the whole tensor [byte].
+    links : GroupLinks
+        Levels of the network that the group spans.
 
+    Returns
+    -------
+    ndarray of bool
+        The shape of `payload_bytes`.
+
+    References
+    ----------
+    NVIDIA/nccl src/graph/tuning.cc (baseLat, hwLat, ncclTopoGetAlgoTime), NCCL 2.12 to 2.29.
+
+    Examples
+    --------
     >>> from paleo.pricing.links.group import GroupLinks
     >>> two_nodes = GroupLinks(fan_outs=(4.0, 2.0), bandwidths=(300e9, 25e9), ports=(1.0, 2.0), fabric_levels=1)
     >>> prefers_tree(np.array([1e6, 1e8]), two_nodes).tolist()
@@ -281,12 +343,28 @@ def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> Flags:
 
 
 def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> Flags:
-    """Whether NCCL's tuner expects an all_reduce over nodes to be faster with the switches' arithmetic in each and a
-    tree between them (NVLSTree) than in a ring: 5/6 of what a node's NVLink or its NICs carry, and of the NICs half
-    over more than two nodes.
+    """Tell whether NCCL's tuner expects the switches' arithmetic (NVLSTree) to be faster than a ring.
 
-    Source: NVIDIA/nccl src/graph/tuning.cc (ncclTopoTuneModel); the figures as in the library of release 2.29.7.
+    It takes 5/6 of what a node's NVLink or its NICs carry, and of the NICs half over more than two nodes.
 
+    Parameters
+    ----------
+    payload_bytes : array-like
+        Size of the whole tensor [byte].
+    links : GroupLinks
+        Levels of the network that the group spans.
+
+    Returns
+    -------
+    ndarray of bool
+        The shape of `payload_bytes`.
+
+    References
+    ----------
+    NVIDIA/nccl src/graph/tuning.cc (ncclTopoTuneModel); the figures as in the library of release 2.29.7.
+
+    Examples
+    --------
     >>> from paleo.pricing.links.group import GroupLinks
     >>> four_nodes = GroupLinks(fan_outs=(8.0, 4.0), bandwidths=(450e9, 50e9), ports=(1.0, 8.0), fabric_levels=1)
     >>> prefers_switch(np.array([1e8, 1e9]), four_nodes).tolist()

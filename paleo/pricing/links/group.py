@@ -25,22 +25,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.collectives.base import ranks_of
+from paleo.collectives.base import Algorithm, Array, Numeric, Phase, Traffic, ranks_of
 from paleo.errors import PlanError
-from paleo.pricing.links.alpha_beta import (
-    NANOSECOND,
-    fill_time,
-    hidden,
-    latency_change,
-    softly_largest,
-    softly_least,
-    with_skew,
-)
+from paleo.pricing.links.alpha_beta import fill_time, hidden, latency_change, softly_largest, softly_least, with_skew
 from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
-    from paleo.collectives.base import Algorithm, Array, Numeric, Phase, Traffic
     from paleo.specs.link import Link
     from paleo.specs.system import Span, System
 
@@ -116,8 +107,20 @@ class GroupLinks:
         return dataclasses.replace(self, fan_outs=(*self.fan_outs[: self.inner_levels], *alone))
 
     def hop(self, measured: float, *, outside: bool = False) -> Numeric:
-        """A measured hop inside the node, or between nodes, with what the latency of its links has changed since: of
-        several levels that the group spans the one that got slowest; levels without a figure say nothing."""
+        """Return a measured hop with what the latency of its links has changed since.
+
+        Parameters
+        ----------
+        measured : float
+            Seconds of the hop as measured.
+        outside : bool, default False
+            True between nodes.
+
+        Returns
+        -------
+        array-like
+            Seconds; of several levels the one that got slowest counts, levels without a figure say nothing.
+        """
         levels = slice(self.inner_levels, None) if outside else slice(0, self.inner_levels)
         pairs = list(zip(self.stated_latencies, self.latencies, strict=False))[levels]
         if all(stated == latency for stated, latency in pairs):
@@ -129,13 +132,38 @@ class GroupLinks:
         return np.asarray(measured + np.where(np.isfinite(most), most, 0.0))
 
     def can_run(self, algorithm: Algorithm, operation: str) -> bool:
-        """Whether the system has what an algorithm asks for."""
+        """Tell whether the system has what an algorithm asks for.
+
+        Parameters
+        ----------
+        algorithm : Algorithm
+            The algorithm.
+        operation : str
+            Collective operation, such as ``all_reduce``.
+
+        Returns
+        -------
+        bool
+        """
         switches = self.switch_reduces or not algorithm.in_network
         suits_topology = not (operation in algorithm.distant and "torus" in self.topologies)
         return switches and suits_topology and (algorithm.topology is None or algorithm.topology in self.topologies)
 
     def wire_time(self, traffic: Traffic, levels: slice = slice(None)) -> Array:
-        """Seconds of the slowest of some levels at the datasheet's bandwidth, phase after phase."""
+        """Price the slowest of some levels at the datasheet's bandwidth, phase after phase.
+
+        Parameters
+        ----------
+        traffic : Traffic
+            Steps and bytes of an algorithm, level by level.
+        levels : slice, default slice(None)
+            The levels that count.
+
+        Returns
+        -------
+        ndarray
+            Seconds.
+        """
         total = np.zeros(())
         for phase in traffic.phases:
             total = total + self._slowest(phase, levels)
@@ -152,7 +180,17 @@ class GroupLinks:
         return np.asarray(slowest)
 
     def rows(self, index: npt.NDArray[np.intp]) -> GroupLinks:
-        """Some rows of stacked groups."""
+        """Pick some rows of stacked groups.
+
+        Parameters
+        ----------
+        index : ndarray of int
+            Rows.
+
+        Returns
+        -------
+        GroupLinks
+        """
 
         def selected(values: tuple[Numeric, ...]) -> tuple[Array, ...]:
             return tuple(np.asarray(level)[index] for level in values)
@@ -170,19 +208,53 @@ class GroupLinks:
 
 
 def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
-    """The links of ``size`` ranks, ``stride`` apart, of a system whose other ranks form groups of the same kind.
+    """Return the links of a group of a system whose other ranks form groups of the same kind.
 
+    Parameters
+    ----------
+    system : System
+        The system.
+    stride : int
+        Distance of neighbours, in ranks.
+    size : int
+        Ranks of the group.
+
+    Returns
+    -------
+    GroupLinks
+
+    Examples
+    --------
     >>> from paleo.specs.system import load_system
     >>> two_nodes = group_links(load_system("dgx-a100-80gb"), stride=1, size=16)
     >>> two_nodes.fan_outs, two_nodes.ports, two_nodes.fabric_levels
     ((8.0, 2.0), (1.0, 8.0), 1)
     """
-    return links_of_spans(system, system.group(stride, size))
+    return _links_of_spans(system, system.group(stride, size))
 
 
 def links_across(system: System, *, ranks: int, ranks_per_node: int) -> GroupLinks:
-    """The links of a group with ``ranks_per_node`` neighbours in each of its nodes, alone on the system; machines of
-    one NVLink domain count as one node."""
+    """Return the links of a group that is alone on the system.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+    ranks : int
+        Size of the group.
+    ranks_per_node : int
+        Neighbours in each of its nodes.
+
+    Returns
+    -------
+    GroupLinks
+        Machines of one NVLink domain count as one node.
+
+    Raises
+    ------
+    PlanError
+        If the ranks need several nodes, and the system has no network between nodes.
+    """
     inside = min(ranks, domain_ranks(system, ranks_per_node))
     spans, nodes = list(system.group(1, inside)), -(-ranks // inside)
     outer = [index for index, span in enumerate(spans) if system.joins_nodes(span.level)]
@@ -190,17 +262,43 @@ def links_across(system: System, *, ranks: int, ranks_per_node: int) -> GroupLin
         raise PlanError(f"system {system.name} has no network between nodes, and {ranks} ranks need {nodes} nodes")
     if nodes > 1:
         spans[outer[0]] = replace(spans[outer[0]], fan_out=nodes, members_below=inside, groups_sharing=1, units=0)
-    return links_of_spans(system, spans)
+    return _links_of_spans(system, spans)
 
 
 def domain_ranks(system: System, ranks_per_node: int) -> int:
-    """Neighbours that reach each other without the network between nodes, where each machine holds so many."""
+    """Count neighbours that reach each other without the network between nodes.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+    ranks_per_node : int
+        Neighbours in each machine.
+
+    Returns
+    -------
+    int
+        Ranks.
+    """
     hosts = system.devices_per_host
     return system.devices_per_node if hosts is not None and ranks_per_node <= hosts else ranks_per_node
 
 
 def stack_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> GroupLinks:
-    """Groups of one system side by side: row i of the result is ``groups[index[i]]``."""
+    """Stack groups of one system side by side.
+
+    Parameters
+    ----------
+    groups : sequence of GroupLinks
+        Different groups.
+    index : ndarray of int
+        Group of each row.
+
+    Returns
+    -------
+    GroupLinks
+        Row i is ``groups[index[i]]``.
+    """
 
     def columns(values: Sequence[tuple[Numeric, ...]]) -> tuple[Array, ...]:
         return tuple(np.asarray(level, dtype=np.float64) for level in zip(*values, strict=True))
@@ -217,8 +315,25 @@ def stack_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> Gr
     ).rows(index)
 
 
-def links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
-    """The links of a group that a system has resolved into spans."""
+def _links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
+    """Return the links of a group that a system has resolved into spans.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+    spans : sequence of Span
+        Ranks at each level.
+
+    Returns
+    -------
+    GroupLinks
+
+    Raises
+    ------
+    PlanError
+        If the system has no links.
+    """
     if not spans:
         raise PlanError(f"system {system.name} has no links, so its devices cannot talk to one another")
     fabric = [system.joins_nodes(span.level) for span in spans]
@@ -265,9 +380,21 @@ def _with_node(links: GroupLinks) -> GroupLinks:
 
 
 def link_kind(system: System) -> str:
-    """What joins the devices of a node, as calibrations tell systems apart: nvlink, none, or PCIe: pcie-staged where
-    copies pass the host's memory, pcie-switch where all devices reach each other below one root, else pcie.
+    """Name what joins the devices of a node, as calibrations tell systems apart.
 
+    Parameters
+    ----------
+    system : System
+        The system.
+
+    Returns
+    -------
+    str
+        ``nvlink``, ``none`` or PCIe: ``pcie-staged`` where copies pass the host's memory, ``pcie-switch`` where all
+        devices reach each other below one root, else ``pcie``.
+
+    Examples
+    --------
     >>> from paleo.specs.system import load_system
     >>> [link_kind(load_system(name)) for name in ("dgx-h100", "deepbench-8gpu-dual-root", "deepbench-10gpu-pascal")]
     ['nvlink', 'pcie', 'pcie-switch']
@@ -327,12 +454,32 @@ TUNER_BUS, _TUNER_LL128 = 0.8, 0.92
 
 
 def protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.NDArray[np.intp]:
-    """The protocol of a ring (0 LL, 1 LL128, 2 Simple) that NCCL's tuner takes for the fastest.
+    """Choose the protocol of a ring that NCCL's tuner takes for the fastest.
+
+    LL128 needs NVLink, of generation 4 at most.
 
     ``wire_time`` is the time on the wire at the datasheet's bandwidth [s]. LL128 needs NVLink, of generation 4 at most.
 
-    Source: NVIDIA/nccl src/graph/tuning.cc (baseLat, hwLat, llMaxBws), NCCL 2.8 to 2.29.
+    Parameters
+    ----------
+    steps : array-like
+        Steps of the ring.
+    wire_time : array-like
+        Seconds on the wire at the datasheet's bandwidth.
+    links : GroupLinks
+        Levels of the network that the group spans.
 
+    Returns
+    -------
+    ndarray of int
+        0 LL, 1 LL128, 2 Simple.
+
+    References
+    ----------
+    NVIDIA/nccl src/graph/tuning.cc (baseLat, hwLat, llMaxBws), NCCL 2.8 to 2.29.
+
+    Examples
+    --------
     >>> switch = GroupLinks(fan_outs=(2.0,), bandwidths=(300e9,), ports=(1.0,))
     >>> protocol(steps=1, wire_time=np.array([1e4, 1e6]) / 300e9, links=switch).tolist()
     [0, 2]
@@ -357,66 +504,20 @@ def protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.ND
 class NcclParameters:
     """NCCL among the devices of one node; defaults are those of eight A100 behind NVSwitch."""
 
-    launch: float = parameter(
-        8 * MICROSECOND,
-        low=1 * MICROSECOND,
-        high=100 * MICROSECOND,
-        unit="s",
-        meaning="start and end of the kernel on every rank, without steps",
-    )
-    step: float = parameter(
-        0.9 * MICROSECOND, low=0.1 * MICROSECOND, high=50 * MICROSECOND, unit="s", meaning="one hop of a ring in LL"
-    )
-    spread: float = parameter(
-        0.3, low=0.02, high=2.0, unit="1", meaning="latency added, relatively, once all channels have work"
-    )
-    ll_fraction: float = parameter(0.27, low=0.02, high=0.6, unit="1", meaning="share of the link that LL reaches")
-    ll128_fraction: float = parameter(
-        0.42, low=0.05, high=1.0, unit="1", meaning="share of the link that LL128 reaches"
-    )
-    simple_start: float = parameter(
-        9 * MICROSECOND,
-        low=0.1 * MICROSECOND,
-        high=200 * MICROSECOND,
-        unit="s",
-        meaning="what Simple adds to the launch",
-    )
-    simple_step: float = parameter(
-        4 * MICROSECOND,
-        low=0.1 * MICROSECOND,
-        high=100 * MICROSECOND,
-        unit="s",
-        meaning="what Simple's fences add to a hop",
-    )
-    simple_fraction: float = parameter(0.78, low=0.05, high=1.0, unit="1", meaning="share of the link of Simple")
-    fill: float = parameter(
-        1.5 * MICROSECOND,
-        low=NANOSECOND,
-        high=1000 * MICROSECOND,
-        unit="s",
-        meaning="cost of one more chunk in the pipeline",
-    )
-    copy: float = parameter(
-        0.38, low=0.02, high=3.0, unit="1", meaning="copy of a rank's own share, in link times (half for all_reduce)"
-    )
-    byte_sum: float = parameter(
-        0.1, low=0.002, high=2.0, unit="1", meaning="what adding a byte takes more than moving it (int8), in link times"
-    )
-    switch_fraction: float = parameter(0.63, low=0.2, high=1.0, unit="1", meaning="share of the link with NVLink SHARP")
-    staging_power: float = parameter(
-        0.5,
-        low=0.05,
-        high=2.5,
-        unit="1",
-        meaning="without peer-to-peer, link share falls as (ranks / 2) to this power",
-    )
-    skew: float = parameter(
-        NANOSECOND,
-        low=NANOSECOND,
-        high=200 * MICROSECOND,
-        unit="s",
-        meaning="wait for the last rank to launch, where that is timed too",
-    )
+    launch: float = parameter("8 us", "1..100 us", "start and end of the kernel on every rank, without steps")
+    step: float = parameter("0.9 us", "0.1..50 us", "one hop of a ring in LL")
+    spread: float = parameter("0.3", "0.02..2", "latency added, relatively, once all channels have work")
+    ll_fraction: float = parameter("0.27", "0.02..0.6", "share of the link that LL reaches")
+    ll128_fraction: float = parameter("0.42", "0.05..1", "share of the link that LL128 reaches")
+    simple_start: float = parameter("9 us", "0.1..200 us", "what Simple adds to the launch")
+    simple_step: float = parameter("4 us", "0.1..100 us", "what Simple's fences add to a hop")
+    simple_fraction: float = parameter("0.78", "0.05..1", "share of the link of Simple")
+    fill: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
+    copy: float = parameter("0.38", "0.02..3", "copy of a rank's own share, in link times (half for all_reduce)")
+    byte_sum: float = parameter("0.1", "0.002..2", "adding a byte over moving it (int8), in link times")
+    switch_fraction: float = parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
+    staging_power: float = parameter("0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks / 2)^this")
+    skew: float = parameter("1 ns", "1 ns..200 us", "wait for the last rank to launch, where that is timed too")
 
 
 #: Operations in which ranks meet in pairs.
@@ -427,9 +528,9 @@ _SPREAD_BYTES = 4096.0
 SWITCH_RANKS = 5
 #: Hops that pass before the switch's pipeline is full, beside one a rank: what is left of H100's times beyond their
 #: bytes (75 us from 33 MB to 0.5 GB). With it B200's rows of 33 MB give 860 GB/s for large ones; 838 were published.
-SWITCH_HOPS = 56.0
+_SWITCH_HOPS = 56.0
 #: LL sends a flag with every word of data, and so never fills more than half of a link.
-LL_LARGEST = 0.5
+_LL_LARGEST = 0.5
 
 
 def node_time(
@@ -442,7 +543,7 @@ def node_time(
     low_latency: bool | Flags = True,
     adds_bytes: bool | Flags = False,
 ) -> Array:
-    """Seconds of a traffic of rings or trees inside one node.
+    """Price a traffic of rings or trees inside one node.
 
     launch + hidden(steps, wire) with the protocol's step and share of the link; in LL128 steps and wire add up; Simple
     adds its start, the copy of a rank's own share and the filling of the pipeline. ``low_latency`` says whether the
@@ -450,6 +551,28 @@ def node_time(
     time in which it moves them; in Simple the wire hides that but for one share of the ranks'.
 
     Holds for 2..72 ranks in one NVLink domain or PCIe tree, 512 B and up.
+
+    Parameters
+    ----------
+    operation : str
+        Collective operation, such as ``all_reduce``.
+    payload_bytes : array-like
+        Size of the whole tensor [byte].
+    traffic : Traffic
+        Steps and bytes of an algorithm, level by level.
+    links : GroupLinks
+        Levels of the network that the group spans.
+    parameters : NcclParameters
+        Calibration of the links.
+    low_latency : array-like of bool, default True
+        True where the library has LL (NCCL 2.1 and later).
+    adds_bytes : array-like of bool, default False
+        True where what is summed are bytes.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
     """
     p, step = parameters, links.hop(parameters.step)
     steps, wire = np.asarray(traffic.steps), links.wire_time(traffic) * _staging(links, p.staging_power)
@@ -467,11 +590,29 @@ def node_time(
 
 
 def switch_time(*, operation: str, traffic: Traffic, links: GroupLinks, parameters: NcclParameters) -> Array:
-    """Seconds of a traffic that the switches of one node add and multicast (NVLink SHARP): launch, hops until the
-    pipeline is full, wire, where S (1 + 1/P) bytes of an all_reduce cross a rank's link and no more than the published
-    bus bandwidth comes of it, 2 (P-1)/P S."""
+    """Price a traffic that the switches of one node add and multicast (NVLink SHARP).
+
+    The time is launch, hops until the pipeline is full, and wire, where S (1 + 1/P) bytes of an all_reduce cross a
+    rank's link and no more than the published bus bandwidth comes of it, 2 (P-1)/P S.
+
+    Parameters
+    ----------
+    operation : str
+        Collective operation, such as ``all_reduce``.
+    traffic : Traffic
+        Steps and bytes of an algorithm, level by level.
+    links : GroupLinks
+        Levels of the network that the group spans.
+    parameters : NcclParameters
+        Calibration of the links.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
+    """
     p = parameters
-    start = (p.launch + (SWITCH_HOPS + links.ranks) * links.hop(p.step)) * (1.0 + p.spread)
+    start = (p.launch + (_SWITCH_HOPS + links.ranks) * links.hop(p.step)) * (1.0 + p.spread)
     wire = links.wire_time(traffic) / p.switch_fraction
     if operation == "all_reduce":
         bus = 2.0 * (links.ranks - 1.0) / (links.ranks + 1.0) * traffic.levels[0].wire_bytes
@@ -503,61 +644,55 @@ def _staging(links: GroupLinks, power: float) -> Array:
 
 #: Channels of sends and receives inside one node, each on a multiprocessor of its own ("32 p2p channels" in NCCL's log
 #: on eight A100 or H100).
-CHANNELS = 32
+_CHANNELS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeParameters:
     """all_to_all and send_recv of NCCL among the devices of one node; defaults are those of eight A100."""
 
-    launch: float = parameter(
-        10 * MICROSECOND, low=1 * MICROSECOND, high=100 * MICROSECOND, unit="s", meaning="start and end of the kernel"
-    )
-    peer: float = parameter(
-        0.4 * MICROSECOND, low=0.01 * MICROSECOND, high=50 * MICROSECOND, unit="s", meaning="one more peer"
-    )
-    low_fraction: float = parameter(
-        0.014, low=0.002, high=0.3, unit="1", meaning="share of the link that LL reaches, per peer"
-    )
-    start: float = parameter(
-        6 * MICROSECOND, low=0.1 * MICROSECOND, high=200 * MICROSECOND, unit="s", meaning="latency of Simple's fences"
-    )
-    fraction: float = parameter(0.8, low=0.05, high=1.0, unit="1", meaning="share of the link of Simple")
-    fill: float = parameter(
-        1.5 * MICROSECOND, low=NANOSECOND, high=1000 * MICROSECOND, unit="s", meaning="cost of one more chunk"
-    )
-    channel_rate: float = parameter(
-        11.0,
-        low=2.0,
-        high=50.0,
-        unit="B/cycle",
-        meaning="bytes that a channel moves in a clock of its multiprocessor, those of a rank's own share among them",
-    )
-    staging_power: float = parameter(
-        0.5,
-        low=0.05,
-        high=2.5,
-        unit="1",
-        meaning="without peer-to-peer, link share falls as (ranks / 2) to this power",
-    )
+    launch: float = parameter("10 us", "1..100 us", "start and end of the kernel")
+    peer: float = parameter("0.4 us", "0.01..50 us", "one more peer")
+    low_fraction: float = parameter("0.014", "0.002..0.3", "share of the link that LL reaches, per peer")
+    start: float = parameter("6 us", "0.1..200 us", "latency of Simple's fences")
+    fraction: float = parameter("0.8", "0.05..1", "share of the link of Simple")
+    fill: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk")
+    channel_rate: float = parameter("11 B/cycle", "2..50", "bytes of a channel in a clock of its multiprocessor")
+    staging_power: float = parameter("0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks / 2)^this")
 
 
 def exchange_time(
     *, payload_bytes: Numeric, traffic: Traffic, links: GroupLinks, parameters: ExchangeParameters
 ) -> Array:
-    """Seconds of a traffic of an all_to_all or send_recv inside one node.
+    """Price a traffic of an all_to_all or send_recv inside one node.
 
     A rank sends to all its peers at once, each by a channel of its own: in LL while that is faster, else in Simple,
     whose fences hide behind the transfer. Nobody waits for the last rank of a group, as only pairs meet. All of the
-    payload passes `CHANNELS` multiprocessors, a rank's own share too, which bounds what few ranks get of a wide link:
+    payload passes `_CHANNELS` multiprocessors, a rank's own share too, which bounds what few ranks get of a wide link:
     (link⁴ + channels⁴)^¼. A channel moves as many bytes a clock on Blackwell (11.7) as on Hopper (11.5).
+
+    Parameters
+    ----------
+    payload_bytes : array-like
+        Size of the whole tensor [byte].
+    traffic : Traffic
+        Steps and bytes of an algorithm, level by level.
+    links : GroupLinks
+        Levels of the network that the group spans.
+    parameters : ExchangeParameters
+        Calibration of the links.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
     """
     p = parameters
     peers = np.maximum(np.asarray(traffic.steps), 1.0)
     wire = links.wire_time(traffic) * _staging(links, p.staging_power)
-    channels = np.asarray(payload_bytes) / (CHANNELS * p.channel_rate * links.clock)
+    channels = np.asarray(payload_bytes) / (_CHANNELS * p.channel_rate * links.clock)
     moved = softly_largest(wire / p.fraction, channels)
-    low = wire / np.minimum(p.low_fraction * peers, LL_LARGEST)
+    low = wire / np.minimum(p.low_fraction * peers, _LL_LARGEST)
     simple = hidden(p.start, moved) + fill_time(moved, p.fill)
     seconds = links.hop(p.launch) + p.peer * peers + np.maximum(softly_least(low, simple), wire)
     return np.where(links.ranks > 1, seconds, 0.0)

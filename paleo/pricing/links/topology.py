@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 #: it down).
 USUAL_LEAF, USUAL_NODES = 32, 32 * 32
 #: Share of a link that adaptive routing or packet spraying leaves of it.
-ADAPTIVE_SHARE = 0.96
+_ADAPTIVE_SHARE = 0.96
 #: Flows between each pair of nodes: channels of NCCL times their queue pairs.
-FLOWS_PER_PORT = 16
+_FLOWS_PER_PORT = 16
 #: Standard deviations above the mean up to which flows on one link are summed over.
 SPREAD = 12.0
 #: No traffic: what a share divides by.
@@ -49,8 +49,10 @@ NOTHING = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A second job whose nodes lie on the same leaf switches: its traffic (ring or all_to_all), nodes, and the share of
-    the time that it sends."""
+    """Second job on the same leaf switches.
+
+    It has a kind of traffic (ring or all_to_all), a number of nodes, and the share of the time that it sends.
+    """
 
     pattern: str
     nodes: int
@@ -59,8 +61,10 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class NodePlacement:
-    """Where the nodes of a job lie: ``kind`` packed, random or spread (over ``leaves`` leaf switches), the share of the
-    uplinks that others keep busy, and a second job beside it."""
+    """Placement of a job's nodes on leaf switches: ``kind`` is packed, random or spread (over ``leaves`` switches).
+
+    It has the share of the uplinks that other jobs use, and perhaps a second job on the same switches.
+    """
 
     kind: str = "packed"
     leaves: int = 0
@@ -69,17 +73,36 @@ class NodePlacement:
 
     @property
     def usual(self) -> bool:
-        """Whether the job has the fewest leaves and the network to itself."""
+        """True if the job has as few leaf switches as possible and no neighbours on the network."""
         return self.kind == "packed" and self.background == 0.0 and self.neighbour is None
 
 
-PATTERNS = ("ring", "all_to_all")
+_PATTERNS = ("ring", "all_to_all")
 
 
 def node_placement(text: str, background: float = 0.0, neighbour: str | None = None) -> NodePlacement:
-    """``packed``, ``random`` or ``spread:8``, beside others who keep a share of the uplinks busy, or beside a second
-    job, ``all_to_all:32:0.4``: its traffic, its nodes and the share of the time that it sends.
+    """Read where the nodes of a job lie and what shares their network.
 
+    Parameters
+    ----------
+    text : str
+        ``packed``, ``random`` or ``spread:8``.
+    background : float, default 0.0
+        Share of the uplinks that others keep busy.
+    neighbour : str, optional
+        A second job, such as ``all_to_all:32:0.4``: its traffic, its nodes and the share of the time that it sends.
+
+    Returns
+    -------
+    NodePlacement
+
+    Raises
+    ------
+    SpecError
+        If a text is not one of these.
+
+    Examples
+    --------
     >>> node_placement("spread:8").leaves, node_placement("packed", neighbour="ring:16:0.25").neighbour
     (8, Neighbour(pattern='ring', nodes=16, sending=0.25))
     """
@@ -101,14 +124,30 @@ def _neighbour(text: str) -> Neighbour:
             f"neighbour: {text!r}: expected PATTERN:NODES:SHARE, such as all_to_all:32:0.4 (the share of the time that "
             f"it sends, 0 to 1)"
         )
-    if parts[1] not in PATTERNS:
-        raise SpecError(f"neighbour: {parts[1]!r} is no pattern of traffic; {near(parts[1], PATTERNS)}")
+    if parts[1] not in _PATTERNS:
+        raise SpecError(f"neighbour: {parts[1]!r} is no pattern of traffic; {near(parts[1], _PATTERNS)}")
     return Neighbour(parts[1], int(parts[2]), float(parts[3]))
 
 
 def leaves_touched(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
-    """Leaves that hold at least one of ``nodes`` drawn at random from ``machine``: (T/q)(1 - C(T-q, n)/C(T, n)).
+    """Count the leaves that hold at least one of several nodes drawn at random.
 
+    Parameters
+    ----------
+    nodes : array-like
+        Nodes of the job.
+    machine : array-like
+        Nodes of the machine.
+    leaf : int
+        Nodes below a leaf switch.
+
+    Returns
+    -------
+    ndarray
+        (T/q)(1 - C(T-q, n)/C(T, n)) in the mean.
+
+    Examples
+    --------
     >>> round(float(leaves_touched(8, 1024, 16)), 1)
     7.6
     """
@@ -120,33 +159,88 @@ def leaves_touched(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
 
 
 def ring_crossings(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
-    """Hops of a ring in rank order that leave a leaf, of nodes drawn at random: n (1 - (q-1)/(T-1))."""
+    """Count the hops of a ring in rank order that leave a leaf, of nodes drawn at random.
+
+    Parameters
+    ----------
+    nodes : array-like
+        Nodes of the job.
+    machine : array-like
+        Nodes of the machine.
+    leaf : int
+        Nodes below a leaf switch.
+
+    Returns
+    -------
+    ndarray
+        n (1 - (q-1)/(T-1)) in the mean.
+    """
     return np.asarray(np.asarray(nodes) * (1.0 - (leaf - 1.0) / (np.asarray(machine) - 1.0)))
 
 
-def expected_maximum(count: Numeric) -> Array:
-    """Largest of ``count`` standard normal numbers in the mean (Blom 1958): Phi^-1((n - 0.375)/(n + 0.25))."""
+def _expected_maximum(count: Numeric) -> Array:
+    """Return the largest of several standard normal numbers in the mean.
+
+    Parameters
+    ----------
+    count : array-like
+        How many numbers.
+
+    Returns
+    -------
+    ndarray
+        Phi^-1((n - 0.375)/(n + 0.25)) (Blom 1958).
+    """
     inverse = NormalDist().inv_cdf
     counts = np.maximum(np.asarray(count, dtype=np.float64), 1.0)
     largest = np.vectorize(lambda n: max(0.0, inverse((n - 0.375) / (n + 0.25))), otypes=[np.float64])
     return np.asarray(largest(counts))
 
 
-def fullest_link(flows: Numeric, links: Numeric) -> Array:
-    """Flows in the mean on the fullest of ``links``, over which ``flows`` are sent at random.
+def _fullest_link(flows: Numeric, links: Numeric) -> Array:
+    """Return the flows on the fullest of several links in the mean.
 
-    >>> float(fullest_link(12.0, 1.0)), float(fullest_link(32.0, 32.0).round(1))
+    Parameters
+    ----------
+    flows : array-like
+        Flows that are sent at random.
+    links : array-like
+        Links that they are sent over.
+
+    Returns
+    -------
+    ndarray
+        Flows.
+
+    Examples
+    --------
+    >>> float(_fullest_link(12.0, 1.0)), float(_fullest_link(32.0, 32.0).round(1))
     (12.0, 3.5)
     """
     several = (1.0 - _fullest_below(flows, 1.0, links)).sum(axis=-1)
     return np.asarray(np.where(np.asarray(links) <= 1.0, flows, several))
 
 
-def fullest_of_sources(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
-    """As `fullest_link`, where each source sends ``flows`` over ``links`` of its own; the harmonic mean, as what such
-    links carry is shared out by their flows.
+def _fullest_of_sources(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
+    """Return the flows on the fullest link where each source has links of its own.
 
-    >>> float(fullest_of_sources(16.0, 8.0, 8.0).round(1))
+    Parameters
+    ----------
+    flows : array-like
+        Flows of each source.
+    sources : array-like
+        How many sources.
+    links : array-like
+        Links of each source.
+
+    Returns
+    -------
+    ndarray
+        Flows: the harmonic mean, as what such links carry is shared out by their flows.
+
+    Examples
+    --------
+    >>> float(_fullest_of_sources(16.0, 8.0, 8.0).round(1))
     5.4
     """
     below = _fullest_below(flows, sources, links)
@@ -168,29 +262,81 @@ def _fullest_below(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
 
 
 def ecmp_share(flows: Numeric, links: Numeric) -> Array:
-    """Share of its fair rate that the slowest of ``flows`` equal flows gets, hashed onto ``links`` equal links: flows a
-    link in the mean over those on the fullest. Holds from one flow a link on.
+    """Return the share of its fair rate that the slowest of equal flows gets, hashed onto equal links.
 
+    Parameters
+    ----------
+    flows : array-like
+        Flows that are sent at random.
+    links : array-like
+        Links that they are hashed onto.
+
+    Returns
+    -------
+    ndarray
+        Flows a link in the mean over those on the fullest. Holds from one flow a link on.
+
+    Examples
+    --------
     >>> [round(float(ecmp_share(32 * r, 32)), 2) for r in (1, 4, 16, 64, 256)]
     [0.29, 0.47, 0.65, 0.79, 0.89]
     """
     count = np.asarray(flows, dtype=np.float64)
-    return np.asarray(count / np.asarray(links) / fullest_link(count, links))
+    return np.asarray(count / np.asarray(links) / _fullest_link(count, links))
 
 
 def exchange_share(nodes: Numeric, members: Numeric, leaf: int, oversubscription: float) -> Array:
-    """Share of its port that a node keeps in an all-to-all of ``nodes``, ``members`` of them on the fullest leaf: the
-    leaf is asked for m (n-m)/(n-1) node rates (n-m of n-1 peers of a node lie elsewhere), and has q/o."""
+    """Return the share of its port that a node keeps in an all-to-all.
+
+    The fullest leaf is asked for m (n-m)/(n-1) node rates (n-m of n-1 peers of a node lie elsewhere), and has q/o.
+
+    Parameters
+    ----------
+    nodes : array-like
+        Nodes of the job.
+    members : array-like
+        Nodes of the job on its fullest leaf or group.
+    leaf : int
+        Nodes below a leaf switch.
+    oversubscription : float
+        Bandwidth of a leaf's nodes over that of its uplinks.
+
+    Returns
+    -------
+    ndarray
+        0 to 1.
+    """
     n, m = np.asarray(nodes, dtype=np.float64), np.asarray(members, dtype=np.float64)
     demand = m * (n - m) / np.maximum(n - 1.0, 1.0)
     return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(demand, NOTHING)))
 
 
 def rail_exchange_share(nodes: Numeric, members: Numeric, rails: Numeric, leaf: int, oversubscription: float) -> Array:
-    """As `exchange_share` over ``rails`` rail switches, each GPU sending to all others straight: a rail keeps what goes
-    to its own rail of the m-1 other nodes below it, 1/r of their traffic, and all else goes up:
-    m (1 - (m-1)/((n-1) r)) node rates, of q/o.
+    """Return the share of its port that a node keeps in an all-to-all over rail switches.
 
+    Each GPU sends to all others straight: a rail keeps what goes to its own rail of the m-1 other nodes below it, 1/r
+    of their traffic, and all else goes up: m (1 - (m-1)/((n-1) r)) node rates, of q/o.
+
+    Parameters
+    ----------
+    nodes : array-like
+        Nodes of the job.
+    members : array-like
+        Nodes of the job on its fullest leaf or group.
+    rails : array-like
+        Rail switches.
+    leaf : int
+        Nodes below the rails.
+    oversubscription : float
+        Bandwidth of a leaf's nodes over that of its uplinks.
+
+    Returns
+    -------
+    ndarray
+        0 to 1.
+
+    Examples
+    --------
     >>> float(rail_exchange_share(8, 8, 8, 8, 2.0).round(3))  # all nodes below the rails, seven of eight GPUs not
     0.571
     """
@@ -199,13 +345,34 @@ def rail_exchange_share(nodes: Numeric, members: Numeric, rails: Numeric, leaf: 
     return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(m * (1.0 - kept), NOTHING)))
 
 
-def unsorted_ring_share(
+def _unsorted_ring_share(
     nodes: Numeric, machine: Numeric, leaf: int, members: Numeric, oversubscription: float
 ) -> Array:
-    """Share of its port that a node keeps in a ring in rank order of nodes drawn at random, ``members`` of them on the
-    fullest leaf: that leaf sends a flow for each hop that leaves it, m (1 - (q-1)/(T-1)) of them, and has q/o.
+    """Return the share of its port that a node keeps in a ring in rank order of random nodes.
 
-    >>> float(unsorted_ring_share(32, 1024, 32, 16.0, 4.0).round(2))
+    The fullest leaf sends a flow for each hop that leaves it, m (1 - (q-1)/(T-1)) of them, and has q/o.
+
+    Parameters
+    ----------
+    nodes : array-like
+        Nodes of the job.
+    machine : array-like
+        Nodes of the machine.
+    leaf : int
+        Nodes below a leaf switch.
+    members : array-like
+        Nodes of the job on its fullest leaf or group.
+    oversubscription : float
+        Bandwidth of a leaf's nodes over that of its uplinks.
+
+    Returns
+    -------
+    ndarray
+        0 to 1.
+
+    Examples
+    --------
+    >>> float(_unsorted_ring_share(32, 1024, 32, 16.0, 4.0).round(2))
     0.52
     """
     leaving = np.asarray(members) * ring_crossings(nodes, machine, leaf) / np.asarray(nodes)
@@ -224,10 +391,27 @@ class Dragonfly:
     routing: str = "adaptive"
 
     def exchange(self, nodes: Numeric, members: Numeric, used: Numeric) -> Array:
-        """Share of its port that a node keeps in an all-to-all of ``nodes`` over ``used`` groups, ``members`` in the
-        fullest: the links of a pair of groups are asked for m²/(n-1) node rates; over third groups, each of the g-2
-        for 2 (k-2)/(k-1) (k > 2) of what leaves a group.
+        """Return the share of its port that a node keeps in an all-to-all over several groups.
 
+        The links of a pair of groups are asked for m²/(n-1) node rates; over third groups, each of the g-2 for 2
+        (k-2)/(k-1) (k > 2) of what leaves a group.
+
+        Parameters
+        ----------
+        nodes : array-like
+            Nodes of the job.
+        members : array-like
+            Nodes of the job on its fullest leaf or group.
+        used : array-like
+            Groups that hold nodes of the job.
+
+        Returns
+        -------
+        ndarray
+            0 to 1.
+
+        Examples
+        --------
         >>> float(Dragonfly(8, 2.0, "minimal").exchange(32, 16, 2).round(3))
         0.242
         """
@@ -237,19 +421,50 @@ class Dragonfly:
         return self._better(m * m / between, m * (n - m) / between, used, 2.0 * (k - 2.0) / np.maximum(k - 1.0, 1.0))
 
     def shared_by(self, jobs: float) -> Dragonfly:
-        """What each of several jobs that send at once has of the links between groups."""
+        """Share the links between groups among jobs that send at once.
+
+        Parameters
+        ----------
+        jobs : float
+            How many jobs.
+
+        Returns
+        -------
+        Dragonfly
+        """
         return dataclasses.replace(self, pair=np.asarray(self.pair) / jobs)
 
     def ring(self, used: Numeric) -> Array:
-        """Share of a ring sorted by group: one flow at a node's rate from each group to the next."""
+        """Return the share of a ring sorted by group.
+
+        Parameters
+        ----------
+        used : array-like
+            Groups that hold nodes of the job.
+
+        Returns
+        -------
+        ndarray
+            0 to 1; one flow at a node's rate goes from each group to the next.
+        """
         return self._better(np.ones(()), np.ones(()), used, np.where(np.asarray(used) > 2, 2.0, 1.0))
 
     def unsorted_ring(self, crossings: Numeric) -> Array:
-        """Share of a ring in rank order of nodes drawn at random from all groups, with so many hops between groups:
-        the fullest pair's flows set the pace, or the fullest group's."""
+        """Return the share of a ring in rank order of nodes drawn at random from all groups.
+
+        Parameters
+        ----------
+        crossings : array-like
+            Hops between groups.
+
+        Returns
+        -------
+        ndarray
+            0 to 1; the fullest pair's flows set the pace, or the fullest group's.
+        """
         g = np.asarray(self.groups, dtype=np.float64)
         leaving = np.asarray(crossings) / g
-        return self._better(fullest_of_sources(leaving, g, g - 1.0), leaving, g, np.asarray(2.0))
+        return self._better(_fullest_of_sources(leaving, g, g - 1.0), leaving, g, np.asarray(2.0))
 
     def _better(self, of_pair: Array, leaving: Array, used: Numeric, hops: Array) -> Array:
         """``of_pair``: node rates asked of the links of one pair of groups; ``leaving``: of all links of a group, and
@@ -265,11 +480,33 @@ class Dragonfly:
 def beside_neighbour(
     *, ports: Numeric, demand: Numeric, other_ports: Numeric, other_demand: Numeric, sending: Numeric, capacity: Numeric
 ) -> Array:
-    """The share of its rate that a job keeps, on average over time, beside a job that sends for a share of the time.
+    """Return the share of its rate that a job keeps, on average over time, beside a second job.
 
     Each job has so many ports below the shared links, which ask for ``demand`` of a port's rate each; the links carry
     ``capacity`` ports' rates, shared out port by port, max-min fairly: min(u, max(c/(m+m'), (c - m' u')/m)).
 
+    Parameters
+    ----------
+    ports : array-like
+        Ports of each job below the shared links.
+    demand : array-like
+        Share of a port's rate that each job asks for.
+    other_ports : array-like
+        Ports of each job below the shared links.
+    other_demand : array-like
+        Share of a port's rate that each job asks for.
+    sending : array-like
+        Share of the time in which the second job sends.
+    capacity : array-like
+        Ports' rates that the shared links carry.
+
+    Returns
+    -------
+    ndarray
+        0 to 1.
+
+    Examples
+    --------
     >>> keywords = {"ports": 4, "demand": 1.0, "other_ports": 4, "other_demand": 1.0, "capacity": 4.0}
     >>> float(beside_neighbour(**keywords, sending=1.0)), float(beside_neighbour(**keywords, sending=0.5))
     (0.5, 0.75)
@@ -284,9 +521,12 @@ def beside_neighbour(
 
 @dataclass(frozen=True, slots=True)
 class NetworkShare:
-    """A placement on a system: leaves of the job (groups of a dragonfly), hops of an unsorted ring that leave one, and
-    the share of the nodes' ports that sorted rings, exchanges and rings in rank order keep; ``direct_share``: of rails,
-    what exchanges keep that do not go over NVLink first."""
+    """Share of the nodes' ports that a placement leaves to a job.
+
+    It counts the leaf switches of the job (groups of a dragonfly) and the hops of an unsorted ring that leave a switch.
+    Shares are those of sorted rings, of exchanges and of rings in rank order. ``direct_share`` is that of exchanges on
+    rails which do not use NVLink first.
+    """
 
     leaves: float
     crossings: float
@@ -296,7 +536,18 @@ class NetworkShare:
     direct_share: float | None = None
 
     def share(self, operation: str) -> float:
-        """Of an operation."""
+        """Return the share of its ports that a node keeps in an operation.
+
+        Parameters
+        ----------
+        operation : str
+            Collective operation, such as ``all_reduce``.
+
+        Returns
+        -------
+        float
+            0 to 1.
+        """
         return self.exchange_share if operation == "all_to_all" else self.ring_share
 
 
@@ -326,8 +577,20 @@ class _Job:
 
 
 def states_topology(system: System) -> bool:
-    """Whether the network between nodes may keep packed jobs from their ports: it states an oversubscription, how it
-    routes, or the links between groups of a dragonfly."""
+    """Tell whether the network between nodes may keep packed jobs from their ports.
+
+    Whether the network between nodes may keep packed jobs from their ports: it states an oversubscription, how it
+    routes, or the links between groups of a dragonfly.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+
+    Returns
+    -------
+    bool
+    """
     return any(
         level.oversubscription > 1.0 or level.routing not in (None, "rail") or level.global_links is not None
         for level in system.levels
@@ -336,8 +599,24 @@ def states_topology(system: System) -> bool:
 
 
 def placed(system: System, nodes: int, placement: NodePlacement, stride: float = 1.0) -> NetworkShare:
-    """What ``nodes`` of a system, ``stride`` nodes of the job apart, keep of their ports between nodes while the groups
-    of the nodes in between do the same."""
+    """Return what nodes keep of their ports between nodes.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+    nodes : int
+        Nodes of the group.
+    placement : NodePlacement
+        Where the nodes lie.
+    stride : float, default 1.0
+        Distance of neighbours in nodes of the job; the groups of the nodes in between do the same.
+
+    Returns
+    -------
+    NetworkShare
+        Shares by operation.
+    """
     outer = [level for level in system.levels if system.joins_nodes(level)]
     if not outer or nodes < 2:
         return NetworkShare(1.0, 0.0, 1.0, 1.0)
@@ -368,11 +647,11 @@ def _drawn(nodes: int, machine: int, leaf: int, stride: float) -> _Job:
     whole = nodes * stride
     leaves, mean = float(leaves_touched(nodes, machine, leaf)), whole * leaf / machine
     variance = mean * (1 - leaf / machine) * (machine - whole) / max(machine - 1, 1)
-    fullest = mean + float(expected_maximum(machine / leaf)) * math.sqrt(max(variance, 0.0))
+    fullest = mean + float(_expected_maximum(machine / leaf)) * math.sqrt(max(variance, 0.0))
     members = min(float(leaf), whole, max(whole / float(leaves_touched(whole, machine, leaf)), fullest))
     crossings = float(ring_crossings(nodes, machine, leaf))
     touched = leaves * leaf / machine  # of all leaves by a group
-    rings = float(fullest_of_sources(stride, leaves, 1.0 / touched)) if stride > 1.0 else 1.0
+    rings = float(_fullest_of_sources(stride, leaves, 1.0 / touched)) if stride > 1.0 else 1.0
     return _Job(whole, machine, leaf, leaves, members, crossings, rings=rings)
 
 
@@ -383,7 +662,7 @@ def _of_tree(system: System, level: Level, job: _Job, random: bool) -> NetworkSh
     crosses, o = job.leaves > 1, level.oversubscription
     exchange = float(exchange_share(*size, job.leaf, o * job.exchanges)) if crosses else 1.0
     ring = min(1.0, job.leaf / (o * job.rings)) if crosses else 1.0
-    unsorted = float(unsorted_ring_share(job.nodes, job.machine, job.leaf, job.members, o)) if random else ring
+    unsorted = float(_unsorted_ring_share(job.nodes, job.machine, job.leaf, job.members, o)) if random else ring
     if level.routing != "rail":
         return NetworkShare(job.leaves, job.crossings, ring, exchange, unsorted)
     direct = float(rail_exchange_share(*size, level.ports, job.leaf, o * job.exchanges))
@@ -401,8 +680,24 @@ def _of_dragonfly(level: Level, job: _Job, random: bool) -> NetworkShare:
 
 
 def dragonfly(level: Level, machine: int, group: int) -> Dragonfly:
-    """The groups of a machine; where the links between a pair of them are not stated, a group has as many links to
-    others as ports of nodes (balanced: Kim et al., section 3.1), divided by its oversubscription."""
+    """Describe the groups of a machine.
+
+    Where the links between a pair of groups are not stated, a group has as many links to others as ports of nodes
+    (balanced: Kim et al., section 3.1), divided by its oversubscription.
+
+    Parameters
+    ----------
+    level : Level
+        The level of the network.
+    machine : int
+        Nodes of the machine.
+    group : int
+        Nodes of a group.
+
+    Returns
+    -------
+    Dragonfly
+    """
     groups = -(-machine // group)
     balanced = group / max(groups - 1.0, 1.0) / level.oversubscription
     pair = balanced if level.global_links is None else level.global_links / level.ports
@@ -412,7 +707,7 @@ def dragonfly(level: Level, machine: int, group: int) -> Dragonfly:
 def _beside_others(level: Level, job: _Job, placement: NodePlacement, share: NetworkShare) -> NetworkShare:
     """The shares that hashing, those who keep the uplinks busy and a second job leave."""
     above = _above_a_leaf(level, job.leaf, placement.background) if job.leaves > 1 else 1.0
-    kept = {pattern: above * _beside_second_job(level, job, pattern, placement.neighbour) for pattern in PATTERNS}
+    kept = {pattern: above * _beside_second_job(level, job, pattern, placement.neighbour) for pattern in _PATTERNS}
     ring, exchange = kept["ring"], kept["all_to_all"]
     direct = None if share.direct_share is None else share.direct_share * exchange
     return NetworkShare(
@@ -444,7 +739,7 @@ def _above_a_leaf(level: Level, leaf: int, background: float) -> float:
     """Share of a link above a leaf: of hashed flows, by routing, beside others."""
     hashed = 1.0
     if level.routing == "ecmp":
-        hashed = float(ecmp_share(FLOWS_PER_PORT * leaf, leaf))
+        hashed = float(ecmp_share(_FLOWS_PER_PORT * leaf, leaf))
     elif level.routing == "adaptive" and level.topology != "dragonfly":
-        hashed = ADAPTIVE_SHARE
+        hashed = _ADAPTIVE_SHARE
     return hashed * (1.0 - background)

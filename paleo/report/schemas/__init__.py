@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from paleo.errors import SpecError, near
+from paleo.report.columns import meanings
 from paleo.specs.calibration import Calibration
 from paleo.specs.device import Device
 from paleo.specs.link import Link
@@ -21,7 +22,7 @@ from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.software import Software
 from paleo.specs.system import System
-from paleo.studies.study_file import Study
+from paleo.studies.sweep import Study
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 FILES: dict[str, type[BaseModel]] = {
@@ -46,13 +47,56 @@ def documents() -> list[str]:
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """The schema of a kind of file, or of the document that a command prints; SpecError with the names there are."""
+    """Return the JSON Schema of a kind of file, or of the document that a command prints.
+
+    Parameters
+    ----------
+    kind : str
+        Kind of file, name of a command, or ``table:KIND``.
+
+    Returns
+    -------
+    dict of str to Any
+        The schema.
+
+    Raises
+    ------
+    SpecError
+        If the kind is unknown; the message lists the known ones.
+    """
     if kind in FILES:
         return _of_file(kind)
     if kind in documents():
-        return dict(json.loads((_FOLDER / f"{kind}.json").read_text(encoding="utf-8")))
-    known = [*FILES, *documents()]
+        return _described(json.loads((_FOLDER / f"{kind}.json").read_text(encoding="utf-8")))
+    if kind.startswith("table:"):
+        return _of_table(kind.partition(":")[2])
+    known = [*FILES, *documents(), "table:KIND"]
     raise SpecError(f"no schema of {kind!r:.80}; {near(kind, known)} (all: {', '.join(sorted(known))})")
+
+
+def _of_table(name: str) -> dict[str, Any]:
+    """Return the schema of one row of a kind of measured table."""
+    from paleo.tables.columns import schema
+    from paleo.tables.tables import tables
+
+    if name not in tables():
+        raise SpecError(f"no kind of table is called {name!r:.80}; {near(name, tables())}")
+    return schema(name, tables()[name].header, tables()[name].columns)
+
+
+def _described(schema: dict[str, Any]) -> dict[str, Any]:
+    """Add the unit and meaning of every key, as columns of answers declare them, and null where it has a meaning."""
+    for key, field in schema.get("properties", {}).items():
+        if key in meanings():
+            unit, meaning = meanings()[key]
+            field["description"] = f"{meaning} [{unit}]" if unit else meaning
+            if "null: " in meaning and "type" in field:
+                field["type"] = sorted({*field["type"], "null"})
+        _described(field)
+    for inner in (schema.get("items"), schema.get("additionalProperties")):
+        if isinstance(inner, dict):
+            _described(inner)
+    return schema
 
 
 def _of_file(kind: str) -> dict[str, Any]:

@@ -15,8 +15,25 @@ def kinds() -> list[str]:
 
 
 def template(kind: str) -> str:
-    """The template of a kind of file, as text.
+    """Return the commented template of a kind of spec file.
 
+    Parameters
+    ----------
+    kind : str
+        ``device``, ``link``, ``system`` and so on.
+
+    Returns
+    -------
+    str
+        YAML.
+
+    Raises
+    ------
+    SpecError
+        If there is no template of that kind.
+
+    Examples
+    --------
     >>> template("link").splitlines()[1]
     'kind: ethernet # pcie, nvlink, nvswitch, infinity_fabric, ici, qpi, ethernet, infiniband, efa, slingshot, other'
     """

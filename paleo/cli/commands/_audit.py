@@ -1,0 +1,75 @@
+"""``paleo audit``: which part of a run is off against the prediction, by its log."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import PREDICT, app, show_document, warn
+from paleo.cli.options import OPERATIONS, AsJson, RunOptions, SystemName, completes, takes_run, words
+
+LogFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="LOG",
+        help="Log of at least ten steps (Megatron-LM, torchtitan, NeMo, llm-foundry, HF Trainer), of nccl-tests, or of "
+        "a benchmark of vLLM or SGLang.",
+    ),
+]
+Operation = Annotated[
+    str | None,
+    typer.Option(
+        metavar="OP",
+        help="Collective of an nccl-tests log: all_reduce, all_gather, … [named in the log]",
+        autocompletion=words(*OPERATIONS),
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="M",
+        help="Network that was trained: a catalog name or a file; required for training logs unless --from names it.",
+        autocompletion=completes("models"),
+    ),
+]
+
+
+@app.command(rich_help_panel=PREDICT)
+@takes_run
+def audit(
+    log: LogFile,
+    system: SystemName,
+    options: RunOptions,
+    model: Model = None,
+    operation: Operation = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the log of a training run with its prediction and name the faults that explain the difference.
+
+    \b
+    paleo audit train.log --model llama3-8b --system dgx-h100 --gpus 64 --strategy zero=3 --software torchtitan
+    paleo audit slurm.out --model gpt3-175b --system dgx-h100 --gpus 1024 --strategy tp=8,pp=16 --global-batch 1536
+    paleo audit train.log --from job.toml --system dgx-h100 --gpus 64
+    paleo audit all_reduce_perf.log --system dgx-h100 --gpus 16
+    paleo audit bench_serve.txt --model llama3-8b --system dgx-h100 --strategy tp=1 --software vllm
+    """
+    from paleo.questions import audit as answered
+    from paleo.serving.benchmark import read_benchmark
+
+    benchmark = read_benchmark(log)
+    if benchmark is not None:
+        from paleo.services import audit_service
+
+        line = options.from_[0] if options.from_ else None
+        served = audit_service(
+            benchmark, model, system, gpus=options.gpus or 1, strategy=options.strategy, command=line,
+            engine=options.software or "vllm",
+        )  # fmt: skip
+        show_document(served.document, served.table, as_json)
+        return
+    network = model if model is not None or options.file_network is None else options.file_network
+    answer = answered(log, system, network, operation=operation, run=options.run())
+    show_document(answer.document, answer.table, as_json)
+    warn(options.remarks())

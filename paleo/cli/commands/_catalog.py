@@ -1,0 +1,91 @@
+"""``paleo list`` and ``paleo show``: what the catalog holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paleo.cli.application import CATALOG, app, draw, picture_path, show_document
+from paleo.cli.options import AsJson, Plot, completes
+from paleo.errors import SpecError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from paleo.specs.system import System
+
+
+def _kinds(incomplete: str) -> list[str]:
+    from paleo.report.catalog import KINDS
+
+    return [kind for kind in KINDS if kind.startswith(incomplete)]
+
+
+Kind = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[KIND]", help="Kind of entries: models, devices, links, systems, … [all]", autocompletion=_kinds
+    ),
+]
+EntryName = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[KIND] NAME",
+        help="Catalog name or YAML file, after its kind where names are ambiguous.",
+        autocompletion=completes("models", "devices", "links", "systems", "software", "calibrations"),
+    ),
+]
+
+
+@app.command("list", rich_help_panel=CATALOG)
+def list_(kind: Kind = None, as_json: AsJson = False) -> None:
+    """List the catalog: models, devices, links, systems, software, schedules, collectives and more.
+
+    \b
+    paleo list systems
+    paleo list software --json
+    """
+    from paleo.report import catalog
+
+    kinds = [kind] if kind is not None else list(catalog.KINDS)
+    entries = {name: catalog.catalog_lines(name) for name in kinds}
+    counts = {name: f"{len(lines)}: {', '.join(list(lines)[:4])}, …" for name, lines in entries.items()}
+    table = catalog.list_table("kinds of entries (paleo list KIND)", counts) if kind is None else None
+    show_document(lambda: entries, lambda: table or catalog.list_table(str(kind), entries[str(kind)]), as_json)
+
+
+@app.command(rich_help_panel=CATALOG)
+def show(words: EntryName, as_json: AsJson = False, plot: Plot = None) -> None:
+    """Show a catalog entry with its sources: a model, device, link, system, software profile, collective, …
+
+    Where several kinds share a name, write the kind first: `paleo show software megatron-core`.
+
+    \b
+    paleo show dgx-h100 --plot links.png
+    paleo show software megatron-core
+    """
+    from rich.console import Group
+
+    from paleo.report import catalog
+    from paleo.specs.system import System
+
+    *kind, name = words[-2:]
+    if len(words) > 2:
+        raise SpecError(f"show takes NAME or KIND NAME, not {len(words)} words")
+    path, entries = picture_path(plot), catalog.find_entries(name, *kind)
+    systems = [entry for _, entry in entries if isinstance(entry, System)]
+    if path is not None and not systems:
+        raise SpecError(f"--plot: draws the links of a system, and {name!r} is a {entries[0][0]}")
+    show_document(
+        lambda: {kind: catalog.document(entry) for kind, entry in entries},
+        lambda: Group(*(part for kind, entry in entries for part in catalog.entry_tables(f"{kind} {name}", entry))),
+        as_json,
+    )
+    draw(path, lambda: _links(systems[0]))
+
+
+def _links(system: System) -> Figure:
+    from paleo.report.fabric import figure
+
+    return figure(system)

@@ -1,0 +1,100 @@
+"""``paleo collective``: every algorithm for a collective operation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paleo.cli.application import PREDICT, app, draw, picture_path, show_document
+from paleo.cli.options import OPERATIONS, AsJson, Plot, SystemName, words
+from paleo.errors import SpecError
+
+if TYPE_CHECKING:
+    from paleo.studies.collective import CollectiveStudy
+
+Operation = Annotated[
+    str,
+    typer.Argument(
+        metavar="OP",
+        help="Collective operation: all_reduce, all_gather, reduce_scatter, …",
+        autocompletion=words(*OPERATIONS),
+    ),
+]
+Payload = Annotated[
+    str, typer.Option("--bytes", metavar="SIZE", help="Payload: the size of the whole tensor, such as 100MB or 64KiB.")
+]
+Ranks = Annotated[int, typer.Option(help="Number of ranks, on neighbouring GPUs.")]
+Calibration = Annotated[
+    str,
+    typer.Option(help="Source of efficiencies: auto (measured), ideal (roofline), ppp=0.6 (60 % of peak), or a file."),
+]
+Dtype = Annotated[str, typer.Option(help="Number format of the elements (in-network reduction cannot add int8).")]
+
+Compress = Annotated[
+    str | None, typer.Option(metavar="A,B", help="Also price these gradient compressions: topk:0.001,onebit,fp8.")
+]
+Tensors = Annotated[
+    int, typer.Option(metavar="N", help="With --compress: number of square matrices that the gradient consists of.")
+]
+
+
+@app.command(rich_help_panel=PREDICT)
+def collective(
+    operation: Operation,
+    system: SystemName,
+    bytes_: Payload,
+    ranks: Ranks,
+    calibration: Calibration = "auto",
+    dtype: Dtype = "bf16",
+    compress: Compress = None,
+    tensors: Tensors = 1,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """Price every algorithm of a collective: time, bandwidth, ratio to the lower bound, and crossovers.
+
+    \b
+    paleo collective all_reduce --bytes 100MB --ranks 64 --system dgx-h100
+    paleo collective all_to_all --bytes 1GB --ranks 16 --system dgx-a100-80gb --plot a2a.png
+    """
+    from paleo.report import collective as reports
+    from paleo.specs.system import load_system
+    from paleo.studies import collective as studies
+    from paleo.units import Quantity
+
+    path = picture_path(plot)
+    try:
+        payload = Quantity("bytes", positive=True).parsed(bytes_)
+    except SpecError as error:
+        raise SpecError(f"--bytes: {error}") from None
+    study = studies.collective(operation, payload, ranks, load_system(system), calibration=calibration, dtype=dtype)
+    if path is not None:
+        from paleo.report import plots
+
+        draw(path, lambda: plots.collective(study))
+    if compress is None:
+        show_document(lambda: reports.document(study), lambda: reports.table(study), as_json)
+        return
+    _show_compressed(study, compress, dtype, tensors, calibration, as_json)
+
+
+def _show_compressed(
+    study: CollectiveStudy, compress: str, dtype: str, tensors: int, calibration: str, as_json: bool
+) -> None:
+    """The study with compressed sums below."""
+    from rich.console import Group
+
+    from paleo.report import collective as reports
+    from paleo.studies.exchange import compress_collective
+    from paleo.units import listed
+
+    methods = listed(compress)
+    if not methods:
+        raise SpecError(f"--compress {compress!r}: expected methods such as topk:0.001,onebit")
+    coded = compress_collective(study, methods, dtype=dtype, tensors=tensors, calibration=calibration)
+    show_document(
+        lambda: {**reports.document(study), "compression": reports.compressed_document(coded)},
+        lambda: Group(reports.table(study), reports.compressed_table(coded)),
+        as_json,
+    )

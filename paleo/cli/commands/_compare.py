@@ -1,0 +1,91 @@
+"""``paleo compare``: the same run on several systems."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import DECIDE, NO, app, draw, picture_path, show_document, warn
+from paleo.cli.options import (
+    AsJson,
+    Epochs,
+    LongRunFlags,
+    OptionalModel,
+    Plot,
+    RankBy,
+    RunOptions,
+    Samples,
+    Systems,
+    Target,
+    TariffOptions,
+    Tokens,
+    takes_long_run,
+    takes_run,
+    takes_tariff,
+)
+
+For = Annotated[
+    str | None, typer.Option("--for", metavar="USES", help="Two uses of one purchase: train:7d,serve:20/s.")
+]
+
+
+@app.command(rich_help_panel=DECIDE)
+@takes_run
+@takes_tariff
+@takes_long_run
+def compare(
+    *,
+    model: OptionalModel = None,
+    systems: Systems,
+    options: RunOptions,
+    rates: TariffOptions,
+    long_run: LongRunFlags,
+    epochs: Epochs = None,
+    samples: Samples = None,
+    tokens: Tokens = None,
+    target: Target = None,
+    objective: RankBy = None,
+    for_: For = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """Compare systems on the same run: step time, speedup, memory, cost and energy.
+
+    \b
+    paleo compare bert_large --systems aws-p4d.24xlarge,aws-p5.48xlarge --gpus 8 --batch 16
+    paleo compare llama3-8b --systems dgx-a100-80gb:64,dgx-h100:32 --strategy auto --tokens 1T --objective cost
+    paleo compare llama3-8b --systems dgx-h100:32,dgx-b200:16 --strategy zero=3 --for train:7d,serve:20/s
+    """
+    if for_ is not None:
+        from paleo.uses import uses
+
+        both = uses(options.network(model), systems, for_, run=options.run(), **asdict(rates))
+        show_document(both.document, both.table, as_json)
+        if not both.possible:
+            raise typer.Exit(NO)
+        return
+    from paleo.questions import compare as answered
+
+    path = picture_path(plot)
+    answer = answered(
+        options.network(model),
+        systems,
+        run=options.run(),
+        epochs=epochs,
+        samples=samples,
+        tokens=tokens,
+        target=target,
+        objective=objective,
+        **long_run.keywords(),
+        **asdict(rates),
+    )
+    if path is not None:
+        from paleo.report import plots
+
+        draw(path, lambda: plots.compare(answer.comparison))
+    show_document(answer.document, answer.table, as_json)
+    warn(options.remarks())
+    if not any(candidate.runs for candidate in answer.comparison.candidates):
+        raise typer.Exit(NO)

@@ -1,0 +1,89 @@
+"""``paleo estimate``: one configuration."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import NO, PREDICT, app, draw, picture_path, show_document, warn, written
+from paleo.cli.options import (
+    AsJson,
+    Epochs,
+    Launch,
+    LongRunFlags,
+    Loss,
+    NoiseScale,
+    OptionalModel,
+    Plot,
+    RunOptions,
+    Samples,
+    SystemName,
+    Target,
+    TariffOptions,
+    Tokens,
+    takes_long_run,
+    takes_run,
+    takes_tariff,
+)
+
+Verbose = Annotated[
+    bool, typer.Option("-v", "--verbose", help="Also print time by section and stream, and every collective.")
+]
+
+
+@app.command(rich_help_panel=PREDICT)
+@takes_run
+@takes_tariff
+@takes_long_run
+def estimate(
+    *,
+    model: OptionalModel = None,
+    system: SystemName,
+    options: RunOptions,
+    rates: TariffOptions,
+    long_run: LongRunFlags,
+    epochs: Epochs = None,
+    samples: Samples = None,
+    tokens: Tokens = None,
+    loss: Loss = None,
+    target: Target = None,
+    noise_scale: NoiseScale = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
+    launch: Launch = None,
+    verbose: Verbose = False,
+) -> None:
+    """Predict one configuration: step time and its parts, memory, throughput; time, cost and energy of a training.
+
+    \b
+    paleo estimate resnet50 --system dgx-a100-80gb --gpus 8 --epochs 90
+    paleo estimate llama3-8b --system dgx-h100 --gpus 64 --strategy zero=3 --tokens 1T --json
+    """
+    from paleo.questions import estimate as answered
+
+    path = picture_path(plot)
+    answer = answered(
+        options.network(model),
+        system,
+        run=options.run(),
+        epochs=epochs,
+        samples=samples,
+        tokens=tokens,
+        loss=loss,
+        target=target,
+        noise_scale=noise_scale,
+        **long_run.keywords(),
+        **asdict(rates),
+    )
+    if path is not None:
+        from paleo.report import plots
+
+        picture = plots.estimate if answer.prediction.run.compress is None else plots.compression
+        draw(path, lambda: picture(answer.prediction))
+    show_document(answer.document, lambda: answer.table(verbose=verbose), as_json)
+    written(launch, lambda: answer.prediction)
+    warn((*options.remarks(), *(answer.prediction.warnings if as_json else ()), *answer.notes))
+    if not answer.memory.fits:
+        raise typer.Exit(NO)

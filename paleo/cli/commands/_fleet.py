@@ -1,0 +1,80 @@
+"""``paleo fleet``: many jobs on one cluster."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import DECIDE, NO, app, draw, picture_path, show_document
+from paleo.cli.options import AsJson, Plot, TariffOptions, completes, takes_tariff, words
+
+_POLICIES = ("backfill", "elastic", "fair", "fifo", "las", "priority", "srtf")
+Jobs = Annotated[
+    str, typer.Argument(metavar="JOBS", help="YAML file of jobs, or a trace: CSV with arrival, gpus and duration.")
+]
+Machines = Annotated[
+    str,
+    typer.Option(
+        "--system", metavar="S[,S]", help="Systems whose nodes are ordered.", autocompletion=completes("systems")
+    ),
+]
+Nodes = Annotated[
+    str, typer.Option("--nodes", metavar="N[,N]", help="Nodes of each system, or auto: the smallest order.")
+]
+PolicyName = Annotated[
+    str, typer.Option("--policy", metavar="P", help=", ".join(_POLICIES) + ".", autocompletion=words(*_POLICIES))
+]
+Placement = Annotated[
+    str, typer.Option(help="packed: gangs on few racks; spread: over all.", autocompletion=words("packed", "spread"))
+]
+Wait = Annotated[
+    str | None, typer.Option("--wait", metavar="TIME", help="Limit of the waiting time: 1h. [none; deadlines only]")
+]
+Measure = Annotated[
+    str, typer.Option(help="What the limit holds for: p95 or mean.", autocompletion=words("p95", "mean"))
+]
+Samples = Annotated[
+    int | None,
+    typer.Option("--samples", min=0, max=10_000, help="Simulations for intervals. [20, none above 1,000 jobs]"),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed of the samples.")]
+
+
+@app.command(rich_help_panel=DECIDE)
+@takes_tariff
+def fleet(
+    jobs: Jobs,
+    system: Machines,
+    rates: TariffOptions,
+    nodes: Nodes = "auto",
+    policy: PolicyName = "backfill",
+    placement: Placement = "packed",
+    wait: Wait = None,
+    measure: Measure = "p95",
+    samples: Samples = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """Predict when the jobs of a team end on a cluster, and find the smallest order of machines for them.
+
+    \b
+    paleo fleet jobs.yaml --system dgx-h100 --nodes 4 --policy backfill --plot team.png
+    paleo fleet jobs.yaml --system dgx-h100,dgx-a100-80gb --nodes auto --wait 4h
+    """
+    from paleo.questions import fleet as answered
+
+    path = picture_path(plot)
+    answer = answered(
+        jobs, system, nodes, policy=policy, placement=placement, wait=wait, measure=measure, samples=samples,
+        seed=seed, **asdict(rates),
+    )  # fmt: skip
+    if path is not None:
+        from paleo.report.cluster import figure
+
+        draw(path, lambda: figure(answer.study))
+    show_document(answer.document, answer.table, as_json)
+    if not answer.possible:
+        raise typer.Exit(NO)

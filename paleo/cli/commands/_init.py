@@ -1,0 +1,72 @@
+"""``paleo init`` and ``paleo schema``: templates of the user's files, and the JSON Schema of each kind."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import CATALOG, app
+from paleo.cli.options import words
+from paleo.files import is_file
+
+TEMPLATES = ("device", "link", "system", "model", "run")
+TemplateKind = Annotated[
+    str,
+    typer.Argument(
+        metavar="KIND", help="Kind of file: device, link, system, model or run.", autocompletion=words(*TEMPLATES)
+    ),
+]
+TemplateFile = Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="File to write. [stdout]")]
+
+
+def _schemas(incomplete: str) -> list[str]:
+    from paleo.report.schemas import FILES, documents
+
+    return [kind for kind in (*FILES, *documents()) if kind.startswith(incomplete)]
+
+
+SchemaKind = Annotated[
+    str,
+    typer.Argument(
+        metavar="KIND", help="Kind of file (device, model, …) or command (estimate, scale, …).", autocompletion=_schemas
+    ),
+]
+
+
+@app.command(rich_help_panel=CATALOG)
+def init(kind: TemplateKind, output: TemplateFile = None) -> None:
+    """Print a commented template for a device, link, system, model or run file.
+
+    \b
+    paleo init system -o my-box.yaml
+    paleo init device
+    """
+    from paleo.errors import SpecError
+    from paleo.files import checked_output, write_text
+    from paleo.specs.templates import template
+
+    text = template(kind.strip().lower())
+    if output is None:
+        sys.stdout.write(text)
+        return
+    place = checked_output(output, (".yaml", ".yml"))
+    if is_file(place) and place.stat().st_size:
+        raise SpecError(f"-o {output}: exists already; expected a new name")
+    write_text(place, text)
+    sys.stderr.write(f"wrote {output}\n")
+
+
+@app.command(rich_help_panel=CATALOG)
+def schema(kind: SchemaKind) -> None:
+    """Print the JSON Schema of a kind of file, or of the --json output of a command.
+
+    \b
+    paleo schema estimate
+    paleo schema system
+    """
+    from paleo.report.schemas import schema_of
+
+    sys.stdout.write(json.dumps(schema_of(kind.strip().lower()), indent=2) + "\n")

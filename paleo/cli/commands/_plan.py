@@ -1,0 +1,286 @@
+"""``paleo plan``: the best strategies of all."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paleo.cli.application import DECIDE, NO, app, draw, picture_path, show_document, warn, written
+from paleo.cli.options import (
+    AsJson,
+    Epochs,
+    Launch,
+    LongRunFlags,
+    OptionalModel,
+    Plot,
+    RunOptions,
+    Samples,
+    Target,
+    TariffOptions,
+    Tokens,
+    completes,
+    takes_long_run,
+    takes_run,
+    takes_tariff,
+    words,
+)
+from paleo.errors import SpecError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paleo.answers import Planned, Searched
+    from paleo.predict import Prediction
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+
+OneSystem = Annotated[
+    str | None,
+    typer.Option(
+        "--system",
+        metavar="S",
+        help="System or device: a catalog name (`paleo list systems`) or a YAML file.",
+        autocompletion=completes("systems", "devices"),
+    ),
+]
+SeveralSystems = Annotated[
+    str | None,
+    typer.Option(
+        "--systems",
+        metavar="A,B",
+        help="Systems to choose from, separated by commas, optionally with GPU counts: A:64,B:32.",
+        autocompletion=completes("systems", "devices"),
+    ),
+]
+SearchedCounts = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        metavar="1,2,4,…",
+        help="Numbers of GPUs: a list (8,16) or powers of two (8..64). [those in --systems, else the smallest "
+        "order of whole nodes that meets --deadline and --budget]",
+    ),
+]
+Explore = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Also write an interactive page of all plans (.html, works offline).")
+]
+Deadline = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Longest time that the training may take: 60d, 12h.")
+]
+Budget = Annotated[str | None, typer.Option(metavar="USD", help="Highest cost of the training in USD: 5M, 20000.")]
+Goal = Annotated[
+    str,
+    typer.Option(help="Minimize time, cost, energy or gpus.", autocompletion=words("time", "cost", "energy", "gpus")),
+]
+Top = Annotated[int, typer.Option(min=1, metavar="K", help="Number of plans to print.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Explain why the first plan wins and by how much.")]
+Exhaustive = Annotated[
+    bool,
+    typer.Option(
+        "--exhaustive", help="Evaluate every configuration, also those that bounds show to be none of the best."
+    ),
+]
+StalenessCost = Annotated[
+    float | None,
+    typer.Option(
+        metavar="K",
+        help="Also search the models in --consistency and the methods in --compress; each update of staleness "
+        "costs K times the samples.",
+    ),
+]
+StaleNoise = Annotated[
+    float | None,
+    typer.Option(
+        "--noise-scale",
+        metavar="SAMPLES",
+        help="Like --staleness-cost, with the cost derived from this gradient noise scale (in samples).",
+    ),
+]
+PerLayer = Annotated[
+    bool,
+    typer.Option("--per-layer", help="Choose a strategy for each layer (networks that are chains of layers only)."),
+]
+
+
+@app.command("plan", rich_help_panel=DECIDE)
+@takes_run
+@takes_tariff
+@takes_long_run
+def plan_(
+    *,
+    model: OptionalModel = None,
+    options: RunOptions,
+    rates: TariffOptions,
+    long_run: LongRunFlags,
+    gpus: SearchedCounts = None,
+    system: OneSystem = None,
+    systems: SeveralSystems = None,
+    objective: Goal = "time",
+    tokens: Tokens = None,
+    epochs: Epochs = None,
+    samples: Samples = None,
+    target: Target = None,
+    deadline: Deadline = None,
+    budget: Budget = None,
+    top: Top = 10,
+    explain: Explain = False,
+    exhaustive: Exhaustive = False,
+    per_layer: PerLayer = False,
+    as_json: AsJson = False,
+    plot: Plot = None,
+    explore: Explore = None,
+    launch: Launch = None,
+    staleness_cost: StalenessCost = None,
+    noise_scale: StaleNoise = None,
+) -> None:
+    """Find the best training plan: parallelism degrees, microbatch, recomputation, ZeRO stage and schedule.
+
+    Run options restrict the search: --strategy tp=8 searches only plans with tp=8.
+
+    \b
+    paleo plan llama3-70b --system dgx-h100 --gpus 512 --global-batch 1024 --explain
+    paleo plan llama3-8b --systems dgx-a100-80gb,dgx-h100 --gpus 64,128 --tokens 1T --deadline 60d
+    paleo plan llama3-70b --system dgx-h100 --tokens 1T --deadline 60d
+    paleo plan llama3-70b --systems dgx-h100:1024,dgx-b200:512 --tokens 15T --objective cost --global-batch 2048
+    """
+    from paleo import questions
+    from paleo.files import checked_output
+
+    if options.from_ and gpus is not None:
+        options = replace(options, gpus=questions.gpu_counts(gpus)[0])
+    path, names, run = picture_path(plot), _systems(system, systems), options.run(searched=True)
+    network, gpus = options.network(model), _counts(gpus, options)
+    page = None if explore is None else checked_output(explore, (".html",), option="--explore")
+    modes = staleness_cost is not None or noise_scale is not None
+    _check_outputs(page, path, len(names), per_layer, modes)
+    if gpus is None and (modes or per_layer):
+        raise SpecError("--gpus is missing; expected GPU counts such as 64 or 8..64")
+    if per_layer or modes:
+        price = staleness_cost, noise_scale
+        _other_search(network, names[0], gpus, run, None if per_layer else price, top, as_json)
+        return
+    size: dict[str, Any] = {"objective": objective, "top": top, "run": run}
+    goal: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "samples": samples, "target": target}
+    goal |= {"deadline": deadline, "budget": budget}
+    terms = {**asdict(rates), **long_run.keywords()}
+    plain = {**asdict(TariffOptions()), **LongRunFlags().keywords()}
+    answer: Planned | Searched
+    if gpus is None or systems is not None or terms != plain or any(value is not None for value in goal.values()):
+        answer = questions.plan(network, names, gpus, **goal, **terms, **size)
+    else:
+        whole = exhaustive or path is not None or page is not None  # pictures are of all configurations
+        answer = questions.search(network, names[0], gpus or "", explain=explain, exhaustive=whole, **size)
+    _draw(answer, path, page)
+    show_document(answer.document, answer.table, as_json)
+    warn(options.remarks())
+    written(launch, lambda: _first(answer))
+    if answer.best is None:
+        raise typer.Exit(NO)
+
+
+def _check_outputs(page: Path | None, path: Path | None, machines: int, per_layer: bool, priced: bool) -> None:
+    """SpecError for a page or a picture of what has none."""
+    if page is not None and (machines > 1 or per_layer):
+        raise SpecError("--explore: the page holds the plans of one system; use --system, without --per-layer")
+    if path is not None and machines > 1:
+        raise SpecError("--plot: the plot has the plans of one system; use --system")
+    if per_layer and path is not None:
+        raise SpecError("--plot: there is no plot of --per-layer; omit one of them")
+    if priced and (machines > 1 or page is not None or path is not None):
+        raise SpecError("--staleness-cost: only for one system and as a table; omit --systems, --plot and --explore")
+
+
+def _counts(gpus: str | None, options: RunOptions) -> str | None:
+    """The counts of --gpus, or those of the job that --from describes."""
+    stated = 0 if options.job is None else options.job.plan.gpus
+    return gpus or (str(stated) if stated else None)
+
+
+def _other_search(
+    model: str | ModelSpec,
+    system: str,
+    gpus: str | None,
+    stated_run: Run,
+    price: tuple[float | None, float | None] | None,
+    top: int,
+    as_json: bool,
+) -> None:
+    """The split of each layer of a chain; or, where stale updates have a price (each, by noise scale), plans over the
+    listed consistency models and compressions."""
+    from paleo.questions import gpu_counts, narrowed
+    from paleo.report import plan as reports
+    from paleo.specs.model import load_model
+    from paleo.specs.system import load_system
+
+    network = load_model(model) if isinstance(model, str) else model
+    machine, counts = load_system(system), gpu_counts(gpus or "")
+    run, names = stated_run.model_copy(update={"gpus": counts[0], "strategy": "dp"}), (network.name, machine.name)
+    if price is None:
+        from paleo.search.hybrid import hybrid
+
+        split = hybrid(network, machine, run)
+        show_document(
+            lambda: reports.layers_document(*names, split), lambda: reports.layers_table(*names, split), as_json
+        )
+        return
+    from paleo.studies.exchange import StalenessPrice, exchange_search
+
+    consistencies = _listed(run.consistency, "--consistency")
+    stated = _listed(run.compress, "--compress") if run.compress is not None else ["none"]
+    compressions = [None if name in ("none", "dense") else name for name in stated]
+    searched = exchange_search(
+        network, machine, run, StalenessPrice(*price), counts=counts, space=narrowed(stated_run), top=top,
+        consistencies=consistencies, compressions=compressions,
+    )  # fmt: skip
+    show_document(
+        lambda: reports.exchange_document(*names, searched), lambda: reports.exchange_table(*names, searched), as_json
+    )
+
+
+def _listed(text: str, option: str) -> list[str]:
+    """Names with commas between them."""
+    from paleo.units import listed
+
+    names = listed(text)
+    if not names:
+        raise SpecError(f"{option} {text!r}: expected names with commas between them")
+    return names
+
+
+def _first(answer: Planned | Searched) -> Prediction:
+    """The step of the first plan."""
+    from paleo.answers import Searched
+    from paleo.predict import predict
+
+    if isinstance(answer, Searched):
+        return answer.lead
+    first = answer.reply.plans[0]
+    return predict(answer.model, first.system, first.row.run)
+
+
+def _draw(answer: Planned | Searched, path: Path | None, page: Path | None) -> None:
+    """The picture and the page of all plans on the answer's system, where they are asked for."""
+    if path is not None:
+        from paleo.report import plots
+
+        names, capacity = (answer.model.name, answer.system.name), answer.system.device.memory.usable
+        draw(path, lambda: plots.plan(*names, answer.search, capacity))
+    if page is not None:
+        from paleo.files import write_text
+        from paleo.report.explorer import explored
+
+        write_text(page, explored(answer.model, answer.system, answer.search, answer.wish))
+
+
+def _systems(system: str | None, systems: str | None) -> list[str]:
+    """Names that --system or --systems state."""
+    from paleo.units import listed
+
+    if (system is None) == (systems is None):
+        raise SpecError("expected either --system S or --systems A,B")
+    names = listed(system or systems or "")
+    if not names:
+        raise SpecError(f"--systems {systems!r}: expected names such as dgx-a100-80gb,dgx-h100")
+    return names

@@ -1,0 +1,117 @@
+"""``paleo report``: a page that answers a purchase question."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import DECIDE, NO, app
+from paleo.cli.options import (
+    Epochs,
+    LongRunFlags,
+    ModelName,
+    RankBy,
+    RunOptions,
+    Samples,
+    Target,
+    TariffOptions,
+    Tokens,
+    completes,
+    takes_long_run,
+    takes_run,
+    takes_tariff,
+)
+from paleo.files import checked_output, write_text
+
+Offered = Annotated[
+    str,
+    typer.Option(
+        "--systems",
+        metavar="A:8,B:16",
+        help="Systems to compare, optionally with GPU counts: A:8,B:16.",
+        autocompletion=completes("systems", "devices"),
+    ),
+]
+CriticalBatch = Annotated[
+    float | None,
+    typer.Option(
+        help="Gradient noise scale in samples: at this batch size, training needs twice the samples. [not counted]"
+    ),
+]
+OutputFile = Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="HTML file to write.")]
+
+
+@app.command(rich_help_panel=DECIDE)
+@takes_run
+@takes_tariff
+@takes_long_run
+def report(
+    model: ModelName,
+    systems: Offered,
+    options: RunOptions,
+    rates: TariffOptions,
+    long_run: LongRunFlags,
+    output: OutputFile = "report.html",
+    epochs: Epochs = None,
+    samples: Samples = None,
+    tokens: Tokens = None,
+    target: Target = None,
+    objective: RankBy = None,
+    counts: Annotated[
+        str | None, typer.Option(metavar="1,2,4,…", help="Numbers of GPUs of the scaling curves. [no curves]")
+    ] = None,
+    mode: Annotated[
+        str, typer.Option(help="Scaling of the curves: strong (fixed global batch) or weak (fixed batch per rank).")
+    ] = "strong",
+    critical_batch: CriticalBatch = None,
+) -> None:
+    """Write an HTML page that compares systems for a purchase: one file without external resources.
+
+    Without --strategy each system gets the best plan of a search.
+
+    \b
+    paleo report bert_large --systems aws-p4d.24xlarge:16,aws-p5.48xlarge:8 --samples 1M
+    paleo report llama3-8b --systems dgx-h100:64 --tokens 1T --electricity "0.12 USD/kWh"
+    """
+    import datetime
+
+    from paleo.questions import gpu_counts, of_any_software, planner_of, systems_with_counts
+    from paleo.report.page import report as page
+    from paleo.specs.model import load_model
+    from paleo.studies import purchase
+    from paleo.studies.cost import default_amount, parse_amount
+    from paleo.studies.scale import parse_scalings
+    from paleo.studies.target import run_for_target
+
+    path = checked_output(output, (".html", ".htm"))
+    network, stated_run = load_model(model), of_any_software(options.run())
+    run = (
+        stated_run
+        if "strategy" in stated_run.model_fields_set
+        else stated_run.model_copy(update={"strategy": purchase.AUTO})
+    )
+    stated = parse_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
+    offers = systems_with_counts(systems, run.gpus)
+    run, amount = run_for_target(network, run, target, stated, [system for system, _ in offers])
+    study = purchase.purchase(
+        purchase.PurchaseRequest(
+            network,
+            offers,
+            run=run,
+            amount=amount or default_amount(network),
+            tariff=rates.tariff(),
+            critical_batch=critical_batch,
+            objective=purchase.parse_objective(objective or "cost"),
+            counts=tuple(gpu_counts(counts)) if counts is not None else (),
+            scaling=parse_scalings(mode)[0],
+            planner=planner_of(stated_run, run.software),
+            long_run=long_run.long_run_options(),
+        )
+    )
+    text = page(study, date=datetime.date.today().isoformat())
+    write_text(path, text)
+    sys.stderr.write(f"wrote {path}\n")
+    if not any(offer.candidate.runs for offer in study.offers):
+        raise typer.Exit(NO)

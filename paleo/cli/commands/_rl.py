@@ -1,0 +1,68 @@
+"""``paleo rl``: a step of reinforcement learning."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import NO, PREDICT, app, show_document
+from paleo.cli.options import AsJson, ModelName, SystemName, TariffOptions, completes, takes_tariff, whole, words
+
+Gpus = Annotated[int, typer.Option("--gpus", parser=whole, metavar="N", help="GPUs of engine and trainer.")]
+Algorithm = Annotated[
+    str, typer.Option(help="grpo, rloo, dapo, ppo or dpo.", autocompletion=words("grpo", "rloo", "dapo", "ppo", "dpo"))
+]
+Rollouts = Annotated[int, typer.Option(min=1, help="Answers of a step: prompts times answers a prompt.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="Sequences of an optimizer step. [all rollouts]")]
+Input = Annotated[str, typer.Option("--input", metavar="TOKENS", help="Mean tokens of a prompt.")]
+Output = Annotated[str, typer.Option("--output", metavar="TOKENS", help="Mean tokens of an answer.")]
+MaxOutput = Annotated[
+    str | None, typer.Option("--max-output", metavar="TOKENS", help="Most tokens of an answer. [4 times the mean]")
+]
+Steps = Annotated[int, typer.Option(min=1, help="Steps of the run that is priced.")]
+Staleness = Annotated[int, typer.Option(min=0, help="Steps that an engine on separate GPUs may be ahead.")]
+Generators = Annotated[int | None, typer.Option(min=1, help="GPUs of the engine, with --staleness. [the best split]")]
+EngineStrategy = Annotated[str | None, typer.Option("--engine-strategy", help="Degrees of a replica: tp=4. [searched]")]
+Strategy = Annotated[str | None, typer.Option(help="Degrees of the trainer: tp=4,zero=1. [usual ones]")]
+Software = Annotated[str, typer.Option(help="Profile of the trainer.", autocompletion=completes("software"))]
+
+
+@app.command(rich_help_panel=PREDICT)
+@takes_tariff
+def rl(
+    model: ModelName,
+    system: SystemName,
+    gpus: Gpus,
+    rates: TariffOptions,
+    algorithm: Algorithm = "grpo",
+    rollouts: Rollouts = 512,
+    batch: Batch = None,
+    input_: Input = "200",
+    output: Output = "1000",
+    max_output: MaxOutput = None,
+    steps: Steps = 1000,
+    staleness: Staleness = 0,
+    generators: Generators = None,
+    engine_strategy: EngineStrategy = None,
+    strategy: Strategy = None,
+    software: Software = "megatron-core",
+    as_json: AsJson = False,
+) -> None:
+    """Predict a step of reinforcement learning: generation, log-probabilities, training, new weights.
+
+    \b
+    paleo rl qwen3-8b --system dgx-h100 --gpus 16 --rollouts 2048 --batch 512 --output 2000
+    paleo rl qwen3-30b-a3b --system dgx-h100 --gpus 32 --staleness 1 --engine-strategy tp=2 --strategy ep=8,zero=1
+    """
+    from paleo.services import rl as answered
+
+    answer = answered(
+        model, system, gpus=gpus, algorithm=algorithm, rollouts=rollouts, batch=batch, input=input_, output=output,
+        max_output=max_output, steps=steps, staleness=staleness, generators=generators,
+        engine_strategy=engine_strategy, strategy=strategy, software=software, **asdict(rates),
+    )  # fmt: skip
+    show_document(answer.document, answer.table, as_json)
+    if not answer.possible:
+        raise typer.Exit(NO)

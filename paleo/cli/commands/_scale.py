@@ -1,0 +1,89 @@
+"""``paleo scale``: the same network on more and more GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import NO, PREDICT, app, draw, picture_path, show_document, warn
+from paleo.cli.options import (
+    AsJson,
+    Counts,
+    Epochs,
+    LongRunFlags,
+    OptionalModel,
+    Plot,
+    RunOptions,
+    Samples,
+    SystemName,
+    TariffOptions,
+    Tokens,
+    takes_long_run,
+    takes_run,
+    takes_tariff,
+)
+from paleo.errors import SpecError
+
+Mode = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[strong|weak|both]",
+        help="strong: fixed global batch; weak: fixed batch per rank. [strong with --global-batch, else weak]",
+    ),
+]
+ModeOption = Annotated[str | None, typer.Option("--mode", metavar="MODE", help="Same as the argument MODE.")]
+
+
+@app.command(rich_help_panel=PREDICT)
+@takes_run
+@takes_tariff
+@takes_long_run
+def scale(
+    *,
+    model: OptionalModel = None,
+    system: SystemName,
+    gpus: Counts,
+    options: RunOptions,
+    rates: TariffOptions,
+    long_run: LongRunFlags,
+    mode: Mode = None,
+    mode_option: ModeOption = None,
+    epochs: Epochs = None,
+    samples: Samples = None,
+    tokens: Tokens = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """Predict how a network scales with the number of GPUs: speedup, efficiency, and what limits them.
+
+    \b
+    paleo scale resnet50 --system dgx-a100-80gb --gpus 1,2,4,8,16,32 --global-batch 1024
+    paleo scale bert_large weak --system dgx-h100 --gpus 8,64,512 --batch 16 --plot curve.png
+    """
+    from paleo.questions import scale as answered
+
+    path = picture_path(plot)
+    if mode is not None and mode_option not in (None, mode):
+        raise SpecError(f"--mode {mode_option}: the argument MODE is {mode!r}; use one of them")
+    amount = {"epochs": epochs, "samples": samples, "tokens": tokens}
+    answer = answered(
+        options.network(model),
+        system,
+        gpus,
+        mode=mode or mode_option,
+        run=options.run(),
+        **amount,
+        **long_run.keywords(),
+        **asdict(rates),
+    )
+    if path is not None:
+        from paleo.report import plots
+
+        curves, names = answer.curves, (answer.model.name, answer.system.name)
+        draw(path, lambda: plots.exchange_scaling(curves) or plots.scale(*names, curves))
+    show_document(answer.document, answer.table, as_json)
+    warn(options.remarks())
+    if not any(curve.base.runs for curve in answer.curves):
+        raise typer.Exit(NO)

@@ -1,0 +1,124 @@
+"""``paleo serve``: users at acceptable latency."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import NO, PREDICT, app, draw, picture_path, show_document, warn
+from paleo.cli.options import AsJson, OptionalModel, Plot, TariffOptions, completes, takes_tariff, whole, words
+
+Gpus = Annotated[int | None, typer.Option("--gpus", parser=whole, metavar="N", help="GPUs, for all replicas. [1]")]
+Input = Annotated[str | None, typer.Option("--input", metavar="TOKENS", help="Mean tokens of a prompt. [1000]")]
+Output = Annotated[str | None, typer.Option("--output", metavar="TOKENS", help="Mean tokens of an answer. [300]")]
+Trace = Annotated[
+    str | None, typer.Option("--trace", metavar="FILE", help="Arrivals and lengths: a CSV file such as Azure's.")
+]
+Rate = Annotated[str | None, typer.Option("--rate", metavar="R", help="Requests a second. [the most that are served]")]
+Concurrency = Annotated[
+    int | None, typer.Option("--concurrency", "--users", min=1, help="Users who each wait for an answer.")
+]
+Think = Annotated[str | None, typer.Option("--think", metavar="TIME", help="From an answer to the next request. [0 s]")]
+Arrivals = Annotated[
+    str, typer.Option("--arrivals", help="poisson, constant or 'at once'.", autocompletion=words("poisson", "constant"))
+]
+Ttft = Annotated[str | None, typer.Option("--ttft", metavar="TIME", help="Limit of the time to the first token.")]
+Tpot = Annotated[str | None, typer.Option("--tpot", metavar="TIME", help="Limit of the time of a further token.")]
+Latency = Annotated[str | None, typer.Option("--latency", metavar="TIME", help="Limit of the time of a whole answer.")]
+Percentile = Annotated[str, typer.Option("--percentile", metavar="P", help="Where limits hold: 50, 90, 95, 99, mean.")]
+EngineName = Annotated[
+    str,
+    typer.Option("--engine", metavar="E", help="Profile of the engine, or auto.", autocompletion=completes("engines")),
+]
+Strategy = Annotated[str | None, typer.Option(help="Degrees of a replica: tp=4, tp=8,pp=2, tp=8,ep=8. [searched]")]
+Weights = Annotated[str, typer.Option(help="bf16, fp8, nvfp4, int4, mxfp4; several with commas are compared.")]
+Cache = Annotated[str | None, typer.Option(help="Format of the KV cache: bf16, fp8. [bf16]")]
+PrefixHit = Annotated[float, typer.Option("--prefix-hit", help="Share of prompts' tokens in the prefix cache.")]
+Variation = Annotated[float, typer.Option("--length-variation", help="Coefficient of variation of both lengths.")]
+BatchTokens = Annotated[
+    int | None, typer.Option("--batch-tokens", min=1, help="Tokens of an iteration. [the engine's]")
+]
+Speculate = Annotated[int, typer.Option(min=0, help="Tokens drafted in each iteration (EAGLE, MTP). [0]")]
+Acceptance = Annotated[float | None, typer.Option(help="Probability that a drafted token is accepted. [0.6]")]
+Disaggregate = Annotated[
+    bool, typer.Option("--disaggregate", help="Also divide the GPUs into replicas of prefill and of decode.")
+]
+Command = Annotated[
+    str | None,
+    typer.Option("--from", metavar="COMMAND", help="Command line of vLLM, SGLang or trtllm-serve, or its file."),
+]
+ServedSystems = Annotated[
+    str,
+    typer.Option(
+        "--systems",
+        "--system",
+        metavar="S,…",
+        autocompletion=completes("systems", "devices"),
+        help="System or device (`paleo list systems`); several with commas are compared: a:8,b:4.",
+    ),
+]
+Sequences = Annotated[int | None, typer.Option("--sequences", min=1, help="Sequences of an iteration. [the engine's]")]
+
+
+@app.command(rich_help_panel=PREDICT)
+@takes_tariff
+def serve(
+    *,
+    model: OptionalModel = None,
+    system: ServedSystems,
+    rates: TariffOptions,
+    gpus: Gpus = None,
+    input_: Input = None,
+    output: Output = None,
+    trace: Trace = None,
+    rate: Rate = None,
+    concurrency: Concurrency = None,
+    think: Think = None,
+    arrivals: Arrivals = "poisson",
+    ttft: Ttft = None,
+    tpot: Tpot = None,
+    latency: Latency = None,
+    percentile: Percentile = "99",
+    engine: EngineName = "vllm",
+    strategy: Strategy = None,
+    weights: Weights = "bf16",
+    cache: Cache = None,
+    prefix_hit: PrefixHit = 0.0,
+    length_variation: Variation = 0.0,
+    batch_tokens: BatchTokens = None,
+    sequences: Sequences = None,
+    speculate: Speculate = 0,
+    acceptance: Acceptance = None,
+    disaggregate: Disaggregate = False,
+    from_: Command = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """How many requests a service answers a second, how fast, and at what price.
+
+    \b
+    paleo serve llama3-70b --system dgx-h100 --gpus 8 --weights fp8 --cache fp8 --ttft 2s --tpot 50ms
+    paleo serve llama3-8b --system aws-g6e.48xlarge --gpus 4 --input 500 --output 200 --rate 20/s
+    paleo serve qwen3-30b-a3b --system dgx-h100 --gpus 2 --users 100 --think 30s --engine auto
+    paleo serve llama3-70b --systems dgx-h100:8,dgx-b200:4 --input 1k~0.8 --tpot 50ms
+    """
+    from paleo.services import serve as answered
+
+    path = picture_path(plot)
+    answer = answered(
+        model, system, gpus=1 if gpus is None else gpus, input=input_, output=output, trace=trace, rate=rate,
+        concurrency=concurrency, think=think, arrivals=arrivals, ttft=ttft, tpot=tpot, latency=latency,
+        percentile=percentile, engine=engine, strategy=strategy, weights=weights, cache=cache, prefix_hit=prefix_hit,
+        length_variation=length_variation, batch_tokens=batch_tokens, sequences=sequences, speculate=speculate,
+        acceptance=acceptance, disaggregate=disaggregate, command=from_, **asdict(rates),
+    )  # fmt: skip
+    if path is not None and answer.possible:
+        from paleo.report.serving import figure
+
+        draw(path, lambda: figure(answer.service))
+    show_document(answer.document, answer.table, as_json)
+    warn(answer.warnings)
+    if not answer.possible:
+        raise typer.Exit(NO)

@@ -1,0 +1,50 @@
+"""``paleo summary``: a network layer by layer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import PREDICT, app, draw, picture_path, show_document
+from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, completes, takes_run
+from paleo.errors import SpecError
+
+Roofline = Annotated[
+    str | None,
+    typer.Option(
+        "--system",
+        metavar="S",
+        help="System or device whose roofline --plot draws.",
+        autocompletion=completes("systems", "devices"),
+    ),
+]
+
+
+@app.command(rich_help_panel=PREDICT)
+@takes_run
+def summary(
+    model: ModelName, options: RunOptions, system: Roofline = None, as_json: AsJson = False, plot: Plot = None
+) -> None:
+    """Count a network layer by layer: shapes, parameters, FLOP, bytes, arithmetic intensity, saved activations.
+
+    \b
+    paleo summary resnet50 --batch 32
+    paleo summary gpt2 --seq 1024 --system dgx-h100 --plot roofline.png
+    """
+    from paleo.report.catalog import summary_document, summary_table
+    from paleo.specs.model import load_model
+    from paleo.specs.system import load_system
+    from paleo.studies.summary import summarise
+
+    path = picture_path(plot)
+    if path is not None and system is None:
+        raise SpecError("--plot: a roofline needs a device; name one with --system")
+    run = options.run()
+    machine = None if system is None else load_system(system)
+    study = summarise(load_model(model), run, machine)
+    if path is not None and machine is not None:
+        from paleo.report import plots
+
+        draw(path, lambda: plots.roofline(study, machine, run))
+    show_document(lambda: summary_document(study), lambda: summary_table(study), as_json)

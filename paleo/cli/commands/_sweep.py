@@ -1,0 +1,49 @@
+"""``paleo sweep``: a product of configurations as a table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import DECIDE, app
+
+
+@app.command(rich_help_panel=DECIDE)
+def sweep(
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="YAML file: models (or jobs), systems, run, axes.")],
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Table to write: .csv, .csv.gz or .parquet. [STUDY.csv]"),
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Number of processes; 0 chooses it.")] = 0,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="URL", help="Dask scheduler to run on: tcp://host:8786.")
+    ] = None,
+) -> None:
+    """Predict every combination of models, systems, run options and changed hardware, as a table; resumes if stopped.
+
+    \b
+    paleo sweep study.yaml -o points.csv
+    paleo sweep study.yaml -o points.parquet --jobs 4
+    paleo sweep fleets.yaml --scheduler tcp://host:8786
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from paleo.cluster.sweep import load_any_study
+    from paleo.studies import sweep as studies
+    from paleo.studies.sweep import dask_evaluator, local_evaluator
+    from paleo.units import counted
+
+    definition = load_any_study(study)
+    target = Path(output) if output is not None else Path(study).with_suffix(".csv")
+    evaluator = dask_evaluator(scheduler) if scheduler is not None else local_evaluator(definition, jobs)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(counted(definition.points, "point"))
+        rows = studies.sweep(
+            definition, target, evaluator, lambda done, all_: bar.update(task, completed=done, total=all_)
+        )
+    sys.stderr.write(f"wrote {target}: {counted(rows, 'row')} of {counted(definition.points, 'point')}\n")

@@ -1,0 +1,75 @@
+"""``paleo target``: how long a task takes to reach its quality, over counts of GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import NO, PREDICT, app, draw, picture_path, show_document, warn
+from paleo.cli.options import AsJson, Counts, Loss, NoiseScale, Plot, SystemName, TariffOptions, completes, takes_tariff
+
+TaskName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TASK",
+        help="Task: a catalog name (`paleo list tasks`) or a YAML file; with --loss a language model.",
+        autocompletion=completes("tasks"),
+    ),
+]
+Batch = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|SAMPLES",
+        help="Global batch size in samples; auto chooses the one with the shortest time to target.",
+    ),
+]
+Strategy = Annotated[
+    str | None,
+    typer.Option(help="Parallelism: a preset, degrees such as tp=8,zero=1, or both. [dp, or a strategy that fits]"),
+]
+Dtype = Annotated[str | None, typer.Option(help="Number format of matrix products. [the device's best 16 bits]")]
+Software = Annotated[
+    str | None,
+    typer.Option(help="Framework profile, NAME or NAME@RELEASE. [the task's]", autocompletion=completes("software")),
+]
+
+
+@app.command(rich_help_panel=PREDICT)
+@takes_tariff
+def target(
+    task: TaskName,
+    system: SystemName,
+    gpus: Counts,
+    rates: TariffOptions,
+    batch: Batch = "auto",
+    loss: Loss = None,
+    noise_scale: NoiseScale = None,
+    strategy: Strategy = None,
+    dtype: Dtype = None,
+    software: Software = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """Predict the time to a quality target: number of steps, step time and evaluations, for several GPU counts.
+
+    \b
+    paleo target mlperf:bert --system dgx-h100 --gpus 8,64,512
+    paleo target mlperf:resnet --system dgx-a100-80gb --gpus 8,64 --batch 4096 --plot minutes.png
+    paleo target llama3-8b --loss 2.1 --system dgx-h100 --gpus 64,512
+    """
+    from paleo.questions import target as answered
+
+    path = picture_path(plot)
+    options = {"strategy": strategy, "dtype": dtype, "software": software}
+    stated = {name: value for name, value in options.items() if value is not None}
+    answer = answered(task, system, gpus, batch=batch, loss=loss, noise_scale=noise_scale, **stated, **asdict(rates))
+    if path is not None:
+        from paleo.report import plots
+
+        draw(path, lambda: plots.target(answer.system.name, answer.curve))
+    show_document(answer.document, answer.table, as_json)
+    warn(list(dict.fromkeys(warning for point in answer.points for warning in point.warnings)))
+    if not any(point.prediction.memory.fits for point in answer.points):
+        raise typer.Exit(NO)

@@ -1,0 +1,37 @@
+"""``paleo trace``: one step as a timeline."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import PREDICT, app, warn
+from paleo.cli.options import OptionalModel, RunOptions, SystemName, takes_run
+from paleo.files import checked_output, write_text
+
+TraceFile = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Trace file to write: .json.")]
+
+
+@app.command(rich_help_panel=PREDICT)
+@takes_run
+def trace(*, model: OptionalModel = None, system: SystemName, options: RunOptions, output: TraceFile) -> None:
+    """Write the timeline of one step for Perfetto or chrome://tracing, one track per stream.
+
+    \b
+    paleo trace resnet50 --system dgx-a100-80gb --gpus 8 -o trace.json
+    paleo trace gpt2 --system dgx-h100 --gpus 8 --strategy pp=4 --global-batch 32 -o trace.json
+    """
+    from paleo.questions import estimate
+    from paleo.report.columns import json_text
+    from paleo.report.trace import trace as traced
+
+    checked_output(output)
+    answer = estimate(options.network(model), system, run=options.run())
+    text = json_text(traced(answer.prediction)) + "\n"
+    write_text(output, text)
+    sys.stderr.write(f"wrote {output}\n")
+    chosen = answer.choice.words if answer.choice is not None else ""
+    warn([*([chosen] if chosen else []), *answer.prediction.warnings])

@@ -1,0 +1,44 @@
+"""``paleo validate``: predictions against measured tables."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paleo.cli.application import MEASURE, app, draw, picture_path, show_document
+from paleo.cli.options import AsJson, Plot
+
+Tables = Annotated[list[str], typer.Argument(metavar="FILE…", help="Measured tables: .csv or .csv.gz.")]
+
+
+@app.command(rich_help_panel=MEASURE)
+def validate(
+    files: Tables,
+    as_json: AsJson = False,
+    predictions: Annotated[
+        str | None, typer.Option(metavar="F.csv", help="Also write the rows with columns predicted, low and high.")
+    ] = None,
+    plot: Plot = None,
+    calibration: Annotated[
+        str | None, typer.Option(help="Calibration file to use instead of the catalog's. [auto]")
+    ] = None,
+    worst: Annotated[int, typer.Option(min=0, help="Number of rows with the largest errors to print.")] = 5,
+) -> None:
+    """Compare predictions with measured tables: errors by device and source, and those of a plain roofline.
+
+    \b
+    paleo validate gemm.csv
+    paleo validate steps.csv --predictions rows.csv --plot parity.png
+    """
+    from paleo.files import checked_output
+    from paleo.questions import validate as answered
+    from paleo.tables.report import figure, write_predictions
+
+    picture = picture_path(plot)
+    rows = None if predictions is None else checked_output(predictions, (".csv", ".csv.gz"), option="--predictions")
+    answer = answered(files, calibration=calibration)
+    if rows is not None:
+        write_predictions(rows, answer.reports)
+    draw(picture, lambda: figure(answer.reports))
+    show_document(answer.document, lambda: answer.table(worst=worst), as_json)

@@ -1,0 +1,286 @@
+"""Files of jobs: a YAML file of trainings, searches, services and reinforcement learning, or a trace of a cluster."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from paleo.errors import SpecError, near
+from paleo.files import read_bytes
+from paleo.specs.loading import Flag, Spec, Text, read_yaml, record_file, validate
+from paleo.units import Quantity, Seconds, parse, whole_number
+
+#: Most jobs of a file, and most GPUs of one of them.
+MOST_JOBS, MOST_GPUS = 900_000, 900_000
+_MOST_BYTES = 500 * 1000 * 1000
+#: Column of a job -> names that public traces give it (Philly, Helios, Acme, Tiresias).
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "name": ("name", "job_id", "job", "jobid"),
+    "arrival": ("arrival", "submit_time", "submitted_time", "submission_time"),
+    "gpus": ("gpus", "gpu_num", "num_gpu", "num_gpus", "gpu"),
+    "duration": ("duration", "duration_s", "runtime", "run_time"),
+    "team": ("team", "user", "vc", "group"),
+    "deadline": ("deadline",),
+    "priority": ("priority",),
+}
+_TIME = Quantity("time")
+Amount = Annotated[float | str, Field(union_mode="left_to_right")]
+
+
+class JobSpec(Spec):
+    """One job. Its kind follows from its keys: ``duration`` (a known run time), ``tune``, ``serve``, ``rl``, else a
+    training of ``model``."""
+
+    name: Text = Field("", description="name of the job; others refer to it in `after`")
+    model: Text | None = Field(None, description="network: a catalog name or a file")
+    arrival: Seconds = Field(0.0, description="when the job is submitted")
+    deadline: Seconds | None = Field(None, description="latest end, counted from the same zero as arrivals")
+    priority: float = Field(0.0, description="larger ones come first under the policy `priority`")
+    team: Text = Field("", description="who is charged under the policy `fair`")
+    preemptible: Flag = Field(True, description="whether the job may be stopped, resized and started again")
+    gpus: Annotated[int | Text, Field(union_mode="left_to_right")] = Field(
+        "auto", description="GPUs: a number, a range such as `8..64` (the job is elastic), or auto"
+    )
+    after: tuple[Text, ...] = Field((), description="jobs that end before this one starts")
+    duration: Seconds | None = Field(None, description="run time of a job whose speed is known")
+    tokens: Amount | None = Field(None, description="tokens of a training")
+    samples: Amount | None = Field(None, description="samples of a training")
+    epochs: Amount | None = Field(None, description="epochs of a training")
+    target: Text | None = Field(None, description="task whose quality the training reaches, such as mlperf:bert")
+    run: dict[str, Any] = Field(default_factory=dict, description="fields of the run, such as global_batch")
+    tune: dict[str, Any] | None = Field(None, description="options of `paleo tune`: trials, method, max_tokens, …")
+    serve: dict[str, Any] | None = Field(None, description="load of a service: rate, input, output, engine")
+    until: Seconds | None = Field(None, description="end of a service, counted from the same zero as arrivals")
+    rl: dict[str, Any] | None = Field(None, description="options of `paleo rl`: steps, rollouts, output, …")
+
+    @field_validator("after", mode="before")
+    @classmethod
+    def _one_name_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _keys_belong_together(self) -> JobSpec:
+        kinds = [name for name in ("duration", "tune", "serve", "rl") if getattr(self, name) is not None]
+        if len(kinds) > 1:
+            raise SpecError(f"{' and '.join(kinds)}: a job is of one kind; expected one of them")
+        if self.model is None and kinds != ["duration"]:
+            raise SpecError("model: missing; expected a network, or the duration of a job whose run time is known")
+        if kinds == ["duration"] and self.gpus == "auto":
+            raise SpecError("gpus: missing; expected a number for a job whose duration is known")
+        if kinds == ["serve"] and self.until is None:
+            raise SpecError("until: missing; expected the end of the service, such as 7d")
+        if self.until is not None and self.until <= self.arrival:
+            raise SpecError(f"until: {self.until:g} s is not after the arrival at {self.arrival:g} s")
+        if self.deadline is not None and self.deadline <= self.arrival:
+            raise SpecError(f"deadline: {self.deadline:g} s is not after the arrival at {self.arrival:g} s")
+        if not math.isfinite(self.priority):
+            raise SpecError(f"priority: {self.priority} is no number")
+        self.gpu_range()
+        return self
+
+    @property
+    def kind(self) -> str:
+        """What the job is: trace, tune, serve, rl or train."""
+        kinds = {"duration": "trace", "tune": "tune", "serve": "serve", "rl": "rl"}
+        return next((word for name, word in kinds.items() if getattr(self, name) is not None), "train")
+
+    def gpu_range(self) -> tuple[int, int] | None:
+        """Return the least and the most GPUs; None for ``auto``.
+
+        Raises
+        ------
+        SpecError
+            For text that is neither.
+        """
+        if self.gpus == "auto":
+            return None
+        first, dots, last = str(self.gpus).partition("..")
+        low, high = whole_number(first, MOST_GPUS), whole_number(last or first, MOST_GPUS)
+        if isinstance(self.gpus, bool) or not low or not high or low > high or (dots and not last):
+            raise SpecError(f"gpus: {self.gpus!r:.60} is no number of GPUs; expected 8, a range such as 8..64, or auto")
+        return low, high
+
+
+class FleetSpec(Spec):
+    """A file of jobs."""
+
+    name: Text = "fleet"
+    jobs: list[JobSpec] = Field(min_length=1)
+
+
+def read_jobs(path: str | Path) -> tuple[JobSpec, ...]:
+    """Return the jobs of a YAML file or of a trace (CSV).
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Raises
+    ------
+    SpecError
+        With file, job and key, for what cannot be read or contradicts itself.
+    """
+    place = Path(path)
+    if place.name.lower().endswith((".csv", ".csv.gz")):
+        return _named(tuple(_trace(place)), path)
+    return _named(validate(FleetSpec, {"name": place.stem, **read_yaml(path)}, path).jobs, path)
+
+
+def check_jobs(jobs: Sequence[JobSpec], where: str | Path) -> None:
+    """Check that names of jobs are unique and that predecessors exist and form no circle.
+
+    Parameters
+    ----------
+    jobs : sequence of JobSpec
+        Jobs of a file.
+    where : str | Path
+        File name for messages.
+
+    Raises
+    ------
+    SpecError
+        For the first fault.
+    """
+    numbers: dict[str, int] = {}
+    for number, job in enumerate(jobs):
+        if job.name in numbers:
+            raise SpecError(f"{where}: jobs: the name {job.name!r:.60} occurs twice; expected one job of each name")
+        numbers[job.name] = number
+    for job in jobs:
+        for name in job.after:
+            if name not in numbers:
+                raise SpecError(f"{where}: job {job.name!r:.60}: after: no job {name!r:.60}; {near(name, numbers)}")
+    remaining = {job.name: set(job.after) for job in jobs if job.after}
+    while remaining:
+        ready = [name for name, before in remaining.items() if not before & remaining.keys()]
+        if not ready:
+            circle = ", ".join(sorted(remaining)[:5])
+            raise SpecError(f"{where}: after: jobs wait for each other in a circle: {circle:.200}")
+        for name in ready:
+            del remaining[name]
+
+
+def _trace(path: Path) -> Iterator[JobSpec]:
+    """Jobs of a table with submission times, GPUs and durations; numbers are seconds, times may be dates."""
+    content = read_bytes(path, most=_MOST_BYTES, expected="a table of jobs")
+    record_file(path, content)
+    try:
+        rows = list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise SpecError(f"{path}: is no table of text ({str(error)[:100]}); expected CSV in UTF-8") from None
+    if not rows:
+        raise SpecError(
+            f"{path}: has no jobs; expected a header with arrival (or submit_time), gpus, duration, and rows"
+        )
+    if len(rows) > MOST_JOBS:
+        raise SpecError(f"{path}: {len(rows):,} jobs; expected {MOST_JOBS:,} or fewer")
+    header = {str(name).strip().lower(): name for name in rows[0] if name}
+    columns = {key: next((header[n] for n in names if n in header), None) for key, names in COLUMNS.items()}
+    for key in ("arrival", "gpus", "duration"):
+        if columns[key] is None:
+            raise SpecError(f"{path}: column {key} is missing; expected one of {', '.join(COLUMNS[key])}")
+    arrivals = [_moment(path, line, row, columns["arrival"]) for line, row in enumerate(rows, 2)]
+    dated = any(isinstance(_plain(row.get(str(columns["arrival"]))), str) for row in rows[:1])
+    zero = min(arrivals) if dated else 0.0
+    for line, (row, arrival) in enumerate(zip(rows, arrivals, strict=True), 2):
+        yield _job(path, line, row, columns, arrival - zero)
+
+
+def _job(path: Path, line: int, row: Mapping[str, str], columns: Mapping[str, str | None], arrival: float) -> JobSpec:
+    """The job of a row; only numbers, so that a hundred thousand of them are read fast."""
+    where = f"{path}: line {line}"
+    gpus = _whole(where, str(columns["gpus"]), row)
+    duration = _number(where, str(columns["duration"]), row)
+    if not 0 <= arrival <= 1e10 or not 0 <= duration <= 1e10:
+        name, value = ("arrival", arrival) if not 0 <= arrival <= 1e10 else ("duration", duration)
+        raise SpecError(f"{where}: {columns[name]}: {value:g} s; expected a time of zero or more, below 1e10 s")
+    deadline = (
+        _number(where, columns["deadline"], row) if columns["deadline"] and row.get(columns["deadline"]) else None
+    )
+    if deadline is not None and not arrival < deadline <= 1e10:
+        raise SpecError(f"{where}: {columns['deadline']}: {deadline:g} s is not after the arrival at {arrival:g} s")
+    priority = _number(where, str(columns["priority"]), row) if row.get(columns["priority"] or "") else 0.0
+    return JobSpec.model_construct(
+        name=str(row.get(columns["name"] or "") or f"line {line}")[:100], arrival=arrival, gpus=gpus, duration=duration,
+        team=str(row.get(columns["team"] or "") or ""), deadline=deadline, priority=priority,
+    )  # fmt: skip
+
+
+def _plain(text: str | None) -> float | str:
+    """A number, or the text that is none."""
+    try:
+        return float(str(text))
+    except ValueError:
+        return str(text).strip()
+
+
+def _moment(path: Path, line: int, row: Mapping[str, str], column: str | None) -> float:
+    """Seconds of a number, of a text with a unit, or of a date."""
+    value = _plain(row.get(str(column)))
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+    else:
+        try:
+            return datetime.fromisoformat(value).replace(tzinfo=None).timestamp()
+        except (ValueError, OverflowError, OSError):
+            pass
+    return _number(f"{path}: line {line}", str(column), row)
+
+
+def _number(where: str, column: str, row: Mapping[str, str]) -> float:
+    """Seconds, or another number, of a cell."""
+    value = _plain(row.get(column))
+    if isinstance(value, str):
+        try:
+            value = parse(value, "time")
+        except SpecError:
+            value = math.nan
+    if not math.isfinite(value):
+        raise SpecError(f"{where}: {column}: {str(row.get(column))[:60]!r} is no number")
+    return value
+
+
+def _whole(where: str, column: str, row: Mapping[str, str]) -> int:
+    """A number of GPUs of a cell."""
+    value = _plain(row.get(column))
+    if isinstance(value, str) or not math.isfinite(value) or value != int(value) or not 1 <= value <= MOST_GPUS:
+        raise SpecError(f"{where}: {column}: {str(row.get(column))[:60]!r}; expected a number of GPUs of 1 or more")
+    return int(value)
+
+
+def given_jobs(jobs: Sequence[Mapping[str, Any]]) -> tuple[JobSpec, ...]:
+    """Make jobs from mappings with the keys of a job file.
+
+    Parameters
+    ----------
+    jobs : Sequence[Mapping[str, Any]]
+        One mapping a job.
+
+    Returns
+    -------
+    tuple of JobSpec
+        The jobs.
+
+    Raises
+    ------
+    SpecError
+        If a mapping is not valid.
+    """
+    if isinstance(jobs, Mapping) or not all(isinstance(job, Mapping) for job in jobs):
+        raise SpecError("jobs: expected a path, or a list of mappings with the keys of a job file")
+    return _named(validate(FleetSpec, {"jobs": [dict(job) for job in jobs]}, "jobs").jobs, "jobs")
+
+
+def _named(jobs: Sequence[JobSpec], where: str | Path) -> tuple[JobSpec, ...]:
+    """Give names to jobs without one, and check them all."""
+    named = tuple(job if job.name else job.model_copy(update={"name": f"job {n + 1}"}) for n, job in enumerate(jobs))
+    check_jobs(named, where)
+    return named

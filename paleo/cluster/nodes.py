@@ -1,0 +1,210 @@
+"""Nodes of a cluster: which GPUs are free, and where a gang of them is placed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from paleo.specs.system import System
+
+#: GPUs of a job on each node: number of the node and GPUs there.
+Gang = list[tuple[int, int]]
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class NodePool:
+    """Nodes of one kind, whose GPUs are handed out in gangs.
+
+    A gang smaller than a node lies on one node, the fullest that holds it; a larger one takes whole nodes, of as few
+    racks as possible, and one part of a node for the remainder.
+
+    Attributes
+    ----------
+    nodes, per_node : int
+        Nodes, and GPUs of each.
+    rack : int
+        Nodes below one leaf switch.
+    spread : bool
+        Whether whole nodes are taken from all racks in turn instead.
+    free : numpy.ndarray
+        Free GPUs of each node.
+    """
+
+    nodes: int
+    per_node: int
+    rack: int = 1 << 30
+    spread: bool = False
+    free: Counts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.free = np.full(self.nodes, self.per_node, dtype=np.int64)
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs."""
+        return self.nodes * self.per_node
+
+    def fits(self, gpus: int, free: Counts | None = None) -> bool:
+        """Return True if a gang can be placed.
+
+        Parameters
+        ----------
+        gpus : int
+            GPUs of the gang.
+        free : Counts, shape (nodes,), optional
+            Free GPUs of each node; by default those of now.
+
+        Returns
+        -------
+        bool
+            Whether it fits.
+        """
+        room = self.free if free is None else free
+        whole, partial = divmod(gpus, self.per_node)
+        if not whole:
+            return bool((room >= partial).any())
+        empty = int(np.count_nonzero(room == self.per_node))
+        return empty >= whole and (
+            not partial or empty > whole or bool(((room >= partial) & (room < self.per_node)).any())
+        )
+
+    def fitting(self, sizes: Counts, free: Counts) -> npt.NDArray[np.bool_]:
+        """Find the sizes of gangs that can be placed.
+
+        Parameters
+        ----------
+        sizes : Counts, shape (n,)
+            GPUs of the gangs.
+        free : Counts, shape (nodes,)
+            Free GPUs of each node.
+
+        Returns
+        -------
+        ndarray, shape (n,)
+            True for sizes that fit.
+        """
+        per_node = self.per_node
+        counts = np.bincount(free, minlength=per_node + 1)
+        empty = int(counts[per_node])
+        most = int(free.max(initial=0))
+        most_partial = int(np.flatnonzero(counts[:per_node])[-1]) if counts[:per_node].any() else 0
+        whole, partial = sizes // per_node, sizes % per_node
+        beyond = (empty > whole) | (partial <= most_partial)
+        return np.where(whole == 0, partial <= most, (empty >= whole) & ((partial == 0) | beyond))
+
+    def gang(self, gpus: int, free: Counts | None = None) -> Gang:
+        """Return the nodes of a gang that fits, without taking them.
+
+        Parameters
+        ----------
+        gpus : int
+            GPUs of the gang.
+        free : Counts, shape (nodes,), optional
+            Free GPUs of each node; by default those of now.
+
+        Returns
+        -------
+        Gang
+            Nodes with the number of GPUs on each.
+        """
+        room = self.free if free is None else free
+        whole, partial = divmod(gpus, self.per_node)
+        nodes = self._whole(np.flatnonzero(room == self.per_node), whole) if whole else []
+        gang = [(node, self.per_node) for node in nodes]
+        if partial:
+            taken = np.array(room, dtype=np.int64)
+            taken[nodes] = 0
+            enough = np.where(taken >= partial, taken, self.per_node + 1)
+            gang.append((int(enough.argmin()), partial))
+        return gang
+
+    def _whole(self, empty: Counts, count: int) -> list[int]:
+        """Empty nodes for a gang: of the smallest rack that has enough of them, else of the emptiest racks."""
+        if self.rack >= self.nodes:
+            return [int(node) for node in empty[:count]]
+        racks = empty // self.rack
+        if self.spread:
+            turn = np.concatenate([np.arange(size) for size in np.unique(racks, return_counts=True)[1]])
+            return [int(node) for node in empty[np.argsort(turn, kind="stable")[:count]]]
+        counts = np.bincount(racks)
+        enough = np.flatnonzero(counts >= count)
+        if len(enough):
+            return [int(node) for node in empty[racks == enough[counts[enough].argmin()]][:count]]
+        order = np.argsort(-counts[racks], kind="stable")
+        return [int(node) for node in empty[order][:count]]
+
+    def racks_beyond(self, gang: Gang) -> bool:
+        """Return True if a gang lies on more racks than it needs.
+
+        Parameters
+        ----------
+        gang : Gang
+            Nodes with the number of GPUs on each.
+
+        Returns
+        -------
+        bool
+            Whether it does.
+        """
+        racks = {node // self.rack for node, _ in gang}
+        return len(racks) > -(-len(gang) // self.rack)
+
+    def take(self, gang: Gang) -> None:
+        """Take the GPUs of a gang.
+
+        Parameters
+        ----------
+        gang : Gang
+            Nodes with the number of GPUs on each.
+        """
+        for node, gpus in gang:
+            self.free[node] -= gpus
+
+    def give_back(self, gang: Gang) -> None:
+        """Give back the GPUs of a gang.
+
+        Parameters
+        ----------
+        gang : Gang
+            Nodes with the number of GPUs on each.
+        """
+        for node, gpus in gang:
+            self.free[node] += gpus
+
+
+def per_node(system: System) -> int:
+    """Return the number of GPUs in one machine of a system.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+
+    Returns
+    -------
+    int
+        Number of GPUs.
+    """
+    return max(system.devices_per_host or system.devices_per_node, 1)
+
+
+def rack_nodes(system: System) -> int | None:
+    """Return the number of nodes below one leaf switch of a system.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+
+    Returns
+    -------
+    int, optional
+        Number of nodes; None if its file names no leaf switches.
+    """
+    level = next((each for each in system.levels if each.leaf is not None), None)
+    return None if level is None else level.leaf

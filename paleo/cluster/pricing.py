@@ -1,0 +1,342 @@
+"""Run times of jobs on a kind of nodes: predicted steps for trainings, and the studies of searches, services and
+reinforcement learning for the others."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paleo.cluster.nodes import per_node, rack_nodes
+from paleo.cluster.simulation import ClusterJob
+from paleo.errors import CapacityError, PlanError, SpecError, near
+from paleo.predict import predict
+from paleo.serving.engines import load_engine
+from paleo.serving.formats import parse_formats
+from paleo.serving.plans import ServingLimits, ServingLoad
+from paleo.serving.reinforcement import ALGORITHMS, INTERVAL, Rollouts, learning_study
+from paleo.serving.service import service_of
+from paleo.serving.steady import Lengths
+from paleo.specs.loading import validate
+from paleo.specs.model import ModelSpec, load_model
+from paleo.specs.run import Run
+from paleo.studies.cost import Amount, parse_amount
+from paleo.studies.defaults import with_defaults
+from paleo.studies.goodput import Interruption, LongRunOptions, RestartPath, interruption_of
+from paleo.studies.target import run_for_target
+from paleo.units import counted, parse
+
+if TYPE_CHECKING:
+    from paleo.cluster.jobs import JobSpec
+    from paleo.predict import Prediction
+    from paleo.specs.system import System
+
+#: A doubling of GPUs that saves less than this share of the run time is beyond the knee, as in `paleo target`.
+_KNEE = 0.25
+#: Rounding of the end of a service, which is late where it starts late.
+_ROUNDING = 2e-9
+#: Keys of the jobs that are no trainings.
+_TUNE = ("trials", "method", "max_tokens", "max_samples", "max_epochs", "min_tokens", "min_samples", "min_epochs",
+         "eta", "population", "vary", "seed")  # fmt: skip
+_SERVE = ("rate", "input", "output", "engine", "weights")
+_RL = ("steps", "algorithm", "rollouts", "batch", "input", "output", "max_output", "software")
+#: What a job whose run time is known is assumed to need to start again [s]; its checkpoint is not known.
+_RESTART = RestartPath().launch + RestartPath().warm_up
+
+
+@dataclass(frozen=True, slots=True)
+class JobPrice:
+    """Run time of a job on so many GPUs of one kind [s], its 90 % interval as factors, and what stopping costs."""
+
+    gpus: int
+    seconds: float
+    factors: tuple[float, float] = (1.0, 1.0)
+    pause: float = 0.0
+    failing: float = 0.0
+    mtbf: float = math.inf
+    lost: float = 0.0
+    slowdown: float = 1.0
+
+
+@dataclass(frozen=True)
+class PricedJob:
+    """A job with its prices on every kind of nodes: by GPUs, and why it does not run on others."""
+
+    spec: JobSpec
+    prices: tuple[Mapping[int, JobPrice], ...]
+    preferred: tuple[int, ...]
+    refusal: str
+
+    def cluster_job(self, numbers: Mapping[str, int]) -> ClusterJob:
+        """Return the job as the scheduler sees it.
+
+        Parameters
+        ----------
+        numbers : dict of str to int
+            Number of each job by its name.
+
+        Returns
+        -------
+        ClusterJob
+            The job.
+        """
+        spec = self.spec
+        end = spec.deadline if spec.until is None else spec.until * (1.0 + _ROUNDING)
+        usual = next(table[gpus] for table, gpus in zip(self.prices, self.preferred, strict=True) if gpus)
+        return ClusterJob(
+            name=spec.name,
+            arrival=spec.arrival,
+            seconds=tuple({gpus: price.seconds for gpus, price in table.items()} for table in self.prices),
+            preferred=self.preferred,
+            team=spec.team,
+            deadline=math.inf if end is None else end,
+            priority=spec.priority,
+            preemptible=spec.preemptible and spec.kind != "serve",
+            pause=usual.pause,
+            failing=usual.failing,
+            slowdown=usual.slowdown,
+            after=tuple(numbers[name] for name in spec.after),
+        )
+
+
+def price_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> PricedJob:
+    """Return the run times of a job on every system.
+
+    Parameters
+    ----------
+    spec : JobSpec
+    systems : sequence of System
+        Kinds of nodes.
+    most : sequence of int
+        GPUs of each kind that a job may have.
+
+    Raises
+    ------
+    SpecError
+        With the name of the job, for values that are out of range and for a job that no number of GPUs runs.
+    """
+    reasons: list[str] = []
+    tables: list[dict[int, JobPrice]] = []
+    for system, limit in zip(systems, most, strict=True):
+        table: dict[int, JobPrice] = {}
+        try:
+            price = _pricer(spec, system)
+            for gpus in _sizes(spec, limit):
+                try:
+                    table[gpus] = price(gpus)
+                except (PlanError, CapacityError) as error:
+                    reasons.append(f"{counted(gpus, 'GPU')} of {system.name}: {error}")
+                    continue
+                if _is_enough(spec, table, per_node(system)):
+                    break
+        except SpecError as error:
+            raise SpecError(f"job {spec.name!r:.60}: {error}") from None
+        tables.append(table)
+    preferred = tuple(_preferred(spec, table) for table in tables)
+    if not any(preferred):
+        low = (spec.gpu_range() or (1, 1))[0]
+        few = f"needs {counted(low, 'GPU')}, and the cluster has {max(most):,}" if low > max(most) else ""
+        reason = few or (reasons[-1] if reasons else "no number of GPUs is allowed")
+        raise SpecError(f"job {spec.name!r:.60} can never run: {reason}")
+    return PricedJob(spec, tuple(tables), preferred, "; ".join(reasons[:3]))
+
+
+def _sizes(spec: JobSpec, limit: int) -> list[int]:
+    """Numbers of GPUs to price, rising: the one or the range that the job states, or powers of two."""
+    low, high = spec.gpu_range() or (1, limit)
+    high = min(high, limit)
+    sizes = [low * 2**doublings for doublings in range(high.bit_length()) if low * 2**doublings <= high]
+    return sizes + ([high] if sizes and sizes[-1] < high and spec.gpus != "auto" else [])
+
+
+def _window(spec: JobSpec) -> float | None:
+    """Half the time until the deadline of an ``auto`` job [s], so that it may wait as long as it runs."""
+    return None if spec.gpus != "auto" or spec.deadline is None else (spec.deadline - spec.arrival) / 2.0
+
+
+def _is_enough(spec: JobSpec, table: Mapping[int, JobPrice], node: int) -> bool:
+    """Whether no larger number of GPUs is priced: of a service the first, of an ``auto`` job the first that ends within
+    its window, or that fills a node where it has no deadline; and none beyond the knee."""
+    if spec.gpus != "auto" or spec.kind == "serve":
+        return spec.kind == "serve"
+    *before, last = table.values()
+    window = _window(spec)
+    enough = last.gpus >= node if window is None else last.seconds <= window
+    return enough or (bool(before) and last.seconds > (1.0 - _KNEE) * before[-1].seconds)
+
+
+def _preferred(spec: JobSpec, table: Mapping[int, JobPrice]) -> int:
+    """GPUs of a job where it is not resized: the largest number before the knee; 0 where it does not run."""
+    sizes, window = list(table), _window(spec)
+    if window is not None and sizes and table[sizes[-1]].seconds <= window:
+        return sizes[-1]
+    for fewer, more in itertools.pairwise(sizes):
+        saved = 1.0 - (table[more].seconds / table[fewer].seconds) ** (1.0 / math.log2(more / fewer))
+        if saved < _KNEE:
+            return fewer
+    return sizes[-1] if sizes else 0
+
+
+Pricer = Callable[[int], JobPrice]
+
+
+def _pricer(spec: JobSpec, system: System) -> Pricer:
+    """Return the function that prices a job on a number of GPUs; predictions are remembered."""
+    if spec.kind != "trace":
+        return _predicting(spec, system)
+    seconds = float(spec.duration or 0.0)
+    low = (spec.gpu_range() or (1, 1))[0]
+    return lambda gpus: JobPrice(gpus, seconds * low / gpus, pause=_RESTART)
+
+
+@functools.lru_cache(maxsize=256)
+def _predicting(spec: JobSpec, system: System) -> Pricer:
+    """Return the function that prices a job whose run time is predicted."""
+    return functools.cache(_predicted(spec, system))
+
+
+def _predicted(spec: JobSpec, system: System) -> Pricer:
+    network = load_model(str(spec.model))
+    run = validate(Run, spec.run, "run")
+    if spec.kind == "serve":
+        return _service(spec, network, system)
+    if spec.kind == "rl":
+        return _learning(spec, network, system)
+    if run.global_batch is None:
+        node = run.model_copy(update={"gpus": max(system.devices_per_node, 1), "strategy": "dp"})
+        batch = predict(network, system, node).plan.global_batch
+        run = Run(**{name: getattr(run, name) for name in run.model_fields_set - {"batch"}} | {"global_batch": batch})
+    return _search(spec, network, system, run) if spec.kind == "tune" else _training(spec, network, system, run)
+
+
+def _training(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> Pricer:
+    amount = parse_amount(network, run, epochs=spec.epochs, samples=spec.samples, tokens=spec.tokens)
+    aimed, goal = run_for_target(network, run, spec.target, amount, [system])
+    if goal is None:
+        raise SpecError("tokens: missing; expected tokens, samples, epochs or a target, or the duration of the job")
+
+    def price(gpus: int) -> JobPrice:
+        settled = with_defaults(network, system, aimed.model_copy(update={"gpus": gpus})).run
+        step = predict(network, system, settled)
+        if not step.memory.fits:
+            raise PlanError(f"{network.name} does not fit")
+        return _of_step(step, goal, interruption_of(step, LongRunOptions()))
+
+    return price
+
+
+def _of_step(step: Prediction, goal: Amount, pause: Interruption) -> JobPrice:
+    """The price of a training by its predicted step; placement on more racks than needed slows its exchanges."""
+    seconds = goal.samples / step.plan.global_batch * step.step_time if goal.needs is None else goal.needs(step).seconds
+    low, high = (end / step.step_time for end in step.interval)
+    return JobPrice(
+        step.plan.gpus, seconds / pause.share, (low, high), pause.save + pause.start + pause.restore,
+        1.0 - pause.share, pause.mtbf, pause.lost, _slowdown(step),
+    )  # fmt: skip
+
+
+def _slowdown(step: Prediction) -> float:
+    """Step time on nodes below two leaf switches over that below as few as possible; 1 where the system has none."""
+    leaf = rack_nodes(step.system)
+    nodes = step.plan.gpus // max(step.system.devices_per_node, 1)
+    if leaf is None or nodes < 2 or nodes > leaf:
+        return 1.0
+    try:
+        return max(step.variant(nodes="spread:2").step_time / step.step_time, 1.0)
+    except (SpecError, PlanError):
+        return 1.0
+
+
+def _search(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> Pricer:
+    from paleo.tuning.study import SPAN, Tuning, checked, parse_sizes, parse_training, tuning_study
+
+    options = dict(spec.tune or {})
+    _check_keys("tune", options, _TUNE)
+
+    def amounts(end: str) -> dict[str, Any]:
+        return {name: options.get(f"{end}_{name}") for name in ("tokens", "samples", "epochs")}
+
+    most = parse_training(network, run, "max", **amounts("max"))
+    stated = any(value is not None for value in amounts("min").values())
+    least = parse_training(network, run, "min", **amounts("min")) if stated else most / SPAN
+    vary = options.get("vary", ())
+    usual = {name: options[name] for name in ("eta", "population", "seed") if name in options}
+    tuning = checked(
+        Tuning(
+            options.get("trials", 0), str(options.get("method", "asha")), least, most,
+            sizes=parse_sizes([vary] if isinstance(vary, str) else [str(each) for each in vary]), **usual,
+        )
+    )  # fmt: skip
+
+    def price(gpus: int) -> JobPrice:
+        search = tuning_study(network, system, run, tuning, gpus=gpus).best
+        low, high = (end / search.seconds for end in search.interval)
+        costs = search.price.costs
+        return JobPrice(gpus, search.seconds, (low, high), costs.start + costs.save[0] + costs.restore[0])
+
+    return price
+
+
+def _service(spec: JobSpec, network: ModelSpec, system: System) -> Pricer:
+    options = dict(spec.serve or {})
+    _check_keys("serve", options, _SERVE)
+    lengths = Lengths(_positive("input", options.get("input", 1000)), _positive("output", options.get("output", 300)))
+    load = ServingLoad("poisson", lengths, rate=_positive("rate", options.get("rate")))
+    formats = [parse_formats(str(options.get("weights", "bf16")), None)]
+    engine = load_engine(str(options.get("engine", "vllm")))
+
+    def price(gpus: int) -> JobPrice:
+        service = service_of(network, system, gpus, engine, load, ServingLimits(), formats, None, None, None)
+        if service.best is None:
+            raise PlanError(service.verdict)
+        return JobPrice(gpus, float(spec.until or 0.0) - spec.arrival)
+
+    return price
+
+
+def _learning(spec: JobSpec, network: ModelSpec, system: System) -> Pricer:
+    options = dict(spec.rl or {})
+    _check_keys("rl", options, _RL)
+    algorithm, software = str(options.get("algorithm", "grpo")), str(options.get("software", "megatron-core"))
+    if algorithm not in ALGORITHMS:
+        raise SpecError(f"rl.algorithm: {algorithm!r:.40}: {near(algorithm, ALGORITHMS)}")
+    output = _positive("output", options.get("output", 1000))
+    rollouts, steps = (
+        int(_positive(name, options.get(name, usual))) for name, usual in (("rollouts", 512), ("steps", 0))
+    )
+    task = Rollouts(
+        rollouts, int(_positive("batch", options.get("batch", rollouts))),
+        _positive("input", options.get("input", 200)), output,
+        max(_positive("max_output", options.get("max_output", 4.0 * output)), output),
+    )  # fmt: skip
+
+    def price(gpus: int) -> JobPrice:
+        study = learning_study(
+            network, system, gpus, task, algorithm=algorithm, staleness=0, generators=None, layouts=None,
+            strategies=None, software=software, steps=steps, usd_per_s=None,
+        )  # fmt: skip
+        if not study.steps or not study.steps[0].fits:
+            raise PlanError(study.verdict)
+        return JobPrice(gpus, study.steps[0].step * steps, INTERVAL, _RESTART)
+
+    return price
+
+
+def _check_keys(part: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in options:
+        if name not in known:
+            raise SpecError(f"{part}.{name!s:.40}: unknown key; {near(str(name), known)}")
+
+
+def _positive(name: str, value: Any) -> float:
+    """A number above zero, perhaps with a prefix or as a rate: ``2k``, ``20/s``."""
+    try:
+        number = parse(value.removesuffix("/s"), "count") if isinstance(value, str) else float(value)
+    except (SpecError, TypeError, ValueError, AttributeError):
+        number = math.nan
+    if isinstance(value, bool) or not 0 < number < 2.0**40:
+        raise SpecError(f"{name}: {value!r:.60}: expected a number above zero")
+    return number

@@ -1,0 +1,656 @@
+"""A discrete-event simulation of a scheduler: jobs arrive, gangs of GPUs are taken and given back, policies decide.
+
+Arrivals, ends of jobs and ends of quanta lie in the event queue that all simulations share. All events of one time are
+handled before the policy decides anew. A stopped job pays for its checkpoint and its restart when it goes on.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.errors import SpecError
+from paleo.events import EventQueue
+
+if TYPE_CHECKING:
+    from paleo.cluster.nodes import Counts, Gang, NodePool
+    from paleo.cluster.policies import Policy
+
+Array = npt.NDArray[np.float64]
+#: GPU-seconds of the first level of attained service, and how much longer each next one is: those of Tiresias.
+QUANTUM, GROWTH = 3200.0, 2.0
+#: Rounding of levels and of times of reservations, as shares.
+_ROUNDING = 2e-9
+#: A job grows only if that saves so many times the pause that it takes.
+_WORTH = 2.0
+IDLE = ("waiting", "fragmentation", "idle")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterJob:
+    """One job as the scheduler sees it.
+
+    Attributes
+    ----------
+    name, team : str
+    arrival, deadline : float
+        Times of submission and of the latest end [s].
+    seconds : tuple of mapping
+        For each kind of nodes: GPUs that the job may have, rising, and its run time on them [s].
+    preferred : tuple of int
+        For each kind of nodes: GPUs of the job where it is not resized; 0 where it does not run.
+    priority : float
+        Larger ones come first.
+    preemptible : bool
+        Whether it may be stopped or resized.
+    pause : float
+        Time to write a checkpoint, to start again and to read it [s].
+    failing : float
+        Share of the run time that is lost to failures and checkpoints.
+    slowdown : float
+        Run time on more racks than needed over that on as few as possible.
+    after : tuple of int
+        Jobs that end before it starts.
+    """
+
+    name: str
+    arrival: float
+    seconds: tuple[Mapping[int, float], ...]
+    preferred: tuple[int, ...]
+    team: str = ""
+    deadline: float = math.inf
+    priority: float = 0.0
+    preemptible: bool = True
+    pause: float = 0.0
+    failing: float = 0.0
+    slowdown: float = 1.0
+    after: tuple[int, ...] = ()
+
+
+class Segment(NamedTuple):
+    """A stretch of time in which a job runs on GPUs that do not change."""
+
+    job: int
+    pool: int
+    begin: float
+    end: float
+    gang: Gang
+
+
+@dataclass(slots=True)
+class _Running:
+    """A job that runs: where, since when, with what pause first, and its whole run time on these GPUs."""
+
+    pool: int
+    gang: Gang
+    gpus: int
+    begin: float
+    pause: float
+    seconds: float
+    due: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRun:
+    """What a simulation gives, one entry a job in arrays.
+
+    Attributes
+    ----------
+    start, finish, waited : numpy.ndarray
+        First start, end, and time in the queue in all [s].
+    preemptions : numpy.ndarray
+        Stops on purpose, resizing included.
+    worked, paused : numpy.ndarray
+        GPU-seconds of work (failures included) and of pauses.
+    failed : numpy.ndarray
+        GPU-seconds of the work that failures and checkpoints take.
+    unused : dict
+        GPU-seconds that no job has: ``waiting`` (the first job needs more GPUs than are free), ``fragmentation``
+        (enough are free, on the wrong nodes) and ``idle`` (no job waits).
+    gpus : int
+        All GPUs.
+    span : float
+        From the first arrival to the last end [s].
+    queue : numpy.ndarray
+        Time and jobs that wait, shape (n, 2).
+    segments : tuple of Segment
+        Who ran where and when.
+    """
+
+    start: Array
+    finish: Array
+    waited: Array
+    preemptions: Array
+    worked: Array
+    paused: Array
+    failed: Array
+    unused: dict[str, float]
+    gpus: int
+    span: float
+    queue: Array
+    segments: tuple[Segment, ...]
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the GPUs' time in which jobs work."""
+        return float(self.worked.sum()) / (self.gpus * self.span) if self.span else 0.0
+
+
+@dataclass(slots=True)
+class _Reservation:
+    """When and where the first waiting job starts at the latest, and what is free there besides."""
+
+    job: int
+    pool: int
+    time: float
+    extra: Counts
+
+
+class ClusterSimulation:
+    """The state of a cluster under a policy; see `simulate_cluster`."""
+
+    def __init__(
+        self, jobs: Sequence[ClusterJob], pools: Sequence[NodePool], policy: Policy, *,
+        factors: Sequence[float] | None = None, quantum: float = QUANTUM, growth: float = GROWTH,
+    ) -> None:  # fmt: skip
+        self.jobs, self.pools, self.policy = jobs, pools, policy
+        self.factors, self.quantum, self.growth = factors, quantum, growth
+        count = len(jobs)
+        self.now = min((job.arrival for job in jobs), default=0.0)
+        self.begin = self.now
+        self.queue = EventQueue()
+        self.progress, self.owed = [0.0] * count, [0.0] * count
+        self.start, self.finish = [math.nan] * count, [math.nan] * count
+        self.entered = [job.arrival for job in jobs]
+        self.stops, self.ran = [0] * count, [0.0] * count
+        self.worked, self.paused = [0.0] * count, [0.0] * count
+        self.team_used: dict[str, float] = {}
+        self.running: dict[int, _Running] = {}
+        self.ends: list[tuple[float, int]] = []
+        self.waiting = np.zeros(count, dtype=bool)
+        self.waiters = 0
+        self.first, self.last = 0, 0
+        self.free = sum(pool.gpus for pool in pools)
+        self.blocked = "idle"
+        self.unused = dict.fromkeys(IDLE, 0.0)
+        self.lengths: list[tuple[float, int]] = []
+        self.segments: list[Segment] = []
+        self.reserved: _Reservation | None = None
+        self.missing = [len(job.after) for job in jobs]
+        self.following: dict[int, list[int]] = {}
+        for number, job in enumerate(jobs):
+            for before in job.after:
+                self.following.setdefault(before, []).append(number)
+        kinds = range(len(pools))
+        self.choices = [
+            sorted(
+                (p for p in kinds if 0 < job.preferred[p] <= pools[p].gpus), key=lambda p: _preferred_seconds(job, p)
+            )
+            for job in jobs
+        ]
+        if () in map(tuple, self.choices):
+            number = next(number for number, kinds_of_job in enumerate(self.choices) if not kinds_of_job)
+            raise SpecError(f"job {jobs[number].name!r:.60} can never run: no kind of nodes has enough GPUs")
+        self.sizes = [np.array([job.preferred[p] for job in jobs], dtype=np.int64) for p in kinds]
+        self.times = [np.array([_preferred_seconds(job, p) for job in jobs], dtype=np.float64) for p in kinds]
+
+    def run(self) -> None:
+        """Simulate until all jobs have ended."""
+        count, queue = len(self.jobs), self.queue
+        for number, job in enumerate(self.jobs):
+            queue.push(job.arrival, count + number)
+        while queue:
+            time = queue.time
+            self.unused[self.blocked] += self.free * (time - self.now)
+            self.now = time
+            while queue.time <= time:
+                event = queue.pop()[1]
+                if event < count:
+                    self._end(event)
+                elif event < 2 * count:
+                    self._arrive(event - count)
+            self._schedule()
+            self._note_queue()
+
+    # questions of policies
+
+    def runs(self, job: int) -> bool:
+        """Return True if a job runs.
+
+        Parameters
+        ----------
+        job : int
+            Number of the job.
+
+        Returns
+        -------
+        bool
+            Whether it runs.
+        """
+        return job in self.running
+
+    def remaining(self, job: int) -> float:
+        """Return the time until a job ends if it runs on, or starts, now.
+
+        Parameters
+        ----------
+        job : int
+            Number of the job.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
+        running = self.running.get(job)
+        if running is not None:
+            return running.due - self.now
+        seconds = min(self.times[p][job] for p in self.choices[job])
+        return float((1.0 - self.progress[job]) * seconds + self.owed[job])
+
+    def attained(self, job: int) -> float:
+        """Return the GPU time that a job has had.
+
+        Parameters
+        ----------
+        job : int
+            Number of the job.
+
+        Returns
+        -------
+        float
+            GPU-seconds.
+        """
+        running = self.running.get(job)
+        since = 0.0 if running is None else (self.now - running.begin) * running.gpus
+        return self.worked[job] + self.paused[job] + since
+
+    def service_level(self, job: int) -> int:
+        """Return the level of attained service of a job.
+
+        Parameters
+        ----------
+        job : int
+            Number of the job.
+
+        Returns
+        -------
+        int
+            Level, from 0.
+        """
+        quanta = self.attained(job) / self.quantum
+        if self.growth > 1.0:
+            quanta = math.log1p(quanta * (self.growth - 1.0)) / math.log(self.growth)
+        return math.floor(quanta + _ROUNDING * (1.0 + quanta))
+
+    def used_by(self, team: str) -> float:
+        """Return the GPU time that the jobs of a team have had.
+
+        Parameters
+        ----------
+        team : str
+            Name of the team.
+
+        Returns
+        -------
+        float
+            GPU-seconds.
+        """
+        since = sum(
+            (self.now - each.begin) * each.gpus for job, each in self.running.items() if self.jobs[job].team == team
+        )
+        return self.team_used.get(team, 0.0) + since
+
+    # events
+
+    def _arrive(self, job: int) -> None:
+        if self.missing[job] or self.waiting[job]:  # its last predecessor may end at the time of its arrival
+            return
+        self.entered[job] = self.now
+        self._wait(job)
+
+    def _wait(self, job: int) -> None:
+        self.waiting[job] = True
+        self.waiters += 1
+        self.first, self.last = min(self.first, job), max(self.last, job + 1)
+
+    def _end(self, job: int) -> None:
+        self._stop(job, ended=True)
+        self.finish[job] = self.now
+        for number in self.following.get(job, ()):
+            self.missing[number] -= 1
+            if not self.missing[number] and self.jobs[number].arrival <= self.now:
+                self._arrive(number)
+
+    def _start(self, job: int, pool: int, gpus: int, gang: Gang) -> None:
+        """Begin or go on."""
+        described, nodes = self.jobs[job], self.pools[pool]
+        nodes.take(gang)
+        self.free -= gpus
+        seconds = described.seconds[pool][gpus]
+        if described.slowdown > 1.0 and nodes.racks_beyond(gang):
+            seconds *= described.slowdown
+        left = 1.0 - self.progress[job]
+        expected = self.now + self.owed[job] + left * seconds
+        if self.factors is not None:
+            seconds *= self.factors[job]
+        due = self.now + self.owed[job] + left * seconds
+        self.running[job] = _Running(pool, gang, gpus, self.now, self.owed[job], seconds, due)
+        insort(self.ends, (expected, job))
+        self.queue.push(due, job)
+        if math.isnan(self.start[job]):
+            self.start[job] = self.now
+        if self.waiting[job]:
+            self.waiting[job] = False
+            self.waiters -= 1
+
+    def _stop(self, job: int, *, ended: bool = False) -> None:
+        """Take a job off its GPUs."""
+        running = self.running.pop(job)
+        elapsed = self.now - running.begin
+        pause = min(elapsed, running.pause)
+        share = (elapsed - pause) / running.seconds if running.seconds else 0.0
+        self.progress[job] = 1.0 if ended else min(self.progress[job] + share, 1.0)
+        self.worked[job] += (elapsed - pause) * running.gpus
+        self.paused[job] += pause * running.gpus
+        self.ran[job] += elapsed
+        team = self.jobs[job].team
+        self.team_used[team] = self.team_used.get(team, 0.0) + elapsed * running.gpus
+        self.pools[running.pool].give_back(running.gang)
+        self.free += running.gpus
+        self._forget_end(job, running)
+        if elapsed > 0.0:
+            self.segments.append(Segment(job, running.pool, running.begin, self.now, running.gang))
+        if not ended:
+            self.queue.cancel(job)
+            self.stops[job] += 1
+            self.owed[job] = self.jobs[job].pause
+            self._wait(job)
+
+    def _forget_end(self, job: int, running: _Running) -> None:
+        """Remove the expected end of a job from the sorted list."""
+        if self.factors is None:
+            place = bisect_left(self.ends, (running.due, job))
+            if place < len(self.ends) and self.ends[place][1] == job:
+                del self.ends[place]
+                return
+        self.ends = [entry for entry in self.ends if entry[1] != job]
+
+    # decisions
+
+    def _schedule(self) -> None:
+        """Let the policy decide."""
+        self.blocked = "idle"
+        if not self.waiters and not self.policy.elastic:
+            return
+        if self.policy.elastic:
+            self._resize()
+        elif self.policy.preempts:
+            self._preempt()
+        else:
+            self._in_order()
+        head = self._head()
+        if head is not None:
+            enough = any(self.sizes[p][head] <= self.pools[p].free.sum() for p in self.choices[head])
+            self.blocked = "fragmentation" if enough else "waiting"
+
+    def _note_queue(self) -> None:
+        if not self.lengths or self.lengths[-1][1] != self.waiters:
+            self.lengths.append((self.now, self.waiters))
+
+    def _head(self) -> int | None:
+        """The waiting job that arrived first."""
+        if not self.waiters:
+            return None
+        while not self.waiting[self.first]:
+            self.first += 1
+        return self.first
+
+    def _spot(self, job: int) -> tuple[int, int, Gang] | None:
+        """Where a job can start now: the kind of nodes on which it is fastest that has room."""
+        for p in self.choices[job]:
+            gpus = int(self.sizes[p][job])
+            if self.pools[p].fits(gpus):
+                return p, gpus, self.pools[p].gang(gpus)
+        return None
+
+    def _in_order(self) -> None:
+        """Start jobs in the order of the policy; where one has no room, go on with those that do not delay it."""
+        key = self.policy.key
+        order = None
+        if key is not None:
+            order = np.array(sorted(np.flatnonzero(self.waiting).tolist(), key=lambda job: key(self, job)))
+        while self.waiters:
+            head = self._head() if order is None else int(order[0])
+            spot = None if head is None else self._spot(head)
+            if head is None or spot is None:
+                break
+            self._start(head, *spot)
+            order = None if order is None else order[1:]
+        if head is not None and self.waiters > 1 and self.policy.backfills and self.free:
+            if order is None:
+                order = self.first + 1 + np.flatnonzero(self.waiting[self.first + 1 : self.last])
+            self._backfill(head, order)
+
+    def _reserve(self, head: int) -> _Reservation:
+        """When the first job can start at the latest, as running jobs end one after the other."""
+        if self.reserved is not None and self.reserved.job == head and self.factors is None and not self.policy.key:
+            return self.reserved
+        best: tuple[float, _Reservation] | None = None
+        for p in self.choices[head]:
+            pool, gpus = self.pools[p], int(self.sizes[p][head])
+            free, time = pool.free.copy(), self.now
+            for end, job in self.ends:
+                if pool.fits(gpus, free):
+                    break
+                if self.running[job].pool == p:
+                    for node, count in self.running[job].gang:
+                        free[node] += count
+                    time = max(end, self.now)
+            for node, count in pool.gang(gpus, free):
+                free[node] -= count
+            finish = time + self.times[p][head]
+            if best is None or finish < best[0]:
+                best = finish, _Reservation(head, p, time, free)
+        assert best is not None
+        self.reserved = best[1]
+        return best[1]
+
+    def _backfill(self, head: int, order: Counts) -> None:
+        """Start later jobs that end before the reservation of the first one, or that lie beside it."""
+        reserved = self._reserve(head)
+        until = reserved.time * (1.0 + _ROUNDING)
+        for p, pool in enumerate(self.pools):
+            candidates = order[self.waiting[order] & (self.sizes[p][order] > 0)]
+            while len(candidates) and pool.free.any():
+                sizes, ends = self.sizes[p][candidates], self.now + self.times[p][candidates]
+                allowed = pool.fitting(sizes, pool.free)
+                if p == reserved.pool:
+                    room = np.minimum(pool.free, reserved.extra)
+                    allowed = np.where(ends <= until, allowed, pool.fitting(sizes, room))
+                place = int(allowed.argmax())
+                if not allowed[place]:
+                    break
+                job, gpus = int(candidates[place]), int(sizes[place])
+                beyond = p == reserved.pool and ends[place] > until
+                gang = pool.gang(gpus, room if beyond else None)
+                self._start(job, p, gpus, gang)
+                if beyond:
+                    for node, count in gang:
+                        reserved.extra[node] -= count
+                candidates = candidates[place + 1 :]
+
+    def _preempt(self) -> None:
+        """Run the jobs with the smallest keys; stop others only where their GPUs are needed."""
+        key, jobs = self.policy.key, self.jobs
+        assert key is not None
+        room = [pool.gpus for pool in self.pools]
+        fixed = {job for job in self.running if not jobs[job].preemptible}
+        for job in fixed:
+            room[self.running[job].pool] -= self.running[job].gpus
+        active = [*(job for job in self.running if job not in fixed), *np.flatnonzero(self.waiting).tolist()]
+        starting: list[tuple[int, int]] = []
+        victims: list[int] = []
+        for job in sorted(active, key=lambda each: key(self, each)):
+            running = self.running.get(job)
+            kinds: Iterable[int] = self.choices[job] if running is None else (running.pool,)
+            for p in kinds:
+                gpus = int(self.sizes[p][job])
+                if room[p] >= gpus:
+                    room[p] -= gpus
+                    if running is None:
+                        starting.append((job, p))
+                    break
+            else:
+                if running is not None:
+                    victims.append(job)
+        for job, p in starting:
+            pool, gpus = self.pools[p], int(self.sizes[p][job])
+            of_pool = [victim for victim in victims if self.running[victim].pool == p]
+            while not pool.fits(gpus) and of_pool:
+                victim = of_pool.pop()
+                victims.remove(victim)
+                self._stop(victim)
+            if pool.fits(gpus):
+                self._start(job, p, gpus, pool.gang(gpus))
+        if self.policy.rounds and self.waiters:
+            self._set_quantum()
+
+    def _set_quantum(self) -> None:
+        """Decide again when a running job has had more than the waiting job with the least attained service."""
+        least = min(self.service_level(int(job)) for job in np.flatnonzero(self.waiting)) + 1
+        growth = self.growth
+        level = self.quantum * (least if growth == 1.0 else (growth**least - 1.0) / (growth - 1.0))
+        gaps = [
+            (level - self.attained(job)) / each.gpus for job, each in self.running.items() if self.jobs[job].preemptible
+        ]
+        gaps = [gap for gap in gaps if gap > _ROUNDING * self.quantum]
+        if gaps:
+            self.queue.push(self.now + min(gaps), 2 * len(self.jobs))
+
+    def _resize(self) -> None:
+        """Give every job its least GPUs in the order of arrival, then the rest where they save most time a GPU."""
+        goal = self._goal()
+        changed = [job for job, (_, gpus) in goal.items() if job in self.running and self.running[job].gpus != gpus]
+        for job in changed:
+            self._stop(job)
+        for job in sorted((job for job in goal if job not in self.running), key=lambda job: (-goal[job][1], job)):
+            p, most = goal[job]
+            for gpus in sorted((g for g in self.jobs[job].seconds[p] if g <= most), reverse=True):
+                if self.pools[p].fits(gpus):
+                    self._start(job, p, gpus, self.pools[p].gang(gpus))
+                    break
+
+    def _goal(self) -> dict[int, tuple[int, int]]:
+        """Kind of nodes and GPUs of each job that should run."""
+        room, goal = [pool.gpus for pool in self.pools], {}
+        for job, running in self.running.items():
+            shrinks = self.waiters and self.jobs[job].preemptible
+            goal[job] = running.pool, min(self.jobs[job].seconds[running.pool]) if shrinks else running.gpus
+            room[running.pool] -= goal[job][1]
+        for job in np.flatnonzero(self.waiting).tolist():
+            fitting = [p for p in self.choices[job] if min(self.jobs[job].seconds[p]) <= room[p]]
+            if not fitting:
+                break
+            goal[job] = fitting[0], min(self.jobs[job].seconds[fitting[0]])
+            room[fitting[0]] -= goal[job][1]
+        gains = [entry for job in goal if (entry := self._gain(job, goal[job])) is not None]
+        heapq.heapify(gains)
+        while gains:
+            _, job, gpus = heapq.heappop(gains)
+            p, before = goal[job]
+            if gpus - before <= room[p]:
+                room[p] -= gpus - before
+                goal[job] = p, gpus
+                if (entry := self._gain(job, goal[job])) is not None:
+                    heapq.heappush(gains, entry)
+        for job, running in self.running.items():
+            p, gpus = goal[job]
+            seconds, left = self.jobs[job].seconds[p], self.remaining(job) / running.seconds if running.seconds else 0.0
+            saved = left * (seconds[running.gpus] - seconds[gpus])
+            if gpus > running.gpus and saved < _WORTH * self.jobs[job].pause:
+                goal[job] = p, running.gpus
+        return goal
+
+    def _gain(self, job: int, present: tuple[int, int]) -> tuple[float, int, int] | None:
+        """Seconds that a job saves for each GPU more, negative, with its next number of GPUs."""
+        p, gpus = present
+        seconds = self.jobs[job].seconds[p]
+        larger = [g for g in seconds if g > gpus]
+        if not larger or (job in self.running and not self.jobs[job].preemptible):
+            return None
+        left = 1.0 - self.progress[job]
+        if job in self.running:
+            running = self.running[job]
+            left = min((running.due - self.now) / running.seconds, left) if running.seconds else 0.0
+        following = min(larger)
+        return left * (seconds[following] - seconds[gpus]) / (following - gpus), job, following
+
+
+def _preferred_seconds(job: ClusterJob, pool: int) -> float:
+    """Run time on the preferred GPUs of a kind of nodes; inf where the job does not run there."""
+    return job.seconds[pool][job.preferred[pool]] if job.preferred[pool] else math.inf
+
+
+def simulate_cluster(
+    jobs: Sequence[ClusterJob], pools: Sequence[NodePool], policy: Policy, *,
+    factors: Sequence[float] | None = None, quantum: float = QUANTUM, growth: float = GROWTH,
+) -> ClusterRun:  # fmt: skip
+    """Simulate jobs on a cluster under a policy.
+
+    Parameters
+    ----------
+    jobs : sequence of ClusterJob
+        In any order; jobs of one time of arrival are served in the order of their names.
+    pools : sequence of NodePool
+        Kinds of nodes, empty; a gang never spans two of them.
+    policy : Policy
+    factors : sequence of float, optional
+        Real run time of each job over the one that the scheduler expects.
+    quantum, growth : float
+        GPU-seconds of the first level of attained service, and how much longer each next level is.
+
+    Returns
+    -------
+    ClusterRun
+        Arrays in the order of ``jobs``.
+    """
+    order = sorted(range(len(jobs)), key=lambda number: (jobs[number].arrival, jobs[number].name))
+    place = {number: rank for rank, number in enumerate(order)}
+    ranked = [_renumbered(jobs[number], place) for number in order]
+    chosen = None if factors is None else [factors[number] for number in order]
+    cluster = ClusterSimulation(ranked, pools, policy, factors=chosen, quantum=quantum, growth=growth)
+    cluster.run()
+    back = np.array([place[number] for number in range(len(jobs))], dtype=np.int64)
+
+    def column(values: Sequence[float]) -> Array:
+        return np.array(values, dtype=np.float64)[back] if len(jobs) else np.zeros(0)
+
+    finish, entered = column(cluster.finish), column(cluster.entered)
+    worked = column(cluster.worked)
+    return ClusterRun(
+        start=column(cluster.start),
+        finish=finish,
+        waited=np.maximum(finish - entered - column(cluster.ran), 0.0),
+        preemptions=column(cluster.stops),
+        worked=worked,
+        paused=column(cluster.paused),
+        failed=worked * np.array([job.failing for job in jobs]),
+        unused=cluster.unused,
+        gpus=sum(pool.gpus for pool in pools),
+        span=cluster.now - cluster.begin,
+        queue=np.array(cluster.lengths, dtype=np.float64).reshape(-1, 2),
+        segments=tuple(segment._replace(job=order[segment.job]) for segment in cluster.segments),
+    )
+
+
+def _renumbered(job: ClusterJob, place: Mapping[int, int]) -> ClusterJob:
+    """A job whose predecessors have other numbers."""
+    return replace(job, after=tuple(place[before] for before in job.after)) if job.after else job

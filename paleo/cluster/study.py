@@ -1,0 +1,559 @@
+"""Many jobs on a cluster: the smallest order of machines, finishing times with intervals, what one node more buys."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.cluster.nodes import NodePool, per_node, rack_nodes
+from paleo.cluster.policies import POLICIES
+from paleo.cluster.simulation import ClusterJob, ClusterRun, simulate_cluster
+from paleo.errors import SpecError, near
+from paleo.studies.cost import NINETY, Tariff, rent
+from paleo.units import HOUR, counted, duration, listed, whole_number, whole_percent
+
+if TYPE_CHECKING:
+    from paleo.cluster.jobs import JobSpec
+    from paleo.cluster.pricing import JobPrice, PricedJob
+    from paleo.specs.system import System
+
+Array = npt.NDArray[np.float64]
+#: Most nodes of an order, and jobs up to which finishing times get intervals unless samples are asked for.
+MOST_NODES, MOST_SAMPLED = 100_000, 1000
+#: Simulations with other step times and failures, of which intervals are made.
+SAMPLES = 20
+WAITS = ("mean", "p95")
+PLACEMENTS = ("packed", "spread")
+UNMODELLED = (
+    "jobs that share a GPU, and traffic of one job that slows another",
+    "repairs of nodes: a job with a failure restarts on its nodes, or on spare ones",
+    "the time of the scheduler itself",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What an order of machines must keep: all deadlines, and a limit of the waiting time (mean or p95) [s]."""
+
+    wait: float | None = None
+    measure: str = "p95"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Jobs with their prices, the kinds of nodes, and how they are scheduled.
+
+    Attributes
+    ----------
+    jobs : tuple of PricedJob
+    systems : tuple of System
+    policy, placement : str
+        Name of `paleo.cluster.policies.POLICIES`; packed or spread over racks.
+    tariff : Tariff
+    """
+
+    jobs: tuple[PricedJob, ...]
+    systems: tuple[System, ...]
+    policy: str
+    placement: str = "packed"
+    tariff: Tariff = field(default_factory=Tariff)
+
+    @cached_property
+    def cluster_jobs(self) -> tuple[ClusterJob, ...]:
+        """The jobs as the scheduler sees them."""
+        numbers = {job.spec.name: number for number, job in enumerate(self.jobs)}
+        return tuple(job.cluster_job(numbers) for job in self.jobs)
+
+    def pools(self, nodes: Sequence[int]) -> list[NodePool]:
+        """Return empty nodes of every kind.
+
+        Parameters
+        ----------
+        nodes : sequence of int
+            Nodes of every kind.
+
+        Returns
+        -------
+        list of NodePool
+            One pool a kind.
+        """
+        return [
+            NodePool(count, per_node(system), rack_nodes(system) or 1 << 30, self.placement == "spread")
+            for system, count in zip(self.systems, nodes, strict=True)
+        ]
+
+    def run(self, nodes: Sequence[int], factors: Sequence[float] | None = None) -> ClusterRun:
+        """Simulate the jobs on a cluster.
+
+        Parameters
+        ----------
+        nodes : sequence of int
+            Nodes of every kind.
+        factors : sequence of float, optional
+            Factors on the run time of each job.
+
+        Returns
+        -------
+        ClusterRun
+            Times of all jobs.
+        """
+        return simulate_cluster(self.cluster_jobs, self.pools(nodes), POLICIES[self.policy], factors=factors)
+
+    def holds_all(self, nodes: Sequence[int]) -> bool:
+        """Return True if every job fits on the nodes of some kind.
+
+        Parameters
+        ----------
+        nodes : sequence of int
+            Nodes of every kind.
+
+        Returns
+        -------
+        bool
+            Whether all fit.
+        """
+        sizes = [count * per_node(system) for count, system in zip(nodes, self.systems, strict=True)]
+        return all(any(0 < gpus <= size for gpus, size in zip(job.preferred, sizes, strict=True)) for job in self.jobs)
+
+    def usd_per_s(self, nodes: Sequence[int]) -> float | None:
+        """Return the rent of a cluster.
+
+        Parameters
+        ----------
+        nodes : sequence of int
+            Nodes of every kind.
+
+        Returns
+        -------
+        float, optional
+            Rent [USD/s]; None if one of them has no price.
+        """
+        rates = [
+            rent(system, count * per_node(system), self.tariff)[0]
+            for system, count in zip(self.systems, nodes, strict=True)
+            if count
+        ]
+        return None if any(rate is None for rate in rates) else float(sum(rate or 0.0 for rate in rates))
+
+
+@dataclass(frozen=True)
+class FleetStudy:
+    """The answer of ``paleo fleet``: a fleet on an order of machines.
+
+    Attributes
+    ----------
+    fleet : Fleet
+    nodes : tuple of int
+        Nodes of every kind.
+    searched : bool
+        Whether this is the smallest order that keeps the wishes.
+    wishes : Wishes
+    result : ClusterRun
+    larger : ClusterRun, optional
+        The same with one node more of the first kind.
+    intervals : numpy.ndarray, optional
+        Ends of the 90 % interval of finishing times, shape (jobs, 2) [s].
+    on_time : numpy.ndarray, optional
+        Share of the samples in which each deadline holds; nan without a deadline.
+    """
+
+    fleet: Fleet
+    nodes: tuple[int, ...]
+    searched: bool
+    wishes: Wishes
+    result: ClusterRun
+    larger: ClusterRun | None = None
+    intervals: Array | None = None
+    on_time: Array | None = None
+    unmodelled: tuple[str, ...] = UNMODELLED
+
+    @property
+    def wait(self) -> float:
+        """Waiting time by the measure of the wishes [s]."""
+        return waiting_time(self.result, self.wishes.measure)
+
+    @property
+    def missed(self) -> list[str]:
+        """Jobs that miss their deadlines."""
+        return missed_deadlines(self.fleet, self.result)
+
+    @property
+    def holds(self) -> bool:
+        """Whether all wishes hold."""
+        return not self.missed and (self.wishes.wait is None or self.wait <= self.wishes.wait)
+
+    @property
+    def usd(self) -> float | None:
+        """Rent of all nodes from the first arrival to the last end; None without a price."""
+        rate = self.fleet.usd_per_s(self.nodes)
+        return None if rate is None else rate * self.result.span
+
+    @property
+    def order(self) -> str:
+        """The machines in words."""
+        parts = [
+            f"{counted(count, 'node')} of {system.name}"
+            for system, count in zip(self.fleet.systems, self.nodes, strict=True)
+            if count
+        ]
+        return " and ".join(parts)
+
+    @property
+    def lost_gpu_hours(self) -> dict[str, float]:
+        """GPU-hours that do no work, by reason; ``idle``: no job waits."""
+        result = self.result
+        unused = {name: value / HOUR for name, value in result.unused.items()}
+        stops = {"preemption": float(result.paused.sum()) / HOUR, "failures": float(result.failed.sum()) / HOUR}
+        return {"waiting": unused["waiting"], "fragmentation": unused["fragmentation"], **stops, "idle": unused["idle"]}
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a few sentences."""
+        result, jobs = self.result, counted(len(self.fleet.jobs), "job")
+        deadlines = sum(math.isfinite(job.deadline) for job in self.fleet.cluster_jobs)
+        deadline = (
+            ""
+            if not deadlines
+            else (
+                f", {counted(len(self.missed), 'deadline')} of {deadlines} missed"
+                if self.missed
+                else ", all deadlines hold"
+            )
+        )
+        smallest = " is the smallest order:" if self.searched else ":"
+        measure = "mean" if self.wishes.measure == "mean" else "95th percentile"
+        wait = f"waiting times have a {measure} of {duration(self.wait)}" if self.wait else "hardly any job waits"
+        title = POLICIES[self.fleet.policy].title
+        words = (
+            f"{self.order}{smallest} {jobs} end after {duration(result.span)} under {title}{deadline}; {wait}; "
+            f"GPUs are {whole_percent(result.utilisation)} busy."
+        )
+        return " ".join([words, *filter(None, [self._larger(), self._failing()])])
+
+    def _larger(self) -> str:
+        if self.larger is None:
+            return ""
+        wait = waiting_time(self.larger, self.wishes.measure)
+        if wait == self.wait and self.larger.span == self.result.span:
+            return "One node more changes neither."
+        waits = duration(wait) if wait else "none"
+        return f"One node more: the last ends after {duration(self.larger.span)}, waits are {waits}."
+
+    def _failing(self) -> str:
+        if self.on_time is None or self.missed:
+            return ""
+        unsafe = int(np.nansum(self.on_time < 0.95))
+        return f"{counted(unsafe, 'deadline')} may be missed (below 95 % of samples)." if unsafe else ""
+
+
+def waiting_time(result: ClusterRun, measure: str) -> float:
+    """Return the mean or the 95th percentile of the waiting times.
+
+    Parameters
+    ----------
+    result : ClusterRun
+        Simulated cluster.
+    measure : str
+        ``mean`` or ``p95``.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    if not len(result.waited):
+        return 0.0
+    return float(result.waited.mean() if measure == "mean" else np.quantile(result.waited, 0.95))
+
+
+def missed_deadlines(fleet: Fleet, result: ClusterRun) -> list[str]:
+    """Return the jobs that end after their deadlines.
+
+    Parameters
+    ----------
+    fleet : Fleet
+        Jobs and kinds of nodes.
+    result : ClusterRun
+        Simulated cluster.
+
+    Returns
+    -------
+    list of str
+        Names of jobs.
+    """
+    ends = zip(fleet.cluster_jobs, result.finish.tolist(), strict=True)
+    return [job.name for job, finish in ends if not finish <= job.deadline]
+
+
+def price_fleet(
+    specs: Sequence[JobSpec], systems: Sequence[System], policy: str, *, nodes: Sequence[int] | None = None,
+    placement: str = "packed", tariff: Tariff | None = None,
+) -> Fleet:  # fmt: skip
+    """Return jobs with their run times on every kind of nodes.
+
+    Parameters
+    ----------
+    specs : sequence of JobSpec
+    systems : sequence of System
+    policy, placement : str
+    nodes : sequence of int, optional
+        Nodes of every kind, which no job exceeds.
+    tariff : Tariff, optional
+
+    Raises
+    ------
+    SpecError
+        For an unknown policy, and a job that can never run.
+    """
+    from paleo.cluster.pricing import price_job
+
+    if policy not in POLICIES:
+        raise SpecError(f"--policy {policy!r:.40}: {near(policy, POLICIES)}")
+    if placement not in PLACEMENTS:
+        raise SpecError(f"--placement {placement!r:.40}: {near(placement, PLACEMENTS)}")
+    counts = [MOST_NODES] * len(systems) if nodes is None else list(nodes)
+    most = [
+        min(count * per_node(system), system.capacity or count * per_node(system))
+        for count, system in zip(counts, systems, strict=True)
+    ]
+    jobs = tuple(price_job(spec, systems, most) for spec in specs)
+    return Fleet(jobs, tuple(systems), policy, placement, tariff or Tariff())
+
+
+def fleet_study(
+    fleet: Fleet, nodes: Sequence[int] | None, wishes: Wishes, *, samples: int | None = None, seed: int = 0
+) -> FleetStudy:
+    """Simulate a fleet on an order of machines, or find the smallest order that keeps the wishes.
+
+    Parameters
+    ----------
+    fleet : Fleet
+    nodes : sequence of int, optional
+        Nodes of every kind; the smallest order by default.
+    wishes : Wishes
+    samples : int, optional
+        Simulations for intervals; 20 by default, none for more than a thousand jobs.
+    seed : int
+
+    Raises
+    ------
+    SpecError
+        If no order of machines keeps the wishes, or there is nothing to keep.
+    """
+    order = tuple(smallest_order(fleet, wishes) if nodes is None else nodes)
+    result = fleet.run(order)
+    count = (SAMPLES if len(fleet.jobs) <= MOST_SAMPLED else 0) if samples is None else samples
+    study = FleetStudy(fleet, order, nodes is None, wishes, result)
+    if len(fleet.jobs) <= MOST_SAMPLED:
+        kind = int(np.argmax([bool(number) for number in order]))
+        more = tuple(number + (place == kind) for place, number in enumerate(order))
+        study = replace(study, larger=fleet.run(more))
+    if count:
+        random = np.random.default_rng(seed)
+        finishes = np.array([fleet.run(order, sampled_factors(fleet, random)).finish for _ in range(count)])
+        deadlines = np.array([job.deadline for job in fleet.cluster_jobs])
+        shares = np.where(np.isfinite(deadlines), (finishes <= deadlines).mean(axis=0), np.nan)
+        study = replace(study, intervals=np.quantile(finishes, [0.05, 0.95], axis=0).T, on_time=shares)
+    return study
+
+
+def sampled_factors(fleet: Fleet, random: np.random.Generator) -> list[float]:
+    """Draw the real run time of each job over the expected one: an error of its step time, and failures.
+
+    Parameters
+    ----------
+    fleet : Fleet
+        Jobs and kinds of nodes.
+    random : np.random.Generator
+        Random generator.
+
+    Returns
+    -------
+    list of float
+        One factor a job.
+    """
+    factors = []
+    for job in fleet.jobs:
+        price = next(table[gpus] for table, gpus in zip(job.prices, job.preferred, strict=True) if gpus)
+        factors.append(_sampled(price, random))
+    return factors
+
+
+def _sampled(price: JobPrice, random: np.random.Generator) -> float:
+    """A lognormal step within its interval; each failure loses up to twice what it does on average."""
+    low, high = price.factors
+    spread = random.standard_normal() / NINETY
+    factor = math.exp(spread * (math.log(high) if spread > 0 else -math.log(low)))
+    if math.isfinite(price.mtbf) and price.seconds:
+        expected = price.seconds / price.mtbf
+        failures = int(random.poisson(min(expected, float(2**30))))
+        lost = float(random.uniform(0.0, 2.0 * price.lost, failures).sum()) if failures < MOST_NODES else 0.0
+        factor += (lost - expected * price.lost) / price.seconds
+    return max(factor, 0.1)
+
+
+def smallest_order(fleet: Fleet, wishes: Wishes) -> tuple[int, ...]:
+    """Find the nodes of every kind that meet the requirements at the least rent (or with the fewest nodes).
+
+    Every number of nodes of all kinds but the last is tried, up to the smallest order of that kind alone; the last
+    kind's number is the smallest, found by bisection above 128 nodes or a thousand jobs.
+
+    Parameters
+    ----------
+    fleet : Fleet
+        Jobs and kinds of nodes.
+    wishes : Wishes
+        Deadlines and a limit of the waiting time.
+
+    Returns
+    -------
+    tuple of int
+        Nodes of every kind.
+
+    Raises
+    ------
+    SpecError
+        If there is no requirement, or no order meets it.
+    """
+    if wishes.wait is None and not any(math.isfinite(job.deadline) for job in fleet.cluster_jobs):
+        raise SpecError("--nodes auto: no job has a deadline; state one, or a limit of the waiting time with --wait")
+    kinds = len(fleet.systems)
+    if kinds == 1:
+        count = _fewest(fleet, wishes, ())
+        if count is None:
+            raise SpecError(f"--nodes auto: no number of nodes keeps the wishes; {_reason(fleet)}")
+        return (count,)
+    singles = [_fewest(_only(fleet, kind), wishes, ()) for kind in range(kinds)]
+    tried = [range((_MOST_TRIED if count is None else count) + 1) for count in singles[:-1]]
+    orders: list[tuple[int, ...]] = []
+    for before in itertools.islice(itertools.product(*tried), _MOST_ORDERS):
+        last = _fewest(fleet, wishes, before, most=singles[-1])
+        if last is not None:
+            orders.append((*before, last))
+    if not orders:
+        raise SpecError(f"--nodes auto: no order of these systems keeps the wishes; {_reason(fleet)}")
+    return min(orders, key=lambda order: (fleet.usd_per_s(order) or math.inf, sum(order)))
+
+
+#: Nodes of one kind, and orders, that are tried where kinds are mixed.
+_MOST_TRIED, _MOST_ORDERS = 16, 2000
+#: Orders of one kind up to which every smaller one is tried, as more nodes may delay a job.
+_MOST_SCANNED = 128
+
+
+def _only(fleet: Fleet, kind: int) -> Fleet:
+    """The fleet on one kind of nodes; jobs that do not run there make every order too small."""
+    jobs = tuple(replace(job, prices=(job.prices[kind],), preferred=(job.preferred[kind],)) for job in fleet.jobs)
+    return replace(fleet, jobs=jobs, systems=(fleet.systems[kind],))
+
+
+def _fewest(fleet: Fleet, wishes: Wishes, before: tuple[int, ...], most: int | None = None) -> int | None:
+    """The fewest nodes of the last kind that keep the wishes beside others, by doubling, and trying all
+    smaller numbers (of large orders by bisection)."""
+
+    def keeps(count: int) -> bool:
+        nodes = (*before, count)
+        if not fleet.holds_all(nodes):
+            return False
+        result = fleet.run(nodes)
+        late = wishes.wait is not None and waiting_time(result, wishes.measure) > wishes.wait
+        return not late and not missed_deadlines(fleet, result)
+
+    if before and keeps(0):
+        return 0
+    largest = _enough(fleet) if most is None else most
+    high = 1
+    while high < largest and not keeps(high):
+        high *= 2
+    high = min(high, largest)
+    if not keeps(high):
+        return None
+    if len(fleet.jobs) <= MOST_SAMPLED and high <= _MOST_SCANNED:
+        return next(count for count in range(1, high + 1) if keeps(count))
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if keeps(middle) else (middle, high)
+    return high
+
+
+def _enough(fleet: Fleet) -> int:
+    """Nodes of the last kind on which no job ever waits."""
+    size = per_node(fleet.systems[-1])
+    needed = sum(-(-max(job.preferred) // size) for job in fleet.jobs)
+    owned = MOST_NODES if fleet.systems[-1].capacity is None else fleet.systems[-1].capacity // size
+    return max(min(needed, owned), 1)
+
+
+def _reason(fleet: Fleet) -> str:
+    """Jobs that miss their deadlines even where nothing waits."""
+    late = []
+    for job in fleet.cluster_jobs:
+        tables = zip(job.seconds, job.preferred, strict=True)
+        if job.arrival + min(table[gpus] for table, gpus in tables if gpus) > job.deadline:
+            late.append(job.name)
+    if late:
+        return f"{', '.join(late[:3])} would miss the deadline with all GPUs free: expected a later one, or more GPUs"
+    return "expected later deadlines or a longer wait"
+
+
+def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> tuple[int, ...]:
+    """Return the nodes of every system.
+
+    Parameters
+    ----------
+    nodes : int, str or sequence of int
+        One number for each system; a text separates them by commas.
+    systems : sequence of System
+
+    Raises
+    ------
+    SpecError
+        For what is no number of nodes, or more than a system has.
+    """
+    parts = [nodes] if isinstance(nodes, int) else listed(nodes) if isinstance(nodes, str) else list(nodes)
+    counts = tuple(
+        (whole_number(part, MOST_NODES) if isinstance(part, str) else part if type(part) is int else None)
+        for part in parts
+    )
+    known = tuple(count for count in counts if count is not None and 0 <= count <= MOST_NODES)
+    if len(known) != len(counts) or not any(known):
+        raise SpecError(f"--nodes {str(nodes)[:60]!r}: expected a number of nodes up to {MOST_NODES:,}, or auto")
+    if len(known) != len(systems):
+        raise SpecError(f"--nodes {str(nodes)[:60]!r}: {counted(len(systems), 'system')}; expected a number for each")
+    for count, system in zip(known, systems, strict=True):
+        if system.capacity is not None and count * per_node(system) > system.capacity:
+            raise SpecError(f"--nodes {count}: system {system.name} has {system.capacity // per_node(system)}")
+    return known
+
+
+def check_wishes(wishes: Wishes) -> Wishes:
+    """Check the requirements of an order of machines.
+
+    Parameters
+    ----------
+    wishes : Wishes
+        Deadlines and a limit of the waiting time.
+
+    Returns
+    -------
+    Wishes
+        The requirements.
+
+    Raises
+    ------
+    SpecError
+        If they are not possible.
+    """
+    if wishes.measure not in WAITS:
+        raise SpecError(f"--measure {wishes.measure!r:.40}: {near(wishes.measure, WAITS)}")
+    if wishes.wait is not None and not 0.0 <= wishes.wait < math.inf:
+        raise SpecError(f"--wait {wishes.wait!r:.40}: expected a time of zero or more")
+    return wishes

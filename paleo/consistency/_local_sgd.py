@@ -1,0 +1,118 @@
+"""Local steps with an average every H of them: local SGD, model averaging, elastic averaging, DiLoCo, federated rounds.
+
+T = μ (1 + c e_N / √H + e_N persistent) + (synchronisation − hidden) / H: independent noise averages over the H steps
+between two synchronisations, a slow worker's does not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from paleo.consistency.base import CONSISTENCY, FP32_BYTES, Array, Consistency, Cycle, Workload, count_argument
+from paleo.errors import PlanError
+from paleo.step.waiting import Numeric, averaged_noise, waiting_share
+
+
+def _local_step(workload: Workload, steps: Numeric, synchronisation: Numeric) -> Array:
+    """Seconds of one of ``steps`` local steps with its share of ``synchronisation`` seconds, (configurations,)."""
+    noise = waiting_share(workload.workers, averaged_noise(workload.jitter, steps), workload.persistent)
+    return np.asarray(workload.compute * (1.0 + noise) + synchronisation / steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Periodic:
+    """Workers make ``steps`` local steps, then average.
+
+    ``copies`` are the fp32 copies of the parameters that a worker needs for that. ``fragments`` of the parameters
+    travel one after another, each hidden behind the steps up to the next.
+    """
+
+    name: str
+    steps: int
+    copies: float
+    reference: str
+    fragments: int = 1
+    streams: bool = False
+    uses_servers = False
+
+    @property
+    def summary(self) -> str:
+        """What the method does, in a few words."""
+        return f"workers average every {self.steps} steps"
+
+    @property
+    def exact(self) -> bool:
+        """One step between averages of plain gradients is a synchronous step."""
+        return self.steps == 1 and self.name == "local"
+
+    def cycle(self, workload: Workload) -> Cycle:
+        widened = FP32_BYTES * np.asarray(workload.parameters) / np.maximum(workload.payload, 1.0)
+        synchronisation = np.asarray(workload.all_reduce * widened)
+        window = self.steps / self.fragments * workload.compute
+        hidden = np.minimum(synchronisation / self.fragments, window) * self.fragments if self.streams else 0.0
+        step = _local_step(workload, float(self.steps), synchronisation - hidden)
+        several = np.asarray(workload.workers) > 1
+        return Cycle.of(
+            workload,
+            step,
+            sent=FP32_BYTES * workload.parameters * several / self.steps,
+            staleness=((self.steps - 1) / 2.0 * several, np.sqrt((self.steps**2.0 - 1.0) / 12.0) * several),
+            extra_memory=self.copies * FP32_BYTES * workload.parameters,
+        )
+
+
+@CONSISTENCY.register("local")
+def local(argument: str) -> Consistency:
+    """``local:H``: also post-local SGD behind its synchronous phase, and model averaging."""
+    steps = count_argument("local", argument, "local steps between two averages")
+    return Periodic("local", steps, 0.0, "Stich, Local SGD, ICLR 2019; Lin et al., Post-local SGD, ICLR 2020")
+
+
+@CONSISTENCY.register("easgd")
+def easgd(argument: str) -> Consistency:
+    """``easgd:H``: elastic averaging; a worker keeps the centre beside its own parameters."""
+    steps = count_argument("easgd", argument, "local steps between two pulls to the centre")
+    return Periodic("easgd", steps, 1.0, "Zhang, Choromanska and LeCun, Elastic averaging SGD, NIPS 2015")
+
+
+@CONSISTENCY.register("diloco")
+def diloco(argument: str) -> Consistency:
+    """Build ``diloco:H`` or ``diloco:H/F``: an outer copy and an outer momentum in fp32.
+
+    With F fragments each travels while the steps up to the next one are made (streaming).
+    """
+    steps, _, fragments = argument.partition("/")
+    number = count_argument("diloco", steps, "inner steps between two outer steps")
+    pieces = count_argument("diloco", fragments, "fragments of the parameters") if fragments else 1
+    if pieces > number:
+        raise PlanError(f"consistency diloco:{argument}: {pieces} fragments need as many inner steps, not {number}")
+    reference = "Douillard et al., DiLoCo, 2023; Streaming DiLoCo, 2025"
+    return Periodic("diloco", number, 2.0, reference, pieces, streams=pieces > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Federated:
+    """Rounds of ``steps`` local steps at clients that pull and push the model over their own links, no two together.
+
+    T = μ (1 + c e_N / √H + e_N persistent) + 2 neighbour / H.
+    """
+
+    steps: int
+    summary = "clients make local steps, then send their model to a server"
+    reference = "McMahan et al., Communication-efficient learning of deep networks, AISTATS 2017"
+    exact = False
+    uses_servers = False
+
+    def cycle(self, workload: Workload) -> Cycle:
+        step = _local_step(workload, float(self.steps), 2.0 * np.asarray(workload.neighbour))
+        staleness = (self.steps - 1) / 2.0, math.sqrt((self.steps**2 - 1) / 12.0)
+        return Cycle.of(workload, step, sent=workload.payload / self.steps, staleness=staleness)
+
+
+@CONSISTENCY.register("federated")
+def federated(argument: str) -> Consistency:
+    """``federated:H``."""
+    return Federated(count_argument("federated", argument, "local steps a round"))

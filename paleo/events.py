@@ -1,0 +1,76 @@
+"""A queue of timed events: the engine of every discrete-event simulation here (requests, trials, jobs of a cluster)."""
+
+from __future__ import annotations
+
+import heapq
+
+
+class EventQueue:
+    """Events by time, each named by a number; events of equal time come in the order of their numbers.
+
+    An event that is cancelled or moved stays in the heap until it comes up, where it is dropped.
+
+    >>> queue = EventQueue()
+    >>> queue.push(2.0, 1), queue.push(1.0, 7), queue.push(1.0, 3), queue.cancel(7)
+    (None, None, None, 1.0)
+    >>> queue.pop(), queue.time, len(queue)
+    ((1.0, 3), 2.0, 1)
+    """
+
+    __slots__ = ("_due", "_heap")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []
+        self._due: dict[int, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def push(self, time: float, event: int) -> None:
+        """Enter an event, or move it to another time.
+
+        Parameters
+        ----------
+        time : float
+            When it happens [s].
+        event : int
+            Number of the event.
+        """
+        self._due[event] = time
+        heapq.heappush(self._heap, (time, event))
+
+    def cancel(self, event: int) -> float:
+        """Take an event out of the queue.
+
+        Parameters
+        ----------
+        event : int
+            Number of the event.
+
+        Returns
+        -------
+        float
+            When it would have happened [s].
+        """
+        return self._due.pop(event)
+
+    @property
+    def time(self) -> float:
+        """Time of the next event; inf if the queue is empty."""
+        heap, due = self._heap, self._due
+        while heap and due.get(heap[0][1]) != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else float("inf")
+
+    @property
+    def newest(self) -> int:
+        """The event that was entered last."""
+        return next(reversed(self._due))
+
+    def pop(self) -> tuple[float, int]:
+        """Take the next event out of the queue and return its time and number."""
+        while True:
+            time, event = heapq.heappop(self._heap)
+            if self._due.get(event) == time:
+                del self._due[event]
+                return time, event

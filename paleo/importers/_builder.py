@@ -1,0 +1,294 @@
+"""Entries of a model file, one after the other, and where the values of a trace stand among them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from paleo.errors import PaleoError, SpecError
+from paleo.layers.base import LAYERS, Choices, frozen, with_gradients_as_needed
+from paleo.operations.base import Operation, parameters_of
+from paleo.operations.tensor import Size, Tensor, precision
+
+if TYPE_CHECKING:
+    from paleo.importers._trace import Call, Shape, Trace, Value
+
+_FP32, _UNFUSED = precision("fp32"), Choices(attention="unfused")
+#: Dims of inputs by their number.
+_INPUT_DIMS = {
+    1: ("batch",),
+    3: ("batch", "seq", "features"),
+    4: ("batch", "channels", "height", "width"),
+    5: ("batch", "channels", "depth", "height", "width"),
+}
+#: How many names ``dim0``, ``dim1``, … there are at most.
+MOST_DIMS = 99
+
+
+@dataclass(eq=False)
+class LayerEntry:
+    """One line of a model file. ``inputs`` are entries or names of inputs; ``share`` and ``tie`` lend the weights of
+    another entry; ``frozen`` ones are not trained."""
+
+    kind: str
+    options: dict[str, Any]
+    inputs: list[LayerEntry | str]
+    out: Tensor
+    path: str = ""
+    share: LayerEntry | None = None
+    tie: LayerEntry | None = None
+    operations: tuple[Operation, ...] = ()
+    frozen: bool = False
+
+    @property
+    def own_parameters(self) -> float:
+        """How many numbers it learns that no other entry lends."""
+        if self.share is not None:
+            return 0.0
+        parameters = parameters_of(self.operations).items()
+        return sum(float(tensor.elements) for name, tensor in parameters if not name.startswith("tied"))
+
+    @property
+    def flops_backward(self) -> float:
+        """FLOP of its backward pass: without a product for what needs no gradient, such as an input of the network."""
+        return sum(kernel.flops for operation in self.operations for kernel in operation.backward(_FP32))
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a value stands: the entry or input that holds it, as a tensor with the dims and sizes of the value."""
+
+    holder: LayerEntry | str
+    tensor: Tensor
+
+    @classmethod
+    def of(cls, entry: LayerEntry) -> Placed:
+        """The value that an entry of the network gives."""
+        return cls(entry, entry.out)
+
+    @property
+    def dims(self) -> dict[str, Size]:
+        """Names and sizes of its dims."""
+        return dict(zip(self.tensor.dims, self.tensor.sizes, strict=True))
+
+
+@dataclass
+class ImportedNetwork:
+    """Entries in order, inputs with their dims; ``last`` is what the network gives."""
+
+    entries: list[LayerEntry]
+    inputs: dict[str, Tensor]
+    probes: Mapping[str, int]
+    last: LayerEntry | str = ""
+    fixed_batch: int | None = None
+
+
+class UntranslatableError(Exception):
+    """A call does not fit the layer that was tried."""
+
+
+@dataclass
+class Builder:
+    """Adds entries, and knows which entry holds each value and each parameter."""
+
+    trace: Trace
+    network: ImportedNetwork = field(init=False)
+    placed: dict[Value, Placed] = field(default_factory=dict)
+    owners: dict[str, LayerEntry] = field(default_factory=dict)
+    #: What a view looks at.
+    bases: dict[LayerEntry | str, Placed] = field(default_factory=dict)
+    #: Whether the weights of what is added now are not trained.
+    untrained: bool = False
+
+    def __post_init__(self) -> None:
+        self.network = ImportedNetwork([], {}, self.trace.probes, fixed_batch=self.trace.fixed_batch)
+        for value in self.trace.inputs:
+            role = "index" if value.index else "activation"
+            tensor = Tensor(value.name, self._input_dims(value), value.shape, role, grad=False)  # type: ignore[arg-type]
+            self.network.inputs[value.name] = tensor
+            self.placed[value] = Placed(value.name, tensor)
+
+    @property
+    def first(self) -> Placed:
+        """The first input of the network."""
+        return Placed(*next(iter(self.network.inputs.items())))
+
+    def _input_dims(self, value: Value) -> tuple[str, ...]:
+        rank, probe = len(value.shape), self.trace.probes.get("batch")
+        names = list(_INPUT_DIMS.get(rank, ("batch", *(f"dim{i}" for i in range(1, rank)))))
+        if rank == 2:
+            names = ["batch", "seq" if value.index else "features"]
+        batch = value.shape.index(probe) if probe in value.shape else 0
+        names.insert(batch, names.pop(0))
+        return tuple(names)
+
+    # Entries.
+
+    def add(
+        self, kind: str, options: Mapping[str, Any], sources: Sequence[Placed], path: str, tie: LayerEntry | None = None
+    ) -> LayerEntry:
+        """One more entry, expanded as the graph will do; UntranslatableError where the layer refuses."""
+        stated = {key: value for key, value in options.items() if value is not None}
+        name = f"n{len(self.network.entries)}"
+        try:
+            layer = LAYERS[kind].model_validate(stated | ({"tie": f"tied{id(tie)}"} if tie is not None else {}))
+            tensors = tuple(source.tensor for source in sources)
+            expansion = layer.expand(name, tensors, _UNFUSED)
+            expansion = with_gradients_as_needed(frozen(expansion) if self.untrained else expansion, tensors)
+        except (PaleoError, ValidationError, ValueError, KeyError) as error:
+            raise UntranslatableError(str(error)) from None
+        holders = [source.holder for source in sources]
+        entry = LayerEntry(
+            kind,
+            stated,
+            inputs=holders,
+            out=expansion.out,
+            path=path,
+            share=None,
+            tie=tie,
+            operations=expansion.operations,
+        )
+        entry.frozen = self.untrained and entry.own_parameters > 0
+        self.network.entries.append(entry)
+        return entry
+
+    def put(self, value: Value, entry: LayerEntry) -> None:
+        """Assigns the output of an entry to a value of the trace; their sizes must agree."""
+        if tuple(entry.out.sizes) != value.shape:
+            raise UntranslatableError(f"{entry.out.sizes} is not {value.shape}")
+        self.placed[value] = Placed.of(entry)
+
+    def move(self, old: LayerEntry, new: LayerEntry) -> None:
+        """Values of the old entry are read from the new one."""
+        for value, place in list(self.placed.items()):
+            if place.holder is old:
+                self.placed[value] = Placed(new, place.tensor)
+
+    def learned(self, parameters: int, source: Placed, label: str, path: str) -> LayerEntry:
+        """An entry that holds parameters and hands its input on."""
+        return self.add("learned", {"parameters": parameters, "of": label}, [source], path)
+
+    # Where values stand.
+
+    def at(self, value: Value | None) -> Placed:
+        """The place of a value: constants and whole numbers have no layer, and stand on an input of the network."""
+        if value is None:
+            raise UntranslatableError("an input is missing")
+        if value not in self.placed:
+            if not (value.static or value.index):
+                raise UntranslatableError("a tensor from nowhere")
+            root = self.first if value.root is None else self.placed[value.root]
+            same = root.tensor.sizes == value.shape and not value.static
+            self.placed[value] = root if same else self._stand_in(value, root)
+        return self.placed[value]
+
+    def _stand_in(self, value: Value, root: Placed) -> Placed:
+        like = None if value.static else root.tensor
+        dims = dict(zip(self.names(value.shape, like), value.shape, strict=True))
+        learned = value.static and not value.sources <= self.trace.frozen
+        options = {"dims": dims, "constant": value.static or None, "learned": learned or None}
+        return Placed.of(self.add("view", options, [root], ""))
+
+    def view(self, source: Placed, sizes: Mapping[str, Size], path: str, *, keeps_whole: bool = False) -> Placed:
+        """The same numbers under other dims; a view of a view is a view of the first tensor."""
+        origin = source
+        while origin.holder in self.bases and math.prod(sizes.values()) == self.bases[origin.holder].tensor.elements:
+            origin = self.bases[origin.holder]
+        for place in (source, origin):
+            same_batch = (place.tensor.dims[:1] == ("batch",)) == (next(iter(sizes), "") == "batch")
+            if place.tensor.sizes == tuple(sizes.values()) and same_batch:
+                return place
+        entry = self.add("view", {"dims": dict(sizes), "keeps_whole": keeps_whole or None}, [origin], path)
+        self.bases[entry] = origin
+        return Placed.of(entry)
+
+    def shaped(self, source: Placed, shape: Shape, path: str, *, keeps_whole: bool = False) -> Placed:
+        """The same numbers in another shape, dims named after those of the source."""
+        sizes = dict(zip(self.names(shape, source.tensor), shape, strict=True))
+        return self.view(source, sizes, path, keeps_whole=keeps_whole)
+
+    def names(self, shape: Shape, like: Tensor | None = None) -> list[str]:
+        """Names for the dims of a shape: those of ``like`` where sizes agree, batch and seq by their probes."""
+        if self.trace.fixed_batch is not None:
+            return ["batch", *(f"dim{place}" for place in range(1, len(shape)))][: len(shape)]
+        taken: list[str] = []
+        old = list(zip(like.dims, like.sizes, strict=True)) if like is not None else []
+        probes = self.trace.probes
+        for place, size in enumerate(shape):
+            name = next((n for n, p in probes.items() if size and size % p == 0 and n not in taken), None)
+            if name is None:
+                same = old[place][0] if len(old) == len(shape) and old[place][1] == size else None
+                name = same or next((d for d, n in old if n == size and d not in taken and d not in probes), None)
+            if name is None or name in taken or (name in probes and size % probes[name]):
+                name = next(f"dim{i}" for i in range(place, MOST_DIMS) if f"dim{i}" not in taken)
+            taken.append(name)
+        return taken
+
+    def parameters(self, values: Sequence[Value | None]) -> int:
+        """How many parameters static values are made of that no entry holds yet."""
+        names = frozenset[str]().union(*(v.sources for v in values if v is not None and v.static))
+        return sum(self.trace.parameters[name] for name in names if name not in self.owners)
+
+    def moving(self, call: Call) -> list[Placed]:
+        """The places of what a call reads that depends on an input of the network."""
+        values = dict.fromkeys(value for value in call.inputs if value is not None)
+        return [self.at(v) for v in values if v.elements and not v.static and (not v.index or v.origin == "input")]
+
+    def sources(self, call: Call) -> list[Placed]:
+        """`moving`, or whole numbers where nothing else moves."""
+        return self.moving(call) or [self.at(v) for v in call.inputs if v is not None and not v.static][:1]
+
+    def kept_per_element(self, call: Call, value: Value) -> float | None:
+        """Numbers that a call keeps beside its inputs and outputs, for each of the largest tensor; None for none."""
+        elements = [value.elements, *(source.tensor.elements for source in self.sources(call))]
+        return call.kept_elements / max(1, *elements) or None
+
+    def weight(self, value: Value | None) -> tuple[Value, LayerEntry | None]:
+        """A weight, and the entry that holds it already."""
+        if value is None or not value.static or not value.sources:
+            raise UntranslatableError("expected a weight made of parameters")
+        holders = {self.owners.get(name) for name in value.sources}
+        return value, next(iter(holders)) if len(holders) == 1 else None
+
+    def sharing(self, entry: LayerEntry, values: Sequence[Value | None]) -> LayerEntry:
+        """The entry with the weights of an earlier one, where all of these values are that one's."""
+        owners = {self.owners.get(name) for v in values if v is not None for name in v.sources}
+        if len(owners) == 1 and (owner := next(iter(owners))) is not None and owner.kind == entry.kind:
+            self.lend(owner, entry)
+        return entry
+
+    def lend(self, owner: LayerEntry | None, entry: LayerEntry) -> None:
+        """Gives an entry the weights of ``owner``, an earlier entry of its kind, if there is one; both must have the
+        same parameters."""
+        if owner is None or owner.kind != entry.kind:
+            return
+        if owner.own_parameters != entry.own_parameters:
+            raise UntranslatableError("weights that an earlier layer has otherwise")
+        entry.share = owner
+
+    def finished(self) -> ImportedNetwork:
+        """The network; parameters that nothing reads stand at its end."""
+        names = self.trace.parameters.items()
+        left = sum(size for name, size in names if name not in self.owners)
+        place = next((self.placed[v] for v in self.trace.outputs if v in self.placed), None)
+        if place is None:
+            raise SpecError("the network has no output that depends on its inputs")
+        self.network.last = place.holder
+        if left:
+            self.network.last = self.learned(left, place, "parameters that nothing reads", "")
+        self._drop_idle_views()
+        return self.network
+
+    def _drop_idle_views(self) -> None:
+        read: set[LayerEntry | str] = {self.network.last}
+        kept = []
+        for entry in reversed(self.network.entries):
+            if entry.kind == "view" and entry not in read:
+                continue
+            kept.append(entry)
+            read.update(ref for ref in (*entry.inputs, entry.share, entry.tie) if ref is not None)
+        self.network.entries = kept[::-1]

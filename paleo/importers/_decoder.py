@@ -1,0 +1,277 @@
+"""The decoder that most families are: other norms, attention and feed-forward blocks, one shape."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from paleo.errors import SpecError
+from paleo.importers.configuration import LONGEST_SEQ, Config, Entry, Model, UnreadHeadError, labels
+
+Layer = tuple[Mapping[str, Any], Entry]
+
+MOST_LAYERS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """The differences between decoders; values are entries of a model file.
+
+    ``residual``: "pre" norms before each half; "post" after the sum; "parallel" one norm for both halves, "twin" one
+    for each half, side by side; "sandwich" before and after each half; "inner" after each half, before its sum.
+    """
+
+    params: Mapping[str, Any]
+    norm: Entry
+    attention: Mapping[str, Any]
+    feed: Entry
+    residual: str = "pre"
+    dropout: bool = False
+    before: tuple[Entry, ...] = ()
+    final: tuple[Entry, ...] = ()
+    tied: bool = False
+    head_bias: bool = False
+    attention_kind: str = "attention"
+    embedding: str = "=hidden"
+    notes: str = ""
+    task: str = "language modelling"
+
+
+def residual(*inner: Entry) -> Entry:
+    """The entries beside a straight branch, added."""
+    return {"branches": [list(inner), []], "join": "add"}
+
+
+def block(decoder: Decoder, more: Mapping[str, Any], feed: Entry) -> list[Entry]:
+    """The entries of one layer; ``more`` are further options of its attention, or all of its ``mixer``."""
+    drop = [{"dropout": {"rate": "=dropout"}}] if decoder.dropout else []
+    mixer = more["mixer"] if "mixer" in more else {decoder.attention_kind: dict(decoder.attention) | dict(more)}
+    attention = [mixer, *drop]
+    feed_forward, norm = [feed, *drop], decoder.norm
+    match decoder.residual:
+        case "pre":
+            return [residual(norm, *attention), residual(norm, *feed_forward)]
+        case "post":
+            return [residual(*attention), norm, residual(*feed_forward), norm]
+        case "inner":
+            return [residual(*attention, norm), residual(*feed_forward, norm)]
+        case "sandwich":
+            return [residual(norm, *attention, norm), residual(norm, *feed_forward, norm)]
+        case "twin":
+            return [{"branches": [[norm, *attention], [norm, *feed_forward], []], "join": "add"}]
+        case _:
+            return [residual(norm, {"branches": [attention, feed_forward], "join": "add"})]
+
+
+def folded(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
+    """Runs of a repeating pattern: (pattern, times), few and short.
+
+    >>> folded("aaabbb"), folded("ababa")
+    ([(['a'], 3), (['b'], 3)], [(['a', 'b'], 2), (['a'], 1)])
+    """
+    runs = [([layer], len(list(same))) for layer, same in groupby(layers)]
+    best = runs
+    for period in range(2, min(12, len(layers) // 2) + 1):
+        times = len(layers) // period
+        if list(layers[: period * times]) == list(layers[:period]) * times:
+            tail = folded(layers[period * times :]) if len(layers) % period else []
+            shorter = [(list(layers[:period]), times), *tail]
+            best = min(best, shorter, key=_length)
+    return min(best, _greedily_folded(layers), key=_length)
+
+
+def _length(runs: Sequence[tuple[list[Any], int]]) -> int:
+    return sum(len(pattern) for pattern, _ in runs)
+
+
+def _greedily_folded(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
+    """At each place the pattern that stands for most layers more than its own."""
+    runs: list[tuple[list[Any], int]] = []
+    place = 0
+    while place < len(layers):
+        best_period, best_times = 1, 1
+        for period in range(1, min(24, (len(layers) - place) // 2) + 1):
+            pattern, times = layers[place : place + period], 1
+            while layers[place + period * times : place + period * (times + 1)] == pattern:
+                times += 1
+            if period * (times - 1) > best_period * (best_times - 1):
+                best_period, best_times = period, times
+        runs.append((list(layers[place : place + best_period]), best_times))
+        place += best_period * best_times
+    return runs
+
+
+def repeats(decoder: Decoder, layers: Sequence[Layer]) -> list[Entry]:
+    """The layers as folded loops; ``=layers`` counts the iterations where there is one loop."""
+    runs = folded(list(layers))
+    entries = []
+    for index, (pattern, times) in enumerate(runs):
+        body = [entry for more, feed in pattern for entry in block(decoder, more, feed)]
+        whole = len(runs) == 1 and len(pattern) == 1
+        label = "block" if len(runs) == 1 else f"block{index + 1}"
+        entries.append({"repeat": "=layers" if whole else times, "name": label, "layers": body})
+    return entries
+
+
+def language_model(config: Config, decoder: Decoder, layers: Sequence[Layer]) -> Model:
+    """Embedding, layers, norm and the projection to the vocabulary."""
+    notes = f"{decoder.notes} FLOP count the whole rectangle of scores although attention is causal.".strip()
+    params = dict(decoder.params)
+    tokens = {"dims": {"batch": "=batch", "seq": "=seq"}, "role": "index"}
+    embed = {"name": "embed", "embedding": {"entries": "=vocab", "features": decoder.embedding}}
+    body = [embed, *decoder.before, *repeats(decoder, layers), *decoder.final]
+    return {
+        "task": decoder.task if _head_of(config) in _VOCABULARY else "text classification",
+        "notes": notes,
+        "params": params,
+        "tokens": "=seq",
+        "inputs": {"tokens": tokens},
+        "layers": [*body, *_head(config, decoder)],
+    }
+
+
+#: Endings of the classes that project every position to the vocabulary.
+_VOCABULARY = frozenset({"ForCausalLM", "LMHeadModel"})
+_HEAD = re.compile(r"(LMHeadModel|For[A-Z]\w+|Model)\Z")
+
+
+def _head_of(config: Config) -> str:
+    """``ForCausalLM`` of ``LlamaForCausalLM``, which is also what is taken where nothing is named."""
+    named = config.get("architectures")
+    if not isinstance(named, list) or not named or not isinstance(named[0], str):
+        return "ForCausalLM"
+    ending = _HEAD.search(named[0])
+    return ending[0] if ending else named[0]
+
+
+def _head(config: Config, decoder: Decoder) -> list[Entry]:
+    """The head after the last layer, by the architecture that the configuration names."""
+    kind = _head_of(config)
+    if kind in _VOCABULARY:
+        tie = {"tie": "embed"} if decoder.tied else {}
+        projection = {"features": "=vocab", "dim": "vocab", "bias": decoder.head_bias} | tie
+        return [{"name": "head", "linear": projection}, "cross_entropy"]
+    classes = {"features": labels(config), "dim": "classes"}
+    if kind == "ForSequenceClassification":  # every position is scored, and the last is chosen
+        return [{"name": "head", "linear": classes | {"bias": False}}, "select", "cross_entropy"]
+    if kind == "Model":
+        return []
+    raise UnreadHeadError(kind)
+
+
+def base_parameters(config: Config, **more: Any) -> dict[str, Any]:
+    """Parameters that every decoder has."""
+    hidden = config.integer("hidden_size", "n_embd", "d_model")
+    heads = config.integer("num_attention_heads", "n_head")
+    positions = config.integer("max_position_embeddings", "n_positions", "seq_length", default=2048)
+    layers = config.integer("num_hidden_layers", "n_layer")
+    if layers > MOST_LAYERS:
+        raise SpecError(f"{config.path}: num_hidden_layers: {layers} layers; {MOST_LAYERS} are the most")
+    shape = {"seq": min(positions, LONGEST_SEQ), "hidden": hidden, "heads": heads}
+    return shape | {"layers": layers} | more | {"vocab": config.integer("vocab_size")}
+
+
+def grouped_parameters(config: Config, default_head_dim: int | None = None) -> dict[str, Any]:
+    """Parameters of a decoder with grouped-query attention and a head dim of its own."""
+    heads = config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", default=heads)
+    shape = base_parameters(config, kv_heads=kv_heads)
+    head_dim = config.integer("head_dim", default=default_head_dim or max(1, shape["hidden"] // heads))
+    return shape if head_dim * heads == shape["hidden"] else shape | {"head_dim": head_dim}
+
+
+def attention_options(params: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Options of a causal attention over these parameters."""
+    keys = [key for key in ("heads", "kv_heads", "head_dim") if key in params]
+    return {key: f"={key}" for key in keys} | {"causal": True} | more
+
+
+def windows(config: Config, params: dict[str, Any], default: Sequence[bool] | bool = False) -> list[Mapping[str, Any]]:
+    """For each layer, the options of its attention: a sliding window or none."""
+    count = params["layers"]
+    window = config.get("sliding_window")
+    kinds = config.kinds("layer_types", count)
+    slides = (
+        [kind == "sliding_attention" for kind in kinds]
+        if kinds
+        else [default] * count
+        if isinstance(default, bool)
+        else default
+    )
+    if not window or not any(slides):
+        return [{}] * count
+    params["window"] = config.integer("sliding_window")
+    return [{"window": "=window"} if slide else {} for slide in slides]
+
+
+def gated_feed(config: Config, params: dict[str, Any], *, default: str = "silu", bias: bool = False) -> Entry:
+    """A gated feed-forward block; its width becomes a parameter."""
+    params["ffn"] = config.integer("intermediate_size")
+    return {
+        "mlp": {
+            "ffn": "=ffn",
+            "activation": config.activation("hidden_activation", "hidden_act", default=default, gated=True),
+            "bias": bias,
+        }
+    }
+
+
+def llama_like(
+    config: Config, *, bias: bool | None = None, out_bias: bool | None = None, slides: Any = False, **more: Any
+) -> Model:
+    """RMS norms, rotary positions, gated feed-forward blocks."""
+    params = grouped_parameters(config, more.pop("head_dim", None))
+    tied = config.flag("tie_word_embeddings", more.pop("tied", False))
+    feed = more.pop("feed", None)
+    options = {"rotary": True} | more.pop("attention", {})
+    bias = config.flag("attention_bias") if bias is None else bias
+    feeds = (
+        feed(config, params) if feed else [gated_feed(config, params, bias=config.flag("mlp_bias"))] * params["layers"]
+    )
+    slices = windows(config, params, slides)
+    attention = attention_options(
+        params, **options, bias=bias, **({} if out_bias in (None, bias) else {"out_bias": out_bias})
+    )
+    norm = more.pop("norm", "rms_norm")
+    decoder = Decoder(params, norm, attention, None, tied=tied, final=(norm,), **more)
+    decoder = replace(decoder, params=vocab_last(params))
+    return language_model(config, decoder, list(zip(slices, feeds, strict=True)))
+
+
+def vocab_last(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters in the order in which people read them."""
+    return {key: value for key, value in params.items() if key != "vocab"} | {"vocab": params["vocab"]}
+
+
+def experts(
+    config: Config,
+    params: dict[str, Any],
+    *,
+    in_all_layers: bool = False,
+    ffn: tuple[str, ...] = ("moe_intermediate_size",),
+    **more: Any,
+) -> list[Entry]:
+    """A mixture in every layer, or in those that the configuration says; dense blocks in the others."""
+    params["experts"] = config.integer("num_local_experts", "num_experts", "n_routed_experts")
+    params["top_k"] = config.integer("num_experts_per_tok", "num_experts_per_token")
+    params["expert_ffn"] = config.integer(*ffn)
+    gated = more.pop("activation", None) or config.activation("hidden_act", default="silu", gated=True)
+    mixture = {"moe": {"experts": "=experts", "top_k": "=top_k", "ffn": "=expert_ffn", "activation": gated} | more}
+    if in_all_layers:
+        return [mixture] * params["layers"]
+    step, alone = config.integer("decoder_sparse_step", default=1), config.get("mlp_only_layers") or []
+    dense_first = config.get("first_k_dense_replace") or 0
+    if not isinstance(alone, list) or not isinstance(dense_first, int):
+        raise SpecError(f"{config.path}: mlp_only_layers must be a list, first_k_dense_replace a whole number")
+    sparse = [i >= dense_first and i not in alone and (i + 1) % step == 0 for i in range(params["layers"])]
+    dense = None if all(sparse) else gated_feed(config, params)
+    return [mixture if mixed else dense for mixed in sparse]
+
+
+def plain_feed(config: Config, default: str, *keys: str, bias: bool = True) -> Entry:
+    """A feed-forward block without a gate."""
+    function = config.activation(*(keys or ("hidden_act",)), default=default)
+    return {"mlp": {"ffn": "=ffn", "activation": function, "bias": bias}}

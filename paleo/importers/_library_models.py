@@ -1,0 +1,147 @@
+"""Configurations of families that are not read by hand: built by the transformers library on the meta device, and run.
+
+Only the library's own classes are built. Code that a configuration names (``auto_map``) never runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from paleo.errors import SpecError
+from paleo.importers.configuration import LONGEST_SEQ, Config, Model, refuse_chosen_keys
+
+#: Sizes of inputs that a configuration does not state: pixels a side, frames, samples of sound, rows of a spectrogram.
+IMAGE, FRAMES, SOUND, FRAMES_OF_SOUND = 224, 16, 32_000, 998
+_TEXT = frozenset({"input_ids", "text"})
+
+
+def known_to_library(kind: str) -> bool:
+    """Whether transformers is installed and has the family."""
+    try:
+        configurations = importlib.import_module("transformers.models.auto.configuration_auto")
+    except ImportError:
+        return False
+    return kind in configurations.CONFIG_MAPPING_NAMES
+
+
+def traced(config: Config, seq: int | None) -> Model:
+    """The model that the library builds of a configuration, as the mapping of a model file."""
+    transformers = importlib.import_module("transformers")
+    with _silent(transformers):
+        return _model(transformers, config, seq)
+
+
+def _model(transformers: Any, config: Config, seq: int | None) -> Model:
+    from paleo.importers.torch import build_module, from_module, parse_input
+
+    library_config = _library_config(transformers, config)
+    refuse_chosen_keys(library_config.to_dict(), config.path)
+    name = _class_name(transformers, config, library_config)
+    module = build_module(lambda: getattr(transformers, name)(library_config), f"{config.path}: {name}")
+    failed: SpecError | None = None
+    for inputs in _inputs(module, library_config, seq):
+        try:
+            source = f"{name} of transformers {transformers.__version__}, traced"
+            return from_module(module, [parse_input(text) for text in inputs], source=source)
+        except SpecError as error:
+            failed = failed or error
+    raise SpecError(f"{config.path}: {name} cannot be traced: {failed}")
+
+
+@contextlib.contextmanager
+def _silent(transformers: Any) -> Iterator[None]:
+    """Without the library's remarks about keys, which would stand among the lines of this program; what it refuses is
+    an exception."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+
+
+def _library_config(transformers: Any, config: Config) -> Any:
+    kind = config["model_type"]
+    stated = {key: value for key, value in config.items() if key not in ("auto_map", "quantization_config")}
+    try:
+        return transformers.CONFIG_MAPPING[kind].from_dict(stated)
+    except Exception as error:  # whatever the library finds wrong with the keys
+        message = " ".join(str(error).split())[:200]
+        raise SpecError(f"{config.path}: transformers cannot read it: {type(error).__name__}: {message}") from None
+
+
+def _class_name(transformers: Any, config: Config, library_config: Any) -> str:
+    """The architecture that the configuration names, or the family's language model."""
+    named = config.get("architectures")
+    if isinstance(named, list) and named and isinstance(named[0], str):
+        if not named[0].isidentifier() or not hasattr(transformers, named[0]):
+            remote = f" (its code, {config.remote_code}, is not run)" if config.remote_code else ""
+            raise SpecError(f"{config.path}: architectures: transformers has no {named[0]!r:.60}{remote}")
+        return named[0]
+    for mapping in ("MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_MAPPING"):
+        classes = getattr(transformers, mapping, {})
+        if type(library_config) in classes:
+            return str(classes[type(library_config)].__name__)
+    raise SpecError(f"{config.path}: architectures: this key is missing, and the family has no usual one")
+
+
+def _inputs(module: Any, config: Any, seq: int | None) -> Sequence[list[str]]:
+    """Inputs that the module may take, the fullest first."""
+    text, image = getattr(config, "text_config", None), getattr(config, "vision_config", None)
+    length = seq or min(_number(text or config, "max_position_embeddings", "n_positions", default=512), LONGEST_SEQ)
+    words = f"2x{length}:int64"
+    main = getattr(module, "main_input_name", "input_ids")
+    if main in _TEXT:
+        plain = [f"input_ids={words}"]
+        if getattr(config, "is_encoder_decoder", False):
+            return [[*plain, f"decoder_input_ids={words}"], plain]
+        return [[*plain, _image(image)], plain] if image is not None else [plain]
+    first = {"pixel_values": _image, "pixel_values_videos": _video, "input_values": _wave, "input_features": _features}
+    if main not in first:
+        raise SpecError(f"the inputs of {type(module).__name__} ({main}) are not known; import it with `import torch`")
+    lead = [first[main](config)]
+    if main == "pixel_values" and getattr(config, "num_frames", None):
+        return [[_video(config).replace("pixel_values_videos", "pixel_values")], lead]
+    more = f"decoder_input_ids=2x{min(length, _number(config, 'max_target_positions', default=length))}:int64"
+    return [[*lead, more], lead] if getattr(config, "is_encoder_decoder", False) else [lead]
+
+
+def _number(config: Any, *names: str, default: int) -> int:
+    """The first of these attributes that is a whole number, or the first of a list of them."""
+    for name in names:
+        value = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+        value = value[0] if isinstance(value, list | tuple) and value else value
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return default
+
+
+def _image(config: Any) -> str:
+    size = _number(config, "image_size", default=IMAGE)
+    return f"pixel_values=2x{_number(config, 'num_channels', default=3)}x{size}x{size}"
+
+
+def _video(config: Any) -> str:
+    size, frames = (
+        _number(config, "image_size", "crop_size", default=IMAGE),
+        _number(config, "num_frames", default=FRAMES),
+    )
+    return f"pixel_values_videos=2x{frames}x{_number(config, 'num_channels', default=3)}x{size}x{size}"
+
+
+def _wave(config: Any) -> str:
+    mels = _number(config, "num_mel_bins", default=0)
+    return (
+        f"input_values=2x{_number(config, 'max_length', default=FRAMES_OF_SOUND)}x{mels}"
+        if mels
+        else f"input_values=2x{SOUND}"
+    )
+
+
+def _features(config: Any) -> str:
+    mels = _number(config, "num_mel_bins", default=80)
+    return f"input_features=2x{mels}x{2 * _number(config, 'max_source_positions', default=1500)}"

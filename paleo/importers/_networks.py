@@ -1,0 +1,147 @@
+"""Networks by what a command's MODEL says beside names of the catalog: ids of the Hugging Face hub, configurations of
+transformers and their folders, ONNX files, and ``module:factory`` with the shapes of its inputs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paleo.errors import SpecError
+from paleo.files import exists, is_file, is_folder
+from paleo.specs.catalog import entries, hub_ids, nearest, resolve_spelling
+from paleo.specs.loading import parse_yaml
+from paleo.specs.model import SOURCES, ModelSpec, load_model, model_from
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*\Z")
+#: Endings of hub ids that change weights or number formats and leave the layers as they are.
+_VARIANT = re.compile(
+    r"[-_](instruct|chat|it|pt|base|hf|thinking|preview|turbo|reasoning|distilled|dpo|sft|rl|fp8|fp4|nvfp4|mxfp4|bf16|"
+    r"fp16|int4|int8|w4a16|w8a8|awq|gptq|gguf|4bit|8bit|bnb|unsloth|static|dynamic|pertensor|block|kv|original|"
+    r"v\d+(\.\d+)*|\d{4}|\d{6})\Z",
+    re.IGNORECASE,
+)
+_WHAT_IT_TAKES = (
+    "MODEL is a name of the catalog, an id of the Hugging Face hub, a config.json or its folder, a YAML or ONNX file, "
+    "or module:factory@2x3x224x224"
+)
+
+
+@SOURCES.register("configuration")
+def _configuration(text: str) -> ModelSpec | None:
+    """A ``config.json``, by any name, or the folder that holds one."""
+    path = Path(text)
+    if is_folder(path):
+        if not is_file(path / "config.json"):
+            raise SpecError(f"{text}: this folder holds no config.json; {_WHAT_IT_TAKES}")
+        return _from_configuration(path / "config.json", text, path.resolve().name)
+    return _from_configuration(path, text, path.stem) if text.lower().endswith(".json") else None
+
+
+@SOURCES.register("onnx")
+def _onnx(text: str) -> ModelSpec | None:
+    """An ONNX file; its named dims besides the batch have the sizes that ``paleo import onnx --size`` takes."""
+    if not text.lower().endswith(".onnx"):
+        return None
+    from paleo.importers.onnx import from_onnx
+
+    return _read_back(from_onnx(text), text, Path(text).stem)
+
+
+@SOURCES.register("module")
+def _module(text: str) -> ModelSpec | None:
+    """``module:factory@SHAPE,SHAPE``, whose code runs."""
+    target, _, shapes = text.partition("@")
+    if ":" not in target or exists(text):
+        return None
+    from paleo.importers.torch import from_module, load_module, parse_input
+    from paleo.importers.torch_modules import check_factory
+
+    check_factory(target)
+    if not shapes:
+        raise SpecError(f"{text}: state the shapes of its inputs, such as {target}@2x3x224x224 or {target}@2x512:int64")
+    inputs = [parse_input(shape) for shape in shapes.split(",")]
+    mapping = from_module(load_module(target), inputs, title=target, source=f"torch module {target}")
+    place, _, name = target.rpartition(":")
+    return _read_back(mapping, text, name.rpartition(".")[2], (f"{text} ran the code of {place}",))
+
+
+@SOURCES.register("hub id")
+def _hub_id(text: str) -> ModelSpec | None:
+    """The configuration of a hub id in the local cache, else the network of the catalog with that id."""
+    if not _HUB_ID.match(text) or exists(text):
+        return None
+    cached, twin, problem = _cached_configuration(text), _twin(text), ""
+    if cached is not None:
+        try:
+            return _from_configuration(cached, text, text.rpartition("/")[2])
+        except SpecError as error:
+            problem = f" ({error})"
+            if twin is None:
+                raise
+    if twin is None:
+        raise SpecError(
+            f"{text}: its configuration is not in the cache of Hugging Face ({_cache()}), and the catalog has no "
+            f"network of this id; {nearest(text, hub_ids())}. `hf download {text} config.json` puts it there; "
+            "paleo downloads nothing"
+        )
+    lacking = "is not in the local cache" if cached is None else f"is refused{problem}"
+    remark = f"{text}: its configuration {lacking}; this is {twin} of the catalog"
+    return load_model(twin).model_copy(update={"remarks": (remark,)})
+
+
+def _from_configuration(file: Path, text: str, name: str) -> ModelSpec:
+    from paleo.importers.sources import from_config
+
+    return _read_back(from_config(file), text, name)
+
+
+def _read_back(mapping: Mapping[str, Any], text: str, name: str, remarks: Sequence[str] = ()) -> ModelSpec:
+    """The network that a mapping describes, as if it had been written to a file and read; messages call it ``text``."""
+    from paleo.importers.model import checked
+
+    return model_from({**parse_yaml(checked(mapping), where=text), "name": name, "remarks": tuple(remarks)}, text)
+
+
+def _cache() -> Path:
+    """The folder in which the hub's libraries keep what they downloaded."""
+    stated = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(stated or Path(home) / "hub").expanduser()
+
+
+def _cached_configuration(hub_id: str) -> Path | None:
+    """The ``config.json`` of the revision that ``main`` names, else of the newest one in the cache."""
+    folder = _cache() / f"models--{hub_id.replace('/', '--')}"
+    try:
+        revision = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        revision = ""
+    named = folder / "snapshots" / revision / "config.json"
+    if re.fullmatch(r"[\w.-]+", revision) and is_file(named):
+        return named
+    others = folder.glob("snapshots/*/config.json") if is_folder(folder) else ()
+    return max((path for path in others if is_file(path)), key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _twin(hub_id: str) -> str | None:
+    """The network of the catalog with this id, this name, or the name without what tells variants of weights apart."""
+    name = hub_id.rpartition("/")[2]
+    for candidate in (hub_id, name, *_without_variants(hub_id), *_without_variants(name)):
+        stem = candidate if candidate.lower() in entries("models") else resolve_spelling("models", candidate)
+        if stem is not None:
+            return stem.lower()
+    return None
+
+
+def _without_variants(name: str) -> Iterator[str]:
+    """The name with one ending after the other taken off.
+
+    >>> list(_without_variants("Qwen3-8B-Instruct-2507-FP8"))
+    ['Qwen3-8B-Instruct-2507', 'Qwen3-8B-Instruct', 'Qwen3-8B']
+    """
+    while (shorter := _VARIANT.sub("", name)) != name:
+        yield shorter
+        name = shorter

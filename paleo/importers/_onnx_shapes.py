@@ -1,0 +1,178 @@
+"""Sizes of ONNX tensors: what a file computes of shapes, and rules where ONNX's own inference has none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from paleo.importers._trace import Shape
+
+#: Constants up to so many elements keep their numbers: the shapes that reshapes ask for.
+SMALL = 64
+#: Numbers of element types: floating point, and whole numbers that shapes are made of.
+FLOATS = frozenset({1, 10, 11, 16, 17, 18, 19, 20})
+WHOLE, SINGLE = frozenset({6, 7}), frozenset({1})
+
+Numbers = list[float]
+
+
+def shape_arithmetic(
+    op: str, inputs: Sequence[str], options: Mapping[str, Any], known: Mapping[str, Numbers], sizes: Mapping[str, Shape]
+) -> Numbers | None:
+    """The few numbers that a node makes of shapes and other known numbers, flat; None for what is no such arithmetic.
+
+    >>> shape_arithmetic("Shape", ["x"], {}, {}, {"x": (2, 3)})
+    [2, 3]
+    >>> shape_arithmetic("Mul", ["a", "b"], {}, {"a": [2, 3], "b": [4]}, {})
+    [8, 12]
+    """
+    if op == "Shape":
+        shape = sizes.get(inputs[0]) if inputs else None
+        return None if shape is None else list[float](shape[options.get("start", 0) or 0 : options.get("end")])
+    values = [known.get(name) for name in inputs if name]
+    if not values or any(value is None for value in values):
+        return None
+    first, *operands = [value for value in values if value is not None]
+    if op == "Cast" and options.get("to") in WHOLE:
+        return [int(number) for number in first]
+    if op in ("Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Flatten"):
+        return first
+    if op == "Concat":
+        return [number for value in (first, *operands) for number in value]
+    if op == "Gather" and len(operands) == 1 and first:
+        inside = all(-len(first) <= place < len(first) for place in operands[0])
+        return [first[int(place)] for place in operands[0]] if inside else None
+    if op in ("Slice", "Transpose"):
+        return _rearranged(op, first, operands, options, sizes.get(inputs[0]) or (len(first),))
+    if op == "ConstantOfShape" and all(number >= 0 for number in first) and math.prod(first) <= SMALL:
+        return [int(options.get("value") or 0)] * int(math.prod(first))
+    if op == "Where" and len(operands) == 2 and len(first) == len(operands[0]) == len(operands[1]):
+        return [a if yes else b for yes, a, b in zip(first, *operands, strict=True)]
+    return _pairwise(op, first, operands[0]) if len(operands) == 1 else None
+
+
+def _rearranged(
+    op: str, first: Numbers, operands: Sequence[Numbers], options: Mapping[str, Any], shape: Shape
+) -> Numbers | None:
+    """Numbers of a small tensor of that shape, turned or cut."""
+    if math.prod(shape) != len(first):
+        return None
+    table = np.array(first, dtype=object).reshape(shape)
+    if op == "Transpose":
+        axes = _permutation(options, len(shape))
+        return None if axes is None else list(table.transpose(axes).ravel())
+    starts, stops, *more = operands if len(operands) >= 2 else ([], [])
+    axes = [int(axis) for axis in (more[0] if more else range(len(starts)))]
+    steps = [int(step) for step in (more[1] if len(more) > 1 else [1] * len(starts))]
+    if not (len(starts) == len(stops) == len(axes) == len(steps) and all(steps)):
+        return None
+    cuts = [slice(None)] * len(shape)
+    for axis, start, stop, step in zip(axes, starts, stops, steps, strict=True):
+        if not -len(shape) <= axis < len(shape):
+            return None
+        cuts[axis] = slice(int(start), int(stop), step)
+    return list(table[tuple(cuts)].ravel())
+
+
+#: Operators whose output is as large as their first input, whatever the version of the file.
+_ALIKE = frozenset({
+    "BatchNormalization", "Clip", "Dropout", "Elu", "Erf", "FastGelu", "Gelu", "GroupNormalization", "HardSigmoid",
+    "HardSwish", "Identity", "InstanceNormalization", "LayerNormalization", "LeakyRelu", "LogSoftmax", "Mish",
+    "QuickGelu", "RMSNormalization", "Relu", "Sigmoid", "SimplifiedLayerNormalization", "Softmax", "Softplus", "Sqrt",
+    "Swish", "Tanh",
+})  # fmt: skip
+_BROADCAST = frozenset({"Add", "BiasGelu", "Div", "Mul", "Pow", "Sub", "Where", "Max", "Min"})
+
+
+def shape_of_output(
+    op: str, shapes: Sequence[Shape | None], options: Mapping[str, Any], numbers: Sequence[Numbers | None]
+) -> Shape | None:
+    """The shape of what a node gives, for common operators; ``numbers`` are those of inputs that are known.
+
+    >>> shape_of_output("Pad", [(2, 3), (4,)], {}, [None, [0, 1, 0, 1]])
+    (2, 5)
+    >>> shape_of_output("Reshape", [(2, 3, 4), (2,)], {}, [None, [0, -1]])
+    (2, 12)
+    """
+    first = shapes[0] if shapes else None
+    if first is None:
+        return None
+    if op in _ALIKE:
+        return first
+    if op in _BROADCAST:
+        return _broadcast(shapes)
+    if op == "Transpose":
+        axes = _permutation(options, len(first))
+        return None if axes is None else tuple(first[axis] for axis in axes)
+    if op == "MatMul" and len(first) > 1 and shapes[1] is not None and len(shapes[1]) > 1:
+        lead = _broadcast([first[:-2], shapes[1][:-2]])
+        return None if lead is None else (*lead, first[-2], shapes[1][-1])
+    target = numbers[1] if len(numbers) > 1 else None
+    if target is None:
+        return None
+    if op == "Reshape":
+        return _reshaped(first, target, keeps_zero=bool(options.get("allowzero")))
+    return _padded(first, target, numbers[3] if len(numbers) > 3 else None) if op == "Pad" else None
+
+
+def _permutation(options: Mapping[str, Any], rank: int) -> list[int] | None:
+    """The order of axes that a Transpose states, the reverse by default; None where it is none."""
+    axes = list(options.get("perm") or range(rank)[::-1])
+    return axes if sorted(axes) == list(range(rank)) else None
+
+
+def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
+    known = [shape for shape in shapes if shape is not None]
+    try:
+        return np.broadcast_shapes(*known) if len(known) == len(shapes) else None
+    except ValueError:
+        return None
+
+
+def _reshaped(shape: Shape, target: Numbers, *, keeps_zero: bool) -> Shape | None:
+    sizes = [int(size) for size in target]
+    if not keeps_zero:
+        if any(size == 0 and place >= len(shape) for place, size in enumerate(sizes)):
+            return None
+        sizes = [shape[place] if size == 0 else size for place, size in enumerate(sizes)]
+    stated, total = math.prod(size for size in sizes if size != -1), math.prod(shape)
+    if sizes.count(-1) == 1 and stated > 0 and total % stated == 0:
+        sizes[sizes.index(-1)] = total // stated
+    return tuple(sizes) if min(sizes, default=0) >= 0 and math.prod(sizes) == total else None
+
+
+def _padded(shape: Shape, pads: Numbers, axes: Numbers | None) -> Shape | None:
+    places = [int(axis) for axis in (range(len(shape)) if axes is None else axes)]
+    if len(pads) != 2 * len(places) or not all(-len(shape) <= place < len(shape) for place in places):
+        return None
+    sizes = list(shape)
+    for place, before, after in zip(places, pads, pads[len(places) :], strict=False):
+        sizes[place] += int(before + after)
+    return tuple(sizes) if min(sizes, default=1) > 0 else None
+
+
+def _pairwise(op: str, left: Numbers, right: Numbers) -> Numbers | None:
+    """Element-wise arithmetic, a single number against all of the other."""
+    length = max(len(left), len(right))
+    if {len(left), len(right)} - {1, length} or (op == "Div" and 0 in right):
+        return None
+    pairs = list(zip(left * (length // max(len(left), 1)), right * (length // max(len(right), 1)), strict=False))
+    match op:
+        case "Add":
+            return [a + b for a, b in pairs]
+        case "Sub":
+            return [a - b for a, b in pairs]
+        case "Mul":
+            return [a * b for a, b in pairs]
+        case "Mod":
+            return [a % b for a, b in pairs] if 0 not in right else None
+        case "Equal":
+            return [int(a == b) for a, b in pairs]
+        case "Div":
+            return [math.trunc(a / b) if isinstance(a, int) and isinstance(b, int) else a / b for a, b in pairs]
+        case _:
+            return None

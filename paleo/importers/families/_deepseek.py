@@ -1,0 +1,186 @@
+"""Decoders with latent attention (DeepSeek), with keys that an indexer chooses, or with compressed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paleo.errors import SpecError
+from paleo.importers._decoder import (
+    Decoder,
+    attention_options,
+    base_parameters,
+    experts,
+    folded,
+    gated_feed,
+    grouped_parameters,
+    language_model,
+    vocab_last,
+)
+from paleo.importers.configuration import FAMILIES, Config, Entry, Model
+
+#: Scores of routers whose configuration may leave them out.
+SCORES = {"deepseek_v3": "sigmoid", "kimi_k2": "sigmoid"}
+
+
+def latent_options(config: Config) -> dict[str, Any]:
+    """Options of latent attention."""
+    mla: dict[str, Any] = {"heads": "=heads"}
+    if config.get("q_lora_rank") is not None:
+        mla["query_rank"] = config.integer("q_lora_rank")
+    keys = {
+        "kv_rank": "kv_lora_rank",
+        "nope_dim": "qk_nope_head_dim",
+        "rope_dim": "qk_rope_head_dim",
+        "value_dim": "v_head_dim",
+    }
+    return mla | {option: config.integer(key) for option, key in keys.items()}
+
+
+@FAMILIES.register("deepseek_v2")
+def deepseek_v2(config: Config) -> Model:
+    """DeepSeek-AI, DeepSeek-V2, 2024: latent attention, shared and routed experts, dense layers first."""
+    return latent_model(config)
+
+
+def latent_model(
+    config: Config, kind: str = "latent_attention", more: Sequence[Mapping[str, Any]] | None = None
+) -> Model:
+    """The decoder of the DeepSeek family; ``kind`` is the layer of its attention, ``more`` are its options in each
+    layer."""
+    shared = config.get("n_shared_experts")
+    params, mla = base_parameters(config), latent_options(config)
+    mixture: dict[str, Any] = {"shared": config.integer("n_shared_experts")} if shared else {}
+    if config.get("n_group") is not None:
+        mixture["groups"] = config.integer("n_group")
+    if config.get("scoring_func", SCORES.get(str(config.get("model_type")))) == "sigmoid":
+        mixture["scores"] = "sigmoid"
+    feeds = experts(config, params, **mixture)
+    notes = "Modules for multi-token prediction and the load-balancing bias of the router (not trained) are left out."
+    decoder = Decoder(
+        vocab_last(params),
+        "rms_norm",
+        mla,
+        None,
+        final=("rms_norm",),
+        tied=config.flag("tie_word_embeddings"),
+        attention_kind=kind,
+        notes=notes,
+    )
+    return language_model(config, decoder, list(zip(more or [{}] * len(feeds), feeds, strict=True)))
+
+
+FAMILIES.register("deepseek_v3")(deepseek_v2)
+#: Moonshot AI, Kimi K2, 2025: the layers of DeepSeek-V3 in other numbers.
+FAMILIES.register("kimi_k2")(deepseek_v2)
+
+
+@FAMILIES.register("deepseek_v32")
+def deepseek_v32(config: Config) -> Model:
+    """DeepSeek-AI, DeepSeek-V3.2, 2025; GLM-5 Team, GLM-5, 2026: latent attention to keys that an indexer chooses.
+    Layers that ``indexer_types`` calls shared take the choice of the layer before."""
+    index = {
+        "index_heads": config.integer("index_n_heads"),
+        "index_dim": config.integer("index_head_dim"),
+        "top_k": config.integer("index_topk"),
+    }
+    layers = config.integer("num_hidden_layers")
+    kinds = config.kinds("indexer_types", layers) or ["full"] * layers
+    more = [index if kind == "full" else index | {"shares_index": True} for kind in kinds]
+    return latent_model(config, kind="sparse_latent_attention", more=more)
+
+
+FAMILIES.register("glm_moe_dsa")(deepseek_v32)
+
+
+@FAMILIES.register("deepseek_v4")
+def deepseek_v4(config: Config) -> Model:
+    """DeepSeek-AI, DeepSeek-V4, 2026: windows and compressed keys, some chosen by an indexer; four residual streams."""
+    params = base_parameters(config) | {"streams": config.integer("hc_mult", default=4)}
+    window = config.integer("sliding_window")
+    attention = {
+        "heads": "=heads",
+        "head_dim": config.integer("head_dim"),
+        "query_rank": config.integer("q_lora_rank"),
+        "window": window,
+        "out_groups": config.integer("o_groups"),
+        "out_rank": config.integer("o_lora_rank"),
+    }
+    chosen = {"overlap": True, "top_k": config.integer("index_topk")}
+    chosen |= {"index_heads": config.integer("index_n_heads"), "index_dim": config.integer("index_head_dim")}
+    ratios = config.listed("compress_ratios")[: params["layers"]]
+    if len(ratios) < params["layers"] or not set(ratios) <= {0, 4, 128}:
+        raise SpecError(f"{config.path}: compress_ratios: expected 0, 4 or 128 for each of {params['layers']} layers")
+    mixers = [attention | ({"ratio": ratio} if ratio else {}) | (chosen if ratio == 4 else {}) for ratio in ratios]
+    mixture = experts(
+        config, params, in_all_layers=True, shared=config.integer("n_shared_experts", default=1), scores="sigmoid",
+        activation="clamped_swiglu",
+    )[0]  # fmt: skip
+    loops = [
+        {
+            "repeat": times,
+            "name": f"block{number}",
+            "layers": [entry for place, mixer in enumerate(pattern) for entry in _streamed(mixer, mixture, place)],
+        }
+        for number, (pattern, times) in enumerate(folded(mixers), start=1)
+    ]
+    ends = {"hyper_read": {"mixes": False}}
+    decoder = Decoder(
+        vocab_last(params), "rms_norm", {}, None, before=({"hyper_split": {"streams": "=streams"}}, *loops, ends),
+        final=("rms_norm",), tied=config.flag("tie_word_embeddings"),
+        notes="Modules for multi-token prediction are left out. Compressed keys count as seen by all queries.",
+    )  # fmt: skip
+    return language_model(config, decoder, [])
+
+
+def _streamed(mixer: Mapping[str, Any], mixture: Entry, place: int) -> list[Entry]:
+    """The two halves of a layer, each read from the residual streams and written back to them."""
+    streams, attended, middle, mixed = (f"{word}{place}" for word in ("streams", "attended", "middle", "mixed"))
+    (kind, options), *_ = mixture.items()
+    return [
+        {"name": streams, "identity": {}},
+        "hyper_read",
+        "rms_norm",
+        {"name": attended, "compressed_attention": dict(mixer)},
+        {"name": middle, "inputs": [attended, streams], "hyper_write": {}},
+        "hyper_read",
+        "rms_norm",
+        {"name": mixed, kind: options},
+        {"inputs": [mixed, middle], "hyper_write": {}},
+    ]
+
+
+FAMILIES.register("deepseek_ref")(deepseek_v4)
+
+
+@FAMILIES.register("minimax_m3")
+def minimax_m3(config: Config) -> Model:
+    """MiniMax M3, 2026: after dense layers, attention to blocks of keys that an indexer chooses, and mixtures."""
+    params = grouped_parameters(config, 128)
+    layers = params["layers"]
+    sparse = config.part("sparse_attention_config")
+    frequency = sparse.listed("sparse_attention_freq") or [1] * layers
+    mixed = config.listed("moe_layer_freq") or [1] * layers
+    if len(frequency) != layers or len(mixed) != layers:
+        raise SpecError(f"{config.path}: sparse_attention_freq and moe_layer_freq: expected {layers} numbers each")
+    attention = attention_options(params, rotary=True, qk_norm=True, bias=False)
+    index = {
+        "index_heads": sparse.integer("sparse_num_index_heads"),
+        "index_dim": sparse.integer("sparse_index_dim"),
+        "block": sparse.integer("sparse_block_size"),
+        "top_k": sparse.integer("sparse_topk_blocks"),
+    }
+    shared = config.integer("n_shared_experts", default=1)
+    mixture = experts(
+        config, params, in_all_layers=True, shared=shared, scores="sigmoid", activation="clamped_swiglu",
+        shared_ffn=config.integer("shared_intermediate_size", "moe_intermediate_size"),
+    )[0]  # fmt: skip
+    words = {**config, "intermediate_size": config.integer("dense_intermediate_size", "intermediate_size")}
+    dense = gated_feed(Config(words, config.path), params) if not all(mixed) else None
+    decoder = Decoder(
+        vocab_last(params), "rms_norm", attention, None, final=("rms_norm",), tied=config.flag("tie_word_embeddings"),
+        notes="Modules for multi-token prediction are left out.",
+    )  # fmt: skip
+    mixers = [{"mixer": {"sparse_attention": attention | index}} if chosen else {} for chosen in frequency]
+    feeds = [mixture if is_mixture else dense for is_mixture in mixed]
+    return language_model(config, decoder, list(zip(mixers, feeds, strict=True)))

@@ -1,0 +1,195 @@
+"""Decoders with layer norms and plain feed-forward blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from paleo.errors import SpecError
+from paleo.importers._decoder import (
+    Decoder,
+    attention_options,
+    base_parameters,
+    grouped_parameters,
+    language_model,
+    plain_feed,
+    vocab_last,
+    windows,
+)
+from paleo.importers.configuration import FAMILIES, LONGEST_SEQ, Config, Entry, Model
+
+
+@FAMILIES.register("phi")
+def phi(config: Config) -> Model:
+    """Phi-1 and 2, 2023: attention and feed-forward side by side behind one layer norm."""
+    params = grouped_parameters(config) | {
+        "ffn": config.integer("intermediate_size", default=4 * config.integer("hidden_size"))
+    }
+    if config.flag("qk_layernorm"):
+        raise SpecError(f"{config.path}: qk_layernorm: true is not supported; expected false")
+    feed = plain_feed(config, "gelu_new")
+    attention = attention_options(params, rotary=True)
+    decoder = Decoder(
+        vocab_last(params),
+        "layer_norm",
+        attention,
+        feed,
+        "parallel",
+        final=("layer_norm",),
+        head_bias=True,
+        tied=config.flag("tie_word_embeddings"),
+    )
+    return language_model(config, decoder, [({}, feed)] * params["layers"])
+
+
+@FAMILIES.register("gpt2")
+def gpt2(config: Config) -> Model:
+    """Radford et al., 2019."""
+    params = base_parameters(
+        config, positions=config.integer("n_positions", "max_position_embeddings", default=LONGEST_SEQ // 4)
+    )
+    params["ffn"] = config.integer("n_inner", default=4 * params["hidden"])
+    params["dropout"] = config.share("resid_pdrop", default=0.1)
+    feed = plain_feed(config, "gelu_new", "activation_function")
+    positions = {"position_embedding": {"positions": "=max(positions, seq)"}}
+    attention = attention_options(params, dropout=config.share("attn_pdrop", default=0.1))
+    decoder = Decoder(
+        vocab_last(params),
+        "layer_norm",
+        attention,
+        feed,
+        dropout=True,
+        final=("layer_norm",),
+        before=(positions, {"dropout": {"rate": config.share("embd_pdrop", default=0.1)}}),
+        tied=config.flag("tie_word_embeddings", True),
+    )
+    return language_model(config, decoder, [({}, feed)] * params["layers"])
+
+
+@FAMILIES.register("gpt_neox")
+def gpt_neox(config: Config) -> Model:
+    """Black et al., GPT-NeoX-20B, 2022: both halves side by side, each with its norm."""
+    params = base_parameters(config) | {"ffn": config.integer("intermediate_size")}
+    dropout = config.share("hidden_dropout")
+    params |= {"dropout": dropout} if dropout else {}
+    feed = plain_feed(config, "gelu")
+    attention = attention_options(
+        params, rotary=True, bias=config.flag("attention_bias", True), dropout=config.share("attention_dropout")
+    )
+    residual = "twin" if config.flag("use_parallel_residual", True) else "pre"
+    decoder = Decoder(
+        vocab_last(params),
+        "layer_norm",
+        attention,
+        feed,
+        residual,
+        final=("layer_norm",),
+        dropout=bool(dropout),
+        tied=config.flag("tie_word_embeddings"),
+    )
+    return language_model(config, decoder, [({}, feed)] * params["layers"])
+
+
+@FAMILIES.register("opt")
+def opt(config: Config) -> Model:
+    """Zhang et al., OPT, 2022: two rows more than positions; the 350M model embeds narrower than it is and norms
+    after each half."""
+    params = base_parameters(config, positions=config.integer("max_position_embeddings", default=2048))
+    params |= {
+        "ffn": config.integer("ffn_dim", default=4 * params["hidden"]),
+        "dropout": config.share("dropout", default=0.1),
+    }
+    embedded = config.integer("word_embed_proj_dim", default=params["hidden"])
+    first = config.flag("do_layer_norm_before", True)
+    norm: Entry = "layer_norm"
+    if not config.flag("layer_norm_elementwise_affine", True):
+        norm = {"layer_norm": {"affine": False}}
+    bias = config.flag("enable_bias", True)
+    feed = plain_feed(config, "relu", "activation_function", bias=bias)
+    positions: Entry = {"position_embedding": {"positions": "=max(positions, seq) + 2"}}
+    narrow = embedded != params["hidden"]
+    widths = ("=hidden", "=embedded")
+    widen, shrink = ({"linear": {"features": width, "dim": "hidden", "bias": False}} for width in widths)
+    params |= {"embedded": embedded} if narrow else {}
+    decoder = Decoder(
+        vocab_last(params),
+        norm,
+        attention_options(params, bias=bias, dropout=config.share("attention_dropout")),
+        feed,
+        "pre" if first else "post",
+        dropout=True,
+        before=(*([widen] if narrow else []), positions),
+        final=(
+            *([norm] if first and not config.flag("_remove_final_layer_norm") else []),
+            *([shrink] if narrow else []),
+        ),
+        tied=config.flag("tie_word_embeddings", True),
+        embedding="=embedded" if narrow else "=hidden",
+    )
+    return language_model(config, decoder, [({}, feed)] * params["layers"])
+
+
+@FAMILIES.register("bloom")
+def bloom(config: Config) -> Model:
+    """BigScience, BLOOM, 2022: ALiBi, a norm behind the embedding."""
+    params = base_parameters(config) | {"ffn": 4 * config.integer("hidden_size", "n_embed")}
+    dropout = config.share("hidden_dropout")
+    params |= {"dropout": dropout} if dropout else {}
+    feed: Entry = {"mlp": {"ffn": "=ffn", "activation": "gelu"}}
+    decoder = Decoder(
+        vocab_last(params),
+        "layer_norm",
+        attention_options(params, dropout=config.share("attention_dropout")),
+        feed,
+        before=("layer_norm",),
+        final=("layer_norm",),
+        dropout=bool(dropout),
+        tied=config.flag("tie_word_embeddings", True),
+        notes="The linear biases of ALiBi ride on the scores.",
+    )
+    return language_model(config, decoder, [({}, feed)] * params["layers"])
+
+
+@FAMILIES.register("falcon")
+def falcon(config: Config) -> Model:
+    """Almazrouei et al., Falcon, 2023: multi-query or grouped, both halves side by side, biases only where stated."""
+    new, parallel = config.flag("new_decoder_architecture"), config.flag("parallel_attn", True)
+    heads = config.integer("num_attention_heads", "n_head")
+    kv_heads = (
+        config.integer("num_kv_heads", default=heads) if new else 1 if config.flag("multi_query", True) else heads
+    )
+    params = base_parameters(config, kv_heads=kv_heads)
+    params["ffn"] = config.integer("ffn_hidden_size", default=4 * params["hidden"])
+    bias = config.flag("bias")
+    feed = plain_feed(config, "gelu", "activation", bias=bias)
+    rotary = not config.flag("alibi")
+    norms = config.get("num_ln_in_parallel_attn") or (2 if new else 1)
+    residual = "pre" if not parallel and not new else "twin" if new and norms == 2 else "parallel"
+    attention = attention_options(params, rotary=rotary, bias=bias, dropout=config.share("attention_dropout"))
+    decoder = Decoder(
+        vocab_last(params),
+        "layer_norm",
+        attention,
+        feed,
+        residual,
+        final=("layer_norm",),
+        tied=config.flag("tie_word_embeddings", True),
+    )
+    return language_model(config, decoder, [({}, feed)] * params["layers"])
+
+
+@FAMILIES.register("starcoder2")
+def starcoder2(config: Config) -> Model:
+    """Lozhkov et al., StarCoder 2, 2024: grouped queries, layer norms, plain feed-forward blocks, windows."""
+    params: dict[str, Any] = grouped_parameters(config)
+    params |= {"ffn": config.integer("intermediate_size")}
+    dropout = config.share("residual_dropout")
+    params |= {"dropout": dropout} if dropout else {}
+    bias = config.flag("use_bias", True)
+    feed: Entry = plain_feed(config, "gelu_pytorch_tanh", bias=bias)
+    slides = windows(config, params, default=True)
+    attention = attention_options(params, rotary=True, bias=bias, dropout=config.share("attention_dropout"))
+    tied = config.flag("tie_word_embeddings", True)
+    decoder = Decoder(params, "layer_norm", attention, feed, dropout=bool(dropout), final=("layer_norm",), tied=tied)
+    decoder = replace(decoder, params=vocab_last(params))
+    return language_model(config, decoder, [(options, feed) for options in slides])

@@ -1,0 +1,235 @@
+"""Decoders whose layers differ in kind: linear attention, state spaces, latent attention, mixtures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paleo.errors import SpecError
+from paleo.importers._decoder import (
+    Decoder,
+    attention_options,
+    base_parameters,
+    experts,
+    folded,
+    gated_feed,
+    grouped_parameters,
+    language_model,
+    residual,
+    vocab_last,
+)
+from paleo.importers.configuration import FAMILIES, Config, Entry, Model
+from paleo.importers.families._deepseek import latent_options
+
+
+@FAMILIES.register("qwen3_next")
+def qwen3_next(config: Config) -> Model:
+    """Qwen3-Next, 2025: three layers of gated delta nets, then one of gated attention; mixtures or dense blocks."""
+    params = grouped_parameters(config, 256)
+    feeds: list[Entry] = (
+        experts(
+            config, params, shared=1, shared_ffn=config.integer("shared_expert_intermediate_size"), shared_gate=True
+        )
+        if config.get("num_experts")
+        else [gated_feed(config, params)] * params["layers"]
+    )
+    every = config.integer("full_attention_interval", default=4)
+    usual = ["full_attention" if (index + 1) % every == 0 else "linear_attention" for index in range(params["layers"])]
+    heads, value_heads = config.integer("linear_num_key_heads"), config.integer("linear_num_value_heads")
+    delta = {"heads": heads, "value_heads": value_heads, "conv": config.integer("linear_conv_kernel_dim", default=4)}
+    delta |= {"key_dim": config.integer("linear_key_head_dim"), "value_dim": config.integer("linear_value_head_dim")}
+    attention = {"rotary": True, "qk_norm": True, "gate": "element", "bias": config.flag("attention_bias")}
+    decoder = Decoder(
+        vocab_last(params), "rms_norm", attention_options(params, **attention), None, final=("rms_norm",),
+        tied=config.flag("tie_word_embeddings"),
+        notes="Modules for multi-token prediction are left out; the delta rule counts its products in chunks of 64.",
+    )  # fmt: skip
+    kinds = config.kinds("layer_types", params["layers"]) or usual
+    mixers = [{} if kind == "full_attention" else {"mixer": {"delta_net": delta}} for kind in kinds]
+    return language_model(config, decoder, list(zip(mixers, feeds, strict=True)))
+
+
+FAMILIES.register("qwen3_5_text")(qwen3_next)
+FAMILIES.register("qwen3_5_moe_text")(qwen3_next)
+
+
+@FAMILIES.register("kimi_linear")
+def kimi_linear(config: Config) -> Model:
+    """Kimi Linear, 2025, and the text of Kimi K3, 2026: delta attention with a decay for each channel, and latent
+    attention without positions in every fourth layer."""
+    params = base_parameters(config)
+    linear = config.part("linear_attn_config")
+    dim = linear.integer("head_dim")
+    delta = {"heads": linear.integer("num_heads"), "key_dim": dim, "value_dim": dim, "decay": "channel"}
+    delta |= {"decay_rank": dim, "conv": linear.integer("short_conv_kernel_size", default=4)}
+    delta |= {} if linear.flag("use_full_rank_gate") else {"gate_rank": dim}
+    full = {number - 1 for number in linear.listed("full_attn_layers") if isinstance(number, int)}
+    mla = latent_options(config) | {"rotary": not config.flag("mla_use_nope")}
+    mla |= {"gate": True} if config.flag("mla_use_output_gate") else {}
+    more: dict[str, Any] = {"shared": config.integer("num_shared_experts")} if config.get("num_shared_experts") else {}
+    if config.get("moe_router_activation_func") == "sigmoid":
+        more["scores"] = "sigmoid"
+    if config.get("routed_expert_hidden_size") is not None:
+        more |= {
+            "latent": config.integer("routed_expert_hidden_size"),
+            "latent_norm": config.flag("latent_moe_use_norm"),
+        }
+    feeds = experts(config, params, **more)
+    decoder = Decoder(
+        vocab_last(params), "rms_norm", mla, None, final=("rms_norm",), tied=config.flag("tie_word_embeddings"),
+        attention_kind="latent_attention",
+        notes="The delta rule counts its products in chunks of 64. Residuals over blocks of layers are left out.",
+    )  # fmt: skip
+    mixers: list[Mapping[str, Any]] = [
+        {} if index in full else {"mixer": {"delta_net": delta}} for index in range(params["layers"])
+    ]
+    return language_model(config, decoder, list(zip(mixers, feeds, strict=True)))
+
+
+#: Letters of a hybrid pattern, and what transformers 5 calls the layers.
+_LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
+
+
+@FAMILIES.register("nemotron_h")
+def nemotron_h(config: Config) -> Model:
+    """NVIDIA, Nemotron-H and Nemotron 3, 2025: each layer is a Mamba-2 mixer, attention without positions, a
+    feed-forward block or a mixture, behind a norm."""
+    kinds = config.listed("layers_block_type")
+    kinds = kinds or [_LETTERS.get(letter, letter) for letter in str(config.get("hybrid_override_pattern") or "")]
+    if config.get("num_hidden_layers") is None and kinds:
+        config = Config({**config, "num_hidden_layers": len(kinds)}, config.path)
+    params = _nemotron_parameters(config)
+    if len(kinds) != params["layers"] or not set(kinds) <= set(_LETTERS.values()):
+        raise SpecError(
+            f"{config.path}: hybrid_override_pattern: expected {params['layers']} of M, E, * and -, one for each layer"
+        )
+    mixers = {kind: residual("rms_norm", mixer) for kind, mixer in _nemotron_mixers(config, params, set(kinds)).items()}
+    loops = [
+        {"repeat": times, "name": f"block{index}", "layers": [mixers[kind] for kind in pattern]}
+        for index, (pattern, times) in enumerate(folded(kinds), start=1)
+    ]
+    decoder = Decoder(
+        vocab_last(params), "rms_norm", {}, None, final=(*loops, "rms_norm"),
+        tied=config.flag("tie_word_embeddings"),
+        notes="Squared rectifiers are priced as rectifiers; modules for multi-token prediction are left out.",
+    )  # fmt: skip
+    return language_model(config, decoder, [])
+
+
+def _nemotron_parameters(config: Config) -> dict[str, Any]:
+    params = base_parameters(config)
+    params["kv_heads"] = config.integer("num_key_value_heads", default=params["heads"])
+    params["head_dim"] = config.integer("head_dim", "attention_head_dim", default=params["hidden"] // params["heads"])
+    params |= {"ssm_heads": config.integer("mamba_num_heads"), "ssm_head_dim": config.integer("mamba_head_dim")}
+    params |= {"ssm_groups": config.integer("n_groups", default=8), "state": config.integer("ssm_state_size")}
+    return params
+
+
+def _nemotron_mixers(config: Config, params: dict[str, Any], kinds: set[str]) -> dict[str, Entry]:
+    """The entry of each kind of layer that the network has."""
+    bias = config.flag("attention_bias")
+    mamba: dict[str, Any] = {"heads": "=ssm_heads", "head_dim": "=ssm_head_dim", "groups": "=ssm_groups"}
+    mamba |= {
+        "state": "=state",
+        "conv": config.integer("conv_kernel", default=4),
+        "chunk": config.integer("chunk_size", default=128),
+    }
+    mixers: dict[str, Entry] = {"mamba": {"mamba2": mamba}}
+    mixers["attention"] = {"attention": attention_options(params, bias=bias)}
+    function = config.activation("mlp_hidden_act", default="relu2")
+    if "mlp" in kinds:
+        params["ffn"] = config.integer("intermediate_size")
+        mixers["mlp"] = {"mlp": {"ffn": "=ffn", "activation": function, "bias": config.flag("mlp_bias")}}
+    if "moe" in kinds:
+        more: dict[str, Any] = {"activation": function, "scores": "sigmoid"}
+        if config.get("n_shared_experts"):
+            more["shared"] = config.integer("n_shared_experts")
+            more["shared_ffn"] = config.integer("moe_shared_expert_intermediate_size", "moe_intermediate_size")
+        if config.get("moe_latent_size") is not None:
+            more["latent"] = config.integer("moe_latent_size")
+        mixers["moe"] = experts(config, params, in_all_layers=True, **more)[0]
+    return mixers
+
+
+def _tower(config: Config, text: Config, *, merges: int) -> int:
+    """Parameters of a vision tower of Qwen3-VL and what joins it to the text."""
+    hidden, ffn = config.integer("hidden_size"), config.integer("intermediate_size")
+    patch = config.integer("in_channels", default=3) * config.integer("temporal_patch_size", default=2)
+    patches = patch * config.integer("patch_size") ** 2 * hidden + hidden
+    block = 4 * hidden + 4 * hidden * (hidden + 1) + 2 * hidden * ffn + ffn + hidden
+    wide = hidden * config.integer("spatial_merge_size", default=2) ** 2
+    out = config.integer("out_hidden_size", default=text.integer("hidden_size"))
+    merger = wide * (wide + 1) + out * (wide + 1)
+    positions = config.integer("num_position_embeddings", default=2304) * hidden
+    return patches + positions + config.integer("depth") * block + merger + 2 * hidden + merges * (merger + 2 * wide)
+
+
+def with_tower(model: Model, parameters: int, kind: str = "vision tower") -> Model:
+    """The model of text with the parameters of a tower beside it, which text alone does not run."""
+    embed, *others = model["layers"]
+    tower = {"name": "tower", "learned": {"parameters": parameters, "of": kind}}
+    notes = (
+        f"{model.get('notes') or ''} Sequences are text alone: the {kind} holds parameters and does not run.".strip()
+    )
+    return model | {"layers": [embed, tower, *others], "notes": notes}
+
+
+def _seeing(config: Config, family: str) -> Model:
+    """A network of text and images by its text and the parameters of its tower."""
+    text = config.part("text_config")
+    tied = {"tie_word_embeddings": config.flag("tie_word_embeddings", text.flag("tie_word_embeddings"))}
+    model = FAMILIES[family](Config({**text, **tied}, text.path))
+    if config.get("vision_config") is None:
+        return model
+    vision = config.part("vision_config")
+    return with_tower(model, _tower(vision, text, merges=len(vision.listed("deepstack_visual_indexes"))))
+
+
+@FAMILIES.register("qwen3_vl")
+def qwen3_vl(config: Config) -> Model:
+    """Qwen3-VL, 2025: the text of Qwen3 beside a vision tower."""
+    return _seeing(config, "qwen3")
+
+
+@FAMILIES.register("qwen3_vl_moe")
+def qwen3_vl_moe(config: Config) -> Model:
+    """Qwen3-VL with the mixtures of Qwen3-MoE."""
+    return _seeing(config, "qwen3_moe")
+
+
+@FAMILIES.register("qwen3_5")
+def qwen3_5(config: Config) -> Model:
+    """Qwen3.5, 2026: the layers of Qwen3-Next beside a vision tower."""
+    return _seeing(config, "qwen3_next")
+
+
+FAMILIES.register("qwen3_5_moe")(qwen3_5)
+
+
+@FAMILIES.register("kimi_k25")
+def kimi_k25(config: Config) -> Model:
+    """Kimi K2.5 and K3, 2026: the text beside a vision tower."""
+    text = config.part("text_config")
+    kind = str(text.get("model_type"))
+    if kind not in ("kimi_k2", "kimi_linear", "deepseek_v3"):
+        raise SpecError(f"{text.path}: model_type: {kind!r:.60}; expected kimi_k2 or kimi_linear")
+    model = FAMILIES[kind](text)
+    vision = config.part("vision_config") if config.get("vision_config") is not None else None
+    return model if vision is None else with_tower(model, _kimi_tower(vision, text))
+
+
+FAMILIES.register("kimi_k3")(kimi_k25)
+
+
+def _kimi_tower(config: Config, text: Config) -> int:
+    """Parameters of MoonViT and its projector: blocks of attention and plain feed-forward, patches of 2 x 2 joined."""
+    hidden, ffn = (config.integer(key) for key in ("vt_hidden_size", "vt_intermediate_size"))
+    inner = config.integer("qkv_hidden_size", default=hidden)
+    bias = int(config.flag("attn_bias", True)), int(config.flag("linear_bias", True))
+    norm = hidden if config.get("norm_type") == "rmsnorm" else 2 * hidden
+    block = 2 * norm + 4 * hidden * inner + bias[0] * (3 * inner + hidden) + 2 * hidden * ffn + bias[1] * (ffn + hidden)
+    patches = 3 * config.integer("patch_size") ** 2 * hidden + hidden * int(config.flag("patch_embed_proj_bias", True))
+    grid = [config.integer(f"init_pos_emb_{side}", default=64) for side in ("height", "width")]
+    wide, out = 4 * hidden, text.integer("hidden_size")
+    projector = 2 * hidden + wide * (wide + 1) + out * (wide + 1)
+    return patches + grid[0] * grid[1] * hidden + config.integer("vt_num_hidden_layers") * block + norm + projector

@@ -1,0 +1,172 @@
+"""Attention (whole layers, and the core alone) and feed-forward blocks."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from paleo.importers._builder import Builder, Placed, UntranslatableError
+from paleo.importers._rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
+from paleo.importers._trace import Call, Value, dropout_rate
+
+if TYPE_CHECKING:
+    from paleo.operations.tensor import Size
+
+_HEADS = (
+    "query", "key", "value", "in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias", "q_proj_weight",
+    "k_proj_weight", "v_proj_weight", "bias_k", "bias_v",
+)  # fmt: skip
+
+
+@torch_functions("multi_head_attention_forward")
+def _heads(call: Invocation) -> Reading:
+    import torch
+
+    names = tuple(inspect.signature(torch.nn.functional.multi_head_attention_forward).parameters)
+    arguments = call.bound(*names)
+    options = {
+        "heads": arguments["num_heads"],
+        "dropout": arguments.get("dropout_p", 0.0),
+        "causal": bool(arguments.get("is_causal")),
+        "weights": bool(arguments.get("need_weights", True)),
+    }
+    return Reading("mha", [call.tensor(arguments.get(name)) for name in _HEADS], options)
+
+
+@onnx_operators("Attention")
+def _onnx_attention(node: OnnxNode) -> Reading:
+    query = node.input(0)
+    if query is None or len(query.shape) != 4 or any(value is not None for value in node.inputs[4:]):
+        return Reading("unknown", node.inputs)
+    causal = {"is_causal": bool(node.options.get("is_causal"))}
+    return Reading("sdpa", [*node.inputs[:3], node.input(3)], causal)
+
+
+# Layers.
+
+
+@translates("sdpa")
+def core(b: Builder, call: Call) -> None:
+    """Attention whose projections were not found: the two products and a softmax between. Leading dims beyond the
+    batch are heads."""
+    values = call.inputs[:3]
+    if any(value is None or len(value.shape) < 2 for value in values):
+        raise UntranslatableError("attention over fewer than 2 dims")
+    query, key, value = (_four_dims(b, b.at(v), v, call) for v in values if v is not None)
+    transposed = bool(call.options.get("transposed_key"))
+    if key.tensor.sizes[1] != query.tensor.sizes[1]:
+        heads = query.tensor.sizes[1]
+        key, value = (b.view(x, _with_heads(x, heads), call.path) for x in (key, value))
+    lead = query.tensor.dims[:2]
+    key_letters = "b h d k" if transposed else "b h k d"
+    dims = [*lead, *(_free(name, lead) for name in ("seq", "keys"))]
+    products = {"equation": f"b h q d, {key_letters} -> b h q k", "dims": dims}
+    scores = b.add("einsum", products, [query, key], call.path)
+    weights = b.add("softmax", {}, [Placed.of(scores)], call.path)
+    rate = dropout_rate(call.options.get("dropout_p"))
+    if rate:
+        weights = b.add("dropout", {"rate": rate}, [Placed.of(weights)], call.path)
+    context = {"equation": "b h q k, b h k d -> b h q d", "dims": [*dims[:3], _free("head_dim", dims[:3])]}
+    out = b.add("einsum", context, [Placed.of(weights), value], call.path)
+    b.placed[call.out] = b.shaped(Placed.of(out), call.out.shape, call.path)
+
+
+def _four_dims(b: Builder, place: Placed, value: Value, call: Call) -> Placed:
+    """A tensor as (batch, heads, rows, columns)."""
+    *lead, rows, columns = value.shape
+    return b.shaped(place, (lead[0] if lead else 1, math.prod(lead[1:]), rows, columns), call.path)
+
+
+def _with_heads(place: Placed, heads: Size) -> dict[str, Size]:
+    return place.dims | {place.tensor.dims[1]: heads}
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    return name if name not in taken else f"{name}_rows"
+
+
+@translates("attention")
+def attention(b: Builder, call: Call) -> None:
+    """Projections, core and output projection."""
+    options = dict(call.options)
+    inputs = [b.at(value) for value in call.inputs[: options.pop("inputs")]]
+    hidden = inputs[0].tensor.sizes[-1]
+    settings: dict[str, Any] = {"heads": options["heads"]}
+    settings["kv_heads"] = options["kv_heads"] if options["kv_heads"] != options["heads"] else None
+    settings["head_dim"] = options["head_dim"] if options["head_dim"] * options["heads"] != hidden else None
+    settings |= {key: options[key] or None for key in ("causal", "rotary", "qk_norm", "dropout")}
+    settings["bias"] = None if options["bias"] else False
+    settings["key_bias"] = options["key_bias"]
+    settings["out_bias"] = options["out_bias"] if options["out_bias"] != options["bias"] else None
+    sources = [_sequence(b, place, "keys" if index else "seq", call) for index, place in enumerate(inputs)]
+    b.put(call.out, b.sharing(b.add("attention", settings, sources, call.path), call.inputs))
+
+
+def _sequence(b: Builder, place: Placed, seq: str, call: Call) -> Placed:
+    """The tensor as (batch, seq, hidden)."""
+    dims = place.tensor.dims
+    last = dims[-1] if dims[-1] not in ("batch", "seq", "keys") else "hidden"
+    name = dims[1] if dims[1] not in ("batch", last) and seq == "seq" else seq
+    name = name if name != "keys" or seq == "keys" else "seq"
+    return b.view(place, dict(zip(("batch", name, last), place.tensor.sizes, strict=True)), call.path)
+
+
+@translates("mlp")
+def mlp(b: Builder, call: Call) -> None:
+    """A feed-forward block."""
+    options = call.options
+    settings = {"ffn": options["ffn"], "activation": options["activation"], "bias": None if options["bias"] else False}
+    settings["dropout"] = options["dropout"] or None
+    entry = b.add("mlp", settings, [b.at(call.inputs[0])], call.path)
+    b.put(call.out, b.sharing(entry, call.inputs))
+
+
+@translates("mha")
+def multi_head(b: Builder, call: Call) -> None:
+    """``nn.MultiheadAttention``: query, key and value as (seq, batch, hidden)."""
+    query, key, value = call.inputs[:3]
+    packed, in_bias, out, out_bias = call.inputs[3:7]
+    if query is None or key is None or value is None or out is None or call.inputs[10] is not None:
+        raise UntranslatableError("attention without a key, or with a bias token")
+    if packed is None and any(v is None or v.shape[1] != query.shape[2] for v in call.inputs[7:10]):
+        raise UntranslatableError("keys of another width")
+    sources = [_batch_first(b, b.at(query), "seq", call)]
+    if _origin(query) is not _origin(key):
+        sources.append(_batch_first(b, b.at(key), "keys", call))
+    bias = in_bias is not None
+    settings: dict[str, Any] = {"heads": call.options["heads"], "causal": call.options["causal"] or None}
+    settings |= {"dropout": dropout_rate(call.options["dropout"]) or None, "bias": None if bias else False}
+    settings["out_bias"] = (out_bias is not None) if (out_bias is not None) != bias else None
+    entry = b.sharing(b.add("attention", settings, sources, call.path), call.inputs)
+    batch, seq, hidden = entry.out.sizes
+    if not call.options["weights"]:  # heads come out batch first and are copied for the output projection
+        entry = b.add(
+            "pass",
+            {"kind": "copy", "of": "transpose", "dims": Placed.of(entry).dims, "flops_per_element": 0.0}
+            | {"kept_per_element": 1.0},
+            [Placed.of(entry)],
+            call.path,
+        )
+    dims = {entry.out.dims[1]: seq, "batch": batch, entry.out.dims[2]: hidden}
+    back = b.view(Placed.of(entry), dims, call.path)
+    if len(call.out.shape) == 2:
+        back = b.shaped(back, call.out.shape, call.path)
+    if back.tensor.sizes != call.out.shape:
+        raise UntranslatableError("another shape")
+    b.placed[call.out] = back
+
+
+def _origin(value: Value) -> Value:
+    """What a view was taken of."""
+    while value.maker is not None and value.maker.kind == "view" and value.maker.inputs[0] is not None:
+        value = value.maker.inputs[0]
+    return value
+
+
+def _batch_first(b: Builder, place: Placed, seq: str, call: Call) -> Placed:
+    """(seq, batch, hidden) as (batch, seq, hidden); without a batch, a batch of one."""
+    sizes = place.tensor.sizes if len(place.tensor.sizes) == 3 else (place.tensor.sizes[0], 1, place.tensor.sizes[1])
+    rows, batch, hidden = sizes
+    return b.view(place, {"batch": batch, seq: rows, "hidden": hidden}, call.path)

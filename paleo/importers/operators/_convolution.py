@@ -1,0 +1,179 @@
+"""Convolutions and transposed convolutions of one to three dims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from paleo.importers._builder import Builder, Placed, UntranslatableError
+from paleo.importers._rules import OnnxNode, Reading, onnx_operators, translates
+from paleo.importers._trace import Call, Value, learns
+from paleo.importers.operators._pointwise import memory_pass
+
+if TYPE_CHECKING:
+    from paleo.operations.tensor import Tensor
+
+SPACE = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+
+
+@onnx_operators("Conv")
+def _onnx_conv(node: OnnxNode) -> Reading:
+    return Reading("conv", node.inputs[:3], _onnx_windows(node) | {"groups": node.options.get("group", 1)})
+
+
+@onnx_operators("ConvTranspose")
+def _onnx_transposed(node: OnnxNode) -> Reading:
+    more = {"groups": node.options.get("group", 1), "output_padding": node.options.get("output_padding")}
+    return Reading("transposed_conv", node.inputs[:3], _onnx_windows(node) | more)
+
+
+def _onnx_windows(node: OnnxNode) -> dict[str, Any]:
+    options: Mapping[str, Any] = node.options
+    automatic = options.get("auto_pad", "NOTSET")
+    padding: Any = list(options["pads"]) if options.get("pads") else 0
+    if automatic in ("SAME_UPPER", "SAME_LOWER"):
+        padding = "same"
+    elif automatic == "VALID":
+        padding = 0
+    return {"stride": options.get("strides"), "dilation": options.get("dilations"), "padding": padding}
+
+
+@translates("conv transposed_conv")
+def convolution(b: Builder, call: Call) -> None:
+    """A window with a weight, over images with a batch."""
+    source, (weight, owner) = b.at(call.inputs[0]), b.weight(call.inputs[1])
+    rank = len(weight.shape) - 2
+    if len(source.tensor.dims) == rank + 1:
+        names = ("batch", "channels", *SPACE[rank])
+        source = b.view(source, dict(zip(names, (1, *source.tensor.sizes), strict=True)), call.path)
+    if len(source.tensor.dims) != len(weight.shape):
+        raise UntranslatableError("an image of another rank")
+    source = b.view(source, dict(zip(_image_dims(source.tensor), source.tensor.sizes, strict=True)), call.path)
+    entry = b.add(call.kind, _conv_options(call, weight, source.tensor), [source], call.path)
+    b.lend(owner, entry)
+    if len(call.out.shape) == len(weight.shape):
+        b.put(call.out, entry)
+    else:
+        b.placed[call.out] = b.shaped(Placed.of(entry), call.out.shape, call.path)
+
+
+def _image_dims(x: Tensor) -> tuple[str, ...]:
+    return ("batch", "channels", *SPACE[len(x.dims) - 2])
+
+
+def _conv_options(call: Call, weight: Value, x: Tensor) -> dict[str, Any]:
+    rank, stated = len(x.dims) - 2, call.options
+    groups = stated.get("groups") or 1
+    transposed = call.kind == "transposed_conv"
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    stride, dilation = (per_dim(stated.get(key), rank, 1) for key in ("stride", "dilation"))
+    extra = per_dim(stated.get("output_padding"), rank, 0)
+    options: dict[str, Any] = {
+        "channels": channels,
+        "kernel": short(list(weight.shape[2:])),
+        "stride": None if set(stride) == {1} else short(stride),
+        "padding": _padding(stated.get("padding") or 0, rank),
+        "dilation": None if set(dilation) == {1} else short(dilation),
+        "groups": None if groups == 1 else groups,
+        "output_padding": short(extra) if transposed and any(extra) else None,
+    }
+    return {key: value for key, value in options.items() if value is not None} | {"bias": learns(call, 2)}
+
+
+def _padding(padding: Any, rank: int) -> Any:
+    """Padding in the form of a layer's field: one number, one number a dim, or ``same``; None for no padding."""
+    if isinstance(padding, str):
+        return None if padding == "valid" else padding
+    if isinstance(padding, Sequence) and len(padding) == 2 * rank and rank > 1:
+        ends = [(padding[i], padding[i + rank]) for i in range(rank)]
+        if any(before != after for before, after in ends):
+            raise UntranslatableError("padding that differs from side to side")
+        padding = [before for before, _ in ends]
+    elif isinstance(padding, Sequence) and rank == 1 and len(padding) == 2:
+        if padding[0] != padding[1]:
+            raise UntranslatableError("padding that differs from side to side")
+        padding = padding[0]
+    numbers = per_dim(padding, rank, 0)
+    return short(numbers) if any(numbers) else None
+
+
+def per_dim(value: Any, rank: int, default: int) -> list[int]:
+    """One number for every dim of space.
+
+    >>> per_dim(3, 2, 1), per_dim(None, 2, 1), per_dim([1, 2], 2, 1)
+    ([3, 3], [1, 1], [1, 2])
+    """
+    if value is None or (isinstance(value, Sequence) and not value):
+        return [default] * rank
+    numbers = list(value) if isinstance(value, Sequence) else [value]
+    return [int(number) for number in (numbers * rank if len(numbers) == 1 else numbers)]
+
+
+def short(values: list[int]) -> int | list[int]:
+    """A list of equal numbers as one number."""
+    return values[0] if len(set(values)) == 1 else values
+
+
+@onnx_operators("AveragePool")
+def _onnx_average(node: OnnxNode) -> Reading:
+    reading = _onnx_pool(node)
+    return Reading("avg_pool", reading.inputs, reading.options) if reading.kind == "max_pool" else reading
+
+
+@onnx_operators("MaxPool")
+def _onnx_pool(node: OnnxNode) -> Reading:
+    options = node.options
+    pads = list(options.get("pads") or [])
+    rank = len(pads) // 2
+    automatic = options.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+    if not options.get("kernel_shape") or automatic or any(pads[i] != pads[i + rank] for i in range(rank)):
+        return Reading("copy", node.inputs[:1])
+    kernel = list(options["kernel_shape"])
+    more = {"kernel_size": kernel, "stride": options.get("strides") or [1] * len(kernel)}
+    more |= {"padding": pads[:rank] or 0, "ceil_mode": options.get("ceil_mode", 0)}
+    return Reading("max_pool", node.inputs[:1], more | {"dilation": options.get("dilations")})
+
+
+@translates("pool_pass")
+def pool_pass(b: Builder, call: Call) -> None:
+    """A pooling window that no layer describes, as a pass over memory."""
+    memory_pass(b, call, "pool")
+
+
+@translates("max_pool avg_pool")
+def pool(b: Builder, call: Call) -> None:
+    """Pooling by windows of one size."""
+    x, options = b.at(call.inputs[0]), call.options
+    rank = len(x.tensor.dims) - 2
+    if rank not in SPACE or set(per_dim(options.get("dilation"), rank, 1)) != {1}:
+        memory_pass(b, call, "pool")
+        return
+    if set(call.out.shape[2:]) == {1}:
+        settings = {"operation": call.kind.removesuffix("_pool"), "keep_space": True}
+        b.put(call.out, b.add("global_pool", settings, [x], call.path))
+        return
+    kernel = per_dim(options["kernel_size"], rank, 1)
+    stride = per_dim(options.get("stride"), rank, 0) if options.get("stride") else kernel
+    padding = per_dim(options.get("padding"), rank, 0)
+    window: dict[str, Any] = {"kernel": short(kernel), "stride": None if stride == kernel else short(stride)}
+    window["padding"] = short(padding) if any(padding) else None
+    window["ceil"] = True if options.get("ceil_mode") else None
+    window["keeps_input"] = True if call.kind == "max_pool" and call.inputs[0] in (call.saved or ()) else None
+    try:
+        b.put(call.out, b.add(call.kind, window, [x], call.path))
+    except UntranslatableError:
+        memory_pass(b, call, "pool")
+
+
+@translates("adaptive_avg_pool")
+def adaptive(b: Builder, call: Call) -> None:
+    """Pooling to a stated number of rows and columns."""
+    x = b.at(call.inputs[0])
+    space = call.out.shape[2:]
+    if len(x.tensor.dims) - 2 not in SPACE or len(set(space)) != 1:
+        memory_pass(b, call, "pool")
+    elif set(space) == {1}:
+        b.put(call.out, b.add("global_pool", {"keep_space": True}, [x], call.path))
+    else:
+        entry = b.add("adaptive_avg_pool", {"size": space[0]}, [x], call.path)
+        b.put(call.out, entry)

@@ -1,0 +1,209 @@
+"""Calls without products: functions of elements, activations, softmax, dropout, sums and products of two tensors,
+reductions, copies, views and Fourier transforms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from paleo.importers._builder import Builder, Placed, UntranslatableError
+from paleo.importers._rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
+from paleo.importers._trace import Call, Value, dropout_rate, keeps_of
+from paleo.layers.base import ACTIVATIONS, LAYERS
+
+_TORCH = {
+    "relu": "relu", "relu6": "relu6", "leaky_relu": "leaky_relu", "sigmoid": "sigmoid", "tanh": "tanh", "gelu": "gelu",
+    "silu": "silu", "hardswish": "hard_swish", "elu": "elu", "softplus": "softplus", "hardsigmoid": "sigmoid",
+    "mish": "silu", "hardtanh": "relu6", "selu": "elu", "celu": "elu",
+    "logsigmoid": "softplus", "log_sigmoid": "softplus",
+}  # fmt: skip
+_ONNX = {
+    "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "LeakyRelu": "leaky_relu", "Elu": "elu", "Selu": "elu",
+    "Celu": "elu", "Softplus": "softplus", "HardSwish": "hard_swish", "HardSigmoid": "sigmoid", "Gelu": "gelu",
+    "Mish": "silu", "Swish": "silu", "ThresholdedRelu": "relu", "QuickGelu": "silu", "FastGelu": "gelu",
+    "BiasGelu": "gelu", "Clip": "relu6",
+}  # fmt: skip
+
+
+@torch_functions(" ".join(_TORCH))
+def _activation(call: Invocation) -> Reading:
+    return Reading("activation", None, {"function": _TORCH[call.name]})
+
+
+@onnx_operators(" ".join(_ONNX))
+def _onnx_activation(node: OnnxNode) -> Reading:
+    return Reading("activation", node.inputs[:1], {"function": _ONNX[node.name]})
+
+
+@torch_functions("add")
+def _add(call: Invocation) -> Reading:
+    return Reading("add" if call.joins_tensors() else "elementwise")
+
+
+@torch_functions("mul")
+def _mul(call: Invocation) -> Reading:
+    return Reading("multiply" if call.joins_tensors() else "elementwise")
+
+
+@onnx_operators("Add Mul")
+def _onnx_join(node: OnnxNode) -> Reading:
+    return Reading("add" if node.name == "Add" else "multiply", node.inputs)
+
+
+@translates("activation")
+def activation(b: Builder, call: Call) -> None:
+    """An element-wise function. States ``keeps: input`` if autograd keeps the input, or a copy of an input that is
+    overwritten, of a function that usually keeps its output."""
+    (x,) = b.moving(call)[:1]
+    function = call.options["function"]
+    if function not in LAYERS:
+        raise UntranslatableError(function)
+    kept = call.saved
+    other = kept is not None and call.out not in kept and bool(kept or call.kept_elements >= call.out.elements)
+    other = other and ACTIVATIONS[function][1] == "output"
+    b.put(call.out, b.add(function, {"keeps": "input"} if other else {}, [x], call.path))
+
+
+@translates("softmax")
+def softmax(b: Builder, call: Call) -> None:
+    """Over rows."""
+    b.put(call.out, b.add("softmax", {}, [b.at(call.inputs[0])], call.path))
+
+
+@translates("dropout")
+def dropout(b: Builder, call: Call) -> None:
+    """A mask, and a product with it; nothing at a rate of zero."""
+    x = b.at(call.inputs[0])
+    rate = dropout_rate(call.options.get("p", 0.5))
+    if not rate:
+        b.placed[call.out] = x
+        return
+    b.put(call.out, b.add("dropout", {"rate": rate}, [x], call.path))
+
+
+@translates("add multiply")
+def join(b: Builder, call: Call) -> None:
+    """Two tensors element by element, or one and something learned."""
+    values = [value for value in call.inputs if value is not None]
+    moving = [b.at(value) for value in values if not value.static and not value.index]
+    exact = len(moving) == 2 and len({len(source.tensor.dims) for source in moving}) == 1
+    largest = max((source.tensor for source in moving), key=lambda tensor: tensor.elements, default=None)
+    keeps_both = call.kind == "add" or call.saved is None or all(v in call.saved for v in values if not v.static)
+    whole = largest is not None and largest.sizes == call.out.shape and not b.parameters(values)
+    if exact and keeps_both and whole:
+        b.put(call.out, b.add(call.kind, {}, moving, call.path))
+        return
+    if not _positions(b, call, moving, values):
+        memory_pass(b, call, "elementwise")
+
+
+def _positions(b: Builder, call: Call, moving: Sequence[Placed], values: Sequence[Value]) -> bool:
+    """Whether a learned table of positions is added to a sequence."""
+    table = next((value for value in values if value.static and len(value.sources) == 1), None)
+    if call.kind != "add" or len(moving) != 1 or table is None or not b.parameters([table]):
+        return False
+    x = moving[0].tensor
+    if len(x.dims) != 3 or x.sizes != call.out.shape or table.elements != x.sizes[1] * x.sizes[2]:
+        return False
+    rows, left = divmod(b.parameters([table]), int(x.sizes[2]))
+    if left or rows < x.sizes[1]:
+        return False
+    same = "seq" in b.trace.probes and rows > x.sizes[1]
+    options: dict[str, Any] = {"positions": rows} if same or rows != x.sizes[1] else {}
+    b.put(call.out, b.add("position_embedding", options, moving, call.path))
+    return True
+
+
+@torch_functions("cat concat concatenate")
+def _cat(call: Invocation) -> Reading:
+    arguments = call.bound("tensors", "dim")
+    return Reading("cat", [call.tensor(tensor) for tensor in arguments["tensors"]], {"dim": arguments.get("dim", 0)})
+
+
+@translates("elementwise")
+def elementwise(b: Builder, call: Call) -> None:
+    """A function of each element."""
+    memory_pass(b, call, "elementwise")
+
+
+@translates("reduce")
+def reduce(b: Builder, call: Call) -> None:
+    """Sums, means and the like."""
+    memory_pass(b, call, "reduce")
+
+
+@translates("copy")
+def copy(b: Builder, call: Call) -> None:
+    """The same numbers elsewhere."""
+    memory_pass(b, call, "copy", flops=0.0)
+
+
+def memory_pass(b: Builder, call: Call, kind: str, *, flops: float | None = None) -> None:
+    """A pass over memory, of a kind that the layers know by name."""
+    sources = b.sources(call)
+    if not sources:
+        raise UntranslatableError("nothing moves")
+    largest = max(sources, key=lambda source: source.tensor.elements)
+    keeps = keeps_of(call)
+    first = next((v for v in call.outputs if not (v.index or v.static) and v.elements), None)
+    for value in call.outputs:
+        if value.index or value.static or not value.elements:
+            continue
+        dims = dict(zip(b.names(value.shape, largest.tensor), value.shape, strict=True)) or {"batch": 1}
+        options: dict[str, Any] = {"kind": kind, "of": call.label, "dims": dims, "flops_per_element": flops}
+        options |= {"keeps": keeps, "parameters": b.parameters(call.inputs) or None}
+        options["kept_per_element"] = b.kept_per_element(call, value) if value is first else None
+        entry = b.add("pass", options, sources, call.path)
+        if value.shape:
+            b.put(value, entry)
+        else:
+            b.placed[value] = Placed.of(entry)
+        keeps = None
+
+
+@translates("cat")
+def cat(b: Builder, call: Call) -> None:
+    """Tensors one behind the other, or a learned token before a sequence."""
+    values = [value for value in call.inputs if value is not None and value.elements]
+    moving = [b.at(value) for value in values if not value.static]
+    longer = len(moving) == 1 and len(call.out.shape) == 3 and call.out.shape[1] == moving[0].tensor.sizes[1] + 1
+    if longer and b.parameters(values) == call.out.shape[2]:
+        b.put(call.out, b.add("class_token", {}, moving, call.path))
+        return
+    memory_pass(b, call, "copy", flops=0.0)
+
+
+@translates("view")
+def view(b: Builder, call: Call) -> None:
+    """The same numbers in another shape or order."""
+    x = b.at(next(value for value in call.inputs if value is not None and not value.static))
+    for value in call.outputs:
+        b.placed[value] = x if value.shape == x.tensor.sizes else b.shaped(x, value.shape, call.path)
+
+
+@translates("slice")
+def part(b: Builder, call: Call) -> None:
+    """Some of the numbers; those at places that the network computes are gathered."""
+    if any(value is not None and value.index and not value.static for value in call.inputs[1:]):
+        memory_pass(b, call, "gather", flops=0.0)
+        return
+    x = b.at(next(value for value in call.inputs if value is not None and not value.static))
+    whole = bool(call.options.get("keeps_whole"))
+    for value in call.outputs:
+        if not value.index and value.elements:
+            same = value.shape == x.tensor.sizes
+            b.placed[value] = x if same else b.shaped(x, value.shape, call.path, keeps_whole=whole)
+
+
+@translates("fourier")
+def fourier(b: Builder, call: Call) -> None:
+    """5 n log2(n) FLOP for n numbers (Cooley and Tukey, 1965), by ordinary cores; nothing is kept."""
+    (source,) = b.moving(call)[:1]
+    if not call.out.elements:
+        raise UntranslatableError("an empty transform")
+    dims = dict(zip(b.names(call.out.shape, source.tensor), call.out.shape, strict=True))
+    length = max(int(size) for size in source.tensor.sizes[1:] or source.tensor.sizes)
+    work = {"kind": "copy", "of": call.label, "flops_per_element": 5.0 * math.log2(max(length, 2))}
+    entry = b.add("pass", work | {"dims": dims, "keeps": keeps_of(call)}, [source], call.path)
+    b.placed[call.out] = Placed.of(entry)

@@ -1,0 +1,236 @@
+"""Products of two tensors: linear layers, matrix products, einsums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from paleo.importers._builder import Builder, LayerEntry, UntranslatableError
+from paleo.importers._rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
+from paleo.importers._trace import Call, Shape, Value, learns
+from paleo.importers.operators._pointwise import memory_pass
+
+if TYPE_CHECKING:
+    from paleo.operations.tensor import Tensor
+
+# torch and ONNX.
+
+
+@torch_functions("mm bmm matmul dot mv inner")
+def _matmul(call: Invocation) -> Reading:
+    left, right = [*call.args, *call.kwargs.values()][:2]
+    return Reading("matmul", [call.tensor(left), call.tensor(right)])
+
+
+@torch_functions("addmm baddbmm addbmm addmv")
+def _addmm(call: Invocation) -> Reading:
+    kind = "addmm" if call.name == "addmm" else "baddbmm"
+    added, left, right = [*call.args, *call.kwargs.values()][:3]
+    return Reading(kind, [call.tensor(left), call.tensor(right), call.tensor(added)])
+
+
+@torch_functions("einsum")
+def _einsum(call: Invocation) -> Reading:
+    listed = len(call.args) == 2 and isinstance(call.args[1], list | tuple)
+    operands = call.args[1] if listed else call.args[1:]
+    return Reading("einsum", [call.tensor(operand) for operand in operands], {"equation": call.args[0]})
+
+
+@torch_functions("tensordot")
+def _tensordot(call: Invocation) -> Reading:
+    """As an einsum: the last ``dims`` of the first factor with the first of the second, or two lists of dims."""
+    arguments = call.bound("a", "b", "dims")
+    left, right = call.tensor(arguments["a"]), call.tensor(arguments["b"])
+    if left is None or right is None:
+        return Reading("unknown")
+    dims = arguments.get("dims", 2)
+    a, b = len(left.shape), len(right.shape)
+    pairs = (
+        list(zip(range(a - dims, a), range(dims), strict=True))
+        if isinstance(dims, int)
+        else [(x % a, y % b) for x, y in zip(*dims, strict=True)]
+    )
+    letters = [chr(ord("a") + place) for place in range(a + b)]
+    first, second = letters[:a], letters[a:]
+    for x, y in pairs:
+        second[y] = first[x]
+    summed = {first[x] for x, _ in pairs}
+    result = [letter for letter in (*first, *second) if letter not in summed]
+    return Reading("einsum", [left, right], {"equation": f"{''.join(first)},{''.join(second)}->{''.join(result)}"})
+
+
+@onnx_operators("Gemm")
+def _gemm(node: OnnxNode) -> Reading:
+    left, right, shift = node.input(0), node.input(1), node.input(2)
+    plain = right is not None and right.static and bool(right.sources) and not node.options.get("transA")
+    if plain and (shift is None or (shift.static and len(shift.shape) == 1)):
+        return Reading("linear", [left, right, shift])
+    return Reading("unknown", node.inputs)
+
+
+# Layers.
+
+
+@translates("linear")
+def linear(b: Builder, call: Call) -> None:
+    """A weight of two dims along the last dim of a tensor."""
+    x, (weight, owner) = b.at(call.inputs[0]), b.weight(call.inputs[1])
+    if len(weight.shape) != 2:
+        raise UntranslatableError("a weight that is no matrix")
+    features = call.out.shape[-1]
+    dim = feature_name(b, x.tensor, features)
+    options: dict[str, Any] = {"features": features, "dim": dim, "bias": learns(call, 2)}
+    if owner is None:
+        b.put(call.out, b.add("linear", options, [x], call.path))
+        return
+    bias = call.inputs[2] if len(call.inputs) > 2 else None
+    if owner.kind == "linear" and (bias is None or not b.parameters([bias])) and _same_bias(owner, options):
+        entry = b.add("linear", options, [x], call.path)
+        b.lend(owner, entry)
+    else:
+        entry = b.add("linear", options, [x], call.path, tie=owner)
+    b.put(call.out, entry)
+
+
+def _same_bias(owner: LayerEntry, options: dict[str, Any]) -> bool:
+    same: bool = owner.options["features"] == options["features"]
+    return same and bool(owner.options.get("bias")) == options["bias"]
+
+
+def feature_name(b: Builder, x: Tensor, features: int) -> str:
+    """A name for what a linear layer gives: hidden for the model's own width, vocab for a table's rows, ffn for
+    what comes back."""
+    last = x.dims[-1]
+    tables = {entry.options.get("entries") for entry in b.network.entries if entry.kind == "embedding"}
+    name = "vocab" if features in tables else last if x.sizes[-1] == features else None
+    if name is None:
+        width = next((e.out.sizes[-1] for e in b.network.entries if e.kind in ("embedding", "attention")), None)
+        name = "hidden" if features == width else "ffn" if features > x.sizes[-1] and last == "hidden" else "features"
+    kept = x.dims[:-1]
+    return name if name not in kept else next(f"{name}{i}" for i in range(2, 99) if f"{name}{i}" not in kept)
+
+
+@translates("matmul addmm baddbmm einsum")
+def product(b: Builder, call: Call) -> None:
+    """Products of two tensors, by letters; a static factor of parameters is a weight."""
+    operands = call.inputs[:2] if call.kind != "einsum" else call.inputs
+    if call.kind == "einsum" and len(operands) == 1:
+        memory_pass(b, call, "reduce" if call.out.elements < (operands[0] or call.out).elements else "copy")
+        return
+    if call.kind == "einsum" and len(operands) > 2:
+        _chain(b, call)
+        return
+    if call.flops == 0.0 and call.kind == "einsum":  # one factor has a single entry along what is summed
+        memory_pass(b, call, "elementwise")
+        return
+    if len(operands) != 2 or operands[0] is None or operands[1] is None:
+        raise UntranslatableError("a product of other than two tensors")
+    left, right = operands[0], operands[1]
+    if call.kind == "einsum":
+        sides, letters = equation_letters(str(call.options["equation"]), left, right)
+    else:
+        sides, letters = matmul_letters(left.shape, right.shape)
+    if left.static:
+        left, right, sides = right, left, sides[::-1]
+    x = b.at(left)
+    if not letters:
+        raise UntranslatableError("a product that is one number")
+    equation = f"{' '.join(sides[0])}, {' '.join(sides[1])} -> {' '.join(letters)}"
+    options: dict[str, Any] = {"equation": equation, "dims": b.names(call.out.shape, x.tensor)}
+    if not (right.static and right.sources):
+        b.put(call.out, b.add("einsum", options, [x, b.at(right)], call.path))
+        return
+    weight, owner = b.weight(right)
+    entry = b.add("einsum", options | {"weight": list(weight.shape)}, [x], call.path)
+    b.lend(owner, entry)
+    b.put(call.out, entry)
+
+
+@translates("grouped_product")
+def grouped_product(b: Builder, call: Call) -> None:
+    """Rows times the matrix of their group."""
+    x, (weight, _) = b.at(call.inputs[0]), b.weight(call.inputs[1])
+    if len(weight.shape) != 3 or len(x.tensor.dims) != 2:
+        raise UntranslatableError("groups of another shape")
+    groups, features = weight.shape[0], call.out.shape[-1]
+    options = {"groups": groups, "features": features, "dim": feature_name(b, x.tensor, features)}
+    b.put(call.out, b.sharing(b.add("grouped_linear", options, [x], call.path), call.inputs[1:2]))
+
+
+def _chain(b: Builder, call: Call) -> None:
+    """An einsum of more than two factors, two at a time from the left."""
+    sides, _, result = str(call.options["equation"]).replace(" ", "").partition("->")
+    factors = sides.split(",")
+    if "..." in sides or len(factors) != len(call.inputs):
+        raise UntranslatableError(sides)
+    left, letters = call.inputs[0], factors[0]
+    for index in range(1, len(factors)):
+        right, side = call.inputs[index], factors[index]
+        last = index == len(factors) - 1
+        later = set("".join([*factors[index + 1 :], result]))
+        out = result if last else "".join(dict.fromkeys(c for c in letters + side if c in later))
+        if left is None or right is None:
+            raise UntranslatableError(sides)
+        sizes = dict(zip(letters, left.shape, strict=True)) | dict(zip(side, right.shape, strict=True))
+        step = Call("einsum", call.label, [left, right], [], {"equation": f"{letters},{side}->{out}"}, path=call.path)
+        step.outputs = [call.out] if last else [Value(tuple(sizes[letter] for letter in out), "call", maker=step)]
+        product(b, step)
+        left, letters = step.out, out
+
+
+def matmul_letters(left: Shape, right: Shape) -> tuple[list[list[str]], list[str]]:
+    """Letters of a matrix product with leading batch dims, as torch and ONNX broadcast them; a vector has no row or
+    column."""
+    rank = max(len(left), len(right))
+    batch = [f"b{i}" for i in range(rank - 2)]
+    lead = [batch[max(0, rank - len(left)) :] if len(left) > 1 else [], batch[max(0, rank - len(right)) :]]
+    lead[1] = lead[1] if len(right) > 1 else []
+    rows, columns = (["m"] if len(left) > 1 else []), (["n"] if len(right) > 1 else [])
+    sides = [[*lead[0], *rows, "k"], [*lead[1], "k", *columns]]
+    return sides, [*batch, *rows, *columns]
+
+
+def equation_letters(text: str, left: Value, right: Value) -> tuple[list[list[str]], list[str]]:
+    """Letters of an einsum of two factors; an ellipsis becomes letters of its own, a missing result the letters that
+    stand once, in their order."""
+    sides, arrow, result = text.replace(" ", "").partition("->")
+    factors = sides.split(",")
+    if len(factors) != 2:
+        raise UntranslatableError(text)
+    lettered = [_spelled_out(side, value.shape) for side, value in zip(factors, (left, right), strict=True)]
+    if not arrow:
+        joined = [letter for side in lettered for letter in side]
+        letters = sorted(letter for letter in joined if joined.count(letter) == 1)
+        return lettered, letters
+    ellipsis = max((_ellipsis(side, value.shape) for side, value in zip(factors, (left, right), strict=True)), key=len)
+    letters = [*result.partition("...")[0], *(ellipsis if "..." in result else []), *result.partition("...")[2]]
+    return lettered, letters
+
+
+def _ellipsis(side: str, shape: Shape) -> list[str]:
+    count = len(shape) - len(side.replace("...", "")) if "..." in side else 0
+    return [f"e{place}" for place in range(count)][::-1]
+
+
+def _spelled_out(side: str, shape: Shape) -> list[str]:
+    before, dots, after = side.partition("...")
+    letters = [*before, *(_ellipsis(side, shape) if dots else []), *after]
+    if len(letters) != len(shape):
+        raise UntranslatableError(side)
+    return letters
+
+
+def product_flops(sides: Sequence[Sequence[str]], shapes: Sequence[Shape]) -> float:
+    """2 FLOP for each combination of letters.
+
+    >>> product_flops([["m", "k"], ["k", "n"]], [(2, 3), (3, 4)])
+    48.0
+    """
+    sizes: dict[str, int] = {}
+    for letters, shape in zip(sides, shapes, strict=True):
+        for letter, size in zip(letters, shape, strict=True):
+            sizes[letter] = max(size, sizes.get(letter, 1))
+    flops = 2.0
+    for size in sizes.values():
+        flops *= size
+    return flops

@@ -1,0 +1,190 @@
+"""Recurrent layers and single cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paleo.importers._builder import Builder, LayerEntry, Placed, UntranslatableError
+from paleo.importers._rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
+from paleo.importers._trace import Call, dropout_rate
+
+#: How many entries before the last of a cell its first product may stand.
+_CELL_ENTRIES = 5
+_CELLS = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "rnn", "rnn_relu": "rnn"}
+
+
+@torch_functions(" ".join(_CELLS))
+def _layers(call: Invocation) -> Reading:
+    """Arguments of ``torch.lstm`` and its kin: input, states, weights, biases, layers, dropout, train, both ways, batch
+    first; packed sequences come as data, batch sizes, states, weights and so on."""
+    args = call.args
+    packed = call.values.is_tensor(args[1]) and isinstance(args[3], list | tuple)
+    weights, arguments = (args[3], args[4:]) if packed else (args[2], args[3:])
+    biases, layers, dropout, _, bidirectional, batch_first = (*arguments, False)[:6]
+    options = {
+        "cell": _CELLS[call.name],
+        "layers": layers,
+        "both": bool(bidirectional),
+        "bias": bool(biases),
+        "batch_first": bool(batch_first) and not packed,
+        "dropout": dropout,
+        "packed": packed,
+        "projected": call.name == "lstm" and len(weights) > 0 and len(weights) % (3 + 2 * bool(biases)) == 0
+        and len(weights) // (layers * (1 + bool(bidirectional))) == 3 + 2 * bool(biases),
+    }  # fmt: skip
+    steps = [call.tensor(args[1])] if packed else []
+    return Reading("rnn", [call.tensor(args[0]), *(call.tensor(w) for w in weights), *steps], options)
+
+
+@torch_functions("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
+def _cell(call: Invocation) -> Reading:
+    """Arguments: input, states, weights of input and state, their biases."""
+    x, states, *weights = call.args
+    listed = states if isinstance(states, list | tuple) else [states]
+    weights = [call.tensor(w) for w in [*weights, *call.kwargs.values()]][:4]
+    return Reading("cell", [call.tensor(x), call.tensor(listed[0]), *weights, *map(call.tensor, listed[1:])])
+
+
+@onnx_operators("LSTM GRU RNN")
+def _onnx_layers(node: OnnxNode) -> Reading:
+    weight = node.input(2)
+    if weight is None or len(weight.shape) != 3 or node.options.get("layout") or not node.options.get("hidden_size"):
+        return Reading("unknown", node.inputs)
+    gates = weight.shape[1] / weight.shape[2]
+    options = {
+        "cell": {4.0: "lstm", 3.0: "gru"}.get(gates, "rnn"),
+        "hidden": node.options["hidden_size"],
+        "both": weight.shape[0] == 2,
+        "bias": node.input(3) is not None,
+    }
+    return Reading("sequence_rnn", node.inputs[:4], options)
+
+
+# Layers.
+
+
+@translates("sequence_rnn")
+def sequence_rnn(b: Builder, call: Call) -> None:
+    """A recurrent layer as ONNX has it: (seq, batch, features) to (seq, directions, batch, hidden)."""
+    x = b.at(call.inputs[0])
+    rows, batch, width = x.tensor.sizes
+    x = b.view(x, {"batch": batch, "seq": rows, "features": width}, call.path)
+    entry = b.add(call.options["cell"], _settings(call, call.options["hidden"]), [x], call.path)
+    for value in call.outputs:
+        if value.elements:
+            dims = dict(zip(b.names(value.shape), value.shape, strict=True))
+            b.placed[value] = b.view(Placed.of(entry), dims, call.path)
+
+
+def _settings(call: Call, hidden: int) -> dict[str, Any]:
+    bidirectional, bias = call.options["both"], call.options["bias"]
+    return {"hidden": hidden, "bidirectional": bidirectional or None, "biases": None if bias else 0}
+
+
+@translates("rnn")
+def rnn(b: Builder, call: Call) -> None:
+    """Layers of a recurrent network, one entry each."""
+    x = _batch_first(b, call)
+    options = call.options
+    directions = 1 + options["both"]
+    last = call.out.shape[-1] // directions
+    settings = _settings(call, last)
+    if options["projected"]:
+        hidden = next(v for v in call.inputs[1:] if v is not None).shape[0] // 4
+        settings |= {"hidden": hidden, "projection": last}
+    settings["kept_per_state"] = _kept_per_state(call, x, settings)
+    rate = dropout_rate(options.get("dropout"))
+    for layer in range(options["layers"]):
+        x = Placed.of(b.add(options["cell"], settings, [x], call.path))
+        if rate and layer + 1 < options["layers"]:
+            x = Placed.of(b.add("dropout", {"rate": rate}, [x], call.path))
+    _place_outputs(b, call, x)
+
+
+def _kept_per_state(call: Call, x: Placed, settings: dict[str, Any]) -> float | None:
+    """What autograd keeps of all steps, for each number of the states; outputs between layers are counted by what reads
+    them."""
+    steps = float(x.tensor.sizes[0] * x.tensor.sizes[1]) * (1 + call.options["both"])
+    states, layers = steps * settings["hidden"], call.options["layers"]
+    between = steps * settings.get("projection", settings["hidden"]) * (layers - 1)
+    kept = (call.kept_elements - between) / (states * layers)
+    return round(kept, 2) if call.saved is not None and kept > 0 else None
+
+
+def _batch_first(b: Builder, call: Call) -> Placed:
+    """The input as (batch, seq, features); steps of packed sequences are rows, all of one length."""
+    x = b.at(call.inputs[0])
+    sizes = x.tensor.sizes
+    if call.options["packed"]:
+        steps = call.inputs[-1]
+        rows = steps.shape[0] if steps is not None else 1
+        if int(sizes[0]) % rows:
+            raise UntranslatableError("sequences of several lengths")
+        sizes = (int(sizes[0]) // rows, rows, sizes[1])
+    elif len(sizes) == 2:
+        sizes = (1, *sizes)
+    elif not call.options["batch_first"]:
+        sizes = (sizes[1], sizes[0], sizes[2])
+    return b.view(x, dict(zip(("batch", "seq", "features"), sizes, strict=True)), call.path)
+
+
+def _place_outputs(b: Builder, call: Call, x: Placed) -> None:
+    batch, seq, _ = x.tensor.sizes
+    shape = call.out.shape
+    if len(shape) == 3 and not call.options["batch_first"]:
+        out = b.view(x, {"seq": seq, "batch": batch, "features": x.tensor.sizes[2]}, call.path)
+    else:
+        out = x if x.tensor.sizes == shape else b.shaped(x, shape, call.path)
+    if out.tensor.sizes != shape:
+        raise UntranslatableError("another shape")
+    b.placed[call.out] = out
+    for state in call.outputs[1:]:
+        if state.elements and not state.index:
+            dims = dict(zip(b.names(state.shape, None), state.shape, strict=True))
+            b.placed[state] = b.view(x, dims, call.path)
+
+
+@translates("cell")
+def cell(b: Builder, call: Call) -> None:
+    """One step: the products of input and state, and a pass that makes the gates and the next state."""
+    weights = call.inputs[2:6]
+    biases = len(weights) > 2 and weights[2] is not None
+    gates = [
+        _gate_product(b, call, source, weight, bias=biases)
+        for source, weight in ((call.inputs[0], weights[0]), (call.inputs[1], weights[1]))
+    ]
+    states = [b.at(value) for value in call.inputs[6:] if value is not None and not value.static]
+    kept = call.kept_elements / float(gates[0].out.elements)
+    keeps = "output" if call.saved is not None and call.out in call.saved else None
+    for value in call.outputs:
+        dims = dict(zip(b.names(value.shape, gates[0].out), value.shape, strict=True))
+        options = {"kind": "elementwise", "of": call.label, "dims": dims, "flops_per_element": 10.0}
+        options |= {"kept_per_element": kept or None, "keeps": keeps}
+        b.put(value, b.add("pass", options, [*map(Placed.of, gates), *states], call.path))
+        kept, keeps = 0.0, None
+
+
+def _gate_product(b: Builder, call: Call, source: Any, weight: Any, *, bias: bool) -> LayerEntry:
+    matrix, owner = b.weight(weight)
+    options = {"features": matrix.shape[0], "dim": "gates", "bias": bias}
+    x = b.at(source)
+    if owner is None:
+        return b.add("linear", options, [x], call.path)
+    # Later steps read the weights that an earlier one holds.
+    entry = b.add("linear", options, [x], call.path)
+    entry.share = _holder(b, owner, matrix.shape)
+    return entry
+
+
+def _holder(b: Builder, owner: LayerEntry, shape: Sequence[int]) -> LayerEntry:
+    """The linear layer of an earlier step whose weight has this shape."""
+    entries = b.network.entries
+    place = entries.index(owner)
+    earlier = entries[max(0, place - _CELL_ENTRIES) : place + 1]
+    for entry in earlier:
+        if entry.kind == "linear" and entry.share is None and entry.options["features"] == shape[0]:
+            inputs = next((op.reads[1] for op in entry.operations), None)
+            if inputs is not None and inputs.elements == shape[0] * shape[1]:
+                return entry
+    raise UntranslatableError("weights of another layer")

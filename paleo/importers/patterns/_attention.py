@@ -1,0 +1,296 @@
+"""Projections, attention and output projection, as one call ``attention``; scores, softmax and weighted sum written
+out, as one call ``sdpa``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paleo.importers._trace import Call, Trace, Value, dropout_rate, record
+from paleo.importers.patterns._group import LIGHT, NORMS, PLAIN, CallGroup, closed, foreign
+
+
+def written_out_scores(trace: Trace) -> list[CallGroup]:
+    """Scores, softmax and weighted sum written out, as one call ``sdpa``."""
+    consumers, outputs = trace.consumers(), set(trace.outputs)
+    groups = []
+    for call in trace.calls:
+        if call.kind == "softmax" and len(call.out.shape) in (3, 4) and not call.out.static:
+            group = _scores_around(call, consumers, outputs)
+            if group is not None:
+                groups.append(group)
+    return groups
+
+
+def _scores_around(softmax: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> CallGroup | None:
+    before = _up_to_product(softmax)
+    after = _down_to_product(softmax, consumers)
+    if before is None or after is None:
+        return None
+    scores, chain, causal = before
+    context, passes, dropout = after
+    query, key = scores.inputs[0], scores.inputs[1]
+    value = context.inputs[1]
+    if query is None or key is None or value is None or len(query.shape) not in (3, 4):
+        return None
+    calls = [scores, *chain, softmax, *passes, context]
+    if not closed(calls, context.out, consumers, outputs):
+        return None
+    masks = [v for call in chain for v in call.inputs if v is not None and v.static and v.sources]
+    options = {"is_causal": causal, "dropout_p": dropout, "transposed_key": True}
+    flops = (scores.flops or 0.0) + (context.flops or 0.0)
+    substitute = record(
+        "sdpa",
+        "attention written out",
+        [query, key, value, None, *dict.fromkeys(masks)],
+        [(context.out.shape, False)],
+        options=options,
+        flops=flops,
+        path=softmax.path,
+    )
+    return CallGroup(calls, substitute, context.out)
+
+
+def _up_to_product(softmax: Call) -> tuple[Call, list[Call], bool] | None:
+    """From the softmax back to the product that makes the scores, over scales, masks and biases."""
+    chain: list[Call] = []
+    causal = False
+    value = softmax.inputs[0]
+    for _ in range(16):
+        call = value.maker if value is not None else None
+        if call is None:
+            return None
+        if call.kind in ("matmul", "baddbmm") and call.out.elements == softmax.out.elements:
+            return call, chain, causal
+        moving = [v for v in call.inputs if v is not None and not v.static and not v.index]
+        if call.kind not in ("elementwise", "add", "multiply", "view", "dropout", "copy", "activation") or not moving:
+            return None
+        causal = causal or triangular(call)
+        large = [v for v in moving if v.elements == softmax.out.elements]
+        if len(large) != 1 or len(moving) != 1:
+            return None
+        chain.append(call)
+        value = large[0]
+    return None
+
+
+def triangular(call: Call, depth: int = 12) -> bool:
+    """Whether a mask was made by ``tril`` or ``triu``."""
+    stack, seen = [(v, depth) for v in call.inputs if v is not None and v.static], set[int]()
+    while stack:
+        value, left = stack.pop()
+        if value.maker is None or id(value) in seen or not left:
+            continue
+        seen.add(id(value))
+        if value.maker.label.strip("_") in ("tril", "triu"):
+            return True
+        stack.extend((v, left - 1) for v in value.maker.inputs if v is not None)
+    return False
+
+
+def _down_to_product(softmax: Call, consumers: dict[Value, list[Call]]) -> tuple[Call, list[Call], float] | None:
+    """From the softmax to the product with the values, over dropout and views."""
+    chain: list[Call] = []
+    dropout, value = 0.0, softmax.out
+    for _ in range(8):
+        readers = consumers.get(value, [])
+        if len(readers) != 1:
+            return None
+        call = readers[0]
+        if call.kind == "matmul" and call.inputs[0] is value:
+            return call, chain, dropout
+        if call.kind not in ("dropout", "view", "copy") or call.out.elements != softmax.out.elements:
+            return None
+        dropout = dropout_rate(call.options.get("p", 0.5)) if call.kind == "dropout" else dropout
+        chain.append(call)
+        value = call.out
+    return None
+
+
+class _Source:
+    """Where a query, key or value comes from: the projection, the calls between, and what they do."""
+
+    def __init__(self, linear: Call, calls: list[Call]) -> None:
+        self.linear, self.calls = linear, calls
+        self.rotary = any(
+            call.kind in ("multiply", "elementwise")
+            and any(v is not None and v.static and v.elements > 1 for v in call.inputs)
+            for call in calls
+        )
+        self.norms = [call for call in calls if call.kind in NORMS]
+
+
+def _source(value: Value) -> _Source | None:
+    """The single projection that a value is computed from through cheap calls, or None."""
+    linear, calls, stack, seen = None, list[Call](), [value], set[int]()
+    while stack:
+        value = stack.pop()
+        if value.static or value.index or id(value) in seen:
+            continue
+        seen.add(id(value))
+        call = value.maker
+        if call is None:
+            return None
+        if call.kind == "linear":
+            if linear is not None and call is not linear:
+                return None
+            linear = call
+        elif call.kind in LIGHT:
+            if call not in calls:
+                calls.append(call)
+                stack.extend(v for v in call.inputs if v is not None)
+        else:
+            return None
+    return None if linear is None else _Source(linear, calls)
+
+
+def attention_layers(trace: Trace) -> list[CallGroup]:
+    """Projections, attention and output projection, as one call ``attention``."""
+    consumers, outputs = trace.consumers(), set(trace.outputs)
+    groups = []
+    for call in trace.calls:
+        if call.kind == "sdpa":
+            group = _attention_around(call, consumers, outputs)
+            if group is not None:
+                groups.append(group)
+    return groups
+
+
+class _Projections:
+    """What lies around scaled dot-product attention: the sources of query, key and value, the calls that move its
+    result, and the output projection."""
+
+    def __init__(self, sources: tuple[_Source, _Source, _Source], core: Call, moves: list[Call], output: Call) -> None:
+        self.query, self.key, self.value = self.sources = sources
+        self.core, self.moves, self.output = core, moves, output
+        self.linears = (self.query.linear, self.key.linear, self.value.linear)
+
+    @property
+    def calls(self) -> dict[Call, None]:
+        """All calls from the projections of the inputs to that of the output, in order."""
+        calls = [call for source in self.sources for call in source.calls]
+        ordered = dict.fromkeys([*calls, *self.linears, self.core, *self.moves, self.output])
+        return {call: None for call in ordered if not call.out.static}
+
+    @property
+    def weights(self) -> list[Value]:
+        """Weights of the projections, of norms of queries and keys, and learned masks."""
+        products = [value for call in self.calls if call.kind == "linear" for value in call.inputs[1:]]
+        norms = [value for norm in (*self.query.norms, *self.key.norms) for value in norm.inputs[1:]]
+        distinct = [*dict.fromkeys(products), *norms, *self.core.inputs[3:]]
+        return [value for value in distinct if value is not None and value.sources]
+
+    def options(self, head_dim: int) -> dict[str, Any] | None:
+        """The options of the attention layer beside its heads; None where it has none with such norms or biases."""
+        normed = _query_norms(self.query, self.key, self.value, head_dim)
+        biases = _biases(*self.linears, self.output)
+        if normed is None or biases is None:
+            return None
+        return biases | {
+            "qk_norm": normed,
+            "rotary": self.query.rotary and self.key.rotary,
+            "causal": bool(self.core.options.get("is_causal")) or _masked(self.core),
+            "dropout": dropout_rate(self.core.options.get("dropout_p")),
+        }
+
+
+def _projections(core: Call, consumers: dict[Value, list[Call]]) -> _Projections | None:
+    sources = [_source(value) for value in core.inputs[:3] if value is not None]
+    output = _output_projection(core, consumers)
+    match sources:
+        case [_Source() as query, _Source() as key, _Source() as value] if output is not None:
+            return _Projections((query, key, value), core, *output)
+    return None
+
+
+def _attention_around(core: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> CallGroup | None:
+    projections = _projections(core, consumers)
+    sizes = None if projections is None else _heads(core, *projections.linears, projections.output)
+    if projections is None or sizes is None:
+        return None
+    heads, inputs = sizes
+    options, calls, output = projections.options(heads["head_dim"]), projections.calls, projections.output
+    if options is None or not closed(calls, output.out, consumers, outputs) or foreign(calls, inputs):
+        return None
+    substitute = record(
+        "attention",
+        "attention",
+        [*inputs, *projections.weights],
+        [(output.out.shape, False)],
+        options=heads | options | {"inputs": len(inputs)},
+        flops=sum(call.flops or 0.0 for call in calls),
+        path=core.path,
+    )
+    return CallGroup(calls, substitute, output.out)
+
+
+def _masked(core: Call) -> bool:
+    mask = core.inputs[3] if len(core.inputs) > 3 else None
+    return (
+        mask is not None
+        and mask.maker is not None
+        and (mask.maker.label.strip("_") in ("tril", "triu") or triangular(mask.maker))
+    )
+
+
+def _output_projection(core: Call, consumers: dict[Value, list[Call]]) -> tuple[list[Call], Call] | None:
+    chain, value = list[Call](), core.out
+    for _ in range(12):
+        readers = consumers.get(value, [])
+        if len(readers) != 1:
+            return None
+        call = readers[0]
+        if call.kind == "linear" and call.inputs[0] is value:
+            return chain, call
+        if call.kind not in PLAIN or call.out.elements != value.elements:
+            return None
+        chain.append(call)
+        value = call.out
+    return None
+
+
+def _heads(core: Call, query: Call, key: Call, value: Call, output: Call) -> tuple[dict[str, int], list[Value]] | None:
+    """Heads, their size and the inputs, if the projections are those of one attention over (batch, seq, hidden)."""
+    q, v = core.inputs[0], core.inputs[2]
+    x, memory = query.inputs[0], key.inputs[0]
+    if q is None or v is None or x is None or memory is None or len(x.shape) != 3 or len(memory.shape) != 3:
+        return None
+    head_dim, rows = q.shape[-1], q.shape[-2]
+    widths = {id(call): call.out.shape[-1] for call in (query, key, value)}
+    heads = output.inputs[0].shape[-1] // head_dim if output.inputs[0] is not None else 0
+    if v.shape[-1] != head_dim or value.inputs[0] is not memory or rows != x.shape[1] or memory.shape[0] != x.shape[0]:
+        return None
+    if v.shape[-2] != memory.shape[1] or output.out.shape != x.shape or heads < 1:
+        return None
+    total = sum(widths.values())
+    kv = total // head_dim - heads
+    if total % head_dim or kv < 2 or kv % 2 or heads % (kv // 2):
+        return None
+    kv_heads = kv // 2
+    packed_all, packed_kv = query is key and key is value, key is value and query is not key
+    separate = query is not key and key is not value and query is not value
+    if packed_all and memory is not x:
+        return None
+    if separate and (widths[id(query)] != heads * head_dim or widths[id(key)] != widths[id(value)]):
+        return None
+    if not (packed_all or packed_kv or separate):
+        return None
+    inputs = [x] if memory is x else [x, memory]
+    return {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}, inputs
+
+
+def _query_norms(query: _Source, key: _Source, value: _Source, head_dim: int) -> bool | None:
+    """Whether queries and keys are normed head by head; None for norms of another kind."""
+    if not (query.norms or key.norms or value.norms):
+        return False
+    norm_sizes = [
+        [w.elements for w in call.inputs[1:] if w is not None] for source in (query, key) for call in source.norms
+    ]
+    good = len(query.norms) == 1 and len(key.norms) == 1 and query.linear is not key.linear and not value.norms
+    return True if good and all(sizes == [head_dim] for sizes in norm_sizes) else None
+
+
+def _biases(query: Call, key: Call, value: Call, output: Call) -> dict[str, bool | None] | None:
+    q, k, v, o = (len(call.inputs) > 2 and call.inputs[2] is not None for call in (query, key, value, output))
+    if q == v and (k == q or q):
+        return {"bias": q, "key_bias": None if k == q else False, "out_bias": o}
+    return None

@@ -1,0 +1,196 @@
+"""Functions that a file spells out: GELU by erf, SiLU by sigmoid, norms by means; products with a learned matrix;
+modules whose name says what their calls add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paleo.importers._trace import Call, Scope, Trace, Value, record
+from paleo.importers.patterns._group import NORMS, CallGroup, between, closed, replace
+
+
+def written_out_functions(trace: Trace) -> list[CallGroup]:
+    """Activations and norms that are written out."""
+    consumers, outputs = trace.consumers(), set(trace.outputs)
+    groups = []
+    for call in trace.calls:
+        name = call.label.lower()
+        if call.out.static or not call.inputs or call.inputs[0] is None:
+            continue
+        group = None
+        if name == "erf":
+            group = _spelled("gelu", _behind_scale(call.inputs[0]), call, consumers, outputs)
+        elif call.kind == "activation" and call.options.get("function") == "sigmoid":
+            readers = consumers.get(call.out, [])
+            alone = len(readers) == 1 and readers[0].kind == "multiply" and call.inputs[0] in readers[0].inputs
+            group = _spelled("silu", call.inputs[0], call, consumers, outputs) if alone else None
+        elif name == "reducemean" and call.out.shape == (*call.inputs[0].shape[:-1], 1):
+            group = _spelled("norm", _behind_square(call.inputs[0]), call, consumers, outputs)
+        if group is not None:
+            groups.append(group)
+    return groups
+
+
+def _behind_scale(value: Value) -> Value:
+    """What a constant multiple is a multiple of."""
+    maker = value.maker
+    if maker is not None and maker.kind in ("elementwise", "multiply"):
+        moving = [v for v in maker.inputs if v is not None and not v.static]
+        return moving[0] if len(moving) == 1 else value
+    return value
+
+
+def _behind_square(value: Value) -> Value:
+    maker = value.maker
+    if maker is not None and maker.label.lower() in ("pow", "mul"):
+        moving = {v for v in maker.inputs if v is not None and not v.static}
+        return next(iter(moving)) if len(moving) == 1 else value
+    return value
+
+
+def _spelled(
+    kind: str, x: Value, seed: Call, consumers: dict[Value, list[Call]], outputs: set[Value]
+) -> CallGroup | None:
+    """The element-wise calls from ``x`` over ``seed`` to where they end, as one call."""
+    members = {seed: None} | dict.fromkeys(between(x, seed.out, _light_makers(seed)))
+    reach = {x, *(call.out for call in members)}
+    frontier, ends = list(reach), list[Call]()
+    while frontier and len(members) < 24:
+        value = frontier.pop(0)
+        for call in consumers.get(value, ()):
+            moving = [v for v in call.inputs if v is not None and not v.static]
+            light = call.kind in ("elementwise", "add", "multiply", "reduce") and call not in members
+            if light and all(v in reach for v in moving) and (value is not x or kind == "norm" or len(moving) > 1):
+                members[call] = None
+                reach.add(call.out)
+                frontier.append(call.out)
+    for call in members:
+        weights = [v for v in call.inputs if v is not None and v.origin == "parameter" and v.shape == x.shape[-1:]]
+        if call.out.shape == x.shape and (kind != "norm" or weights):
+            ends.append(call)
+    for end in reversed(ends):
+        group = between(x, end.out, list(members))
+        if seed in group and closed(group, end.out, consumers, outputs):
+            return _spelled_group(kind, x, end.out, group)
+    return None
+
+
+def _light_makers(seed: Call) -> list[Call]:
+    makers, stack = list[Call](), [v.maker for v in seed.inputs if v is not None and v.maker is not None]
+    while stack and len(makers) < 6:
+        call = stack.pop()
+        if call.kind in ("elementwise", "multiply", "add", "reduce") and call not in makers:
+            makers.append(call)
+            stack.extend(v.maker for v in call.inputs if v is not None and v.maker is not None)
+    return makers
+
+
+def _spelled_group(kind: str, x: Value, output: Value, calls: Sequence[Call]) -> CallGroup | None:
+    weights = [v for call in calls for v in call.inputs if v is not None and v.origin == "parameter" and v.elements > 1]
+    if kind == "norm":
+        centred = sum(call.kind == "reduce" for call in calls) > 1
+        if len(weights) != 1 + centred:
+            return None
+        substitute = record(
+            "layer_norm" if centred else "rms_norm", kind, [x, *weights], [(output.shape, False)], path=calls[0].path
+        )
+        return CallGroup(calls, substitute, output)
+    options = {"function": kind}
+    substitute = record("activation", kind, [x], [(output.shape, False)], options=options, path=calls[0].path)
+    return None if weights else CallGroup(calls, substitute, output)
+
+
+def products_with_weights(trace: Trace) -> list[CallGroup]:
+    """Products with a learned matrix, perhaps of a flattened tensor, as linear layers."""
+    consumers, outputs = trace.consumers(), set(trace.outputs)
+    groups = []
+    for call in trace.calls:
+        weight = call.inputs[1] if call.kind in ("addmm", "matmul") and len(call.inputs) > 1 else None
+        shift = call.inputs[2] if call.kind == "addmm" and len(call.inputs) > 2 else None
+        x = call.inputs[0] if call.inputs else None
+        if weight is None or x is None or x.static or len(weight.shape) != 2 or not _is_matrix(weight):
+            continue
+        if shift is not None and (not shift.static or shift.shape != weight.shape[1:]):
+            continue
+        calls, output = [call], call.out
+        flat = x.maker
+        readers = consumers.get(output, [])
+        if flat is not None and flat.kind == "view" and flat.inputs[0] is not None and len(readers) == 1:
+            wide = flat.inputs[0]
+            same = wide.shape[-1] == x.shape[-1] and readers[0].out.shape == (*wide.shape[:-1], weight.shape[1])
+            if same and readers[0].kind == "view" and consumers.get(x) == [call] and output not in outputs:
+                calls, x, output = [flat, call, readers[0]], wide, readers[0].out
+        shift, calls, output = _shifted(call, shift, calls, output, consumers)
+        substitute = record(
+            "linear", call.label, [x, weight, shift], [(output.shape, False)], flops=call.flops, path=call.path
+        )
+        groups.append(CallGroup(calls, substitute, output))
+    return groups
+
+
+def _shifted(
+    call: Call, shift: Value | None, calls: list[Call], output: Value, consumers: dict[Value, list[Call]]
+) -> tuple[Value | None, list[Call], Value]:
+    """A learned vector that is added to the product, and to nothing else, is its bias."""
+    readers = consumers.get(output, [])
+    if call.kind != "matmul" or len(readers) != 1 or readers[0].kind != "add" or readers[0].out.shape != output.shape:
+        return shift, calls, output
+    addends = [v for v in readers[0].inputs if v is not None and v is not output]
+    if len(addends) != 1 or addends[0].origin != "parameter" or addends[0].shape != output.shape[-1:]:
+        return shift, calls, output
+    return addends[0], [*calls, readers[0]], readers[0].out
+
+
+def _is_matrix(weight: Value) -> bool:
+    """Whether a value is a parameter, or one turned over."""
+    while weight.maker is not None and weight.maker.kind == "view" and weight.maker.inputs[0] is not None:
+        if weight.maker.inputs[0].elements != weight.elements:
+            return False
+        weight = weight.maker.inputs[0]
+    return weight.origin == "parameter"
+
+
+def collapse_modules(trace: Trace) -> None:
+    """Replaces the calls of activation and norm modules by one call each."""
+    consumers, outputs = trace.consumers(), set(trace.outputs)
+    calls_of: dict[str, list[Call]] = {}
+    for call in trace.calls:
+        calls_of.setdefault(call.path, []).append(call)
+    groups = []
+    for scope in trace.scopes:
+        kind = _kind_of(scope)
+        if kind is None or scope.argument is None or scope.result is None or scope.argument.shape != scope.result.shape:
+            continue
+        calls = between(scope.argument, scope.result, calls_of.get(scope.path, []))
+        if calls and closed(calls, scope.result, consumers, outputs) and not any(call.flops for call in calls):
+            substitute = _substitute(kind, scope, scope.argument, scope.result, calls)
+            if substitute is not None:
+                groups.append(CallGroup(calls, substitute, scope.result))
+    replace(trace, groups)
+
+
+def _kind_of(scope: Scope) -> str | None:
+    name = scope.type.lower()
+    if (len(scope.parameters) == 1 and name.endswith("norm")) or "rmsnorm" in name:
+        return "rms_norm"
+    if scope.parameters:
+        return None
+    if "gelu" in name:
+        return "gelu"
+    return "silu" if name in ("silu", "swish", "silinactivation", "siluactivation") else None
+
+
+def _substitute(kind: str, scope: Scope, taken: Value, result: Value, calls: Sequence[Call]) -> Call | None:
+    reads = {v for call in calls for v in call.inputs if v is not None}
+    weights = [v for v in reads if v.origin == "parameter"]
+    foreign = [v for v in reads if v is not taken and not v.static and v.maker not in set(calls)]
+    if foreign or any(call.kind in NORMS for call in calls):
+        return None
+    shape = [(result.shape, False)]
+    if kind != "rms_norm":
+        inner = {call.options.get("function") for call in calls} if kind == "gelu" else set()
+        options = {"function": "gelu_tanh" if "tanh" in inner else "quick_gelu" if "sigmoid" in inner else kind}
+        return None if weights else record("activation", kind, [taken], shape, options=options, path=scope.path)
+    if len(weights) > 1 or (weights and weights[0].shape != result.shape[-1:]):
+        return None
+    return record("rms_norm", scope.type, [taken, weights[0] if weights else None], shape, path=scope.path)

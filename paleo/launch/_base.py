@@ -1,0 +1,401 @@
+"""Launch settings: a plan as the keys of a framework, and the plan that such keys describe.
+
+A launcher is a table of keys, read in both directions, so that settings that were written are read back as the same
+plan. What a framework has no key for is an error, never left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
+
+from paleo.errors import SpecError, near
+from paleo.registry import Registry
+
+#: Keys of a framework with their values, nested ones with dots between them.
+Settings = Mapping[str, Any]
+
+
+class LaunchError(SpecError):
+    """A plan that has no settings in a framework, or a file whose settings are no plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """A training job in full: the network, its plan, and what of the run changes time or memory.
+
+    Attributes
+    ----------
+    model, seq : str, int
+        The network as `load_model` takes it, and tokens of a sample; empty and 0 where a file does not say.
+    gpus : int
+        Devices; 0 where a file does not say.
+    tp, cp, ep, pp, vp, shard : int
+        Degrees; ``shard`` is 1 where states are shared out over all data-parallel ranks.
+    sp, ulysses : bool
+        Whether sequences are split over tp between layers, and cp exchanges heads.
+    etp : int
+        Tensor degree of experts that are folded over tp and cp; 0 where that makes no difference.
+    zero : int
+        Stage of ZeRO.
+    schedule, cut : str, tuple of int or None
+        Order of the pipeline, and layers of each of its pieces where they are stated.
+    microbatch, global_batch : int
+        Samples of a pass and of a step; 0 where a file does not say.
+    recompute, recompute_layers, recompute_every, recompute_modules
+        As the fields of a run.
+    dtype, scaling, optimizer, offload, offload_layers, overlapped
+        As the fields of a run; ``offload`` are parts in order, ``overlapped`` is whether gradients travel during the
+        backward pass.
+    expert_dispatch, shared_expert_overlap, expert_overlap, main_gradients, cross_entropy, cuda_graph
+        As the fields of a run; None where they are as the framework's profile has them.
+    lora, qlora, freeze
+        As the fields of a run.
+    """
+
+    model: str = ""
+    seq: int = 0
+    gpus: int = 0
+    tp: int = 1
+    sp: bool = False
+    cp: int = 1
+    ulysses: bool = False
+    ep: int = 1
+    etp: int = 0
+    pp: int = 1
+    vp: int = 1
+    shard: int = 1
+    zero: int = 0
+    schedule: str = "none"
+    cut: tuple[int, ...] | None = None
+    microbatch: int = 0
+    global_batch: int = 0
+    recompute: str = "none"
+    recompute_layers: int | None = None
+    recompute_every: int | None = None
+    recompute_modules: tuple[str, ...] = ()
+    dtype: str = "bf16"
+    scaling: str | None = None
+    optimizer: str = "adamw"
+    offload: tuple[str, ...] = ()
+    offload_layers: int | None = None
+    overlapped: bool = True
+    expert_dispatch: str | None = None
+    shared_expert_overlap: bool | None = None
+    expert_overlap: bool | None = None
+    main_gradients: str | None = None
+    cross_entropy: str | None = None
+    cuda_graph: str | None = None
+    lora: str | None = None
+    qlora: bool = False
+    freeze: tuple[str, ...] = ()
+    #: Layers, experts and parameters of the network and devices of a node, which some keys need; not compared.
+    layers: int = field(default=0, compare=False)
+    experts: int = field(default=0, compare=False)
+    node: int = field(default=8, compare=False)
+    sizes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def ranks(self) -> int:
+        """Devices of one replica of the network: tp x cp x pp."""
+        return self.tp * self.cp * self.pp
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel ranks; 0 where the devices are not known."""
+        return self.gpus // self.ranks
+
+    @property
+    def microbatches(self) -> int:
+        """Passes of a rank before an update; 0 where a figure is not known."""
+        samples = self.dp * self.microbatch
+        return self.global_batch // samples if samples else 0
+
+    @property
+    def strategy(self) -> str:
+        """The strategy in the spelling of the command line."""
+        degrees = {"tp": self.tp, "cp": self.cp, "ep": self.ep, "pp": self.pp, "shard": self.shard}
+        parts = [f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1]
+        parts += [f"vp={self.vp}"] if self.vp > 1 and self.schedule == "interleaved" else []
+        parts += [f"etp={self.etp}"] if self.etp else []
+        parts += [f"zero={self.zero}"] if self.zero else []
+        return ",".join([*parts, *["sp"] * self.sp, *["ulysses"] * self.ulysses]) or "dp"
+
+
+#: Fields of a plan that every framework's settings hold in one way or another.
+_ALWAYS = frozenset({"model", "seq", "gpus", "microbatch", "global_batch", "layers", "experts", "node", "sizes"})
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """One key of a framework for one field of a plan.
+
+    Attributes
+    ----------
+    key, field : str
+        The framework's key and the plan's field.
+    words : mapping, optional
+        Values of the field and what the framework calls each; left out: the same.
+    absent : object
+        What a file without the key means. A plan that has this value may leave it out.
+    written : bool
+        Whether the key is written even where ``absent`` would do.
+    """
+
+    key: str
+    field: str
+    words: Mapping[Any, Any] | None = None
+    absent: Any = None
+    written: bool = True
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.key,)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field,)
+
+    def write(self, plan: JobPlan) -> dict[str, Any]:
+        """The key with the plan's value; nothing where a file without it means the same."""
+        value = getattr(plan, self.field)
+        if value == self.absent and not self.written:
+            return {}
+        if self.words is not None and value not in self.words:
+            raise LaunchError(f"{self.field}={value} has no setting under {self.key}; {near(str(value), self.words)}")
+        return {self.key: value if self.words is None else self.words[value]}
+
+    def read(self, settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
+        """The plan's field that settings state."""
+        if self.key not in settings:
+            return {} if self.absent is None else {self.field: self.absent}
+        word = settings[self.key]
+        if self.words is None:
+            return {self.field: _like(word, self.field, self.key)}
+        match = [value for value, spelling in self.words.items() if _same(spelling, word)]
+        if not match:
+            raise LaunchError(
+                f"{self.key}: {word!r:.60} is not known; {near(str(word), map(str, self.words.values()))}"
+            )
+        return {self.field: match[0]}
+
+
+def _same(spelling: object, word: object) -> bool:
+    """Whether two words of a framework mean the same, in any case and whether quoted or not."""
+    return spelling == word or str(spelling).lower() == str(word).lower()
+
+
+_KINDS: dict[str, type] = {entry.name: type(entry.default) for entry in fields(JobPlan) if entry.default is not None}
+
+
+def _like(word: Any, name: str, key: str) -> Any:
+    """A framework's word as the kind of value that a plan's field has."""
+    kind = _KINDS.get(name, object)
+    try:
+        if kind is bool:
+            return str(word).lower() in ("true", "1", "yes")
+        return kind(word) if kind in (int, str) else word
+    except (TypeError, ValueError):
+        raise LaunchError(f"{key}: {word!r:.60} is not a whole number") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Keys that stand for several fields of a plan together, with a function for each direction.
+
+    ``write`` takes a plan and gives keys; ``read`` takes settings, and what was read of the plan before, and gives
+    fields.
+    """
+
+    keys: tuple[str, ...]
+    fields: tuple[str, ...]
+    write: Callable[[JobPlan], Mapping[str, Any]]
+    read: Callable[[Settings, Mapping[str, Any]], Mapping[str, Any]]
+
+
+class Format(Protocol):
+    """How settings stand in a file."""
+
+    def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
+        """The text of a file."""
+
+    def settings(self, text: str, where: str) -> dict[str, Any]:
+        """The settings that a file states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A framework's settings as a table.
+
+    Attributes
+    ----------
+    name, framework, software : str
+        Its own name, that of the abilities and that of the software profile.
+    release : str
+        The release whose keys these are.
+    suffixes : tuple of str
+        Endings of its files; the first is its own.
+    format : Format
+        How settings stand in a file.
+    entries : tuple of KeyRow or Together
+        The table. Later entries may use what earlier ones have read.
+    marks : tuple of str
+        Keys of which a file of this kind has some.
+    harmless : tuple of str
+        Beginnings of keys that change neither time nor memory of a step.
+    constant : mapping
+        Keys that are written with every plan, and mean what the software profile is.
+    names_model : bool
+        Whether its keys name the network by its name.
+    """
+
+    name: str
+    framework: str
+    software: str
+    release: str
+    suffixes: tuple[str, ...]
+    format: Format
+    entries: tuple[KeyRow | Together, ...]
+    marks: tuple[str, ...]
+    harmless: tuple[str, ...] = ()
+    constant: Mapping[str, Any] = field(default_factory=dict)
+    names_model: bool = True
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Fields of a plan that have settings."""
+        return _ALWAYS.union(*(entry.fields for entry in self.entries))
+
+    def settings(self, plan: JobPlan) -> dict[str, Any]:
+        """Return the settings that are a plan.
+
+        Raises
+        ------
+        LaunchError
+            Where the framework has no setting for a field, or reads another plan out of them.
+        """
+        usual = JobPlan()
+        for entry in fields(plan):
+            value = getattr(plan, entry.name)
+            if entry.compare and entry.name not in self.fields and value != getattr(usual, entry.name):
+                raise LaunchError(f"{self.name} has no setting for {entry.name}={value}")
+        settings: dict[str, Any] = {}
+        for row in self.entries:
+            settings |= row.write(plan)
+        known = {name: getattr(plan, name) for name in ("gpus", "layers", "experts", "node", "sizes")}
+        read = self.plan(settings, **known, **({} if self.names_model else {"model": plan.model, "seq": plan.seq}))
+        if read != plan:
+            changed = [name for name in _names() if getattr(read, name) != getattr(plan, name)]
+            spelling = ", ".join(f"{name}={getattr(plan, name)} as {getattr(read, name)}" for name in changed)
+            raise LaunchError(f"{self.name} has no settings for this plan: it would read {spelling}")
+        return {**settings, **self.constant}
+
+    def plan(self, settings: Settings, **known: Any) -> JobPlan:
+        """Return the plan that settings describe; ``known`` are fields that they do not hold."""
+        read: dict[str, Any] = {name: value for name, value in known.items() if value}
+        for entry in self.entries:
+            match = entry.read(settings, read)
+            read |= {name: value for name, value in match.items() if not (name == "gpus" and not value)}
+        return completed(replace(JobPlan(), **read))
+
+    def unread(self, settings: Settings) -> list[str]:
+        """Keys that are neither read nor harmless."""
+        known = {key for entry in self.entries for key in entry.keys} | set(self.constant)
+        return [key for key in settings if key not in known and not key.startswith(self.harmless)]
+
+
+def _names() -> list[str]:
+    return [entry.name for entry in fields(JobPlan) if entry.compare]
+
+
+def completed(plan: JobPlan) -> JobPlan:
+    """Return a plan in its normal form, in which equal plans have equal fields.
+
+    Parameters
+    ----------
+    plan : JobPlan
+        A plan as settings or a run state it.
+
+    Returns
+    -------
+    JobPlan
+        Without what makes no difference: shards over one rank, an order without a pipeline, folding that is none.
+    """
+    schedule = plan.schedule
+    if plan.pp == 1:
+        schedule = "none"
+    elif schedule in ("none", "1f1b", "interleaved"):
+        schedule = "interleaved" if plan.vp > 1 else "1f1b"
+    alone = bool(plan.gpus) and plan.dp * plan.cp == 1
+    folded = plan.ep > 1 and not (plan.cp == 1 and plan.etp == plan.tp)
+    return replace(
+        plan,
+        schedule=schedule,
+        vp=1 if plan.pp == 1 else plan.vp,
+        cut=None if plan.pp == 1 else plan.cut,
+        sp=plan.sp and plan.tp > 1,
+        ulysses=plan.ulysses and plan.cp > 1,
+        zero=0 if alone else plan.zero,
+        shard=1 if alone or plan.zero == 0 or plan.shard >= max(plan.dp, 1) else plan.shard,
+        etp=plan.etp if folded else 0,
+        overlapped=True if alone else plan.overlapped,
+        scaling=plan.scaling if plan.dtype in ("fp8", "fp4") else None,
+        recompute_layers=plan.recompute_layers if plan.recompute == "full" else None,
+        recompute_every=plan.recompute_every if plan.recompute == "full" else None,
+        recompute_modules=plan.recompute_modules if plan.recompute == "selective" else (),
+        offload=tuple(sorted(plan.offload)),
+        lora=plan.lora or ("64:all" if plan.qlora else None),
+    )
+
+
+LAUNCHERS: Registry[Launcher] = Registry("launcher", "paleo.launch")
+
+
+def add_launcher(launcher: Launcher) -> Launcher:
+    """Register a launcher under its own name."""
+    LAUNCHERS.register(launcher.name)(launcher)
+    return launcher
+
+
+def whole(value: Any, key: str) -> int:
+    """A whole number of a file, perhaps written as text."""
+    try:
+        return int(str(value).replace("_", "").replace(",", ""))
+    except ValueError:
+        raise LaunchError(f"{key}: {value!r:.60} is not a whole number") from None
+
+
+def one_of(settings: Settings, keys: Sequence[str]) -> Any:
+    """The value under the first of several keys that a file states; None without one."""
+    return next((settings[key] for key in keys if settings.get(key) is not None), None)
+
+
+def hub_key(key: str) -> Together:
+    """The row of a key that names a network by its id of the Hugging Face hub."""
+    return Together(
+        (key,), ("model",), lambda plan: {key: _hub_id(plan.model)}, lambda settings, known: _read_hub(key, settings)
+    )
+
+
+def _hub_id(model: str) -> str:
+    """The first id of the hub that a network of the catalog lists; its own name where it lists none."""
+    from paleo.specs.catalog import hub_ids, resolve_spelling
+
+    return next((name for name in hub_ids() if resolve_spelling("models", name) == model), model)
+
+
+def _read_hub(key: str, settings: Settings) -> dict[str, Any]:
+    from paleo.specs.catalog import resolve_spelling
+
+    name = settings.get(key)
+    return {} if name is None else {"model": resolve_spelling("models", str(name)) or str(name)}
+
+
+def prefixes(text: str) -> tuple[str, ...]:
+    """Return the words of a text: beginnings of keys that change neither time nor memory.
+
+    >>> prefixes("lr seed")
+    ('lr', 'seed')
+    """
+    return tuple(text.split())

@@ -1,0 +1,358 @@
+"""Settings as files: YAML and JSON with nested keys, TOML, Python assignments, and shell scripts with flags."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paleo.launch._base import LaunchError
+
+if TYPE_CHECKING:
+    from paleo.launch._base import JobPlan, Launcher, Settings
+
+#: First line of a file that was written here, with what the framework's keys do not say.
+_HEADER = re.compile(r"#\s*paleo:\s*(.*)")
+_DEEPEST = 20
+
+
+def nested(settings: Settings) -> dict[str, Any]:
+    """Settings with dots in their keys as nested mappings.
+
+    >>> nested({"a.b": 1, "a.c": 2, "d": 3})
+    {'a': {'b': 1, 'c': 2}, 'd': 3}
+    """
+    result: dict[str, Any] = {}
+    for key, value in settings.items():
+        *parents, last = key.split(".")
+        place = result
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return result
+
+
+def flat(data: Mapping[str, Any], before: str = "", depth: int = 0) -> dict[str, Any]:
+    """Nested mappings as settings with dots in their keys.
+
+    >>> flat({"a": {"b": 1, "c": []}, "d": None})
+    {'a.b': 1, 'a.c': [], 'd': None}
+    """
+    if depth > _DEEPEST:
+        raise LaunchError(f"{before}: nested deeper than {_DEEPEST} levels")
+    result: dict[str, Any] = {}
+    for key, value in data.items():
+        name = f"{before}{key}"
+        result |= flat(value, f"{name}.", depth + 1) if isinstance(value, Mapping) and value else {name: value}
+    return result
+
+
+def plain(value: Any) -> Any:
+    """A value as files hold it: tuples as lists."""
+    return [plain(part) for part in value] if isinstance(value, tuple | list) else value
+
+
+def _header(plan: JobPlan, launcher: Launcher) -> str:
+    """The comment at the head of a file: for which release, and what its keys do not say."""
+    known = {"model": plan.model, "gpus": plan.gpus, "software": launcher.software}
+    return f"# {launcher.name} {launcher.release}\n# paleo: {json.dumps(known)}\n"
+
+
+def header_of(text: str) -> dict[str, Any]:
+    """What the comment at the head of a file says that was written here; nothing for other files.
+
+    >>> header_of('# paleo: {"model": "gpt2", "gpus": 8}')
+    {'model': 'gpt2', 'gpus': 8}
+    """
+    for line in text.splitlines()[:5]:
+        if (match := _HEADER.match(line)) is not None:
+            try:
+                data = json.loads(match[1])
+            except ValueError:
+                return {}
+            return data if isinstance(data, dict) else {}
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class YamlFile:
+    """A YAML file."""
+
+    def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
+        """The file, with a comment at its head."""
+        import yaml
+
+        data = nested({key: plain(value) for key, value in settings.items()})
+        return _header(plan, launcher) + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
+
+    def settings(self, text: str, where: str) -> dict[str, Any]:
+        """What a file states; ``${variables.name}`` of OmegaConf stands for its value."""
+        import yaml
+
+        try:
+            data = yaml.safe_load(text)
+        except (yaml.YAMLError, RecursionError, ValueError) as error:
+            raise LaunchError(f"{where}: is not YAML ({str(error).splitlines()[0]:.100})") from None
+        if not isinstance(data, Mapping):
+            raise LaunchError(f"{where}: expected keys with values")
+        settings = flat(data)
+        return {key: _interpolated(value, settings) for key, value in settings.items()}
+
+
+def _interpolated(value: Any, settings: Settings, depth: int = 0) -> Any:
+    """A value with ``${key}`` replaced by what the file states under that key."""
+    if not isinstance(value, str) or "${" not in value or depth > _DEEPEST:
+        return value
+    whole = re.fullmatch(r"\$\{([\w.]+)\}", value)
+    if whole is not None and whole[1] in settings:
+        return _interpolated(settings[whole[1]], settings, depth + 1)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFile:
+    """A JSON file; it has no place for a comment."""
+
+    def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
+        """The file."""
+        return json.dumps(nested({key: plain(value) for key, value in settings.items()}), indent=2) + "\n"
+
+    def settings(self, text: str, where: str) -> dict[str, Any]:
+        """What a file states."""
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise LaunchError(f"{where}: is not JSON ({error!s:.100})") from None
+        if not isinstance(data, Mapping):
+            raise LaunchError(f"{where}: expected one JSON mapping")
+        return flat(data)
+
+
+@dataclass(frozen=True, slots=True)
+class TomlFile:
+    """A TOML file."""
+
+    def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
+        """The file, a table for each beginning of keys."""
+        tables: dict[str, list[str]] = {}
+        for key, value in settings.items():
+            table, _, name = key.rpartition(".")
+            tables.setdefault(table, []).append(f"{name} = {json.dumps(plain(value))}")
+        parts = [f"[{table}]\n" + "\n".join(lines) + "\n" for table, lines in tables.items()]
+        return _header(plan, launcher) + "\n" + "\n".join(parts)
+
+    def settings(self, text: str, where: str) -> dict[str, Any]:
+        """What a file states."""
+        import tomllib
+
+        try:
+            return flat(tomllib.loads(text))
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise LaunchError(f"{where}: is not TOML ({error!s:.100})") from None
+
+
+@dataclass(frozen=True, slots=True)
+class FlagFile:
+    """A shell script that starts a job with flags; ``command`` stands before them."""
+
+    command: str
+
+    def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
+        """The script."""
+        nodes, ranks = max(1, -(-plan.gpus // plan.node)), min(plan.gpus, plan.node) or 1
+        started = f"torchrun --nproc-per-node {ranks} --nnodes {nodes} {self.command}"
+        flags = " \\\n  ".join(flag_words(settings))
+        return f"#!/usr/bin/env bash\n{_header(plan, launcher)}{started} \\\n  {flags}\n"
+
+    def settings(self, text: str, where: str) -> dict[str, Any]:
+        """Flags of a script, its variables and arrays put in."""
+        return read_flags(text)
+
+
+def flag_words(settings: Settings) -> list[str]:
+    """Flags of settings, a word for each; True is a flag without a value, False none.
+
+    >>> flag_words({"--bf16": True, "--modules": ("a", "b"), "--sp": False, "--tp": 8})
+    ['--bf16', '--modules a b', '--tp 8']
+    """
+    words = []
+    for key, value in settings.items():
+        if value is False or value is None:
+            continue
+        parts = [] if value is True else value if isinstance(value, tuple | list) else [value]
+        words.append(" ".join([key, *(shlex.quote(str(part)) for part in parts)]))
+    return words
+
+
+_ASSIGNED = re.compile(r"^\s*(?:export\s+|local\s+|declare\s+-\w+\s+)*([A-Za-z_]\w*)=(.*)$", re.DOTALL)
+_VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\}|\$(\w+)|\$\(\(([^)]*)\)\)")
+
+
+def read_flags(text: str) -> dict[str, Any]:
+    """Read the flags of a shell script.
+
+    Parameters
+    ----------
+    text : str
+        The script. Variables, arrays and whole-number arithmetic are put in; no command runs.
+
+    Returns
+    -------
+    dict
+        A flag with its value, several as a tuple, True without one. The last of equal flags counts.
+
+    >>> read_flags('TP=4\\nARGS=(--tp $TP --sp)\\nrun "${ARGS[@]}" --gpus $((TP * 2))')
+    {'--tp': '4', '--sp': True, '--gpus': '8'}
+    """
+    variables: dict[str, str] = {}
+    words: list[str] = []
+    for statement in _statements(re.sub(r'"(\$\{\w+\[[@*]\]\})"', r"\1", text)):
+        assigned = _ASSIGNED.match(statement)
+        if assigned is not None and not re.match(r"\S*\s+\S", _unquoted(assigned[2])):
+            variables[assigned[1]] = _expanded(_inside(assigned[2]), variables)
+        else:
+            words += _words(_expanded(statement, variables))
+    settings: dict[str, Any] = {}
+    for word, values in _flags(words or _words(" ".join(variables.values()))):
+        settings[word] = True if not values else values[0] if len(values) == 1 else tuple(values)
+    return settings
+
+
+def _unquoted(text: str) -> str:
+    """What stands behind an assignment, quotes and brackets with what they hold left out."""
+    return re.sub(r"\"[^\"]*\"|'[^']*'|\([^()]*\)|\$\(\([^)]*\)\)", "", text.strip(), flags=re.DOTALL)
+
+
+def _inside(text: str) -> str:
+    """The value of an assignment, without its quotes or the brackets of an array."""
+    stripped = text.strip()
+    if stripped.startswith("(") and stripped.endswith(")"):
+        return stripped[1:-1]
+    return stripped[1:-1] if len(stripped) > 1 and stripped[0] == stripped[-1] and stripped[0] in "\"'" else stripped
+
+
+def _statements(text: str) -> Iterator[str]:
+    """Statements of a script: lines, joined where they end in a backslash or stand within quotes or brackets."""
+    lines = [_uncommented(line) for line in text.replace("\\\n", " ").splitlines()]
+    open_text = ""
+    for line in lines:
+        open_text = f"{open_text} {line}" if open_text else line
+        if _balanced(open_text):
+            yield open_text
+            open_text = ""
+    if open_text:
+        yield open_text
+
+
+def _balanced(text: str) -> bool:
+    unquoted = re.sub(r"'[^']*'", "", text)
+    outside = re.sub(r'"[^"]*"', "", unquoted)
+    return outside.count('"') % 2 == 0 and outside.count("(") <= outside.count(")")
+
+
+def _uncommented(line: str) -> str:
+    """A line without its comment.
+
+    >>> _uncommented("--tp 8 # ranks"), _uncommented("# all")
+    ('--tp 8 ', '')
+    """
+    return re.sub(r"(^|\s)#.*$", r"\1", line)
+
+
+def _expanded(text: str, variables: Mapping[str, str], depth: int = 0) -> str:
+    """A text with variables put in; those that are not known stay empty."""
+    if depth > _DEEPEST or "$" not in text:
+        return text
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        if name is not None:
+            return variables.get(name) or match[2] or ""
+        return _arithmetic(_bare(_expanded(match[4], variables, depth + 1), variables))
+
+    return _expanded(_VARIABLE.sub(value, text), variables, depth + 1) if _VARIABLE.search(text) else text
+
+
+def _bare(text: str, variables: Mapping[str, str]) -> str:
+    """Names without a dollar sign in arithmetic."""
+    return re.sub(r"[A-Za-z_]\w*", lambda match: variables.get(match[0], "0"), text)
+
+
+def _arithmetic(text: str) -> str:
+    """The value of whole-number arithmetic; empty where it is none."""
+    from paleo.specs.loading import evaluate
+
+    try:
+        return str(int(evaluate("=" + text.replace("/", "//"), {})))
+    except (ValueError, ArithmeticError, TypeError):
+        return ""
+
+
+def _words(text: str) -> list[str]:
+    """Words of a command, quotes taken off."""
+    try:
+        return shlex.split(text, comments=False)
+    except ValueError:
+        return text.split()
+
+
+def _flags(words: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Flags with the words behind each."""
+    name, values = "", list[str]()
+    for word in words:
+        if word.startswith("--"):
+            if name:
+                yield name, values
+            name, equals, value = word.partition("=")
+            values = [value] if equals else []
+        elif name and word not in ("&", "|", ";", "&&", "2>&1"):
+            values.append(word)
+        elif name:
+            yield name, values
+            name, values = "", []
+    if name:
+        yield name, values
+
+
+@dataclass(frozen=True, slots=True)
+class PythonFile:
+    """A Python module with one function that changes a configuration by assignments; it is read, never run."""
+
+    head: str
+    tail: str = "    return config\n"
+
+    def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
+        """The module; ``head`` may name the keys ``module`` and ``config``."""
+        stated = {key: value for key, value in settings.items() if key not in ("module", "config")}
+        lines = "".join(f"    config.{key} = {value!r}\n" for key, value in stated.items())
+        names = {name: settings.get(name, "") for name in ("module", "config")}
+        return _header(plan, launcher) + self.head.format(**names) + lines + self.tail
+
+    def settings(self, text: str, where: str) -> dict[str, Any]:
+        """Assignments to ``config.…`` of literal values, and the module and function that the configuration is of."""
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise LaunchError(f"{where}: is not Python") from None
+        settings: dict[str, Any] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (
+                match := re.fullmatch(r"torchtitan\.models\.(\w+)\.\w+", node.module or "")
+            ):
+                settings |= {"module": match[1], "config": node.names[0].name}
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+                key = ast.unparse(node.targets[0]).partition(".")[2]
+                settings[key] = _literal(node.value)
+        return settings
+
+
+def _literal(node: ast.expr) -> Any:
+    """The value of a literal; the text of anything else."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)

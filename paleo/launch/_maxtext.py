@@ -1,0 +1,160 @@
+"""MaxText's YAML (main of 2026-08-22): keys over those of its base.yml."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paleo.launch._base import JobPlan, KeyRow, Launcher, LaunchError, Settings, Together, add_launcher, prefixes, whole
+from paleo.launch._formats import FlagFile, YamlFile, flat  # noqa: F401
+
+_DATA, _FSDP = "ici_data_parallelism", "ici_fsdp_parallelism"
+_BATCH = ("per_device_batch_size", "gradient_accumulation_steps", "num_pipeline_microbatches")
+#: Axes whose degrees are keys, within a slice (ici) and between slices (dcn).
+_AXES = {"tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline"}
+
+
+def _degree(settings: Settings, axis: str) -> int:
+    """The degree of an axis over slices and within; -1 for one that takes what is left."""
+    parts = [
+        whole(settings.get(f"{place}_{axis}_parallelism", 1), f"{place}_{axis}_parallelism") for place in ("ici", "dcn")
+    ]
+    return -1 if -1 in parts else parts[0] * parts[1]
+
+
+def _axes(plan: JobPlan) -> dict[str, Any]:
+    return {f"ici_{axis}_parallelism": getattr(plan, name) for name, axis in _AXES.items()}
+
+
+def _read_axes(settings: Settings, known: Settings) -> dict[str, Any]:
+    degrees = {name: _degree(settings, axis) for name, axis in _AXES.items()}
+    if -1 in degrees.values():
+        raise LaunchError("MaxText: an axis other than data and fsdp takes what is left (-1); state its degree")
+    return {**degrees, "etp": 1 if degrees["ep"] > 1 and degrees["tp"] * degrees["cp"] > 1 else 0}
+
+
+def _sharing(plan: JobPlan) -> dict[str, Any]:
+    """Shards are the fsdp axis, replicas the data axis; expert ranks are data-parallel ranks of their own axis."""
+    ranks = plan.dp // (plan.ep if not plan.etp else max(1, plan.ep // (plan.tp * plan.cp)))
+    shard = 1 if plan.zero < 3 else plan.shard if plan.shard > 1 else ranks
+    keys: dict[str, Any] = {_DATA: ranks // shard, _FSDP: shard, "dcn_data_parallelism": 1}
+    return keys | ({"shard_optimizer_over_data": True} if plan.zero == 1 else {})
+
+
+def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
+    ep = known.get("ep", 1)
+    model_ranks = known.get("tp", 1) * known.get("cp", 1) * known.get("pp", 1)
+    beside = model_ranks * (ep if not known.get("etp") else max(1, ep // (known.get("tp", 1) * known.get("cp", 1))))
+    data, fsdp = _degree({"dcn_data_parallelism": -1, **settings}, "data"), _degree({_FSDP: -1, **settings}, "fsdp")
+    gpus = known.get("gpus", 0)
+    if fsdp < 0:
+        fsdp = gpus // (beside * max(data, 1)) if gpus else 0
+    if data < 0:
+        data = gpus // (beside * max(fsdp, 1)) if gpus else 1
+    if not fsdp:
+        return {"zero": 3}
+    zero = 3 if fsdp > 1 else 1 if settings.get("shard_optimizer_over_data") else 0
+    return {"gpus": data * fsdp * beside, "zero": zero, "shard": fsdp if zero == 3 and data > 1 else 1}
+
+
+def _batch(plan: JobPlan) -> dict[str, Any]:
+    """Samples of a pass over all devices, those of tp, cp and pp too; a pipeline's passes are one such pass."""
+    passes = plan.microbatches if plan.pp > 1 else 1
+    keys: dict[str, Any] = {_BATCH[0]: plan.microbatch * passes * plan.dp / plan.gpus}
+    if plan.pp > 1:
+        return {**keys, _BATCH[2]: passes}
+    return {**keys, _BATCH[1]: plan.microbatches}
+
+
+def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
+    gpus = known.get("gpus", 0)
+    if not gpus:
+        return {}
+    try:
+        samples = float(settings.get(_BATCH[0], 12.0)) * gpus
+    except (TypeError, ValueError):
+        raise LaunchError(f"{_BATCH[0]}: {settings[_BATCH[0]]!r:.60} is not a number") from None
+    steps = whole(settings.get(_BATCH[1], 1), _BATCH[1])
+    pp = known.get("pp", 1)
+    passes = whole(settings.get(_BATCH[2], -1), _BATCH[2]) if pp > 1 else 1
+    passes = pp if passes < 1 else passes
+    ranks = gpus // (known.get("tp", 1) * known.get("cp", 1) * pp)
+    return {"microbatch": max(1, round(samples / passes / ranks)), "global_batch": round(samples * steps)}
+
+
+def _formats(plan: JobPlan) -> dict[str, Any]:
+    words = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
+    if plan.dtype not in words:
+        raise LaunchError(f"MaxText: dtype={plan.dtype} has no setting")
+    return {"dtype": words[plan.dtype], **({"quantization": "fp8"} if plan.dtype == "fp8" else {})}
+
+
+def _read_formats(settings: Settings, known: Settings) -> dict[str, Any]:
+    if str(settings.get("quantization") or "").lower().startswith(("fp8", "nanoo_fp8", "te_fp8")):
+        return {"dtype": "fp8"}
+    return {"dtype": "fp32" if settings.get("dtype") == "float32" else "bf16"}
+
+
+_ENTRIES: tuple[KeyRow | Together, ...] = (
+    KeyRow("model_name", "model"),
+    KeyRow("max_target_length", "seq", absent=2048),
+    Together(
+        tuple(f"{place}_{axis}_parallelism" for axis in _AXES.values() for place in ("ici", "dcn")),
+        (*_AXES, "etp"),
+        _axes,
+        _read_axes,
+    ),
+    Together(
+        (_DATA, _FSDP, "dcn_data_parallelism", "dcn_fsdp_parallelism", "shard_optimizer_over_data"),
+        ("zero", "shard", "gpus"),
+        _sharing,
+        _read_sharing,
+    ),
+    Together(_BATCH, ("microbatch", "global_batch"), _batch, _read_batch),
+    KeyRow("context_parallel_strategy", "ulysses", {True: "ulysses", False: "all_gather"}, absent=False, written=False),
+    KeyRow(
+        "remat_policy",
+        "recompute",
+        {"none": "minimal_with_context", "selective": "minimal", "full": "full"},
+        absent="full",
+    ),
+    KeyRow("opt_type", "optimizer", {"adamw": "adamw", "sgd": "sgd", "muon": "muon"}, absent="adamw"),
+    Together(("dtype", "quantization"), ("dtype", "scaling"), _formats, _read_formats),
+    Together(
+        ("optimizer_memory_host_offload",),
+        ("offload",),
+        lambda plan: {"optimizer_memory_host_offload": True} if plan.offload else {},
+        lambda settings, known: {"offload": ("optimizer",) if settings.get("optimizer_memory_host_offload") else ()},
+    ),
+    Together(
+        ("num_layers_per_pipeline_stage",),
+        ("schedule", "vp"),
+        lambda plan: _layers(plan),
+        lambda settings, known: {"schedule": "gpipe" if known.get("pp", 1) > 1 else "none", "vp": 1},
+    ),
+)
+
+
+def _layers(plan: JobPlan) -> dict[str, Any]:
+    """All layers of a stage at once, so that the pipeline is not circular."""
+    return {"num_layers_per_pipeline_stage": plan.layers // plan.pp} if plan.pp > 1 else {}
+
+
+add_launcher(
+    Launcher(
+        "maxtext",
+        "maxtext",
+        "maxtext",
+        "main 2026-08",
+        (".yml", ".yaml"),
+        YamlFile(),
+        _ENTRIES,
+        marks=("per_device_batch_size", "ici_fsdp_parallelism", "remat_policy", "model_name"),
+        harmless=prefixes("""
+            run_name base_output_directory dataset hf_ tokenizer steps enable_checkpointing
+            async_checkpointing learning_rate profiler hardware checkpoint log_period packing reuse_example
+            attention vocab_size warmup adam gcs scan_layers sa_ enable_goodput monitor metrics base_config
+            load_ save_ eval use_iota skip_ grain eval_ cosine init_weights weight_dtype grad_dtype upload
+            iota
+        """),
+    )
+)

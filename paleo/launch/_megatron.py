@@ -1,0 +1,302 @@
+"""Megatron-LM's flags (main of 2026-08-22), in a shell script that starts its training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paleo.launch._base import JobPlan, KeyRow, Launcher, LaunchError, Settings, Together, add_launcher, prefixes, whole
+from paleo.launch._formats import FlagFile
+from paleo.launch._sizes import MEGATRON_SIZES
+
+_TP, _PP, _CP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"
+
+
+def _experts(plan: JobPlan) -> dict[str, Any]:
+    """Expert parallelism; the tensor degree of experts is always stated, as launchers differ in what they assume."""
+    if plan.ep == 1:
+        return {}
+    return {"--expert-model-parallel-size": plan.ep, "--expert-tensor-parallel-size": plan.etp or plan.tp}
+
+
+def _read_experts(settings: Settings, known: Settings) -> dict[str, Any]:
+    ep = whole(settings.get("--expert-model-parallel-size", 1), "--expert-model-parallel-size")
+    etp = whole(settings.get("--expert-tensor-parallel-size", 1), "--expert-tensor-parallel-size")
+    return {"ep": ep, "etp": etp if ep > 1 else 0}
+
+
+def _pieces(plan: JobPlan) -> dict[str, Any]:
+    """Virtual stages, or the layers of each piece as a layout: E is the embedding, L the loss.
+
+    >>> _pieces(JobPlan(pp=3, cut=(2, 3, 2)))
+    {'--pipeline-model-parallel-layout': 'Ett|ttt|ttL'}
+    """
+    if plan.cut is not None:
+        pieces = "|".join("t" * layers for layers in plan.cut)
+        return {"--pipeline-model-parallel-layout": f"E{pieces}L"}
+    return {"--num-virtual-stages-per-pipeline-rank": plan.vp} if plan.vp > 1 else {}
+
+
+def _read_pieces(settings: Settings, known: Settings) -> dict[str, Any]:
+    layout = settings.get("--pipeline-model-parallel-layout")
+    pp = known.get("pp", 1)
+    if layout is not None:
+        cut = _layers_of_layout(str(layout))
+        if len(cut) % pp:
+            raise LaunchError(f"--pipeline-model-parallel-layout: {len(cut)} pieces for {pp} stages")
+        return {"cut": cut, "vp": len(cut) // pp}
+    stated = settings.get("--num-virtual-stages-per-pipeline-rank")
+    if stated is not None:
+        return {"cut": None, "vp": whole(stated, "--num-virtual-stages-per-pipeline-rank")}
+    per_piece = settings.get("--num-layers-per-virtual-pipeline-stage")
+    if per_piece is not None and known.get("layers"):
+        size = whole(per_piece, "--num-layers-per-virtual-pipeline-stage")
+        return {"cut": None, "vp": max(1, known["layers"] // (pp * max(size, 1)))}
+    return {"cut": None, "vp": 1}
+
+
+def _layers_of_layout(layout: str) -> tuple[int, ...]:
+    """Layers of each piece; ``t*3`` and ``(tt|)*4`` repeat.
+
+    >>> _layers_of_layout("Et*2|(tt|)*2tL")
+    (2, 2, 2, 1)
+    """
+    import re
+
+    text = layout.strip("'\" ").replace(",", "")
+    for pattern in (r"\(([^()]*)\)\*(\d+)", r"([EtmL])\*(\d+)"):
+        text = re.sub(pattern, lambda match: match[1] * min(int(match[2]), 2000), text)
+    return tuple(piece.count("t") for piece in text.split("|"))
+
+
+def _sharing(plan: JobPlan) -> dict[str, Any]:
+    """ZeRO as the distributed optimizer (1) or Megatron-FSDP (2, 3), with the overlap that its profile has."""
+    if plan.zero == 0:
+        return {}
+    flags: dict[str, Any] = {"--use-distributed-optimizer": True}
+    if plan.zero > 1:
+        flags |= {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": _STRATEGIES[plan.zero]}
+    if plan.shard > 1:
+        flags["--num-distributed-optimizer-instances"] = plan.dp // plan.shard
+    return flags | ({"--overlap-param-gather": True} if plan.overlapped else {})
+
+
+_STRATEGIES = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
+
+
+def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
+    zero = 1 if settings.get("--use-distributed-optimizer") else 0
+    if settings.get("--use-megatron-fsdp"):
+        strategy = str(settings.get("--data-parallel-sharding-strategy", "optim_grads_params"))
+        zero = {"no_shard": 0, **{word: stage for stage, word in _STRATEGIES.items()}}.get(strategy, 3)
+    instances = whole(settings.get("--num-distributed-optimizer-instances", 1), "--num-distributed-optimizer-instances")
+    ranks = known.get("gpus", 0) // (known.get("tp", 1) * known.get("cp", 1) * known.get("pp", 1))
+    return {"zero": zero, "shard": ranks // instances if instances > 1 and ranks else 1}
+
+
+def _recomputed(plan: JobPlan) -> dict[str, Any]:
+    if plan.recompute == "full":
+        method = "uniform" if plan.recompute_layers is None else "block"
+        layers = (plan.recompute_every or 1) if plan.recompute_layers is None else plan.recompute_layers
+        return {"--recompute-granularity": "full", "--recompute-method": method, "--recompute-num-layers": layers}
+    if plan.recompute == "none":
+        return {}
+    modules = {"--recompute-modules": plan.recompute_modules} if plan.recompute_modules else {}
+    return {"--recompute-granularity": "selective", **modules}
+
+
+def _read_recomputed(settings: Settings, known: Settings) -> dict[str, Any]:
+    granularity = settings.get("--recompute-granularity")
+    if settings.get("--checkpoint-activations"):  # as Megatron-LM 2.x called it
+        layers = whole(settings.get("--checkpoint-num-layers", 1), "--checkpoint-num-layers")
+        return {"recompute": "full", "recompute_every": layers if layers > 1 else None}
+    if granularity is None:
+        return {"recompute": "selective" if settings.get("--recompute-activations") else "none"}
+    if granularity == "selective":
+        modules = settings.get("--recompute-modules", ())
+        return {"recompute": "selective", "recompute_modules": (modules,) if isinstance(modules, str) else modules}
+    layers = whole(settings.get("--recompute-num-layers", 1), "--recompute-num-layers")
+    if settings.get("--recompute-method", "uniform") == "block":
+        return {"recompute": "full", "recompute_layers": layers}
+    return {"recompute": "full", "recompute_every": layers if layers > 1 else None}
+
+
+def _formats(plan: JobPlan) -> dict[str, Any]:
+    """Products in 8 and 4 bits stand beside weights in bf16; fp32 has no flag."""
+    if plan.dtype == "fp8":
+        recipe = {"--fp8-recipe": _RECIPES[plan.scaling]} if plan.scaling in _RECIPES else {}
+        return {"--bf16": True, "--fp8-format": "hybrid", **recipe}
+    if plan.dtype == "fp4":
+        return {"--bf16": True, "--fp4-format": "e2m1"}
+    return {} if plan.dtype == "fp32" else {f"--{plan.dtype}": True}
+
+
+_RECIPES = {"delayed": "delayed", "current": "tensorwise", "mxfp8": "mxfp8"}
+
+
+def _read_formats(settings: Settings, known: Settings) -> dict[str, Any]:
+    if settings.get("--fp8-format") or settings.get("--fp8"):
+        recipe = settings.get("--fp8-recipe")
+        words = {**{word: scaling for scaling, word in _RECIPES.items()}, "blockwise": "current"}
+        return {"dtype": "fp8", "scaling": words.get(str(recipe))}
+    if settings.get("--fp4-format") or settings.get("--fp4"):
+        return {"dtype": "fp4"}
+    return {"dtype": next((dtype for dtype in ("bf16", "fp16") if settings.get(f"--{dtype}")), "fp32")}
+
+
+def _optimizer(plan: JobPlan) -> dict[str, Any]:
+    """Adam is AdamW without decay; SGD has its momentum stated."""
+    rules: dict[str, dict[str, Any]] = {
+        "adamw": {"--optimizer": "adam"},
+        "adam": {"--optimizer": "adam", "--weight-decay": 0.0},
+        "sgd": {"--optimizer": "sgd", "--sgd-momentum": 0.0},
+        "momentum": {"--optimizer": "sgd", "--sgd-momentum": 0.9},
+        "muon": {"--optimizer": "muon"},
+    }
+    if plan.optimizer not in rules:
+        raise LaunchError(f"optimizer={plan.optimizer} has no setting under --optimizer")
+    return rules[plan.optimizer]
+
+
+def _read_optimizer(settings: Settings, known: Settings) -> dict[str, Any]:
+    rule = str(settings.get("--optimizer", "adam"))
+    if rule == "adam":
+        return {"optimizer": "adam" if str(settings.get("--weight-decay")) in ("0", "0.0") else "adamw"}
+    if rule == "sgd":
+        return {"optimizer": "sgd" if str(settings.get("--sgd-momentum", 0.9)) in ("0", "0.0") else "momentum"}
+    return {"optimizer": rule.removeprefix("dist_")}
+
+
+def _offload(plan: JobPlan) -> dict[str, Any]:
+    if set(plan.offload) - {"optimizer"}:
+        raise LaunchError(f"offload={','.join(plan.offload)} has no flag; offload_layers states layers of activations")
+    flags: dict[str, Any] = {}
+    if plan.offload:
+        flags |= {"--optimizer-cpu-offload": True, "--use-precision-aware-optimizer": True}
+    return flags | ({} if plan.offload_layers is None else {"--cpu-offloading-num-layers": plan.offload_layers})
+
+
+def _read_offload(settings: Settings, known: Settings) -> dict[str, Any]:
+    layers = settings.get("--cpu-offloading-num-layers")
+    return {
+        "offload": ("optimizer",) if settings.get("--optimizer-cpu-offload") else (),
+        "offload_layers": None if layers is None else whole(layers, "--cpu-offloading-num-layers"),
+    }
+
+
+def _dispatch(plan: JobPlan) -> dict[str, Any]:
+    if plan.expert_dispatch is None:
+        return {}
+    if plan.expert_dispatch == "nccl":
+        return {"--moe-token-dispatcher-type": "alltoall"}
+    return {"--moe-token-dispatcher-type": "flex", "--moe-flex-dispatcher-backend": plan.expert_dispatch}
+
+
+def _read_dispatch(settings: Settings, known: Settings) -> dict[str, Any]:
+    kind = settings.get("--moe-token-dispatcher-type")
+    if kind == "flex" or settings.get("--moe-enable-deepep"):
+        return {"expert_dispatch": str(settings.get("--moe-flex-dispatcher-backend", "deepep"))}
+    return {"expert_dispatch": "nccl" if kind == "alltoall" else None}
+
+
+#: A flag alone: there, or not.
+_ALONE = {True: True, False: False}
+
+add_launcher(
+    Launcher(
+        "megatron-core",
+        "megatron-core",
+        "megatron-core",
+        "Megatron-LM main 2026-08",
+        (".sh",),
+        FlagFile("pretrain_gpt.py"),
+        (
+            *MEGATRON_SIZES,
+            KeyRow(_TP, "tp", absent=1),
+            KeyRow(_PP, "pp", absent=1),
+            KeyRow(_CP, "cp", absent=1, written=False),
+            KeyRow("--cp-comm-type", "ulysses", {True: "a2a", False: "p2p"}, absent=False, written=False),
+            Together(
+                ("--expert-model-parallel-size", "--expert-tensor-parallel-size"),
+                ("ep", "etp"),
+                _experts,
+                _read_experts,
+            ),
+            Together(
+                (
+                    "--pipeline-model-parallel-layout",
+                    "--num-virtual-stages-per-pipeline-rank",
+                    "--num-layers-per-virtual-pipeline-stage",
+                ),
+                ("cut", "vp", "schedule"),
+                _pieces,
+                _read_pieces,
+            ),
+            KeyRow("--sequence-parallel", "sp", _ALONE, absent=False, written=False),
+            KeyRow("--micro-batch-size", "microbatch"),
+            KeyRow("--global-batch-size", "global_batch"),
+            KeyRow("--overlap-grad-reduce", "overlapped", _ALONE, absent=False, written=False),
+            Together(
+                (
+                    "--use-distributed-optimizer",
+                    "--use-megatron-fsdp",
+                    "--data-parallel-sharding-strategy",
+                    "--num-distributed-optimizer-instances",
+                    "--overlap-param-gather",
+                ),
+                ("zero", "shard"),
+                _sharing,
+                _read_sharing,
+            ),
+            Together(
+                (
+                    "--recompute-granularity",
+                    "--recompute-method",
+                    "--recompute-num-layers",
+                    "--recompute-modules",
+                    "--recompute-activations",
+                    "--checkpoint-activations",
+                    "--checkpoint-num-layers",
+                ),
+                ("recompute", "recompute_layers", "recompute_every", "recompute_modules"),
+                _recomputed,
+                _read_recomputed,
+            ),
+            Together(
+                ("--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp4-format"),
+                ("dtype", "scaling"),
+                _formats,
+                _read_formats,
+            ),
+            Together(("--optimizer", "--sgd-momentum", "--weight-decay"), ("optimizer",), _optimizer, _read_optimizer),
+            Together(
+                ("--optimizer-cpu-offload", "--use-precision-aware-optimizer", "--cpu-offloading-num-layers"),
+                ("offload", "offload_layers"),
+                _offload,
+                _read_offload,
+            ),
+            Together(
+                ("--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend", "--moe-enable-deepep"),
+                ("expert_dispatch",),
+                _dispatch,
+                _read_dispatch,
+            ),
+            KeyRow("--moe-shared-expert-overlap", "shared_expert_overlap", {True: True, None: False}, written=False),
+            KeyRow("--overlap-moe-expert-parallel-comm", "expert_overlap", {True: True, None: False}, written=False),
+            KeyRow("--grad-reduce-in-bf16", "main_gradients", {"narrow": True, None: False}, written=False),
+            KeyRow(
+                "--cuda-graph-impl", "cuda_graph", {"full_iteration": "full_iteration", "none": "none"}, written=False
+            ),
+            KeyRow("--cross-entropy-loss-fusion", "cross_entropy", {None: True}, absent="stepwise"),
+        ),
+        marks=(_TP, _PP, "--micro-batch-size", "--num-layers"),
+        harmless=prefixes("""
+            --lr --min-lr --train- --save --load --log --eval --data- --tokenizer --split --seed
+            --init-method --adam --clip-grad --tensorboard --wandb --dist --vocab-file --merge-file
+            --mock-data --num-workers --nproc --nnodes --node --master --rdzv --weight-decay-incr --exit
+            --ckpt --no-load --no-save --attention-dropout --hidden-dropout --rotary --use-mcore
+            --transformer-impl --attention-backend --override --distributed --manual-gc --timing --profile
+            --use-checkpoint --apply-layernorm --norm-epsilon --legacy --bias --weight-decay --async
+        """),
+        names_model=False,
+    )
+)

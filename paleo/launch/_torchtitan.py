@@ -1,0 +1,367 @@
+"""torchtitan's settings: TOML or flags of release 0.2.2, and a Python configuration of release 0.3.0."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from paleo.launch._base import (
+    JobPlan,
+    KeyRow,
+    Launcher,
+    LaunchError,
+    Settings,
+    Together,
+    add_launcher,
+    one_of,
+    prefixes,
+    whole,
+)
+from paleo.launch._formats import FlagFile, PythonFile, TomlFile
+
+#: Pipeline schedules as torch.distributed.pipelining calls them.
+_SCHEDULES = {
+    "none": "1F1B",
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "Interleaved1F1B",
+    "zb-v": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+_OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam"}
+_RECOMPUTE = {"none": "none", "selective": "selective", "full": "full"}
+#: Keys of torchtitan's parallelism section, shared by all releases.
+_SHARD, _REPLICATE = "parallelism.data_parallel_shard_degree", "parallelism.data_parallel_replicate_degree"
+_HARMLESS = prefixes("""
+            job. profiling. profiler. metrics. lr_scheduler. checkpoint. comm. debug. validation. validator.
+            training.steps training.dataset training.gc training.seed training.max_norm
+            training.deterministic optimizer.lr optimizer.eps optimizer.weight_decay
+            optimizer.implementation optimizer.beta model.hf_assets_path model.tokenizer_path
+            compile.components hf_assets_path dump_folder dataloader fault_tolerance. experimental.
+            activation_checkpoint.selective_ac_option activation_checkpoint.per_op model.print nproc nnodes
+            rdzv local-ranks role tee training.data
+        """)
+
+
+def _sharing(plan: JobPlan) -> dict[str, Any]:
+    """Shards and replicas: all ranks shard (FSDP), groups of them (HSDP), or none (DDP)."""
+    shard = 1 if plan.zero == 0 else plan.shard if plan.shard > 1 else plan.dp
+    return {_SHARD: shard, _REPLICATE: plan.dp // shard}
+
+
+def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
+    """A shard degree of -1 takes the ranks that are left."""
+    cp = known.get("cp", 1)
+    model_ranks = known.get("tp", 1) * cp * known.get("pp", 1)
+    shard, replicas = (whole(settings.get(key, usual), key) for key, usual in ((_SHARD, -1), (_REPLICATE, 1)))
+    if shard < 0:
+        shard = known.get("gpus", 0) // (model_ranks * replicas)
+        if not shard:
+            return {"zero": 3}
+    zero = 3 if shard > 1 or cp > 1 else 0
+    return {"gpus": shard * replicas * model_ranks, "zero": zero, "shard": shard if zero and replicas > 1 else 1}
+
+
+def _batch(plan: JobPlan) -> dict[str, Any]:
+    """A local batch is one pass without a pipeline, and all microbatches of one with it."""
+    batch: dict[str, Any] = {"training.global_batch_size": plan.global_batch}
+    if plan.pp == 1:
+        return {"training.local_batch_size": plan.microbatch, **batch}
+    local = plan.microbatch * plan.microbatches
+    return {
+        "training.local_batch_size": local,
+        **batch,
+        "parallelism.pipeline_parallel_microbatch_size": plan.microbatch,
+    }
+
+
+def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
+    local = whole(
+        one_of(settings, ("training.local_batch_size", "training.batch_size")) or 8, "training.local_batch_size"
+    )
+    stated = whole(settings.get("training.global_batch_size", -1), "training.global_batch_size")
+    pp, ranks = known.get("pp", 1), known.get("tp", 1) * known.get("cp", 1) * known.get("pp", 1)
+    size = settings.get("parallelism.pipeline_parallel_microbatch_size", 1)
+    microbatch = local if pp == 1 else whole(size, "parallelism.pipeline_parallel_microbatch_size")
+    return {"microbatch": microbatch, "global_batch": stated if stated > 0 else local * (known.get("gpus", 0) // ranks)}
+
+
+def _stages(plan: JobPlan) -> dict[str, Any]:
+    """Stages of equal layers: embedding and head count as none."""
+    if plan.pp == 1:
+        return {}
+    even = {
+        "parallelism.pipeline_parallel_first_stage_less_layers": 0,
+        "parallelism.pipeline_parallel_last_stage_less_layers": 0,
+    }
+    pieces = plan.pp * plan.vp
+    if not plan.layers or plan.layers % pieces:
+        raise LaunchError(f"torchtitan: {plan.layers} layers cannot be laid evenly over {pieces} pieces")
+    return {**even, "parallelism.pipeline_parallel_layers_per_stage": plan.layers // pieces}
+
+
+def _read_stages(settings: Settings, known: Settings) -> dict[str, Any]:
+    pp = known.get("pp", 1)
+    if pp == 1:
+        return {"vp": 1}
+    per_stage = settings.get("parallelism.pipeline_parallel_layers_per_stage")
+    if per_stage is None or not known.get("layers"):
+        return {"vp": 1 if known.get("schedule") in ("1f1b", "gpipe") else 2}
+    less = sum(
+        whole(settings.get(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1), end)
+        for end in ("first", "last")
+    )
+    pieces = -(-(known["layers"] + less) // max(1, whole(per_stage, "parallelism.pipeline_parallel_layers_per_stage")))
+    return {"vp": max(1, pieces // pp)}
+
+
+def _folded(plan: JobPlan) -> dict[str, Any]:
+    return {"parallelism.expert_parallel_degree": plan.ep} if plan.ep > 1 else {}
+
+
+def _read_folded(settings: Settings, known: Settings) -> dict[str, Any]:
+    """Experts lie over the ranks of shards, cp and tp."""
+    ep = whole(settings.get("parallelism.expert_parallel_degree", 1), "parallelism.expert_parallel_degree")
+    return {"ep": ep, "etp": 1 if ep > 1 and known.get("tp", 1) * known.get("cp", 1) > 1 else 0}
+
+
+def _converters(plan: JobPlan) -> dict[str, Any]:
+    """Formats: autocast in bf16, fp32, or linear layers converted."""
+    if plan.dtype == "fp32":
+        return {"training.mixed_precision_param": "float32"}
+    if plan.dtype == "bf16":
+        return {"training.mixed_precision_param": "bfloat16"}
+    if plan.dtype == "fp8" and plan.scaling == "mxfp8":
+        return {"model.converters": ["quantize.linear.mx"]}
+    if plan.dtype == "fp8" and plan.scaling is None:
+        return {"model.converters": ["quantize.linear.float8"], "quantize.linear.float8.recipe_name": "rowwise"}
+    raise LaunchError(f"torchtitan 0.2.2 has no converter for dtype={plan.dtype}, scaling={plan.scaling}")
+
+
+def _read_converters(settings: Settings, known: Settings) -> dict[str, Any]:
+    converters = settings.get("model.converters", ())
+    names = converters if isinstance(converters, list | tuple) else [converters]
+    spelling = " ".join(map(str, names)).lower()
+    if "mx" in spelling:
+        return {"dtype": "fp8", "scaling": "mxfp8"}
+    if "float8" in spelling:
+        return {"dtype": "fp8"}
+    return {"dtype": "fp32" if settings.get("training.mixed_precision_param") == "float32" else "bf16"}
+
+
+def _model(plan: JobPlan) -> dict[str, Any]:
+    """The family and size of a network's name.
+
+    >>> _model(JobPlan(model="llama3-8b")), _model(JobPlan(model="deepseek_v3"))
+    ({'model.name': 'llama3', 'model.flavor': '8b'}, {'model.name': 'deepseek_v3', 'model.flavor': ''})
+    """
+    family, _, flavor = plan.model.partition("-")
+    return {"model.name": family, "model.flavor": flavor}
+
+
+def _read_model(settings: Settings, known: Settings) -> dict[str, Any]:
+    name, flavor = (str(settings.get(key) or "") for key in ("model.name", "model.flavor"))
+    if not name:
+        return {}
+    return {"model": _ALIASES.get((name.lower(), flavor.lower()), f"{name}-{flavor}".strip("-").lower())}
+
+
+#: Sizes whose names here are others.
+_ALIASES = {("deepseek_v3", "671b"): "deepseek_v3", ("deepseek_v3", "16b"): "deepseek_v2-lite"}
+
+_CPU = Together(
+    ("training.enable_cpu_offload",),
+    ("offload",),
+    lambda plan: {"training.enable_cpu_offload": True} if _offloads(plan) else {},
+    lambda settings, known: {
+        "offload": ("gradients", "optimizer", "parameters")
+        if _true(settings.get("training.enable_cpu_offload"))
+        else ()
+    },
+)
+
+
+def _offloads(plan: JobPlan) -> bool:
+    if plan.offload and set(plan.offload) != {"gradients", "optimizer", "parameters"}:
+        raise LaunchError("torchtitan offloads parameters, gradients and optimizer together")
+    return bool(plan.offload)
+
+
+def _true(value: object) -> bool:
+    return str(value).lower() == "true"
+
+
+_PARALLELISM: tuple[KeyRow | Together, ...] = (
+    KeyRow("training.seq_len", "seq", absent=2048),
+    KeyRow("parallelism.tensor_parallel_degree", "tp", absent=1),
+    KeyRow("parallelism.pipeline_parallel_degree", "pp", absent=1),
+    KeyRow("parallelism.context_parallel_degree", "cp", absent=1, written=False),
+    Together((_SHARD, _REPLICATE), ("zero", "shard", "gpus"), _sharing, _read_sharing),
+    Together(
+        (
+            "training.local_batch_size",
+            "training.global_batch_size",
+            "parallelism.pipeline_parallel_microbatch_size",
+            "training.batch_size",
+        ),
+        ("microbatch", "global_batch"),
+        _batch,
+        _read_batch,
+    ),
+    Together(
+        ("parallelism.pipeline_parallel_schedule",),
+        ("schedule",),
+        lambda plan: {} if plan.pp == 1 else {"parallelism.pipeline_parallel_schedule": _SCHEDULES[plan.schedule]},
+        lambda settings, known: {
+            "schedule": _order(str(settings.get("parallelism.pipeline_parallel_schedule", "1F1B")))
+        },
+    ),
+    Together(
+        (
+            "parallelism.pipeline_parallel_first_stage_less_layers",
+            "parallelism.pipeline_parallel_last_stage_less_layers",
+            "parallelism.pipeline_parallel_layers_per_stage",
+        ),
+        ("vp",),
+        _stages,
+        _read_stages,
+    ),
+    Together(("parallelism.expert_parallel_degree",), ("ep", "etp"), _folded, _read_folded),
+    Together(
+        ("parallelism.enable_sequence_parallel",),
+        ("sp",),
+        lambda plan: {"parallelism.enable_sequence_parallel": False} if plan.tp > 1 and not plan.sp else {},
+        lambda settings, known: {
+            "sp": str(settings.get("parallelism.enable_sequence_parallel", True)).lower() != "false"
+        },
+    ),
+    _CPU,
+)
+
+
+def _order(word: str) -> str:
+    """Our name of a schedule."""
+    names = {spelling.lower(): name for name, spelling in _SCHEDULES.items()}
+    if word.lower() not in names:
+        raise LaunchError(f"parallelism.pipeline_parallel_schedule: {word!r:.60} is not known here")
+    return names[word.lower()]
+
+
+_TOML = (
+    Together(("model.name", "model.flavor"), ("model",), _model, _read_model),
+    *_PARALLELISM,
+    KeyRow("optimizer.name", "optimizer", _OPTIMIZERS, absent="adamw"),
+    KeyRow("activation_checkpoint.mode", "recompute", _RECOMPUTE, absent="selective"),
+    Together(
+        (
+            "model.converters",
+            "quantize.linear.float8.recipe_name",
+            "training.mixed_precision_param",
+            "float8.recipe_name",
+        ),
+        ("dtype", "scaling"),
+        _converters,
+        _read_converters,
+    ),
+)
+
+add_launcher(
+    Launcher(
+        "torchtitan",
+        "torchtitan",
+        "torchtitan",
+        "0.2.2",
+        (".toml",),
+        TomlFile(),
+        _TOML,
+        marks=("parallelism.tensor_parallel_degree", _SHARD, "training.local_batch_size", "activation_checkpoint.mode"),
+        harmless=_HARMLESS,
+        constant={"compile.enable": True},
+    )
+)
+
+
+class _Flags(FlagFile):
+    """torchtitan's flags are its keys behind two hyphens."""
+
+    def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
+        return super().text({f"--{key}": _word(value) for key, value in settings.items()}, plan, launcher)
+
+    def settings(self, text: str, where: str) -> dict[str, Any]:
+        return {key.removeprefix("--"): value for key, value in super().settings(text, where).items()}
+
+
+def _word(value: Any) -> Any:
+    """A switch is a flag alone, whose absence is its default; one that is turned off has a name of its own."""
+    return str(value).lower() if value is False else value
+
+
+add_launcher(
+    Launcher(
+        "torchtitan-flags",
+        "torchtitan",
+        "torchtitan",
+        "0.2.2",
+        (".sh",),
+        _Flags("-m torchtitan.train"),
+        _TOML,
+        marks=("parallelism.tensor_parallel_degree", _SHARD, "training.local_batch_size", "activation_checkpoint.mode"),
+        harmless=_HARMLESS,
+        constant={"compile.enable": True},
+    )
+)
+
+
+def _module(plan: JobPlan) -> dict[str, Any]:
+    name = re.sub(r"[-.]", "_", plan.model)
+    return {"module": plan.model.partition("-")[0], "config": name}
+
+
+def _read_module(settings: Settings, known: Settings) -> dict[str, Any]:
+    config = str(settings.get("config", ""))
+    return {"model": known["model"]} if known.get("model") else {"model": config} if config else {}
+
+
+_PY = (
+    Together(("module", "config"), ("model",), _module, _read_module),
+    *_PARALLELISM,
+    KeyRow(
+        "activation_checkpoint",
+        "recompute",
+        {"none": None, "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"},
+        absent="selective",
+    ),
+    KeyRow("training.mixed_precision_param", "dtype", {"bf16": "bfloat16", "fp32": "float32"}, absent="bf16"),
+)
+_HEAD = """from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.models.{module}.config_registry import {config}
+
+
+def job():
+    config = {config}()
+"""
+
+
+class _Module(PythonFile):
+    """A configuration whose recomputation policies are expressions."""
+
+    def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
+        text = super().text(settings, plan, launcher)
+        return re.sub(r"= '(\w+AC\.Config\(\))'", r"= \1", text)
+
+
+add_launcher(
+    Launcher(
+        "torchtitan-python",
+        "torchtitan",
+        "torchtitan",
+        "0.3.0",
+        (".py",),
+        _Module(_HEAD),
+        _PY,
+        marks=("parallelism.tensor_parallel_degree", _SHARD, "training.local_batch_size", "config"),
+        harmless=_HARMLESS,
+        constant={"compile.enable": True, "training.disable_cuda_graphs": True},
+        names_model=False,
+    )
+)

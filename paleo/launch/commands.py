@@ -1,0 +1,127 @@
+"""The estimate that shows a plan again as a command, and the space of plans that a framework runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paleo.parallel.abilities import framework_of
+from paleo.schedules.base import SCHEDULES
+from paleo.specs.run import Run
+from paleo.specs.software import load_software
+
+if TYPE_CHECKING:
+    from paleo.search.space import Space
+    from paleo.specs.abilities import Abilities
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.system import System
+
+
+def supported_space(space: Space, software: str) -> Space:
+    """Limit a search space to the pipeline schedules and ZeRO stages that the framework can run.
+
+    Parameters
+    ----------
+    space : Space
+        Values that the search varies.
+    software : str
+        Name of the software profile.
+
+    Returns
+    -------
+    Space
+        The smaller space; the whole space if the abilities are unknown, or stages are requested of a framework without
+        pipelines.
+    """
+    has, framework = load_software(software).parallelism, framework_of(software)
+    if framework is not None:
+        return _run_by(framework, space)
+    if has.zero_stages is not None and len(space.zero) > 1:
+        space = replace(space, zero=tuple(stage for stage in space.zero if stage in has.zero_stages))
+    if has.schedules is None or (not has.schedules and space.degrees.get("pp", 1) > 1):
+        return space
+    return replace(space, schedules=has.schedules)
+
+
+def _run_by(framework: Abilities, space: Space) -> Space:
+    """The part of a space that has a chance under a framework's lists, and its name, so that the search checks the
+    rest."""
+    zero = tuple(stage for stage in space.zero if stage in framework.zero.values) or space.zero
+    schedules = tuple(name for name in space.schedules if name in framework.schedules.values)
+    if not schedules and space.schedules != tuple(SCHEDULES):  # one that it lacks is stated: the search says so
+        schedules = space.schedules
+    shards = space.sharded_pipelines or framework.shards_pipelines
+    return replace(space, zero=zero, schedules=schedules, sharded_pipelines=shards, framework=framework.name)
+
+
+def estimate_command(model: ModelSpec, system: System, run: Run) -> str:
+    """Write the ``paleo estimate`` command of a run, as a shell takes it.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    system : System
+        The system.
+    run : Run
+        The run; fields at their defaults are left out.
+
+    Returns
+    -------
+    str
+        The command.
+    """
+    words = ["paleo", "estimate", model.reference, "--system", system.reference]
+    stated = {name: value for name, value in run.model_dump().items() if value != getattr(_DEFAULTS, name)}
+    stated |= {"strategy": run.strategy} if run.gpus > 1 else {}  # an estimate chooses one that is not stated
+    if "jitter" in stated or "slow_ranks" in stated:
+        words += ["--jitter", f"{stated.pop('jitter', 0.0)!r},{stated.pop('slow_ranks', 0.0)!r}"]
+    for name in [name for name in _OPTIONS if name in stated]:
+        words += _option(name, stated.pop(name))
+    sizes = stated.pop("model", {})
+    for name, value in [*stated.items(), *((f"model.{size}", value) for size, value in sizes.items())]:
+        words += ["--set", f"{name}={_yaml(_with_units(name, value))}"]
+    return shlex.join(words)
+
+
+_DEFAULTS = Run()
+
+#: Fields of a run that are options of the command, in the order in which they are shown.
+_OPTIONS = (
+    "gpus", "global_batch", "batch", "microbatch", "dtype", "optimizer", "strategy", "schedule", "recompute",
+    "recompute_layers", "compress", "lora", "qlora", "freeze", "nodes", "background", "neighbour", "consistency",
+    "servers", "software", "calibration",
+)  # fmt: skip
+
+
+def _option(name: str, value: object) -> list[str]:
+    flag = f"--{name.replace('_', '-')}"
+    if value is True:
+        return [flag]
+    return [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
+
+
+#: Units of the fields, and of those of a run's input, that are quantities.
+_UNITS = {"bucket": "B", "sample": "B", "storage": "B/s", "decode": "s", "copied": "B"}
+
+
+def _with_units(name: str, value: object) -> object:
+    """A value of a run as a file states it.
+
+    >>> _with_units("bucket", 25e6), _with_units("input", {"decode": 0.01, "cores": None})
+    ('25000000.0 B', {'decode': '0.01 s'})
+    """
+    if name == "input" and isinstance(value, dict):
+        return {key: _with_units(key, part) for key, part in value.items() if part is not None}
+    return f"{value!r} {_UNITS[name]}" if name in _UNITS else value
+
+
+def _yaml(value: object) -> str:
+    """A value as it stands behind ``--set key=``: JSON, which is YAML too, without the quotes of plain words.
+
+    >>> _yaml((17, 15)), _yaml("after"), _yaml({"block.*": "full"}), _yaml(True)
+    ('[17, 15]', 'after', '{"block.*": "full"}', 'true')
+    """
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,659 @@
+"""Predictions as launch files, and launch files as runs.
+
+``written`` gives the files of a plan for its framework; ``read_job`` the network, the run and the software that one or
+several files describe.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paleo.errors import near
+from paleo.files import checked_output, is_file, read_bytes, write_text
+from paleo.launch._base import LAUNCHERS, JobPlan, Launcher, LaunchError, completed
+from paleo.launch._formats import FlagFile, JsonFile, PythonFile, TomlFile, YamlFile, flag_words, header_of
+from paleo.launch._llm_foundry import MPT
+from paleo.launch._nanotron import SIZES
+from paleo.launch._sizes import configuration, flags_of_recipe
+from paleo.launch._transformers import ARGS
+from paleo.parallel.abilities import pipeline_order_name
+from paleo.specs.run import Run
+from paleo.specs.software import load_software
+from paleo.units import checked_count
+
+if TYPE_CHECKING:
+    from paleo.network.graph import Graph
+    from paleo.predict import Prediction
+    from paleo.specs.model import ModelSpec
+
+MOST_BYTES = 2_000_000
+#: Fields of a run that a plan holds in one way or another.
+_HELD = frozenset(
+    {
+        "gpus",
+        "batch",
+        "global_batch",
+        "microbatch",
+        "dtype",
+        "optimizer",
+        "strategy",
+        "schedule",
+        "cut",
+        "recompute",
+        "recompute_layers",
+        "recompute_every",
+        "recompute_modules",
+        "software",
+        "scaling",
+        "offload",
+        "offload_layers",
+        "exchange",
+        "expert_dispatch",
+        "shared_expert_overlap",
+        "expert_overlap",
+        "main_gradients",
+        "cross_entropy",
+        "cuda_graph",
+        "lora",
+        "qlora",
+        "freeze",
+        "model",
+        "calibration",
+        "input",
+        "jitter",
+        "slow_ranks",
+        "nodes",
+        "background",
+        "neighbour",
+        "clip",
+        "length_variation",
+        "expert_imbalance",
+        "attention",
+        "bucket",
+    }
+)
+
+
+def launcher_of(software: str, file: str = "") -> Launcher:
+    """Return the launcher of a software profile whose files end as ``file`` does.
+
+    Parameters
+    ----------
+    software : str
+        A profile, perhaps with a release.
+    file : str
+        Name of the file, perhaps behind the name of a launcher: ``axolotl:job.yaml``. Empty: the framework's own.
+
+    Raises
+    ------
+    LaunchError
+        Where the profile's framework has no launcher, or none with that ending.
+    """
+    framework = load_software(software).framework
+    name, colon, _ = file.partition(":")
+    if colon and name in LAUNCHERS:
+        launcher = LAUNCHERS[name]
+        if launcher.framework != framework:
+            raise LaunchError(f"--launch {name}: is for software of {launcher.framework}, the plan is of {software}")
+        return launcher
+    known = [launcher for _, launcher in LAUNCHERS.items() if launcher.framework == _settings_of(framework)]
+    if not known:
+        raise LaunchError(f"software {software}: no launch settings are known; {near(software, _softwares())}")
+    if not file:
+        return min(known, key=lambda launcher: (not isinstance(launcher.format, FlagFile), launcher.name != framework))
+    chosen = [launcher for launcher in known if file.lower().endswith(launcher.suffixes)]
+    if not chosen:
+        endings = ", ".join(sorted({suffix for launcher in known for suffix in launcher.suffixes}))
+        raise LaunchError(f"--launch {file}: files of {framework} end in {endings}")
+    return min(chosen, key=lambda launcher: (launcher.name != framework, launcher.name != "accelerate"))
+
+
+def _settings_of(framework: str | None) -> str | None:
+    """The framework whose settings another takes."""
+    return "megatron-core" if framework == "primus" else framework
+
+
+def _softwares() -> list[str]:
+    return sorted({launcher.software for _, launcher in LAUNCHERS.items()})
+
+
+#: Fields of a run that a search finds anew.
+PLANNED = frozenset({"strategy", "schedule", "cut", "microbatch", "exchange", "gpus", "expert_dispatch"}).union(
+    ("recompute", "recompute_layers", "recompute_every", "recompute_modules")
+)
+
+
+def write_launch(prediction: Prediction, file: str) -> list[str]:
+    """Write the launch files of a plan, and return their names.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The plan.
+    file : str
+        Name of the framework's own file, perhaps behind the name of a launcher: ``axolotl:job.yml``.
+
+    Raises
+    ------
+    LaunchError
+        Where the framework does not run the plan, or has no settings for it.
+    """
+    if prediction.objections:
+        raise LaunchError(f"--launch {file}: {prediction.objections[0]}")
+    launcher = launcher_of(prediction.run.software, file)
+    name, colon, behind = file.partition(":")
+    path = behind if colon and name == launcher.name else file
+    texts = files_of(launcher, job_of(prediction), path)
+    for place, text in texts.items():
+        write_text(checked_output(place, option="--launch"), text)
+    return list(texts)
+
+
+def job_of(prediction: Prediction) -> JobPlan:
+    """Return the plan of a prediction in its normal form.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of a run.
+
+    Returns
+    -------
+    JobPlan
+        The plan.
+
+    Raises
+    ------
+    LaunchError
+        If a field of the run, such as ``compress``, exists in no framework's settings.
+    """
+    plan, run, mesh = prediction.plan, prediction.run, prediction.plan.mesh
+    usual = Run()
+    strange = [name for name in Run.model_fields if name not in _HELD and getattr(run, name) != getattr(usual, name)]
+    if strange or plan.parallel.preset != "dp" or mesh.degree("spatial") > 1 or plan.idle:
+        stated = ", ".join(f"{name}={getattr(run, name)}" for name in strange) or f"strategy {plan.strategy}"
+        raise LaunchError(f"{stated}: no framework's settings say so")
+    if set(run.model) - {"seq"}:
+        raise LaunchError(f"model.{next(iter(set(run.model) - {'seq'}))}: a changed network has no settings")
+    batch, per_iteration = prediction.steps.batch, _layers_of_iteration(prediction.graph)
+    cut = tuple(layers * per_iteration for layers in run.cut) if isinstance(run.cut, tuple) else None
+    ep = mesh.group_size(plan.parallel.expert_axes) if plan.parallel.etp is not None else mesh.degree("ep")
+    params = {name: value for name, value in prediction.graph.params.items() if isinstance(value, int | float | str)}
+    job = JobPlan(
+        prediction.model.reference,
+        int(prediction.graph.tokens_per_sample or 0),
+        plan.gpus,
+        **{axis: mesh.degree(axis) for axis in ("tp", "cp", "pp")},
+        shard=mesh.degree(_SHARD),
+        sp=plan.parallel.sequence_parallel,
+        ulysses=plan.parallel.context == "all_to_all",
+        ep=ep,
+        etp=plan.parallel.etp or 0,
+        vp=plan.parallel.chunks,
+        zero=plan.parallel.zero,
+        schedule=pipeline_order_name(run.schedule, plan.stages, plan.parallel.chunks),
+        cut=cut,
+        microbatch=plan.microbatch,
+        global_batch=plan.global_batch,
+        recompute=run.recompute,
+        recompute_layers=run.recompute_layers,
+        recompute_every=run.recompute_every,
+        recompute_modules=run.recompute_modules,
+        dtype=plan.dtype,
+        scaling=run.scaling,
+        optimizer=run.optimizer,
+        offload=tuple(part.strip() for part in run.offload.split(",") if part.strip() != "none"),
+        offload_layers=run.offload_layers,
+        overlapped=batch.overlapped,
+        expert_dispatch=run.expert_dispatch,
+        shared_expert_overlap=run.shared_expert_overlap or None,
+        expert_overlap=run.expert_overlap or None,
+        main_gradients=_main_gradients(run),
+        cross_entropy=run.cross_entropy,
+        cuda_graph=run.cuda_graph,
+        lora=_adapters(run),
+        qlora=run.qlora,
+        freeze=run.freeze,
+        layers=_layers(prediction.graph),
+        experts=int(params.get("experts", 0) or 0),
+        node=prediction.system.devices_per_node,
+        sizes=params,
+    )
+    return completed(job)
+
+
+#: The axis of groups of shards.
+_SHARD = "shard"
+
+
+def _main_gradients(run: Run) -> str | None:
+    """The format of summed gradients, where it is not that of the profile whose settings are written."""
+    settled = run.main_gradients or load_software(run.software).formats.main_gradients
+    try:
+        usual = load_software(launcher_of(run.software).software).formats.main_gradients
+    except LaunchError:
+        usual = settled
+    return None if settled == usual else settled
+
+
+def _adapters(run: Run) -> str | None:
+    """Adapters with their targets; those of QLoRA are on all products unless stated."""
+    if run.lora is None:
+        return "64:all" if run.qlora else None
+    return run.lora if ":" in run.lora else f"{run.lora}:attention"
+
+
+def _layers(graph: Graph) -> int:
+    """Transformer layers of a network."""
+    return int(sum(node.repeat for node in graph.nodes if node.type in ("attention", "latent_attention")))
+
+
+def _layers_of_iteration(graph: Graph) -> int:
+    """Transformer layers of one iteration of the repeated block: two where a layer that looks at a window only and one
+    that sees everything alternate."""
+    repeated = [node for node in graph.nodes if node.type in ("attention", "latent_attention") and node.repeat > 1]
+    return max(Counter(node.name.partition(".")[0] for node in repeated).values(), default=1)
+
+
+def run_fields(job: JobPlan, software: str, graph: Graph | None = None, seq: int | None = None) -> dict[str, Any]:
+    """Return the fields of a run that a plan states.
+
+    Parameters
+    ----------
+    job : JobPlan
+        A plan; what it does not know (0) is left out.
+    software : str
+        Profile of the framework.
+    graph : Graph, optional
+        Layers of the network, by whose repeated blocks a stated cut counts.
+    seq : int, optional
+        Length of sequences that the network has unless a run says otherwise.
+
+    Returns
+    -------
+    dict
+        Fields by the names of a run.
+    """
+    usual = Run()
+    per_iteration = 1 if graph is None else _layers_of_iteration(graph)
+    data: dict[str, Any] = {
+        "software": software,
+        "strategy": job.strategy,
+        "dtype": job.dtype,
+        "optimizer": job.optimizer,
+        "recompute": job.recompute,
+        "exchange": "overlapped" if job.overlapped else "after",
+        "schedule": "1f1b" if job.schedule in ("none", "interleaved") else job.schedule,
+        "offload": ",".join(job.offload) or "none",
+        "lora": job.lora,
+        "qlora": job.qlora,
+        "freeze": job.freeze,
+    }
+    data |= {name: getattr(job, name) or None for name in ("gpus", "microbatch", "global_batch")}
+    same = (
+        "recompute_layers",
+        "recompute_every",
+        "recompute_modules",
+        "scaling",
+        "offload_layers",
+        "expert_dispatch",
+        "shared_expert_overlap",
+        "expert_overlap",
+        "main_gradients",
+        "cross_entropy",
+        "cuda_graph",
+    )
+    data |= {name: getattr(job, name) for name in same}
+    data["cut"] = None if job.cut is None else tuple(layers // per_iteration for layers in job.cut)
+    data["model"] = {"seq": job.seq} if job.seq and job.seq != seq else {}
+    stated = {name: value for name, value in data.items() if value is not None and value != getattr(usual, name)}
+    return {**stated, "software": software, "dtype": job.dtype, "strategy": job.strategy}
+
+
+def files_of(launcher: Launcher, job: JobPlan, path: str) -> dict[str, str]:
+    """Return the files that start a job: the framework's own, and the training arguments that go with it.
+
+    Parameters
+    ----------
+    launcher : Launcher
+        The framework's settings.
+    job : JobPlan
+        The plan.
+    path : str
+        Where its own file lies; training arguments lie beside it, ending in ``.args.json``.
+
+    Returns
+    -------
+    dict
+        Text by path.
+    """
+    settings = launcher.settings(job)
+    arguments = {key.removeprefix(ARGS): value for key, value in settings.items() if key.startswith(ARGS)}
+    framework_keys = {key: value for key, value in settings.items() if not key.startswith(ARGS)}
+    if not arguments:
+        return {path: launcher.format.text(framework_keys, job, launcher)}
+    beside = str(Path(path).with_suffix(".args.json"))
+    if launcher.name == "trainer":
+        return {path: JsonFile().text(arguments, job, launcher)}
+    arguments |= {"deepspeed": Path(path).name} if launcher.name == "deepspeed" else {}
+    return {
+        path: launcher.format.text(framework_keys, job, launcher),
+        beside: JsonFile().text(arguments, job, launcher),
+    }
+
+
+def flags_of(prediction: Prediction) -> str:
+    """Write the settings of a plan in one line, as its framework takes them.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of a run.
+
+    Returns
+    -------
+    str
+        The line; empty if there are no settings.
+    """
+    try:
+        launcher = launcher_of(prediction.run.software)
+        settings = launcher.settings(job_of(prediction))
+    except LaunchError:
+        return ""
+    if isinstance(launcher.format, FlagFile):
+        flags = (
+            settings if any(key.startswith("--") for key in settings) else {f"--{k}": v for k, v in settings.items()}
+        )
+        return " ".join(flag_words(flags))
+    stated = {key.removeprefix(ARGS): value for key, value in settings.items()}
+    return ", ".join(f"{name}: {json.dumps(value)}" for name, value in stated.items())
+
+
+# reading
+
+
+@dataclass(frozen=True, slots=True)
+class FileJob:
+    """A job as files describe it.
+
+    Attributes
+    ----------
+    network : str, mapping or None
+        A name or path of the network, or its configuration in transformers' keys; None where no file names one.
+    plan : JobPlan
+        The plan, 0 where a figure is not stated.
+    software, launcher : str
+        The profile of the framework, and which settings were read.
+    unread : tuple of str
+        Keys that may matter for time or memory and were not read.
+    """
+
+    network: str | Mapping[str, Any] | None
+    plan: JobPlan
+    software: str
+    launcher: str
+    unread: tuple[str, ...]
+
+
+def read_job(paths: Sequence[str | Path], gpus: int | None = None) -> FileJob:
+    """Read the job that one or several files of a framework describe together.
+
+    Parameters
+    ----------
+    paths : sequence of str or Path
+        The files: a framework's configuration, and training arguments beside it.
+    gpus : int, optional
+        Devices, for files that do not say.
+
+    Raises
+    ------
+    LaunchError
+        For a file of no known kind, and for settings that contradict one another.
+    """
+    texts = {str(path): _text(path) for path in [*paths, *_beside(paths)]}
+    headers: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    for path, text in texts.items():
+        headers |= header_of(text)
+        settings |= _settings(text, path)
+    launcher = _recognised(settings, texts)
+    if (
+        launcher.format.__class__ is not YamlFile
+        and isinstance(launcher.format, FlagFile)
+        and launcher.name != "megatron-core"
+    ):
+        settings = {key.removeprefix("--"): value for key, value in settings.items()}
+    network = _network(launcher, settings, headers)
+    stated = {"gpus": gpus or headers.get("gpus") or _world(settings), "layers": _depth(network)}
+    if isinstance(network, str) and not launcher.names_model:
+        stated["model"] = network
+    plan = launcher.plan(settings, **stated)
+    software = headers.get("software") or _software_by_flags(settings) or launcher.software
+    return FileJob(
+        network if network is not None else plan.model or None,
+        plan,
+        software,
+        launcher.name,
+        tuple(launcher.unread(settings)),
+    )
+
+
+def _depth(network: str | Mapping[str, Any] | None) -> int:
+    """Layers of a network that a file names or describes."""
+    if isinstance(network, Mapping):
+        depth = network.get("num_hidden_layers") or network.get("n_layer") or 0
+        return depth if isinstance(depth, int) else 0  # what reads the network says what is wrong with it
+    return _layers_named(network) if network else 0
+
+
+@lru_cache(maxsize=64)
+def _layers_named(network: str) -> int:
+    """Layers of a network by its name."""
+    from paleo.network.graph import build_graph
+    from paleo.specs.model import load_model
+
+    return _layers(build_graph(load_model(network, run_code=False), batch=1))
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return read_bytes(path, most=MOST_BYTES, expected="a framework's configuration").decode()
+    except UnicodeDecodeError:
+        raise LaunchError(f"{path}: is not text") from None
+
+
+def _beside(paths: Sequence[str | Path]) -> list[Path]:
+    """Files that training arguments name: DeepSpeed's configuration, where it lies beside them."""
+    neighbours = []
+    for path in paths:
+        if str(path).endswith(".json"):
+            named = JsonFile().settings(_text(path), str(path)).get("deepspeed")
+            if not isinstance(named, str):
+                continue
+            from paleo.specs.loading import below
+
+            place = below(Path(path).parent, named)
+            known = {Path(other).resolve() for other in paths}
+            if is_file(place) and place.resolve() not in known:
+                neighbours.append(place)
+    return neighbours
+
+
+def _software_by_flags(settings: Mapping[str, Any]) -> str:
+    """The software that flags of one release or fork alone speak of; empty where they speak of none."""
+    profiles = (profile for profile, flags in _FLAGS_OF.items() if any(flag in settings for flag in flags))
+    return next(profiles, "")
+
+
+#: Flags of Megatron-DeepSpeed, and those that Megatron-LM dropped with 3.0 (arguments.py of 2.7 and 3.0).
+_FLAGS_OF = {
+    "megatron-deepspeed": ("--deepspeed", "--zero-stage"),
+    "megatron-2021": ("--checkpoint-activations", "--DDP-impl"),
+}
+
+
+def _settings(text: str, path: str) -> dict[str, Any]:
+    """Settings of one file; those of training arguments behind ``args.``."""
+    suffix = Path(path).suffix.lower()
+    formats: dict[str, Any] = {
+        ".yaml": YamlFile(),
+        ".yml": YamlFile(),
+        ".json": JsonFile(),
+        ".toml": TomlFile(),
+        ".py": PythonFile(""),
+    }
+    settings = dict(formats.get(suffix, FlagFile("")).settings(text, path))
+    if "model.tensor_model_parallel_size" in settings:
+        return flags_of_recipe(settings)
+    arguments = suffix == ".json" and "per_device_train_batch_size" in settings
+    return {f"{ARGS}{key}": value for key, value in settings.items()} if arguments else settings
+
+
+def _recognised(settings: Mapping[str, Any], texts: Mapping[str, str]) -> Launcher:
+    """The launcher whose marks are there."""
+    plain = {key.removeprefix("--") for key in settings} | set(settings)
+    scores = {
+        name: (sum(mark in plain for mark in launcher.marks) / len(launcher.marks), len(launcher.marks))
+        for name, launcher in LAUNCHERS.items()
+    }
+    flags = any(key.startswith("--") for key in settings)
+    suffixes = {".sh"} if flags else {Path(path).suffix.lower() for path in texts}
+    possible = {name: score for name, score in scores.items() if score[0] > 0 and _ends(LAUNCHERS[name], suffixes)}
+    for name in ("deepspeed", "accelerate"):  # training arguments beside either are part of it
+        if name in possible:
+            possible.pop("trainer", None)
+    if not possible:
+        kinds = ", ".join(LAUNCHERS)
+        raise LaunchError(f"{', '.join(texts)}: none of its keys is of a framework that is known ({kinds})")
+    return LAUNCHERS[max(possible, key=lambda name: possible[name])]
+
+
+def _ends(launcher: Launcher, suffixes: set[str]) -> bool:
+    flags = isinstance(launcher.format, FlagFile) and not suffixes & {".yaml", ".yml", ".json", ".toml", ".py"}
+    return flags or bool(suffixes & set(launcher.suffixes))
+
+
+def _world(settings: Mapping[str, Any]) -> int:
+    """Devices that torchrun is started on; 0 where no file says."""
+    words = {key: value[0] if isinstance(value, tuple) and value else value for key, value in settings.items()}
+    plain = {key.lstrip("-").replace("_", "-"): value for key, value in words.items()}
+    try:
+        return int(plain["nproc-per-node"]) * int(plain.get("nnodes", 1))
+    except (KeyError, TypeError, ValueError):
+        return 0
+
+
+def _network(
+    launcher: Launcher, settings: Mapping[str, Any], headers: Mapping[str, Any]
+) -> str | Mapping[str, Any] | None:
+    """The network: as the head of a file written here names it, by sizes, or by a name that plans hold."""
+    if headers.get("model"):
+        return str(headers["model"])
+    if launcher.name == "megatron-core":
+        return configuration(settings)
+    if launcher.name == "nanotron":
+        sizes = {key: settings[f"model.model_config.{key}"] for key in SIZES if f"model.model_config.{key}" in settings}
+        length = settings.get("tokens.sequence_length", 4096)
+        more = {
+            "max_position_embeddings": length,
+            "hidden_act": "silu",
+            "tie_word_embeddings": bool(settings.get("model.model_config.tie_word_embeddings", False)),
+        }
+        return (
+            {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes, **more} if len(sizes) > 3 else None
+        )
+    if launcher.name == "llm-foundry" and "model.d_model" in settings:
+        return _mpt(settings)
+    if launcher.name == "torchtitan-python":
+        return str(settings["config"]) if settings.get("config") else None
+    return None
+
+
+def _mpt(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An MPT by its sizes: GPT-2's layers, whose positions and biases weigh nothing beside them."""
+    size = {name: int(settings[key]) for key, name in MPT.items() if isinstance(settings.get(key), int)}
+    width = checked_count("model.d_model", settings["model.d_model"])
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": size.get("vocab_size", 50368),
+        "n_embd": width,
+        "n_layer": size.get("n_layers", 24),
+        "n_head": size.get("n_heads", 16),
+        "n_inner": size.get("expansion_ratio", 4) * width,
+        "n_positions": size.get("max_seq_len") or checked_count("max_seq_len", settings.get("max_seq_len") or 2048),
+    }
+
+
+def network_of(job: FileJob) -> ModelSpec | None:
+    """Load the network that a job's files name or describe.
+
+    Parameters
+    ----------
+    job : FileJob
+        Job read from files.
+
+    Returns
+    -------
+    ModelSpec, optional
+        The model; None if there is none.
+    """
+    from paleo.specs.model import load_model
+
+    if job.network is None:
+        return None
+    if isinstance(job.network, str):
+        return load_model(job.network, run_code=False)
+    from paleo.importers.configuration import FAMILIES, Config
+    from paleo.importers.model import checked
+    from paleo.specs.loading import parse_yaml
+    from paleo.specs.model import model_from
+
+    family = str(job.network["model_type"])
+    mapping = dict(FAMILIES[family](Config(job.network, "launch file")))
+    mapping |= {"title": f"{family} by the sizes of a launch file", "source": "sizes of a launch file"}
+    data = parse_yaml(checked(mapping), where="launch file")
+    return model_from({**data, "name": f"{family}-of-file", "remarks": (_REMARK,)}, "launch file")
+
+
+_REMARK = "the network is built by the sizes that a launch file states; what they leave open is as usual in its family"
+
+
+def compared(job: JobPlan) -> dict[str, Any]:
+    """Return the fields that make two plans equal.
+
+    Parameters
+    ----------
+    job : JobPlan
+        A plan.
+
+    Returns
+    -------
+    dict of str to Any
+        Values by field.
+    """
+    return {entry.name: getattr(job, entry.name) for entry in fields(job) if entry.compare}
+
+
+def resized(job: JobPlan, gpus: int) -> JobPlan:
+    """Return a plan on another number of devices at the same global batch.
+
+    Parameters
+    ----------
+    job : JobPlan
+        A plan.
+    gpus : int
+        Number of devices.
+
+    Returns
+    -------
+    JobPlan
+        The plan.
+    """
+    return completed(replace(job, gpus=gpus))

@@ -1,0 +1,569 @@
+"""Attention: multi-head, grouped-query and multi-query, latent (MLA); causal, sliding-window, cross; fused or
+unfused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+from paleo.errors import GraphError
+from paleo.layers.base import LAYERS, NORM_FLOPS, Choices, Expansion, Layer, describe, project, vector
+from paleo.operations.base import MemoryPass, Operation
+from paleo.operations.contraction import Contraction, FusedAttention, SteppedGradient, visible_share
+from paleo.operations.tensor import Rotation, Size, Tensor
+
+#: Operations that a host issues, forward and backward.
+Calls = tuple[float, float]
+
+
+def attend(
+    name: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    causal: bool,
+    window: int | None,
+    dropout: float,
+    choices: Choices,
+) -> tuple[tuple[Operation, ...], Tensor]:
+    """Softmax(q·kᵀ)·v: one fused kernel, or the chain of scores, softmax, dropout and sum that keeps every score.
+    Plain code (``stepwise``) also lays the heads out side by side and back, scales the scores and adds the mask.
+
+    query (batch, seq, kv_heads, group, head_dim); key (batch, keys, kv_heads, head_dim); value (batch, keys, kv_heads,
+    value_dim).
+    """
+    batch, seq, kv_heads, group, _ = query.dims
+    keys = key.dims[1]
+    sizes: dict[str, Size] = {d: query.size(d) for d in (batch, seq, kv_heads, group)} | {"value_dim": value.sizes[-1]}
+    out = Tensor(f"{name}.context", tuple(sizes), tuple(sizes.values()))
+    if choices.attention == "fused":
+        attended = min(window or key.sizes[1], key.sizes[1])
+        return (FusedAttention(f"{name}.core", query, key, value, out, causal, attended),), out
+    score_sizes: dict[str, Size] = {d: query.size(d) for d in (batch, kv_heads, group, seq)} | {keys: key.sizes[1]}
+    scores = Tensor(f"{name}.core.scores", tuple(score_sizes), tuple(score_sizes.values()))
+    plain = choices.attention == "stepwise"
+    copies, (query, key, value) = _copied(f"{name}.core", query, key, value) if plain else ((), (query, key, value))
+    visible = visible_share(key.sizes[1], min(window or key.sizes[1], key.sizes[1])) if causal else 1.0
+    chain: list[Operation] = [*copies, Contraction(scores.name, query, key, scores, visible=visible)]
+    if plain:
+        passes, scores = _masked(f"{name}.core", scores)
+        chain += passes
+    return (*chain, *_weighted(name, scores, value, out, dropout=dropout, visible=visible, choices=choices)), out
+
+
+def _weighted(
+    name: str,
+    scores: Tensor,
+    value: Tensor,
+    out: Tensor,
+    *,
+    dropout: float,
+    visible: float,
+    choices: Choices,
+    transposed: bool = False,
+) -> tuple[Operation, ...]:
+    """Softmax of kept scores over their last dim, dropout, and the sum of values; plain code copies that back. Scores
+    that are ``transposed``, their keys not the last dim, are transposed for the softmax, back, and for the sum."""
+    weights = choices.output(scores.like(f"{name}.core.softmax"), "softmax")
+    keys = scores.dims[-1]
+    chain: list[Operation] = []
+    if transposed:
+        scores = _transposed(scores, chain)
+    chain.append(MemoryPass(weights.name, "softmax", (scores,), weights, (), (weights,), 6.0, reduces=(keys,)))
+    if transposed:
+        weights = _transposed(_narrowed(weights, chain), chain)
+    if dropout:
+        dropped, mask = scores.like(f"{name}.core.dropped"), scores.like(f"{name}.core.mask", role="mask")
+        chain.append(MemoryPass(f"{name}.core.dropout", "dropout", (weights,), dropped, (), (mask,), 2.0))
+        weights = dropped
+    if transposed:
+        weights = _transposed(weights, chain)
+    plain = choices.attention == "stepwise"
+    product = out.like(f"{name}.core.context") if plain else out
+    values = value.renamed({value.dims[-1]: "value_dim"})
+    summed = Contraction(f"{name}.core.context", weights, values, product, visible=visible)
+    back = (MemoryPass(out.name, "copy", (product,), out, flops_per_element=0.0),) if plain else ()
+    return (*chain, summed, *back)
+
+
+def _transposed(x: Tensor, chain: list[Operation]) -> Tensor:
+    """A tensor with its dims in another order, by a pass that is added to ``chain``."""
+    out = x.like(f"{x.name}.transposed")
+    chain.append(MemoryPass(out.name, "copy", (x,), out, flops_per_element=0.0))
+    return out
+
+
+def _narrowed(x: Tensor, chain: list[Operation]) -> Tensor:
+    """A tensor in the format of products, by a pass that is added to ``chain`` where it is in another."""
+    if not x.wide:
+        return x
+    out = replace(x.like(f"{x.name}.narrow"), wide=False)
+    chain.append(MemoryPass(out.name, "copy", (x,), out, flops_per_element=0.0))
+    return out
+
+
+def _masked(name: str, scores: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
+    """Scores divided by √head_dim, and the mask added (its gradient is that of the sum)."""
+    scaled, masked = scores.like(f"{name}.scaled"), scores.like(f"{name}.masked")
+    scale = MemoryPass(scaled.name, "elementwise", (scores,), scaled)
+    return (scale, MemoryPass(masked.name, "elementwise", (scaled,), masked, backward_pass="free")), masked
+
+
+def _copied(name: str, *tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
+    """Query, key and value laid out so that each head's rows lie together, as batched products want them."""
+    copies = tuple(t.like(f"{t.name}.heads") for t in tensors)
+    pairs = zip(tensors, copies, strict=True)
+    return tuple(MemoryPass(u.name, "copy", (t,), u, flops_per_element=0.0) for t, u in pairs), copies
+
+
+def rotate(
+    query: Tensor, key: Tensor, *, calls: Calls = (2.0, 2.0), shared: tuple[Tensor, ...] = ()
+) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor]]:
+    """Rotary position embedding (Su et al., 2021) of query and key: a pass over each; its gradient needs nothing
+    kept. ``calls``: operations that the host issues for both, forward and backward; ``shared``: what all heads have in
+    common of their keys."""
+    each = calls[0] / 2.0, calls[1] / 2.0
+    new_query, new_key = (old.like(f"{old.name}.rotated") for old in (query, key))
+    passes = (
+        MemoryPass(new.name, "rope", inputs, new, flops_per_element=3.0, calls=each)
+        for inputs, new in (((query,), new_query), ((key, *shared), new_key))
+    )
+    return tuple(passes), (new_query, new_key)
+
+
+def rotate_by_steps(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Tensor]:
+    """Rotary position embedding as plain code has it, pass by pass: pairs laid out as halves, times cosines; one half
+    negative, the halves in turn, times sines; the sum, and a copy (Megatron-Core's _apply_rotary_pos_emb_bshd in
+    rope_utils.py). Linear, so nothing is kept, and partial sums go through. Of its backward pass the passes that put
+    strided gradients of pairs in place and add them up are left out."""
+    halves, cosines, rotated_half, sines, total, out = (
+        part.like(f"{name}.{step}") for step in ("halves", "cosines", "rotated_half", "sines", "sum", "rotated")
+    )
+    half = dict(zip(part.dims, (*part.sizes[:-1], int(part.sizes[-1]) // 2), strict=True))
+    first, second, minus = (part.reshaped(half, name=f"{name}.{step}") for step in ("first", "second", "minus"))
+    summed = replace(_plain((cosines, sines), total), backward_pass="free")
+    return (
+        _plain((part,), halves),
+        _plain((halves,), cosines),
+        _plain((second,), minus),
+        _plain((first, minus), rotated_half),
+        _plain((rotated_half,), sines),
+        summed,
+        _plain((total,), out),
+    ), out
+
+
+def _rotated_as(rotation: Rotation, query: Tensor, key: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor]]:
+    """Query and key rotated by one kernel each, or pass by pass as plain code has it."""
+    if rotation not in ("complex", "halves"):
+        return rotate(query, key)
+    steps = _rotate_complex if rotation == "complex" else rotate_by_steps
+    (of_query, new_query), (of_key, new_key) = (steps(f"{old.name}.rotary", old) for old in (query, key))
+    passes: tuple[Operation, ...] = (*of_query, *of_key)
+    return passes, (new_query, new_key)
+
+
+def _rotate_complex(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Tensor]:
+    """Rotary position embedding as products of complex numbers in fp32: cast, product, cast back (apply_rotary_emb of
+    torchtitan, models/llama/model.py of 2024). 20 bytes an element each way in sixteen bits."""
+    wide, turned = (replace(part.like(f"{name}.{step}"), wide=True) for step in ("wide", "product"))
+    out = part.like(f"{name}.rotated")
+    return (_plain((part,), wide), _plain((wide,), turned), _plain((turned,), out)), out
+
+
+def _plain(inputs: tuple[Tensor, ...], out: Tensor) -> MemoryPass:
+    """A pass of plain code that no compiler merges with others."""
+    return MemoryPass(out.name, "eager", inputs, out, linear=True)
+
+
+@LAYERS.register("attention")
+class Attention(Layer):
+    """Projections, attention and output projection over (batch, seq, hidden).
+
+    ``kv_heads`` < ``heads`` is grouped-query attention, 1 is multi-query. ``window`` limits how far back a query looks.
+    A second input is the memory of a cross attention. ``head_dim`` defaults to hidden / heads, ``value_dim`` to
+    ``head_dim``; with ``shared_value`` the values are the keys as they come out of their product, so that no weight
+    makes them (Gemma 4). ``qk_norm`` is true for a norm of each head's query and key, ``all heads`` for one over all of
+    them together (MiniMax M2). ``gate`` multiplies what the heads give by a sigmoid of the input, for each ``element``
+    (Qwen3-Next) or each ``head`` (Step 3.7). ``key_bias`` and ``out_bias`` default to ``bias``; ``sinks`` adds a
+    learned score to each head's softmax.
+    """
+
+    optional_inputs: ClassVar[int] = 1
+    tensor_dims = ("kv_heads",)
+    heads: PositiveInt
+    kv_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    causal: bool = False
+    window: PositiveInt | None = None
+    rotary: bool = False
+    qk_norm: bool | Literal["all heads"] = False
+    value_dim: PositiveInt | None = None
+    shared_value: bool = False
+    gate: Literal["element", "head"] | None = None
+    bias: bool = True
+    key_bias: bool | None = None
+    out_bias: bool | None = None
+    sinks: bool = False
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        x = inputs[0]
+        self.check_rank(name, x, (3,))
+        hidden = int(x.sizes[-1])
+        shape = self._head_shape(name, hidden)
+        operations, (query, key, value) = self._projections(name, inputs, shape)
+        if self.qk_norm:
+            norms = (
+                (normed(query), normed(key)) if self.qk_norm is True else (_jointly_normed(query), _jointly_normed(key))
+            )
+            operations, (query, key) = (*operations, *norms), (norm.out for norm in norms)
+        if self.rotary:
+            rotations, (query, key) = _rotated_as(choices.rotation, query, key)
+            operations += rotations
+        if self.sinks:
+            operations += (_sinks(name, shape),)
+        key, value = (tensor.renamed({inputs[-1].dims[1]: "keys"}) for tensor in (key, value))
+        core, context = attend(
+            name, query, key, value, causal=self.causal, window=self.window, dropout=self.dropout, choices=choices
+        )
+        if self.gate is not None:
+            gating, context = gated(name, context, per_head=self.gate == "head")
+            core = (*core, gating)
+        bias = self.bias if self.out_bias is None else self.out_bias
+        output, out = project(f"{name}.out", context, {x.dims[-1]: hidden}, bias=bias, contract=3)
+        return Expansion((*operations, *core, output), out)
+
+    def _head_shape(self, name: str, hidden: int) -> tuple[int, int, int]:
+        """Heads of keys, heads of queries for each of these, numbers of a head."""
+        kv_heads = self.kv_heads or self.heads
+        if self.heads % kv_heads:
+            raise GraphError(f"{name}: heads {self.heads} must be a multiple of kv_heads {kv_heads}")
+        if self.head_dim is None and hidden % self.heads:
+            raise GraphError(f"{name}: hidden {hidden} is not a multiple of heads {self.heads}; state head_dim")
+        return kv_heads, self.heads // kv_heads, self.head_dim or hidden // self.heads
+
+    def _projections(
+        self, name: str, inputs: tuple[Tensor, ...], shape: tuple[int, int, int]
+    ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor, Tensor]]:
+        """Query, key and value: one product of the packed weight for self attention, two where keys come from
+        elsewhere. Each rank norms and rotates its own part of the keys, before others see them."""
+        kv_heads, group, head_dim = shape
+        value_dim = self.value_dim or head_dim
+        x, memory = inputs[0], inputs[-1]
+        q = _headed(f"{name}.query", x, {"kv_heads": kv_heads, "group": group, "head_dim": head_dim})
+        k, v = (
+            _headed(f"{name}.{part}", memory, {"kv_heads": kv_heads, "head_dim": size})
+            for part, size in (("key", head_dim), ("value", value_dim))
+        )
+        gates = {"element": group * value_dim, "head": group, None: 0}[self.gate]
+        if len(inputs) == 1:
+            width = (group + 1) * head_dim + gates + (0 if self.shared_value else value_dim)
+            packed, _ = project(f"{name}.qkv", x, {"kv_heads": kv_heads, "packed": width}, bias=self.bias)
+            return (self._keyless(packed, width - head_dim),), (q, k, v)
+        if gates or self.shared_value or value_dim != head_dim:
+            raise GraphError(f"{name}: gate, shared_value and value_dim go with self attention")
+        if memory.dims[0] != x.dims[0] or memory.sizes[0] != x.sizes[0] or len(memory.dims) != 3:
+            raise GraphError(f"{name}: memory {describe(memory)} does not go with the input {describe(x)}")
+        first, _ = project(f"{name}.q", x, {"kv_heads": kv_heads, "packed": group * head_dim}, bias=self.bias)
+        second, _ = project(f"{name}.kv", memory, {"kv_heads": kv_heads, "packed": 2 * head_dim}, bias=self.bias)
+        return (first, self._keyless(second, head_dim)), (q, k, v)
+
+    def _keyless(self, product: Contraction, packed: int) -> Contraction:
+        """The same with a bias of ``packed`` entries a head, where keys have none (Whisper, BEiT)."""
+        if product.bias is None or self.key_bias is not False:
+            return product
+        return replace(product, bias=replace(product.bias, sizes=(product.bias.sizes[0], packed)))
+
+
+def normed(x: Tensor, name: str | None = None) -> MemoryPass:
+    """The RMS norm over the last dim of a query, a key or a latent vector, with a weight."""
+    out = x.like(name or f"{x.name}.normed")
+    weight = vector(f"{out.name}.weight", x, x.dims[-1])
+    return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS, reduces=(x.dims[-1],))
+
+
+def _jointly_normed(x: Tensor) -> MemoryPass:
+    """The RMS norm over all heads of a query or a key, with a weight for each entry of each head."""
+    out = x.like(f"{x.name}.normed")
+    weight = Tensor(f"{out.name}.weight", x.dims[2:], x.sizes[2:], "parameter")
+    return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS, reduces=x.dims[2:])
+
+
+def gated(name: str, context: Tensor, *, per_head: bool = False) -> tuple[MemoryPass, Tensor]:
+    """What the heads give, times a sigmoid of a projection of the input that lies beside the queries."""
+    gates = context.like(f"{name}.gates")
+    gates = gates.without(context.dims[-1], name=gates.name) if per_head else gates
+    out = context.like(f"{name}.gated")
+    work = MemoryPass(out.name, "elementwise", (context, gates), out, keeps=(context, gates), flops_per_element=5.0)
+    return work, out
+
+
+def _sinks(name: str, shape: tuple[int, int, int]) -> MemoryPass:
+    """One more score for each head, that no value belongs to (Xiao et al., Attention sinks, ICLR 2024); read with the
+    scores."""
+    scores = Tensor(f"{name}.sinks", ("kv_heads", "group"), shape[:2], "parameter")
+    return MemoryPass(f"{name}.sinks", "copy", (), scores.like(f"{name}.sink_scores", role="statistic"), (scores,))
+
+
+def _headed(name: str, x: Tensor, heads: dict[str, Size]) -> Tensor:
+    dims = dict(zip(x.dims[:2], x.sizes[:2], strict=True)) | heads
+    return Tensor(name, tuple(dims), tuple(dims.values()))
+
+
+@LAYERS.register("latent_attention")
+class LatentAttention(Layer):
+    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values come out of a narrow latent vector; rotary dims
+    are apart.
+
+    A head's query and key have ``nope_dim`` + ``rope_dim`` entries, its value ``value_dim``; the rotary key is shared
+    by all heads. Without ``query_rank`` the query is projected directly; without ``rotary`` nothing is rotated, with a
+    ``gate`` what the heads give is multiplied by a sigmoid of a projection of the input (Kimi K3).
+
+    Where a framework projects latents of each rank's ``own`` tokens alone, the sequence is called ``in_seq`` up to the
+    latents and their norms: split over tp there, the latents and the rotary key are gathered for what the heads make
+    of them (Megatron-Core's multi_latent_attention.py, whose down projections every rank has whole), and their
+    gradients scattered.
+    """
+
+    tensor_dims = ("kv_heads",)
+    token_dims = ("in_seq",)
+    heads: PositiveInt
+    query_rank: PositiveInt | None = None
+    kv_rank: PositiveInt
+    nope_dim: PositiveInt
+    rope_dim: PositiveInt
+    value_dim: PositiveInt
+    causal: bool = True
+    rotary: bool = True
+    gate: bool = False
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (3,))
+        tokens = x.renamed({x.dims[1]: "in_seq"}) if choices.latents == "own" else x
+        q_down, query_latent = self._query_latent(name, tokens)
+        kv_down, packed = project(f"{name}.kv_down", tokens, {"kv_rank": self.kv_rank + self.rope_dim})
+        q_ops, query = self._query(name, x, query_latent)
+        kv_ops, key, value = self._key_value(name, x, packed)
+        rotary = packed.reshaped({d: x.size(d) for d in x.dims[:2]} | {"kv_rank": self.rope_dim})
+        rotations: tuple[Operation, ...] = ()
+        if not self.rotary:
+            pass
+        elif choices.rotation != "fused":
+            rotations, (query, key, value) = self._rotated_by_steps(query, key, value, rotary, choices.latent_rotation)
+        else:
+            shared = (rotary,) if choices.latents == "own" else ()
+            rotations, (query, key) = rotate(query, key, calls=choices.latent_rotation, shared=shared)
+        key, value = (tensor.renamed({x.dims[1]: "keys"}) for tensor in (key, value))
+        core, context = attend(name, query, key, value, causal=self.causal, window=None, dropout=0.0, choices=choices)
+        if self.gate:
+            gates, _ = project(f"{name}.gate", x, {"kv_heads": self.heads, "gates": self.value_dim})
+            gating, context = gated(name, context)
+            core = (*core, gates, gating)
+        output, out = project(f"{name}.out", context, {x.dims[-1]: x.sizes[-1]}, contract=3)
+        return Expansion((*q_down, kv_down, *q_ops, *kv_ops, *rotations, *core, output), out)
+
+    def _rotated_by_steps(
+        self, query: Tensor, key: Tensor, value: Tensor, rotary: Tensor, calls: Calls
+    ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor, Tensor]]:
+        """The rotary parts of query and key pass by pass, each joined to the rest of its heads, and the values copied
+        out of the product that they share with the keys."""
+        rope_query = query.reshaped(dict(zip(query.dims, (*query.sizes[:-1], self.rope_dim), strict=True)))
+        nope_key = key.reshaped(dict(zip(key.dims, (*key.sizes[:-1], self.nope_dim), strict=True)))
+        of_query, query_part = rotate_by_steps(f"{query.name}.rotary", rope_query)
+        of_key, key_part = rotate_by_steps(f"{key.name}.rotary", rotary)
+        joined = query.like(f"{query.name}.rotated"), key.like(f"{key.name}.rotated"), value.like(f"{value.name}.copy")
+        nope_query = replace(
+            nope_key, name=f"{query.name}.rest", dims=query.dims, sizes=(*query.sizes[:-1], self.nope_dim)
+        )
+        inputs = (nope_query, query_part), (nope_key, key_part), (value,)
+        passes = (*of_query, *of_key, *(_plain(each, out) for each, out in zip(inputs, joined, strict=True)))
+        each = calls[0] / len(passes), calls[1] / sum(step.backward_pass != "free" for step in passes)
+        return tuple(replace(step, calls=each) for step in passes), joined
+
+    def _query_latent(self, name: str, tokens: Tensor) -> tuple[tuple[Operation, ...], Tensor | None]:
+        if self.query_rank is None:
+            return (), None
+        down, latent = project(f"{name}.q_down", tokens, {"q_rank": self.query_rank})
+        return (down,), latent
+
+    def _query(self, name: str, x: Tensor, latent: Tensor | None) -> tuple[tuple[Operation, ...], Tensor]:
+        """Queries of all heads, out of the latent vector or the input itself."""
+        wide: dict[str, Size] = {"kv_heads": self.heads, "group": 1, "head_dim": self.nope_dim + self.rope_dim}
+        if latent is None:
+            direct, query = project(f"{name}.query", x, wide)
+            return (direct,), query
+        norm = normed(latent, f"{name}.q_norm")
+        latent = norm.out
+        up, query = project(f"{name}.query", latent.renamed({latent.dims[1]: x.dims[1]}), wide)
+        return (norm, up), query
+
+    def _key_value(self, name: str, x: Tensor, packed: Tensor) -> tuple[tuple[Operation, ...], Tensor, Tensor]:
+        """Keys and values of all heads out of the latent vector beside the rotary key."""
+        batch, seq, _ = packed.dims
+        latent = packed.reshaped(
+            {batch: packed.sizes[0], seq: packed.sizes[1], "kv_rank": self.kv_rank}, name=f"{name}.latent"
+        )
+        norm = normed(latent, f"{name}.kv_norm")
+        heads: dict[str, Size] = {"kv_heads": self.heads}
+        latent = norm.out.renamed({seq: x.dims[1]})
+        up, _ = project(f"{name}.kv_up", latent, heads | {"packed": self.nope_dim + self.value_dim})
+        key = _headed(f"{name}.key", x, heads | {"head_dim": self.nope_dim + self.rope_dim})
+        value = _headed(f"{name}.value", x, heads | {"value_dim": self.value_dim})
+        return (norm, up), key, value
+
+
+@LAYERS.register("additive_attention")
+class AdditiveAttention(Layer):
+    """Attention whose score is v · tanh(W·query + U·key) (Bahdanau et al., ICLR 2015).
+
+    Inputs query and memory, output the context. Every pair of query and key makes a vector of ``hidden`` entries, so
+    its time is that of memory. ``normalized`` scales v to a learned length and adds a bias (Salimans and Kingma, 2016),
+    as GNMT does.
+    """
+
+    arity: ClassVar[int | None] = 2
+    hidden: PositiveInt
+    normalized: bool = False
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        x, memory = inputs
+        if len(x.dims) != 3 or len(memory.dims) != 3 or x.sizes[0] != memory.sizes[0]:
+            raise GraphError(f"{name}: memory {describe(memory)} does not go with the input {describe(x)}")
+        batch, seq, features = x.dims
+        source = replace(memory, dims=(batch, "keys", features))
+        to_query, query = project(f"{name}.query", x, {"units": self.hidden})
+        to_key, key = project(f"{name}.key", source, {"units": self.hidden})
+        pairs = query.reshaped({batch: x.sizes[0], seq: x.sizes[1], "keys": key.sizes[1], "units": self.hidden})
+        mixed = pairs.like(f"{name}.tanh")
+        extra = (vector(f"{name}.bias", pairs, "units"),) if self.normalized else ()
+        tanh = MemoryPass(f"{name}.tanh", "elementwise", (query, key), mixed, extra, (mixed,), flops_per_element=6.0)
+        mixing: tuple[Operation, ...] = (tanh,)
+        if choices.recurrence == "looped":
+            mixing, mixed = _stepped(name, query, mixed, extra, source)
+        weight, scores = vector(f"{name}.weight", pairs, "units"), pairs.without("units", name=f"{name}.scores")
+        weights, context = scores.like(f"{name}.softmax"), Tensor(name, x.dims, (*x.sizes[:2], memory.sizes[-1]))
+        length = (Tensor(f"{name}.length", ("one",), (1,), "parameter"),) if self.normalized else ()
+        soft = MemoryPass(f"{name}.softmax", "softmax", (scores,), weights, length, (weights,), 6.0, reduces=("keys",))
+        operations = (to_query, to_key, *mixing, Contraction(f"{name}.scores", mixed, weight, scores), soft)
+        return Expansion((*operations, Contraction(f"{name}.core.context", weights, source, context)), context)
+
+
+#: Calls of the host for each of the four passes of a step of additive attention in a loop, forward and backward: with
+#: the products, softmax, sums, reshapes and the join to the cell's input 16 and 28 operations a step (TensorFlow's
+#: attention_wrapper.py, by name).
+CALLS_OF_STEP = (4.0, 7.0)
+
+
+def _stepped(
+    name: str, query: Tensor, mixed: Tensor, bias: tuple[Tensor, ...], memory: Tensor
+) -> tuple[tuple[Operation, ...], Tensor]:
+    """tanh(query + key + b) times v, a step of the query at a time: every step reads all keys and adds its gradients of
+    keys and memory to those of the steps before; sum, bias, tanh and product are passes of their own."""
+    steps = float(query.sizes[1])
+    calls = CALLS_OF_STEP[0] * steps, CALLS_OF_STEP[1] * steps
+    keys, summed, shifted, weighted = (mixed.like(f"{name}.{part}") for part in ("keys", "sum", "shifted", "weighted"))
+    passes = (
+        MemoryPass(summed.name, "elementwise", (query, keys), summed, calls=calls),
+        MemoryPass(shifted.name, "elementwise", (summed,), shifted, bias, calls=calls),
+        MemoryPass(mixed.name, "elementwise", (shifted,), mixed, (), (mixed,), 5.0, calls=calls),
+        MemoryPass(weighted.name, "elementwise", (mixed,), weighted, (), (mixed,), calls=calls),
+    )
+    sizes: dict[str, Size] = {query.dims[1]: query.sizes[1]} | dict(zip(memory.dims, memory.sizes, strict=True))
+    sums = (SteppedGradient(each, steps) for each in (keys, memory.reshaped(sizes, name=f"{name}.memory")))
+    return (*passes, *sums), weighted
+
+
+@LAYERS.register("relative_attention")
+class RelativeAttention(Layer):
+    """Causal attention over the states of ``memory`` positions before the segment and its own, scored by content and by
+    distance: (q + u) · k + (q + v) · r, r a projection of encoded distances. No gradient reaches the memory.
+
+    Query, key and value of memory and segment come out of one product. The projection of distances, the same for all
+    samples, counts as a pass over its weight whose result is not kept. All scores are: kernels of fused attention do
+    not know them. Those by distance are shifted in a pass, so that each row begins at its own position.
+
+    Code that keeps heads last (``relative`` of `Choices`: that of the paper) turns scores round after each product and
+    before the sum, and twice for the softmax, shifts them by a pad and a slice, and masks them by a product and a sum.
+
+    Reference: Dai et al., Transformer-XL, ACL 2019, section 3.3.
+    """
+
+    tensor_dims = ("kv_heads",)
+    heads: PositiveInt
+    head_dim: PositiveInt | None = None
+    memory: PositiveInt
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (3,))
+        batch, seq, hidden = x.dims
+        head_dim = self.head_dim or int(x.sizes[-1]) // self.heads
+        head_sizes: dict[str, Size] = {"kv_heads": self.heads, "head_dim": head_dim}
+        states: dict[str, Size] = {batch: x.sizes[0], "keys": x.sizes[1] + self.memory, hidden: x.sizes[2]}
+        joined = Tensor(f"{name}.joined", tuple(states), tuple(states.values()))
+        join = MemoryPass(joined.name, "copy", (x,), joined, flops_per_element=0.0)
+        packed, _ = project(f"{name}.qkv", joined, {"kv_heads": self.heads, "packed": 3 * head_dim})
+        query = _headed(f"{name}.query", x, head_sizes)
+        key, value = (_headed(f"{name}.{part}", joined, head_sizes) for part in ("key", "value"))
+        transposed = choices.relative == "heads last"
+        scored, scores = self._scores(name, query, key, x, transposed=transposed)
+        dims: dict[str, Size] = {d: query.size(d) for d in (batch, seq, "kv_heads")} | {"value_dim": head_dim}
+        context = Tensor(f"{name}.context", tuple(dims), tuple(dims.values()))
+        core = _weighted(
+            name, scores, value, context, dropout=self.dropout, visible=1.0, choices=choices, transposed=transposed
+        )
+        output, out = project(f"{name}.out", context, {hidden: x.sizes[-1]}, contract=2)
+        host_copies = self._memories_through_host(name, x) if choices.memories_through_host else ()
+        return Expansion((*host_copies, join, packed, *scored, *core, output), out)
+
+    def _memories_through_host(self, name: str, x: Tensor) -> tuple[Operation, ...]:
+        """States of the memory that the host copies out of the step before and into this one, in fp32."""
+        sizes: dict[str, Size] = {x.dims[0]: x.sizes[0], "remembered": self.memory, x.dims[2]: x.sizes[2]}
+        states = Tensor(f"{name}.memory", tuple(sizes), tuple(sizes.values()), grad=False, wide=True)
+        copied = replace(states, name=f"{name}.fed")
+        return (MemoryPass(copied.name, "feed", (states,), copied, flops_per_element=0.0, backward_pass="free"),)
+
+    def _scores(
+        self, name: str, query: Tensor, key: Tensor, x: Tensor, *, transposed: bool
+    ) -> tuple[tuple[Operation, ...], Tensor]:
+        """Scores by content and by distance, shifted, summed, scaled and masked."""
+        batch, seq, heads, head_dim = query.dims
+        head_sizes: dict[str, Size] = {heads: query.size(heads), head_dim: query.size(head_dim)}
+        weight = Tensor(
+            f"{name}.distance.weight", ("in_hidden", *head_sizes), (x.sizes[-1], *head_sizes.values()), "parameter"
+        )
+        distance = Tensor(f"{name}.distance", ("keys", *head_sizes), (key.sizes[1], *head_sizes.values()), "statistic")
+        projected = MemoryPass(distance.name, "copy", (), distance, (weight,), flops_per_element=0.0)
+        dims: dict[str, Size] = {
+            batch: query.sizes[0],
+            heads: head_sizes[heads],
+            seq: query.sizes[1],
+            "keys": key.sizes[1],
+        }
+        content = Tensor(f"{name}.core.content", tuple(dims), tuple(dims.values()))
+        placed, shifted, summed = (content.like(f"{name}.core.{part}") for part in ("placed", "shifted", "summed"))
+        operations: list[Operation] = [projected]
+        for scores, keys in ((content, key), (placed, distance)):
+            biased = query.like(f"{scores.name}.query")
+            shift = Tensor(f"{scores.name}.bias", tuple(head_sizes), tuple(head_sizes.values()), "parameter")
+            operations.append(MemoryPass(biased.name, "elementwise", (query,), biased, (shift,)))
+            operations.append(Contraction(scores.name, biased, keys, scores))
+        if transposed:
+            content, placed = (_transposed(scores, operations) for scores in (content, placed))
+            padded = placed.like(f"{placed.name}.padded")
+            operations.append(MemoryPass(padded.name, "copy", (placed,), padded, flops_per_element=0.0))
+            placed = padded
+        operations.append(MemoryPass(shifted.name, "copy", (placed,), shifted, flops_per_element=0.0))
+        operations.append(MemoryPass(summed.name, "elementwise", (content, shifted), summed, backward_pass="free"))
+        if transposed:
+            masked_rows = summed.like(f"{name}.core.shown")
+            operations.append(MemoryPass(masked_rows.name, "elementwise", (summed,), masked_rows))
+            summed = masked_rows
+        masked, scores = _masked(f"{name}.core", summed)
+        return (*operations, *masked), scores

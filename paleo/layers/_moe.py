@@ -1,0 +1,196 @@
+"""Mixture of experts: a router, routed experts of which each token visits ``top_k``, and experts that all tokens
+share.
+
+Experts with biases and clamped gates, pass by pass, as a framework computes them that has no kernel for these.
+
+Biases are added expert by expert, in fp32 as the probabilities are, and the pieces joined and narrowed again; the gate
+x · sigmoid(1.702 x) · (y + 1) of clamped x and y (gpt-oss model card, OpenAI, 2025) takes a pass for each term, its
+product with the probabilities another two. Forward and backward together these are about 270 bytes for each routed
+token and element of the width, and 100 more where activations are recomputed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from paleo.errors import GraphError
+from paleo.layers._linear import feed_forward
+from paleo.layers.base import LAYERS, NORM_FLOPS, Choices, Expansion, Layer, project, vector
+from paleo.operations.base import MemoryPass, Operation
+from paleo.operations.tensor import Size, Tensor
+
+#: Passes that no compiler merges: each expert's share is cut out by counts that the host knows.
+EAGER = "eager"
+
+
+def clamped_experts(name: str, sent: Tensor, ffn: int, back: dict[str, Size]) -> tuple[tuple[Operation, ...], Tensor]:
+    """Tokens (experts, in_capacity, hidden) through up projection, gate and down projection; ``back``: the dim of the
+    output and its size."""
+    up, wide = project(f"{name}.up", sent, {"gates": 2, "ffn": ffn}, shared=("experts",))
+    added, biased = _biased(f"{name}.act.bias", wide)
+    gated, inner = _gated(f"{name}.act", biased)
+    down, out = project(f"{name}.down", inner, back, shared=("experts",))
+    last, shifted = _biased(f"{name}.bias", out)
+    return (up, *added, *gated, down, *last), shifted
+
+
+def _biased(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
+    """Each expert's bias, times probabilities, is written out in fp32 and added; pieces are joined and narrowed."""
+    features = {dim: size for dim, size in zip(x.dims, x.sizes, strict=True) if dim != x.dims[1]}
+    bias = Tensor(f"{name}.vector", tuple(features), tuple(features.values()), "parameter")
+    chances = x.without(*(dim for dim in x.dims[2:]), name=f"{name}.probabilities", role="statistic")
+    shift, summed, joined = (replace(x.like(f"{name}.{part}"), wide=True) for part in ("shift", "sum", "joined"))
+    out = x.like(f"{name}.narrow")
+    steps = (
+        MemoryPass(shift.name, EAGER, (chances,), shift, (bias,)),
+        MemoryPass(summed.name, EAGER, (x, shift), summed),
+        MemoryPass(joined.name, EAGER, (summed,), joined, flops_per_element=0.0, backward_pass="free"),
+        MemoryPass(out.name, EAGER, (joined,), out),
+    )
+    return steps, out
+
+
+def _gated(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
+    """The two halves of ``x`` along ``gates``, clamped and multiplied, and times probabilities in fp32."""
+    half = x.without("gates", name=f"{name}.half")
+    gate, value, low, high, scaled, open_gate, opened, shifted, product = (
+        half.like(f"{name}.{part}")
+        for part in ("gate", "value", "clamped", "bounded", "scaled", "sigmoid", "opened", "shifted", "product")
+    )
+    chances = half.without("ffn", name=f"{name}.probabilities", role="statistic")
+    weighted = replace(half.like(f"{name}.weighted"), wide=True)
+    out = half.like(name)
+    steps = (
+        MemoryPass(low.name, EAGER, (gate,), low, keeps=(gate,)),
+        MemoryPass(high.name, EAGER, (value,), high, keeps=(value,)),
+        MemoryPass(scaled.name, EAGER, (low,), scaled),
+        MemoryPass(open_gate.name, EAGER, (scaled,), open_gate, keeps=(open_gate,), flops_per_element=4.0),
+        MemoryPass(opened.name, EAGER, (low, open_gate), opened, keeps=(low, open_gate), backward_pass="by input"),
+        MemoryPass(shifted.name, EAGER, (high,), shifted, backward_pass="free"),
+        MemoryPass(product.name, EAGER, (opened, shifted), product, keeps=(opened, shifted), backward_pass="by input"),
+        MemoryPass(weighted.name, EAGER, (product, chances), weighted, keeps=(product,), backward_pass="by input"),
+        MemoryPass(out.name, EAGER, (weighted,), out),
+    )
+    return steps, out
+
+
+@LAYERS.register("moe")
+class MixtureOfExperts(Layer):
+    """Router, dispatch, expert feed-forward blocks, combine, over (batch, seq, hidden).
+
+    Tokens spread evenly: each expert sees tokens · top_k / experts of them (``capacity_factor`` pads that). ``shared``
+    experts of width ``shared_ffn`` see every token. ``router_bias`` shifts the logits of the router; ``score_bias`` is
+    the load-balancing bias of DeepSeek-V3. ``groups``: the groups of experts among which the router chooses first
+    (DeepSeek-V2, 2024, section 2.2.2); ``scores``: how it turns logits into scores, by sigmoids with a bias that
+    balances loads in DeepSeek-V3 (technical report, 2024, section 2.1.2). Both cost the host alone. Routed experts work
+    on ``latent`` entries of each token, between two projections that all tokens share (Nemotron 3 Super, 2025).
+
+    Shared experts are feed-forward layers of their own, ``shared_ffn`` wide over ``in_seq``: split over tp also where
+    routed ones are folded over it and take their tokens from a sequence divided over tp, which is gathered for the
+    shared ones (Megatron-Core's SharedExpertMLP).
+
+    Places of tokens are called ``capacity`` on their way to routed experts and back, and ``in_capacity`` beside them: a
+    split that divides the former alone over tp has them gathered there, and the sums of what experts make scattered.
+    """
+
+    tensor_dims = ("ffn",)
+    expert_dims = ("experts",)
+    shared_dims = ("shared_ffn",)
+    experts: PositiveInt
+    top_k: PositiveInt
+    ffn: PositiveInt
+    activation: Literal[
+        "gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "swiglu", "geglu", "reglu", "clamped_swiglu"
+    ] = "swiglu"
+    bias: bool = False
+    shared: NonNegativeInt = 0
+    shared_ffn: PositiveInt | None = None
+    shared_gate: bool = False
+    router_bias: bool = False
+    score_bias: bool = False
+    groups: PositiveInt | None = None
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    latent: PositiveInt | None = None
+    latent_norm: bool = False
+    capacity_factor: Annotated[float, Field(gt=0)] = 1.0
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (3,))
+        if self.top_k > self.experts:
+            raise GraphError(f"{name}: top_k {self.top_k} exceeds the {self.experts} experts")
+        route, scores = self._route(name, x, choices)
+        narrowed, routed = self._narrowed(name, x)
+        hidden = routed.dims[-1]
+        capacity = x.sizes[0] * x.sizes[1] * self.top_k * self.capacity_factor / self.experts
+        sent = Tensor(f"{name}.dispatched", ("experts", "capacity", hidden), (self.experts, capacity, routed.sizes[-1]))
+        dispatch = MemoryPass(f"{name}.dispatch", "gather", (routed,), sent, flops_per_element=0.0)
+        arrived = sent.renamed({"capacity": "in_capacity"})
+        expert_ops, results = self._experts(f"{name}.expert", arrived, {hidden: routed.sizes[-1]}, choices)
+        back, out = results.renamed({"in_capacity": "capacity"}), x.like(name)
+        combined = routed.like(f"{name}.combined") if self.latent else out
+        combine = MemoryPass(f"{name}.combine", "scatter", (back, scores), combined, flops_per_element=2.0)
+        widened: tuple[Operation, ...] = ()
+        if self.latent:
+            up, _ = project(f"{name}.latent_up", combined, {x.dims[-1]: x.sizes[-1]})
+            widened = (replace(up, out=out),)
+        shared, join = self._shared(name, x, out, choices)
+        return Expansion((*shared, *route, *narrowed, dispatch, *expert_ops, combine, *widened, *join), out)
+
+    def _narrowed(self, name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
+        """The tokens as routed experts see them: narrower where a ``latent`` width is stated."""
+        if self.latent is None:
+            return (), x
+        down, tokens = project(f"{name}.latent_down", x, {"latent": self.latent})
+        if not self.latent_norm:
+            return (down,), tokens
+        out, weight = tokens.like(f"{name}.latent_norm"), vector(f"{name}.latent_norm.weight", tokens, "latent")
+        norm = MemoryPass(out.name, "norm", (tokens,), out, (weight,), (tokens,), NORM_FLOPS, reduces=("latent",))
+        return (down, norm), out
+
+    def _experts(
+        self, name: str, sent: Tensor, back: dict[str, Size], choices: Choices
+    ) -> tuple[tuple[Operation, ...], Tensor]:
+        """The feed-forward blocks of all experts; their probabilities are applied inside, so that what comes back is
+        not kept (Megatron-Core 0.12 and later)."""
+        if choices.experts == "stepwise" and self.bias and self.activation == "clamped_swiglu":
+            return clamped_experts(name, sent, self.ffn, back)
+        shared = ("experts",)
+        operations, inner = feed_forward(name, sent, self.ffn, self.activation, choices, bias=self.bias, shared=shared)
+        down, out = project(f"{name}.down", inner, back, bias=self.bias, shared=shared)
+        return (*operations, down), out
+
+    def _route(self, name: str, x: Tensor, choices: Choices) -> tuple[tuple[Operation, ...], Tensor]:
+        """Scores of every expert for every token, their softmax and the top k."""
+        more = (choices.grouped_router, self.groups is not None), (choices.sigmoid_router, self.scores == "sigmoid")
+        forward, backward = (1.0 + sum(count[phase] for count, present in more if present) for phase in (0, 1))
+        router, logits = project(f"{name}.router", x, {"choices": self.experts}, bias=self.router_bias)
+        scores = logits.like(f"{name}.scores", role="statistic")
+        extra = (Tensor(f"{name}.score_bias", ("choices",), (self.experts,), "parameter"),) if self.score_bias else ()
+        soft = MemoryPass(
+            f"{name}.top_k", "softmax", (logits,), scores, extra, (scores,), flops_per_element=6.0,
+            reduces=("choices",), calls=(forward, backward),
+        )  # fmt: skip
+        return (router, soft), scores
+
+    def _shared(
+        self, name: str, x: Tensor, out: Tensor, choices: Choices
+    ) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:
+        """The experts that every token visits, which run before tokens are dispatched to the others (Megatron-Core's
+        MoELayer, NeMo AutoModel's MoE), and the sum of both."""
+        if not self.shared:
+            return (), ()
+        width, tokens = self.shared * (self.shared_ffn or self.ffn), x.renamed({x.dims[1]: "in_seq"})
+        up, inner = feed_forward(
+            f"{name}.shared", tokens, width, self.activation, choices, bias=self.bias, dim="shared_ffn"
+        )
+        down, summed = project(f"{name}.shared.down", inner, {x.dims[-1]: x.sizes[-1]}, bias=self.bias)
+        operations: tuple[Operation, ...] = (*up, down)
+        if self.shared_gate:
+            gate, _ = project(f"{name}.shared.gate", x, {"gate": 1})
+            operations += (gate,)
+        added = summed.renamed({"in_seq": x.dims[1]}), out
+        return operations, (MemoryPass(f"{name}.join", "elementwise", added, out, backward_pass="free"),)

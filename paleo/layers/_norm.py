@@ -1,0 +1,189 @@
+"""Normalisation layers. Each keeps its input and its statistics for the backward pass, but for batch normalisation
+whose statistics and affine parameters are constants, as detectors fine-tune their backbones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from paleo.errors import GraphError
+from paleo.layers.base import LAYERS, NORM_FLOPS, Choices, Expansion, Layer, describe, vector
+from paleo.operations.base import MemoryPass
+from paleo.operations.tensor import Tensor
+
+
+def _normalise(
+    name: str,
+    x: Tensor,
+    weights: tuple[Tensor, ...],
+    reduces: tuple[str, ...],
+    statistic: Tensor,
+    choices: Choices,
+    *,
+    local: bool = False,
+) -> Expansion:
+    out = x.like(name) if local else choices.output(x.like(name), "norm")
+    pass_ = MemoryPass(
+        name,
+        "batch_norm" if local else "norm",
+        (x,),
+        out,
+        parameters=weights,
+        keeps=(x, statistic),
+        flops_per_element=NORM_FLOPS,
+        reduces=reduces,
+        local_statistics=local,
+    )
+    return Expansion((pass_,), out)
+
+
+@LAYERS.register("batch_norm")
+class BatchNorm(Layer):
+    """Per-channel statistics over batch and space (Ioffe and Szegedy, 2015); each replica keeps its own.
+
+    ``dim`` names the channels where they are not the second dim (features of a sequence).
+    """
+
+    tensor_dims = ()
+    affine: bool = True
+    scale: bool = True
+    dim: str | None = None
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        if len(x.dims) < 2:
+            raise GraphError(f"{name}: {describe(x)} has no channels to normalise")
+        channel = self.dim or x.dims[1]
+        if channel not in x.dims:
+            raise GraphError(f"{name}: {describe(x)} has no dim {channel!r}")
+        names = (["weight"] if self.scale else []) + ["bias"] if self.affine else []
+        weights = tuple(vector(f"{name}.{part}", x, channel) for part in names)
+        reduced = tuple(d for d in x.dims if d != channel)
+        statistic = x.without(*reduced, name=f"{name}.statistics", role="statistic")
+        return _normalise(name, x, weights, reduced, statistic, choices, local=True)
+
+
+@LAYERS.register("layer_norm")
+class LayerNorm(Layer):
+    """Mean and variance over the last dim (Ba et al., 2016)."""
+
+    tensor_dims = ()
+    affine: bool = True
+    bias: bool = True
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        last = x.dims[-1]
+        names = (["weight"] + (["bias"] if self.bias else [])) if self.affine else []
+        weights = tuple(vector(f"{name}.{part}", x, last) for part in names)
+        statistic = x.without(last, name=f"{name}.statistics", role="statistic")
+        return _normalise(name, x, weights, (last,), statistic, choices)
+
+
+@LAYERS.register("rms_norm")
+class RmsNorm(Layer):
+    """Root mean square over the last dim, a scale and no shift (Zhang and Sennrich, 2019).
+
+    ``keeps: normalised`` says that the code scales in a pass of its own, for which it keeps what it scales beside its
+    input, as plain code of a framework does.
+    """
+
+    tensor_dims = ()
+    keeps: Literal["normalised"] | None = None
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        last = x.dims[-1]
+        if choices.rms_norm == "stepwise":
+            return _root_mean_square_by_steps(name, x)
+        statistic = x.without(last, name=f"{name}.statistics", role="statistic")
+        weights = (vector(f"{name}.weight", x, last),)
+        if choices.rms_norm == "upcast":
+            wide = replace(x.like(f"{name}.wide"), wide=True)
+            kept, out = (wide, statistic), x.like(name)
+            over = MemoryPass(name, "norm", (wide,), out, weights, kept, NORM_FLOPS, reduces=(last,))
+            return Expansion((MemoryPass(wide.name, "eager", (x,), wide), over), out)
+        plain = _normalise(name, x, weights, (last,), statistic, choices)
+        if self.keeps is None:
+            return plain
+        (norm,) = plain.operations
+        assert isinstance(norm, MemoryPass)
+        return Expansion((replace(norm, keeps=(*norm.keeps, x.like(f"{name}.normalised"))),), plain.out)
+
+
+#: Bytes that the gradient of x² moves as autograd writes it, a copy, twice that, and its product with the gradient,
+#: over those of one pass: 28 of 12 an element.
+_POWER_GRADIENT = 28.0 / 12.0
+
+
+def _root_mean_square_by_steps(name: str, x: Tensor) -> Expansion:
+    """The plain code of a root-mean-square norm, a pass for each step: cast to fp32, squares, their mean, the product
+    with its inverse root, the cast back and the scale; autograd keeps the fp32 input and what is scaled.
+
+    36 bytes an element forward in sixteen bits, about twice that backward (torchtitan's RMSNorm, models/norms.py of
+    2024; LlamaRMSNorm of transformers).
+    """
+    last = x.dims[-1]
+    wide, squares, scaled = (replace(x.like(f"{name}.{step}"), wide=True) for step in ("wide", "squares", "scaled"))
+    narrow, out = x.like(f"{name}.normalised"), x.like(name)
+    root = x.without(last, name=f"{name}.statistics", role="statistic")
+    weight = vector(f"{name}.weight", x, last)
+    return Expansion(
+        (
+            MemoryPass(wide.name, "eager", (x,), wide),
+            MemoryPass(squares.name, "eager", (wide,), squares, (), (wide,), backward_sweeps=_POWER_GRADIENT),
+            MemoryPass(f"{name}.mean", "eager", (squares,), root, (), (root,), reduces=(last,), calls=(3.0, 3.0)),
+            MemoryPass(scaled.name, "eager", (wide, root), scaled, (), (wide, root), backward_pass="by input"),
+            MemoryPass(narrow.name, "eager", (scaled,), narrow),
+            MemoryPass(name, "eager", (narrow,), out, (weight,), (narrow,)),
+        ),
+        out,
+    )
+
+
+@LAYERS.register("group_norm")
+class GroupNorm(Layer):
+    """Statistics over groups of channels and space (Wu and He, 2018)."""
+
+    tensor_dims = ()
+    groups: PositiveInt = 32
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (3, 4, 5))
+        channels = x.sizes[1]
+        if channels % self.groups:
+            raise GraphError(f"{name}: {channels:g} channels cannot be cut into {self.groups} groups")
+        statistic = Tensor(f"{name}.statistics", (x.dims[0], "groups"), (x.sizes[0], self.groups), "statistic")
+        weights = tuple(vector(f"{name}.{part}", x, x.dims[1]) for part in ("weight", "bias"))
+        return _normalise(name, x, weights, x.dims[2:], statistic, choices)
+
+
+@LAYERS.register("local_response_norm")
+class LocalResponseNorm(Layer):
+    """Across ``size`` neighbouring channels (Krizhevsky et al., 2012)."""
+
+    size: PositiveInt = 5
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        out = x.like(name)
+        scale = x.like(f"{name}.scale")
+        flops = 2.0 * self.size + 4.0
+        return Expansion(
+            (MemoryPass(name, "elementwise", (x,), out, keeps=(x, scale, out), flops_per_element=flops),), out
+        )
+
+
+@LAYERS.register("frozen_batch_norm")
+class FrozenBatchNorm(Layer):
+    """x · scale + shift along the channels, all four constants kept as buffers that are not trained.
+
+    No parameters are counted (torchvision keeps them as buffers), and nothing is kept for backward but the scale.
+    """
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        return Expansion((MemoryPass(name, "elementwise", (x,), x.like(name), flops_per_element=2.0),), x.like(name))

@@ -1,0 +1,318 @@
+"""Element-wise layers, joins and reshapes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+from paleo.errors import GraphError
+from paleo.layers.base import ACTIVATIONS, LAYERS, Choices, Expansion, Layer, activate, describe
+from paleo.operations.base import MemoryPass
+from paleo.operations.tensor import Size, Tensor
+
+
+class Activation(Layer):
+    """An element-wise function; one layer type is registered for each entry of ``ACTIVATIONS``.
+
+    ``keeps: input`` says that it keeps its input where its gradient could do with the output, as PyTorch does out of
+    place for all but relu, sigmoid and tanh.
+    """
+
+    function: ClassVar[str]
+    keeps: Literal["input"] | None = None
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        operations, out = activate(self.function, name, inputs[0], choices)
+        if self.keeps == "input" and len(operations) == 1:
+            operations = (replace(operations[0], keeps=inputs),)
+        return Expansion(operations, out)
+
+
+for _function in ACTIVATIONS:
+    LAYERS.register(_function)(type(_function, (Activation,), {"function": _function, "__module__": __name__}))
+
+
+@LAYERS.register("dropout")
+class Dropout(Layer):
+    """Zero a share ``rate`` of the elements; keeps a mask of one byte an element."""
+
+    rate: Annotated[float, Field(ge=0, lt=1)] = 0.5
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        if self.rate == 0:
+            return Expansion((), x)
+        out = x.like(name)
+        mask = x.like(f"{name}.mask", role="mask")
+        return Expansion((MemoryPass(name, "dropout", (x,), out, keeps=(mask,), flops_per_element=2.0),), out)
+
+
+class Join(Layer):
+    """Two or more tensors of one shape into one."""
+
+    arity: ClassVar[int | None] = None
+
+    def same_shapes(self, name: str, inputs: tuple[Tensor, ...], *, broadcast: bool = False) -> Tensor:
+        largest = max(inputs, key=lambda t: t.elements)
+        for x in inputs:
+            pairs = zip(x.sizes, largest.sizes, strict=False)
+            fits = len(x.dims) == len(largest.dims) and all(a == b or (broadcast and a == 1) for a, b in pairs)
+            if not fits:
+                raise GraphError(f"{name}: {describe(x)} and {describe(largest)} cannot be joined element by element")
+        return largest
+
+
+@LAYERS.register("add")
+class Add(Join):
+    """Sum; its gradient is passed through, so backward costs nothing here."""
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        largest = self.same_shapes(name, inputs, broadcast=True)
+        out = replace(largest.like(name), wide=any(x.wide for x in inputs))
+        flops = float(len(inputs) - 1)
+        return Expansion(
+            (MemoryPass(name, "elementwise", inputs, out, flops_per_element=flops, backward_pass="free"),), out
+        )
+
+
+@LAYERS.register("multiply")
+class Multiply(Join):
+    """Product element by element, with broadcast over dims of size 1 (squeeze-and-excitation).
+
+    Without a compiler the gradient of what was broadcast is first made as large as the product, then summed up.
+    """
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        out = self.same_shapes(name, inputs, broadcast=True).like(name)
+        spread = choices.gates == "separate" and any(x.elements < out.elements for x in inputs)
+        backward: Literal["derived", "by input"] = "by input" if spread else "derived"
+        return Expansion((MemoryPass(name, "elementwise", inputs, out, keeps=inputs, backward_pass=backward),), out)
+
+
+@LAYERS.register("concat")
+class Concat(Join):
+    """Join along one dim (default: channels of an image, else the last dim)."""
+
+    dim: str | None = None
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        first = inputs[0]
+        dim = self.dim or ("channels" if "channels" in first.dims else first.dims[-1])
+        for x in inputs:
+            same = x.dims == first.dims and all(
+                a == b for d, a, b in zip(x.dims, x.sizes, first.sizes, strict=True) if d != dim
+            )
+            if dim not in x.dims or not same:
+                raise GraphError(f"{name}: {describe(x)} and {describe(first)} cannot be joined along {dim!r}")
+        sizes = {d: sum(x.size(d) for x in inputs) if d == dim else first.size(d) for d in first.dims}
+        out = first.reshaped(sizes).like(name)
+        return Expansion((MemoryPass(name, "copy", inputs, out, flops_per_element=0.0),), out)
+
+
+@LAYERS.register("identity")
+class Identity(Layer):
+    """Hands its input on: the straight branch of a residual block."""
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        return Expansion((), inputs[0])
+
+
+@LAYERS.register("flatten")
+class Flatten(Layer):
+    """Folds all dims but the first into one; a view."""
+
+    dim: str = "features"
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        return Expansion((), x.reshaped({x.dims[0]: x.sizes[0], self.dim: math.prod(x.sizes[1:])}))
+
+
+@LAYERS.register("reshape")
+class Reshape(Layer):
+    """The same elements under other dims, in the order given; the batch dim stays first. A view."""
+
+    dims: dict[str, PositiveInt]
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        sizes: dict[str, Size] = {x.dims[0]: x.sizes[0]} | {d: n for d, n in self.dims.items() if d != x.dims[0]}
+        if math.prod(sizes.values()) != x.elements:
+            target = " × ".join(f"{d}={n}" for d, n in sizes.items())
+            raise GraphError(f"{name}: {describe(x)} has {x.elements:g} elements and cannot be viewed as {target}")
+        return Expansion((), x.reshaped(sizes))
+
+
+@LAYERS.register("to_sequence")
+class ToSequence(Layer):
+    """(batch, channels, space…) to (batch, sequence, hidden): the patches of a vision transformer. A transposing
+    copy."""
+
+    dim: str = "hidden"
+    sequence: str = "seq"
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        sizes: dict[str, Size] = {x.dims[0]: x.sizes[0], self.sequence: math.prod(x.sizes[2:]), self.dim: x.sizes[1]}
+        out = x.reshaped(sizes).like(name)
+        return Expansion((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
+
+
+@LAYERS.register("spectrogram_to_sequence")
+class SpectrogramToSequence(Layer):
+    """(batch, channels, frequency, time) to (batch, time, features): how a speech model goes from convolution to
+    recurrence."""
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (4,))
+        sizes: dict[str, Size] = {x.dims[0]: x.sizes[0], "seq": x.sizes[3], "features": x.sizes[1] * x.sizes[2]}
+        out = x.reshaped(sizes).like(name)
+        return Expansion((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
+
+
+@LAYERS.register("select")
+class Select(Layer):
+    """One entry along a dim (the class token, the last step); the dim goes away."""
+
+    dim: str = "seq"
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        if self.dim not in x.dims:
+            raise GraphError(f"{name}: input {describe(x)} has no dim {self.dim!r}")
+        out = x.without(self.dim, name=name)
+        taken = x.without(self.dim, name=x.name)
+        return Expansion((MemoryPass(name, "copy", (taken,), out, flops_per_element=0.0),), out)
+
+
+@LAYERS.register("take")
+class Take(Layer):
+    """``count`` chosen entries along a dim, e.g. the masked tokens that a language model is asked for."""
+
+    count: PositiveInt
+    dim: str = "seq"
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        if self.dim not in x.dims or self.count > x.size(self.dim):
+            raise GraphError(f"{name}: input {describe(x)} has no {self.count} entries along {self.dim!r}")
+        taken = x.reshaped({d: self.count if d == self.dim else n for d, n in zip(x.dims, x.sizes, strict=True)})
+        out = taken.like(name)
+        return Expansion((MemoryPass(name, "gather", (taken,), out, flops_per_element=0.0),), out)
+
+
+@LAYERS.register("mean")
+class Mean(Layer):
+    """Mean over one dim, which is removed."""
+
+    dim: str = "seq"
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        if self.dim not in x.dims:
+            raise GraphError(f"{name}: input {describe(x)} has no dim {self.dim!r}")
+        out = x.without(self.dim, name=name)
+        return Expansion((MemoryPass(name, "reduce", (x,), out),), out)
+
+
+@LAYERS.register("upsample")
+class Upsample(Layer):
+    """Repeat or interpolate every spatial dim ``factor`` times."""
+
+    factor: PositiveInt = 2
+    bilinear: bool = False
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        sizes = {d: n if i < 2 else n * self.factor for i, (d, n) in enumerate(zip(x.dims, x.sizes, strict=True))}
+        out = x.reshaped(sizes).like(name)
+        return Expansion((MemoryPass(name, "copy", (x,), out, flops_per_element=7.0 if self.bilinear else 0.0),), out)
+
+
+@LAYERS.register("crop")
+class Crop(Layer):
+    """The middle of every spatial dim, as large as ``size`` or as a second input (the skip connections of the original
+    U-Net)."""
+
+    optional_inputs: ClassVar[int] = 1
+    size: PositiveInt | list[PositiveInt] | None = None
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        x = inputs[0]
+        target = self._target_sizes(name, inputs)
+        if len(target) != len(x.dims) - 2 or any(w > n for w, n in zip(target, x.sizes[2:], strict=True)):
+            raise GraphError(f"{name}: {describe(x)} cannot be cropped to {target}")
+        sizes: dict[str, Size] = dict(zip(x.dims, (*x.sizes[:2], *target), strict=True))
+        out = x.reshaped(sizes).like(name)
+        return Expansion((MemoryPass(name, "copy", (x.reshaped(sizes),), out, flops_per_element=0.0),), out)
+
+    def _target_sizes(self, name: str, inputs: tuple[Tensor, ...]) -> list[Size]:
+        if (self.size is None) == (len(inputs) == 1):
+            raise GraphError(f"{name}: crop takes either a size or a second input to be like")
+        if self.size is None:
+            return list(inputs[1].sizes[2:])
+        return list(self.size) if isinstance(self.size, list) else [self.size] * (len(inputs[0].dims) - 2)
+
+
+@LAYERS.register("detach")
+class Detach(Layer):
+    """Hands its input on, and no gradient back: what the discriminator of a GAN sees of the generator."""
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        return Expansion((), replace(inputs[0], grad=False))
+
+
+@LAYERS.register("class_token")
+class ClassToken(Layer):
+    """A learned token put before the sequence."""
+
+    tensor_dims = ()
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (3,))
+        batch, seq, hidden = x.dims
+        out = x.reshaped({batch: x.sizes[0], seq: x.sizes[1] + 1, hidden: x.sizes[2]}).like(name)
+        token = Tensor(f"{name}.token", (hidden,), (x.sizes[2],), "parameter")
+        return Expansion((MemoryPass(name, "copy", (x,), out, parameters=(token,), flops_per_element=0.0),), out)
+
+
+@LAYERS.register("position_embedding")
+class PositionEmbedding(Layer):
+    """A vector added to each position; the table may be longer than the sequence. ``learned: false`` adds fixed
+    sinusoids."""
+
+    tensor_dims = ()
+    positions: PositiveInt | None = None
+    learned: bool = True
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (3,))
+        _, seq, hidden = x.dims
+        rows = self.positions or x.size(seq)
+        if rows < x.size(seq):
+            raise GraphError(f"{name}: {rows} positions are fewer than the sequence of {x.size(seq):g}")
+        table = Tensor(f"{name}.weight", ("positions", hidden), (rows, x.size(hidden)), "parameter")
+        tables = (table,) if self.learned else ()
+        out = x.like(name)
+        return Expansion(
+            (MemoryPass(name, "elementwise", (x,), out, parameters=tables, sparse_rows=self.learned),), out
+        )
+
+
+@LAYERS.register("scale")
+class Scale(Layer):
+    """A learned factor for each entry of the last dim (layer scale)."""
+
+    tensor_dims = ()
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        weight = Tensor(f"{name}.weight", (x.dims[-1],), (x.sizes[-1],), "parameter")
+        out = x.like(name)
+        return Expansion((MemoryPass(name, "elementwise", (x,), out, parameters=(weight,), keeps=(x,)),), out)

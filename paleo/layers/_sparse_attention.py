@@ -1,0 +1,195 @@
+"""Sparse attention over keys that an indexer chooses: of latent vectors (DeepSeek-V3.2, GLM 5) and of blocks of keys
+(MiniMax M3).
+
+A small product scores all keys for each query; attention reads the best of them alone. The indexer learns from a loss
+of its own (the attention's scores of the chosen keys), so that no gradient leaves it for the network and its backward
+pass sees the chosen keys alone.
+
+References: DeepSeek-AI, DeepSeek-V3.2, 2025, section 2.1; GLM-5 Team, GLM-5, 2026.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from paleo.layers._attention import Attention, LatentAttention, normed, rotate
+from paleo.layers.base import LAYERS, NORM_FLOPS, Choices, Expansion, project, vector
+from paleo.operations.base import Kind, MemoryPass, Operation, add_kind
+from paleo.operations.contraction import Contraction, FusedAttention, visible_share
+from paleo.operations.tensor import Size, Tensor
+
+add_kind(Kind("key_top_k", "the keys with the highest scores of each query"))
+#: Operations for each score of a top-k: the passes of a radix selection over four bytes.
+TOP_K_FLOPS = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """Scores of keys for each query: sum over ``heads`` of weight · relu(q · k), in ``dim`` entries.
+
+    ``chosen`` entries of what is scored are kept. ``weighted``: a learned weight for each head and query; without it
+    each head chooses for its own group of queries, and scores are the largest of each ``block`` of keys.
+    """
+
+    heads: int
+    dim: int
+    chosen: int
+    block: int = 1
+    weighted: bool = True
+
+    def choose(
+        self, name: str, x: Tensor, source: Tensor, keys: Tensor | None = None
+    ) -> tuple[tuple[Operation, ...], Tensor]:
+        """Operations of the indexer, and the chosen places of each query.
+
+        ``source`` is what queries are projected from; ``keys`` (batch, keys, dim) are given, or projected from ``x``.
+        Both are read without a gradient.
+        """
+        x, source = replace(x, grad=False), replace(source, grad=False)
+        batch, seq = x.dims[:2]
+        q_up, query = project(f"{name}.query", source, {"index_heads": self.heads, "index_dim": self.dim})
+        operations: list[Operation] = [q_up]
+        if keys is None:
+            k_up, key = project(f"{name}.key", x, {"index_dim": self.dim})
+            norm = normed(key) if not self.weighted else _layer_norm(key)
+            rotations, (query, key) = rotate(query, norm.out)
+            operations += [k_up, norm, *rotations]
+            keys = key.renamed({seq: "keys"})
+        if not self.weighted:
+            norm = normed(query)
+            operations.append(norm)
+            query = norm.out
+        entries, per_query = keys.sizes[1], {batch: x.sizes[0], seq: x.sizes[1]}
+        per_head: dict[str, Size] = {} if self.weighted else {"index_heads": self.heads}
+        scores = _statistic(f"{name}.scores", per_query | per_head | {"keys": entries})
+        still, frozen_keys = replace(query, grad=False), replace(keys, grad=False)
+        operations.append(Contraction(scores.name, still, frozen_keys, scores, visible=visible_share(entries, entries)))
+        chosen = min(self.chosen, -(-int(entries) // self.block))
+        picked = _statistic(f"{name}.chosen", per_query | per_head | {"chosen": chosen})
+        operations.append(
+            MemoryPass(picked.name, "key_top_k", (scores,), picked, flops_per_element=TOP_K_FLOPS, backward_pass="free")
+        )
+        return (*operations, *self._own_loss(name, x, query, keys, chosen * self.block)), picked
+
+    def _own_loss(self, name: str, x: Tensor, query: Tensor, keys: Tensor, chosen: int) -> tuple[Operation, ...]:
+        """Scores of the chosen keys with their gradient: the loss by which the indexer learns."""
+        batch, seq = x.dims[:2]
+        sizes: dict[str, Size] = {batch: x.sizes[0], "chosen": min(chosen, int(keys.sizes[1])), "index_dim": self.dim}
+        picked_keys = keys.reshaped(sizes, name=f"{name}.chosen_keys")
+        gather = MemoryPass(picked_keys.name, "copy", (keys,), picked_keys, flops_per_element=0.0)
+        rows: dict[str, Size] = {batch: x.sizes[0], seq: x.sizes[1]}
+        operations: tuple[Operation, ...] = (gather,)
+        lhs = query
+        if self.weighted:
+            to_weights, weights = project(f"{name}.weights", x, {"index_heads": self.heads})
+            lhs = query.like(f"{name}.weighted")
+            weigh = MemoryPass(lhs.name, "elementwise", (query, weights), lhs, keeps=(query, weights))
+            operations = (gather, to_weights, weigh)
+            per_head: dict[str, Size] = {}
+        else:
+            per_head = {"index_heads": self.heads}
+        kept_scores = _statistic(f"{name}.kept_scores", rows | per_head | {"chosen": sizes["chosen"]})
+        product = Contraction(kept_scores.name, lhs, picked_keys, kept_scores)
+        loss = kept_scores.like(f"{name}.loss")
+        softmax = MemoryPass(loss.name, "softmax", (kept_scores,), loss, (), (loss,), 6.0, reduces=("chosen",))
+        return (*operations, product, softmax)
+
+
+def _statistic(name: str, sizes: dict[str, Size]) -> Tensor:
+    """Numbers of four bytes, such as scores and places of keys."""
+    return Tensor(name, tuple(sizes), tuple(sizes.values()), "statistic")
+
+
+def _layer_norm(x: Tensor) -> MemoryPass:
+    """A layer norm over the last dim, with scale and shift."""
+    out, dim = x.like(f"{x.name}.normed"), x.dims[-1]
+    learned = vector(f"{out.name}.weight", x, dim), vector(f"{out.name}.bias", x, dim)
+    return MemoryPass(out.name, "norm", (x,), out, learned, (x,), NORM_FLOPS, reduces=(dim,))
+
+
+@LAYERS.register("sparse_latent_attention")
+class SparseLatentAttention(LatentAttention):
+    """Latent attention of each query to the ``top_k`` keys that an indexer of ``index_heads`` heads of ``index_dim``
+    entries chooses (DeepSeek sparse attention).
+
+    Sequences that are longer than ``top_k`` attend in latent space, where one key serves all heads: queries are
+    multiplied by the key half of the up projection, contexts by the value half. Shorter ones attend to all keys as
+    latent attention does. A layer that ``shares_index`` takes the choice of an earlier one (GLM 5.2).
+    """
+
+    index_heads: PositiveInt = 64
+    index_dim: PositiveInt = 128
+    top_k: PositiveInt = 2048
+    shares_index: bool = False
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (3,))
+        dense = super().expand(name, inputs, choices)
+        index = () if self.shares_index else self._index(name, x, dense.operations)
+        if x.sizes[1] <= self.top_k:
+            return Expansion((*dense.operations[:-1], *index, dense.operations[-1]), dense.out)
+        return Expansion((*self._latents(name, dense.operations), *index, *self._gathered(name, x, dense)), dense.out)
+
+    def _index(self, name: str, x: Tensor, operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+        """The indexer, whose queries come out of the latent vector of the attention's where it has one."""
+        latent = next((op.out for op in operations if op.name == f"{name}.q_norm"), x)
+        source = latent.renamed({latent.dims[1]: x.dims[1]})
+        return Indexer(self.index_heads, self.index_dim, self.top_k).choose(f"{name}.index", x, source)[0]
+
+    def _latents(self, name: str, operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+        """What latent attention does before its heads: the latent vectors, their norms and the queries."""
+        kept = {f"{name}.{part}" for part in ("q_down", "q_norm", "query", "kv_down", "kv_norm")}
+        return tuple(operation for operation in operations if operation.name in kept)
+
+    def _gathered(self, name: str, x: Tensor, dense: Expansion) -> tuple[Operation, ...]:
+        """Attention in latent space to the chosen keys, each of which all heads share."""
+        batch, seq, hidden = x.dims
+        rows: dict[str, Size] = {batch: x.sizes[0], seq: x.sizes[1]}
+        heads: dict[str, Size] = {"kv_heads": self.heads, "group": 1}
+        narrow = _tensor(f"{name}.query", rows | heads | {"head_dim": self.nope_dim})
+        absorb, wide = project(f"{name}.kv_up.key", narrow, {"kv_rank": self.kv_rank}, shared=("kv_heads",))
+        query = _tensor(f"{name}.latent_query", rows | heads | {"head_dim": self.kv_rank + self.rope_dim})
+        latent = next(op.out for op in dense.operations if op.name == f"{name}.kv_norm")
+        entries: dict[str, Size] = {batch: x.sizes[0], "keys": x.sizes[1], "latents": 1}
+        key = _tensor(f"{name}.latent_key", entries | {"head_dim": self.kv_rank + self.rope_dim})
+        value = latent.reshaped(entries | {"value_dim": self.kv_rank})
+        turned = MemoryPass(query.name, "rope", (narrow, wide), query, flops_per_element=1.0)
+        joined = MemoryPass(key.name, "rope", (latent,), key, flops_per_element=1.0)
+        context = _tensor(f"{name}.latent_context", rows | heads | {"value_dim": self.kv_rank})
+        core = FusedAttention(f"{name}.core", query, key, value, context, True, self.top_k)
+        back, out = project(f"{name}.kv_up.value", context, {"head_dim": self.value_dim}, shared=("kv_heads",))
+        output, _ = project(f"{name}.out", out, {hidden: x.sizes[2]}, contract=3)
+        return (absorb, turned, joined, core, back, output)
+
+
+def _tensor(name: str, sizes: dict[str, Size]) -> Tensor:
+    return Tensor(name, tuple(sizes), tuple(sizes.values()))
+
+
+@LAYERS.register("sparse_attention")
+class SparseAttention(Attention):
+    """Grouped-query attention of each query to the ``top_k`` blocks of ``block`` keys that an indexer chooses.
+
+    The indexer has ``index_heads`` heads of ``index_dim`` entries; the query's own block is among its choice (MiniMax
+    M3).
+    """
+
+    index_heads: PositiveInt = 4
+    index_dim: PositiveInt = 128
+    block: PositiveInt = 128
+    top_k: PositiveInt = 16
+    causal: Literal[True] = True
+    optional_inputs = 0
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        attended = min(self.top_k * self.block, int(x.sizes[1]))
+        dense = self.model_copy(update={"window": attended})
+        expansion = Attention.expand(dense, name, inputs, choices)
+        indexer = Indexer(self.index_heads, self.index_dim, self.top_k, self.block, weighted=False)
+        index, _ = indexer.choose(f"{name}.index", x, x)
+        return Expansion((*expansion.operations[:1], *index, *expansion.operations[1:]), expansion.out)

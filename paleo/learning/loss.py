@@ -1,0 +1,435 @@
+"""Loss of a language model by parameters, tokens, batch and learning rate; samples to a loss; accuracy by staleness."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from paleo.errors import SpecError
+from paleo.learning.base import LAWS, LOSS_LAWS, Array, Count, Law, LossLaw, Numbers, SamplesLaw, Share
+
+Exponent = Annotated[float, Field(gt=0, lt=2)]
+
+
+class Parametric(LossLaw):
+    """Parametric loss law: L(N, D) = irreducible + a / N^alpha + b / D^beta.
+
+    Reference: Hoffmann et al., Training compute-optimal large language models, 2022, eq. 2.
+    """
+
+    irreducible: Annotated[float, Field(ge=0)]
+    a: Annotated[float, Field(gt=0)]
+    alpha: Exponent
+    b: Annotated[float, Field(gt=0)]
+    beta: Exponent
+    parameters: tuple[Count, Count]
+    compute: tuple[Count, Count]
+    residual: float
+
+    def loss(self, parameters: Numbers, tokens: Numbers) -> Array:
+        """Predict the loss.
+
+        Parameters
+        ----------
+        parameters : array-like
+            Parameters of the network.
+        tokens : array-like
+            Tokens of training.
+
+        Returns
+        -------
+        ndarray
+            Nats per token; arguments broadcast.
+        """
+        size, data = np.asarray(parameters, dtype=np.float64), np.asarray(tokens, dtype=np.float64)
+        return np.asarray(self.irreducible + self.a / size**self.alpha + self.b / data**self.beta)
+
+    def tokens(self, loss: float, parameters: float) -> float:
+        """Return the tokens that a loss takes.
+
+        Parameters
+        ----------
+        loss : float
+            Nats per token.
+        parameters : float
+            Parameters of the network.
+
+        Returns
+        -------
+        float
+
+        Raises
+        ------
+        SpecError
+            If no number of tokens reaches it.
+        """
+        reducible = loss - self.irreducible - self.a / parameters**self.alpha
+        if reducible <= 0:
+            lowest = self.irreducible + self.a / parameters**self.alpha
+            raise SpecError(
+                f"loss: {loss:g} is below {lowest:.3f}, which this law lets {parameters:,.0f} parameters reach with "
+                "endless data; expected a higher loss or a larger network"
+            )
+        return float((self.b / reducible) ** (1.0 / self.beta))
+
+    def sigma(self, loss: float, parameters: float) -> float:
+        # an error of the loss over its slope in ln D: near the lowest loss of a size more data hardly changes the loss
+        """Return one sigma of the logarithm of the tokens that a loss takes.
+
+        Parameters
+        ----------
+        loss : float
+            Nats per token.
+        parameters : float
+            Parameters of the network.
+
+        Returns
+        -------
+        float
+        """
+        slope = self.beta * self.b / self.tokens(loss, parameters) ** self.beta
+        return float(self.residual * loss / slope)
+
+    def warnings(self, parameters: float, tokens: float) -> tuple[str, ...]:
+        """Warn of sizes outside the range that was fitted.
+
+        Parameters
+        ----------
+        parameters : float
+            Parameters of the network.
+        tokens : float
+            Tokens of training.
+
+        Returns
+        -------
+        tuple of str
+            Sentences.
+        """
+        sentences = []
+        for name, value, (low, high) in (
+            ("parameters", parameters, self.parameters),
+            ("training FLOP", 6.0 * parameters * tokens, self.compute),
+        ):
+            if not low <= value <= high:
+                sentences.append(f"{value:.3g} {name} lie outside of the range of the law ({low:.3g} to {high:.3g})")
+        return tuple(sentences)
+
+
+CHINCHILLA = Parametric(
+    irreducible=1.8172, a=482.01, alpha=0.3478, b=2085.43, beta=0.3658,
+    parameters=("44M", "16.2G"), compute=("1390P", "12990E"), residual=0.009,
+    source="Besiroglu et al., Chinchilla scaling: a replication attempt, arXiv:2404.10102, table 1 (best fit)",
+)  # fmt: skip
+LOSS_LAWS.register("chinchilla")(CHINCHILLA)
+LOSS_LAWS.register("chinchilla-2022")(
+    CHINCHILLA.model_copy(
+        update={
+            "irreducible": 1.69, "a": 406.4, "alpha": 0.34, "b": 410.7, "beta": 0.28, "residual": 0.021,
+            "source": "Hoffmann et al. 2022, eq. 10, as printed; superseded by the corrected constants",
+        }
+    )
+)  # fmt: skip
+
+
+def best_batch_tokens(tokens: Numbers) -> Array:
+    """Return the best global batch of a run with a fixed schedule, in tokens: 0.58 D^0.571.
+
+    Parameters
+    ----------
+    tokens : float or ndarray
+        Tokens of the training.
+
+    Returns
+    -------
+    ndarray
+        Tokens of the best batch.
+
+    References
+    ----------
+    Li et al., Step Law, arXiv:2503.04715.
+
+    >>> round(float(best_batch_tokens(20e9)))
+    441892
+    """
+    return np.asarray(0.58 * np.asarray(tokens, dtype=np.float64) ** 0.571)
+
+
+def best_learning_rate(parameters: Numbers, tokens: Numbers) -> Array:
+    """Return the best peak learning rate of AdamW: 1.79 N^-0.713 D^0.307.
+
+    Parameters
+    ----------
+    parameters : float or ndarray
+        Parameters without embeddings.
+    tokens : float or ndarray
+        Tokens of the training; broadcasts with ``parameters``.
+
+    Returns
+    -------
+    ndarray
+        Learning rate.
+
+    References
+    ----------
+    Li et al., Step Law, arXiv:2503.04715.
+
+    >>> round(float(best_learning_rate(1.0737e9, 20e9)), 6)
+    0.000947
+    """
+    size, data = np.asarray(parameters, dtype=np.float64), np.asarray(tokens, dtype=np.float64)
+    return np.asarray(1.79 * size**-0.713 * data**0.307)
+
+
+class PenalisedParametric(Parametric):
+    """Parametric loss law plus penalties in nats, quadratic in doublings of batch and learning rate from the best ones.
+
+    ``batch_penalty`` x^2 + ``coupling`` x y + ``rate_below`` min(y, 0)^2 + ``rate_above`` max(y, 0)^2, with x the
+    doublings of the batch and y those of the learning rate: a larger batch bears a higher rate. ``rates`` are the
+    doublings between which the rate was fitted; above them runs diverge.
+    """
+
+    batch_penalty: float
+    coupling: float
+    rate_below: float
+    rate_above: float
+    rates: tuple[float, float]
+
+    def penalty(
+        self, parameters: Numbers, tokens: Numbers, batch_tokens: Numbers, learning_rate: Numbers | None = None
+    ) -> Array:
+        """Return the loss penalty of a batch and a learning rate over the best ones.
+
+        Parameters
+        ----------
+        parameters, tokens, batch_tokens : float or ndarray
+            Size of the network, tokens of the training and of the global batch; they broadcast.
+        learning_rate : float or ndarray, optional
+            Peak learning rate; the best one by default.
+
+        Returns
+        -------
+        ndarray
+            Penalty [nats per token].
+        """
+        x = np.log2(np.asarray(batch_tokens) / best_batch_tokens(tokens))
+        y = np.zeros_like(x) if learning_rate is None else self.rate_doublings(parameters, tokens, learning_rate)
+        off = self.rate_below * np.minimum(y, 0.0) ** 2 + self.rate_above * np.maximum(y, 0.0) ** 2
+        return np.asarray(self.batch_penalty * x**2 + self.coupling * x * y + off)
+
+    def rate_doublings(self, parameters: Numbers, tokens: Numbers, learning_rate: Numbers) -> Array:
+        """Return the doublings of a learning rate above the best one.
+
+        Parameters
+        ----------
+        parameters, tokens, learning_rate : float or ndarray
+            Size of the network, tokens of the training, and peak learning rate; they broadcast.
+
+        Returns
+        -------
+        ndarray
+            Doublings; negative below the best rate.
+        """
+        return np.asarray(np.log2(np.asarray(learning_rate) / best_learning_rate(parameters, tokens)))
+
+
+STEP_LAW = PenalisedParametric(
+    irreducible=1.6767, a=404.1, alpha=0.348, b=1480.6, beta=0.366,
+    batch_penalty=0.0098, coupling=-0.0064, rate_below=0.0054, rate_above=0.0184, rates=(-3.0, 2.0),
+    parameters=("214M", "1.08G"), compute=("5.1E", "129E"), residual=0.0052,
+    source=(
+        "fitted to 1,016 runs of Li et al., arXiv:2503.04715 (their own data; parameters without embeddings), "
+        "exponents as Besiroglu et al. 2024; beyond the median compute of its fit it errs by 0.8 %"
+    ),
+)  # fmt: skip
+LOSS_LAWS.register("step-law")(STEP_LAW)
+
+
+#: The law that `--loss` goes by.
+LOSS_LAW = "chinchilla"
+#: Tokens of the batches of Step Law's runs, between which its penalty was fitted.
+_FITTED_BATCHES = (33e3, 4e6)
+
+
+@LAWS.register("loss")
+class SamplesToLoss(SamplesLaw):
+    """Samples of a language model to a loss: S(B) = D / ``tokens_per_sample``.
+
+    D solves L(N, D) = ``loss`` − k (log₂ B / B_best)²; infinite where no data makes up for the batch.
+
+    L is the law named ``by`` of N ``parameters``; k = 0.0098 nats, and B_best = 0.58 D^0.571 tokens for the D of the
+    best batch (Li et al., Step Law, arXiv:2503.04715): where the schedule is fixed, batches below it cost as well.
+    ``residual``: that of L over its slope in ln D.
+    """
+
+    loss: float
+    parameters: Count
+    tokens_per_sample: Count
+    by: str = LOSS_LAW
+
+    @classmethod
+    def of(cls, loss: float, parameters: float, tokens_per_sample: float) -> SamplesToLoss:
+        """Build the law of a network.
+
+        Parameters
+        ----------
+        loss : float
+            Target [nats per token].
+        parameters : float
+            Size of the network.
+        tokens_per_sample : float
+            Sequence length.
+
+        Returns
+        -------
+        SamplesToLoss
+            The law, by the loss law `LOSS_LAW`.
+
+        Raises
+        ------
+        SpecError
+            No number of tokens brings the network to the loss.
+        """
+        law = LOSS_LAWS[LOSS_LAW]
+        low, high = (tokens / tokens_per_sample for tokens in _FITTED_BATCHES)
+        return cls(
+            loss=loss, parameters=parameters, tokens_per_sample=tokens_per_sample, batches=(max(low, 1.0), high),
+            residual=law.sigma(loss, parameters),
+            source=f"{LOSS_LAW}: {law.source}; batches: {STEP_LAW.batch_penalty:g} nats times the square of the "
+            "doublings from the best one, as fitted to the runs of Li et al., arXiv:2503.04715",
+        )  # fmt: skip
+
+    @property
+    def best_tokens(self) -> float:
+        """Tokens to the loss at the best batch; SpecError where no number of them reaches it."""
+        return LOSS_LAWS[self.by].tokens(self.loss, self.parameters)
+
+    def batch_penalty_nats(self, global_batch: Numbers) -> Array:
+        """Return the loss penalty of a batch over the best one.
+
+        Parameters
+        ----------
+        global_batch : float or ndarray
+            Sequences of an optimizer step.
+
+        Returns
+        -------
+        ndarray
+            Penalty [nats per token].
+        """
+        batch = np.asarray(global_batch, dtype=np.float64) * self.tokens_per_sample
+        return STEP_LAW.penalty(self.parameters, self.best_tokens, batch)
+
+    def samples(self, global_batch: Numbers) -> Array:
+        """Return the samples to the target loss.
+
+        Parameters
+        ----------
+        global_batch : array-like
+            Samples of a step over all ranks.
+
+        Returns
+        -------
+        ndarray
+            The shape of `global_batch`.
+        """
+        losses = self.loss - self.batch_penalty_nats(global_batch)
+        tokens = np.array([self._tokens(loss) for loss in losses.ravel().tolist()])
+        return np.asarray(tokens.reshape(losses.shape) / self.tokens_per_sample)
+
+    def _tokens(self, loss: float) -> float:
+        try:
+            return LOSS_LAWS[self.by].tokens(loss, self.parameters)
+        except SpecError:
+            return math.inf
+
+    def range_warnings(self, tokens: float) -> tuple[str, ...]:
+        """Warn where a training lies outside of the range of the loss law.
+
+        Parameters
+        ----------
+        tokens : float
+            Tokens of the training.
+
+        Returns
+        -------
+        tuple of str
+            Sentences without a full stop.
+        """
+        return LOSS_LAWS[self.by].warnings(self.parameters, tokens)
+
+    def warnings(self, global_batch: float) -> tuple[str, ...]:
+        """Warn of batches that the law does not hold for.
+
+        Parameters
+        ----------
+        global_batch : float
+            Samples of a step over all ranks.
+
+        Returns
+        -------
+        tuple of str
+            Sentences.
+
+        Raises
+        ------
+        SpecError
+            If the batch never reaches the loss.
+        """
+        tokens = float(self.samples(global_batch)) * self.tokens_per_sample
+        if not np.isfinite(tokens):
+            raise SpecError(f"a global batch of {global_batch:,.0f} never reaches a loss of {self.loss:g}")
+        return (*super().warnings(global_batch), *self.range_warnings(tokens))
+
+
+class StalenessAccuracy(Law):
+    """Final accuracy by staleness: fresh − slope · staleness, after ``updates`` updates at one ``batch`` of a worker.
+
+    ``staleness``: mean updates by others between a worker's read and its write, up to ``largest``. The learning rate is
+    that of one worker. ``guessing``: accuracy of a network that never learned; ``residual``: rms of single runs.
+    """
+
+    model: str
+    fresh: Annotated[float, Field(gt=0, le=1)]
+    slope: Annotated[float, Field(ge=0)]
+    guessing: Annotated[float, Field(ge=0, lt=1)]
+    updates: Count
+    batch: Count
+    largest: Count
+    residual: Share
+
+    def accuracy(self, staleness: Numbers) -> Array:
+        """Return the final accuracy of a run with stale gradients.
+
+        Parameters
+        ----------
+        staleness : float or ndarray
+            Mean updates by others between a worker's read and its write.
+
+        Returns
+        -------
+        ndarray
+            Accuracy, of the shape of ``staleness``.
+
+        >>> float(RESNET32.accuracy(7.0).round(4))
+        0.8872
+        """
+        return np.asarray(self.fresh - self.slope * np.asarray(staleness, dtype=np.float64))
+
+    @property
+    def words(self) -> str:
+        """Measured cost of staleness in a sentence."""
+        return f"{100 * self.slope:.2g} points of accuracy for each update that gradients are late ({self.model})"
+
+
+RESNET32 = StalenessAccuracy(
+    model="ResNet-32 on CIFAR-10", fresh=0.9286, slope=0.00592, guessing=0.1, updates=64_000, batch=128, largest=7,
+    residual=0.0094,
+    source=(
+        "least squares over 146 runs on K80 and P100 (Li, Walls, Guo: Speeding up deep learning with transient "
+        "servers, ICAC 2019, data of cake-lab/transient-deep-learning); 0.74 % off on 84 runs on V100, left out; "
+        "linear in staleness errs less than its root, its logarithm or the momentum 1 - 1/N"
+    ),
+)  # fmt: skip

@@ -1,0 +1,263 @@
+"""The check of a plan against what its framework can run: one for search, estimates, tables and launch settings.
+
+Quantities of a network, a run and a plan are gathered under the names of `paleo.specs.abilities.QUANTITIES`; a
+framework's refusals are conditions over them. Quantities may be arrays, so that a search checks all of its
+configurations at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.parallel.placement import AXES
+from paleo.specs.abilities import Abilities, Refusal, load_framework
+from paleo.specs.software import load_software
+
+if TYPE_CHECKING:
+    from paleo.network.graph import Graph
+    from paleo.parallel.placement import Strategy
+    from paleo.parallel.plan import Plan
+    from paleo.specs.run import Run
+    from paleo.specs.software import Software
+    from paleo.specs.system import System
+
+Quantities = Mapping[str, Any]
+#: Formats that are scaled, whose recipes a framework may lack.
+_SCALED = ("fp8", "fp4")
+
+
+def framework_of(software: Software | str) -> Abilities | None:
+    """Return what the framework behind a software profile can run.
+
+    Parameters
+    ----------
+    software : Software | str
+        Profile or its name.
+
+    Returns
+    -------
+    Abilities, optional
+        Abilities with their sources; None if the profile names no framework.
+    """
+    profile = load_software(software) if isinstance(software, str) else software
+    return None if profile.framework is None else load_framework(profile.framework)
+
+
+def network_quantities(graph: Graph) -> dict[str, Any]:
+    """Quantities of a network.
+
+    Parameters
+    ----------
+    graph : Graph
+        Layers at any batch.
+
+    Returns
+    -------
+    dict
+        ``heads``, ``kv_heads``, ``layers``, ``experts``, ``seq``, ``tied``; the largest where layers differ.
+    """
+    kv_heads, heads, layers, experts = 0, 0, 0, 0
+    owners: dict[str, str] = {}
+    tied = 0
+    for node in graph.nodes:
+        sizes = {
+            dim: size
+            for operation in node.operations
+            for tensor in (*operation.reads, operation.out)
+            for dim, size in zip(tensor.dims, tensor.sizes, strict=True)
+        }
+        if node.type in ("attention", "latent_attention"):
+            layers += node.repeat
+            kv_heads = max(kv_heads, int(sizes.get("kv_heads", 0)))
+            heads = max(heads, int(sizes.get("kv_heads", 0) * sizes.get("group", 1)))
+        experts = max(experts, int(sizes.get("experts", 0))) if node.type == "moe" else experts
+        for parameter in node.parameters.values():
+            tied |= int(owners.setdefault(parameter.name, node.name) != node.name)
+    seq = int(graph.tokens_per_sample or 0)
+    return {"heads": heads, "kv_heads": kv_heads, "layers": layers, "experts": experts, "seq": seq, "tied": tied}
+
+
+def run_quantities(run: Run, system: System, software: Software, dtype: str) -> dict[str, Any]:
+    """Return the quantities of a run that no search varies: optimizer, offload, formats and device.
+
+    Parameters
+    ----------
+    run : Run
+        The run.
+    system : System
+        The system.
+    software : Software
+        Software profile.
+    dtype : str
+        Format of the operands.
+
+    Returns
+    -------
+    dict of str to Any
+        Values by name of `paleo.specs.abilities.QUANTITIES`.
+    """
+    parts = {part.strip() for part in run.offload.split(",")}
+    offloaded = {f"offload_{part}": int(part in parts) for part in ("optimizer", "gradients", "parameters")}
+    scaling = run.scaling or ("nvfp4" if dtype == "fp4" else software.formats.scaling)
+    return {
+        **offloaded,
+        "offload_activations": int("activations" in parts or run.offload_layers is not None),
+        "optimizer": run.optimizer,
+        "dtype": dtype,
+        "scaling": scaling if dtype in _SCALED else "none",
+        "architecture": system.device.architecture,
+    }
+
+
+def _of_strategy(strategy: Strategy) -> dict[str, Any]:
+    """Quantities of a strategy's words; degrees follow from a mesh."""
+    return {
+        "sp": int(strategy.sequence_parallel and strategy.degrees.get("tp", 1) > 1),
+        "etp": strategy.etp or 0,
+        "zero": strategy.zero,
+        "vp": strategy.chunks,
+    }
+
+
+def pipeline_order_name(schedule: str, pp: int, vp: int) -> str:
+    """Return the name of a pipeline's order.
+
+    Parameters
+    ----------
+    schedule : str
+        Schedule of the run.
+    pp : int
+        Pipeline stages.
+    vp : int
+        Chunks of a stage.
+
+    Returns
+    -------
+    str
+        ``none`` without a pipeline, ``interleaved`` for 1F1B over several chunks, else the schedule.
+    """
+    if pp == 1:
+        return "none"
+    return "interleaved" if schedule == "1f1b" and vp > 1 else schedule
+
+
+def quantities(
+    plan: Plan, run: Run, graph: Graph, system: System, software: Software, *, overlapped: bool
+) -> dict[str, Any]:
+    """Return all quantities of one plan.
+
+    Parameters
+    ----------
+    plan : Plan
+        Mesh, strategy and batch shares.
+    run : Run
+        The run that was planned.
+    graph : Graph
+        Layers of the network at any batch.
+    system : System
+        System whose device limits formats.
+    software : Software
+        Profile of the framework.
+    overlapped : bool
+        Whether gradients travel during the backward pass.
+
+    Returns
+    -------
+    dict
+        Numbers and words by the names of `QUANTITIES`.
+    """
+    mesh, parallel = plan.mesh, plan.parallel
+    pp, cp = plan.stages, mesh.degree("cp")
+    ep = mesh.group_size(parallel.expert_axes) if parallel.etp is not None else mesh.degree("ep")
+    return {
+        **network_quantities(graph),
+        **run_quantities(run, system, software, plan.dtype),
+        **_of_strategy(parallel),
+        **{axis: mesh.degree(axis) for axis in AXES},
+        "gpus": plan.gpus,
+        "dp": plan.dp,
+        "cp": cp,
+        "ulysses": int(cp > 1 and parallel.context == "all_to_all"),
+        "ep": ep,
+        "etp": (parallel.etp or 0) if ep > 1 else 0,
+        "pp": pp,
+        "schedule": pipeline_order_name(run.schedule, pp, parallel.chunks),
+        "cut": int(isinstance(run.cut, tuple) and pp > 1),
+        "microbatch": plan.microbatch,
+        "microbatches": plan.microbatches,
+        "global_batch": plan.global_batch,
+        "overlapped": int(overlapped),
+        "recompute": run.recompute,
+        "partial": int(run.recompute == "full" and run.recompute_layers is not None),
+    }
+
+
+def violated_refusals(framework: Abilities, known: Quantities) -> Iterator[Refusal]:
+    """Find the refusals of a framework that hold for a plan; refusals over unknown quantities do not hold.
+
+    Parameters
+    ----------
+    framework : Abilities
+        What the framework can run.
+    known : Quantities
+        Quantities of the plan.
+
+    Yields
+    ------
+    Refusal
+        Refusals that hold.
+    """
+    yield from (refusal for refusal in framework.refusals if bool(refusal.condition.holds(known)))
+
+
+def objections(framework: Abilities, known: Quantities) -> list[str]:
+    """Explain which facts of a framework a plan contradicts.
+
+    Parameters
+    ----------
+    framework : Abilities
+        What the framework can run.
+    known : Quantities
+        Quantities of the plan.
+
+    Returns
+    -------
+    list of str
+        One sentence for each fact, with its source.
+
+    Examples
+    --------
+    >>> objections(load_framework("ddp"), {"zero": 1})
+    ['ddp torch 2.13.0 does not run zero=1: ZeRO: 0 (torch/nn/parallel/distributed.py:828)']
+    """
+    return [_sentence(framework, refusal, known) for refusal in violated_refusals(framework, known)]
+
+
+def _sentence(framework: Abilities, refusal: Refusal, known: Quantities) -> str:
+    """A fact that a plan contradicts, in words."""
+    names = [name for name in known if name in refusal.condition.names]
+    stated = ", ".join(f"{name}={known[name]}" for name in names if known[name] not in (0, "none"))
+    return f"{framework.title_and_release} does not run {stated or 'this'}: {refusal.fact} ({refusal.source})"
+
+
+def refused_plans(framework: Abilities, known: Quantities) -> npt.NDArray[np.bool_]:
+    """Find the plans that a framework refuses.
+
+    Parameters
+    ----------
+    framework : Abilities
+        What the framework can run.
+    known : Quantities
+        Quantities of the plans; arrays have one entry a plan.
+
+    Returns
+    -------
+    ndarray, shape (plans,)
+        True for refused plans.
+    """
+    masks = [np.asarray(refusal.condition.holds(known), dtype=bool) for refusal in framework.refusals]
+    return np.asarray(np.logical_or.reduce(np.broadcast_arrays(*masks)))

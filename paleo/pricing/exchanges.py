@@ -1,0 +1,178 @@
+"""Exchange of tokens between the ranks of a mixture's experts, by libraries that send each token by itself.
+
+A token goes once to each rank that has some of its experts (DeepEP's normal mode, NVLink kernels of TensorRT-LLM), over
+nodes once to each node, or as often as it has experts (DeepEP's low-latency mode). A share of the multiprocessors
+copies; what ranks expect of each other is counted first.
+
+    time = launch + hops · log2(nodes) + (link⁴ + copies⁴ + network⁴ + tokens⁴)^¼
+    copies  = all that a rank sends, its own share included, over what its multiprocessors copy
+    network = bytes to other nodes over NIC's share, which falls as nodes^spread
+
+Reference: DeepSeek-AI, DeepEP (README, 2025).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.pricing.store import lookup
+from paleo.specs.calibration import parameter
+from paleo.units import MICROSECOND, MILLISECOND
+
+if TYPE_CHECKING:
+    from paleo.specs.system import System
+
+Array = npt.NDArray[np.float64]
+#: Multiprocessors that copy where a row does not say: DeepEP's default (``Buffer.num_sms``).
+MULTIPROCESSORS = 20.0
+NANOSECOND = MICROSECOND * MILLISECOND
+#: Mode of DeepEP that training uses.
+DEEPEP = "deepep-normal"
+#: Exponent of the norm that joins what limits an exchange.
+_NORM = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenExchangeParameters:
+    """Calibration of one step of a library's exchange on one system."""
+
+    launch: float = parameter("20 us", "1..1000 us", "launches, counts and a barrier")
+    link: float = parameter("0.7", "0.05..1.5", "share of a device's links that is reached")
+    copies: float = parameter("10 B/ns", "0.1..1000 B/ns", "what a multiprocessor copies")
+    network: float = parameter("0.8", "0.1..1.2", "share of a NIC that two nodes reach")
+    spread: float = parameter("0.1", "0.001..3", "power of the nodes by which that share falls")
+    token: float = parameter("0.1 ns", "1e-3..1000 ns", "of each expert that a token visits")
+    hop: float = parameter("5 us", "0.01..1000 us", "of each doubling of the nodes")
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeLinks:
+    """What an exchange needs to know of a system: links and NIC of one device [byte/s, one direction]."""
+
+    link_bandwidth: float
+    nic_bandwidth: float
+
+
+def exchange_links(system: System) -> ExchangeLinks:
+    """Collect what an exchange needs to know of a system.
+
+    Parameters
+    ----------
+    system : System
+        The system; its innermost level joins the devices of a node, its outermost the nodes.
+
+    Returns
+    -------
+    ExchangeLinks
+    """
+    inner, outer = system.levels[0], system.levels[-1]
+    return ExchangeLinks(inner.unit_bandwidth, outer.unit_bandwidth / system.devices_per_node)
+
+
+def visited_groups(groups: npt.ArrayLike, experts: npt.ArrayLike, top_k: npt.ArrayLike) -> Array:
+    """Count the groups of experts that a token visits, if it chooses experts evenly: groups · (1 - chance of none).
+
+    Parameters
+    ----------
+    groups : array-like
+        Groups (ranks, nodes) that share the experts.
+    experts, top_k : array-like
+        Experts of the layer, and those that a token visits.
+
+    Returns
+    -------
+    ndarray
+        Mean number of groups.
+
+    Examples
+    --------
+    >>> visited_groups(4, 8, [1, 8]).tolist()
+    [1.0, 4.0]
+    """
+    n, total, chosen = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (groups, experts, top_k)))
+    unvisited = np.ones(n.shape)
+    for drawn in range(int(chosen.max(initial=0.0))):
+        left = np.clip((total - total / n - drawn) / np.maximum(total - drawn, 1.0), 0.0, 1.0)
+        unvisited = np.where(drawn < chosen, unvisited * left, unvisited)
+    return np.asarray(n * (1.0 - unvisited))
+
+
+def expert_exchange_time(
+    *,
+    inside: Array,
+    linked: Array,
+    across: Array,
+    visits: Array,
+    nodes: Array,
+    multiprocessors: Array,
+    links: ExchangeLinks,
+    parameters: TokenExchangeParameters,
+) -> Array:
+    """Price one direction of an exchange.
+
+    Parameters
+    ----------
+    inside, linked, across : array
+        Bytes that a rank sends to ranks of its node, itself among them; over their links; and to other nodes.
+    visits : array
+        Experts that the tokens of a rank visit, all together.
+    nodes : array
+        Nodes that the ranks lie on.
+    multiprocessors : array
+        Multiprocessors that copy.
+    links : ExchangeLinks
+        Links and NIC of a device.
+    parameters : TokenExchangeParameters
+        Calibration of the exchange.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
+    """
+    p = parameters
+    parts = (
+        linked / (p.link * links.link_bandwidth),
+        inside * NANOSECOND / (p.copies * multiprocessors),
+        across / (p.network * links.nic_bandwidth) * nodes**p.spread,
+        visits * p.token,
+    )
+    joined = sum(part**_NORM for part in parts) ** (1.0 / _NORM)
+    return np.asarray(p.launch + p.hop * np.log2(nodes) + joined)
+
+
+def node_exchange_time(payload_bytes: Array, ranks: int, system: System, kernel: str) -> Array | None:
+    """Price a step's exchange inside a node, in which a token goes once to each rank that has some of its experts.
+
+    Parameters
+    ----------
+    payload_bytes : ndarray
+        Bytes that a rank sends, to itself as well.
+    ranks : int
+        Ranks that share the experts.
+    system : System
+        The system.
+    kernel : str
+        Family of the exchange, such as ``deepep-normal.dispatch``.
+
+    Returns
+    -------
+    ndarray, optional
+        Seconds; None where nobody measured the exchange on the architecture.
+    """
+    device, family = system.device, f"exchange.{kernel}"
+    entry = lookup(
+        TokenExchangeParameters, subject=device.name, architecture=device.architecture,
+        memory_kind=device.memory.kind, family=family,
+    )  # fmt: skip
+    if entry.origin == "default":
+        return None
+    nothing, single = np.zeros(payload_bytes.shape), np.array(1.0)
+    return expert_exchange_time(
+        inside=payload_bytes, linked=payload_bytes * (1.0 - 1.0 / ranks), across=nothing, visits=nothing, nodes=single,
+        multiprocessors=MULTIPROCESSORS * single, links=exchange_links(system), parameters=entry.parameters,
+    )  # fmt: skip

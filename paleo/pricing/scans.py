@@ -1,0 +1,220 @@
+"""Recurrences over a sequence whose state is a matrix (Mamba-2, gated delta rules) and their short convolutions.
+
+A prompt is cut into chunks. Products inside all chunks run side by side; the state goes from chunk to chunk of a
+sequence, a block for each head and ``LANE`` values. A token reads and writes the whole state of its sequence.
+
+    chunks = launch + joined(FLOP of chunks / (rate · multiprocessors), bytes / bandwidth) + steps of the state
+    tokens = launch + joined(state · (first + tokens · state) / bandwidth, steps of the state)
+    taps   = launch + joined(channels / bandwidth, blocks of a channel and sequence)
+
+``rate`` counts FLOP a cycle and multiprocessor: Triton's kernels of the gated delta rule reach 800 on Hopper and on
+Blackwell, whatever their tensor cores could.
+
+References: Dao and Gu, Transformers are SSMs, ICML 2024; Yang, Kautz and Hatamizadeh, Gated delta networks, ICLR 2025.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.pricing.kernels import FAMILIES, column
+from paleo.pricing.tiles import behind_host, joined
+from paleo.specs.calibration import parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paleo.operations.base import Kernel
+    from paleo.pricing.kernels import DeviceFigures, FamilyPrices
+    from paleo.pricing.store import SourcedParameters
+
+Array = npt.NDArray[np.float64]
+#: Values of a state that one block holds, and blocks that a multiprocessor runs at once: of prompts, of single tokens.
+LANE, LANES, TOKEN_LANES = 32.0, 2.0, 8.0
+#: Bytes of an element of tokens, of a sequence's state, and of the states between chunks, written and read.
+ELEMENT, STATE, BETWEEN = 2.0, 4.0, 4.0
+#: Positions of a chunk as the kernel of each family works on them: sub-chunks of 16 in Triton's delta rules.
+CHUNKS = {
+    "chunk_gated_delta_rule": 16.0, "chunk_kda": 16.0, "flashkda_fwd": 64.0,
+    "chunk_gated_delta_rule_flashinfer": 128.0, "mamba_chunk_scan_combined": 128.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ScanParameters:
+    """Calibration of one kernel of a recurrence on one device."""
+
+    launch: float = parameter("8 us", "0.1..800 us", "launches of all kernels of a call")
+    host: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
+    rate: float = parameter("1000 FLOP/cycle", "20..500000", "FLOP of chunks per cycle and multiprocessor")
+    bandwidth_efficiency: float = parameter("0.7", "0.02..1.1", "share of the memory bandwidth that is reached")
+    step: float = parameter("1000 cycle", "1..1000000", "of a block from one chunk, or token, to the next")
+    block: float = parameter("5 cycle", "0.001..10000", "start of a block of a convolution, on one multiprocessor")
+    first: float = parameter("1", "0.01..50", "passes over the state of a sequence, whatever its tokens")
+    state: float = parameter("1", "0.001..50", "passes over the state for a chunk or token")
+
+
+def chunk_flops(length: npt.ArrayLike, keys: npt.ArrayLike, values: npt.ArrayLike) -> Array:
+    """Count the FLOP of one chunk of one head: scores, outputs within and across chunks, what is added to the state.
+
+    Parameters
+    ----------
+    length : array-like
+        Positions of the chunk.
+    keys, values : array-like
+        Rows and columns of the state.
+
+    Returns
+    -------
+    ndarray
+        FLOP.
+    """
+    c, k, v = (np.asarray(each, dtype=np.float64) for each in (length, keys, values))
+    return np.asarray(2.0 * c * (2.0 * c * (k + v) + 3.0 * k * v))
+
+
+def chunked_scan_time(
+    *,
+    batch: Array,
+    length: Array,
+    heads: Array,
+    keys: Array,
+    values: Array,
+    token_bytes: Array,
+    chunk: float,
+    device: DeviceFigures,
+    parameters: ScanParameters,
+) -> Array:
+    """Price a recurrence over prompts.
+
+    Parameters
+    ----------
+    batch, length : array
+        Sequences, and tokens of each.
+    heads, keys, values : array
+        Heads of the state, its rows and its columns.
+    token_bytes : array
+        Bytes of a token's inputs and outputs.
+    chunk : float
+        Positions that the kernel works on at once.
+    device : DeviceFigures
+        The device.
+    parameters : ScanParameters
+        Calibration of the kernel.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
+    """
+    p, clock = parameters, device.clock_hz
+    chunks, states = np.ceil(length / chunk), batch * heads * keys * values
+    occupied = batch * chunks * heads / device.multiprocessors
+    waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, 1.0)
+    compute = waves * chunk_flops(chunk, keys, values) / (p.rate * clock)
+    moved = batch * length * token_bytes + states * (2.0 * STATE + BETWEEN * chunks * p.state)
+    lanes = batch * heads * values / LANE / (LANES * device.multiprocessors)
+    chain = chunks * p.step / clock * np.maximum(lanes, 1.0)
+    return p.launch + joined(compute, moved / (p.bandwidth_efficiency * device.memory_bandwidth)) + chain
+
+
+def token_scan_time(
+    *,
+    batch: Array,
+    tokens: Array,
+    heads: Array,
+    keys: Array,
+    values: Array,
+    token_bytes: Array,
+    device: DeviceFigures,
+    parameters: ScanParameters,
+) -> Array:
+    """Price a recurrence over a few new tokens of each sequence.
+
+    Parameters
+    ----------
+    batch, tokens : array
+        Sequences, and new tokens of each.
+    heads, keys, values : array
+        Heads of the state, its rows and its columns.
+    token_bytes : array
+        Bytes of a token's inputs and outputs.
+    device : DeviceFigures
+        The device.
+    parameters : ScanParameters
+        Calibration of the kernel.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
+    """
+    p, states = parameters, STATE * batch * heads * keys * values
+    moved = batch * tokens * token_bytes + states * (p.first + tokens * p.state)
+    lanes = batch * heads * values / LANE / (TOKEN_LANES * device.multiprocessors)
+    steps = np.maximum(lanes, 1.0) * p.step * tokens / device.clock_hz
+    return p.launch + joined(moved / (p.bandwidth_efficiency * device.memory_bandwidth), steps)
+
+
+def short_convolution_time(
+    *, batch: Array, length: Array, channels: Array, taps: Array, device: DeviceFigures, parameters: ScanParameters
+) -> Array:
+    """Price a causal convolution of each channel over a few positions.
+
+    Parameters
+    ----------
+    batch, length, channels : array
+        Sequences, tokens of each, and channels.
+    taps : array
+        Positions that are summed up; all but one lie in a state that is read and written.
+    device : DeviceFigures
+        The device.
+    parameters : ScanParameters
+        Calibration of the kernel.
+
+    Returns
+    -------
+    ndarray
+        Seconds.
+    """
+    p, rows = parameters, batch * channels
+    moved = 2.0 * ELEMENT * rows * (length + (taps - 1.0) * p.state)
+    blocks = rows / device.multiprocessors * p.block / device.clock_hz
+    busy = p.launch + joined(moved / (p.bandwidth_efficiency * device.memory_bandwidth), blocks)
+    return behind_host(busy, p.host)
+
+
+@FAMILIES.register("scan")
+def scan(
+    prices: FamilyPrices, group: str, kernels: Sequence[Kernel]
+) -> tuple[SourcedParameters[ScanParameters], Array]:
+    """Price recurrences of a step; backward repeats the chunks of forward as often as its FLOP do.
+
+    Parameters
+    ----------
+    prices : FamilyPrices
+        The device, format and software of the run.
+    group : str
+        Calibration family.
+    kernels : sequence of Kernel
+        Kernels of that family.
+
+    Returns
+    -------
+    tuple of (SourcedParameters[Any], ndarray)
+        Parameters with their source, and seconds of each kernel.
+    """
+    entry: SourcedParameters[ScanParameters] = prices.parameters_of(ScanParameters, group)
+    batch, length, passes = (column(kernels, name) for name in ("batch", "length", "passes"))
+    moved = np.array([kernel.bytes for kernel in kernels])
+    times = chunked_scan_time(
+        batch=batch, length=length, heads=column(kernels, "heads"), keys=column(kernels, "keys"),
+        values=column(kernels, "values"), token_bytes=moved / (batch * length * passes),
+        chunk=CHUNKS[group.removeprefix("scan.")], device=prices.figures(prices.sixteen_bits),
+        parameters=entry.parameters,
+    )  # fmt: skip
+    return entry, passes * times

@@ -1,0 +1,145 @@
+"""Products of engines' kernels: tiles on multiprocessors, beside the traffic of their operands.
+
+The output of a product of ``rows`` by ``columns`` with a sum over ``length`` is cut into tiles, one per thread block.
+
+    waves    = half of the blocks in whole waves, half as they come: kernels are partly persistent
+    compute  = waves · (tile FLOP · (1 + operands · (1/rows + 1/columns)) / (efficiency · peak) + epilogue)
+    lone     = length · depth cycles: what one block waits for its reads
+    time     = least over tiles of max(compute, lone)
+
+References: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantisation); Williams, Waterman and
+Patterson, Roofline, CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.specs.calibration import parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paleo.pricing.kernels import DeviceFigures
+
+Array = npt.NDArray[np.float64]
+#: Area of the tile that ``epilogue`` refers to.
+EPILOGUE_TILE = 128.0 * 128.0
+#: Rows of the narrowest matrix instruction.
+LEAST_ROWS = 16.0
+#: Exponent of the norm that joins arithmetic and traffic, and of the one that joins device and host.
+OVERLAP, HOST_OVERLAP = 3.0, 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class TileParameters:
+    """Calibration of one kernel of an engine on one device."""
+
+    launch: float = parameter("20 us", "0.5..400 us", "launches of all kernels of a call")
+    host: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
+    efficiency: float = parameter("0.6", "0.05..1.2", "share of peak that the main loop of a full tile reaches")
+    bandwidth_efficiency: float = parameter("0.75", "0.2..1.1", "share of the memory bandwidth that streams reach")
+    depth: float = parameter("2 cycle", "0.0002..200", "least cycles of a block for an element of its sum")
+    epilogue: float = parameter("2000 cycle", "1..100000", "prologue and epilogue of a 128 x 128 tile")
+    operands: float = parameter(
+        "16 element", "1..200", "tile width at which loading operands costs as much as arithmetic"
+    )
+    staging: float = parameter("0.8", "0.01..50", "share of the bandwidth of passes before and after the products")
+    index: float = parameter("4", "0.01..300", "bytes of every routed element that ranks sort and read")
+    skew: float = parameter(
+        "0.3", "0.001..1.5", "power of the ranks by which the busiest has more tokens than the mean"
+    )
+
+
+def product_time(
+    *,
+    rows: Array,
+    columns: Array,
+    length: Array,
+    tiles: Sequence[tuple[int, int]],
+    device: DeviceFigures,
+    parameters: TileParameters,
+    count: Array | float = 1.0,
+    splits: Sequence[int] = (1,),
+) -> Array:
+    """Arithmetic time of equal products that run side by side.
+
+    Parameters
+    ----------
+    rows, columns, length : array
+        Extents of a product; they broadcast.
+    tiles : sequence of (int, int)
+        Rows and columns of the tiles that the library has.
+    device : DeviceFigures
+        Peak of the format that the products run in.
+    parameters : TileParameters
+        Calibration of the kernel.
+    count : array or float
+        Number of products; groups of products have leading axes in ``rows`` and ``count``, which are added up.
+    splits : sequence of int
+        Parts that the sum may be cut into.
+
+    Returns
+    -------
+    array
+        Seconds of the fastest tile and split.
+    """
+    cycles: Array = np.array(np.inf)
+    groups = np.ndim(rows) > np.ndim(length)
+    for height, width in tiles:
+        for parts in splits:
+            blocks = count * np.ceil(rows / height) * np.ceil(columns / width) * parts
+            blocks = blocks.sum(axis=0) if groups else blocks
+            occupied = blocks / device.multiprocessors
+            waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, 1.0)
+            reads = 1.0 + parameters.operands * (1.0 / height + 1.0 / width)
+            flop = 2.0 * max(height, LEAST_ROWS) * width * length / parts
+            loop = flop * reads / (parameters.efficiency * device.flops_per_clock)
+            busy = waves * (loop + parameters.epilogue * height * width / EPILOGUE_TILE)
+            cycles = np.minimum(cycles, np.maximum(busy, parameters.depth * length / parts))
+    return np.asarray(cycles / device.clock_hz)
+
+
+def joined(compute: Array, traffic: Array) -> Array:
+    """Join times of arithmetic and of memory traffic, which overlap with some loss where both are alike.
+
+    Parameters
+    ----------
+    compute : ndarray, shape (...)
+        Time of the arithmetic [s].
+    traffic : ndarray, shape (...)
+        Time of the memory traffic [s].
+
+    Returns
+    -------
+    ndarray, shape (...)
+        Seconds.
+
+    Examples
+    --------
+    >>> float(joined(np.array(1.0), np.array(1.0)).round(2))
+    1.26
+    """
+    return np.asarray((compute**OVERLAP + traffic**OVERLAP) ** (1.0 / OVERLAP))
+
+
+def behind_host(device: Array, host: float) -> Array:
+    """Join the time of a kernel with the host's time to issue it: a smooth maximum.
+
+    Parameters
+    ----------
+    device : ndarray, shape (...)
+        Time of the kernel [s].
+    host : float
+        Host time of the call [s].
+
+    Returns
+    -------
+    ndarray, shape (...)
+        Seconds.
+    """
+    return np.asarray((device**HOST_OVERLAP + host**HOST_OVERLAP) ** (1.0 / HOST_OVERLAP))

@@ -1,0 +1,578 @@
+"""The catalog: a line on every entry for ``list``, all facts of one entry for ``show``, a network layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.constrain import Constrain
+from rich.text import Text
+
+from paleo.collectives.base import ALGORITHMS
+from paleo.errors import SpecError, near
+from paleo.layers.base import LAYERS
+from paleo.operations.base import OPTIMIZERS
+from paleo.parallel.placement import STRATEGIES
+from paleo.report.columns import TEXT_WIDTH, Attribute, Document, grid, listing, record, wrapped_text
+from paleo.report.columns import facts_table as fact_table
+from paleo.schedules.base import SCHEDULES
+from paleo.specs.calibration import Calibration, load_calibration
+from paleo.specs.catalog import is_path, kind_of, names, resolve_spelling
+from paleo.specs.device import Device, HostLink, Price, load_device
+from paleo.specs.fields import FieldRow, field_table, format_value
+from paleo.specs.link import Link, load_link
+from paleo.specs.loading import Spec
+from paleo.specs.model import ModelSpec, load_model, names_other_source
+from paleo.specs.prices import rent_quote
+from paleo.specs.run import Run, load_run
+from paleo.specs.software import Software, load_software
+from paleo.specs.system import Level, System, load_system
+from paleo.specs.task import load_task
+from paleo.studies.summary import Summary, summarise
+from paleo.studies.sweep import load_study
+from paleo.units import HOUR, counted, duration, engineering, gibibytes
+
+if TYPE_CHECKING:
+    from paleo.tables.tables import MeasuredTable
+
+#: A name and its value, as people read them.
+Fact = tuple[str, str]
+#: A field of a software profile: name, value, default, meaning.
+Setting = tuple[str, str, str, str]
+
+
+def _first_line(entry: object) -> str:
+    lines = (getattr(entry, "__doc__", None) or "").strip().splitlines()
+    return lines[0] if lines else ""
+
+
+def _dated(entry: Device | System) -> str:
+    return entry.full_name if entry.year is None else f"{entry.full_name}, {entry.year}"
+
+
+def _device_line(name: str) -> str:
+    device = load_device(name)
+    dtype = device.training_dtype
+    peak = engineering(device.peak_flops_per_s(dtype), "FLOP/s")
+    return f"{_dated(device)}: {peak} {dtype}, {gibibytes(device.memory.capacity)} {device.memory.kind}"
+
+
+def _system_line(name: str) -> str:
+    system = load_system(name)
+    return f"{_dated(system)}: {system.devices_per_node} × {system.device.name} a node"
+
+
+def _link_line(name: str) -> str:
+    link = load_link(name)
+    return f"{engineering(link.bandwidth, 'B/s')} each way, {link.scope}"
+
+
+def _model_line(name: str) -> str:
+    model = load_model(name)
+    return f"{model.title}: {model.task}"
+
+
+def _software_line(name: str) -> str:
+    """Return the description of a profile, and the measured steps that its constants were fitted to."""
+    profile = load_software(name)
+    if profile.fit is None:
+        return f"{profile.title}. Nothing fitted"
+    tested = f"MAPE {100 * profile.fit.residual.mape:.1f} % on {profile.fit.residual.rows:,} held out"
+    return f"{profile.title}. Fitted to {counted(profile.fit.rows_fitted, 'row')}: {tested}"
+
+
+def _task_line(name: str) -> str:
+    task = load_task(name)
+    return f"{task.title}: {task.target}"
+
+
+Lines = Callable[[], Mapping[str, str]]
+
+
+def _cataloged(kind: str, line: Callable[[str], str]) -> Lines:
+    return lambda: {name: line(name) for name in names(kind)}
+
+
+#: kind -> names with a line on each.
+KINDS: dict[str, Lines] = {
+    "models": _cataloged("models", _model_line),
+    "devices": _cataloged("devices", _device_line),
+    "links": _cataloged("links", _link_line),
+    "systems": _cataloged("systems", _system_line),
+    "collectives": lambda: {name: algorithm.summary for name, algorithm in ALGORITHMS.items()},
+    "layers": lambda: {name: _first_line(layer) for name, layer in LAYERS.items()},
+    "schedules": lambda: {name: schedule.reference for name, schedule in SCHEDULES.items()},
+    "software": _cataloged("software", _software_line),
+    "strategies": lambda: {name: _first_line(preset) for name, preset in STRATEGIES.items()},
+    "optimizers": lambda: {name: rule.reference for name, rule in OPTIMIZERS.items()},
+    "tasks": _cataloged("tasks", _task_line),
+    "tables": lambda: _table_lines(),
+}
+
+
+def _table_lines() -> dict[str, str]:
+    """Kinds of measured tables, with the columns that tell them and the column that holds what was measured."""
+    from paleo.tables.tables import tables
+
+    return {name: _table_line(table) for name, table in sorted(tables().items())}
+
+
+def _table_line(table: MeasuredTable) -> str:
+    columns = ", ".join(sorted(table.header - {table.measured_column}))
+    meaning = _first_line(getattr(table, "kind", table)).replace("`", "")
+    return f"{meaning} Columns: {columns} -> {table.measured_column}"
+
+
+def catalog_lines(kind: str) -> Mapping[str, str]:
+    """List the entries of one kind of the catalog.
+
+    Parameters
+    ----------
+    kind : str
+        ``devices``, ``systems``, ``models``, ``layers`` and so on.
+
+    Returns
+    -------
+    dict of str to str
+        One line of description by name.
+
+    Raises
+    ------
+    SpecError
+        If the kind is unknown.
+    """
+    if kind not in KINDS:
+        raise SpecError(f"unknown kind {kind!r}; {near(kind, KINDS)}")
+    return KINDS[kind]()
+
+
+def find_entries(name: str, kind: str | None = None) -> list[tuple[str, object]]:
+    """Find the entries of a name; there are several if kinds share the name.
+
+    Parameters
+    ----------
+    name : str
+        Name of an entry, or a path, which is read as what it holds.
+    kind : str, optional
+        Kind to look in; all by default.
+
+    Returns
+    -------
+    list[tuple[str, object]]
+        Pairs of kind and entry.
+
+    Raises
+    ------
+    SpecError
+        If there is none; the message has the nearest names.
+    """
+    if kind in (None, "model", "models") and names_other_source(name):
+        return [("model", load_model(name))]
+    if is_path(name):
+        return [_read(name, kind)]
+    folded = name.strip().lower()
+    loaders = _loaders()
+    if kind is not None:
+        singular = kind.strip().lower() if kind.strip().lower() in loaders else kind.strip().lower().removesuffix("s")
+        if singular not in loaders:
+            raise SpecError(f"unknown kind {kind!r}; {near(kind, loaders)}")
+        loaders = {singular: loaders[singular]}
+    entries = [(kind, load(folded)) for kind, (known, load) in loaders.items() if folded.partition("@")[0] in known()]
+    if not entries:
+        meant = ((kind, load, resolve_spelling(f"{kind}s", folded)) for kind, (_, load) in loaders.items())
+        entries = [(kind, load(entry)) for kind, load, entry in meant if entry is not None]
+    if not entries:
+        known_names = [name for known, _ in loaders.values() for name in known()]
+        raise SpecError(f"nothing is named {name!r}; {near(name, known_names)} (see `paleo list`)")
+    return entries
+
+
+def _loaders() -> dict[str, tuple[Callable[[], Any], Callable[[str], object]]]:
+    return {
+        "model": (lambda: names("models"), load_model),
+        "system": (lambda: names("systems"), load_system),
+        "device": (lambda: names("devices"), load_device),
+        "link": (lambda: names("links"), load_link),
+        "collective": (lambda: ALGORITHMS, lambda name: ALGORITHMS[name]),
+        "layer": (lambda: LAYERS, lambda name: LAYERS[name]),
+        "schedule": (lambda: SCHEDULES, lambda name: SCHEDULES[name]),
+        "software": (lambda: names("software"), load_software),
+        "strategy": (lambda: STRATEGIES, lambda name: STRATEGIES[name]),
+        "optimizer": (lambda: OPTIMIZERS, lambda name: OPTIMIZERS[name]),
+        "task": (lambda: names("tasks"), load_task),
+    }
+
+
+def _read(path: str, kind: str | None = None) -> tuple[str, object]:
+    """Read a YAML file as the kind that its keys tell, or as the one that is named."""
+    loaders: dict[str, Callable[[str], object]] = {name: load for name, (_, load) in _loaders().items()}
+    loaders |= {"calibration": load_calibration, "run": load_run, "study": load_study}
+    kind_of_file = kind_of(path) if kind is None else kind.strip().lower()
+    if kind_of_file not in loaders:
+        raise SpecError(f"unknown kind {kind!r}; {near(str(kind), loaders)}")
+    return kind_of_file, loaders[kind_of_file](path)
+
+
+def entry_facts(entry: object) -> list[Fact]:
+    """List every field of an entry of the catalog, with its sources.
+
+    Parameters
+    ----------
+    entry : object
+        Device, link, system, model and so on.
+
+    Returns
+    -------
+    list of Fact
+        Pairs of name and text.
+    """
+    if isinstance(entry, Device):
+        return _device(entry)
+    if isinstance(entry, Link):
+        return _link(entry)
+    if isinstance(entry, System):
+        return _system(entry)
+    if isinstance(entry, ModelSpec):
+        return _model(entry)
+    if isinstance(entry, Software):
+        return _software(entry)
+    if isinstance(entry, Calibration):
+        return _calibration(entry)
+    if isinstance(entry, Spec):
+        return _known(*((name, getattr(entry, name)) for name in sorted(entry.model_fields_set)))
+    return _registered(entry)
+
+
+def document(entry: object) -> Document:
+    """Return an entry of the catalog as a JSON document, in SI units.
+
+    Parameters
+    ----------
+    entry : object
+        Device, link, system, model and so on.
+
+    Returns
+    -------
+    Document
+        The document.
+    """
+    if isinstance(entry, Spec):
+        return entry.model_dump(mode="json", by_alias=True)
+    return dict(entry_facts(entry))
+
+
+def _known(*rows: tuple[str, object]) -> list[Fact]:
+    """Rows that have a value."""
+    return [(name, str(value)) for name, value in rows if value not in (None, "", ())]
+
+
+def _rates(peaks: Mapping[Any, float]) -> str:
+    return ", ".join(f"{dtype} {engineering(rate, 'FLOP/s')}" for dtype, rate in peaks.items())
+
+
+def _price(price: Price | None) -> str | None:
+    return None if price is None else f"{price.rate * HOUR:.2f} USD/h ({price.date}; {price.source})"
+
+
+def _market(system: System) -> str | None:
+    """Return what price lists ask for a device of a system whose file has no price."""
+    quote = None if system.price_per_node is not None else rent_quote(system, "on-demand")
+    return None if quote is None else _price(quote.price)
+
+
+def _device(device: Device) -> list[Fact]:
+    memory = device.memory
+    return _known(
+        ("name", device.full_name),
+        ("architecture", f"{device.vendor} {device.architecture}, {device.form_factor}"),
+        ("year", device.year),
+        ("multiprocessors", device.multiprocessors),
+        ("boost clock", device.boost_clock and engineering(device.boost_clock, "Hz", digits=4)),
+        ("peak, dense", _rates(device.peak)),
+        ("peak of ordinary cores", _rates(device.vector_peak)),
+        ("tensor cores for", ", ".join(device.tensor_dtypes)),
+        ("systolic array", device.matrix_unit and f"{device.matrix_unit.width} x {device.matrix_unit.width}"),
+        ("memory", f"{gibibytes(memory.capacity)} {memory.kind}, {engineering(memory.bandwidth, 'B/s', digits=4)}"),
+        ("memory for programs", memory.reported and gibibytes(memory.reported)),
+        ("L2 cache", device.l2 and gibibytes(device.l2)),
+        ("design power", device.tdp and engineering(device.tdp, "W")),
+        ("PCIe", device.pcie and f"generation {device.pcie.generation}, {device.pcie.lanes} lanes"),
+        ("link to the host", device.host_link and _host_link(device.host_link)),
+        ("links of the device", device.interconnect and _device_links(device)),
+        ("price", _price(device.price)),
+        ("also known as", ", ".join(device.aliases)),
+        ("notes", device.notes),
+        ("source", device.source),
+    )
+
+
+def _host_link(joined: HostLink) -> str:
+    return joined.link + f", shared by {joined.devices} devices" * (joined.devices > 1)
+
+
+def _device_links(device: Device) -> str:
+    links = device.interconnect
+    assert links is not None
+    return f"{links.kind} {links.generation or ''}".strip() + f", {engineering(links.bandwidth, 'B/s')} each way"
+
+
+def _link(link: Link) -> list[Fact]:
+    achieved, in_switch = link.achieved_fraction, link.in_switch_bandwidth
+    return _known(
+        ("kind", link.kind),
+        ("scope", link.scope),
+        ("bandwidth, each way", engineering(link.bandwidth, "B/s")),
+        ("achieved", achieved and f"{100 * achieved:g} % of it ({link.achieved_source})"),
+        ("sums in switches", in_switch and f"{engineering(in_switch, 'B/s')} of bus bandwidth at most"),
+        ("latency", link.latency and f"{duration(link.latency)} ({link.latency_source or 'source unknown'})"),
+        ("notes", link.notes),
+        ("source", link.source),
+    )
+
+
+def _system(system: System) -> list[Fact]:
+    levels = [
+        (
+            f"level {index}: {level.name}",
+            f"{level.ranks or 'any number of'} GPUs, {level.ports} × {level.link.name} "
+            f"({engineering(level.unit_bandwidth, 'B/s')} each way from a unit), {_topology(level)}",
+        )
+        for index, level in enumerate(system.levels, start=1)
+    ]
+    return _known(
+        ("name", _dated(system)),
+        ("device", f"{system.device.name}: {system.device.full_name}"),
+        ("devices a node", system.devices_per_node),
+        ("nodes", system.max_nodes and f"up to {system.max_nodes}"),
+        *levels,
+        ("host", system.host and system.host.cpu and f"{system.host.sockets or 1} × {system.host.cpu}"),
+        ("price of a node", _price(system.price_per_node)),
+        ("rent of a GPU", _market(system)),
+        ("notes", system.notes),
+        ("source", system.source),
+    )
+
+
+def _topology(level: Level) -> str:
+    """Describe a level's topology with its leaves, routing and links between groups."""
+    unit = "group" if level.topology == "dragonfly" else "leaf switch"
+    words = (
+        level.leaf and f"{level.leaf} nodes to a {unit}",
+        level.global_links and f"{level.global_links} links between each two groups",
+        level.oversubscription > 1.0 and f"{level.oversubscription:g} times oversubscribed",
+        level.routing and ("rails" if level.routing == "rail" else f"{level.routing} routing"),
+    )
+    return ", ".join([level.topology, *(word for word in words if word)])
+
+
+def _model(model: ModelSpec) -> list[Fact]:
+    counts = summarise(model, Run())
+    sizes = ", ".join(f"{key} {value}" for key, value in counts.graph.params.items() if key != "batch")
+    data = model.dataset
+    flops = counts.total("flops_forward")
+    return _known(
+        ("title", model.title),
+        ("also known as", ", ".join(model.aliases)),
+        ("task", model.task),
+        ("parameters", f"{counts.graph.parameters:,}"),
+        (
+            "FLOP of one sample",
+            f"{engineering(flops, 'FLOP')} forward, {engineering(counts.total('flops_backward'), 'FLOP')} back",
+        ),
+        ("FLOP of MFU", counts.model_flops and _model_flops(*counts.model_flops)),
+        ("settable (--set model.NAME=…)", sizes),
+        ("tokens a sample", counts.graph.tokens_per_sample),
+        ("data set", data and f"{data.name}, {data.samples:,} samples"),
+        ("notes", model.notes),
+        ("source", model.source),
+        ("file", model.path),
+    )
+
+
+def _model_flops(forward: float, backward: float) -> str:
+    without = "attention scores under the causal mask and recomputation are not counted"
+    return f"{engineering(forward, 'FLOP')} forward, {engineering(backward, 'FLOP')} back: {without}"
+
+
+def _software(software: Software) -> list[Fact]:
+    """Describe a profile in words; `settings` has its fields."""
+    return _known(
+        ("title", software.title),
+        ("releases from", software.since),
+        ("releases until", software.until),
+        ("dated releases", ", ".join(f"{release} {date}" for release, date in software.releases.items())),
+        *((f"before {era.until}", f"{_changes(era.changes)} ({era.source})") for era in software.earlier),
+        ("notes", software.notes),
+        ("source", software.source),
+    )
+
+
+def _changes(changes: Mapping[str, object]) -> str:
+    return ", ".join(f"{field}: {value}" for field, value in changes.items())
+
+
+def _calibration(calibration: Calibration) -> list[Fact]:
+    """One line for each entry: what was fitted to how many rows, and the error on those that were not."""
+    rows = [("subject", calibration.subject)]
+    for entry in calibration.entries:
+        error = "not tested" if entry.residual is None else f"MAPE {100 * entry.residual.mape:.1f} % on rows held out"
+        rows.append((f"{entry.family}, {entry.stack}", f"{entry.rows_fitted or 0} rows fitted, {error}; {entry.date}"))
+    return _known(*rows)
+
+
+def settings(entry: object) -> list[Setting]:
+    """List the fields of a software profile.
+
+    Parameters
+    ----------
+    entry : object
+        An entry of the catalog.
+
+    Returns
+    -------
+    list of Setting
+        Name, value, default and meaning of each field; empty for other entries.
+    """
+    if not isinstance(entry, Software):
+        return []
+    rows = [row for row in field_table(Software) if "." in row.field]
+    return [(row.field, _value(entry, row), row.default, row.meaning) for row in rows]
+
+
+def _value(software: Software, row: FieldRow) -> str:
+    group, _, name = row.field.partition(".")
+    return format_value(getattr(getattr(software, group), name), row.unit)
+
+
+def _registered(entry: object) -> list[Fact]:
+    attributes = {name: getattr(entry, name) for name in ("summary", "reference", "operations") if hasattr(entry, name)}
+    described = _known(*((name, ", ".join(v) if isinstance(v, tuple) else v) for name, v in attributes.items()))
+    if isinstance(entry, type) and hasattr(entry, "model_fields"):
+        described += [(name, _field(field)) for name, field in entry.model_fields.items()]
+    if not attributes:
+        described.insert(0, ("what it is", _first_line(entry)))
+    return described
+
+
+def _field(field: Any) -> str:
+    kind = getattr(field.annotation, "__name__", None) or str(field.annotation)
+    return f"{kind}, required" if field.is_required() else f"{kind}, {field.default!r} if left out"
+
+
+# tables
+
+
+def list_table(kind: str, entries: Mapping[str, str]) -> RenderableType:
+    """Return the names of one kind with a line on each.
+
+    Parameters
+    ----------
+    kind : str
+        Printed above the table.
+    entries : mapping
+        Name -> line.
+    """
+    table = grid(f"{len(entries)} {kind}", ("name", "description"), left=2)
+    for name, line in entries.items():
+        table.add_row(name, line)
+    return Constrain(table, TEXT_WIDTH)
+
+
+def entry_tables(title: str, entry: object) -> Iterator[RenderableType]:
+    """Yield the facts of one entry, and the fields of a software profile, in bold where they differ from defaults.
+
+    Parameters
+    ----------
+    title : str
+        Kind and name.
+    entry : object
+        What `find_entries` returned.
+    """
+    yield fact_table(title, entry_facts(entry))
+    fields = settings(entry)
+    if fields:
+        table = grid("", ("field", "value", "default", "meaning"), left=4)
+        for field, value, default, meaning in fields:
+            table.add_row(field, Text(value, style="" if value == default else "bold"), default, meaning)
+        yield table
+
+
+# a network layer by layer
+
+
+def _size(value: float) -> str:
+    return engineering(value, "")
+
+
+def _bytes(value: float) -> str:
+    return engineering(value, "B")
+
+
+_LAYER = (
+    Attribute("name", lambda layer: layer.name, "layer"),
+    Attribute("type", lambda layer: layer.type, "type"),
+    Attribute("output_shape", lambda layer: list(layer.output_shape), "output", "",
+              lambda layer: "×".join(f"{size:g}" for size in layer.output_shape)),
+    Attribute("output_dims", lambda layer: list(layer.dims)),
+    Attribute("parameters", lambda layer: layer.parameters, "parameters", "prefix"),
+    Attribute("flops_forward", lambda layer: layer.flops_forward, "FLOP fwd", "prefix"),
+    Attribute("flops_backward", lambda layer: layer.flops_backward, "FLOP bwd", "prefix"),
+    Attribute("bytes_forward", lambda layer: layer.bytes_forward, "bytes fwd", "words",
+              lambda layer: _bytes(layer.bytes_forward)),
+    Attribute("bytes_backward", lambda layer: layer.bytes_backward),
+    Attribute("", lambda layer: layer.intensity, "FLOP/B", "words", lambda layer: f"{layer.intensity:.1f}"),
+    Attribute("saved_bytes", lambda layer: layer.saved_bytes, "saved", "words",
+              lambda layer: _bytes(layer.saved_bytes)),
+    Attribute("repeat", lambda layer: layer.repeat, "repeat", "words",
+              lambda layer: str(layer.repeat) if layer.repeat > 1 else ""),
+)  # fmt: skip
+
+
+def summary_document(study: Summary) -> Document:
+    """Return a network layer by layer as a JSON document.
+
+    Parameters
+    ----------
+    study : Summary
+        Layers, whose quantities are those of one of ``repeat`` iterations, and totals over all.
+    """
+    return {
+        "model": study.graph.name,
+        "batch": study.graph.batch,
+        "dtype": study.dtype,
+        "parameters": study.graph.parameters,
+        "flops_forward": study.total("flops_forward"),
+        "flops_backward": study.total("flops_backward"),
+        "saved_activation_bytes": study.total("saved_bytes"),
+        "layers": [record(_LAYER, layer) for layer in study.layers],
+    }
+
+
+def summary_table(study: Summary) -> RenderableType:
+    """Return the counts of a network's layers as tables.
+
+    Parameters
+    ----------
+    study : Summary
+        Counts of the layers.
+
+    Returns
+    -------
+    RenderableType
+        Tables for the console.
+    """
+    title = f"{study.graph.name}, batch {study.graph.batch}, {study.dtype}; repeated layers are listed once"
+    table = listing(title, _LAYER, study.layers)
+    for column in table.columns[1:]:
+        column.no_wrap = True
+    table.add_section()
+    sums = {field: study.total(field) for field in ("flops_forward", "flops_backward", "bytes_forward", "saved_bytes")}
+    table.add_row(
+        "total", "", "", _size(study.graph.parameters), _size(sums["flops_forward"]), _size(sums["flops_backward"]),
+        _bytes(sums["bytes_forward"]), f"{sums['flops_forward'] / max(sums['bytes_forward'], 1):.0f}",
+        _bytes(sums["saved_bytes"]), "",
+    )  # fmt: skip
+    if study.model_flops is None:
+        return table
+    return Group(table, wrapped_text(f"FLOP of MFU: {_model_flops(*study.model_flops)}."))

@@ -1,0 +1,253 @@
+"""Fleets of jobs, as a document, as tables, as a picture."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from paleo.cluster.policies import POLICIES
+from paleo.report.columns import Attribute, facts_table, listing, money, record, wrapped_text
+from paleo.units import HOUR, counted, duration
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from paleo.cluster.study import FleetStudy
+
+#: Jobs that a table lists, and jobs up to which a plot has a line for each node.
+_LISTED, _DRAWN_NODES = 25, 64
+
+
+def _time(seconds: float) -> str:
+    return duration(seconds) if seconds else "0 s"
+
+
+@dataclass(frozen=True, slots=True)
+class _JobRow:
+    """One job of the answer."""
+
+    study: FleetStudy
+    number: int
+
+    @property
+    def job(self) -> Any:
+        return self.study.fleet.cluster_jobs[self.number]
+
+    def of(self, part: str) -> float:
+        """A column of the simulation."""
+        return float(getattr(self.study.result, part)[self.number])
+
+    @property
+    def met(self) -> bool | None:
+        return None if math.isinf(self.job.deadline) else self.of("finish") <= self.job.deadline
+
+    @property
+    def gpus(self) -> int:
+        return int(next(gpus for gpus in self.job.preferred if gpus))
+
+    @property
+    def interval(self) -> list[float] | None:
+        ends = self.study.intervals
+        return None if ends is None else [float(end) for end in ends[self.number]]
+
+    @property
+    def safe(self) -> float | None:
+        shares = self.study.on_time
+        return None if shares is None or self.met is None else float(shares[self.number])
+
+
+def _columns() -> list[Attribute]:
+    return [
+        Attribute("name", lambda row: row.job.name, "job"),
+        Attribute("team", lambda row: row.job.team or None, "team", optional=True),
+        Attribute("gpus", lambda row: row.gpus, "GPUs", "count"),
+        Attribute("arrival_s", lambda row: row.job.arrival, "arrival", "s", lambda row: _time(row.job.arrival)),
+        Attribute("start", lambda row: row.of("start"), "start", "s", lambda row: _time(row.of("start"))),
+        Attribute("finish", lambda row: row.of("finish"), "finish", "s", lambda row: _time(row.of("finish"))),
+        Attribute("finish_interval", lambda row: row.interval),
+        Attribute("waited", lambda row: row.of("waited"), "waited", "s", lambda row: _time(row.of("waited"))),
+        Attribute("preemptions", lambda row: int(row.of("preemptions")), "stops", "count"),
+        Attribute("deadline", lambda row: None if row.met is None else row.job.deadline),
+        Attribute("met", lambda row: row.met, "in time", "yes or no", optional=True),
+        Attribute("met_share", lambda row: row.safe, "of samples", "fraction", optional=True),
+    ]
+
+
+def _rows(study: FleetStudy) -> list[_JobRow]:
+    return [_JobRow(study, number) for number in range(len(study.fleet.jobs))]
+
+
+def document(study: FleetStudy) -> dict[str, Any]:
+    """Return the answer of ``paleo fleet`` as a JSON document.
+
+    Parameters
+    ----------
+    study : FleetStudy
+        A fleet on an order of machines.
+
+    Returns
+    -------
+    dict of str to Any
+        The document; times in seconds from the zero of arrivals.
+    """
+    result, larger = study.result, study.larger
+    return {
+        "verdict": study.verdict,
+        "policy": study.fleet.policy,
+        "placement": study.fleet.placement,
+        "nodes": sum(study.nodes),
+        "machines": [
+            {"system": system.name, "nodes": count}
+            for system, count in zip(study.fleet.systems, study.nodes, strict=True)
+        ],
+        "gpus": result.gpus,
+        "possible": study.holds,
+        "missed": study.missed,
+        "span_s": result.span,
+        "wait_s": {
+            "mean": float(result.waited.mean()),
+            "p95": float(np.quantile(result.waited, 0.95)),
+            "limit": study.wishes.wait,
+        },
+        "utilisation": result.utilisation,
+        "lost_gpu_hours": study.lost_gpu_hours,
+        "usd": study.usd,
+        "node_more": None
+        if larger is None
+        else {
+            "span_s": larger.span,
+            "wait_s": {"mean": float(larger.waited.mean()), "p95": float(np.quantile(larger.waited, 0.95))},
+            "utilisation": larger.utilisation,
+        },
+        "jobs": [record(_columns(), row) for row in _rows(study)],
+        "unmodelled": list(study.unmodelled),
+    }
+
+
+def table(study: FleetStudy) -> RenderableType:
+    """Return the answer of ``paleo fleet`` as tables: verdict, cluster, lost GPU-hours, jobs.
+
+    Parameters
+    ----------
+    study : FleetStudy
+        A fleet on an order of machines.
+
+    Returns
+    -------
+    RenderableType
+        Tables for the console.
+    """
+    result, policy = study.result, POLICIES[study.fleet.policy]
+    total = result.gpus * result.span / HOUR
+    rows = [
+        ("machines", f"{study.order}, {counted(result.gpus, 'GPU')}"),
+        ("policy", f"{policy.title} ({policy.source})"),
+        ("mean wait", f"{_time(float(result.waited.mean()))}, longest {_time(float(result.waited.max()))}"),
+        ("cost", money(study.usd)),
+    ]
+    lost = [("work", float((result.worked - result.failed).sum()) / HOUR), *study.lost_gpu_hours.items()]
+    parts = [
+        Attribute("", lambda entry: entry[0], "GPU-hours of"),
+        Attribute("", lambda entry: entry[1], "hours", "", lambda entry: f"{entry[1]:,.1f}"),
+        Attribute("", lambda entry: entry[1] / total if total else 0.0, "share", "tenths"),
+    ]
+    listed = _rows(study)[:_LISTED]
+    more = len(study.fleet.jobs) - len(listed)
+    notes = [f"{counted(more, 'job')} more: --json lists all."] if more else []
+    notes.append(f"Not modelled: {'; '.join(study.unmodelled)}.")
+    return Group(
+        wrapped_text(Text(study.verdict, style="bold")),
+        Text(),
+        facts_table("The cluster", rows),
+        Text(),
+        listing("Where GPU-hours go", parts, lost),
+        Text(),
+        listing("Jobs", _columns(), listed),
+        Text(),
+        *(wrapped_text(note) for note in notes),
+    )
+
+
+def figure(study: FleetStudy) -> Figure:
+    """Plot who runs on which GPUs over time, and the length of the queue.
+
+    Parameters
+    ----------
+    study : FleetStudy
+        A fleet on an order of machines.
+
+    Returns
+    -------
+    Figure
+        The plot.
+    """
+    import matplotlib
+    from matplotlib.ticker import MaxNLocator
+
+    from paleo.report.plots import BLUE, STYLE, figure_of
+
+    with matplotlib.rc_context(STYLE):
+        picture, (chart, queue) = figure_of(9.0, 6.0, 1, rows=2, sharex=True, height_ratios=[4, 1])
+        _gantt(chart, study)
+        result = study.result
+        lengths = result.queue
+        if len(lengths):
+            times = np.append(lengths[:, 0], result.span + lengths[0, 0]) / HOUR
+            queue.step(times, np.append(lengths[:, 1], lengths[-1, 1]), where="post", color=BLUE)
+            queue.fill_between(times, np.append(lengths[:, 1], lengths[-1, 1]), step="post", color=BLUE, alpha=0.25)
+        queue.set(xlabel="hours", ylabel="jobs waiting")
+        queue.set_ylim(0, max(1.1 * result.queue[:, 1].max(initial=0.0), 1.0))
+        queue.yaxis.set_major_locator(MaxNLocator(integer=True))
+        title = POLICIES[study.fleet.policy].title
+        picture.suptitle(f"{counted(len(study.fleet.jobs), 'job')} on {study.order}, {title}")
+    return picture
+
+
+def _gantt(axes: Any, study: FleetStudy) -> None:
+    """A bar for each stretch of a job on a node, as high as its GPUs there; lanes of a node are handed out in turn."""
+    import matplotlib
+    from matplotlib.collections import PolyCollection
+
+    pools = study.fleet.pools(study.nodes)
+    first = np.concatenate([[0], np.cumsum([pool.gpus for pool in pools])])
+    lanes = [np.zeros(pool.gpus) for pool in pools]
+    colours = matplotlib.colormaps["tab20"](np.arange(20))
+    boxes, fills = [], []
+    for segment in sorted(study.result.segments, key=lambda each: each.begin):
+        begin, end = segment.begin / HOUR, segment.end / HOUR
+        for node, count in segment.gang:
+            size = pools[segment.pool].per_node
+            ends = lanes[segment.pool][node * size : (node + 1) * size]
+            free = np.flatnonzero(ends <= segment.begin * (1.0 + 1e-12))[:count]
+            ends[free] = segment.end
+            for run in np.split(free, np.flatnonzero(np.diff(free) > 1) + 1):
+                low = first[segment.pool] + node * size + run[0]
+                high = low + len(run)
+                boxes.append([(begin, low), (end, low), (end, high), (begin, high)])
+                fills.append(colours[segment.job % 20])
+            if len(boxes) < _LISTED * 8 and len(free) and node == segment.gang[0][0]:
+                _name(
+                    axes, study, segment.job, (begin, end), first[segment.pool] + node * size + free[0] + len(free) / 2
+                )
+    edge = "white" if len(boxes) < 2000 else "none"
+    axes.add_collection(PolyCollection(boxes, facecolors=fills, edgecolors=edge, linewidths=0.5))
+    for pool, low in zip(pools, first[:-1], strict=True):
+        if sum(each.nodes for each in pools) <= _DRAWN_NODES:
+            for node in range(pool.nodes + 1):
+                axes.axhline(low + node * pool.per_node, color="grey", linewidth=0.4, zorder=0)
+    begin = min((job.arrival for job in study.fleet.cluster_jobs), default=0.0) / HOUR
+    axes.set_yticks(np.unique(np.linspace(0, first[-1], 9).astype(int) // pools[0].per_node * pools[0].per_node))
+    axes.set(xlim=(begin, begin + study.result.span / HOUR), ylim=(0, first[-1]), ylabel="GPUs, by node")
+    axes.grid(visible=False)
+
+
+def _name(axes: Any, study: FleetStudy, job: int, ends: tuple[float, float], height: float) -> None:
+    """Write the name of a job into a bar that is long enough for it."""
+    name, span = study.fleet.cluster_jobs[job].name, study.result.span / HOUR
+    if span and (ends[1] - ends[0]) / span > 0.012 * len(name):
+        axes.text(sum(ends) / 2.0, height, name, ha="center", va="center", fontsize=7, clip_on=True)

@@ -1,0 +1,515 @@
+"""Columns of answers, and how a terminal prints them.
+
+A row of an answer (a point of a curve, a plan, a system) has one declaration for each of its quantities: the key of
+``--json`` and of data frames, the heading and unit of tables, and a function that reads the value. JSON, text tables
+and data frames follow from it; ``columns.csv`` holds the meaning of each key for schemas and documentation.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.constrain import Constrain
+from rich.table import Column as TableColumn
+from rich.table import Table
+from rich.text import Text
+
+from paleo.units import duration, engineering, gibibytes, shortest
+
+Document = dict[str, Any]
+#: Characters per line where the output is no terminal: of the widest table, and of text.
+PLAIN_WIDTH, TEXT_WIDTH = 150, 118
+#: Part of a step -> its name in tables and plots.
+PARTS = {
+    "compute": "compute",
+    "memory_bound": "memory-bound",
+    "launch": "kernel launch",
+    "communication_exposed": "exposed communication",
+    "slowed": "compute slowed by communication",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer",
+    "input": "exposed input",
+    "stragglers": "waiting for stragglers",
+}
+#: Cell without a value.
+NONE = "-"
+#: Characters to which columns of text may be folded, and characters between two columns.
+FOLDED, GAP = 26, 3
+
+
+# numbers as text
+
+
+def rate(per_second: float) -> str:
+    """Format a rate with at least four significant digits and no exponent.
+
+    Parameters
+    ----------
+    per_second : float
+        Rate [1/s].
+
+    Returns
+    -------
+    str
+        The text.
+
+    Examples
+    --------
+    >>> rate(20520.4), rate(12.3456)
+    ('20,520', '12.35')
+    """
+    return f"{per_second:,.0f}" if per_second >= 1000 else f"{per_second:.4g}"
+
+
+def percent(share: float) -> str:
+    """Format a fraction as a percentage of two significant digits.
+
+    Parameters
+    ----------
+    share : float
+        Fraction.
+
+    Returns
+    -------
+    str
+        The text.
+
+    Examples
+    --------
+    >>> percent(0.4567), percent(0.0123)
+    ('46 %', '1.2 %')
+    """
+    return f"{100 * share:.0f} %" if abs(share) >= 0.0995 else f"{100 * share:.1f} %"
+
+
+def tenths(share: float) -> str:
+    """Format a fraction as a percentage with one decimal.
+
+    Parameters
+    ----------
+    share : float
+        Fraction.
+
+    Returns
+    -------
+    str
+        The text.
+
+    Examples
+    --------
+    >>> tenths(0.9987)
+    '99.9 %'
+    """
+    return f"{100 * share:.1f} %"
+
+
+def money(dollars: float | None) -> str:
+    """Format US dollars.
+
+    Parameters
+    ----------
+    dollars : float, optional
+        Amount [USD]; None if no price is known.
+
+    Returns
+    -------
+    str
+        The text.
+
+    Examples
+    --------
+    >>> money(1234.5), money(0.034), money(None)
+    ('1,234 USD', '0.034 USD', '-')
+    """
+    if dollars is None:
+        return NONE
+    return f"{dollars:,.0f} USD" if dollars >= 100 else f"{dollars:,.3g} USD"
+
+
+def energy(kilowatt_hours: float | None) -> str:
+    """Format kilowatt-hours.
+
+    Parameters
+    ----------
+    kilowatt_hours : float, optional
+        Energy [kWh]; None if the power is not known.
+
+    Returns
+    -------
+    str
+        The text.
+
+    Examples
+    --------
+    >>> energy(2624.4), energy(1.234), energy(None)
+    ('2,624 kWh', '1.23 kWh', '-')
+    """
+    if kilowatt_hours is None:
+        return NONE
+    return f"{kilowatt_hours:,.0f} kWh" if kilowatt_hours >= 100 else f"{kilowatt_hours:,.3g} kWh"
+
+
+def layers_per_stage(blocks: Sequence[int]) -> str:
+    """Describe how many layers each pipeline stage (or chunk) holds.
+
+    Parameters
+    ----------
+    blocks : sequence of int
+        Layers of each stage.
+
+    Returns
+    -------
+    str
+        The text.
+
+    Examples
+    --------
+    >>> layers_per_stage((17, 15)), layers_per_stage((2, 3, 5, 5, 5, 5, 5, 2))
+    ('17+15 layers', '2 to 5 layers a stage')
+    """
+    if len(blocks) <= 4:
+        return f"{'+'.join(map(str, blocks))} layers"
+    return f"{min(blocks)} to {max(blocks)} layers a stage"
+
+
+#: Unit of a column -> how tables print its values. Columns without a unit are text, flush left.
+FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "": str,
+    "count": lambda value: f"{value:,.0f}",
+    "number": lambda value: f"{value:,.3g}",
+    "ratio": lambda value: f"{value:.2f}",
+    "s": duration,
+    "B": gibibytes,
+    "1/s": rate,
+    "fraction": percent,
+    "tenths": tenths,
+    "words": str,
+    "price": lambda value: f"{value:,.2f}",
+    "USD": money,
+    "kWh": energy,
+    "prefix": lambda value: engineering(value, ""),
+    "yes or no": lambda value: "yes" if value else "no",
+}
+
+
+# columns
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One quantity of the rows of an answer.
+
+    Parameters
+    ----------
+    key : str
+        Key in JSON documents and data frames; empty for columns of tables only.
+    get : callable
+        Returns the value of a row, in SI units; None if it is not known.
+    title : str
+        Heading in tables; empty for keys that tables do not print.
+    unit : str
+        A key of `FORMATS`.
+    text : callable, optional
+        Returns the cell of a row, where the unit does not say how it is printed.
+    optional : bool
+        Omit the column from tables in which no row has a value.
+    """
+
+    key: str
+    get: Callable[[Any], Any]
+    title: str = ""
+    unit: str = ""
+    text: Callable[[Any], str] | None = None
+    optional: bool = False
+
+    def cells(self, rows: Sequence[Any]) -> list[str]:
+        """Print the value of each row; times of one column have one unit.
+
+        Parameters
+        ----------
+        rows : sequence of Any
+            Rows of the answer.
+
+        Returns
+        -------
+        list of str
+            One text a row.
+        """
+        if self.text is not None:
+            return [self.text(row) for row in rows]
+        values = [self.get(row) for row in rows]
+        spoken = FORMATS[self.unit]
+        if self.unit == "s":
+            spoken = functools.partial(duration, like=shortest(value for value in values if value is not None))
+        return [NONE if value is None else spoken(value) for value in values]
+
+
+def record(columns: Iterable[Attribute], row: Any) -> Document:
+    """Return one row as a JSON document, by the keys of its columns.
+
+    Parameters
+    ----------
+    columns : iterable of Attribute
+        Columns of the answer.
+    row : Any
+        The row.
+
+    Returns
+    -------
+    Document
+        The document.
+    """
+    return {column.key: column.get(row) for column in columns if column.key}
+
+
+def listing(title: str, columns: Iterable[Attribute], rows: Sequence[Any]) -> Table:
+    """Return the rows as a table.
+
+    Parameters
+    ----------
+    title : str
+        Printed above the table.
+    columns : iterable of Attribute
+        Those with a title are printed, in this order.
+    rows : sequence
+        What the getters of the columns take.
+    """
+    printed = [
+        column
+        for column in columns
+        if column.title and not (column.optional and all(column.get(row) is None for row in rows))
+    ]
+    table = grid(title, [column.title for column in printed], left=[not column.unit for column in printed])
+    for cells in zip(*(column.cells(rows) for column in printed), strict=True):
+        table.add_row(*cells)
+    return table
+
+
+@functools.cache
+def meanings() -> dict[str, tuple[str, str]]:
+    """Return the unit and the meaning of every key of JSON documents, by its last name (``step_time_s``)."""
+    with (Path(__file__).parent / "columns.csv").open(encoding="utf-8", newline="") as file:
+        return {row["key"]: (row["unit"], row["meaning"]) for row in csv.DictReader(file)}
+
+
+# tables
+
+
+class Grid(Table):
+    """Table that splits into parts where a screen is too narrow; each part begins with the first column."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        parts = list(self._parts(options.max_width))
+        if len(parts) == 1:
+            yield from super().__rich_console__(console, options)
+            return
+        for number, columns in enumerate(parts):
+            yield from [""] if number else []
+            table = _table(Table, str(self.title) if number == 0 and self.title else "")
+            for column in columns:
+                table.add_column(column.header, justify=column.justify, overflow="fold")
+            cells = zip(*(column.cells for column in columns), strict=True)
+            for row, values in zip(self.rows, cells, strict=True):
+                table.add_row(*values, end_section=row.end_section)
+            yield from table.__rich_console__(console, options)
+
+    def _parts(self, width: int) -> Iterator[list[TableColumn]]:
+        """Yield the columns that fit side by side into ``width`` characters."""
+        first, *following = self.columns
+        part, taken = [first], _width(first)
+        for column in following:
+            if taken + GAP + _width(column) > width and len(part) > 1:
+                yield part
+                part, taken = [first], _width(first)
+            part.append(column)
+            taken += GAP + _width(column)
+        yield part
+
+
+def _width(column: TableColumn) -> int:
+    """Return the least characters of a column: text with spaces may be folded, strategies and numbers may not."""
+    cells = [str(cell) for cell in (column.header, *column.cells)]
+    widest = max(cell_len(line) for cell in cells for line in (cell.splitlines() or [""]))
+    longest_word = max(cell_len(word) for cell in cells for word in (cell.split() or [""]))
+    return min(widest, max(FOLDED, longest_word)) if column.justify == "left" else widest
+
+
+def _table(kind: type[Table], title: str) -> Table:
+    style = {"title_style": "bold", "title_justify": "left", "box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False}
+    return kind(title=title or None, **style)  # type: ignore[arg-type]
+
+
+def grid(title: str, columns: Iterable[str], *, left: int | Sequence[bool] = 1) -> Table:
+    """Return an empty table.
+
+    Parameters
+    ----------
+    title : str
+        Printed above the table.
+    columns : iterable of str
+        Headings.
+    left : int or sequence of bool
+        How many of the first columns are flush left, or which ones; numbers are flush right.
+    """
+    table = _table(Grid, title)
+    for index, name in enumerate(columns):
+        flush_left = index < left if isinstance(left, int) else left[index]
+        table.add_column(name, justify="left" if flush_left else "right", overflow="fold")
+    return table
+
+
+def facts_table(title: str, rows: Iterable[tuple[str, str]]) -> Constrain:
+    """Return names and values as a table without headings.
+
+    Parameters
+    ----------
+    title : str
+        Title of the table.
+    rows : Iterable[tuple[str, str]]
+        Names and values.
+
+    Returns
+    -------
+    Constrain
+        The table.
+    """
+    table = grid(title, ("", ""), left=2)
+    table.show_header = False
+    for name, value in rows:
+        table.add_row(name, value)
+    return Constrain(table, TEXT_WIDTH)
+
+
+# text
+
+
+def console() -> Console:
+    """Return standard output, as wide as the terminal, or `PLAIN_WIDTH` in a pipe; names are never read as markup."""
+    probe = Console(highlight=False, markup=False, emoji=False)
+    return probe if probe.is_terminal else Console(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
+
+
+def wrapped_text(text: str | Text) -> Constrain:
+    """Limit the lines of a text to a width that is good to read.
+
+    Parameters
+    ----------
+    text : str | Text
+        The text.
+
+    Returns
+    -------
+    Constrain
+        The text for the console.
+    """
+    return Constrain(Text(text) if isinstance(text, str) else text, TEXT_WIDTH)
+
+
+@dataclass(frozen=True)
+class Pasted:
+    """Words and a command after them, on lines that a shell joins again; wrapped as text, it would run in pieces."""
+
+    words: str
+    command: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in shell_lines(f"{self.words}: ", self.command, min(TEXT_WIDTH, options.max_width)):
+            yield Text(line, no_wrap=True, overflow="ignore")
+
+
+def shell_lines(before: str, command: str, width: int) -> list[str]:
+    r"""Break a command into lines, each but the last ending in a backslash.
+
+    An option stays on the line of its value; what is longer than a line is not broken.
+
+    Parameters
+    ----------
+    before : str
+        Words before the command.
+    command : str
+        The command.
+    width : int
+        Most characters of a line.
+
+    Returns
+    -------
+    list of str
+        Lines.
+
+    Examples
+    --------
+    >>> shell_lines("Run: ", "paleo estimate gpt2 --gpus 8 --set 'cut=[6, 6]'", 26)
+    ['Run: paleo estimate gpt2 \\', '  --gpus 8 \\', "  --set 'cut=[6, 6]'"]
+    """
+    parts = [part.strip() for part in re.split(r"\s(?=--)", command)]
+    lines = [before + parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + len(" \\") + 1 <= width:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(f"  {part}")
+    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
+
+
+# documents
+
+#: Version of all documents: it rises when a key changes its meaning or goes away.
+SCHEMA_VERSION = 1
+
+
+def with_schema(command: str, document: Mapping[str, Any]) -> Document:
+    """Add the name of its schema (``paleo schema COMMAND``) to a document.
+
+    Parameters
+    ----------
+    command : str
+        Name of the command.
+    document : dict of str to Any
+        The document.
+
+    Returns
+    -------
+    Document
+        A new document.
+
+    Examples
+    --------
+    >>> with_schema("scale", {"points": []})
+    {'schema': 'paleo.scale/1', 'points': []}
+    """
+    return {"schema": f"paleo.{command}/{SCHEMA_VERSION}", **document}
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """Return a document as JSON text; a number that is not finite becomes null.
+
+    Parameters
+    ----------
+    document : dict of str to Any
+        The document.
+
+    Returns
+    -------
+    str
+        The text.
+    """
+    return json.dumps(_finite(document), indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

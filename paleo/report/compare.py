@@ -1,0 +1,249 @@
+"""Systems compared on one run, as a document and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from paleo.launch.commands import estimate_command
+from paleo.report.columns import NONE, Attribute, Document, Pasted, energy, listing, money, percent, wrapped_text
+from paleo.report.estimate import OWNED, consistency_document, prediction_document, training_document
+from paleo.report.scale import CYCLE
+from paleo.studies.defaults import RunWithDefaults
+from paleo.units import duration, gibibytes, shortest
+
+if TYPE_CHECKING:
+    from paleo.studies.purchase import Candidate, Comparison, Objective
+
+    Winners: TypeAlias = Mapping[Objective, Candidate | None]
+
+#: Objective -> what the best is called, and of which systems that is said where others have no value.
+_WINNERS: dict[Objective, tuple[str, str]] = {
+    "time": ("fastest", "of those with a time"),
+    "cost": ("cheapest", "of those with a price"),
+    "energy": ("least energy", "of those with a known design power"),
+}
+
+
+def document(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | None = None) -> Document:
+    """Return the answer of ``paleo compare`` as a JSON document.
+
+    ``best`` names the best system that fits by each objective, ``not_certain`` the systems whose 90 % intervals overlap
+    with its interval.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        The same run on several systems.
+    choices : mapping of str to SettledRun, optional
+        Software and plan that were chosen for each system (``name:gpus``), with reasons.
+    """
+    choices = choices or {}
+    best = {objective: comparison.best(objective) for objective in _WINNERS}
+    models = [each.prediction.model.name for each in comparison.candidates if each.prediction is not None]
+    return {
+        "model": models[0],
+        "amount": comparison.amount.words,
+        "samples": comparison.amount.samples,
+        "best": {objective: None if each is None else each.system.name for objective, each in best.items()},
+        "not_certain": {
+            objective: [rival.system.name for rival in comparison.rivals(objective)] for objective in _WINNERS
+        },
+        "systems": [
+            _candidate(comparison, candidate, choices.get(candidate.name)) for candidate in comparison.candidates
+        ],
+    }
+
+
+def _candidate(comparison: Comparison, candidate: Candidate, choice: RunWithDefaults | None) -> Document:
+    if candidate.prediction is None or candidate.training is None:
+        return {"system": candidate.system.name, "error": candidate.problem}
+    cycle = {} if candidate.consistency is None else {"consistency": consistency_document(candidate.consistency)}
+    return {
+        **prediction_document(candidate.prediction, candidate.training),
+        **cycle,
+        "training": training_document(candidate.training),
+        "device": candidate.system.device.name,
+        "software": candidate.prediction.run.software,
+        "reasons": (choice or RunWithDefaults(candidate.prediction.run)).reasons,
+        "speedup": comparison.speedup(candidate),
+        "error": None,
+    }
+
+
+def table(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | None = None) -> RenderableType:
+    """Return the answer of ``paleo compare`` as tables, the best of each kind with a star.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        The same run on several systems.
+    choices : mapping of str to SettledRun, optional
+        Software and plan that were chosen, with reasons.
+
+    Returns
+    -------
+    RenderableType
+        Tables for the console.
+    """
+    best: Winners = {objective: comparison.best(objective) for objective in _WINNERS}
+    winners = []
+    for objective, candidate in best.items():
+        if candidate is not None:
+            title, known = _WINNERS[objective]
+            title = f"{title} {known}" if _without(comparison, objective) else title
+            prediction = candidate.prediction
+            machines = candidate.system.share(prediction.plan.gpus) if prediction else candidate.system.name
+            winners.append(f"{title}: {machines}")
+    overlaps = {_WINNERS[objective][0]: comparison.rivals(objective) for objective in _WINNERS}
+    doubts = [
+        f"{title} (with {', '.join(rival.name for rival in rivals)})" for title, rivals in overlaps.items() if rivals
+    ]
+    head = "; ".join(winners) or "it fits none of them"
+    head = f"{comparison.amount.words}. {head[:1].upper()}{head[1:]}."
+    head += f" Not certain, as 90 % intervals overlap: {', '.join(doubts)}." if doubts else ""
+    rows = listing("", _columns(comparison, best), comparison.candidates)
+    lines = list(dict.fromkeys(each.words for each in (choices or {}).values() if each.words))
+    parts: list[RenderableType] = [*map(wrapped_text, lines), *([Text()] if lines else [])]
+    parts += [wrapped_text(Text(f"{head}\n", style="bold")), rows, Text()]
+    parts += [wrapped_text(sentence) for sentence in map(_remedy, comparison.candidates) if sentence]
+    parts.append(wrapped_text(Text("\n".join(_notes(comparison)), style="dim")))
+    return Group(*parts, *(_commands(comparison) if comparison.searched else ()))
+
+
+def _columns(comparison: Comparison, best: Winners) -> Iterator[Attribute]:
+    """Yield the columns of the systems, with those of consistency models and strategies where systems differ."""
+    trained = [candidate for candidate in comparison.candidates if candidate.training is not None]
+    like = shortest(candidate.training.time for candidate in trained if candidate.training)
+
+    def column(title: str, unit: str, get: Any) -> Attribute:
+        return Attribute("", lambda each: get(each, each.prediction) if each.training else None, title, unit)
+
+    def starred(title: str, objective: Objective, text: Any) -> Attribute:
+        def cell(each: Any) -> str | None:
+            return text(each.training) + (" *" if best[objective] is each else "") if each.training else None
+
+        return Attribute("", cell, title, "words")
+
+    def memory(each: Any) -> str | None:
+        if each.prediction is None:
+            return None
+        share = percent(each.prediction.memory.total / each.prediction.memory.capacity)
+        return share if each.prediction.memory.fits else f"{share}: does not fit"
+
+    yield Attribute("", lambda each: each.system.name, "system")
+    yield column("GPUs", "count", lambda each, step: step.plan.gpus)
+    yield column("step time", "s", lambda each, step: each.step_time)
+    yield column("samples/s", "1/s", lambda each, step: each.samples_per_s)
+    yield column("speedup", "ratio", lambda each, step: comparison.speedup(each))
+    yield Attribute("", memory, "memory", "words")
+    yield column("USD/h", "price", lambda each, step: each.training.price_per_hour)
+    yield starred("time", "time", lambda training: duration(training.time, like=like))
+    yield starred("cost", "cost", lambda training: money(training.cost))
+    yield starred("energy", "energy", lambda training: energy(training.energy_kwh))
+    if any(candidate.consistency is not None for candidate in comparison.candidates):
+        yield from CYCLE[:3]
+    if len({_strategy(each) for each in trained}) > 1:
+        yield Attribute("", _strategy, "strategy", "words")
+
+
+def _strategy(candidate: Candidate) -> str:
+    """Return the degrees other than data parallelism, which all systems have."""
+    if candidate.prediction is None:
+        return NONE
+    parts = candidate.prediction.plan.strategy.split(",")
+    return ",".join(part for part in parts if not part.startswith("dp")) or "dp"
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    """Yield what is printed below the table: batches, intervals, prices, formats, warnings, failures."""
+    candidates = comparison.candidates
+    steps = {each.name: each.prediction for each in candidates if each.prediction is not None}
+    batches = {name: step.plan.global_batch for name, step in steps.items()}
+    if len(set(batches.values())) == 1:
+        yield f"Global batch of {next(iter(batches.values())):,} on every system."
+    else:
+        yield f"Global batches differ: {', '.join(f'{name} {batch:,}' for name, batch in batches.items())}."
+    trained = [(each, each.training) for each in candidates if each.runs and each.training is not None]
+    like = shortest(end for _, bill in trained for end in bill.interval)
+    ends = [f"{each.name} {' to '.join(duration(end, like=like) for end in bill.interval)}" for each, bill in trained]
+    if ends:
+        yield f"90 % interval of the time: {'; '.join(ends)}."
+    yield from prices(comparison)
+    yield from _unknown(comparison)
+    yield from (f"{each.system.name}: {each.problem}" for each in candidates if each.problem)
+    formats = {each.system.name: each.prediction.plan.dtype for each in candidates if each.prediction}
+    if len(set(formats.values())) > 1:
+        yield f"Number formats differ: {', '.join(f'{name} {dtype}' for name, dtype in formats.items())}."
+    yield "* best of those that fit. Energy is modelled from the work of the GPUs; hosts and PUE as given."
+    yield from (f"Warning ({', '.join(names)}): {text}" for text, names in _warnings(comparison).items())
+    failing = {each.name: each.training.goodput for each in candidates if each.training is not None}
+    shares = [f"{name} {percent(run.share)}" for name, run in failing.items() if run is not None]
+    if shares:
+        yield f"Time, cost and energy include failures, checkpoints and restarts; goodput: {', '.join(shares)}."
+
+
+def _without(comparison: Comparison, objective: Objective) -> list[str]:
+    """List systems that run, but whose value of an objective is not known."""
+    runs = [candidate for candidate in comparison.candidates if candidate.runs]
+    return [each.system.name for each in runs if getattr(each.training, objective) is None]
+
+
+def _warnings(comparison: Comparison) -> dict[str, list[str]]:
+    """Collect the systems of each warning."""
+    systems: dict[str, list[str]] = {}
+    for candidate in comparison.candidates:
+        for warning in () if candidate.prediction is None else candidate.prediction.warnings:
+            if candidate.name not in systems.setdefault(warning, []):
+                systems[warning].append(candidate.name)
+    return systems
+
+
+def _unknown(comparison: Comparison) -> Iterator[str]:
+    """Yield a sentence for each quantity that some systems lack."""
+    if names := _without(comparison, "cost"):
+        yield f"No price is known for {', '.join(names)}; give one with --price {names[0]}=2.5 (USD an hour per GPU)."
+    bills = [each.training for each in comparison.candidates if each.runs and each.training is not None]
+    if any(bill.rent is None and bill.electricity is not None for bill in bills):
+        yield f"Cost is electricity; rent is {OWNED}."
+    if names := _without(comparison, "energy"):
+        yield f"No design power is known for {', '.join(names)}: no energy is modelled."
+
+
+def prices(comparison: Comparison) -> list[str]:
+    """Say where each price is from, once for all systems that have it.
+
+    Parameters
+    ----------
+    comparison : Comparison
+    """
+    systems: dict[str, list[str]] = {}
+    for candidate in comparison.candidates:
+        if candidate.training is not None and candidate.training.price is not None:
+            price = candidate.training.price
+            systems.setdefault(f"{price.date}, {price.source}", []).append(candidate.system.name)
+    return [f"Price of {', '.join(dict.fromkeys(names))}: {source}" for source, names in systems.items()]
+
+
+def _remedy(candidate: Candidate) -> str:
+    """Name the fastest change that would make a system's run fit; nothing where none is known."""
+    if not candidate.advice or candidate.prediction is None:
+        return ""
+    machines, best = candidate.system.share(candidate.prediction.plan.gpus), candidate.advice[0]
+    step, size = duration(best.prediction.step_time), gibibytes(best.prediction.memory.total)
+    if best.fits:
+        return f"{machines}: with {best.change} it fits ({step} a step, {size})."
+    return (
+        f"{machines}: no change that was tried fits; nearest {best.change}, {size}. More GPUs: paleo plan --gpus 8..32."
+    )
+
+
+def _commands(comparison: Comparison) -> Iterator[RenderableType]:
+    """Yield the command of each step, where every system has a plan of a search."""
+    for candidate in comparison.candidates:
+        if candidate.prediction is not None:
+            step = candidate.prediction
+            yield Pasted(f"Reproduce {candidate.name}", estimate_command(step.model, step.system, step.run))

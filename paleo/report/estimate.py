@@ -1,0 +1,642 @@
+"""One configuration, as a document and as tables: step, memory, training, and the studies that its options ask for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.constrain import Constrain
+from rich.table import Table
+from rich.text import Text
+
+from paleo.learning.loss import RESNET32
+from paleo.network.fine_tuning import fine_tuning
+from paleo.parallel.plan import RARE_UTILISATION
+from paleo.report.columns import (
+    PARTS,
+    TEXT_WIDTH,
+    Attribute,
+    Document,
+    energy,
+    facts_table,
+    grid,
+    listing,
+    money,
+    percent,
+    rate,
+    tenths,
+    wrapped_text,
+)
+from paleo.step.timeline import COMPUTE
+from paleo.studies.collective import step_collectives
+from paleo.studies.exchange import CompressionStudy, ConsistencyStudy, compression_study, consistency_study
+from paleo.studies.scale import PlacementStudy, placement_study
+from paleo.units import MICROSECOND, duration, engineering, gibibytes
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.studies.advice import Advice
+    from paleo.studies.cost import Training
+    from paleo.studies.goodput import Goodput
+
+#: Passes of a pipeline schedule.
+PASSES = {"F": "forward", "B": "backward", "W": "weight gradients"}
+#: Most changes that are printed where a run does not fit, and most rows of the tables of --verbose.
+MOST_ADVICE, MOST_ROWS = 8, 40
+#: Fraction of a step below which a difference of two of its parts is rounding.
+ROUNDING = 2.0**-30
+#: What a cost leaves out under --electricity without --price and --buy.
+OWNED = "not counted: under --electricity the machines are yours; --price or --buy adds what they cost"
+NO_PRICE = "unknown for this system; give one with --price '2.5 USD/h' (per GPU)"
+NO_LOSS = (
+    "The effect of staleness on the loss is not predicted: no law of it holds across networks. One measurement, at "
+    f"the learning rate of one worker: {RESNET32.words}."
+)
+
+
+class RunStudies:
+    """The studies that options of a run ask for: consistency, compression, placement; None where they do not."""
+
+    def __init__(self, prediction: Prediction) -> None:
+        self.consistency = consistency_study(prediction)
+        self.compression = compression_study(prediction)
+        self.placement = placement_study(prediction)
+
+    def document(self) -> Document:
+        """Return the keys that the studies add to the document of an estimate."""
+        keys: Document = {}
+        if self.consistency is not None:
+            keys["consistency"] = consistency_document(self.consistency)
+        if self.compression is not None:
+            keys["compression"] = _compression_document(self.compression)
+        if self.placement is not None:
+            keys["placement"] = _placement_document(self.placement)
+        return keys
+
+    def tables(self) -> Iterator[RenderableType]:
+        """Yield one table for each study: consistency, compression, placement."""
+        if self.consistency is not None:
+            yield from (_consistency(self.consistency), Text())
+        if self.compression is not None:
+            yield from (_compression(self.compression), Text())
+        if self.placement is not None:
+            yield from (_placement(self.placement), Text())
+
+
+# documents
+
+
+def prediction_document(
+    prediction: Prediction, training: Training | None = None, advice: Sequence[Advice] = ()
+) -> Document:
+    """Return one configuration as a JSON document, in seconds, bytes and FLOP.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The step.
+    training : Training, optional
+        Time, cost and energy of a whole training.
+    advice : sequence of Advice
+        Changes that make it fit.
+    """
+    plan, memory, pipeline = prediction.plan, prediction.memory, prediction.input_pipeline
+    return {
+        "model": prediction.model.name,
+        "system": prediction.system.name,
+        "gpus": plan.gpus,
+        "strategy": plan.strategy,
+        "dtype": plan.dtype,
+        "global_batch_size": plan.global_batch,
+        "local_batch_size": plan.local_batch,
+        "microbatch": plan.microbatch,
+        "num_microbatches": plan.microbatches,
+        "idle_gpus": plan.idle,
+        "lora": prediction.run.lora,
+        "qlora": prediction.run.qlora,
+        "freeze": list(prediction.run.freeze),
+        "step_time_s": prediction.step_time,
+        "step_time_interval_s": list(prediction.interval),
+        "samples_per_s": prediction.samples_per_s,
+        "tokens_per_s": prediction.tokens_per_s,
+        "mfu": prediction.mfu,
+        "hfu": prediction.hfu,
+        "flops_per_step": prediction.flops,
+        "direct_flops_per_s": prediction.direct_flops_per_s,
+        "breakdown_s": asdict(prediction.breakdown),
+        "memory_bytes": {**memory.parts, "total": memory.total, "capacity": memory.capacity},
+        "fits": memory.fits,
+        "calibration": prediction.calibration,
+        "reserved_memory_bytes": memory.reserved,
+        "allocated_memory_bytes": memory.allocated,
+        "cached_memory_bytes": memory.cached,
+        "used_memory_bytes": memory.used,
+        "host_memory_bytes": prediction.host_memory,
+        "input_s": None
+        if pipeline is None
+        else {
+            **{name: float(seconds) for name, seconds in asdict(pipeline).items()},
+            "total": float(pipeline.total),
+            "slowest": pipeline.slowest,
+        },
+        "advice": [
+            {
+                "change": change.change,
+                "step_time_s": change.prediction.step_time,
+                "memory_bytes": change.prediction.memory.total,
+                "fits": change.fits,
+            }
+            for change in advice
+        ],
+        "training": None if training is None else training_document(training),
+        **({} if training is None or training.goodput is None else {"goodput": _goodput_document(training.goodput)}),
+        "unmodelled": list(prediction.unmodelled),
+        "warnings": list(prediction.warnings),
+    }
+
+
+def _goodput_document(run: Goodput) -> Document:
+    return {
+        "goodput": run.share,
+        "goodput_range": list(run.share_range),
+        "interval_s": run.interval,
+        "checkpoint_bytes": run.checkpoint_bytes,
+        "checkpoint_s": run.save,
+        "restart_s": run.restart,
+        "mtbf_s": run.mtbf,
+        "failures": run.failures,
+        "failures_source": run.source,
+        "spares": run.spares,
+        "work_s": run.work,
+        "finish_s": run.finish,
+        "finish_s_interval": list(run.finish_interval),
+        "lost": run.lost,
+    }
+
+
+def training_document(training: Training) -> Document:
+    """Return time, cost and energy of a training as a JSON document.
+
+    Parameters
+    ----------
+    training : Training
+        Time, cost and energy.
+
+    Returns
+    -------
+    Document
+        The document.
+    """
+    price = training.price
+    return {
+        "amount": training.amount.words,
+        "samples": training.samples,
+        "steps": training.steps,
+        "code_ratio": training.code_ratio,
+        "evaluation_s": training.evaluation,
+        "time_s": training.time,
+        "time_interval_s": list(training.interval),
+        "cost_usd": training.cost,
+        "price_usd_per_hour": training.price_per_hour,
+        "billed_gpus": training.billed.devices,
+        "price_date": None if price is None else price.date,
+        "price_source": None if price is None else price.source,
+        "rent_usd": training.rent,
+        "electricity_usd": training.electricity,
+        "energy_j": training.energy,
+        "energy_j_at_tdp": training.energy_limit,
+        "pue": training.tariff.pue,
+        "host_watts_per_gpu": training.tariff.host_power,
+    }
+
+
+def consistency_document(study: ConsistencyStudy) -> Document:
+    """Return a run under its consistency model as a JSON document.
+
+    Parameters
+    ----------
+    study : ConsistencyStudy
+        The run under its consistency model.
+
+    Returns
+    -------
+    Document
+        The document.
+    """
+    return {
+        "model": study.prediction.run.consistency,
+        "summary": study.model.summary,
+        "reference": study.model.reference,
+        "exact": study.model.exact,
+        "workers": study.workers,
+        "step_time_s": study.step_time,
+        "synchronous_step_time_s": float(study.synchronous.step),
+        "samples_per_s": study.samples_per_s,
+        **cycle_document(study),
+    }
+
+
+def cycle_document(study: ConsistencyStudy) -> Document:
+    """Return what a consistency model adds to a step as a JSON document.
+
+    Parameters
+    ----------
+    study : ConsistencyStudy
+        The run under its consistency model.
+
+    Returns
+    -------
+    Document
+        The document; quantities of a server are null without a server.
+    """
+    cycle = study.cycle
+    return {
+        "updates_per_s": float(cycle.updates_per_s),
+        "exposed_s": float(cycle.exposed),
+        "bytes_per_s": float(cycle.bytes_per_s),
+        "staleness": {"mean": float(cycle.staleness_mean), "sd": float(cycle.staleness_sd)},
+        "server_utilization": float(cycle.utilization) if study.served else None,
+        "knee": float(cycle.knee) if study.served else None,
+        "extra_memory_bytes": float(cycle.extra_memory),
+    }
+
+
+def _compression_document(study: CompressionStudy) -> Document:
+    return {
+        "method": study.prediction.run.compress,
+        "summary": study.method.summary,
+        "reference": study.method.reference,
+        "unbiased": study.method.unbiased,
+        "wire_bytes": study.wire,
+        "dense_wire_bytes": study.dense_wire,
+        "coding_s": study.coding,
+        "dense_step_time_s": study.dense.step_time,
+        "warm_up": study.warm_up,
+        "mean_step_time_s": study.mean_step,
+        "rate_bytes_per_s": study.rate if math.isfinite(study.rate) else None,
+        "break_even_bytes_per_s": study.break_even if math.isfinite(study.break_even) else None,
+        "pays": study.pays,
+    }
+
+
+def _placement_document(study: PlacementStudy) -> Document:
+    share = study.share
+    return {
+        "nodes": study.prediction.run.nodes,
+        "background": study.placement.background,
+        "neighbour": study.prediction.run.neighbour,
+        "leaves": share.leaves,
+        "crossings": share.crossings,
+        "share": {
+            "ring": share.ring_share,
+            "all_to_all": share.exchange_share,
+            "unsorted_ring": share.unsorted_share,
+            "all_to_all_direct": share.direct_share,
+        },
+        "packed_step_time_s": study.packed.step_time,
+        "slowdown": study.slowdown,
+        "advice": study.advice,
+    }
+
+
+def document(
+    prediction: Prediction,
+    training: Training | None,
+    advice: Sequence[Advice],
+    studies: RunStudies,
+    notes: Sequence[str] = (),
+) -> Document:
+    """Return the answer of ``paleo estimate`` as a JSON document.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The step.
+    training : Training, optional
+        Time, cost and energy of a whole training.
+    advice : sequence of Advice
+        Changes that make the run fit in memory, if it does not.
+    studies : RunStudies
+        Consistency, compression and placement, if the run asks for them.
+    notes : sequence of str, optional
+        Printed as warnings by the command; not part of the document.
+
+    Returns
+    -------
+    Document
+        The document.
+    """
+    synchronous = prediction_document(prediction, training, advice)
+    return {**synchronous, **_of_workers(studies.consistency, synchronous), **studies.document()}
+
+
+def _of_workers(study: ConsistencyStudy | None, synchronous: Document) -> Document:
+    """Return the speed of a run under its consistency model, and of the synchronous run under another key."""
+    if study is None:
+        return {}
+    speed = {
+        "step_time_s": study.step_time,
+        "step_time_interval_s": list(study.interval),
+        "samples_per_s": study.samples_per_s,
+        "tokens_per_s": study.tokens_per_s,
+        "mfu": study.mfu,
+        "hfu": study.hfu,
+        "direct_flops_per_s": synchronous["direct_flops_per_s"] / study.slower,
+        "breakdown_s": asdict(study.breakdown),
+    }
+    return {**speed, "synchronous": {name: synchronous[name] for name in speed}}
+
+
+# tables
+
+
+def table(
+    prediction: Prediction,
+    training: Training | None,
+    advice: Sequence[Advice],
+    studies: RunStudies,
+    notes: Sequence[str] = (),
+    *,
+    verbose: bool = False,
+) -> RenderableType:
+    """Return the answer of ``paleo estimate`` as tables.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The step.
+    training : Training, optional
+        Time, cost and energy of a whole training.
+    advice : sequence of Advice
+        Changes that make it fit, where it does not.
+    studies : RunStudies
+        Consistency, compression and placement, where the run asks for them.
+    notes : sequence of str
+        Printed as warnings by the command.
+    verbose : bool
+        Add the time of each section and stream, and every collective.
+    """
+    parts: list[RenderableType] = [_headline(prediction), _breakdown(prediction), Text(), _memory(prediction), Text()]
+    if advice:
+        title = f"What would make it fit (global batch {advice[0].prediction.plan.global_batch})"
+        parts += [listing(title, _ADVICE, advice[:MOST_ADVICE]), Text()]
+    if training is not None:
+        parts += [_training(training), Text()]
+        parts += [] if training.goodput is None else [_goodput(training.goodput), Text()]
+    if verbose:
+        parts += [_sections(prediction), Text(), _collectives(prediction), Text()]
+    text = Text(f"Calibration: {prediction.calibration}\n", style="dim")
+    if prediction.unmodelled:
+        text.append(f"Not modelled: {'; '.join(prediction.unmodelled)}\n", style="dim")
+    for warning in prediction.warnings:
+        text.append(f"Warning: {warning}\n", style="yellow")
+    return Group(*parts, wrapped_text(text), *studies.tables())
+
+
+_ADVICE = (
+    Attribute("change", lambda change: change.change, "change"),
+    Attribute("step_time_s", lambda change: change.prediction.step_time, "step time", "s"),
+    Attribute("memory_bytes", lambda change: change.prediction.memory.total, "memory", "B"),
+    Attribute("fits", lambda change: change.fits, "fits", "yes or no"),
+)
+
+
+def utilisation_warnings(utilisations: Iterable[float]) -> list[str]:
+    """Warn if a step would reach a higher MFU than runs reach in practice.
+
+    Parameters
+    ----------
+    utilisations : iterable of float
+        MFU of the steps, 0 to 1.
+
+    Returns
+    -------
+    list of str
+        One sentence or none.
+
+    Examples
+    --------
+    >>> utilisation_warnings([0.5]), utilisation_warnings([0.5, 0.9])[0][:8]
+    ([], 'MFU 90 %')
+    """
+    most = max(utilisations, default=0.0)
+    if most <= RARE_UTILISATION:
+        return []
+    return [f"MFU {percent(most)}: few runs reach {percent(RARE_UTILISATION)}; expect slower steps."]
+
+
+def _headline(prediction: Prediction) -> Text:
+    plan, (low, high) = prediction.plan, prediction.interval
+    batch = f"global batch {plan.global_batch} ({plan.local_batch} per data-parallel rank"
+    batch += f", microbatches of {plan.microbatch})" if plan.microbatches > 1 else ")"
+    text = Text()
+    text.append(f"{prediction.model.name} on {prediction.system.share(plan.gpus)}\n", style="bold")
+    tuning = fine_tuning(prediction.run)
+    text.append(f"{plan.strategy or 'dp'}, {plan.dtype}, {batch}{f', {tuning}' if tuning else ''}\n\n")
+    style, study = "bold green" if prediction.memory.fits else "bold red", consistency_study(prediction)
+    if study is not None:
+        text.append(f"step time of a worker {duration(study.step_time)}", style=style)
+        text.append(f"  under {prediction.run.consistency},  {_rates(study)}\n")
+    kind, style = ("", style) if study is None else ("synchronous ", "")
+    text.append(f"{kind}step time {duration(prediction.step_time)}", style=style)
+    utilisation, hardware = percent(prediction.mfu), percent(prediction.hfu)
+    used = f"MFU {utilisation}" + (f" of {plan.dtype}" if plan.dtype in ("fp8", "fp4") else "")
+    used += f" (HFU {hardware})" if prediction.hfu > prediction.mfu and hardware != utilisation else ""
+    if prediction.reduction < 1.0:
+        used += f"; convolutions counted directly: {engineering(prediction.direct_flops_per_s, 'FLOP/s')}"
+    text.append(f"  (90 % interval {duration(low)} to {duration(high)})\n{_rates(prediction)}, {used}\n")
+    if not prediction.memory.fits:
+        sizes = f"{gibibytes(prediction.memory.total)} of {gibibytes(prediction.memory.capacity)}"
+        text.append(f"DOES NOT FIT: {sizes}\n", style="bold red")
+    return text
+
+
+def _rates(step: Prediction | ConsistencyStudy) -> str:
+    samples, tokens = f"{rate(step.samples_per_s)} samples/s", step.tokens_per_s
+    return samples if tokens is None else f"{samples}, {rate(tokens)} tokens/s"
+
+
+def step_parts(prediction: Prediction) -> dict[str, float]:
+    """Return the seconds of a step by part; they sum to the step time.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of a run.
+
+    Returns
+    -------
+    dict of str to float
+        Seconds by name of the part.
+    """
+    spent = asdict(prediction.breakdown)
+    spent |= {"slowed": prediction.slowed, "communication_exposed": spent["communication_exposed"] - prediction.slowed}
+    return {words: spent[key] for key, words in PARTS.items()}
+
+
+def _breakdown(prediction: Prediction) -> Table:
+    table = grid("Step time by part", ("part", "time", "share"))
+    for words, seconds in step_parts(prediction).items():
+        if seconds > 0:
+            spoken = duration(seconds) if seconds >= MICROSECOND else "< 1 us"
+            table.add_row(words, spoken, percent(seconds / prediction.step_time))
+    hidden = max(0.0, prediction.breakdown.communication_total - prediction.breakdown.communication_exposed)
+    if hidden > ROUNDING * prediction.step_time:
+        table.add_row("(overlapped communication)", duration(hidden), "", style="dim")
+    if (pipeline := prediction.input_pipeline) is not None:
+        arrival = f"(input pipeline, limited by {pipeline.slowest})"
+        table.add_row(arrival, duration(float(pipeline.total)), "", style="dim")
+    return table
+
+
+def _memory(prediction: Prediction) -> Table:
+    table = grid("Memory of the fullest GPU", ("part", "size", "share of capacity"))
+    memory, capacity = prediction.memory, prediction.memory.capacity
+    for name, size in memory.parts.items():
+        table.add_row(name, gibibytes(size), percent(size / capacity))
+    if prediction.host_memory > 0:
+        table.add_row("(in host memory, per GPU)", gibibytes(prediction.host_memory), "", style="dim")
+    table.add_section()
+    fits = f"total, {'fits' if memory.fits else 'does not fit'} into {gibibytes(capacity)}"
+    table.add_row(fits, gibibytes(memory.total), percent(memory.total / capacity))
+    if memory.fits and memory.fragmentation > 0:
+        counts = {"allocated": memory.allocated, "reserved": memory.cached, "nvidia-smi": memory.used}
+        for words, size in counts.items():
+            table.add_row(f"({words})", gibibytes(size), percent(size / capacity), style="dim")
+    return table
+
+
+def _training(training: Training) -> RenderableType:
+    table = grid(f"Training: {training.amount.words}", ("quantity", "value"), left=2)
+    table.add_row("steps", f"{training.steps:,}")
+    if training.code_ratio != 1.0:
+        table.add_row("step of its code", f"{training.code_ratio:.3g} x the predicted one, as fitted to measured runs")
+    if training.evaluation:
+        table.add_row("evaluation", duration(training.evaluation))
+    table.add_row("time", duration(training.time))
+    price = training.price
+    if price is None:
+        table.add_row("rent", OWNED if training.electricity is not None else f"price {NO_PRICE}")
+    else:
+        whole = training.billed_words and f" for {training.billed_words}"
+        rent = f"{money(training.price_per_hour)} an hour{whole}, {price.date}: {price.source}"
+        table.add_row("rent", f"{money(training.rent)}  ({rent})")
+    if training.electricity is not None:
+        table.add_row("electricity", money(training.electricity))
+    hosts = "hosts not counted" if training.tariff.host_power is None else "hosts counted"
+    limit = energy(training.energy_limit_kwh)
+    used = f"{energy(training.energy_kwh)} modelled, {limit} at design power; {hosts}"
+    table.add_row("energy", used if training.energy is not None else "not modelled: the design power is not known")
+    return Constrain(table, TEXT_WIDTH)
+
+
+def _goodput(run: Goodput) -> Table:
+    low, high = run.share_range
+    early, late = run.finish_interval
+    bounds = "" if low == high else f" ({tenths(low)} to {tenths(high)} over the range of failure rates)"
+    often = "none" if run.failures == 0 else f"one every {duration(run.mtbf)}, {run.failures:,.0f} in all"
+    intervals = f"{duration(run.interval)}, {duration(run.save)} each"
+    if run.checkpoints.survived:
+        intervals += f"; to storage every {duration(run.checkpoints.storage_interval(run.interval))}"
+    names = {"again": "repeated work"}
+    table = grid("With failures", ("quantity", "value"), left=2)
+    table.add_row("goodput", f"{tenths(run.share)}{bounds}")
+    table.add_row("lost to", ", ".join(f"{names.get(name, name)} {tenths(share)}" for name, share in run.lost.items()))
+    table.add_row("failures", f"{often} ({run.source})")
+    table.add_row("checkpoints", f"{engineering(run.checkpoint_bytes, 'B')} every {intervals}")
+    table.add_row("restart", f"{duration(run.restart)}; spare nodes, paid for: {run.spares:,}")
+    table.add_row("time", f"{duration(run.finish)} (p10 to p90: {duration(early)} to {duration(late)})")
+    table.add_row("time without failures", duration(run.work))
+    return table
+
+
+def _sections(prediction: Prediction) -> Table:
+    """Sum the time by section and stream, longest first; of a pipeline by pass and stage over all microbatches."""
+    table = grid("Time of sections on their streams", ("section", "stream", "kind", "time"), left=3)
+    spent: dict[tuple[str, str, str], float] = {}
+    for event in prediction.timeline.events:
+        task = event.task
+        if task.resource.endswith(" communication"):
+            continue  # of a stage: the table of collectives has them
+        name = "all microbatches" if task.kind in PASSES else task.name
+        stream = "compute" if task.resource == COMPUTE else task.resource
+        key = name, stream, PASSES.get(task.kind, task.kind)
+        spent[key] = spent.get(key, 0.0) + event.end - event.start
+    for key, seconds in sorted(spent.items(), key=lambda item: -item[1])[:MOST_ROWS]:
+        table.add_row(*key, duration(seconds))
+    return table
+
+
+def _collectives(prediction: Prediction) -> Table:
+    """List every collective of a device in a step, and whether its price is measured or from datasheets."""
+    rows = step_collectives(prediction)[:MOST_ROWS]
+    table = listing("Collectives of a step on the busiest stage; times without other traffic", _COLLECTIVES, rows)
+    if not rows:
+        table.add_row("none")
+    return table
+
+
+_COLLECTIVES = (
+    Attribute("", lambda each: each.content, "tensor"),
+    Attribute("", lambda each: each.operation, "collective"),
+    Attribute("", lambda each: f"{each.ranks} ranks of {'+'.join(each.axes)}", "group"),
+    Attribute("", lambda each: each.calls, "calls", "count"),
+    Attribute(
+        "", lambda each: each.payload_bytes, "payload", "count", lambda each: engineering(each.payload_bytes, "B")
+    ),
+    Attribute("", lambda each: each.seconds, "time of each", "count", lambda each: duration(each.seconds)),
+    Attribute("", lambda each: each.price, "price"),
+)
+
+
+def _consistency(study: ConsistencyStudy) -> RenderableType:
+    table, cycle = grid("Consistency model", ("quantity", "value"), left=2), study.cycle
+    synchronous = float(study.synchronous.step)
+    table.add_row("model", f"{study.prediction.run.consistency}: {study.model.summary}")
+    table.add_row("step time of a worker", f"{duration(float(cycle.step))}, synchronous {duration(synchronous)}")
+    table.add_row("updates", f"{float(cycle.updates_per_s):,.3g}/s")
+    table.add_row("throughput", f"{study.samples_per_s:,.0f} samples/s")
+    table.add_row("exchange and waiting", duration(float(cycle.exposed)))
+    mean, deviation = float(cycle.staleness_mean), float(cycle.staleness_sd)
+    table.add_row("staleness", f"{mean:.3g} updates on average, standard deviation {deviation:.3g}")
+    if study.served:
+        busy = percent(float(cycle.utilization))
+        table.add_row("server", f"{busy} busy; limits from {float(cycle.knee):.3g} workers on")
+    if float(cycle.extra_memory) > 0:
+        table.add_row("extra memory", gibibytes(float(cycle.extra_memory)))
+    return table if study.model.exact else Group(table, Text(), wrapped_text(NO_LOSS))
+
+
+def _compression(study: CompressionStudy) -> RenderableType:
+    table = grid("Gradient compression", ("quantity", "value"), left=2)
+    table.add_row("method", f"{study.prediction.run.compress}: {study.method.summary}")
+    table.add_row("sent by a rank", f"{gibibytes(study.wire)}, uncompressed {gibibytes(study.dense_wire)}")
+    table.add_row("coding and decoding", duration(study.coding))
+    step, dense = duration(study.prediction.step_time), duration(study.dense.step_time)
+    table.add_row("step time", f"{step}, uncompressed {dense}: it {'pays' if study.pays else 'does not pay'}")
+    if study.warm_up:
+        share = percent(study.warm_up)
+        table.add_row("mean step time", f"{duration(study.mean_step)}, the first {share} of steps uncompressed")
+    below = "at any rate" if math.isinf(study.break_even) else f"below {engineering(study.break_even, 'B/s')}"
+    sent = "nothing" if math.isinf(study.rate) else engineering(study.rate, "B/s")
+    table.add_row("pays without overlap", f"{below}; ranks send {sent} here")
+    return table
+
+
+def _placement(study: PlacementStudy) -> RenderableType:
+    share, background = study.share, study.placement.background
+    nodes = f"{study.nodes}, {study.prediction.run.nodes}"
+    nodes += f", other jobs use {percent(background)} of the uplinks" if background else ""
+    nodes += f", another job: {study.prediction.run.neighbour}" if study.prediction.run.neighbour else ""
+    ring, exchange, unsorted = map(percent, (share.ring_share, share.exchange_share, share.unsorted_share))
+    packed = f"{duration(study.prediction.step_time)}, packed and without other jobs {duration(study.packed.step_time)}"
+    table = facts_table("Placement", [
+        ("nodes", nodes),
+        (study.units, f"{share.leaves:.3g}; a ring in rank order crosses {share.crossings:.3g} times"),
+        ("share of node bandwidth", f"sorted rings {ring}, all-to-all {exchange}, unsorted rings {unsorted}"),
+        ("step time", packed),
+    ])  # fmt: skip
+    return Group(table, Text(), wrapped_text(study.advice))

@@ -1,0 +1,469 @@
+"""One self-contained HTML page that answers a purchase question: no network, no libraries, fit for paper and phones.
+
+It follows the warnings of Bailey (Twelve ways to fool the masses, 1991) and Hoefler and Belli (Scientific benchmarking,
+2015): rates and times to solution, every number with its calibration and number format, and a section on what is left
+out. Text and layout are in ``templates/report.html``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo import __version__
+from paleo.errors import PlanError
+from paleo.launch.commands import estimate_command
+from paleo.lowering.policies import recompute_summary
+from paleo.report import plots
+from paleo.report.charts import WIDTH, Bar, Chart, Curve, bars, curves, deviations, heat_map, stacks, svg
+from paleo.report.columns import NONE, Attribute, energy, money, percent
+from paleo.report.estimate import step_parts, utilisation_warnings
+from paleo.report.templates import rendered
+from paleo.studies.exchange import bandwidth_curve
+from paleo.studies.purchase import CHANGE, Objective, Offer, Purchase
+from paleo.studies.scale import placement_study, scaling_verdict
+from paleo.units import GIB, HOUR, duration, engineering, gibibytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from paleo.predict import Prediction
+    from paleo.report.columns import Document
+    from paleo.studies.cost import Training
+    from paleo.studies.goodput import Goodput
+    from paleo.studies.scale import ScaleCurve, ScalePoint
+
+#: Objective -> heading of its card, and how a sentence calls it.
+_GOALS: dict[Objective, tuple[str, str]] = {
+    "time": ("Fastest", "time to solution"),
+    "cost": ("Cheapest", "cost"),
+    "energy": ("Least energy", "energy"),
+}
+#: Checkpoint intervals and times between failures of the goodput map, over those of the run.
+FACTORS = tuple(2.0**power for power in range(-4, 5))
+
+
+def report(study: Purchase, *, date: str) -> str:
+    """Return the page of a purchase question.
+
+    Parameters
+    ----------
+    study : Purchase
+        Systems with their best plans, trainings and scaling.
+    date : str
+        Printed on the page.
+    """
+    request = study.request
+    predicted = [offer for offer in study.offers if offer.prediction is not None]
+    predictions = [offer.prediction for offer in predicted if offer.prediction is not None]
+    goals = sorted(_GOALS, key=lambda objective: objective != request.objective)
+    devices = {each.system.device.name: each for each in predictions}
+    failures = [_failing(offer, run) for offer in study.offers if (run := _goodput(offer)) is not None]
+    return rendered(
+        "report.html",
+        title=f"Which system to train {request.model.name} on?",
+        version=__version__,
+        date=date,
+        study=study,
+        request=request,
+        predicted=predicted,
+        dtypes=" or ".join(dict.fromkeys(each.plan.dtype for each in predictions)),
+        excluded="no input pipeline" if failures else "no input pipeline, no checkpoints or restarts",
+        cards=[card for objective in goals if (card := _card(study, objective))],
+        cautions=list(_cautions(study)),
+        systems=sortable(_SYSTEMS, study.offers),
+        charts=list(_charts(study)),
+        scaling=_scaling(study),
+        plans=sortable(_PLANS, predicted),
+        commands="\n".join(estimate_command(each.model, each.system, each.run) for each in predictions),
+        exchanges=[panel for offer in predicted for panel in exchange_panels(study, offer)],
+        failures=failures,
+        change=CHANGE,
+        colours={"less": plots.VERMILION, "more": plots.BLUE},
+        sensitivities=[_sensitivity(offer) for offer in study.offers if offer.sensitivity],
+        batches=_batches(study),
+        calibrations="; ".join(f"{name}: {each.calibration}" for name, each in devices.items()),
+        formats="; ".join(
+            f"{name} {each.plan.dtype} at {engineering(each.system.device.peak_flops_per_s(each.plan.dtype), 'FLOP/s')}"
+            for name, each in devices.items()
+        ),
+        goal=_GOALS[request.objective][1],
+        paid=_paid(study),
+        unmodelled=list(dict.fromkeys(text for each in predictions for text in each.unmodelled)),
+        warnings=list(dict.fromkeys(f"{each.system.name}: {text}" for each in predictions for text in each.warnings)),
+        sources=list(dict.fromkeys(_sources(study))),
+    )
+
+
+# tables
+
+
+def sortable(attributes: Iterable[Attribute], rows: Sequence[Any]) -> Document:
+    """Return headings and cells of a table whose columns sort in the browser.
+
+    Parameters
+    ----------
+    attributes : iterable of Attribute
+        Columns sort by their values; a second line of their text is small.
+    rows : sequence
+        What the getters take.
+    """
+    columns = list(attributes)
+    lines = []
+    for row in rows:
+        line = []
+        for column in columns:
+            value = column.get(row)
+            text, _, small = (NONE if value is None else column.cells([row])[0]).partition("\n")
+            key = "" if value is None else f"{value:.9g}" if isinstance(value, float | int) else value
+            line.append((text, small, key, bool(column.unit)))
+        lines.append(line)
+    return {"heads": [(column.title, bool(column.unit)) for column in columns], "rows": lines}
+
+
+def _trained(get: Any) -> Any:
+    """Read a quantity of a training; None where a system has none."""
+    return lambda offer: None if offer.prediction is None else get(offer.candidate.training)
+
+
+def _of_step(get: Any) -> Any:
+    return lambda offer: None if offer.prediction is None else get(offer.prediction)
+
+
+def _step_text(offer: Offer) -> str:
+    step, prediction = offer.candidate.step_time or 0.0, offer.prediction
+    assert prediction is not None
+    low, high = (end * step / prediction.step_time for end in prediction.interval)
+    return f"{duration(step)}\n{duration(low)} to {duration(high)}"
+
+
+def _memory_share(prediction: Prediction) -> float:
+    return prediction.memory.total / prediction.memory.capacity
+
+
+def _training_of(offer: Offer) -> Training:
+    assert offer.candidate.training is not None
+    return offer.candidate.training
+
+
+def _time_text(offer: Offer) -> str:
+    return f"{duration(_training_of(offer).time)}\n{' to '.join(map(duration, _training_of(offer).interval))}"
+
+
+def _energy_text(offer: Offer) -> str:
+    return f"{energy(_training_of(offer).energy_kwh)}\nup to {energy(_training_of(offer).energy_limit_kwh)}"
+
+
+def _name(offer: Offer) -> str:
+    return offer.candidate.system.share(offer.gpus)
+
+
+_SYSTEMS = (
+    Attribute("", lambda offer: offer.candidate.system.name, "system"),
+    Attribute("", lambda offer: offer.gpus, "GPUs", "count"),
+    Attribute("", lambda offer: offer.prediction and offer.candidate.step_time, "step time", "words", _step_text),
+    Attribute("", lambda offer: offer.prediction and offer.candidate.samples_per_s, "samples/s", "1/s"),
+    Attribute("", _of_step(lambda prediction: prediction.mfu), "MFU", "fraction"),
+    Attribute("", _of_step(_memory_share), "memory", "words", lambda offer: (
+        f"{percent(_memory_share(offer.prediction))}\n{'fits' if offer.prediction.memory.fits else 'does not fit'}")),
+    Attribute("", _trained(lambda training: training.price_per_hour), "USD/h", "price"),
+    Attribute("", _trained(lambda training: training.time), "time to solution", "words", _time_text),
+    Attribute("", _trained(lambda training: training.cost), "cost", "USD"),
+    Attribute("", _trained(lambda training: training.energy), "energy", "words", _energy_text),
+)  # fmt: skip
+
+
+def _plan_words(prediction: Prediction) -> str:
+    again = (
+        "" if recompute_summary(prediction.run) == "none" else f", {recompute_summary(prediction.run)} recomputation"
+    )
+    return f"{prediction.plan.strategy or 'dp'}, microbatch {prediction.plan.microbatch}{again}"
+
+
+def _runner_up(offer: Offer) -> str | None:
+    if offer.runner_up is None or offer.prediction is None:
+        return None
+    slower = percent(offer.runner_up.step_time / offer.prediction.step_time - 1)
+    return f"{_plan_words(offer.runner_up)}: {slower} slower"
+
+
+_PLANS = (
+    Attribute("", lambda offer: offer.candidate.system.name, "system"),
+    Attribute("", lambda offer: offer.prediction.plan.strategy or "dp", "strategy"),
+    Attribute("", lambda offer: offer.prediction.plan.microbatch, "microbatch", "count"),
+    Attribute("", lambda offer: recompute_summary(offer.prediction.run), "recomputation"),
+    Attribute("", lambda offer: offer.prediction.plan.local_batch, "batch per rank", "count"),
+    Attribute("", _runner_up, "runner-up"),
+    Attribute("", lambda offer: offer.tried, "plans searched", "words",
+              lambda offer: f"{offer.tried:,}, {offer.fitting:,} fit"),
+)  # fmt: skip
+
+
+def _batches(study: Purchase) -> Document:
+    """Return samples and steps over batch sizes, by the critical batch size."""
+    critical = study.request.critical_batch or 1.0
+    sizes = [study.global_batch * 2.0**power for power in range(-4, 5) if study.global_batch * 2.0**power >= 1]
+    columns = (
+        Attribute("", lambda size: size, "global batch", "count"),
+        Attribute("", lambda size: 1 + size / critical, "samples, over the fewest", "ratio"),
+        Attribute("", lambda size: 1 + critical / size, "steps, over the fewest", "ratio"),
+    )
+    return sortable(columns, sizes)
+
+
+# the answer
+
+
+def _card(study: Purchase, objective: Objective) -> Document | None:
+    """Return the best system by an objective, and whether that is certain; None where none fits."""
+    winner = study.best(objective)
+    if winner is None or winner.candidate.training is None:
+        return None
+    trained, rivals = winner.candidate.training, study.rivals(objective)
+    if rivals:
+        certain = f"not certain: intervals overlap with {', '.join(rival.name for rival in rivals)}"
+    elif any(offer is not winner and offer.candidate.runs for offer in study.offers):
+        certain = "its interval is clear of all others"
+    else:
+        certain = "no other system fits" if len(study.offers) > 1 else "no other system was asked for"
+    low, high = trained.interval
+    if objective == "time":
+        interval = f"90 % interval {duration(low)} to {duration(high)}"
+    elif objective == "energy":
+        interval = f"modelled; {energy(trained.energy_limit_kwh)} at design power"
+    else:
+        ends = ((trained.cost or 0.0) * end / trained.time for end in (low, high))
+        interval = f"90 % interval {' to '.join(map(money, ends))}"
+    values = {"time": duration(trained.time), "cost": money(trained.cost), "energy": energy(trained.energy_kwh)}
+    head = _GOALS[objective][0]
+    return {"head": head, "name": _name(winner), "value": values[objective], "interval": interval, "certain": certain}
+
+
+def _cautions(study: Purchase) -> Iterator[str]:
+    """Yield what a reader must know before acting on the cards."""
+    running = [offer for offer in study.offers if offer.candidate.runs]
+    unpriced = [offer.candidate.system.name for offer in running if _cost(offer) is None]
+    if unpriced:
+        consequence = "the cheapest is that of the others" if len(unpriced) < len(running) else "none is the cheapest"
+        yield f"No price is known for {', '.join(unpriced)}: {consequence}."
+    yield from utilisation_warnings(offer.prediction.mfu for offer in study.offers if offer.prediction is not None)
+    counts = sorted({offer.gpus for offer in study.offers})
+    if len(counts) > 1:
+        yield f"GPU counts differ ({', '.join(map(str, counts))}), as asked; the global batch does not."
+    candidates = [offer.candidate for offer in study.offers]
+    yield from (f"{candidate.system.name}: {candidate.problem}" for candidate in candidates if candidate.problem)
+
+
+def _cost(offer: Offer) -> float | None:
+    return None if offer.candidate.training is None else offer.candidate.training.cost
+
+
+def _paid(study: Purchase) -> str:
+    tariff = study.request.tariff
+    if tariff.gpu_price is not None:
+        return "the given rent of GPUs" + (", electricity" if tariff.electricity is not None else "")
+    rent = "rent of whole nodes at list price, which includes electricity"
+    return rent + (", electricity where no rent counts" if tariff.electricity is not None else "")
+
+
+def _sources(study: Purchase) -> Iterator[str]:
+    for offer in study.offers:
+        system, trained = offer.candidate.system, offer.candidate.training
+        yield f"{system.name}: {system.source}"
+        yield f"{system.device.name}: {system.device.source}"
+        if trained is not None and trained.price is not None:
+            yield f"Price of {system.name}: {trained.price.date}, {trained.price.source}"
+    yield f"{study.request.model.name}: {study.request.model.source}"
+
+
+# charts
+
+
+def _charts(study: Purchase) -> Iterator[tuple[str, Chart]]:
+    known = [(offer, offer.candidate.training) for offer in study.offers if offer.prediction is not None]
+    offers = [(offer, trained) for offer, trained in known if trained is not None]
+    colours = dict(zip((offer.candidate.system.name for offer, _ in offers), plots.CYCLE * 3, strict=False))
+
+    def bar(offer: Offer, value: float, ends: Sequence[float | None], text: str) -> Bar:
+        return Bar(_name(offer), value, ends[0], ends[1], text, colours[offer.candidate.system.name])
+
+    times = [bar(o, t.time / HOUR, [end / HOUR for end in t.interval], duration(t.time)) for o, t in offers]
+    yield "Time to solution, 90 % interval", bars(times, "time to solution")
+    costs = [(o, t.cost, [t.cost * end / t.time for end in t.interval]) for o, t in offers if t.cost is not None]
+    if costs:
+        yield "Cost, 90 % interval", bars([bar(o, cost, ends, money(cost)) for o, cost, ends in costs], "cost")
+    metered = [(o, t.energy_kwh or 0.0, t.energy_limit_kwh) for o, t in offers if o.power is not None]
+    if metered:
+        rows = [bar(offer, used, [used, limit], energy(used)) for offer, used, limit in metered]
+        yield "Energy, modelled; whisker: to design power", bars(rows, "energy")
+    steps = [(_name(offer), offer.prediction) for offer, _ in offers if offer.prediction is not None]
+    parts = [(name, step_parts(step), duration(step.step_time)) for name, step in steps]
+    yield "Step time by part", stacks(parts, "step time by part")
+    sizes = [
+        (name, {part: size / GIB for part, size in step.memory.parts.items()}, gibibytes(step.memory.total))
+        for name, step in steps
+    ]
+    limits = [step.memory.capacity / GIB for _, step in steps]
+    yield "Memory of the fullest GPU; dashed: capacity", stacks(sizes, "memory", limits)
+
+
+def _sensitivity(offer: Offer) -> tuple[str, Chart, str]:
+    rows = [(each.figure, each.lower, each.higher) for each in offer.sensitivity]
+    fits = offer.prediction is not None and offer.prediction.memory.fits
+    tight = [each.figure for each in offer.sensitivity if fits and not each.fits_lower]
+    hint = f"With less {', '.join(tight)} this plan would not fit." if tight else ""
+    return _name(offer), deviations(rows, f"sensitivity of {offer.candidate.system.name}"), hint
+
+
+# scaling
+
+
+def _scaling(study: Purchase) -> Document | None:
+    scaled = [(offer.candidate.system.name, offer.curve) for offer in study.offers if offer.curve is not None]
+    if not scaled:
+        return None
+    lines = [
+        Curve(name, [_rates(point) for point in curve.points if point.runs], colour)
+        for (name, curve), colour in zip(scaled, plots.CYCLE * 3, strict=False)
+    ]
+    chart = curves(
+        lines, title="samples per second over GPUs", x_label="GPUs", y_label="samples/s (dotted: perfect scaling)"
+    )
+    rows = [(name, curve, point) for name, curve in scaled for point in curve.points]
+    verdicts = [(name, scaling_verdict(curve).text) for name, curve in scaled]
+    return {"chart": chart, "verdicts": verdicts, "points": sortable(_POINTS, rows)}
+
+
+def _rates(point: ScalePoint) -> tuple[float, float, float, float]:
+    low, high = (end / point.predicted.step_time for end in point.predicted.interval)
+    return float(point.gpus), point.samples_per_s, point.samples_per_s / high, point.samples_per_s / low
+
+
+def _of_point(get: Any) -> Any:
+    return lambda row: get(row[1], row[2]) if row[2].prediction is not None and row[2].runs else None
+
+
+_POINTS = (
+    Attribute("", lambda row: row[0], "system"),
+    Attribute("", lambda row: row[2].gpus, "GPUs", "count"),
+    Attribute("", _of_point(lambda _, point: point.step_time), "step time", "s"),
+    Attribute("", _of_point(lambda _, point: point.samples_per_s), "samples/s", "1/s"),
+    Attribute("", _of_point(lambda curve, point: curve.efficiency(point)), "efficiency", "fraction"),
+    Attribute("", _of_point(lambda _, point: point.exchange / point.step_time), "exposed communication", "fraction"),
+    Attribute("", lambda row: "" if row[2].runs else row[2].problem or "does not fit", "note"),
+)
+
+
+# how workers exchange
+
+
+def exchange_panels(study: Purchase, offer: Offer) -> Iterator[tuple[str, Chart, str]]:
+    """Yield heading, chart and sentence for what a question asks of exchanges: compression, consistency, placement.
+
+    Parameters
+    ----------
+    study : Purchase
+    offer : Offer
+        A system that runs.
+    """
+    prediction = offer.prediction
+    if prediction is None:
+        return
+    run, name = prediction.run, prediction.system.name
+    if run.compress is not None:
+        try:
+            heading = f"Compression on {name} over the bandwidth of a node"
+            yield heading, _narrow(plots.compression(prediction), heading), _compression_words(prediction)
+        except PlanError:
+            pass  # one GPU: no links
+    if run.consistency != "bsp" and offer.curve is not None:
+        plain = study.request.curve(prediction, consistency="bsp")
+        if plain is not None:
+            heading = f"Updates and staleness on {name} over workers"
+            picture = plots.consistency([plain, offer.curve], rows=2)
+            yield heading, _narrow(picture, heading, height=520.0), _consistency_words(offer.curve)
+    if run.nodes != "packed" and offer.curve is not None:
+        packed = study.request.curve(prediction, nodes="packed")
+        if packed is not None:
+            heading = f"Step time on {name}: packed nodes and {offer.curve.nodes}"
+            yield (
+                heading,
+                _narrow(plots.placement([packed, offer.curve]), heading),
+                _placement_words(packed, offer.curve),
+            )
+
+
+def _narrow(figure: Figure, title: str, height: float = 280.0) -> Chart:
+    """Fit a plot into a column of the page."""
+    figure.set_size_inches(WIDTH / 72.0, height / 72.0)
+    return Chart(svg(figure, title))
+
+
+def _compression_words(prediction: Prediction) -> str:
+    curve, method = bandwidth_curve(prediction), prediction.run.compress
+    if curve.crossing is None:
+        return f"{method} is {'faster' if curve.compressed[0] < curve.dense[0] else 'slower'} at all these bandwidths."
+    pays = "pays here" if curve.stated < curve.crossing else "does not pay here"
+    return (
+        f"{method} {pays}: the links reach {engineering(curve.stated, 'B/s')}, "
+        f"and it pays below {engineering(curve.crossing, 'B/s')}."
+    )
+
+
+def _consistency_words(curve: ScaleCurve) -> str:
+    last = [point.consistency for point in curve.points if point.runs][-1]
+    limit = ""
+    if last is not None and last.served:
+        limit = f" Parameter servers are the limit from {float(last.cycle.knee):.3g} workers on (knee)."
+    late = (
+        "Staleness: updates by others between a worker's read and its write, on average; a synchronous step has none."
+    )
+    return f"{late}{limit}"
+
+
+def _placement_words(packed: ScaleCurve, curve: ScaleCurve) -> str:
+    last, base = ([point for point in each.points if point.runs][-1] for each in (curve, packed))
+    advice = placement_study(last.predicted)
+    step = f"{duration(last.step_time)}, {duration(base.step_time)} on packed nodes"
+    return f"At {last.gpus:,} GPUs a step takes {step}." + ("" if advice is None else f" {advice.advice}")
+
+
+# failures
+
+
+def _goodput(offer: Offer) -> Goodput | None:
+    return None if offer.candidate.training is None else offer.candidate.training.goodput
+
+
+def _failing(offer: Offer, run: Goodput) -> Document:
+    heading = f"Goodput [%] of {offer.gpus} × {offer.candidate.system.name}; framed: this run"
+    chart = heat_map(
+        goodput_map(run, FACTORS).tolist(),
+        columns=[duration(run.interval * factor, digits=2) for factor in FACTORS],
+        rows=[duration(run.mtbf * factor, digits=2) for factor in FACTORS],
+        framed=(len(FACTORS) // 2, len(FACTORS) // 2),
+        title=heading,
+        x_label="interval between checkpoints",
+        y_label="time between failures",
+    )
+    return {"name": f"{offer.gpus} × {offer.candidate.system.name}", "run": run, "heading": heading, "chart": chart}
+
+
+def goodput_map(run: Goodput, factors: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Return goodput over time between failures (rows) and checkpoint interval (columns).
+
+    Parameters
+    ----------
+    run : Goodput
+    factors : sequence of float, shape (n,)
+        Multiples of the run's time between failures and interval.
+
+    Returns
+    -------
+    ndarray, shape (n, n)
+    """
+    scale = np.asarray(factors)
+    return run.checkpoints.goodput(run.interval * scale[None, :], run.mtbf * scale[:, None])

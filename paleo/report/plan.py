@@ -1,0 +1,502 @@
+"""Plans that searches find, as documents and as tables: of one system, of a purchase, by layer, over consistencies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from paleo.launch.commands import estimate_command
+from paleo.predict import HEADROOM, Prediction
+from paleo.report.columns import (
+    Attribute,
+    Document,
+    Pasted,
+    grid,
+    layers_per_stage,
+    listing,
+    percent,
+    rate,
+    record,
+    tenths,
+    wrapped_text,
+)
+from paleo.report.estimate import OWNED
+from paleo.search.classes import class_numbers
+from paleo.studies.cost import JOULES_PER_KWH
+from paleo.studies.purchase import PricedPlan, PurchasePlans, format_days, purchase_finding, purchase_verdict
+from paleo.units import DAY, counted, duration, shortest
+
+if TYPE_CHECKING:
+    from paleo.search.hybrid import Hybrid
+    from paleo.search.plans import Explanation, Search
+    from paleo.search.ranking import PlanRow
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.system import System
+    from paleo.studies.exchange import ExchangeSearch
+
+#: Why a faster plan may be listed after the first.
+_TIGHT = f"Plans that leave less than {100 * HEADROOM:.0f} % of the memory free are listed last."
+#: Most plans of the Pareto front, and most reasons, that tables print.
+_MOST_FRONT, _MOST_REASONS = 10, 5
+
+
+def _cut(row: PlanRow) -> Any:
+    return list(row.run.cut) if isinstance(row.run.cut, tuple) else row.run.cut
+
+
+def _schedule(row: PlanRow) -> str | None:
+    """Name the pipeline schedule and the layers of each stage."""
+    if row.schedule == "none":
+        return None
+    return f"{row.schedule}, {layers_per_stage(row.run.cut)}" if isinstance(row.run.cut, tuple) else row.schedule
+
+
+def _recomputation(row: PlanRow) -> str | None:
+    return None if row.recompute == "none" else row.recompute
+
+
+# one system
+
+
+def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator[Attribute]:
+    """Yield the columns of plans; what all plans share or lack is omitted from tables.
+
+    The short name of a plan is its place in ``named``, counted from 1.
+    """
+    several = len({row.gpus for row in rows}) > 1
+    fits = "" if all(row.fits for row in rows) else "fits"
+    dispatched = any(row.run.expert_dispatch is not None for row in rows)
+    numbers = class_numbers(rows)
+    grouped = len(set(numbers)) < len(rows)
+    yield Attribute("", lambda row: named.index(row) + 1, "plan" if named else "", "count")
+    yield Attribute("class", lambda row: numbers[rows.index(row)], "class" if grouped else "", "count")
+    yield Attribute("strategy", lambda row: row.strategy, "strategy", "", lambda row: row.strategy or "dp")
+    yield Attribute("gpus", lambda row: row.gpus, "GPUs" if several else "", "count")
+    yield Attribute("step_time_s", lambda row: row.step_time, "step time", "s")
+    yield Attribute("memory_bytes", lambda row: row.memory, "memory", "B")
+    yield Attribute("fits", lambda row: row.fits, fits, "yes or no")
+    yield Attribute("microbatch", lambda row: row.microbatch, "microbatch", "count")
+    yield Attribute("recompute", lambda row: row.recompute)
+    yield Attribute("", _recomputation, "recompute", "words", optional=True)
+    yield Attribute("schedule", lambda row: row.schedule)
+    yield Attribute("", _schedule, "schedule", "words", optional=True)
+    yield Attribute("cut", _cut)
+    yield Attribute("overlapped", lambda row: row.overlapped, "gradient exchange", "words",
+                 lambda row: "overlapped" if row.overlapped else "after backward")  # fmt: skip
+    yield Attribute("expert_dispatch", lambda row: row.run.expert_dispatch or "default",
+                 "token dispatch" if dispatched else "", "words")  # fmt: skip
+
+
+def document(
+    model: ModelSpec,
+    system: System,
+    ranking: Search,
+    explanation: Explanation | None,
+    choices: Mapping[str, str] | None = None,
+) -> Document:
+    """Return plans on one system as a JSON document, best first.
+
+    Parameters
+    ----------
+    model : ModelSpec
+    system : System
+    ranking : Search
+        Plans and their Pareto front in time and memory.
+    explanation : Explanation, optional
+        Why the first plan wins.
+    choices : mapping of str to str, optional
+        What was chosen where the question left it open, with reasons.
+    """
+    fields: Document = {
+        "model": model.name,
+        "system": system.name,
+        "software": ranking.plans[0].run.software,
+        "choices": dict(choices or {}),
+        "objective": ranking.objective,
+        "global_batch_size": ranking.global_batch,
+        "configurations": ranking.configurations,
+        "covered": ranking.configurations,
+        "evaluated": ranking.evaluated,
+        "fitting": ranking.fitting,
+        "seconds": ranking.seconds,
+        "plans": _records(ranking.plans),
+        "pareto": _records(ranking.front),
+        "skipped": [{"gpus": gpus, "reason": reason} for gpus, reason in ranking.skipped],
+    }
+    if explanation is not None:
+        fields["explanation"] = explanation.text
+        fields["step_time_interval_s"] = list(explanation.winner.interval)
+    return fields
+
+
+def _records(rows: Sequence[PlanRow]) -> list[Document]:
+    columns = tuple(_columns(rows))
+    return [record(columns, row) for row in rows]
+
+
+def table(
+    model: ModelSpec,
+    system: System,
+    ranking: Search,
+    explanation: Explanation | None,
+    lead: Prediction,
+    choices: Mapping[str, str] | None = None,
+) -> RenderableType:
+    """Return plans on one system as tables.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    system : System
+        The system.
+    ranking : Search
+        Plans and their Pareto front in time and memory.
+    explanation : Explanation, optional
+        Why the first plan wins.
+    lead : Prediction
+        Prediction of the first plan.
+    choices : mapping, optional
+        Reasons for what was chosen, by name.
+
+    Returns
+    -------
+    RenderableType
+        Tables for the console.
+    """
+    searched = counted(ranking.configurations, "configuration")
+    by_bounds = "" if ranking.evaluated == ranking.configurations else f"{ranking.evaluated:,} evaluated, of which "
+    head = (
+        f"{model.name} on {system.name}, global batch {ranking.global_batch}: {searched} in "
+        f"{duration(ranking.seconds)}, {by_bounds}{ranking.fitting:,} fit. Best by {ranking.objective}:\n"
+    )
+    count, few = len(ranking.front), min(len(ranking.front), _MOST_FRONT)
+    front = [ranking.front[round(i * (count - 1) / max(few - 1, 1))] for i in range(few)]
+    named = [*ranking.plans, *(row for row in front if row not in ranking.plans)]
+    parts: list[RenderableType] = [
+        *_chosen(choices or {}),
+        wrapped_text(Text(head + _first_plan(lead), style="bold")),
+        listing("Best plans", _columns(ranking.plans, named), ranking.plans),
+        *_measure(ranking.plans, lead.memory.capacity),
+        *(wrapped_text(f"Skipped: {reason}") for _, reason in ranking.skipped),
+    ]
+    room = (1.0 - HEADROOM) * lead.memory.capacity
+    if lead.memory.total <= room < max((row.memory for row in ranking.plans if row.fits), default=0.0):
+        parts.append(wrapped_text(_TIGHT))
+    if count > 1:
+        title = "Pareto front of time and memory" + ("" if few == count else f" ({few} of {count})")
+        parts += [Text(), listing(title, _columns(front, named), front)]
+    if explanation is not None:
+        parts += [Text(), wrapped_text(Text(explanation.text))]
+    parts += [wrapped_text(f"Warning: {warning}") for warning in lead.warnings]
+    return Group(*parts, Text(), Pasted("Reproduce it", estimate_command(model, system, lead.run)))
+
+
+def _chosen(choices: Mapping[str, str]) -> Iterator[RenderableType]:
+    """Yield a line with what was chosen where the question left it open."""
+    if choices:
+        words = "; ".join(f"{choice} ({why})" for choice, why in choices.items())
+        yield wrapped_text(f"Chosen: {words}.\n")
+
+
+def _measure(rows: Sequence[PlanRow], capacity: float) -> Iterator[RenderableType]:
+    """Yield which plans to measure, where a prediction cannot tell them apart."""
+    numbers = class_numbers(rows)
+    roomy = (1.0 - HEADROOM) * capacity
+    fitting = [number for number, row in enumerate(rows) if row.gpus == rows[0].gpus and row.memory <= roomy]
+    if not rows[0].class_step or len(fitting) < 2:
+        return
+    equals = [number for number in fitting if numbers[number] == 1]
+    second = min(equals[1:] or fitting[1:], key=lambda number: rows[number].step_time)
+    words = "Predictions cannot tell plans of one class apart; the simplest comes first. " if len(equals) > 1 else ""
+    yield wrapped_text(f"{words}Measure these two: plans 1 and {second + 1}.")
+
+
+def _first_plan(lead: Prediction) -> str:
+    """Describe the first plan in a sentence."""
+    low, high = map(duration, lead.interval)
+    rates = f"{rate(lead.samples_per_s)} samples/s"
+    rates += "" if lead.tokens_per_s is None else f", {rate(lead.tokens_per_s)} tokens/s"
+    step = f"{duration(lead.step_time)} a step (90 %: {low} to {high}), {rates}, MFU {percent(lead.mfu)}"
+    fits = "" if lead.memory.fits else "; no plan fits into memory, this one comes nearest"
+    return f"{lead.plan.strategy or 'dp'} on {counted(lead.plan.gpus, 'GPU')}: {step}{fits}.\n"
+
+
+# purchases
+
+
+def _days(plan: PricedPlan) -> str | None:
+    return None if plan.seconds is None else format_days(plan.seconds)
+
+
+def _kwh(plan: PricedPlan) -> float | None:
+    return None if plan.joules is None else plan.joules / JOULES_PER_KWH
+
+
+def _share_of_memory(plan: PricedPlan) -> str:
+    share = percent(plan.row.memory / plan.system.device.memory.usable)
+    return share if plan.row.fits else f"{share}, too much"
+
+
+def _priced_columns(reply: PurchasePlans) -> Iterator[Attribute]:
+    """Yield the columns of a purchase; null where no amount of training or no price is known."""
+    several = len({plan.system.name for plan in reply.plans}) > 1
+    tokens = any(plan.tokens_per_s is not None for plan in reply.plans)
+    trained = reply.wish.amount is not None
+    rows = [plan.row for plan in reply.plans]
+    numbers = dict(zip(map(id, reply.plans), _classes_of(reply), strict=True))
+    grouped = len(set(numbers.values())) < len(rows)
+    yield Attribute("", lambda plan: [each is plan for each in reply.plans].index(True) + 1, "plan", "count")
+    yield Attribute("class", lambda plan: numbers[id(plan)], "class" if grouped else "", "count")
+    yield Attribute("system", lambda plan: plan.system.name, "system" if several else "")
+    yield Attribute("gpus", lambda plan: plan.row.gpus, "GPUs", "count")
+    yield Attribute("strategy", lambda plan: plan.row.strategy, "strategy", "", lambda plan: plan.row.strategy or "dp")
+    yield Attribute("step_time_s", lambda plan: plan.row.step_time, "step time", "s")
+    yield Attribute("step_time_interval_s", lambda plan: list(plan.interval))
+    yield Attribute("mfu", lambda plan: plan.mfu, "MFU", "fraction")
+    yield Attribute("tokens_per_s", lambda plan: plan.tokens_per_s, "tokens/s" if tokens else "", "count")
+    yield Attribute("samples_per_s", lambda plan: plan.samples_per_s, "" if tokens else "samples/s", "count")
+    yield Attribute("", _days, "time", "words", optional=True)
+    yield Attribute("days", lambda plan: None if plan.seconds is None else plan.seconds / DAY)
+    yield Attribute("usd", lambda plan: plan.usd, "cost" if trained else "", "USD")
+    yield Attribute("kwh", _kwh, "energy" if trained else "", "kWh")
+    yield Attribute("", lambda plan: plan.goodput, "goodput", "fraction", optional=True)
+    yield Attribute("memory_bytes", lambda plan: plan.row.memory, "memory", "words", _share_of_memory)
+    yield Attribute("fits", lambda plan: plan.row.fits)
+    yield Attribute("microbatch", lambda plan: plan.row.microbatch, "microbatch", "count")
+    yield Attribute("", lambda plan: _recomputation(plan.row), "recompute", "words", optional=True)
+    yield Attribute("recompute", lambda plan: plan.row.recompute)
+    yield Attribute("", lambda plan: _schedule(plan.row), "schedule", "words", optional=True)
+    yield Attribute("schedule", lambda plan: "1f1b" if plan.row.schedule == "none" else plan.row.schedule)
+    yield Attribute("cut", lambda plan: _cut(plan.row))
+    yield Attribute("overlapped", lambda plan: plan.row.overlapped)
+
+
+def _classes_of(reply: PurchasePlans) -> list[int]:
+    """Return the class of each plan: plans on the same GPUs of the same system whose steps cannot be told apart."""
+    keys = [(plan.system.name, plan.row.gpus, plan.row.class_step or plan.row.step_time) for plan in reply.plans]
+    known = list(dict.fromkeys(keys))
+    return [known.index(key) + 1 for key in keys]
+
+
+def purchase_document(reply: PurchasePlans) -> Document:
+    """Return the answer to a purchase as a JSON document: the verdict, and what each plan takes.
+
+    Parameters
+    ----------
+    reply : PurchasePlans
+        Plans of all systems and counts of GPUs, those that meet the wish first.
+    """
+    columns = tuple(_priced_columns(reply))
+    return {
+        "model": reply.model.name,
+        "objective": reply.wish.objective,
+        "verdict": purchase_verdict(reply),
+        "flags": reply.flags,
+        "software": reply.plans[0].row.run.software,
+        "choices": dict(reply.choices),
+        "global_batch_size": reply.global_batch,
+        "configurations": sum(result.configurations for _, result in reply.searches),
+        "covered": sum(result.configurations for _, result in reply.searches),
+        "evaluated": sum(result.evaluated for _, result in reply.searches),
+        "fitting": sum(result.fitting for _, result in reply.searches),
+        "seconds": sum(result.seconds for _, result in reply.searches),
+        "plans": [
+            {
+                **record(columns, plan),
+                **({} if plan.goodput is None else {"goodput": plan.goodput}),
+                "command": plan.command,
+            }
+            for plan in reply.plans
+        ],
+        "reasons": list(reply.reasons),
+        "skipped": [{"system": system.name, "gpus": gpus, "reason": reason} for system, gpus, reason in reply.skipped],
+    }
+
+
+def purchase_table(reply: PurchasePlans) -> RenderableType:
+    """Return the answer to a purchase as tables: verdict, plans, and what to run.
+
+    Parameters
+    ----------
+    reply : PurchasePlans
+        Plans of all systems and GPU counts.
+
+    Returns
+    -------
+    RenderableType
+        Tables for the console.
+    """
+    parts: list[RenderableType] = [
+        *_chosen(reply.choices),
+        wrapped_text(Text(purchase_finding(reply) + (";" if reply.remedies else "."), style="bold")),
+    ]
+    for number, remedy in enumerate(reply.remedies):
+        parts.append(Pasted(f"or {remedy.words}" if number else remedy.words, remedy.command))
+    names = list(dict.fromkeys(plan.system.name for plan in reply.plans))
+    title = "Plans" if len(names) > 1 else f"Plans on {', '.join(names)}"
+    parts += [Text(), listing(title, _priced_columns(reply), reply.plans)]
+    parts += _measure(
+        [plan.row for plan in reply.plans], reply.plans[0].system.device.memory.usable if len(names) == 1 else 0.0
+    )
+    parts += [wrapped_text(note) for note in _notes(reply)]
+    parts += [wrapped_text(f"Skipped: {reason}") for reason in reply.reasons[:_MOST_REASONS]]
+    if reply.plans:
+        words = "Reproduce it" if reply.best else "Reproduce the nearest"
+        parts += [Text(), Pasted(words, reply.plans[0].command)]
+    if flags := reply.flags:
+        parts += [Text(), Pasted("Launch it", flags)]
+    return Group(*parts)
+
+
+def _notes(reply: PurchasePlans) -> Iterator[str]:
+    """Yield why a faster plan is not the first, which prices are not known, and warnings."""
+    first, goal = reply.plans[0], reply.wish.objective
+    if first.roomy and any(plan.meets(reply.wish) and plan.score(goal) < first.score(goal) for plan in reply.plans):
+        yield _TIGHT
+    if reply.wish.amount is not None:
+        names = dict.fromkeys(plan.system.name for plan in reply.plans if plan.usd is None)
+        if names:
+            yield f"No price is known for {', '.join(names)}; give one with --price '2.5 USD/h' (per GPU)."
+        bills = [plan.lead_training for plan in reply.plans if plan.lead_training is not None]
+        if any(bill.rent is None and bill.electricity is not None for bill in bills):
+            yield f"Cost is electricity; rent is {OWNED}."
+    met = [plan for plan in reply.plans if plan.meets(reply.wish)] or [first]
+    for warning in dict.fromkeys(warning for plan in met for warning in plan.lead.warnings):
+        yield f"Warning: {warning}"
+
+
+# a strategy for each layer
+
+
+def layers_document(model: str, system: str, splits: Hybrid) -> Document:
+    """Return the strategy of each layer as a JSON document.
+
+    Parameters
+    ----------
+    model, system : str
+        Names.
+    splits : Hybrid
+        The best strategy of each layer, and the step times with it and with data parallelism.
+    """
+    return {
+        "model": model,
+        "system": system,
+        "step_time_s": splits.seconds,
+        "data_parallel_s": splits.data_parallel_seconds,
+        "layers": [{"name": name, "split": split} for name, split in splits.layers],
+    }
+
+
+def layers_table(model: str, system: str, splits: Hybrid) -> RenderableType:
+    """Return the strategy of each layer as tables.
+
+    Parameters
+    ----------
+    model : str
+        Name of the model.
+    system : str
+        Name of the system.
+    splits : Hybrid
+        Result of the search by layer.
+
+    Returns
+    -------
+    RenderableType
+        Tables for the console.
+    """
+    gain = splits.data_parallel_seconds / splits.seconds - 1.0
+    text = f"{model} on {system}: {duration(splits.seconds)} a step; data parallelism is {tenths(gain)} slower.\n"
+    table = grid("Strategy of each layer", ("layer", "split by"), left=2)
+    for name, split in splits.layers:
+        table.add_row(name, split)
+    return Group(wrapped_text(Text(text, style="bold")), table)
+
+
+# consistency models and compressions
+
+
+def exchange_document(model: str, system: str, searched: ExchangeSearch) -> Document:
+    """Return plans over consistency models and compressions as a JSON document, best first.
+
+    Parameters
+    ----------
+    model, system : str
+        Names.
+    searched : ExchangeSearch
+        Plans, priced for their staleness.
+    """
+    return {
+        "model": model,
+        "system": system,
+        "objective": "time",
+        "global_batch_size": searched.global_batch,
+        "configurations": searched.configurations,
+        "seconds": searched.seconds,
+        "staleness_cost": searched.price.per_update,
+        "noise_scale": searched.price.noise_scale,
+        "plans": [
+            {
+                **_records([each.plan])[0],
+                "step_time_s": each.step_time,
+                "consistency": each.consistency,
+                "compress": each.compress,
+                "staleness": each.staleness,
+                "samples_factor": each.samples_factor,
+                "effective_step_time_s": each.effective,
+            }
+            for each in searched.plans
+        ],
+        "refused": list(searched.refused),
+    }
+
+
+def exchange_table(model: str, system: str, searched: ExchangeSearch) -> RenderableType:
+    """Return plans over consistency models and compression methods as tables.
+
+    Parameters
+    ----------
+    model : str
+        Name of the model.
+    system : str
+        Name of the system.
+    searched : ExchangeSearch
+        Result of the search.
+
+    Returns
+    -------
+    RenderableType
+        Tables for the console.
+    """
+    price, rows = searched.price, searched.plans
+    cost = (
+        f"noise scale {price.noise_scale:g}" if price.per_update is None else f"{price.per_update:g} samples an update"
+    )
+    head = (
+        f"{model} on {system}, global batch {searched.global_batch}: "
+        f"{counted(searched.configurations, 'configuration')} in {duration(searched.seconds)}. "
+        f"Best by time, with a price of staleness ({cost}).\n"
+    )
+    like = shortest(seconds for plan in rows for seconds in (plan.step_time, plan.effective))
+    columns = (
+        Attribute("", lambda each: each.plan.strategy, "strategy"),
+        Attribute("", lambda each: each.consistency, "consistency"),
+        Attribute("", lambda each: each.compress or "none", "compression"),
+        Attribute("", lambda each: each.plan.gpus, "GPUs", "count"),
+        Attribute("", lambda each: each.plan.microbatch, "microbatch", "count"),
+        Attribute("", lambda each: duration(each.step_time, like=like), "step time", "words"),
+        Attribute("", lambda each: each.staleness, "staleness", "number"),
+        Attribute("", lambda each: f"x {each.samples_factor:.3g}", "samples", "words"),
+        Attribute("", lambda each: duration(each.effective, like=like), "effective step", "words"),
+    )
+    notes = ["effective step: time for the progress of one synchronous step, as stale updates need more samples."]
+    notes += searched.refused
+    return Group(
+        wrapped_text(Text(head, style="bold")),
+        listing("", columns, rows),
+        Text(),
+        wrapped_text(Text("\n".join(notes), style="dim")),
+    )

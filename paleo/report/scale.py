@@ -1,0 +1,198 @@
+"""How a run scales with the number of GPUs, as a document and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from paleo.report.columns import Attribute, Document, listing, wrapped_text
+from paleo.report.estimate import cycle_document, training_document
+from paleo.studies.scale import cost_verdict, curve_warnings, placement_advice, scaling_verdict, turnover_sentence
+from paleo.units import counted, gibibytes
+
+if TYPE_CHECKING:
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.system import System
+    from paleo.studies.defaults import RunWithDefaults
+    from paleo.studies.exchange import ConsistencyStudy
+    from paleo.studies.scale import ScaleCurve, ScalePoint
+
+
+def document(
+    model: ModelSpec, system: System, curves: Sequence[ScaleCurve], choice: RunWithDefaults | None = None
+) -> Document:
+    """Return the answer of ``paleo scale`` as a JSON document; each point names its curve (``scaling``).
+
+    Parameters
+    ----------
+    model : ModelSpec
+    system : System
+    curves : sequence of ScaleCurve
+        One for each kind of scaling, consistency model and placement of nodes.
+    choice : SettledRun, optional
+        Software and plan that were chosen, with reasons.
+    """
+    chosen = {} if choice is None else {"software": choice.run.software, "reasons": choice.reasons}
+    return {
+        "model": model.name,
+        "system": system.name,
+        **chosen,
+        "curves": [
+            {
+                "scaling": curve.scaling,
+                "consistency": curve.consistency,
+                "nodes": curve.nodes,
+                "global_batch_size" if curve.scaling == "strong" else "local_batch_size": curve.fixed_batch,
+                "base_gpus": curve.base.gpus,
+                **asdict(scaling_verdict(curve)),
+                **_turnover(curve),
+                "spending": cost_verdict(curve),
+            }
+            for curve in curves
+        ],
+        "points": [_point(curve, point) for curve in curves for point in curve.points if point.usable],
+        "unusable": [
+            {**_of_curve(curve, None), "gpus": point.gpus, "reason": point.problem}
+            for curve in curves
+            for point in curve.points
+            if not point.usable
+        ],
+        "placement_advice": list(placement_advice(curves)),
+        "warnings": curve_warnings(curves),
+    }
+
+
+def _of_curve(curve: ScaleCurve, study: ConsistencyStudy | None) -> Document:
+    """Return the keys that identify a curve; ``consistency`` holds the quantities of its study, too."""
+    cycle = {} if study is None else cycle_document(study)
+    return {"scaling": curve.scaling, "consistency": {"model": curve.consistency, **cycle}, "nodes": curve.nodes}
+
+
+def _turnover(curve: ScaleCurve) -> Document:
+    """Return where failures make more GPUs slower (null: not at these counts); nothing where they are not counted."""
+    if all(point.goodput is None for point in curve.points):
+        return {}
+    return {"turnover_gpus": None if curve.turnover is None else curve.turnover.gpus}
+
+
+def _point(curve: ScaleCurve, point: ScalePoint) -> Document:
+    prediction = point.predicted
+    return {
+        **_of_curve(curve, point.consistency),
+        "gpus": point.gpus,
+        "global_batch_size": prediction.plan.global_batch,
+        "local_batch_size": prediction.plan.local_batch,
+        "step_time_s": point.step_time,
+        "step_time_interval_s": [end * point.step_time / prediction.step_time for end in prediction.interval],
+        "samples_per_s": point.samples_per_s,
+        "speedup": curve.speedup(point),
+        "efficiency": curve.efficiency(point),
+        **({} if point.goodput is None else {"goodput": point.goodput}),
+        "breakdown_s": asdict(prediction.breakdown),
+        "memory_total_bytes": prediction.memory.total,
+        "fits": prediction.memory.fits,
+        "idle_gpus": prediction.plan.idle,
+        "training": None if point.training is None else training_document(point.training),
+    }
+
+
+def table(
+    model: ModelSpec, system: System, curves: Sequence[ScaleCurve], choice: RunWithDefaults | None = None
+) -> RenderableType:
+    """Return the answer of ``paleo scale`` as tables: verdict and points of each curve.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    system : System
+        The system.
+    curves : sequence of ScaleCurve
+        Scaling curves.
+    choice : SettledRun, optional
+        Software and plan that were chosen, with reasons.
+
+    Returns
+    -------
+    RenderableType
+        Tables for the console.
+    """
+    parts: list[RenderableType] = []
+    if choice is not None and choice.words:
+        parts.append(wrapped_text(f"{choice.words} The plan is {choice.run.strategy}.\n"))
+    for curve in curves:
+        batch = "global batch" if curve.scaling == "strong" else "batch per data-parallel rank"
+        heading = f"{model.name} on {system.name}, {curve.label}: {batch} of {counted(curve.fixed_batch, 'sample')}"
+        parts.append(Text(heading, style="bold"))
+        sentences = scaling_verdict(curve).text, turnover_sentence(curve), cost_verdict(curve)
+        parts += [wrapped_text(sentence) for sentence in sentences if sentence]
+        parts += [Text(), listing("", _columns(curve), curve.points), Text(), *map(wrapped_text, _remarks(curve))]
+    parts += [wrapped_text(sentence) for sentence in placement_advice(curves)]
+    parts += [wrapped_text(Text(f"Warning: {warning}", style="yellow")) for warning in curve_warnings(curves)]
+    return Group(*parts)
+
+
+def _columns(curve: ScaleCurve) -> Iterator[Attribute]:
+    """Yield the columns of a curve's points; those of a point that does not run have no values."""
+
+    def column(title: str, unit: str, get: Any, *, optional: bool = False) -> Attribute:
+        return Attribute("", lambda point: get(point) if point.runs else None, title, unit, optional=optional)
+
+    studied = any(point.consistency is not None for point in curve.points)
+    failing = any(point.goodput is not None for point in curve.points)
+    yield Attribute("gpus", lambda point: point.gpus, "GPUs", "count")
+    yield column("batch/rank", "count", lambda point: point.predicted.plan.local_batch)
+    yield column("step time", "s", lambda point: point.step_time)
+    yield column("samples/s", "1/s", lambda point: point.samples_per_s)
+    yield column(f"speedup over {curve.base.gpus}", "ratio", curve.speedup)
+    yield column("efficiency", "fraction", curve.efficiency)
+    yield column("exposed comm.", "fraction", lambda point: point.exchange / point.step_time)
+    mfu = column("MFU", "fraction", lambda point: point.predicted.mfu * point.predicted.step_time / point.step_time)
+    yield mfu
+    if studied:
+        yield from CYCLE
+    if failing:
+        yield column("goodput", "tenths", lambda point: point.goodput)
+        yield column("speedup with failures", "ratio", lambda point: curve.speedup(point) * (point.goodput or 0.0))
+    if not studied:
+        yield column("time", "s", lambda point: point.training and point.training.time, optional=True)
+        yield column("cost", "USD", lambda point: point.training and point.training.cost, optional=True)
+        yield column("energy", "kWh", lambda point: point.training and point.training.energy_kwh, optional=True)
+
+
+def _cycle(get: Any) -> Any:
+    """Read a quantity of the consistency study of a point or system; None without one."""
+    return lambda row: None if row.consistency is None else get(row.consistency)
+
+
+def _staleness(study: ConsistencyStudy) -> str:
+    return f"{float(study.cycle.staleness_mean):.3g} ± {float(study.cycle.staleness_sd):.2g}"
+
+
+def _busy(study: ConsistencyStudy) -> float | None:
+    return float(study.cycle.utilization) if study.served else None
+
+
+#: Columns of what a consistency model makes of a step.
+CYCLE = (
+    Attribute("", _cycle(lambda study: float(study.cycle.updates_per_s)), "updates/s", "1/s"),
+    Attribute("", _cycle(_staleness), "staleness", "words"),
+    Attribute("", _cycle(lambda study: float(study.cycle.knee) if study.served else None), "knee", "number"),
+    Attribute("", _cycle(_busy), "server busy", "fraction"),
+)
+
+
+def _remarks(curve: ScaleCurve) -> Iterator[str]:
+    """Yield a sentence for each count without a step, and one for those that do not fit."""
+    yield from (f"{counted(point.gpus, 'GPU')}: {point.problem}" for point in curve.points if point.problem)
+    planned = [(point.gpus, point.prediction) for point in curve.points if point.usable and point.prediction]
+    large = [
+        f"{counted(gpus, 'GPU')} ({gibibytes(step.memory.total)})" for gpus, step in planned if not step.memory.fits
+    ]
+    if large:
+        remedy = "`paleo estimate` with that count says what would make it fit."
+        yield f"Does not fit into {gibibytes(planned[0][1].memory.capacity)}: {', '.join(large)}; {remedy}"

@@ -1,0 +1,221 @@
+"""Searches over many trials, as a document, as tables, as a picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from paleo.report.columns import Attribute, facts_table, listing, record, tenths, wrapped_text
+from paleo.units import HOUR, duration, engineering
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from paleo.tuning.study import SearchTime, TuningStudy
+
+#: Points that a table lists.
+_LISTED = 12
+
+
+def _columns(study: TuningStudy) -> list[Attribute]:
+    """Columns of the curve: one row for each number of GPUs in all and of a trial."""
+    tariff = study.tariff
+    return [
+        Attribute("gpus", lambda point: point.gpus, "GPUs", "count"),
+        Attribute("gpus_per_trial", lambda point: point.price.gpus, "a trial", "count"),
+        Attribute("workers", lambda point: point.workers, "at once", "count"),
+        Attribute("strategy", lambda point: point.price.predictions[0].plan.strategy or "dp", "plan"),
+        Attribute("step_time_s", lambda point: point.price.predictions[0].step_time, "step", "s"),
+        Attribute("hours", lambda point: point.seconds / HOUR, "wall time", "s", lambda each: duration(each.seconds)),
+        Attribute("gpu_hours", lambda point: point.gpu_hours, "GPU-hours", "count"),
+        Attribute("usd", lambda point: point.usd(tariff), "cost", "USD", optional=True),
+    ]
+
+
+def _rungs(study: TuningStudy) -> list[dict[str, Any]]:
+    """Trials of each rung."""
+    best = study.best
+    tokens = best.price.predictions[0].graph.tokens_per_sample
+    reached = best.timeline.trials_by_rung
+    return [
+        {"samples": samples, "tokens": None if tokens is None else samples * tokens, "trials": trials}
+        for samples, trials in zip(study.tuning.rungs, reached, strict=True)
+    ]
+
+
+def document(study: TuningStudy) -> dict[str, Any]:
+    """Return the answer of ``paleo tune`` as a JSON document.
+
+    Parameters
+    ----------
+    study : TuningStudy
+        Time of a search on all divisions of the GPUs.
+
+    Returns
+    -------
+    dict of str to Any
+        The document.
+    """
+    best, tuning, margin, regret = study.best, study.tuning, study.margin, study.regret
+    return {
+        "verdict": study.verdict,
+        "model": study.model.name,
+        "system": study.system.name,
+        "gpus": study.gpus,
+        "method": tuning.method,
+        "trials": tuning.trials,
+        "eta": tuning.eta,
+        "global_batch_size": study.batch,
+        "sizes": [dict(size) for size in tuning.sizes],
+        "hours": best.seconds / HOUR,
+        "hours_interval": [end / HOUR for end in best.interval],
+        "first_full_hours": best.timeline.first_full / HOUR,
+        "gpu_hours": best.gpu_hours,
+        "busy_gpu_hours": best.timeline.busy * best.price.gpus / HOUR,
+        "usd": best.usd(study.tariff),
+        "kwh": best.kwh(study.tariff),
+        "utilisation": best.timeline.utilisation,
+        "gpus_per_trial": best.price.gpus,
+        "trials_by_rung": _rungs(study),
+        "overheads_s": {
+            "start": best.price.costs.start,
+            "restore": best.price.costs.restore[0],
+            "save": best.price.costs.save[0],
+            "evaluation": best.price.costs.evaluation[0],
+        },
+        "cheapest": record(_columns(study), study.cheapest),
+        "deadline": None
+        if margin is None
+        else {"seconds": margin.seconds, "holds": margin.holds, "trials": margin.trials, "nodes": margin.nodes},
+        "regret": None
+        if regret is None
+        else {"rank_correlation": regret.correlation, "share": regret.median, "share_interval": list(regret.interval)},
+        "curve": [record(_columns(study), point) for point in study.points],
+        "refusals": list(study.refusals),
+        "unmodelled": list(study.unmodelled),
+    }
+
+
+def table(study: TuningStudy) -> RenderableType:
+    """Return the answer of ``paleo tune`` as tables: verdict, costs, rungs, divisions of the GPUs.
+
+    Parameters
+    ----------
+    study : TuningStudy
+        Time of a search on all divisions of the GPUs.
+
+    Returns
+    -------
+    RenderableType
+        Tables for the console.
+    """
+    best, tuning = study.best, study.tuning
+    low, high = best.interval
+    kwh = best.kwh(study.tariff)
+    rows = [
+        ("wall time", f"{duration(best.seconds)}  (90 % interval {duration(low)} to {duration(high)})"),
+        ("first whole trial", duration(best.timeline.first_full) if np.isfinite(best.timeline.first_full) else "none"),
+        ("GPU-hours", f"{best.gpu_hours:,.1f}, {tenths(best.timeline.utilisation)} of them busy"),
+        ("energy", "-" if kwh is None else f"{kwh:,.1f} kWh"),
+        ("global batch", f"{study.batch:,} samples"),
+        ("method", f"{tuning.kind.title}: {tuning.kind.source}"),
+    ]
+    if study.regret is not None:
+        part = study.regret
+        rows.append(
+            (
+                "regret",
+                f"{tenths(part.median)} of the trials are better than the one returned (90 % interval "
+                f"{tenths(part.interval[0])} to {tenths(part.interval[1])}), if scores of a rung and final ones "
+                f"correlate by {part.correlation:g}",
+            )
+        )
+    unit = "tokens" if _rungs(study)[0]["tokens"] is not None else "samples"
+    rungs = [
+        Attribute("", lambda rung: rung[unit], unit, "", lambda rung: engineering(rung[unit], "")),
+        Attribute("", lambda rung: rung["trials"], "trials", "count"),
+    ]
+    points = sorted(study.points, key=lambda point: (-point.gpus, point.seconds))
+    notes = [f"Does not run: {refusal}." for refusal in study.refusals]
+    notes.append(f"Not modelled: {'; '.join(study.unmodelled)}.")
+    return Group(
+        wrapped_text(Text(study.verdict, style="bold")),
+        Text(),
+        facts_table("The search", rows),
+        Text(),
+        listing("Trials by rung", rungs, _shortened(_rungs(study))),
+        Text(),
+        listing("Divisions of the GPUs", _columns(study), points[:_LISTED]),
+        Text(),
+        *(wrapped_text(note) for note in notes),
+    )
+
+
+def _shortened(rungs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first and last of many rungs."""
+    return rungs if len(rungs) <= _LISTED else [*rungs[: _LISTED // 2], *rungs[-_LISTED // 2 :]]
+
+
+def figure(study: TuningStudy) -> Figure:
+    """Plot the trials of each rung over time, and wall time over the GPUs of a trial.
+
+    Parameters
+    ----------
+    study : TuningStudy
+        Time of a search on all divisions of the GPUs.
+
+    Returns
+    -------
+    Figure
+        The plot.
+    """
+    import matplotlib
+
+    from paleo.report.plots import BLUE, STYLE, VERMILION, figure_of
+
+    with matplotlib.rc_context(STYLE):
+        picture, (over_time, by_width) = figure_of(9.0, 3.8, 2, width_ratios=[3, 2])
+        _busy_workers(over_time, study.best)
+        whole = [point for point in study.points if point.gpus == study.gpus]
+        widths = [point.price.gpus for point in whole]
+        by_width.plot(widths, [point.seconds / HOUR for point in whole], "o-", color=BLUE)
+        best = study.best
+        by_width.plot(best.price.gpus, best.seconds / HOUR, "o", color=VERMILION, label="fastest")
+        by_width.set_xscale("log", base=2)
+        by_width.set_xticks(widths, [str(width) for width in widths])
+        by_width.minorticks_off()
+        by_width.set(xlabel="GPUs a trial", ylabel="wall time [h]", title=f"{study.gpus} GPUs in all")
+        by_width.set_ylim(bottom=0.0)
+        by_width.legend()
+        picture.suptitle(f"{study.tuning.trials:,} trials of {study.model.title} by {study.tuning.kind.title}")
+    return picture
+
+
+def _busy_workers(axes: Any, point: SearchTime) -> None:
+    """Workers busy with each rung over time, stacked from the first rung."""
+    import matplotlib
+
+    timeline = point.timeline
+    times = np.linspace(0.0, timeline.seconds, 400)
+    rungs = np.array([job.rung for job in timeline.jobs])
+    begins, ends = np.array(timeline.begins), np.array(timeline.ends)
+    groups = np.array_split(np.arange(len(timeline.rungs)), min(len(timeline.rungs), 6))
+    colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.9, len(groups)))
+    busy, names = [], []
+    for group in groups:
+        chosen = np.isin(rungs, group)
+        started = np.searchsorted(np.sort(begins[chosen]), times, side="right")
+        busy.append(started - np.searchsorted(np.sort(ends[chosen]), times, side="right"))
+        names.append(f"rung {group[0] + 1}" if len(group) == 1 else f"rungs {group[0] + 1} to {group[-1] + 1}")
+    axes.stackplot(times / HOUR, busy, labels=names, colors=colours, step="post")
+    axes.axhline(point.workers, color="black", linewidth=0.8)
+    axes.set(
+        xlabel="hours",
+        ylabel="trials at once",
+        title=f"{point.price.gpus} GPUs a trial",
+        ylim=(0, point.workers * 1.25),
+    )
+    axes.legend(loc="upper center", ncols=min(len(groups), 4), fontsize=8)

@@ -1,0 +1,336 @@
+"""Timelines of pipelines: stages, the passes that a schedule orders, and the sends between them, as tasks.
+
+A deterministic list scheduler makes a timeline of tasks and resources. A task occupies one resource (a stream) for its
+duration, after the tasks that it waits for. A resource takes its tasks in the order in which they become ready, and
+ties go to the task that was listed first.
+
+Thousands of microbatches are not unrolled: once the pipeline is full each further microbatch adds the same time, so a
+window of them is run and the rest is added.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from paleo.errors import PlanError
+from paleo.schedules.base import SCHEDULES, Action, Place, Schedule, check_schedule, unrolled, window
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Work that occupies a resource for a duration [s].
+
+    ``after`` lists the positions, in the list of tasks, of those that must end first; ``kind``, ``flops`` and ``bytes``
+    describe the work.
+    """
+
+    name: str
+    resource: str
+    duration: float
+    after: tuple[int, ...] = ()
+    kind: str = ""
+    flops: float = 0.0
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Start and end of a task [s]."""
+
+    task: Task
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Events in the order of the tasks."""
+
+    events: tuple[Event, ...]
+
+    @property
+    def end(self) -> float:
+        """End of the last task [s]."""
+        return max((event.end for event in self.events), default=0.0)
+
+    def busy(self, resource: str, kind: str | None = None) -> float:
+        """Sum the time that a resource worked.
+
+        Parameters
+        ----------
+        resource : str
+            Name of the resource.
+        kind : str, optional
+            Kind of tasks that count. None: all.
+
+        Returns
+        -------
+        float
+            Time [s].
+        """
+        chosen = (e for e in self.events if e.task.resource == resource and kind in (None, e.task.kind))
+        return sum(event.end - event.start for event in chosen)
+
+
+def schedule(tasks: Sequence[Task]) -> Timeline:
+    """Lay tasks out in time.
+
+    Parameters
+    ----------
+    tasks : sequence of Task
+        Tasks with their resources and predecessors.
+
+    Returns
+    -------
+    Timeline
+
+    Raises
+    ------
+    PlanError
+        If tasks wait for one another in a circle.
+
+    Examples
+    --------
+    >>> line = schedule([Task("f", "compute", 2.0), Task("r", "network", 3.0, (0,)), Task("b", "compute", 4.0, (0,))])
+    >>> line.end, line.events[1].start
+    (6.0, 2.0)
+    """
+    waiting = [len(set(task.after)) for task in tasks]
+    followers: list[list[int]] = [[] for _ in tasks]
+    for index, task in enumerate(tasks):
+        for predecessor in set(task.after):
+            followers[predecessor].append(index)
+    ready = [(0.0, index) for index, count in enumerate(waiting) if count == 0]
+    heapq.heapify(ready)
+    free: dict[str, float] = {}
+    earliest, events = [0.0] * len(tasks), dict[int, Event]()
+    while ready:
+        moment, index = heapq.heappop(ready)
+        task = tasks[index]
+        start = max(moment, free.get(task.resource, 0.0))
+        end = free[task.resource] = start + task.duration
+        events[index] = Event(task, start, end)
+        for follower in followers[index]:
+            earliest[follower] = max(earliest[follower], end)
+            waiting[follower] -= 1
+            if waiting[follower] == 0:
+                heapq.heappush(ready, (earliest[follower], follower))
+    if len(events) < len(tasks):
+        stuck = [task.name for index, task in enumerate(tasks) if index not in events]
+        raise PlanError(f"{len(stuck)} tasks wait for one another: {', '.join(stuck[:5])}")
+    return Timeline(tuple(events[index] for index in range(len(tasks))))
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Times of one microbatch on one chunk of one stage: forward, backward of inputs, of weights, and the send [s].
+
+    ``flops`` and ``bytes`` are those of the three passes.
+    """
+
+    forward: float
+    backward: float
+    weights: float
+    send: float
+    flops: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    bytes: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineTime:
+    """Time from the first forward to the last backward pass [s], its timeline, and the end of each stage [s]."""
+
+    total: float
+    timeline: Timeline
+    ends: tuple[float, ...]
+
+
+def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches: int) -> PipelineTime:
+    """Run microbatches through a pipeline under a schedule.
+
+    Parameters
+    ----------
+    name : str
+        Name of the schedule.
+    stages : sequence of sequence of StageTime
+        Times of the chunks, of all copies, of each stage.
+    microbatches : int
+        Microbatches of a step.
+
+    Returns
+    -------
+    PipelineTime
+
+    Raises
+    ------
+    PlanError
+        If the schedule cannot run such a pipeline, or passes wait for one another.
+
+    Examples
+    --------
+    >>> uniform = [[StageTime(1.0, 2.0, 0.0, 0.0)]] * 4
+    >>> pipeline_time("1f1b", uniform, 8).total  # (m + p − 1) · (F + B)
+    33.0
+    """
+    chosen = SCHEDULES[name]
+    depth, chunks = len(stages), len(stages[0]) // chosen.copies
+    check_schedule(name, depth, chunks, microbatches)
+    if unrolled(depth, chunks, microbatches):
+        return _run(chosen, stages, microbatches)
+    shape = window(depth, chunks) + microbatches % depth
+    first, second = _run(chosen, stages, shape - depth), _run(chosen, stages, shape)
+    rounds = (microbatches - shape) // depth
+    total = second.total + (second.total - first.total) * rounds
+    ends = tuple(end + (end - sooner) * rounds for sooner, end in zip(first.ends, second.ends, strict=True))
+    return PipelineTime(total, second.timeline, ends)
+
+
+def pipeline_events(
+    name: str, stages: Sequence[Sequence[StageTime]], microbatches: int, ends: Sequence[float]
+) -> list[Event]:
+    """List the passes of a step for a timeline.
+
+    Parameters
+    ----------
+    name : str
+        Name of the schedule.
+    stages : sequence of sequence of StageTime
+        Times of the chunks, of all copies, of each stage.
+    microbatches : int
+        Microbatches of a step.
+    ends : sequence of float
+        End of each stage's last pass [s].
+
+    Returns
+    -------
+    list of Event
+
+    Notes
+    -----
+    Of very many microbatches a window is listed. One event of each stage stands for the others, between the passes that
+    fill the pipeline and those that drain it.
+    """
+    played = pipeline_time(name, stages, microbatches)
+    by_stage: dict[str, list[Event]] = {}
+    for event in played.timeline.events:
+        by_stage.setdefault(event.task.resource, []).append(event)
+    chunks = len(stages[0]) // SCHEDULES[name].copies
+    listed = len({event.task.name for event in by_stage["stage0"] if event.task.kind == "F"}) // chunks
+    if listed == microbatches:
+        return list(played.timeline.events)
+    events: list[Event] = []
+    for stage, end in enumerate(ends):
+        ordered = sorted(by_stage[f"stage{stage}"], key=lambda event: event.start)
+        middle, later = ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :]
+        shift = end - ordered[-1].end
+        others = Task(f"{microbatches - listed} more microbatches", f"stage{stage}", shift, (), "accumulate")
+        events += [*middle, Event(others, later[0].start, later[0].start + shift)]
+        events += [Event(event.task, event.start + shift, event.end + shift) for event in later]
+    return events
+
+
+@lru_cache(maxsize=4096)
+def _orders(name: str, depth: int, microbatches: int, chunks: int) -> tuple[tuple[tuple[Action, ...], ...], ...]:
+    """The passes of each stage; those that run as one stand together."""
+    chosen = SCHEDULES[name]
+    return tuple(tuple(chosen.groups(stage, depth, microbatches, chunks)) for stage in range(depth))
+
+
+#: A pass of the whole pipeline: kind, stage, microbatch, chunk.
+_PassKey = tuple[str, int, int, int]
+
+
+def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: int) -> PipelineTime:
+    """All passes and sends of the order, laid out in time."""
+    depth, width = len(stages), len(stages[0])
+    orders = _orders(chosen.name, depth, microbatches, width // chosen.copies)
+    neighbours, position = _Neighbours.of(chosen, stages), _positions(orders)
+    passes: list[Task] = []
+    sends: list[Task] = []
+    for stage, order in enumerate(orders):
+        previous: tuple[int, ...] = ()
+        for group in order:
+            sources = [neighbours.source(action, stage, position) for action in group]
+            for action, (source, delay) in zip(group, sources, strict=True):
+                if source is not None and delay > 0:
+                    link, name = f"link{stage}.{action.kind}", f"send {action.kind}{action.microbatch}"
+                    sends.append(Task(name, link, delay, (source,), "send"))
+                    source = len(position) + len(sends) - 1
+                previous = previous if source is None else (*previous, source)
+            for action in group:
+                passes.append(_pass_task(chosen, stages, stage, action, previous))
+                previous = (len(passes) - 1,)
+    line = schedule([*passes, *sends])
+    ends = [0.0] * depth
+    for event in line.events[: len(passes)]:
+        stage = int(event.task.resource.removeprefix("stage"))
+        ends[stage] = max(ends[stage], event.end)
+    return PipelineTime(line.end, line, tuple(ends))
+
+
+def _positions(orders: Sequence[Sequence[Sequence[Action]]]) -> dict[_PassKey, int]:
+    """For each pass the position, among all passes, of the one whose end hands on its result: of passes that run as
+    one the last."""
+    positions: dict[_PassKey, int] = {}
+    for stage, order in enumerate(orders):
+        for group in order:
+            last = len(positions) + len(group) - 1
+            positions |= {(action.kind, stage, action.microbatch, action.chunk): last for action in group}
+    return positions
+
+
+def _pass_task(
+    chosen: Schedule, stages: Sequence[Sequence[StageTime]], stage: int, action: Action, after: tuple[int, ...]
+) -> Task:
+    """One pass on its stage."""
+    chunk = stages[stage][action.chunk]
+    label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if len(stages[stage]) > 1 else "")
+    seconds, flops, moved = (
+        _of_pass(values, action, chosen.splits_backward)
+        for values in ((chunk.forward, chunk.backward, chunk.weights), chunk.flops, chunk.bytes)
+    )
+    return Task(label, f"stage{stage}", seconds, after, action.kind, flops, moved)
+
+
+@dataclass(frozen=True, slots=True)
+class _Neighbours:
+    """The neighbours of each place on the path of its copy of the network, and the seconds of the send to the next."""
+
+    previous: dict[Place, Place]
+    following: dict[Place, Place]
+    seconds: dict[Place, float]
+
+    @classmethod
+    def of(cls, chosen: Schedule, stages: Sequence[Sequence[StageTime]]) -> _Neighbours:
+        steps = [
+            pair
+            for path in chosen.paths(len(stages), len(stages[0]) // chosen.copies)
+            for pair in itertools.pairwise(path)
+        ]
+        sends = {place: 0.0 if place[0] == after[0] else stages[place[0]][place[1]].send for place, after in steps}
+        return cls({after: place for place, after in steps}, dict(steps), sends)
+
+    def source(self, action: Action, stage: int, position: dict[_PassKey, int]) -> tuple[int | None, float]:
+        """The position of the pass whose output a pass takes, and the seconds of its send; none where it stays."""
+        place = (stage, action.chunk)
+        if action.kind == "F" and place in self.previous:
+            sender = self.previous[place]
+            return position["F", sender[0], action.microbatch, sender[1]], self.seconds[sender]
+        if action.kind == "B" and place in self.following:
+            sender = self.following[place]
+            return position["B", sender[0], action.microbatch, sender[1]], self.seconds[place]
+        return (position["F", stage, action.microbatch, action.chunk], 0.0) if action.kind == "B" else (None, 0.0)
+
+
+def _of_pass(values: tuple[float, float, float], action: Action, splits: bool) -> float:
+    """Return a pass's part of values for forward, backward of inputs and backward of weights."""
+    forward, backward, weights = values
+    if action.kind == "F":
+        return forward
+    if action.kind == "W":
+        return weights
+    return backward if splits else backward + weights

@@ -1,0 +1,310 @@
+"""What configurations take at least, from counts: which of them are worth evaluating.
+
+A configuration is left out of a search only where its bounds show that it cannot be among the answers: its step is
+longer than that of the last plan that is asked for, or a plan that is known beats it in time and memory, or no device
+holds it.
+
+Let a pipeline of p stages with v chunks each run m microbatches, and let all layers of the network take S seconds for
+one of them. A stage starts after the stages before it have passed the first microbatch on, and these end after it has
+passed the last one back. Whatever the cut, the step takes at least (with q = 1 − 1/(m·v))
+
+    S / (v · (1 − qᵖ)) ≥ m·S / p,
+
+the latter where microbatches enter at several stages. Where the cut is known to be even, the stages are known, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.parallel.placement import BATCH_AXES
+from paleo.step.exchange import owned_elements
+from paleo.step.memory import live_microbatches
+from paleo.step.streams import section_exchanges, section_gathers
+
+if TYPE_CHECKING:
+    from paleo.schedules.base import Schedule
+    from paleo.search.cuts import Cuts
+    from paleo.step.batch import Cases
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+#: Bounds are lowered by this share, for rounding.
+_ROUNDING = 2.0**-30
+
+
+def staircase(seconds: Array, bytes_: Array) -> tuple[Array, Array]:
+    """Select the points that no other beats in both coordinates.
+
+    Parameters
+    ----------
+    seconds, bytes_ : ndarray
+        Coordinates of the points, shape (C,).
+
+    Returns
+    -------
+    tuple of ndarray
+        Those of the front, seconds rising and bytes falling.
+    """
+    order = np.lexsort((bytes_, seconds))
+    seconds, bytes_ = seconds[order], bytes_[order]
+    least = np.minimum.accumulate(bytes_)
+    steps = np.flatnonzero(bytes_ < np.concatenate([[np.inf], least[:-1]])) if len(bytes_) else np.zeros(0, np.intp)
+    return seconds[steps], bytes_[steps]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a configuration has to reach to be among the answers of a search.
+
+    Attributes
+    ----------
+    seconds : float
+        Longest step of a plan that is asked for [s].
+    capacity : float
+        Memory of a device [bytes].
+    front : tuple of ndarray
+        Seconds, rising, and bytes, falling, of the plans that are known to beat all others in one of both.
+    expected : bool
+        Limits are expected ones: bounds are those of even cuts, and steps are not bounded again once cuts are known.
+    """
+
+    seconds: float
+    capacity: float
+    front: tuple[Array, Array] = field(default_factory=lambda: (np.zeros(0), np.zeros(0)))
+    expected: bool = False
+
+    def reached(self, seconds: Array, bytes_: Array, *, exact: bool) -> Mask:
+        """Tell which configurations may be among the answers.
+
+        Parameters
+        ----------
+        seconds, bytes_ : ndarray
+            Lower bounds of step and memory, shape (C,).
+        exact : bool
+            Whether the schedule has a closed form that holds on any stages: the front is of such plans.
+
+        Returns
+        -------
+        ndarray of bool
+            Shape (C,).
+        """
+        possible = seconds <= self.seconds
+        if exact:
+            times, least = self.front
+            before = np.searchsorted(times, seconds, side="right")
+            possible = possible | (bytes_ < np.concatenate([[np.inf], least])[before])
+        return np.asarray(possible & (bytes_ <= self.capacity))
+
+
+class Bounds:
+    """Lower bounds of time and memory of cases with the same number of pipeline stages.
+
+    Parameters
+    ----------
+    cases : Cases
+        Layouts at a microbatch under a recompute policy.
+    cuts : Cuts
+        Ways to cut the network for these cases.
+    stages : int
+        Stages of the pipeline.
+    """
+
+    def __init__(self, cases: Cases, cuts: Cuts, stages: int) -> None:
+        self.cases, self.cuts, self.stages = cases, cuts, stages
+        self.microbatches, times = cases.microbatches, cases.times
+        self.repeat, rows = cuts.repeat.astype(np.float64), np.arange(len(cuts.repeat))[:, None]
+        work = self.repeat[:, None] * times.iteration
+        self.before, self.behind = (
+            (work * (rows < cuts.heaviest)).sum(axis=0),
+            (work * (rows > cuts.heaviest)).sum(axis=0),
+        )
+        self.work, self.saved = work.sum(axis=0), self.repeat @ times.saved_bytes
+        self.block = self.work - self.before - self.behind
+        self.reserved = cases.layouts.reserved()[cases.layout]
+        self._states: dict[tuple[int, int], tuple[Array, Array]] = {}
+        self._owned: dict[int, Array] = {}
+        self._even: dict[int, Mask] = {}
+        self._seconds: dict[tuple[str, int, bool], Array] = {}
+        self._travels: dict[int, Array] = {}
+
+    @cached_property
+    def _send(self) -> Array:
+        """Seconds in which the output of a block's layer is sent on: (cases,)."""
+        sent = np.zeros(len(self.cases))
+        for block in np.unique(self.cuts.heaviest).tolist():
+            inside = self.cuts.heaviest == block
+            sent[inside] = self.cases.send(block)[inside]
+        return sent
+
+    def even(self, pieces: int) -> Mask:
+        """Tell which cases are known to be cut evenly (`Cuts.even`), computed once for each number of pieces.
+
+        Parameters
+        ----------
+        pieces : int
+            Pieces of the network.
+
+        Returns
+        -------
+        Mask, shape (cases,)
+            True for these cases.
+        """
+        if pieces not in self._even:
+            self._even[pieces] = self.cuts.even(pieces)
+        return self._even[pieces]
+
+    def whatever(self, zero: int, *, expected: bool = False) -> tuple[Array, Array]:
+        """Compute the least time and memory under any schedule.
+
+        Parameters
+        ----------
+        zero : int
+            Stage of ZeRO that shares out most.
+        expected : bool
+            Return about the memory that 1F1B takes, not the least.
+
+        Returns
+        -------
+        tuple of ndarray
+            Shape (cases,) each [s, bytes].
+        """
+        states, _ = self._state_bytes(zero, 1)
+        living = np.minimum(self.microbatches, self.stages) if expected else 1.0
+        memory = (self.repeat @ states + self.saved * living) / self.stages + self.reserved
+        if expected:
+            columns = np.arange(len(self.cases))
+            memory += self.cases.times.workspace_bytes[self.cuts.heaviest, columns]
+            memory += self.cases.times.transient[self.cuts.heaviest, columns]
+        return self.microbatches * self.work / self.stages * (1.0 - _ROUNDING), memory * (1.0 - _ROUNDING)
+
+    def seconds(self, schedule: Schedule, chunks: int, zero: int, *, expected: bool = False) -> Array:
+        """Compute the least time of a step.
+
+        Parameters
+        ----------
+        schedule : Schedule
+            Order of the pipeline's passes.
+        chunks : int
+            Chunks of each stage.
+        zero : int
+            Stage of ZeRO.
+        expected : bool
+            Return what an even cut would take at least, whether or not the cut is known to be even.
+
+        Returns
+        -------
+        ndarray
+            Shape (cases,) [s].
+        """
+        travelling = self._travelling(zero)
+        if self.stages == 1:
+            return np.asarray(self.microbatches * np.maximum(self.work, travelling))
+        key = schedule.name, chunks, expected
+        if key not in self._seconds:
+            self._seconds[key] = self._piped_seconds(schedule, chunks, expected)
+        return np.maximum(self._seconds[key], self.microbatches * travelling / self.stages)
+
+    def _travelling(self, zero: int) -> Array:
+        """Seconds in which a microbatch's layers exchange sharded parameters and scattered gradients: (cases,)."""
+        layouts = self.cases.layouts
+        if layouts.regathers or not (zero > 1 and layouts.backend.scatters(zero, self.stages)):
+            return np.zeros(len(self.cases))
+        if zero not in self._travels:
+            seconds = section_exchanges(layouts, zero)
+            if zero == 3:
+                has_backward = np.array([[each.has_backward] for each in layouts.programs[0].sections])
+                seconds = seconds + section_gathers(layouts) * (1.0 + has_backward)
+            self._travels[zero] = (self.repeat @ seconds * (layouts.shards > 1))[self.cases.layout] * (1.0 - _ROUNDING)
+        return self._travels[zero]
+
+    def _piped_seconds(self, schedule: Schedule, chunks: int, expected: bool) -> Array:
+        """The same of a pipeline."""
+        count, stages = self.microbatches, self.stages
+        least = count * self.work / stages
+        paths = schedule.paths(stages, chunks)
+        from_the_front = len(paths) == 1 and [stage for stage, _ in paths[0]] == [*range(stages)] * chunks
+        if from_the_front and not schedule.splits_backward:
+            least = self.work / (chunks * (1.0 - (1.0 - 1.0 / (count * chunks)) ** stages))
+        ends = np.zeros((stages, len(self.cases)))
+        for path in paths:
+            ends[path[0][0]] += self.before / len(paths)
+            ends[path[-1][0]] += self.behind / len(paths)
+        sent = np.array(schedule.sends_output(stages, chunks)).sum(axis=1) - 1.0
+        busy = self.block / stages + 2.0 * sent.min() / len(paths) * self._send
+        slowest = count * (busy + ends.max(axis=0))
+        if from_the_front and not schedule.splits_backward:
+            filling = self.block * (stages - 1) / (stages * chunks)
+            slowest = np.maximum(slowest, filling + count * (busy + ends[-1]))
+        even = self.even(stages * chunks) | expected
+        return np.asarray(np.where(even, np.maximum(least, slowest), least) * (1.0 - _ROUNDING))
+
+    def bytes(self, schedule: Schedule, chunks: int, zero: int, *, expected: bool = False) -> Array:
+        """Compute the least memory of the fullest device.
+
+        Parameters
+        ----------
+        schedule : Schedule
+            Order of the pipeline's passes.
+        chunks : int
+            Chunks of each stage.
+        zero : int
+            Stage of ZeRO.
+        expected : bool
+            Return what an even cut would take at least, whether or not the cut is known to be even.
+
+        Returns
+        -------
+        ndarray
+            Shape (cases,) [bytes].
+        """
+        stages, times, copies = self.stages, self.cases.times, schedule.copies if self.stages > 1 else 1
+        states, update = self._state_bytes(zero, copies)
+        if stages == 1:
+            moment = times.workspace_bytes.max(axis=0) + times.transient.max(axis=0)
+            whole = self.repeat @ states + self.reserved
+            return np.asarray((whole + np.maximum(self.saved + moment, self.repeat @ update)) * (1.0 - _ROUNDING))
+        living = np.zeros((stages, chunks * copies, 1))
+        if self.cases.layouts.training:
+            living = live_microbatches(schedule, stages, self.microbatches, chunks)
+        share, columns, block = copies / stages, np.arange(len(self.cases)), self.cuts.heaviest
+        passing = self.saved * living.min(axis=(0, 1)) * share
+        least = self.repeat @ states * share + np.maximum(passing, self.repeat @ update * share)
+        layers = self.repeat[block] / stages
+        fullest = times.saved_bytes[block, columns] * living.sum(axis=1).max(axis=0) * layers / chunks
+        moment = times.workspace_bytes[block, columns] + times.transient[block, columns]
+        known = states[block, columns] * copies * layers + fullest + moment
+        even = self.even(stages * chunks) | expected
+        return np.asarray((np.where(even, np.maximum(known, least), least) + self.reserved) * (1.0 - _ROUNDING))
+
+    def _state_bytes(self, zero: int, copies: int) -> tuple[Array, Array]:
+        """Bytes of a layer's states, and of temporaries of its update, by section: (sections, cases) each."""
+        if (zero, copies) not in self._states:
+            layouts, sections = self.cases.layouts, len(self.repeat)
+            formats, rule, training = layouts.backend.formats, layouts.backend.optimizer, float(layouts.training)
+            whole, trained = (layouts.parameters(each)[:sections] for each in (False, True))
+            stage = 1 if zero == 2 and not layouts.backend.scatters(zero, self.stages) else zero
+            owned = trained if stage == 0 else self._owned_elements(copies)
+            states = whole * formats.parameter / (layouts.shards * copies if stage == 3 else 1.0)
+            states = states + (trained if stage < 2 else owned) * (formats.gradient + formats.accumulator) * training
+            states = states + owned * rule.state_bytes(formats) * training
+            update, layout = owned * rule.temporary_bytes(formats) * training, self.cases.layout
+            self._states[zero, copies] = states[:, layout], update[:, layout]
+        return self._states[zero, copies]
+
+    def _owned_elements(self, copies: int) -> Array:
+        """Trained elements of a layer of each section that a rank owns under ZeRO: (sections, layouts)."""
+        if copies not in self._owned:
+            layouts, known, columns = self.cases.layouts, dict[tuple[object, ...], Array](), list[Array]()
+            for program, mesh in zip(layouts.programs, layouts.meshes, strict=True):
+                key = id(program), *(mesh.degree(axis) for axis in ("cp", *BATCH_AXES))
+                if key not in known:
+                    known[key] = owned_elements(program, mesh, copies)[: len(self.repeat)]
+                columns.append(known[key])
+            self._owned[copies] = np.stack(columns, axis=1)
+        return self._owned[copies]

@@ -1,0 +1,106 @@
+"""Searches of several counts of GPUs, each with its best plan or a reason, and the plan that is recommended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from paleo.errors import PlanError
+from paleo.predict import HEADROOM, Prediction, predict
+from paleo.search.classes import classed
+from paleo.search.plans import FIRST, Search, leaving_room, search, unbeaten
+from paleo.search.ranking import Ranking
+from paleo.search.space import batch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paleo.search.ranking import PlanRow
+    from paleo.search.space import Space
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+    from paleo.specs.system import System
+
+
+def joined(results: Sequence[Search], system: System, objective: str) -> Search:
+    """Several searches on one system as one, without its plans in order: figures are sums, the front is that of all."""
+    ranking = Ranking.joined([each.ranking for each in results if each.ranking is not None], system, objective)
+    front = unbeaten([row for result in results for row in result.front])
+    sums = {name: sum(getattr(each, name) for each in results) for name in _SUMS}
+    return replace(results[0], front=front, ranking=ranking, objective=objective, **sums)
+
+
+_SUMS = ("configurations", "fitting", "evaluated", "seconds")
+
+
+def search_counts(
+    model: ModelSpec, system: System, run: Run, counts: Sequence[int], *, objective: str = "time", top: int = FIRST,
+    **options: Any,
+) -> Search:  # fmt: skip
+    """Search each count of GPUs apart, so that each has its best plan among those returned, or a reason.
+
+    Parameters
+    ----------
+    model : ModelSpec
+    system : System
+    run : Run
+        What is stated; its global batch is kept.
+    counts : sequence of int
+    objective : str
+        As in `search`.
+    top : int
+        Number of plans; more where there are more counts.
+    **options
+        Further arguments of `search`.
+
+    Returns
+    -------
+    Search
+        Plans in the order of the objective and by class (`paleo.search.classes`).
+    """
+    results, skipped, batch_of_all = [], list[tuple[int, str]](), batch(model, run)
+    for gpus in dict.fromkeys(counts):
+        try:
+            sized = run.model_copy(
+                update={"gpus": gpus, "global_batch": batch_of_all, "batch": None, "microbatch": None, "strategy": "dp"}
+            )
+            result = search(model, system, sized, objective="time", top=top, **options)
+            results.append(classed(model, system, leaving_room(result, system, top), top))
+        except PlanError as error:
+            skipped.append((gpus, str(error)))
+            problem = error
+    if not results:
+        raise problem
+    whole = joined(results, system, objective) if len(results) > 1 or objective != "time" else results[0]
+    rates = {} if whole.ranking is None else whole.ranking.rates
+    roomy = (1.0 - HEADROOM) * system.device.memory.usable
+
+    def order(row: PlanRow) -> tuple[float, ...]:
+        score = float(row.gpus) if objective == "gpus" else rates.get(row.gpus, 1.0) * (row.class_step or row.step_time)
+        return not row.fits, row.memory > roomy, score
+
+    plans = sorted((row for result in results for row in result.plans), key=order)
+    return replace(whole, plans=tuple(first_of_each(plans, top)), skipped=tuple(skipped))
+
+
+def first_of_each(rows: Sequence[PlanRow], top: int) -> list[PlanRow]:
+    """The first ``top`` of some plans, the first of each count of GPUs among them, in their order."""
+    leading = list({row.gpus: number for number, row in reversed(list(enumerate(rows)))}.values())
+    others = (number for number in range(len(rows)) if number not in leading)
+    return [rows[number] for number in sorted([*leading, *islice(others, max(top - len(leading), 0))])]
+
+
+def recommended(
+    model: ModelSpec, system: System, run: Run, space: Space | None = None
+) -> tuple[list[Prediction], int, int]:
+    """The first plan of `search_counts` and its runner-up, how many configurations were compared, and how many of them
+    fit.
+
+    Both leave room in memory where any plan does. The runner-up differs in step time.
+    """
+    result = search_counts(model, system, run, (run.gpus,), space=space)
+    rows = result.plans
+    runners_up = (row for row in rows if abs(row.step_time / rows[0].step_time - 1.0) > 1 / 10_000)
+    chosen = [rows[0], *(row for row in [next(runners_up, None)] if row is not None)]
+    return [predict(model, system, row.run) for row in chosen], result.configurations, result.fitting

@@ -1,0 +1,166 @@
+"""Configurations of a search that a framework runs: layouts before they are priced, all else after."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paleo.lowering.policies import RECOMPUTE
+from paleo.parallel.abilities import network_quantities, run_quantities, violated_refusals
+from paleo.parallel.placement import AXES
+from paleo.schedules.base import SCHEDULES
+from paleo.specs.abilities import Abilities, load_framework
+
+if TYPE_CHECKING:
+    from paleo.network.graph import Graph
+    from paleo.search.configurations import Results
+    from paleo.search.space import Layout, Space
+    from paleo.specs.run import Run
+    from paleo.specs.software import Software
+    from paleo.specs.system import System
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What a framework runs of a search; ``reasons`` counts the configurations that each of its facts refuses."""
+
+    framework: Abilities | None
+    known: dict[str, Any]
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, space: Space, graph: Graph, run: Run, system: System, software: Software, dtype: str) -> Support:
+        """Collect what a framework can run, and the quantities that no configuration changes.
+
+        Parameters
+        ----------
+        space : Space
+            Names the framework.
+        graph : Graph
+            The network.
+        run : Run
+            The run.
+        system : System
+            The system.
+        software : Software
+            Software profile.
+        dtype : str
+            Format of the operands.
+
+        Returns
+        -------
+        Support
+            The checks.
+        """
+        if space.framework is None:
+            return cls(None, {})
+        fixed = {**network_quantities(graph), **run_quantities(run, system, software, dtype)}
+        return cls(load_framework(space.framework), fixed | {"gpus": run.gpus, "global_batch": run.global_batch})
+
+    def layouts(self, layouts: Sequence[Layout]) -> list[Layout]:
+        """Return the layouts that no fact about degrees refuses.
+
+        Parameters
+        ----------
+        layouts : sequence of Layout
+            Layouts.
+
+        Returns
+        -------
+        list of Layout
+            Some of them.
+        """
+        if self.framework is None or not layouts:
+            return list(layouts)
+        allowed = self._allowed({**self.known, **_of_layouts(layouts)}, len(layouts))
+        return [layout for layout, runs in zip(layouts, allowed, strict=True) if runs]
+
+    def results(self, results: Results, layouts: Sequence[Layout]) -> Results:
+        """Return the configurations that the framework runs.
+
+        Parameters
+        ----------
+        results : Results
+            Configurations.
+        layouts : sequence of Layout
+            Their layouts.
+
+        Returns
+        -------
+        Results
+            Some of them.
+        """
+        if self.framework is None or not len(results):
+            return results
+        degrees = {name: column[results.layout] for name, column in _of_layouts(layouts).items()}
+        local = np.array([layout.local_batch for layout in layouts])[results.layout]
+        orders = np.array(list(SCHEDULES))[results.chosen("schedule")]
+        known = {
+            **self.known,
+            **degrees,
+            "microbatch": results.microbatch,
+            "microbatches": local // results.microbatch,
+            "recompute": np.array(RECOMPUTE)[results.recompute],
+            "partial": 0,
+            "schedule": np.where(degrees["pp"] == 1, "none", orders),
+            "vp": results.chosen("chunks"),
+            "zero": results.chosen("zero"),
+            "overlapped": results.chosen("overlapped").astype(np.intp),
+            "cut": np.array([int(cut is not None) for cut in results.cuts])[results.choice],
+        }
+        allowed = self._allowed(known, len(results))
+        columns = {name: getattr(results, name)[allowed] for name in ("case", "choice", "step_time", "memory")}
+        return replace(results, **columns)
+
+    def _allowed(self, known: dict[str, Any], size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        allowed = np.ones(size, dtype=bool)
+        for refusal in self.framework.refusals if self.framework is not None else ():
+            mask = np.broadcast_to(np.asarray(refusal.condition.holds(known), dtype=bool), (size,))
+            self.reasons[f"{refusal.fact} ({refusal.source})"] += int((mask & allowed).sum())
+            allowed &= ~mask
+        return allowed
+
+    @property
+    def words(self) -> str:
+        """Explanation why no configuration remains, by the facts that refuse most."""
+        facts = [fact for fact, count in self.reasons.most_common(2) if count]
+        if self.framework is None or not facts:
+            return ""
+        runs = f"none of what is left is run by {self.framework.title_and_release}"
+        return f": {runs}: {'; '.join(facts)}; software any lifts it"
+
+
+def recomputes_some_layers(space: Space) -> bool:
+    """Return True if the framework can limit full recomputation to some layers of a stage.
+
+    Parameters
+    ----------
+    space : Space
+        Names the framework.
+
+    Returns
+    -------
+    bool
+        Whether it can.
+    """
+    return space.framework is None or not any(violated_refusals(load_framework(space.framework), {"partial": 1}))
+
+
+def _of_layouts(layouts: Sequence[Layout]) -> dict[str, Any]:
+    """Quantities of layouts, one entry each."""
+    rows = [
+        {
+            **{axis: layout.mesh.degree(axis) for axis in AXES},
+            "dp": layout.mesh.replicas,
+            "sp": int(layout.sequence_parallel),
+            "ulysses": int(layout.context == "all_to_all" and layout.mesh.degree("cp") > 1),
+            "ep": layout.experts,
+            "etp": (layout.etp or 0) if layout.experts > 1 else 0,
+        }
+        for layout in layouts
+    ]
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}

@@ -1,0 +1,529 @@
+"""Questions about services and reinforcement learning as functions: `serve`, `rl`.
+
+Their answers are tables, documents and data frames like those of `paleo.questions`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from paleo.answers import Document, StudyResult
+from paleo.errors import SpecError, near
+from paleo.files import read_bytes
+from paleo.serving.benchmark import EngineBenchmark, ServiceAudit
+from paleo.serving.engines import BatchLimit, load_engine
+from paleo.serving.formats import parse_formats
+from paleo.serving.load import Requests, read_trace
+from paleo.serving.lowered import Sharding
+from paleo.serving.plans import ServingLimits, ServingLoad
+from paleo.serving.service import Service, best_engine, service_of
+from paleo.serving.steady import Lengths
+from paleo.specs.loading import MAX_FILE_BYTES, MOST_COUNT
+from paleo.specs.model import ModelSpec, load_model
+from paleo.specs.system import System, loaded_system
+from paleo.studies.cost import parse_tariff, rent
+from paleo.units import checked_count, checked_number, parse, whole_number
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from paleo.serving.engines import Engine
+    from paleo.serving.reinforcement import LearningStudy
+
+#: Tokens of a prompt and of an answer where nothing is stated.
+USUAL_INPUT, USUAL_OUTPUT = 1000.0, 300.0
+#: Engines that are compared where none is named.
+ENGINES = ("vllm", "sglang", "tensorrt-llm")
+#: What a share stays below one by, and the largest coefficient of variation of lengths.
+EPSILON, MOST_VARIATION = 2.0**-20, 10.0
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Served(StudyResult):
+    """Plans of a service, best first, the first one simulated; ``systems`` has the answers of all that are compared."""
+
+    command: ClassVar[str] = "serve"
+    rows: ClassVar[str | None] = "plans"
+    service: Service
+    systems: tuple[Service, ...] = ()
+
+    @property
+    def possible(self) -> bool:
+        """Whether some plan serves the load within the limits."""
+        return self.service.best is not None
+
+    @property
+    def headline(self) -> str:
+        return self.service.verdict
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is doubtful."""
+        return self.service.warnings
+
+    def document(self) -> Document:
+        from paleo.report.serving import document
+
+        return document(self.service, self.systems)
+
+    def table(self) -> RenderableType:
+        from paleo.report.serving import table
+
+        return table(self.service, self.systems)
+
+
+def serve(
+    model: str | Path | ModelSpec | None,
+    system: str | Path | System,
+    *,
+    gpus: int = 1,
+    input: float | str | None = None,
+    output: float | str | None = None,
+    trace: str | Path | Requests | None = None,
+    rate: float | str | None = None,
+    concurrency: int | None = None,
+    users: int | None = None,
+    think: str | float | None = None,
+    arrivals: str = "poisson",
+    ttft: str | float | None = None,
+    tpot: str | float | None = None,
+    latency: str | float | None = None,
+    percentile: int | str = 99,
+    engine: str | Path = "vllm",
+    strategy: str | None = None,
+    weights: str = "bf16",
+    cache: str | None = None,
+    prefix_hit: float = 0.0,
+    length_variation: float = 0.0,
+    batch_tokens: int | None = None,
+    sequences: int | None = None,
+    speculate: int = 0,
+    acceptance: float | None = None,
+    disaggregate: bool = False,
+    command: str | None = None,
+    **tariff: Any,
+) -> Served:
+    """Predict how many requests a service answers a second, how fast, and at what price.
+
+    Parameters
+    ----------
+    model, system
+        Names of the catalog, paths, or what was loaded. Several systems are compared, perhaps each with its devices:
+        ``dgx-h100:8,dgx-b200:4``.
+    gpus : int
+        Devices in all; what one replica does not take are further replicas.
+    input, output : float or str
+        Mean tokens of a prompt and an answer: ``500``, ``0.5k``, or ``500~0.8`` with a coefficient of variation.
+    trace : path or Requests, optional
+        Requests by arrival and lengths in place of these.
+    rate : float or str, optional
+        Requests a second, ``20`` or ``20/s``; without a load the most that is served.
+    concurrency, users : int, optional
+        Users who each wait for an answer.
+    think : str or float, optional
+        Time from an answer until its user asks again.
+    arrivals : str
+        ``poisson``, ``constant`` or ``at once`` (a queue of all requests, as in batch inference).
+    ttft, tpot, latency : str or float, optional
+        Limits of the time to the first token, of a further token and of the whole answer: ``2s``, ``50ms``.
+    percentile : int or "mean"
+        Share of the requests that must keep the limits: 50, 90, 95, 99.
+    engine : str or path
+        Profile of the engine: vllm, sglang, tensorrt-llm; ``auto`` takes the one that serves most.
+    strategy : str, optional
+        Degrees of a replica (``tp=4``, ``tp=8,pp=2``, ``tp=8,ep=8``, ``attention_dp=8``); searched by default.
+    weights, cache : str
+        Formats of weights and cache; several weights with commas are compared. fp8 weights leave the cache in bf16
+        unless ``cache`` says otherwise.
+    prefix_hit : float
+        Share of the prompts' tokens that is found in the prefix cache.
+    length_variation : float
+        Coefficient of variation of both lengths (log-normal); 0: all alike.
+    batch_tokens, sequences : int, optional
+        Most tokens and sequences of an iteration, in place of the engine's defaults.
+    speculate : int
+        Tokens that a head of one layer drafts in each iteration (EAGLE, MTP).
+    acceptance : float, optional
+        Probability that a drafted token is accepted.
+    disaggregate : bool
+        Also find the best division into replicas of prefill and of decode.
+    command : str, optional
+        Command line of vLLM, SGLang or TensorRT-LLM, or a file with one: what it states holds where no option does.
+    **tariff
+        ``price``, ``term``, ``buy``, ``electricity``, ``pue``, ``host_power``.
+
+    Returns
+    -------
+    Served
+        The answer; ``possible`` is False where no plan keeps the limits.
+    """
+    if command is not None:
+        stated = _stated(command)
+        model = model or stated["model"]
+        engine, strategy = (stated["engine"] or engine) if engine == "vllm" else engine, strategy or stated["strategy"]
+        weights, cache = stated["weights"] if weights == "bf16" else weights, cache or stated["cache"]
+        batch_tokens, sequences = batch_tokens or stated["tokens"], sequences or stated["sequences"]
+        speculate = speculate or stated["drafted"]
+    if not model:
+        raise SpecError("no network is named; state MODEL, such as llama3-8b")
+    network = model if isinstance(model, ModelSpec) else load_model(model)
+    changes = _speculation(speculate, acceptance)
+    names = ENGINES if engine == "auto" else (engine,)
+    profiles = [load_engine(each).model_copy(update=changes) for each in names]
+    load = _load(input, output, trace, rate, concurrency or users, think, arrivals, prefix_hit, length_variation)
+    first, further, whole = _seconds("ttft", ttft), _seconds("tpot", tpot), _seconds("latency", latency)
+    limits = ServingLimits(first, further, whole, _percentile(percentile))
+    formats = [parse_formats(each, cache) for each in str(weights).split(",")]
+    layouts = None if strategy in (None, "auto") else [parse_sharding(str(strategy))]
+    answers = []
+    for machine, count in _machines(system, gpus):
+        usd, _ = rent(machine, count, parse_tariff(**tariff))
+        tried = [
+            service_of(
+                network, machine, count, each, load, limits, formats, layouts,
+                _bound(each, machine, batch_tokens, sequences), usd, disaggregate=disaggregate,
+            )
+            for each in profiles
+        ]  # fmt: skip
+        answers.append(best_engine(tried))
+    answers.sort(key=lambda each: each.rank)
+    return Served(answers[0], tuple(answers))
+
+
+def _machines(system: str | Path | System, gpus: int) -> list[tuple[System, int]]:
+    """Systems to compare and the devices of each."""
+    names = [each.strip() for each in system.split(",")] if isinstance(system, str) else [system]
+    pairs: list[tuple[System, int]] = []
+    for name in names:
+        text, _, number = name.rpartition(":") if isinstance(name, str) else (name, "", "")
+        counted = bool(text) and str(number).isdecimal()
+        machine = loaded_system(text if counted else name)
+        pairs.append((machine, _checked_gpus(whole_number(number, MOST_COUNT) if counted else gpus, machine)))
+    return pairs
+
+
+def _speculation(drafted: int, acceptance: float | None) -> dict[str, Any]:
+    drafted = checked_count("--speculate", drafted, 0, 64)
+    if acceptance is None:
+        return {"drafted": drafted}
+    if not drafted:
+        raise SpecError(f"--acceptance {acceptance!r:.40}: state --speculate, too")
+    return {"drafted": drafted, "acceptance": checked_number("--acceptance", acceptance, 0.0, 1.0 - EPSILON)}
+
+
+def _stated(text: str) -> dict[str, Any]:
+    """What a command line, or a file with one, states by the options of `serve`."""
+    from paleo.serving.commands import read_command
+
+    if " " not in text.strip():
+        raw = read_bytes(text, most=MAX_FILE_BYTES, expected="a command line, or a file with one")
+        text = raw.decode("utf-8", "replace")
+    stated = read_command(text.replace("\\\n", " "))
+    degrees = stated.sharding
+    return {
+        "model": stated.model, "engine": stated.engine, "strategy": degrees.text if degrees.gpus > 1 else None,
+        "weights": stated.weights or "bf16", "cache": stated.cache, "tokens": stated.tokens,
+        "sequences": stated.sequences, "drafted": stated.drafted,
+    }  # fmt: skip
+
+
+def _bound(engine: Engine, system: System, tokens: int | None, sequences: int | None) -> BatchLimit | None:
+    """Limits of an iteration that are stated, in place of the engine's own."""
+    if tokens is None and sequences is None:
+        return None
+    usual = engine.limit(system.device)
+    return BatchLimit(
+        tokens=checked_count("--batch-tokens", usual.tokens if tokens is None else tokens),
+        sequences=checked_count("--sequences", usual.sequences if sequences is None else sequences),
+    )
+
+
+def _checked_gpus(gpus: object, system: System) -> int:
+    number = checked_count("--gpus", gpus)
+    if system.capacity is not None and number > system.capacity:
+        raise SpecError(f"--gpus {number}: system {system.name} has {system.capacity}")
+    return number
+
+
+def _number(name: str, value: float | str) -> float:
+    """Parse a positive number, perhaps with a prefix: ``2k``; SpecError names the option."""
+    try:
+        number = parse(value.removesuffix("/s"), "count") if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError) as error:  # SpecError is a ValueError
+        raise SpecError(f"--{name} {value!r:.60}: {error}") from None
+    if not 0 < number < 2.0**40:
+        raise SpecError(f"--{name} {value!r:.60}: expected a number above zero and below a million millions")
+    return number
+
+
+def parse_rate(option: str, text: str) -> float:
+    """Return requests a second; SpecError names the option."""
+    return _number(option, text)
+
+
+def _seconds(name: str, value: str | float | None) -> float | None:
+    """Parse a time: seconds, or text with a unit."""
+    if value is None:
+        return None
+    try:
+        seconds = parse(value, "time") if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError) as error:  # SpecError is a ValueError
+        raise SpecError(f"--{name} {error}") from None
+    if not 0 < seconds < 2.0**30:
+        raise SpecError(f"--{name} {value!r:.60}: expected a time above zero, such as 2s or 50ms")
+    return seconds
+
+
+def _percentile(value: int | str) -> int:
+    text = str(value).lower().removeprefix("p")
+    known = {"mean": 0, "50": 50, "90": 90, "95": 95, "99": 99}
+    if text not in known:
+        raise SpecError(f"--percentile {value!r:.40}: expected one of {', '.join(known)}")
+    return known[text]
+
+
+def _load(
+    prompt: float | str | None,
+    answer: float | str | None,
+    trace: str | Path | Requests | None,
+    rate: float | str | None,
+    users: int | None,
+    think: str | float | None,
+    arrivals: str,
+    hit: float,
+    variation: float,
+) -> ServingLoad:
+    hit = checked_number("--prefix-hit", hit, 0.0, 1.0 - EPSILON)
+    variation = checked_number("--length-variation", variation, 0.0, MOST_VARIATION)
+    users = None if users is None else checked_count("--concurrency", users)
+    if arrivals not in ("poisson", "constant", "at once"):
+        raise SpecError(f"--arrivals {arrivals!r:.40}; {near(str(arrivals), ['poisson', 'constant', 'at once'])}")
+    if trace is not None:
+        if prompt is not None or answer is not None or rate is not None or users:
+            raise SpecError("--trace states lengths and arrivals; leave out --input, --output, --rate, --concurrency")
+        return _trace_load(trace, hit)
+    if rate is not None and users:
+        raise SpecError("--rate and --concurrency: state one of them")
+    first, spread = _length("input", USUAL_INPUT if prompt is None else prompt, variation)
+    second, spread2 = _length("output", USUAL_OUTPUT if answer is None else answer, variation)
+    lengths = Lengths(first, second, spread, spread2, hit)
+    if users:
+        return ServingLoad("closed", lengths, users=users, think=_seconds("think", think) or 0.0)
+    if rate is not None:
+        kind = "constant" if arrivals == "constant" else "poisson"
+        return ServingLoad(kind, lengths, rate=_number("rate", rate))  # type: ignore[arg-type]
+    return ServingLoad("at once" if arrivals == "at once" else "most", lengths)
+
+
+def _length(name: str, value: float | str, variation: float) -> tuple[float, float]:
+    """Mean tokens and their coefficient of variation."""
+    mean, _, spread = str(value).partition("~")
+    if not spread:
+        return _number(name, value), variation
+    try:
+        share = float(spread)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 10:
+        raise SpecError(f"--{name} {value!r:.60}: expected MEAN~VARIATION, such as 500~0.8")
+    return _number(name, mean), share
+
+
+def _trace_load(trace: str | Path | Requests, hit: float) -> ServingLoad:
+    requests = trace if isinstance(trace, Requests) else read_trace(trace)
+    span = float(requests.arrival[-1] - requests.arrival[0]) if len(requests) > 1 else 1.0
+    means = [float(each.mean()) for each in (requests.input, requests.output)]
+    spreads = [float(each.std()) / mean for each, mean in zip((requests.input, requests.output), means, strict=True)]
+    lengths = Lengths(means[0], means[1], spreads[0], spreads[1], hit)
+    rate = len(requests) / span if span > 0 else float(len(requests))
+    return ServingLoad("trace", lengths, rate=rate, requests=requests, count=len(requests))
+
+
+def parse_sharding(text: str) -> Sharding:
+    """Parse how one replica of a served network is divided over GPUs.
+
+    Parameters
+    ----------
+    text : str
+        Degrees, such as ``tp=8,ep=8``.
+
+    Returns
+    -------
+    Sharding
+        The degrees.
+
+    Raises
+    ------
+    SpecError
+        If a degree is unknown or no whole number.
+
+    Examples
+    --------
+    >>> parse_sharding("tp=8,ep=8")
+    Sharding(tp=8, pp=1, attention_dp=1, expert_parallel=True)
+    """
+    degrees: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in ("tp", "pp", "ep", "attention_dp", "dp"):
+            raise SpecError(
+                f"--strategy {text!r:.60}: unknown {name!r}; {near(name, ['tp', 'pp', 'ep', 'attention_dp'])}"
+            )
+        if not value.isdigit() or int(value) < 1:
+            raise SpecError(f"--strategy {text!r:.60}: {name} must be a whole number above zero")
+        degrees[name] = int(value)
+    tp, ranks = degrees.get("tp", 1), degrees.get("attention_dp", 1)
+    if tp > 1 and ranks > 1:
+        raise SpecError(f"--strategy {text!r:.60}: attention is divided by tp or by attention_dp, not by both")
+    group, experts = tp * ranks, degrees.get("ep", 1)
+    if experts not in (1, group):
+        raise SpecError(f"--strategy {text!r:.60}: ep is 1 or all {group} ranks that share a layer")
+    return Sharding(tp, degrees.get("pp", 1), ranks, experts > 1 or ranks > 1)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ReinforcementAnswer(StudyResult):
+    """Steps of reinforcement learning by layout, the shortest first."""
+
+    command: ClassVar[str] = "rl"
+    rows: ClassVar[str | None] = "plans"
+    study: LearningStudy
+
+    @property
+    def possible(self) -> bool:
+        """Whether engine and trainer fit in some layout."""
+        return bool(self.study.steps)
+
+    @property
+    def headline(self) -> str:
+        return self.study.verdict
+
+    def document(self) -> Document:
+        from paleo.report.reinforcement import document
+
+        return document(self.study)
+
+    def table(self) -> RenderableType:
+        from paleo.report.reinforcement import table
+
+        return table(self.study)
+
+
+def rl(
+    model: str | Path | ModelSpec,
+    system: str | Path | System,
+    *,
+    gpus: int,
+    algorithm: str = "grpo",
+    rollouts: int = 512,
+    batch: int | None = None,
+    input: float | str = 200.0,
+    output: float | str = 1000.0,
+    max_output: float | str | None = None,
+    steps: int = 1000,
+    staleness: int = 0,
+    generators: int | None = None,
+    engine_strategy: str | None = None,
+    strategy: str | None = None,
+    software: str = "megatron-core",
+    **tariff: Any,
+) -> ReinforcementAnswer:
+    """Predict how long a step of reinforcement learning takes, by part, and what a run costs.
+
+    Parameters
+    ----------
+    model, system
+        Names of the catalog, paths, or what was loaded.
+    gpus : int
+        Devices in all, of engine and trainer.
+    algorithm : str
+        grpo, rloo, dapo, ppo or dpo.
+    rollouts, batch : int
+        Answers of a step, and sequences of an optimizer step (all of them by default).
+    input, output, max_output : float or str
+        Mean tokens of prompts and answers, and the most of an answer (four times the mean by default).
+    steps : int
+        Steps of the run that is priced.
+    staleness : int
+        Steps that the engine may be ahead on GPUs of its own; 0 keeps both on all GPUs in turn.
+    generators : int, optional
+        GPUs of the engine; the best split by default.
+    engine_strategy, strategy : str, optional
+        Degrees of a replica of the engine and of the trainer; a few usual ones are tried by default.
+    software : str
+        Profile of the trainer.
+    **tariff
+        As of `serve`.
+
+    Returns
+    -------
+    ReinforcementAnswer
+        The steps of all layouts that were tried, the shortest first.
+    """
+    from paleo.serving.reinforcement import ALGORITHMS, Rollouts, learning_study
+
+    network = model if isinstance(model, ModelSpec) else load_model(model)
+    machine = loaded_system(system)
+    gpus = _checked_gpus(gpus, machine)
+    if str(algorithm) not in ALGORITHMS:
+        raise SpecError(f"--algorithm {algorithm!r:.40}: {near(str(algorithm), ALGORITHMS)}")
+    staleness, steps = checked_count("--staleness", staleness, 0), checked_count("--steps", steps)
+    rollouts = checked_count("--rollouts", rollouts)
+    batch = rollouts if batch is None else checked_count("--batch", batch)
+    generators = None if generators is None else checked_count("--generators", generators, 1, gpus)
+    answer = _number("output", output)
+    longest = 4.0 * answer if max_output is None else _number("max-output", max_output)
+    if longest < answer:
+        raise SpecError(f"--max-output {longest:g} is below the mean of {answer:g}")
+    task = Rollouts(rollouts, batch, _number("input", input), answer, longest)
+    usd, _ = rent(machine, gpus, parse_tariff(**tariff))
+    engines = None if engine_strategy in (None, "auto") else [parse_sharding(str(engine_strategy))]
+    trainers = None if strategy in (None, "auto") else [str(strategy)]
+    study = learning_study(
+        network, machine, gpus, task, algorithm=algorithm, staleness=staleness, generators=generators,
+        layouts=engines, strategies=trainers, software=software, steps=steps, usd_per_s=usd,
+    )  # fmt: skip
+    return ReinforcementAnswer(study)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class AuditedService(StudyResult):
+    """The result of an engine's benchmark beside the prediction of the same load."""
+
+    command: ClassVar[str] = "audit"
+    audit: ServiceAudit
+
+    @property
+    def headline(self) -> str:
+        return self.audit.verdict
+
+    def document(self) -> Document:
+        from paleo.report.serving import audit_document
+
+        return audit_document(self.audit)
+
+    def table(self) -> RenderableType:
+        from paleo.report.serving import audit_table
+
+        return audit_table(self.audit)
+
+
+def audit_service(
+    benchmark: EngineBenchmark, model: str | Path | ModelSpec | None, system: str | Path | System, **options: Any
+) -> AuditedService:
+    """Compare the result of an engine's benchmark with the prediction of the same load.
+
+    Parameters
+    ----------
+    benchmark : EngineBenchmark
+        What `paleo.serving.benchmark.read_benchmark` read.
+    model, system, **options
+        As of `serve`; the load is the benchmark's.
+    """
+    answer = serve(model, system, **{**options, **benchmark.load})
+    service = answer.service
+    if service.load.kind == "at once":
+        service = replace(service, load=replace(service.load, count=int(benchmark.values["requests"])))
+    return AuditedService(ServiceAudit(benchmark, service))

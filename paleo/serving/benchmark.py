@@ -1,0 +1,172 @@
+"""Results of the engines' own benchmarks (``vllm bench serve``, ``sglang.bench_serving``) against a prediction.
+
+Both print a table of means and percentiles in milliseconds, or save them as JSON. Which part is off follows from two
+times: a further token is an iteration of the engine; the first one is the server, the queue, and the prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paleo.errors import SpecError
+from paleo.units import MILLISECOND, duration
+
+if TYPE_CHECKING:
+    from paleo.serving.service import Service
+
+#: Quantities by their line in the printed table and by their key in the saved JSON; times are milliseconds.
+_LINES = {
+    "requests": (r"Successful requests", "completed"),
+    "seconds": (r"Benchmark duration \(s\)", "duration"),
+    "input": (r"Total input tokens", "total_input_tokens"),
+    "output": (r"Total generated tokens", "total_output_tokens"),
+    "rate": (r"(?:Traffic request rate|Request rate configured \(RPS\))", "request_rate"),
+    "users": (r"(?:Maximum request concurrency|Max request concurrency)", "max_concurrency"),
+    "ttft": (r"Mean TTFT \(ms\)", "mean_ttft_ms"),
+    "ttft_p99": (r"P99 TTFT \(ms\)", "p99_ttft_ms"),
+    "tpot": (r"Mean TPOT \(ms\)", "mean_tpot_ms"),
+    "tpot_p99": (r"P99 TPOT \(ms\)", "p99_tpot_ms"),
+}
+_NEEDED = ("requests", "seconds", "input", "output", "ttft", "tpot")
+#: Factors within which a part counts as predicted.
+_NEAR = (0.75, 1.35)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBenchmark:
+    """What a benchmark measured: counts and lengths of requests, and times [s]."""
+
+    values: Mapping[str, float]
+
+    @property
+    def load(self) -> dict[str, float | int | str]:
+        """The load in the words of `paleo.serve`."""
+        count = self.values["requests"]
+        lengths = {name: max(self.values[name] / count, 1.0) for name in ("input", "output")}
+        users, rate = self.values.get("users", math.inf), self.values.get("rate", math.inf)
+        if math.isfinite(users) and users < count:
+            return {**lengths, "concurrency": int(users)}
+        if math.isfinite(rate):
+            return {**lengths, "rate": rate}
+        return {**lengths, "arrivals": "at once"}
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """Output tokens a second, and times [s]."""
+        names = ("ttft", "ttft_p99", "tpot", "tpot_p99")
+        times = {name: self.values[name] * MILLISECOND for name in names if name in self.values}
+        return {"tokens_per_s": self.values["output"] / self.values["seconds"], **times}
+
+
+def read_benchmark(path: str | Path) -> EngineBenchmark | None:
+    """Read the results of an engine's benchmark.
+
+    Parameters
+    ----------
+    path : str | Path
+        The file, printed or saved as JSON.
+
+    Returns
+    -------
+    EngineBenchmark, optional
+        Measured values; None for another kind of file.
+
+    Raises
+    ------
+    SpecError
+        If a quantity is missing or is no number above zero.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise SpecError(f"log {path}: {error.strerror}") from None
+    values = _saved(text) if text.lstrip().startswith("{") else _printed(text)
+    if values is None:
+        return None
+    missing = [name for name in _NEEDED if not 0 < values.get(name, 0.0) < math.inf]
+    if missing:
+        raise SpecError(f"log {path}: no {_LINES[missing[0]][1]} above zero in this benchmark")
+    return EngineBenchmark(values)
+
+
+def _printed(text: str) -> dict[str, float] | None:
+    if "Serving Benchmark Result" not in text:
+        return None
+    lines = {name: re.search(rf"{line}:\s+(\S+)", text) for name, (line, _) in _LINES.items()}
+    return {name: _float(match.group(1)) for name, match in lines.items() if match}
+
+
+def _saved(text: str) -> dict[str, float] | None:
+    try:
+        data = json.loads(text.strip().splitlines()[-1] if "\n{" in text.strip() else text)
+    except ValueError:
+        return None
+    if not isinstance(data, dict) or "mean_ttft_ms" not in data:
+        return None
+    return {name: _float(data[key]) for name, (_, key) in _LINES.items() if data.get(key) is not None}
+
+
+def _float(value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        return math.inf
+
+
+@dataclass(frozen=True)
+class ServiceAudit:
+    """A benchmark of an engine beside the prediction of the same load.
+
+    Attributes
+    ----------
+    benchmark : EngineBenchmark
+        What was measured.
+    service : Service
+        The prediction.
+    """
+
+    benchmark: EngineBenchmark
+    service: Service
+
+    @property
+    def predicted(self) -> dict[str, float]:
+        """Predicted values of what was measured."""
+        plan, result = self.service.best, self.service.simulation
+        if plan is None or result is None:
+            return {}
+        first, further = self.service.times("ttft"), self.service.times("tpot")
+        rate = plan.candidate.replicas * result.tokens_per_s
+        values = {"tokens_per_s": rate, "ttft": first["mean"], "ttft_p99": first["p99"]}
+        values |= {"tpot": further["mean"], "tpot_p99": further["p99"]}
+        return {name: values[name] for name in self.benchmark.measured}
+
+    @property
+    def faults(self) -> dict[str, float]:
+        """Parts that are off, and measured over predicted time of each."""
+        if not self.predicted:
+            return {}
+        ratios = {name: self.benchmark.measured[name] / self.predicted[name] for name in ("ttft", "tpot")}
+        names = {"tpot": "iterations of the engine", "ttft": "server, queue and prompts"}
+        low, high = _NEAR
+        return {names[part]: ratio for part, ratio in ratios.items() if not low < ratio < high}
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in a sentence or two."""
+        if not self.predicted:
+            return self.service.verdict
+        ratio = self.benchmark.measured["tokens_per_s"] / self.predicted["tokens_per_s"]
+        texts = [f"Measured {ratio:.2f} times the predicted {self.predicted['tokens_per_s']:,.0f} output tokens/s."]
+        if not self.faults:
+            texts.append("Times to the first and to a further token are as predicted.")
+        for name, factor in self.faults.items():
+            part = "tpot" if name.startswith("iterations") else "ttft"
+            pair = (duration(each[part]) for each in (self.benchmark.measured, self.predicted))
+            texts.append(f"Off: {name}, {factor:.2g} times the prediction ({' for '.join(pair)}).")
+        return " ".join(texts)

@@ -1,0 +1,193 @@
+"""Command lines of serving engines: read into what they say of a service, and written from a plan."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paleo.errors import SpecError
+from paleo.serving.formats import Formats, parse_formats
+from paleo.serving.lowered import Sharding
+
+if TYPE_CHECKING:
+    from paleo.serving.plans import ServingPlan
+
+#: Flags by what they state, the first one of an engine being what is written for it: vLLM, SGLang, TensorRT-LLM.
+_FLAGS = {
+    "tp": ("--tensor-parallel-size", "--tp-size", "--tp_size", "-tp", "--tp"),
+    "pp": ("--pipeline-parallel-size", "--pp-size", "--pp_size", "-pp", "--pp"),
+    "dp": ("--data-parallel-size", "--dp-size", "-dp", "--dp"),
+    "ep": ("--ep-size", "--ep_size", "--ep"),
+    "tokens": ("--max-num-batched-tokens", "--chunked-prefill-size", "--max_num_tokens"),
+    "sequences": ("--max-num-seqs", "--max-running-requests", "--max_batch_size"),
+    "memory": ("--gpu-memory-utilization", "--mem-fraction-static", "--kv_cache_free_gpu_memory_fraction"),
+}
+_CACHE_FLAGS = ("--kv-cache-dtype", "--kv_cache_dtype")
+_ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "tensorrt": "tensorrt-llm"}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """What the command line of an engine states; None for what it leaves to the engine."""
+
+    engine: str | None
+    model: str | None
+    sharding: Sharding
+    weights: str | None
+    cache: str | None
+    tokens: int | None
+    sequences: int | None
+    memory_share: float | None
+    drafted: int
+    replicas: int = 1
+
+    @property
+    def formats(self) -> Formats:
+        """Formats of weights and cache: sixteen bits where none is stated."""
+        return parse_formats(self.weights, self.cache)
+
+
+def read_command(text: str) -> EngineCommand:
+    """Read a command line of vLLM, SGLang or TensorRT-LLM.
+
+    Parameters
+    ----------
+    text : str
+        The command line.
+
+    Returns
+    -------
+    EngineCommand
+        What it says; None for what it leaves to the engine.
+
+    Raises
+    ------
+    SpecError
+        If a value is no number, or quotes do not close.
+
+    Examples
+    --------
+    >>> read_command("vllm serve meta-llama/Llama-3.1-8B -tp 2 --kv-cache-dtype fp8 --max-num-seqs=64").sequences
+    64
+    """
+    words = _words(text)
+    values = {name: _value(words, flags) for name, flags in _FLAGS.items()}
+    numbers = {name: _number(name, value) for name, value in values.items()}
+    tp, pp, dp = (int(numbers[name] or 1) for name in ("tp", "pp", "dp"))
+    shared = "--enable-dp-attention" in words
+    ranks = (dp if dp > 1 else tp) if shared else 1
+    experts = shared or "--enable-expert-parallel" in words or (numbers["ep"] or 1) > 1
+    cache = (_value(words, _CACHE_FLAGS) or "").lower()
+    return EngineCommand(
+        next((name for word, name in _ENGINES.items() if any(word in part for part in words[:4])), None),
+        _model(words),
+        Sharding(1 if shared else tp, pp, ranks, expert_parallel=experts),
+        _weights(words),
+        ("fp8" if cache.startswith("fp8") else "bf16") if cache and cache != "auto" else None,
+        None if numbers["tokens"] is None else int(numbers["tokens"]),
+        None if numbers["sequences"] is None else int(numbers["sequences"]),
+        numbers["memory"],
+        _drafted(words),
+        1 if shared else dp,
+    )
+
+
+def _words(text: str) -> list[str]:
+    try:
+        parts = shlex.split(text)
+    except ValueError as error:
+        raise SpecError(f"--from: {error} in {text!r:.80}") from None
+    return [piece for part in parts for piece in (part.split("=", 1) if part.startswith("--") else [part])]
+
+
+def _value(words: list[str], flags: tuple[str, ...]) -> str | None:
+    return next((words[i + 1] for i, word in enumerate(words[:-1]) if word in flags), None)
+
+
+def _number(name: str, value: str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < 2.0**40:
+        raise SpecError(f"{_FLAGS[name][0]} {value!r:.40}: expected a number above zero")
+    return number
+
+
+def _model(words: list[str]) -> str | None:
+    named = _value(words, ("--model", "--model-path"))
+    after = [words[i + 1] for i, word in enumerate(words[:-1]) if word in ("serve", "trtllm-serve")]
+    plain = [word for word in after if not word.startswith("-") and word != "serve"]
+    return named or next(iter(plain), None)
+
+
+def _weights(words: list[str]) -> str | None:
+    """The format of weights by a flag, or by the name of the network."""
+    others = [word for before, word in zip(["", *words], words, strict=False) if before not in _CACHE_FLAGS]
+    text = " ".join(others).lower()
+    for pattern, name in (("nvfp4|modelopt_fp4", "fp4"), ("mxfp4|gpt-oss", "mxfp4"), ("fp8", "fp8")):
+        if re.search(pattern, text):
+            return name
+    return "int4" if re.search("awq|gptq|w4a16|int4", text) else None
+
+
+def _drafted(words: list[str]) -> int:
+    """Tokens that are drafted for each sequence and iteration."""
+    config = _value(words, ("--speculative-config", "--speculative_config"))
+    if config:
+        try:
+            return int(json.loads(config)["num_speculative_tokens"])
+        except (ValueError, KeyError, TypeError):
+            raise SpecError(f"--speculative-config {config!r:.60}: expected JSON with num_speculative_tokens") from None
+    return int(_value(words, ("--speculative-num-steps", "--num-speculative-tokens")) or 0)
+
+
+def written_command(engine: str, model: str, plan: ServingPlan) -> str:
+    """Write the command line of an engine for a plan.
+
+    Parameters
+    ----------
+    engine : str
+        Name of the engine.
+    model : str
+        Name of the model.
+    plan : ServingPlan
+        The plan.
+
+    Returns
+    -------
+    str
+        The command line; empty for engines whose flags are unknown.
+    """
+    sharding, formats, profile = plan.candidate.sharding, plan.candidate.formats, plan.candidate.engine
+    kind = next((number for number, name in enumerate(("vllm", "sglang", "tensorrt")) if engine.startswith(name)), -1)
+    if kind < 0:
+        return ""
+    limits = {"tokens": plan.batching.tokens, "sequences": plan.batching.sequences}
+    start = (f"vllm serve {model}", f"python -m sglang.launch_server --model-path {model}", f"trtllm-serve {model}")
+    ranks = sharding.attention_dp
+    degrees = {"tp": ranks if kind == 1 and ranks > 1 else sharding.tp, "pp": sharding.pp, "dp": ranks}
+    if sharding.expert_parallel and kind:
+        degrees["ep"] = sharding.group
+    written = [name for name, degree in degrees.items() if degree > 1 or name == "tp"]
+    flags = [start[kind], *(f"{_FLAGS[name][min(kind, len(_FLAGS[name]) - 1)]} {degrees[name]}" for name in written)]
+    if kind == 0 and sharding.expert_parallel:
+        flags.append("--enable-expert-parallel")
+    if ranks > 1 and kind == 1:
+        flags.append("--enable-dp-attention")
+    if kind < 2 and formats.weights in ("fp8", "int4", "mxfp4"):
+        flags.append(f"--quantization {formats.weights.replace('int4', 'awq')}")
+    if formats.cache == "fp8" and kind < 2:
+        flags.append("--kv-cache-dtype " + ("fp8", "fp8_e4m3")[kind])
+    if profile.drafted and kind == 0:
+        flags.append(f'--speculative-config \'{{"method": "eagle3", "num_speculative_tokens": {profile.drafted}}}\'')
+    elif profile.drafted and kind == 1:
+        flags.append(f"--speculative-algorithm EAGLE3 --speculative-num-steps {profile.drafted}")
+    each = {name: int(float(value) / ranks) for name, value in limits.items()}  # type: ignore[arg-type]
+    return " ".join([*flags, *(f"{_FLAGS[name][kind]} {value}" for name, value in each.items())])

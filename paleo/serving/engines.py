@@ -1,0 +1,167 @@
+"""Serving engines as data: how they batch, what they reserve, how much memory they take, what their hosts cost.
+
+Profiles lie in ``hardware_specs/engines``; each fact names the release and the line where it was read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from paleo.errors import SpecError
+from paleo.serving.phases import EngineKernels
+from paleo.specs.catalog import names, read_entry
+from paleo.specs.loading import Flag, PositiveCount, Spec, Text, validate
+from paleo.units import Bytes, Seconds
+
+if TYPE_CHECKING:
+    from paleo.specs.device import Device
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class BatchLimit(Spec):
+    """Most tokens and sequences of an iteration on devices with so much memory."""
+
+    memory: Bytes = Field(0.0, description="least memory of the device")
+    exceptions: tuple[Text, ...] = Field((), alias="except", description="beginnings of names of devices left out")
+    tokens: PositiveCount = Field(description="tokens of an iteration")
+    offline_tokens: PositiveCount | None = Field(None, description="the same where no server is in front")
+    sequences: PositiveCount = Field(description="sequences of an iteration")
+
+
+class Engine(Spec):
+    """One engine at one release."""
+
+    name: Text = ""
+    title: Text
+    release: Text
+    since: Text = Field("0", description="the first release that it describes")
+    batching: Literal["mixed", "prefill first"] = Field(
+        description="whether chunks of prompts join the iterations of decode, or run alone before these"
+    )
+    limits: tuple[BatchLimit, ...] = Field(min_length=1, description="the first that fits the device holds")
+    reservation: Literal["whole", "input", "share"] = Field(
+        description="what must be free to admit a request: all its tokens, its prompt, or the prompt and a share of "
+        "its answer; with less than all, the newest request is stopped where memory runs out, and computed again"
+    )
+    reserved_share: Share = Field(1.0, description="that share of the answer")
+    memory_share: Share = Field(description="share of the memory that weights, activations and cache may take")
+    share_of: Literal["total", "free"] = Field(
+        "total", description="whether that is a share of all memory, or of what weights and activations leave"
+    )
+    reserve: Bytes = Field(description="contexts, libraries' workspaces and captured graphs")
+    page: PositiveCount = Field(description="tokens of a page of the cache")
+    prefix_cache: Flag = Field(description="whether prompts that begin alike share their pages")
+    host: Seconds = Field(description="seconds of the host between two iterations that the device waits for")
+    request: Seconds = Field(description="seconds of the server for each request before it is queued, one by one")
+    streamed: Seconds = Field(0.0, description="seconds of the server for each token that is sent, one by one")
+    all_reduce: Seconds = Field(0.0, description="shortest sum over peers by its own kernel; 0: by the library alone")
+    attention: dict[Text, Text] = Field(
+        default_factory=dict, description="attention kernels by architecture, where they are not the usual ones"
+    )
+    largest_graph: Annotated[int, Field(ge=0)] = Field(description="most sequences of a captured graph of decode")
+    drafted: Annotated[int, Field(ge=0, le=64)] = Field(
+        0, description="tokens that a head of one layer drafts for each sequence and iteration (EAGLE, MTP)"
+    )
+    acceptance: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.6, description="probability that a drafted token is accepted where all before it were"
+    )
+    drafted_sequences: PositiveCount | None = Field(None, description="most sequences of an iteration with such a head")
+    overlapped_scheduler: Flag = Field(True, description="whether it schedules an iteration while another runs")
+    source: Text
+    notes: Text | None = None
+
+    def limit(self, device: Device) -> BatchLimit:
+        """Return the limits of an iteration on a device.
+
+        Parameters
+        ----------
+        device : Device
+            The device.
+
+        Returns
+        -------
+        BatchLimit
+            Most tokens and sequences.
+
+        Raises
+        ------
+        SpecError
+            If no rule fits the device.
+
+        Examples
+        --------
+        >>> from paleo.specs.device import load_device
+        >>> [load_engine("vllm").limit(load_device(name)).tokens for name in ("h100-sxm5-80gb", "a100-sxm4-80gb")]
+        [8192, 2048]
+        """
+        for rule in self.limits:
+            named = device.name.startswith(tuple(rule.exceptions)) if rule.exceptions else False
+            if device.memory.capacity >= rule.memory and not named:
+                most = self.drafted_sequences if self.drafted else None
+                return rule.model_copy(update={"sequences": min(most, rule.sequences)}) if most else rule
+        raise SpecError(f"engine {self.name}: no limit fits {device.name}; give --batch-tokens and --sequences")
+
+    @property
+    def kernels(self) -> EngineKernels:
+        """Properties of the engine that decide on the prices of its kernels."""
+        return EngineKernels(
+            all_reduce=self.all_reduce, attention=tuple(sorted(self.attention.items())), drafted=self.drafted,
+            acceptance=self.acceptance,
+        )  # fmt: skip
+
+
+def load_engine(name_or_path: str | Path) -> Engine:
+    """Load a serving engine by catalog name or path.
+
+    Parameters
+    ----------
+    name_or_path : str | Path
+        Entry of `hardware_specs/engines`, or a YAML file.
+
+    Returns
+    -------
+    Engine
+        The engine.
+
+    Raises
+    ------
+    SpecError
+        If there is no such entry or the file is not valid.
+    """
+    path, data = read_entry("engines", name_or_path)
+    return validate(Engine, {"name": path.stem, **data}, path)
+
+
+def engine_of_release(name: str, release: str) -> Engine:
+    """Load the profile of an engine at a release: the newest of those that describe it.
+
+    Parameters
+    ----------
+    name : str
+        Name of the engine.
+    release : str
+        Release, such as ``0.11.0``.
+
+    Returns
+    -------
+    Engine
+        The engine.
+
+    Examples
+    --------
+    >>> engine_of_release("vllm", "0.15").name, engine_of_release("vllm", "0.11.0").name
+    ('vllm', 'vllm-0.11')
+    """
+    related = [load_engine(each) for each in names("engines") if each == name or each.startswith(f"{name}-0")]
+    version = _version(release)
+    older = [each for each in related if _version(each.since) <= version]
+    return max(older, key=lambda each: _version(each.since), default=None) or load_engine(name)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    parts = text.lstrip("v").split(".")[:2]
+    return tuple(int(part) if part.isdigit() else 0 for part in parts)

@@ -1,0 +1,113 @@
+"""Number formats of served networks: of weights, of the KV cache, and of the arithmetic that a device has for them.
+
+Weights are quantised once, before serving. A device that multiplies the format itself (fp8 on Hopper, NVFP4 on
+Blackwell) reads activations that are quantised on the way; one that does not reads narrow weights, brings them to
+sixteen bits in registers and multiplies those (weight-only kernels such as Marlin).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paleo.errors import SpecError, near
+
+if TYPE_CHECKING:
+    from paleo.specs.device import Device
+
+#: Bytes of a weight with its scales: fp8 and int8 by channel or blocks of 128 x 128; NVFP4 a byte for 16 numbers, MXFP4
+#: for 32 (OCP Microscaling specification 1.0); int4 two bytes and a zero point for 128 (AWQ, GPTQ).
+WEIGHT_BYTES = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "fp4": 0.5 + 1.0 / 16.0,
+    "mxfp4": 0.5 + 1.0 / 32.0,
+    "int4": 0.5 + 2.5 / 128.0,
+}
+#: Bytes of a number in the KV cache.
+CACHE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5 + 1.0 / 16.0}
+#: Other names of formats.
+ALIASES = {"nvfp4": "fp4", "awq": "int4", "gptq": "int4", "w4a16": "int4", "w8a8": "fp8", "float8": "fp8", "auto": ""}
+#: The format whose arithmetic a narrow one uses where a device has it.
+ARITHMETIC = {"fp8": "fp8", "int8": "fp8", "fp4": "fp4"}
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """Formats of one served network.
+
+    Attributes
+    ----------
+    weights : str
+        Format of the weights of matrix products; embeddings, norms and the head stay in sixteen bits.
+    cache : str
+        Format of the KV cache.
+    experts_only : bool
+        Only the experts of a mixture are quantised (gpt-oss in MXFP4).
+    """
+
+    weights: str = "bf16"
+    cache: str = "bf16"
+    experts_only: bool = False
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of a quantised weight."""
+        return WEIGHT_BYTES[self.weights]
+
+    @property
+    def cache_bytes(self) -> float:
+        """Bytes of a number in the KV cache."""
+        return CACHE_BYTES[self.cache]
+
+    def arithmetic(self, device: Device) -> str:
+        """Return the format in which products of quantised weights are computed on a device.
+
+        Parameters
+        ----------
+        device : Device
+            The device.
+
+        Returns
+        -------
+        str
+            Name of the format.
+
+        Examples
+        --------
+        >>> from paleo.specs.device import load_device
+        >>> [Formats("fp8").arithmetic(load_device(name)) for name in ("h100-sxm5-80gb", "a100-sxm4-80gb")]
+        ['fp8', 'bf16']
+        """
+        narrow = ARITHMETIC.get(self.weights)
+        wide = self.weights if self.weights in ("fp32", "fp16") else device.training_dtype
+        return narrow if narrow in device.peak and not self.experts_only else wide
+
+
+def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
+    """Return the formats that two names mean.
+
+    Parameters
+    ----------
+    weights : str or None
+        Format of weights, perhaps by the name of a method (``nvfp4``, ``awq``); None is bf16.
+    cache : str or None
+        Format of the KV cache; None is bf16, which engines take unless told otherwise.
+
+    Raises
+    ------
+    SpecError
+        Unknown name, with the nearest ones.
+
+    >>> parse_formats("nvfp4", "fp8")
+    Formats(weights='fp4', cache='fp8', experts_only=False)
+    """
+    first = ALIASES.get((weights or "bf16").lower(), (weights or "bf16").lower()) or "bf16"
+    second = ALIASES.get((cache or "bf16").lower(), (cache or "bf16").lower()) or "bf16"
+    for name, value, known in (("weights", first, WEIGHT_BYTES), ("cache", second, CACHE_BYTES)):
+        if value not in known:
+            raise SpecError(f"--{name} {value!r}: unknown format; {near(value, [*known, *ALIASES])}")
+    return Formats(first, second, experts_only=first == "mxfp4")

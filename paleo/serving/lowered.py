@@ -1,0 +1,349 @@
+"""One rank's work for some tokens of a served network: kernels and collectives that grow with the number of tokens.
+
+Prefill and decode are the forward pass that `paleo.lowering` makes of the network, for as many tokens as an iteration
+holds. Every size of its kernels is affine in the tokens, so that two lowerings give all. What depends on the cache
+(fused attention) is taken out and priced by itself; the head runs on the tokens that are sampled alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from paleo.errors import SpecError
+from paleo.parallel.plan import plan
+from paleo.specs.run import Run
+from paleo.specs.software import load_software
+from paleo.step.backend import backend_of
+
+if TYPE_CHECKING:
+    from paleo.lowering.program import CountedKernel, Program, Section, Transfer
+    from paleo.operations.base import Kernel
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.software import Software
+    from paleo.specs.system import System
+    from paleo.step.backend import Backend
+
+#: Tokens of the two lowerings: above any sliding window.
+SHORT, LONG = 2**15, 2**16
+#: Fields of kernels that scale with the tokens.
+_FIELDS = ("flops", "vector_flops", "bytes_read", "bytes_written", "calls")
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How one replica is divided over its devices.
+
+    Attributes
+    ----------
+    tp : int
+        Tensor-parallel degree of attention and dense layers.
+    pp : int
+        Pipeline stages.
+    attention_dp : int
+        Ranks that each hold the attention of their own sequences; all other weights are divided over them.
+    expert_parallel : bool
+        Whole experts on each rank; else every rank has a slice of all experts.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    attention_dp: int = 1
+    expert_parallel: bool = False
+
+    @property
+    def group(self) -> int:
+        """Ranks that share the experts of a layer."""
+        return self.tp * self.attention_dp
+
+    @property
+    def gpus(self) -> int:
+        """Devices of a replica."""
+        return self.tp * self.pp * self.attention_dp
+
+    @property
+    def text(self) -> str:
+        """The degrees above one.
+
+        >>> Sharding(tp=8, expert_parallel=True).text, Sharding().text
+        ('tp=8,ep=8', 'tp=1')
+        """
+        expert = self.group if self.expert_parallel else 1
+        degrees = {"tp": self.tp, "pp": self.pp, "attention_dp": self.attention_dp, "ep": expert}
+        return ",".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1) or "tp=1"
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A kernel of a layer for any number of tokens: ``at(tokens)``; ``count`` runs in a forward pass."""
+
+    short: Kernel
+    long: Kernel
+    count: float
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether it is a product with the weights of several experts."""
+        return self.short.family == "gemm" and self.short.experts > 0
+
+    def at(self, tokens: float) -> Kernel:
+        """Return the kernel for a number of tokens.
+
+        Parameters
+        ----------
+        tokens : float
+            Tokens of the iteration.
+
+        Returns
+        -------
+        Kernel
+            The kernel.
+        """
+        share = (tokens - SHORT) / (LONG - SHORT)
+        values: dict[str, Any] = {
+            name: _affine(getattr(self.short, name), getattr(self.long, name), share) for name in _FIELDS
+        }
+        shape = {name: _affine(value, self.long.shape[name], share) for name, value in self.short.shape.items()}
+        return replace(self.short, **values, shape=shape)
+
+    @property
+    def weights(self) -> float:
+        """Weights that the product reads [elements]; 0 for other kernels and products of activations."""
+        constant = self.short.shape
+        if self.short.family != "gemm" or ".core" in self.short.name:
+            return 0.0
+        return constant["n"] * constant["k"] * constant["batch"]
+
+
+def _affine(first: float, second: float, share: float) -> float:
+    return max(first + share * (second - first), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A collective of a forward pass: ``payload_bytes`` for each token, ``count`` of them."""
+
+    operation: str
+    payload_bytes: float
+    count: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attending:
+    """Attention layers of one shape on one rank.
+
+    Attributes
+    ----------
+    query_heads, kv_heads, head_dim : float
+        Shape of the heads in prefill.
+    window : float
+        Sliding window [tokens]; 0 for none.
+    count : float
+        Layers.
+    latent : float
+        Numbers that the cache keeps of a token for all heads (latent attention); 0 for keys and values of each head.
+    causal : bool
+        Whether later tokens are hidden.
+    """
+
+    query_heads: float
+    kv_heads: float
+    head_dim: float
+    window: float
+    count: float
+    latent: float
+    causal: bool
+
+    @property
+    def cached(self) -> float:
+        """Numbers of a token that each layer keeps on a rank."""
+        return self.latent or 2.0 * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """Forward pass of one replica's rank.
+
+    Attributes
+    ----------
+    layers, head : tuple of Scaled
+        Kernels for all tokens of an iteration, and for the sampled ones.
+    exchanges, head_exchanges : tuple of Exchange
+        Collectives over tp.
+    attention : tuple of Attending
+        Fused attention.
+    states : float
+        Numbers of recurrent state that a sequence keeps on a rank (state-space layers).
+    parameters : float
+        Parameter elements on a rank of one stage without pipeline.
+    hidden : float
+        Features of a token between layers.
+    decoder : bool
+        Whether the network generates tokens: its attention is causal.
+    """
+
+    layers: tuple[Scaled, ...]
+    head: tuple[Scaled, ...]
+    exchanges: tuple[Exchange, ...]
+    head_exchanges: tuple[Exchange, ...]
+    attention: tuple[Attending, ...]
+    states: float
+    parameters: float
+    hidden: float
+    decoder: bool
+
+    @property
+    def experts(self) -> float:
+        """Expert weights on a rank [elements]."""
+        return sum(each.weights * each.count for each in self.layers if each.of_experts)
+
+    @property
+    def mixture_layers(self) -> float:
+        """Layers that have experts."""
+        names = {each.short.name.rpartition(".expert")[0] for each in self.layers if each.of_experts}
+        counts = {each.short.name.rpartition(".expert")[0]: each.count for each in self.layers if each.of_experts}
+        return sum(counts[name] for name in names)
+
+
+def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) -> tuple[Lowered, Backend]:
+    """Return one rank's forward pass and what prices it.
+
+    Parameters
+    ----------
+    model, system : ModelSpec, System
+        Network and machine.
+    sharding : Sharding
+        Division of one replica; stages of a pipeline and attention_dp are applied by the caller.
+    dtype : str
+        Format of products with weights.
+
+    Raises
+    ------
+    PlanError
+        The network cannot be divided so.
+    """
+    software = _graphs()
+    short, backend = _program(model, system, sharding.tp, dtype, SHORT, software)
+    long, _ = _program(model, system, sharding.tp, dtype, LONG, software)
+    last = _last_mixer(short)
+    sections = list(zip(short.sections, long.sections, strict=True))
+    layers = [each for pair in sections[: last + 1] for each in _scaled(*pair)]
+    head = [each for pair in sections[last + 1 :] for each in _scaled(*pair)]
+    exchanges = [each for pair in sections[: last + 1] for each in _exchanges(*pair)]
+    of_head = [each for pair in sections[last + 1 :] for each in _exchanges(*pair)]
+    attention = tuple(_attending(short))
+    states = _states(model, system, sharding.tp, dtype, software) if _scans(short) else 0.0
+    result = Lowered(
+        tuple(layers),
+        tuple(head),
+        tuple(exchanges),
+        tuple(of_head),
+        attention,
+        states=states,
+        parameters=short.parameters,
+        hidden=short.sections[last].output_bytes / SHORT / backend.formats.activation,
+        decoder=any(each.causal for each in attention) or _scans(short),
+    )
+    return result, backend
+
+
+def _graphs() -> Software:
+    """The software that engines drive a device by: captured graphs of fused passes and grouped products."""
+    return load_software("cuda-graph").changed({"fusion.passes": True, "fusion.experts": "fused"})
+
+
+def _program(
+    model: ModelSpec, system: System, tp: int, dtype: str, tokens: int, software: Software
+) -> tuple[Program, Backend]:
+    if "seq" not in model.params:
+        raise SpecError(f"model {model.name} has no sequence: nothing is cached from token to token")
+    sizes: dict[str, int | float] = {"seq": tokens}
+    heads = model.params.get("kv_heads")
+    if isinstance(heads, int) and heads < tp and tp % heads == 0:
+        sizes["kv_heads"] = tp  # engines copy key heads to the ranks that share them
+    run = Run(gpus=tp, strategy=f"tp={tp}", batch=1, forward_only=True, model=sizes, dtype=dtype)
+    layout = plan(model, system, run)
+    backend = backend_of(system, run, layout.dtype, software)
+    graph = backend.graph(model, 1)
+    return backend.lowered(graph, backend.placement(graph, layout.parallel), layout.mesh), backend
+
+
+def _last_mixer(program: Program) -> int:
+    """Index of the last section that tokens of a prompt need: all before the final norm and the head."""
+    mixing = [
+        index
+        for index, section in enumerate(program.sections)
+        if section.repeat > 1 or any(_mixes(counted) for counted in section.kernels)
+    ]
+    if not mixing:
+        raise SpecError("the network has neither fused attention nor state-space layers, so nothing is cached")
+    last = mixing[-1]
+    tail = [index for index, section in enumerate(program.sections) if _is_norm(section) and index > last]
+    return (tail[-1] - 1) if tail else last
+
+
+def _is_norm(section: Section) -> bool:
+    return "norm" in section.name and len(section.kernels) == 1
+
+
+def _mixes(counted: CountedKernel) -> bool:
+    return counted.kernel.family in ("attention", "scan")
+
+
+def _scans(program: Program) -> bool:
+    return any(counted.kernel.family == "scan" for section in program.sections for counted in section.kernels)
+
+
+def _scaled(short: Section, long: Section) -> Iterator[Scaled]:
+    for first, second in zip(short.kernels, long.kernels, strict=True):
+        if first.kernel.family != "attention":
+            yield Scaled(first.kernel, second.kernel, first.times * short.repeat)
+
+
+def _exchanges(short: Section, long: Section) -> Iterator[Exchange]:
+    """Collectives of a section; the sum of what another section gave comes once, before its first iteration."""
+    for first, second in zip(short.transfers, long.transfers, strict=True):
+        foreign = _foreign(first, short)
+        count = first.times * (1.0 if foreign else float(short.repeat))
+        yield Exchange(first.operation, (second.payload_bytes - first.payload_bytes) / (LONG - SHORT), count)
+
+
+def _foreign(transfer: Transfer, section: Section) -> bool:
+    _, arrow, source = transfer.name.partition("<")
+    return bool(arrow) and not source.startswith(section.name.partition(".")[0])
+
+
+def _attending(program: Program) -> Iterator[Attending]:
+    groups: dict[Attending, float] = {}
+    for section in program.sections:
+        downs = {
+            counted.kernel.name.removesuffix(".kv_down"): counted.kernel.shape["n"]
+            for counted in section.kernels
+            if counted.kernel.name.endswith(".kv_down")
+        }
+        for counted in section.kernels:
+            if counted.kernel.family == "attention":
+                shape = _group(counted.kernel.shape, downs.get(counted.kernel.name.removesuffix(".core"), 0.0))
+                groups[shape] = groups.get(shape, 0.0) + counted.times * section.repeat
+    for group, count in groups.items():
+        yield replace(group, count=count)
+
+
+def _group(shape: Mapping[str, float], latent: float) -> Attending:
+    window = shape["attended"] if shape["attended"] < shape["kv_len"] else 0.0
+    return Attending(
+        shape["q_heads"], shape["kv_heads"], shape["head_dim"], window, 0.0, latent, causal=shape["causal"] > 0
+    )
+
+
+def _states(model: ModelSpec, system: System, tp: int, dtype: str, software: Software) -> float:
+    """Numbers of state that the recurrences of one sequence keep."""
+    program, _ = _program(model, system, tp, dtype, 1, software)
+    shapes = [
+        (counted.kernel.shape, section.repeat)
+        for section in program.sections
+        for counted in section.kernels
+        if counted.kernel.family == "scan"
+    ]
+    return sum(shape["heads"] * shape["keys"] * shape["values"] * repeat for shape, repeat in shapes)

@@ -1,0 +1,207 @@
+"""Memory of a serving replica: weights, paged KV cache, activations, graphs, and how many sequences fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.units import gibibytes
+
+if TYPE_CHECKING:
+    from paleo.serving.engines import BatchLimit, Engine
+    from paleo.serving.formats import Formats
+    from paleo.serving.lowered import Lowered, Sharding
+    from paleo.specs.device import Device
+
+Array = npt.NDArray[np.float64]
+#: Bytes of a number of a recurrent state (fp32), of a logit while it is sampled (bf16, its copy in fp32, and the
+#: probabilities), and tensors as wide as a layer's widest that are alive at once.
+STATE_BYTES, LOGIT_BYTES, ALIVE = 4.0, 10.0, 2.0
+TINY = 2.0**-30
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Bytes that layers of one kind of attention keep of each token on a device; ``window`` 0 keeps all tokens."""
+
+    token_bytes: float
+    window: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServingMemory:
+    """Memory of one device of a replica [bytes].
+
+    Attributes
+    ----------
+    weights, activations, reserve : float
+        Weights; tensors of the largest iteration; contexts, workspaces, graphs.
+    cache : float
+        What is left for the KV cache; negative where the weights alone do not fit.
+    capacity : float
+        Memory that programs may take.
+    groups : tuple of CacheGroup
+        What a token takes.
+    state : float
+        What a sequence takes whatever its length.
+    ranks : int
+        Ranks that hold sequences of their own.
+    page : int
+        Tokens of a page.
+    """
+
+    weights: float
+    activations: float
+    reserve: float
+    cache: float
+    capacity: float
+    groups: tuple[CacheGroup, ...]
+    state: float
+    ranks: int
+    page: int
+
+    def sequence(self, tokens: npt.ArrayLike) -> Array:
+        """Return the bytes of a sequence in the KV cache, in whole pages.
+
+        Parameters
+        ----------
+        tokens : array_like, shape (...)
+            Tokens in the cache.
+
+        Returns
+        -------
+        ndarray, shape (...)
+            Bytes.
+        """
+        length = np.ceil(np.asarray(tokens, dtype=np.float64) / self.page) * self.page
+        total = np.full(length.shape, self.state)
+        for group in self.groups:
+            total = total + group.token_bytes * (np.minimum(length, group.window) if group.window else length)
+        return total
+
+    def sequences(self, tokens: npt.ArrayLike) -> Array:
+        """Return the number of equal sequences that a replica holds.
+
+        Parameters
+        ----------
+        tokens : array_like, shape (...)
+            Tokens of each sequence.
+
+        Returns
+        -------
+        ndarray, shape (...)
+            Sequences.
+        """
+        return np.asarray(self.ranks * np.floor(max(self.cache, 0.0) / np.maximum(self.sequence(tokens), 1.0)))
+
+    def tokens(self, length: float) -> float:
+        """Return the number of tokens that a replica holds.
+
+        Parameters
+        ----------
+        length : float
+            Typical length of a sequence [tokens].
+
+        Returns
+        -------
+        float
+            Tokens.
+        """
+        return float(self.ranks * max(self.cache, 0.0) / max(float(self.sequence(length)) / max(length, 1.0), TINY))
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything is left for a cache."""
+        return self.cache > 0.0
+
+    def refusal(self, length: float) -> str:
+        """Explain why a sequence does not fit in the cache, and what would make it fit.
+
+        Parameters
+        ----------
+        length : float
+            Length of the sequence [tokens].
+
+        Returns
+        -------
+        str
+            The reason; empty if it fits.
+        """
+        needed = float(self.sequence(length))
+        if self.cache >= needed:
+            return ""
+        parts = (gibibytes(each) for each in (self.weights, self.activations, self.reserve))
+        taken = "weights {}, activations {} and {} of the engine".format(*parts)
+        if self.cache <= 0:
+            return (
+                f"{taken} do not fit into {gibibytes(self.capacity)}; more devices a replica or narrower weights would"
+            )
+        ratio = needed / self.cache
+        return (
+            f"one sequence of {length:,.0f} tokens takes {gibibytes(needed)} of cache, {gibibytes(self.cache)} are "
+            f"left beside {taken}; a cache of {ratio:.1f} times as much, narrower numbers or more devices would hold it"
+        )
+
+
+def serving_memory(
+    work: Lowered, sharding: Sharding, formats: Formats, engine: Engine, device: Device, limit: BatchLimit | None = None
+) -> ServingMemory:
+    """Return the memory of one device of a replica.
+
+    Parameters
+    ----------
+    work, sharding, formats : Lowered, Sharding, Formats
+        One rank's work, the division of a replica, formats of weights and cache.
+    engine, device : Engine, Device
+        Whose rules hold, and where.
+    limit : BatchLimit, optional
+        Tokens and sequences of an iteration; by default the engine's for the device.
+    """
+    bound = limit or engine.limit(device)
+    weights = _weights(work, sharding, formats)
+    activations = _activations(work, bound)
+    total = device.memory.usable
+    if engine.share_of == "total":
+        left = engine.memory_share * total - weights - activations - engine.reserve
+    else:
+        left = engine.memory_share * (total - weights - activations - engine.reserve)
+    groups = tuple(
+        CacheGroup(each.count * each.cached * formats.cache_bytes / sharding.pp, each.window)
+        for each in work.attention
+        if each.causal
+    )
+    return ServingMemory(
+        weights,
+        activations,
+        engine.reserve,
+        left,
+        total,
+        groups,
+        state=STATE_BYTES * work.states / sharding.pp,
+        ranks=sharding.attention_dp,
+        page=engine.page,
+    )
+
+
+def _weights(work: Lowered, sharding: Sharding, formats: Formats) -> float:
+    """Bytes of weights on a device: products in the quantised format, the rest in sixteen bits."""
+    experts = work.experts
+    dense = sum(each.weights * each.count for each in work.layers if not each.of_experts)
+    quantised = experts / sharding.attention_dp + (0.0 if formats.experts_only else dense)
+    others = work.parameters - experts - (0.0 if formats.experts_only else dense)
+    wide = 4.0 if formats.weights == "fp32" else 2.0
+    return (quantised * formats.weight_bytes + max(others, 0.0) * wide) / sharding.pp
+
+
+def _activations(work: Lowered, bound: BatchLimit) -> float:
+    """Bytes of tensors of the largest iteration: the widest results of its layers, and logits."""
+    widest = max((_written(each.at(1.0).bytes_written, each.at(2.0).bytes_written) for each in work.layers), default=0)
+    logits = max((_written(each.at(1.0).bytes_written, each.at(2.0).bytes_written) for each in work.head), default=0)
+    return ALIVE * widest * bound.tokens + LOGIT_BYTES / 4.0 * logits * min(bound.sequences, bound.tokens)
+
+
+def _written(first: float, second: float) -> float:
+    return max(second - first, 0.0)

@@ -1,0 +1,749 @@
+"""Plans of a service: which layouts fit, how many requests each serves within limits of latency, what holds it back.
+
+Layouts of a replica (tp, pp, ep, attention_dp), its formats, and an engine's limits of an iteration are searched; the
+closed form (`paleo.serving.steady`) prices a grid of these limits and of rates at once for each layout. The chosen plan
+is simulated (`paleo.serving.simulation`): its times are the answer's, and both stand in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.errors import PlanError, SpecError
+from paleo.serving.load import Requests, drawn_requests
+from paleo.serving.lowered import Sharding
+from paleo.serving.memory import ServingMemory, serving_memory
+from paleo.serving.phases import Phases, phases
+from paleo.serving.simulation import Simulated, simulate
+from paleo.serving.steady import Batching, Lengths, SteadyState, at_rate, closed_loop, saturated
+
+if TYPE_CHECKING:
+    from paleo.serving.engines import BatchLimit, Engine
+    from paleo.serving.formats import Formats
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.system import System
+
+Array = npt.NDArray[np.float64]
+#: Shares of a replica's capacity at which it is priced, most sequences and tokens of an iteration that are tried.
+SHARES = np.concatenate([np.linspace(0.02, 0.9, 23), np.array([0.93, 0.95, 0.97, 0.98])])
+SEQUENCES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
+BUDGETS = (512, 2048, 4096)
+#: Requests of the simulation of a plan, of one that tests its limits, at least so many for each sequence of its batch,
+#: and the share at each end that is not counted.
+SIMULATED, TESTED, OF_SEQUENCE, EDGE = 4000, 1200, 12, 0.1
+#: Simulations that test the limits of a plan, and how far a simulated time may exceed its limit.
+BISECTIONS, TOLERANCE = 6, 1.02
+#: The share above which the two ways to find a rate differ by too much.
+DISAGREEMENT = 0.05
+Kind = Literal["poisson", "constant", "at once", "closed", "most", "trace"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLoad:
+    """What comes to a service.
+
+    Attributes
+    ----------
+    kind : str
+        How requests arrive; ``most``: as many as are served.
+    lengths : Lengths
+        Tokens of prompts and answers.
+    rate, users, think : float
+        Requests a second; users of a closed loop and seconds between an answer and their next request.
+    requests : Requests or None
+        Those of a trace.
+    count : int
+        Requests that are all there at once.
+    """
+
+    kind: Kind
+    lengths: Lengths
+    rate: float = 0.0
+    users: int = 0
+    think: float = 0.0
+    requests: Requests | None = None
+    count: int = SIMULATED
+
+    @property
+    def variation(self) -> float:
+        """Squared coefficient of variation of the times between arrivals."""
+        return 0.0 if self.kind == "constant" else 1.0
+
+    @property
+    def longest(self) -> float:
+        """Tokens of a long request: the mean and two deviations, or a trace's longest."""
+        if self.requests is not None:
+            return float((self.requests.input + self.requests.output).max())
+        first, second = float(np.asarray(self.lengths.input)), float(np.asarray(self.lengths.output))
+        return first * (1 + 2 * self.lengths.input_variation) + second * (1 + 2 * self.lengths.output_variation)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """Limits of latency [s], at a percentile of the requests; 0 is the mean."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    latency: float | None = None
+    percentile: int = 99
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The limits that there are."""
+        limits = {"ttft": self.ttft, "tpot": self.tpot, "latency": self.latency}
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
+    def value(self, state: SteadyState | Simulated, part: str) -> Array:
+        """Return the value that a limit is compared with.
+
+        Parameters
+        ----------
+        state : SteadyState | Simulated
+            State of a replica.
+        part : str
+            ``ttft``, ``tpot`` or ``latency``.
+
+        Returns
+        -------
+        ndarray
+            Seconds.
+        """
+        if isinstance(state, Simulated):
+            return np.asarray(state.percentile(part, self.percentile) if self.percentile else state.mean(part))
+        return state.percentile(part, self.percentile) if self.percentile else np.asarray(getattr(state, part))
+
+    def excess(self, state: SteadyState | Simulated) -> Array:
+        """Return the largest ratio of a value to its limit; at most 1 meets all limits.
+
+        Parameters
+        ----------
+        state : SteadyState | Simulated
+            State of a replica.
+
+        Returns
+        -------
+        ndarray
+            Ratio.
+        """
+        ratios = [self.value(state, part) / limit for part, limit in self.bounds.items()]
+        return np.asarray(np.max(np.stack(ratios), axis=0)) if ratios else np.asarray(0.0)
+
+    def binding(self, state: SteadyState | Simulated) -> str:
+        """Return the limit that is nearest.
+
+        Parameters
+        ----------
+        state : SteadyState | Simulated
+            State of a replica.
+
+        Returns
+        -------
+        str
+            ``ttft``, ``tpot`` or ``latency``.
+        """
+        return max(self.bounds, key=lambda part: float(self.value(state, part)) / self.bounds[part])
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLayout:
+    """A layout that fits: one replica of it, and how many there are."""
+
+    sharding: Sharding
+    formats: Formats
+    engine: Engine
+    replicas: int
+    phases: Phases
+    memory: ServingMemory
+    limit: BatchLimit
+
+    def places(self, lengths: Lengths) -> float:
+        """Return the number of sequences in the cache of a replica, as the engine admits them.
+
+        Parameters
+        ----------
+        lengths : Lengths
+            Tokens of prompts and answers.
+
+        Returns
+        -------
+        float
+            Sequences.
+        """
+        output = np.asarray(lengths.output, dtype=np.float64)
+        whole = np.asarray(lengths.input, dtype=np.float64) + output
+        return float(self.memory.sequences(whole if self.engine.reservation == "whole" else lengths.resident))
+
+    @property
+    def reservation(self) -> float:
+        """Share of an answer that must be free when its request is admitted."""
+        return {"whole": 1.0, "input": 0.0, "share": self.engine.reserved_share}[self.engine.reservation]
+
+    def batching(self, tokens: npt.ArrayLike | None = None, sequences: npt.ArrayLike | None = None) -> Batching:
+        """Return the limits of the replica's iterations.
+
+        Parameters
+        ----------
+        tokens : array_like, optional
+            Most tokens, if fewer than the engine's limit.
+        sequences : array_like, optional
+            Most sequences, if fewer than the engine's limit.
+
+        Returns
+        -------
+        Batching
+            The limits.
+        """
+        ranks = self.sharding.attention_dp
+        return Batching(
+            tokens=self.limit.tokens * ranks if tokens is None else tokens,
+            sequences=self.limit.sequences * ranks if sequences is None else sequences,
+            mixed=self.engine.batching == "mixed",
+            host=self.engine.host,
+            request=self.engine.request,
+            streamed=self.engine.streamed,
+            batches=self.sharding.pp,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPlan:
+    """A candidate with limits of its iterations under a load; ``state`` is that of one replica."""
+
+    candidate: ReplicaLayout
+    batching: Batching
+    state: SteadyState
+    limited_by: str
+
+    @property
+    def gpus(self) -> int:
+        """Devices in use."""
+        return self.candidate.replicas * self.candidate.sharding.gpus
+
+    @property
+    def requests_per_s(self) -> float:
+        """Requests a second of all replicas."""
+        return self.candidate.replicas * float(self.state.requests_per_s)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens a second of all replicas."""
+        return self.candidate.replicas * float(self.state.tokens_per_s)
+
+    @property
+    def strategy(self) -> str:
+        """Degrees of a replica and the number of replicas."""
+        replicas = self.candidate.replicas
+        return self.candidate.sharding.text + (f",replicas={replicas}" if replicas > 1 else "")
+
+
+def shardings(model: ModelSpec, system: System, gpus: int) -> Iterator[Sharding]:
+    """List layouts of a replica: powers of two, tp within a node, pp over nodes.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    system : System
+        The system.
+    gpus : int
+        Most devices.
+
+    Yields
+    ------
+    Sharding
+        Layouts.
+    """
+    mixture = "experts" in model.params
+    latent = "kv_rank" in model.params
+    node = max(system.devices_per_node, 1)
+    linked = system.device.interconnect is not None
+    powers = [2**power for power in range(gpus.bit_length()) if 2**power <= gpus]
+    for tp in powers:
+        for pp in powers:
+            if tp * pp > gpus or tp > node or pp > 8 or (pp > 1 and linked and tp < node):
+                continue
+            yield Sharding(tp, pp)
+            if mixture and tp > 1 and pp == 1:
+                yield Sharding(tp, pp, expert_parallel=True)
+    if mixture and latent:
+        yield from (Sharding(1, 1, ranks, expert_parallel=True) for ranks in powers if 1 < ranks <= 8 * node)
+
+
+def candidates(
+    model: ModelSpec,
+    system: System,
+    gpus: int,
+    engine: Engine,
+    formats: Sequence[Formats],
+    load: ServingLoad,
+    layouts: Sequence[Sharding] | None = None,
+    limit: BatchLimit | None = None,
+) -> tuple[list[ReplicaLayout], list[str]]:
+    """Return the layouts that hold the network and one long request, and why others do not.
+
+    Parameters
+    ----------
+    model, system, gpus
+        Network, machine and devices in all.
+    engine : Engine
+        Whose rules hold.
+    formats : sequence of Formats
+        Formats that are tried.
+    load : ServingLoad
+        Its longest request must fit.
+    layouts : sequence of Sharding, optional
+        The only layouts that are tried.
+    limit : BatchLimit, optional
+        Limits of an iteration in place of the engine's.
+    """
+    bound = limit or engine.limit(system.device)
+    fitting: list[ReplicaLayout] = []
+    refusals: list[str] = []
+    for sharding in layouts or list(shardings(model, system, gpus)):
+        if sharding.gpus > gpus:
+            refusals.append(f"{sharding.text}: needs {sharding.gpus} GPUs, there are {gpus}")
+            continue
+        for each in formats:
+            try:
+                prices = phases(model, system, sharding, each, engine.kernels)
+            except (PlanError, SpecError) as error:
+                refusals.append(f"{sharding.text}: {error}")
+                continue
+            memory = serving_memory(prices.lowered, sharding, each, engine, system.device, bound)
+            why = memory.refusal(load.longest)
+            if why:
+                refusals.append(f"{sharding.text} in {each.weights}: {why}")
+                continue
+            fitting.append(ReplicaLayout(sharding, each, engine, gpus // sharding.gpus, prices, memory, bound))
+    return fitting, refusals
+
+
+def plan_of(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> ServingPlan | None:
+    """Return the best plan of a layout under a load.
+
+    Parameters
+    ----------
+    candidate : ReplicaLayout
+        Layout that fits.
+    load : ServingLoad
+        Requests.
+    limits : ServingLimits
+        Limits of latency.
+
+    Returns
+    -------
+    ServingPlan, optional
+        The plan; None if no limits of its iterations meet the latency limits.
+    """
+    if load.kind in ("most", "at once"):
+        return _most(candidate, load, limits)
+    if load.kind == "closed":
+        users = load.users / candidate.replicas
+        batching = candidate.batching()
+        state = closed_loop(candidate.phases, batching, load.lengths, candidate.places(load.lengths), users, load.think)
+        plan = _plan(candidate, batching, state, limits)
+        return plan if float(limits.excess(state)) <= 1.0 else None
+    return _stated(candidate, load, limits)
+
+
+def _grid(candidate: ReplicaLayout) -> tuple[Array, Array]:
+    """Most tokens and sequences of an iteration that are tried, both of shape (tokens, sequences)."""
+    ranks = candidate.sharding.attention_dp
+    tokens = sorted({*(each for each in BUDGETS if each < candidate.limit.tokens), candidate.limit.tokens})
+    most = candidate.limit.sequences
+    sequences = sorted({*(each for each in SEQUENCES if each < most), most})
+    first, second = np.meshgrid(
+        np.array(tokens, dtype=np.float64), np.array(sequences, dtype=np.float64), indexing="ij"
+    )
+    return first * ranks, second * ranks
+
+
+def _most(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> ServingPlan | None:
+    """As many requests as are served, within the limits where there are some."""
+    places = candidate.places(load.lengths)
+    if not limits.bounds:
+        batching = candidate.batching()
+        return _plan(candidate, batching, saturated(candidate.phases, batching, load.lengths, places), limits)
+    tokens, sequences = _grid(candidate)
+    batching = candidate.batching(tokens, sequences)
+    capacity = saturated(candidate.phases, batching, load.lengths, places).requests_per_s
+    wide = candidate.batching(tokens[..., None], sequences[..., None])
+    state = at_rate(candidate.phases, wide, load.lengths, places, capacity[..., None] * SHARES, arrivals=load.variation)
+    rates = np.where(limits.excess(state) <= 1.0, state.requests_per_s, 0.0)
+    best = np.unravel_index(int(np.argmax(rates)), rates.shape)
+    if rates[best] <= 0.0:
+        return None
+    chosen = candidate.batching(float(tokens[best[:2]]), float(sequences[best[:2]]))
+    final = at_rate(candidate.phases, chosen, load.lengths, places, float(rates[best]), arrivals=load.variation)
+    return ServingPlan(candidate, chosen, final, LIMIT_NAMES[limits.binding(final)])
+
+
+def _stated(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> ServingPlan | None:
+    """A stated rate: the limits of an iteration that keep the limits, the engine's own first."""
+    places, rate = candidate.places(load.lengths), load.rate / candidate.replicas
+    batching = candidate.batching()
+    state = at_rate(candidate.phases, batching, load.lengths, places, rate, arrivals=load.variation)
+    if float(limits.excess(state)) <= 1.0 and float(state.utilisation) < 1.0:
+        return _plan(candidate, batching, state, limits)
+    if not limits.bounds:
+        return None
+    tokens, sequences = _grid(candidate)
+    wide = at_rate(
+        candidate.phases,
+        candidate.batching(tokens, sequences),
+        load.lengths,
+        places,
+        np.full(tokens.shape, rate),
+        arrivals=load.variation,
+    )
+    excess = np.where(wide.utilisation < 1.0, limits.excess(wide), np.inf)
+    best = np.unravel_index(int(np.argmin(excess)), excess.shape)
+    if excess[best] > 1.0:
+        return None
+    chosen = candidate.batching(float(tokens[best]), float(sequences[best]))
+    final = at_rate(candidate.phases, chosen, load.lengths, places, rate, arrivals=load.variation)
+    return _plan(candidate, chosen, final, limits)
+
+
+def _plan(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: ServingLimits) -> ServingPlan:
+    return ServingPlan(candidate, batching, state, limiting(candidate, batching, state, limits))
+
+
+#: Limits of latency in words.
+LIMIT_NAMES = {"ttft": "time to the first token", "tpot": "time per token", "latency": "latency"}
+#: How near to a limit counts as held back by it.
+NEAR = 0.93
+
+
+def limiting(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: ServingLimits) -> str:
+    """Name what limits a replica: a latency limit, places for sequences, or a part of an iteration.
+
+    Parameters
+    ----------
+    candidate : ReplicaLayout
+        Layout that fits.
+    batching : Batching
+        Limits of its iterations.
+    state : SteadyState
+        State of the replica.
+    limits : ServingLimits
+        Limits of latency.
+
+    Returns
+    -------
+    str
+        A phrase.
+    """
+    if limits.bounds and float(limits.excess(state)) > NEAR - 0.05:
+        return LIMIT_NAMES[limits.binding(state)]
+    if float(state.utilisation) < NEAR:
+        return "demand"
+    if batching.request and float(state.requests_per_s) * batching.request > NEAR:
+        return "the server's requests a second"
+    batch = float(state.batch)
+    places = float(np.asarray(batching.sequences)) * batching.batches
+    full = candidate.memory.sequences(1.0) and batch >= NEAR * _held(candidate, state)
+    if full and batch < NEAR * places:
+        return "KV cache"
+    if batch >= NEAR * places:
+        return "sequences of an iteration"
+    return max(parts_of(candidate, state), key=parts_of(candidate, state).__getitem__)
+
+
+def _held(candidate: ReplicaLayout, state: SteadyState) -> float:
+    return float(state.batch) if float(state.utilisation) >= 1.0 else math.inf
+
+
+def parts_of(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
+    """Return the parts of a mean iteration: products, attention over the cache, collectives, host.
+
+    Parameters
+    ----------
+    candidate : ReplicaLayout
+        Layout that fits.
+    state : SteadyState
+        State of the replica.
+
+    Returns
+    -------
+    dict of str to float
+        Seconds by part.
+    """
+    prices = candidate.phases
+    batch = float(state.batch) / candidate.sharding.pp / candidate.sharding.attention_dp
+    exchanged = float(np.interp(batch, *_communication(prices)))
+    products = float(prices.products(batch)) - exchanged + float(prices.sampled(batch))
+    attention = float(state.plain) - products - exchanged - candidate.engine.host
+    prompts = float(state.iteration) - float(state.plain)
+    return {
+        "products": products,
+        "attention over the cache": max(attention, 0.0),
+        "prompts": max(prompts, 0.0),
+        "collectives": exchanged,
+        "the host": candidate.engine.host,
+    }
+
+
+def _communication(prices: Phases) -> tuple[Array, Array]:
+    from paleo.serving.phases import TOKENS
+
+    return TOKENS, prices.communication
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePlans:
+    """The plans of a service, best first; ``refusals`` of layouts that do not fit, ``late`` those that miss limits."""
+
+    plans: tuple[ServingPlan, ...]
+    refusals: tuple[str, ...]
+    late: tuple[ReplicaLayout, ...]
+
+
+def plan_service(fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: ServingLimits) -> ServicePlans:
+    """Plan a service on all layouts.
+
+    The most requests per second come first if the load is open; else the shortest mean latency among plans that keep
+    up.
+
+    Parameters
+    ----------
+    fitting : sequence of ReplicaLayout
+        Layouts that fit.
+    load : ServingLoad
+        Requests.
+    limits : ServingLimits
+        Limits of latency.
+
+    Returns
+    -------
+    ServicePlans
+        Plans, the best first.
+    """
+    planned = [(candidate, plan_of(candidate, load, limits)) for candidate in fitting]
+    plans = [plan for _, plan in planned if plan is not None]
+    late = tuple(candidate for candidate, plan in planned if plan is None)
+    if load.kind == "most" and limits.bounds:
+        plans = _tested(sorted(plans, key=lambda plan: -plan.requests_per_s), load, limits)
+    if load.kind in ("most", "at once", "closed"):
+        plans.sort(key=lambda plan: -plan.requests_per_s)
+    else:
+        plans.sort(key=lambda plan: float(plan.state.latency))
+    return ServicePlans(tuple(plans), (), late)
+
+
+def _tested(plans: list[ServingPlan], load: ServingLoad, limits: ServingLimits) -> list[ServingPlan]:
+    """Return plans, the fastest by the fixed point first, with those tested by simulation that may be the best."""
+    tested: list[ServingPlan] = []
+    for number, plan in enumerate(plans):
+        if tested and max(each.requests_per_s for each in tested) >= plan.requests_per_s:
+            return [*tested, *plans[number:]]
+        tested.append(_refined(plan, load, limits))
+    return tested
+
+
+def _refined(plan: ServingPlan, load: ServingLoad, limits: ServingLimits) -> ServingPlan:
+    """Return a plan at the most requests a second that keep the limits in a simulation, too.
+
+    The fixed point knows too little of how requests crowd near the capacity, so that its percentiles are low there.
+    """
+    low, high, places = 0.0, 1.0, plan.candidate.places(load.lengths)
+    best = plan
+    for number in range(BISECTIONS):
+        share = 1.0 if number == 0 else 0.5 * (low + high)
+        rate = share * float(plan.state.requests_per_s)
+        state = at_rate(plan.candidate.phases, plan.batching, load.lengths, places, rate, arrivals=load.variation)
+        trial = replace(plan, state=state)
+        result = simulated(trial, load, TESTED)
+        times = {part: steady_part(result, part) for part in limits.bounds}
+        values = {p: np.percentile(t, limits.percentile) if limits.percentile else t.mean() for p, t in times.items()}
+        if all(float(values[part]) <= limit * TOLERANCE for part, limit in limits.bounds.items()):
+            low, best = share, trial
+            if number == 0:
+                break
+        else:
+            high = share
+    return best
+
+
+def nearest(
+    late: Sequence[ReplicaLayout], load: ServingLoad, limits: ServingLimits
+) -> tuple[ReplicaLayout, SteadyState] | None:
+    """Return the layout that comes nearest to limits which none meets.
+
+    Parameters
+    ----------
+    late : sequence of ReplicaLayout
+        Layouts that miss the limits.
+    load : ServingLoad
+        Requests.
+    limits : ServingLimits
+        Limits of latency.
+
+    Returns
+    -------
+    tuple[ReplicaLayout, SteadyState], optional
+        Layout, and its state with one request at a time; None without layouts.
+    """
+    states = []
+    for candidate in late:
+        batching = candidate.batching()
+        alone = 0.01 * saturated(candidate.phases, batching, load.lengths, 1.0).requests_per_s
+        places = candidate.places(load.lengths)
+        states.append((candidate, at_rate(candidate.phases, batching, load.lengths, places, alone)))
+    return min(states, key=lambda pair: float(limits.excess(pair[1])), default=None)
+
+
+def capacity_of(candidate: ReplicaLayout, load: ServingLoad) -> float:
+    """Return the most requests per second of all replicas of a layout.
+
+    Parameters
+    ----------
+    candidate : ReplicaLayout
+        Layout that fits.
+    load : ServingLoad
+        Requests.
+
+    Returns
+    -------
+    float
+        Requests per second.
+    """
+    full = saturated(candidate.phases, candidate.batching(), load.lengths, candidate.places(load.lengths))
+    return candidate.replicas * float(full.requests_per_s)
+
+
+def curve_of(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[Array, SteadyState]:
+    """Return the states of a replica up to the capacity of its plan.
+
+    Parameters
+    ----------
+    plan : ServingPlan
+        The plan.
+    load : ServingLoad
+        Requests.
+    points : int, optional
+        Number of rates.
+
+    Returns
+    -------
+    tuple[Array, SteadyState]
+        Rates of all replicas [1/s], and the states.
+    """
+    candidate, places = plan.candidate, plan.candidate.places(load.lengths)
+    full = saturated(candidate.phases, plan.batching, load.lengths, places)
+    rates = float(full.requests_per_s) * np.linspace(0.05, 0.98, points)
+    state = at_rate(candidate.phases, plan.batching, load.lengths, places, rates, arrivals=load.variation)
+    return candidate.replicas * rates, state
+
+
+def requests_of(plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1) -> Requests:
+    """Return the requests of one replica: its share of a trace, or drawn ones.
+
+    Parameters
+    ----------
+    plan : ServingPlan
+        The plan.
+    load : ServingLoad
+        Requests.
+    count : int, optional
+        Number of requests to draw.
+    seed : int, optional
+        Seed of the random numbers.
+
+    Returns
+    -------
+    Requests
+        The requests.
+    """
+    replicas = plan.candidate.replicas
+    if load.requests is not None:
+        return replace(load.requests.every(replicas), hit=float(np.asarray(load.lengths.hit)))
+    rate = math.inf if load.kind in ("at once", "closed") else plan.requests_per_s / replicas
+    crowd = int(OF_SEQUENCE * float(plan.state.batch))
+    number = max(load.count // replicas, 1) if load.kind == "at once" else max(count or SIMULATED, crowd)
+    if load.kind == "most" and float(plan.state.utilisation) >= 1.0:
+        rate = math.inf
+    return drawn_requests(
+        number,
+        input_tokens=float(np.asarray(load.lengths.input)),
+        output_tokens=float(np.asarray(load.lengths.output)),
+        rate=rate,
+        arrivals="constant" if load.kind == "constant" else "poisson",
+        input_variation=load.lengths.input_variation,
+        output_variation=load.lengths.output_variation,
+        hit=float(np.asarray(load.lengths.hit)),
+        seed=seed,
+    )
+
+
+def simulated(plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1) -> Simulated:
+    """Simulate one replica of a plan.
+
+    Parameters
+    ----------
+    plan : ServingPlan
+        The plan.
+    load : ServingLoad
+        Requests.
+    count : int, optional
+        Number of requests to draw.
+    seed : int, optional
+        Seed of the random numbers.
+
+    Returns
+    -------
+    Simulated
+        Times of all requests.
+
+    Raises
+    ------
+    PaleoError
+        If a request is longer than the cache.
+    """
+    candidate = plan.candidate
+    stages = candidate.sharding.pp
+    requests = requests_of(plan, load, count, seed)
+    length = float((requests.input + requests.output).mean())
+    users = None if load.kind != "closed" else max(round(load.users / candidate.replicas / stages), 1)
+    batching = replace(
+        plan.batching,
+        tokens=float(np.asarray(plan.batching.tokens)),
+        sequences=float(np.asarray(plan.batching.sequences)),
+    )
+    return simulate(
+        candidate.phases,
+        batching,
+        requests.every(stages) if users is None else requests,
+        capacity=candidate.memory.tokens(length) / stages,
+        reservation=candidate.reservation,
+        users=users,
+        think=load.think,
+    )
+
+
+def steady_part(result: Simulated, part: str) -> Array:
+    """Return the times of a simulation's requests without its start and end.
+
+    Parameters
+    ----------
+    result : Simulated
+        The simulation.
+    part : str
+        ``ttft``, ``tpot`` or ``latency``.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+        Seconds.
+    """
+    values = np.asarray(getattr(result, part))
+    cut = int(EDGE * len(values))
+    inside = values[cut : len(values) - cut] if len(values) > 4 * max(cut, 1) else values
+    known = inside[np.isfinite(inside)]
+    return known if len(known) else np.zeros(1)

@@ -1,0 +1,475 @@
+"""A discrete-event simulation of an engine's iterations: transients, traces, and the test of the closed form.
+
+A heap holds when sequences that generate will end, counted in iterations of decode; iterations in which nothing ends,
+arrives or overflows pass in one event. So 10,000 requests take a second or two. Requests are served in the order of
+their arrival; the cache is counted in tokens; an engine that does not reserve whole requests stops the newest one where
+the cache is full and computes it again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.errors import SpecError
+from paleo.events import EventQueue
+from paleo.serving.phases import CACHED, CHUNKS
+
+if TYPE_CHECKING:
+    from paleo.serving.load import Requests
+    from paleo.serving.phases import Phases
+    from paleo.serving.steady import Batching
+
+Array = npt.NDArray[np.float64]
+#: Most iterations of decode that pass in one event, so that the growth of the cache in them is small.
+LEAP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """Times of every request [s] and what the replica did.
+
+    Attributes
+    ----------
+    ttft, tpot, latency : numpy.ndarray
+        From arrival to the first token; mean of the further tokens (nan for answers of one); to the last token.
+    finish : numpy.ndarray
+        When the last token was sent.
+    span : float
+        From the first arrival to the last token.
+    tokens, iterations : float
+        Generated tokens; iterations.
+    peak_cache, mean_batch : float
+        Most tokens in the cache; sequences that decode, averaged over iterations.
+    preemptions : int
+        Requests that were stopped.
+    queue : numpy.ndarray
+        Seconds and requests that wait, at events, shape (n, 2).
+    """
+
+    ttft: Array
+    tpot: Array
+    latency: Array
+    finish: Array
+    span: float
+    tokens: float
+    iterations: float
+    peak_cache: float
+    mean_batch: float
+    preemptions: int
+    queue: Array
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens a second over the whole run."""
+        return self.tokens / self.span
+
+    @property
+    def requests_per_s(self) -> float:
+        """Requests a second over the whole run."""
+        return len(self.finish) / self.span
+
+    def percentile(self, part: str, percent: float) -> float:
+        """Return a percentile over requests.
+
+        Parameters
+        ----------
+        part : str
+            ``ttft``, ``tpot`` or ``latency``.
+        percent : float
+            Percentile.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
+        values = getattr(self, part)
+        known = values[np.isfinite(values)]
+        return float(np.percentile(known, percent)) if len(known) else 0.0
+
+    def mean(self, part: str) -> float:
+        """Return the mean over requests.
+
+        Parameters
+        ----------
+        part : str
+            ``ttft``, ``tpot`` or ``latency``.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
+        values = getattr(self, part)
+        known = values[np.isfinite(values)]
+        return float(known.mean()) if len(known) else 0.0
+
+
+@dataclass(slots=True)
+class _Prices:
+    """Prices of iterations as plain lists, for one call at a time."""
+
+    products: list[float]
+    sampled: list[float]
+    decode: list[list[float]]
+    state: float
+    chunk: list[list[float]]
+    launch: float
+    ranks: float
+    hop: float
+    rows: int
+    speculated: list[float]
+
+    @classmethod
+    def of(cls, phases: Phases, most_tokens: int, most_sequences: int) -> _Prices:
+        tokens = np.arange(most_tokens + phases.rows * most_sequences + 2, dtype=np.float64)
+        sequences = np.arange(most_sequences + 2, dtype=np.float64)
+        decode = phases.decoding(sequences[:, None], CACHED[None, :]) - sequences[:, None] * (
+            phases.state / phases.kernels.emitted
+        )
+        return cls(
+            phases.products(tokens).tolist(),
+            phases.sampled(sequences).tolist(),
+            decode.tolist(),
+            phases.state / phases.kernels.emitted,
+            phases.prefill.tolist(),
+            phases.prefill_launch,
+            float(phases.sharding.attention_dp),
+            (phases.stages - 1) * phases.hop,
+            phases.rows,
+            phases.speculated(sequences).tolist(),
+        )
+
+    def decoding(self, sequences: int, cached: float) -> float:
+        """Attention of one token of each sequence over so many cached tokens."""
+        row = self.decode[sequences]
+        place = min(max(bisect_right(_CACHED, cached) - 1, 0), len(_CACHED) - 2)
+        share = (cached - _CACHED[place]) / (_CACHED[place + 1] - _CACHED[place])
+        return float(row[place] + share * (row[place + 1] - row[place]) + sequences * self.state)
+
+    def piece(self, length: float, before: float) -> float:
+        """Attention of a piece of a prompt behind cached tokens."""
+        i = min(max(bisect_right(_CHUNKS, length) - 1, 0), len(_CHUNKS) - 2)
+        j = min(max(bisect_right(_BEFORE, before) - 1, 0), len(_BEFORE) - 2)
+        u = (length - _CHUNKS[i]) / (_CHUNKS[i + 1] - _CHUNKS[i])
+        v = (before - _BEFORE[j]) / (_BEFORE[j + 1] - _BEFORE[j])
+        low, high = self.chunk[i], self.chunk[i + 1]
+        first, second = low[j] + v * (low[j + 1] - low[j]), high[j] + v * (high[j + 1] - high[j])
+        return float(first + u * (second - first))
+
+    def iteration(self, decoded: int, cached: float, prefilled: float, attention: float, ends: int) -> float:
+        """Seconds of an iteration; ``attention`` is that of the pieces of prompts, ``ends`` how many of them sample."""
+        share = -(-decoded // int(self.ranks))
+        tokens = self.rows * share + -(-int(prefilled) // int(self.ranks))
+        seconds = self.products[tokens] + self.sampled[share + -(-ends // int(self.ranks))] + self.hop * tokens
+        if decoded:
+            seconds += self.decoding(share, cached) + self.speculated[share]
+        if prefilled:
+            seconds += self.launch + attention / self.ranks
+        return seconds
+
+
+_CACHED: list[float] = CACHED.tolist()
+_CHUNKS: list[float] = CHUNKS.tolist()
+_BEFORE: list[float] = [0.0, *_CACHED[1:]]
+
+
+@dataclass(slots=True)
+class _State:
+    """What changes while a replica runs."""
+
+    now: float = 0.0
+    turn: int = 0
+    cache: float = 0.0
+    shared: float = 0.0
+    waiting: deque[int] = field(default_factory=deque)
+    running: EventQueue = field(default_factory=EventQueue)
+    partial: int = -1
+    starting: int = 0
+    arrived: int = 0
+    iterations: float = 0.0
+    busy: float = 0.0
+    peak: float = 0.0
+    preemptions: int = 0
+    queue: list[tuple[float, int]] = field(default_factory=list)
+
+
+class Replica:
+    """One replica that serves requests; see `simulate`."""
+
+    def __init__(
+        self, phases: Phases, batching: Batching, requests: Requests, *, capacity: float, reservation: float = 1.0,
+        users: int | None = None, think: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.batching, self.requests, self.capacity = batching, requests, capacity
+        self.reservation, self.users, self.think = reservation, users, think
+        self.budget, self.places = int(np.asarray(batching.tokens)), int(np.asarray(batching.sequences))
+        self.prices = _Prices.of(phases, self.budget, 2 * min(self.places, max(len(requests), 1)))
+        self.input: list[float] = requests.input.tolist()
+        self.output = [int(each) for each in requests.output]
+        self.computed = [max(each * (1.0 - requests.hit), 1.0) for each in self.input]
+        self.done = [each - computed for each, computed in zip(self.input, self.computed, strict=True)]
+        self.generated = [0] * len(requests)
+        self.arrival = requests.arrival.tolist()
+        self.first, self.finish = [float("nan")] * len(requests), [float("nan")] * len(requests)
+        self.state = _State()
+        self.ends = self.promised = 0.0
+        self.front = 0.0
+        self._enter_all()
+
+    def _enter_all(self) -> None:
+        """When each request is in the queue: behind the server, which takes them one by one."""
+        self.entered: list[float] = []
+        if self.users is None:
+            for arrival in self.arrival:
+                self.front = max(self.front, arrival) + self.batching.request
+                self.entered.append(self.front)
+        else:
+            for number in range(min(self.users, len(self.arrival))):
+                self.arrival[number] = self.think * number / self.users
+                self.front = max(self.front, self.arrival[number]) + self.batching.request
+                self.entered.append(self.front)
+
+    def run(self) -> None:
+        """Serve all requests."""
+        state, total = self.state, len(self.input)
+        while state.arrived < total or state.waiting or state.running or state.partial >= 0:
+            self._admit_arrivals()
+            if not (state.waiting or state.running or state.partial >= 0):
+                if state.arrived >= len(self.entered):
+                    break
+                state.now = max(state.now, self.entered[state.arrived])
+                continue
+            if state.partial >= 0 or (state.waiting and self._has_place(state.waiting[0])):
+                self._with_prompts()
+            else:
+                self._leap()
+
+    def _admit_arrivals(self) -> None:
+        state = self.state
+        while state.arrived < len(self.entered) and self.entered[state.arrived] <= state.now:
+            state.waiting.append(state.arrived)
+            state.arrived += 1
+        state.queue.append((state.now, len(state.waiting)))
+
+    def _needs(self, request: int) -> float:
+        """Tokens that must be free for a request: its prompt, what it generated, and a share of the rest."""
+        return self.input[request] + self.generated[request] + self._promise(request)
+
+    def _shared(self, request: int) -> float:
+        """Tokens of a request in pages of others."""
+        return self.input[request] - self.computed[request] if self.requests.shared else 0.0
+
+    def _promise(self, request: int, back: int = 0) -> float:
+        """Tokens of an answer that are reserved while its prompt is computed."""
+        missing = self.output[request] - self.generated[request] + back
+        return max(self.reservation * missing, 1.0)
+
+    def _has_place(self, request: int) -> bool:
+        state = self.state
+        if len(state.running) + state.starting >= self.places:
+            return False
+        coming = max(self.reservation * (self.ends - state.turn * len(state.running)), float(len(state.running)))
+        return (
+            state.cache - state.shared + self._rest() + self.promised + coming + self._needs(request) <= self.capacity
+        )
+
+    def _rest(self) -> float:
+        """Tokens of a prompt that is computed in part and not in the cache yet."""
+        request = self.state.partial
+        return 0.0 if request < 0 else self.input[request] + self.generated[request] - self.done[request] + 1.0
+
+    def _with_prompts(self) -> None:
+        """An iteration with pieces of prompts, and with decode where the engine mixes them."""
+        state, batching = self.state, self.batching
+        mixed = batching.mixed
+        self._overflow()
+        budget = max(self.budget - (len(state.running) if mixed else 0), 1)
+        prefilled, attention, finished = 0.0, 0.0, []
+        while budget >= 1:
+            request = self._next_prompt()
+            if request < 0:
+                break
+            left = self.input[request] + self.generated[request] - self.done[request]
+            piece = min(left, float(budget))
+            attention += self.prices.piece(piece, self.done[request])
+            prefilled, budget = prefilled + piece, int(budget - piece)
+            self.done[request] += piece
+            state.cache += piece
+            if piece < left:
+                state.partial = request
+                break
+            finished.append(request)
+        decoded = len(state.running) if mixed else 0
+        self._pass(decoded, prefilled, attention, len(finished))
+        if decoded:
+            self._advance(1)
+        for request in finished:
+            self._start(request)
+        self._overflow()
+
+    def _next_prompt(self) -> int:
+        state = self.state
+        if state.partial >= 0:
+            request, state.partial = state.partial, -1
+            return request
+        if not state.waiting or not self._has_place(state.waiting[0]):
+            return -1
+        request = state.waiting.popleft()
+        hit = self.input[request] - self.computed[request] if self.generated[request] == 0 else 0.0
+        self.done[request] = hit
+        state.cache += hit
+        state.shared += self._shared(request)
+        self.promised += self._promise(request)
+        state.starting += 1
+        return request
+
+    def _pass(self, decoded: int, prefilled: float, attention: float, ends: int) -> None:
+        state = self.state
+        cached = state.cache / max(len(state.running), 1)
+        seconds = self.prices.iteration(decoded, cached, prefilled, attention, ends) + self.batching.host
+        state.now += max(seconds, self.batching.streamed * decoded)
+        state.iterations += 1.0
+        state.busy += decoded
+
+    def _start(self, request: int) -> None:
+        """A prompt is done: its first token is there, and it joins those that decode."""
+        state = self.state
+        if self.first[request] != self.first[request]:
+            self.first[request] = state.now
+        self.generated[request] += 1
+        state.cache += 1.0
+        self.promised -= self._promise(request, back=1)
+        state.starting -= 1
+        if self.generated[request] >= self.output[request]:
+            self._end(request)
+            return
+        last = state.turn + self.output[request] - self.generated[request]
+        state.running.push(last, request)
+        self.ends += last
+
+    def _end(self, request: int) -> None:
+        state = self.state
+        self.finish[request] = state.now
+        state.cache -= self.input[request] + self.output[request]
+        state.shared -= self._shared(request)
+        if self.users is not None and len(self.entered) < len(self.arrival):
+            number = len(self.entered)
+            self.arrival[number] = state.now + self.think
+            self.front = max(self.front, self.arrival[number]) + self.batching.request
+            self.entered.append(self.front)
+
+    def _advance(self, turns: int) -> None:
+        """Turns of decode have passed: each running request has as many tokens more, some end."""
+        state = self.state
+        state.cache += turns * len(state.running)
+        state.turn += turns
+        state.peak = max(state.peak, state.cache - state.shared)
+        while state.running.time <= state.turn:
+            last, request = state.running.pop()
+            self.ends -= last
+            self._end(request)
+
+    def _leap(self) -> None:
+        """Iterations of decode until something ends, arrives or the cache is full."""
+        state, batching = self.state, self.batching
+        number = len(state.running)
+        if not number:
+            raise SpecError("a request does not fit into an empty cache")
+        turns = min(int(state.running.time) - state.turn, LEAP)
+        room = int((self.capacity - state.cache + state.shared) // number)
+        turns = max(min(turns, room), 1)
+        middle = state.cache / number + turns / 2.0
+        seconds = self.prices.iteration(number, middle, 0.0, 0.0, 0) + batching.host
+        seconds = max(seconds, batching.streamed * number)
+        if state.arrived < len(self.entered) and len(state.running) < self.places:
+            until = self.entered[state.arrived] - state.now
+            turns = max(min(turns, int(until / seconds) + 1), 1)
+        state.now += turns * seconds
+        state.iterations += turns
+        state.busy += turns * number
+        self._advance(turns)
+        self._overflow()
+
+    def _overflow(self) -> None:
+        """Stop the newest requests where another token of each would not fit."""
+        state = self.state
+        while len(state.running) > 1 and state.cache - state.shared + len(state.running) + self._rest() > self.capacity:
+            request = state.running.newest
+            last = int(state.running.cancel(request))
+            self.ends -= last
+            generated = self.output[request] - (last - state.turn)
+            state.cache -= self.input[request] + generated
+            state.shared -= self._shared(request)
+            self.generated[request] = generated
+            state.waiting.appendleft(request)
+            state.preemptions += 1
+
+
+def simulate(
+    phases: Phases,
+    batching: Batching,
+    requests: Requests,
+    *,
+    capacity: float,
+    reservation: float = 1.0,
+    users: int | None = None,
+    think: float = 0.0,
+) -> Simulated:
+    """Simulate one replica that serves requests.
+
+    Parameters
+    ----------
+    phases : Phases
+        Prices of iterations.
+    batching : Batching
+        Limits of the engine's iterations.
+    requests : Requests
+        Requests of this replica.
+    capacity : float
+        Tokens that its cache holds.
+    reservation : float, optional
+        Share of an answer that must be free when its request is admitted.
+    users : int, optional
+        Users of a closed loop, who each ask again after an answer.
+    think : float, optional
+        Time from an answer until its user asks again [s].
+
+    Returns
+    -------
+    Simulated
+        Times of all requests.
+
+    Raises
+    ------
+    SpecError
+        If a request is longer than the cache.
+    """
+    largest = float((requests.input + requests.output).max())
+    if largest + 1.0 > capacity:
+        raise SpecError(f"a request of {largest:,.0f} tokens is longer than the cache of {capacity:,.0f} tokens")
+    replica = Replica(phases, batching, requests, capacity=capacity, reservation=reservation, users=users, think=think)
+    replica.run()
+    state, arrival = replica.state, np.array(replica.arrival)
+    first, finish, output = np.array(replica.first), np.array(replica.finish), requests.output
+    with np.errstate(invalid="ignore", divide="ignore"):
+        further = np.where(output > 1, (finish - first) / (output - 1.0), np.nan)
+    return Simulated(
+        ttft=first - arrival,
+        tpot=further,
+        latency=finish - arrival,
+        finish=finish,
+        span=float(np.nanmax(finish) - arrival.min()),
+        tokens=float(output.sum()),
+        iterations=state.iterations,
+        peak_cache=state.peak,
+        mean_batch=state.busy / max(state.iterations, 1.0),
+        preemptions=state.preemptions,
+        queue=np.array(state.queue, dtype=np.float64).reshape(-1, 2),
+    )

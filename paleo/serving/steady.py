@@ -1,0 +1,434 @@
+"""Steady state of a serving replica in closed form: a fixed point of continuous batching, for arrays of loads at once.
+
+In an iteration of t seconds B sequences generate a token each and f = λ t requests arrive, whose prompts pass in pieces
+of at most c tokens. By Little's law B = λ (O - 1) t for answers of O tokens, so that t solves
+
+    t = E[time of an iteration with B(t) sequences and g(t) = f I / c pieces of prompts],
+
+where a share φ = 1 - exp(-g) of the iterations has pieces (arrivals as Poisson's) and g / φ of them. The right side
+grows with t; the least solution is found by bisection, and none below the batch that fits means that the queue grows.
+Under Poisson arrivals a request finds B others and is one more itself: where t is linear in B, t(B + 1) gives the mean
+of the birth-death process exactly (negative binomial).
+
+Waiting for a place: c = B_max places, each held for a request's whole service; Sakasegawa's approximation of M/G/c,
+W = S (C_a² + C_s²) / 2 · ρ^(√(2 (c + 1)) - 1) / (c (1 - ρ)) (Sakasegawa, Ann. Inst. Statist. Math. 29, 1977).
+Percentiles take waiting as exponential beyond its mass at zero, and iterations of an answer as independent of each
+other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from paleo.serving.phases import Phases
+
+Array = npt.NDArray[np.float64]
+Numbers = npt.ArrayLike
+#: Halvings of the interval of iteration times; standard normal quantiles.
+HALVINGS = 32
+#: The least number that anything is divided by.
+TINY = 2.0**-30
+QUANTILES = {50: 0.0, 90: 1.2816, 95: 1.6449, 99: 2.3263}
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """Limits of an engine's iterations; numbers or arrays of one shape.
+
+    Attributes
+    ----------
+    tokens, sequences : array_like
+        Most tokens and sequences of an iteration of a replica.
+    mixed : bool
+        Whether prompts pass in the iterations of decode.
+    host : float
+        Seconds between iterations.
+    request, streamed : float
+        Seconds of the server for each request and each token sent.
+    batches : int
+        Batches under way at once (stages of a pipeline).
+    """
+
+    tokens: Numbers
+    sequences: Numbers
+    mixed: bool = True
+    host: float = 0.0
+    request: float = 0.0
+    streamed: float = 0.0
+    batches: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of requests: means, coefficients of variation, and the share of prompt tokens found in the cache."""
+
+    input: Numbers
+    output: Numbers
+    input_variation: float = 0.0
+    output_variation: float = 0.0
+    hit: Numbers = 0.0
+
+    @property
+    def computed(self) -> Array:
+        """Tokens of a prompt that are computed: at least its last one."""
+        tokens = np.asarray(self.input, dtype=np.float64)
+        return np.maximum(tokens * (1.0 - np.asarray(self.hit, dtype=np.float64)), 1.0)
+
+    @property
+    def resident(self) -> Array:
+        """Tokens in the cache of a sequence that decodes, averaged over its answer and over the sequences: long answers
+        are there for longer."""
+        answer = np.asarray(self.output, dtype=np.float64)
+        return np.asarray(self.input, dtype=np.float64) + answer * (1.0 + self.output_variation**2) / 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyState:
+    """What a replica does under a load; arrays of one shape.
+
+    Attributes
+    ----------
+    requests_per_s : numpy.ndarray
+        Requests completed a second.
+    batch : numpy.ndarray
+        Sequences that decode, all batches of a pipeline together.
+    iteration, with_prefill : numpy.ndarray
+        Mean seconds of an iteration, and of one that has a piece of a prompt.
+    prefill_share : numpy.ndarray
+        Share of the iterations with such pieces.
+    ttft, tpot, latency : numpy.ndarray
+        Mean seconds to the first token, a further token, and the whole answer.
+    waiting : numpy.ndarray
+        Mean seconds in the queue, part of ``ttft``.
+    utilisation : numpy.ndarray
+        Load over the most that can be served.
+    output, pieces : numpy.ndarray
+        Tokens of an answer; iterations of a prompt.
+    plain, crowd : numpy.ndarray
+        Seconds of an iteration without prompts; standard deviation of the mean iteration of an answer as the number of
+        sequences around it varies.
+    prompt, arrivals, behind, half : numpy.ndarray
+        Seconds that a prompt adds to iterations; requests that arrive in an iteration; mean seconds behind the prompts
+        of others and to the end of an iteration, parts of ``ttft``.
+    lengths : Lengths
+        Those of the load.
+    """
+
+    requests_per_s: Array
+    batch: Array
+    iteration: Array
+    with_prefill: Array
+    prefill_share: Array
+    ttft: Array
+    tpot: Array
+    latency: Array
+    waiting: Array
+    utilisation: Array
+    output: Array
+    pieces: Array
+    plain: Array
+    crowd: Array
+    prompt: Array
+    arrivals: Array
+    behind: Array
+    half: Array
+    lengths: Lengths
+
+    @property
+    def tokens_per_s(self) -> Array:
+        """Generated tokens a second."""
+        return self.requests_per_s * self.output
+
+    def percentile(self, part: str, percent: int) -> Array:
+        """Return a percentile over requests.
+
+        Parameters
+        ----------
+        part : str
+            ``ttft``, ``tpot`` or ``latency``.
+        percent : int
+            Percentile.
+
+        Returns
+        -------
+        ndarray, shape (...)
+            Seconds.
+        """
+        z = QUANTILES[percent]
+        first, further = self.lengths.input_variation, self.lengths.output_variation
+        others = self.prompt * np.sqrt(self.arrivals * (1.0 + first**2))
+        met = np.maximum(self.arrivals * self.output / (1.0 + further**2), TINY)  # prompts of others in a short answer
+        skewed = z + (z**2 - 1.0) / 6.0 * np.minimum((1.0 + first**2) ** 1.5 / np.sqrt(met), 3.0)
+        spread = others * np.sqrt((1.0 + further**2) / np.maximum(self.output, 1.0))
+        tpot = self.tpot + np.hypot(skewed * spread, z * self.crowd) * np.sign(z)
+        load = np.clip(self.utilisation, TINY, 1.0 - TINY)
+        place = self.waiting * np.maximum(np.log(load / (1.0 - percent / 100.0)), 0.0) / load - self.waiting
+        busy = np.clip(self.arrivals * self.prompt / self.iteration, 0.0, 0.95)
+        tail = busy * self.prompt**2 * (1.0 + first**2) ** 3 / (3.0 * (1.0 - busy))  # Takács, M/G/1
+        behind = (-math.log(1.0 - percent / 100.0) - 1.0) * np.sqrt(others**2 + self.behind**2 + tail)
+        phase = (percent / 100.0 - 0.5) * 2.0 * self.half
+        longer_prompt = self.prompt * _excess(first, z)
+        excess = np.sqrt(behind**2 + phase**2 + longer_prompt**2 + np.where(self.waiting > 0, place, 0.0) ** 2)
+        ttft = self.ttft + (excess if percent > 50 else 0.0 * excess)
+        if part == "ttft":
+            return np.asarray(ttft)
+        if part == "tpot":
+            return np.asarray(tpot)
+        turns = np.maximum(self.output - 1.0, 0.0)
+        longer = self.tpot * turns * _excess(further, z)
+        if percent == 50:
+            return np.asarray(self.latency + longer)
+        excess = (ttft - self.ttft) ** 2 + longer**2 + ((tpot - self.tpot) * turns) ** 2
+        return np.asarray(self.latency + np.sqrt(excess))
+
+
+def _excess(variation: float, z: float) -> float:
+    """How far a quantile of a log-normal number lies above its mean, over that."""
+    sigma = math.sqrt(math.log1p(variation**2))
+    return math.exp(z * sigma - sigma**2 / 2.0) - 1.0
+
+
+def iteration_time(
+    phases: Phases, batching: Batching, lengths: Lengths, sequences: Numbers, arrivals: Numbers
+) -> tuple[Array, Array, Array, Array]:
+    """Return mean seconds of an iteration, those with and without a piece of a prompt, and the share of the former.
+
+    Parameters
+    ----------
+    phases, batching, lengths
+        Prices, limits and lengths.
+    sequences, arrivals : array_like
+        Sequences that decode in a batch, and requests whose prompts pass for each iteration.
+    """
+    decoded, cached = np.asarray(sequences, dtype=np.float64), lengths.resident
+    space = np.asarray(batching.tokens, dtype=np.float64) - (decoded if batching.mixed else 0.0)
+    piece = np.clip(lengths.computed, 1.0, np.maximum(space, 1.0))
+    rate = np.asarray(arrivals, dtype=np.float64) * lengths.computed / piece
+    share = -np.expm1(-rate)
+    number = np.where(share > TINY, rate / np.maximum(share, TINY), 1.0)
+    before = np.maximum(np.asarray(lengths.input, dtype=np.float64) - piece, 0.0) / 2.0
+    plain = _hosted(phases.iteration(decoded=decoded, cached=cached), decoded, batching)
+    if batching.mixed:
+        joint = phases.iteration(decoded=decoded, cached=cached, chunks=number, length=piece, before=before)
+        busy = _hosted(joint, decoded, batching)
+    else:
+        alone = phases.iteration(decoded=0.0, cached=cached, chunks=number, length=piece, before=before)
+        busy = plain + np.asarray(alone) + batching.host
+    return (1.0 - share) * plain + share * busy, busy, plain, share
+
+
+def _hosted(seconds: Array, decoded: Array, batching: Batching) -> Array:
+    return np.maximum(seconds + batching.host, batching.streamed * decoded * batching.batches)
+
+
+def saturated(phases: Phases, batching: Batching, lengths: Lengths, places: Numbers) -> SteadyState:
+    """Return the steady state of a replica that never lacks requests.
+
+    Parameters
+    ----------
+    phases : Phases
+        Prices of iterations.
+    batching : Batching
+        Limits of the engine's iterations.
+    lengths : Lengths
+        Tokens of prompts and answers.
+    places : array_like, shape (...)
+        Sequences that the cache holds, all batches of a pipeline together.
+
+    Returns
+    -------
+    SteadyState
+        The state, arrays of shape (...).
+    """
+    output = np.asarray(lengths.output, dtype=np.float64)
+    turns = np.maximum(output - 1.0, 1.0)
+    ratio = 1.0 + lengths.computed / turns if batching.mixed else 1.0
+    most = np.minimum(np.asarray(batching.tokens, dtype=np.float64) / ratio, np.asarray(batching.sequences))
+    batch = np.maximum(np.minimum(np.asarray(places, dtype=np.float64) / batching.batches, most), TINY)
+    seconds, busy, plain, share = iteration_time(phases, batching, lengths, batch, batch / turns)
+    rate = batching.batches * batch / turns / seconds
+    front = batching.request
+    rate = np.minimum(rate, 1.0 / front) if front else rate
+    ones = np.ones_like(seconds)
+    return _state(batching, lengths, rate, batch, (seconds, busy, plain, share), 0.0 * ones, ones)
+
+
+def at_rate(
+    phases: Phases, batching: Batching, lengths: Lengths, places: Numbers, rate: Numbers, *, arrivals: float = 1.0
+) -> SteadyState:
+    """Return the steady state of a replica at a request rate.
+
+    Parameters
+    ----------
+    phases : Phases
+        Prices of iterations.
+    batching : Batching
+        Limits of the engine's iterations.
+    lengths : Lengths
+        Tokens of prompts and answers.
+    places : array_like, shape (...)
+        Sequences that the cache holds.
+    rate : array_like, shape (...)
+        Requests per second. Above the most that can be served the state is that of a full replica, with ``utilisation``
+        above 1 and infinite waiting.
+    arrivals : float, optional
+        Squared coefficient of variation of the times between arrivals: 1 Poisson, 0 evenly spaced.
+
+    Returns
+    -------
+    SteadyState
+        The state, arrays of shape (...).
+    """
+    demand = np.asarray(rate, dtype=np.float64)
+    full = saturated(phases, batching, lengths, places)
+    turns = np.maximum(np.asarray(lengths.output, dtype=np.float64) - 1.0, 1.0)
+    stable = np.minimum(demand, full.requests_per_s)
+    each = stable / batching.batches
+    low, high = np.zeros(np.broadcast(stable, full.iteration).shape), full.iteration * np.ones_like(stable)
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        seen = each * turns * middle + arrivals  # a request finds the others, and is one more itself
+        seconds, _, _, _ = iteration_time(phases, batching, lengths, seen, each * middle)
+        higher = seconds > middle
+        low, high = np.where(higher, middle, low), np.where(higher, high, middle)
+    batch = each * turns * high
+    _, busy, plain, share = iteration_time(phases, batching, lengths, batch, each * high)
+    load = demand / full.requests_per_s
+    state = _state(batching, lengths, stable, batch, (high, busy, plain, share), np.zeros_like(high), load)
+    wait = _waiting(batching, lengths, state, full, load, arrivals)
+    crowded = 1.0 + np.sqrt(arrivals / np.maximum(batch, 1.0))
+    denser, _, _, _ = iteration_time(phases, batching, lengths, batch * crowded, each * high * crowded)
+    crowd = np.maximum(denser - high, 0.0)
+    behind = arrivals * _behind(batching, lengths, state)
+    # prompts that came in the long iteration of one's own prompt pass in the first of one's answer
+    delayed = arrivals * stable * np.maximum(state.plain + state.prompt - high, 0.0) * state.prompt
+    tpot = state.tpot + delayed / turns * (1.0 + lengths.output_variation**2)
+    ttft, latency = state.ttft + wait + behind, state.latency + wait + behind + delayed
+    return replace(state, waiting=wait, ttft=ttft, tpot=tpot, latency=latency, crowd=crowd, behind=behind)
+
+
+def _behind(batching: Batching, lengths: Lengths, state: SteadyState) -> Array:
+    """Mean seconds that the prompts of others add to the time to the first token, arrivals as Poisson's.
+
+    A request waits for the end of an iteration, which is a long one more often than not, and passes with all that came
+    in it; where prompts fill the tokens of iterations, it queues for these (M/G/1).
+    """
+    work = state.prompt**2 * state.arrivals * (1.0 + lengths.input_variation**2)
+    if batching.mixed:
+        longer = 0.5 * work / np.maximum(state.iteration, TINY)
+    else:
+        longer = 0.5 * state.prefill_share * (state.with_prefill - state.plain) ** 2 / np.maximum(state.iteration, TINY)
+    gathered = longer + state.prompt * state.requests_per_s / batching.batches * 2.0 * (state.half + longer)
+    space = np.maximum(np.asarray(batching.tokens, dtype=np.float64) - (state.batch if batching.mixed else 0.0), 1.0)
+    filled = lengths.computed / space
+    load = np.clip(state.arrivals * filled, 0.0, 0.95)
+    service = filled * (state.plain + state.prompt / np.maximum(filled, TINY))
+    queued = 0.5 * load / (1.0 - load) * service * (1.0 + lengths.input_variation**2)
+    return np.asarray(np.maximum(gathered, queued))
+
+
+def _waiting(
+    batching: Batching, lengths: Lengths, state: SteadyState, full: SteadyState, load: Array, arrivals: float
+) -> Array:
+    """Mean seconds in the queues for a place and for the server."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        places, open_share = np.maximum(full.batch, 1.0), np.maximum(1.0 - load, 0.0)
+        power = np.sqrt(2.0 * (places + 1.0)) - 1.0
+        variation = (arrivals + lengths.output_variation**2) / 2.0
+        place = full.latency * variation * np.minimum(load, 1.0) ** power / (places * open_share)
+        server = np.minimum(state.requests_per_s * batching.request, 1.0 - TINY)
+        front = 0.5 * arrivals * server * batching.request / (1.0 - server)
+    wait = np.where(variation > 0, place, np.where(load < 1.0, 0.0, np.inf))
+    return np.asarray(np.where(load < 1.0, wait, np.inf) + front)
+
+
+def closed_loop(
+    phases: Phases, batching: Batching, lengths: Lengths, places: Numbers, users: Numbers, think: float = 0.0
+) -> SteadyState:
+    """Return the steady state of a replica with users who each wait for an answer before they ask again.
+
+    Parameters
+    ----------
+    phases : Phases
+        Prices of iterations.
+    batching : Batching
+        Limits of the engine's iterations.
+    lengths : Lengths
+        Tokens of prompts and answers.
+    places : array_like, shape (...)
+        Sequences that the cache holds.
+    users : array_like, shape (...)
+        Users of the replica, each with one request at a time.
+    think : float, optional
+        Time from an answer until its user asks again [s].
+
+    Returns
+    -------
+    SteadyState
+        The state, arrays of shape (...).
+    """
+    number = np.asarray(users, dtype=np.float64)
+    full = saturated(phases, batching, lengths, np.minimum(np.asarray(places, dtype=np.float64), number))
+    low, high = np.zeros(np.broadcast(number, full.iteration).shape), full.requests_per_s * np.ones_like(number)
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        state = at_rate(phases, batching, lengths, np.inf, np.maximum(middle, TINY), arrivals=0.0)
+        latency = state.latency - state.half / number  # no iteration of others runs where there is one user
+        more = middle * (np.where(np.isfinite(latency), latency, 1e18) + think) < number
+        low, high = np.where(more, middle, low), np.where(more, high, middle)
+    state = at_rate(phases, batching, lengths, np.inf, np.maximum(low, TINY), arrivals=0.0)
+    ttft, latency = (each - state.half / number for each in (state.ttft, state.latency))
+    queued = np.maximum(number / np.maximum(low, TINY) - think - latency, 0.0)
+    return replace(state, waiting=queued, ttft=ttft + queued, latency=latency + queued)
+
+
+def _state(
+    batching: Batching,
+    lengths: Lengths,
+    rate: Array,
+    batch: Array,
+    times: tuple[Array, Array, Array, Array],
+    waiting: Array,
+    load: Array,
+) -> SteadyState:
+    """Times of requests from those of iterations: half an iteration until the next begins, those of the prompt, then
+    one for each further token."""
+    seconds, busy, plain, share = times
+    output = np.asarray(lengths.output, dtype=np.float64) * np.ones_like(seconds)
+    space = np.maximum(np.asarray(batching.tokens, dtype=np.float64) - (batch if batching.mixed else 0.0), 1.0)
+    pieces = np.maximum(lengths.computed / space, 1.0)
+    arrived = rate * seconds / batching.batches
+    together = np.maximum(arrived * pieces / np.maximum(share, TINY), 1.0)
+    prompt = np.maximum(busy - plain, 0.0) * pieces / together
+    passes = plain * np.ceil(pieces - TINY) if batching.mixed else 0.0 * plain
+    half = 0.5 * seconds if batching.mixed else 0.5 * plain**2 / np.maximum(seconds, TINY)
+    ttft = batching.request + half + passes + prompt
+    turns = np.maximum(output - 1.0, 0.0)
+    zeros = np.zeros_like(seconds)
+    return SteadyState(
+        rate * np.ones_like(seconds),
+        batch * batching.batches,
+        seconds,
+        busy,
+        share,
+        ttft,
+        tpot=seconds,
+        latency=ttft + turns * seconds,
+        waiting=waiting,
+        utilisation=load,
+        output=output,
+        pieces=pieces,
+        plain=plain,
+        crowd=zeros,
+        prompt=prompt,
+        arrivals=arrived,
+        behind=zeros,
+        half=half,
+        lengths=lengths,
+    )

@@ -1,0 +1,381 @@
+"""Abilities of frameworks: what a release can run, as facts with their sources, and the plans that it refuses.
+
+An entry of `hardware_specs/frameworks` lists axes, ZeRO stages, schedules, formats and so on, and conditions over the
+quantities of a plan (`QUANTITIES`) under which the framework does not start. A plan is checked by
+`paleo.parallel.abilities`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from paleo.errors import SpecError, near
+from paleo.specs.catalog import read_entry
+from paleo.specs.loading import FileCache, Spec, Text, validate
+
+Mask = npt.NDArray[np.bool_] | np.bool_ | bool
+
+#: Quantities of a plan, a network and a device that a condition may name, with their meaning. Counts that do not apply
+#: are 0 and degrees 1, so that a condition needs no special case.
+QUANTITIES: Mapping[str, str] = {
+    "gpus": "devices of the run",
+    "dp": "data-parallel ranks, those of expert parallelism and of shard groups among them",
+    "shard": "ranks of a shard group; 1: states are shared out over all data-parallel ranks",
+    "tp": "tensor-parallel degree",
+    "sp": "1 if sequences are split over tp between layers",
+    "cp": "context-parallel degree",
+    "ulysses": "1 if cp exchanges heads for the sequence",
+    "ep": "ranks over which experts are spread",
+    "etp": "tensor degree of experts that are folded over tp and cp; 0: not folded",
+    "pp": "pipeline stages",
+    "vp": "chunks of a pipeline stage",
+    "zero": "stage of ZeRO",
+    "schedule": "order of a pipeline; none without one",
+    "cut": "1 if the layers of each piece of the pipeline are stated",
+    "microbatch": "samples of a pass",
+    "microbatches": "passes of a rank before an update",
+    "global_batch": "samples of a step",
+    "overlapped": "1 if gradients travel during the backward pass",
+    "recompute": "none, selective or full",
+    "partial": "1 if full recomputation is limited to some layers of a stage",
+    "dtype": "format of products",
+    "scaling": "scaling of formats below sixteen bits; none for others",
+    "optimizer": "rule of the update",
+    "offload_optimizer": "1 if the optimizer's states live in host memory",
+    "offload_gradients": "1 if gradients do",
+    "offload_parameters": "1 if parameters do",
+    "offload_activations": "1 if activations do",
+    "heads": "query heads of attention; 0 without attention",
+    "kv_heads": "key and value heads",
+    "layers": "layers that have attention",
+    "experts": "experts of a layer; 0 for a dense network",
+    "seq": "tokens of a sample; 0 for samples that have none",
+    "tied": "1 if the output layer shares the table of the embedding",
+    "architecture": "architecture of the device",
+}
+_AXES = ("dp", "shard", "tp", "sp", "cp", "ulysses", "ep", "etp", "pp", "vp")
+_OFFLOADED = ("optimizer", "gradients", "parameters", "activations")
+_LONGEST = 300
+
+_BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: lambda left, right: np.floor_divide(left, _divisor(right)),
+    ast.Mod: lambda left, right: np.remainder(left, _divisor(right)),
+}
+_COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda left, right: _among(left, right),
+    ast.NotIn: lambda left, right: np.logical_not(_among(left, right)),
+}
+
+
+def _divisor(number: Any) -> Any:
+    """A divisor, 1 in place of 0: what does not apply (heads of a network without attention) divides evenly."""
+    return np.where(np.asarray(number) == 0, 1, number)
+
+
+def _among(value: Any, words: Sequence[Any]) -> Any:
+    """Whether a value is one of a few; comparing is faster than sorting where values are many words."""
+    return functools.reduce(np.logical_or, (np.asarray(value) == word for word in words), np.asarray(False))
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition over the quantities of a plan, such as ``tp > 1 and heads % tp != 0``.
+
+    Comparisons, ``and``, ``or``, ``not``, ``in (…)``, + - * // %, ``min`` and ``max`` over names of `QUANTITIES`,
+    whole numbers and words. A condition broadcasts: quantities may be arrays with one entry a plan.
+    """
+
+    text: str
+    tree: ast.expr
+    names: frozenset[str]
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Read a condition.
+
+        Parameters
+        ----------
+        text : str
+            The condition as a file states it.
+
+        Raises
+        ------
+        SpecError
+            For a name that is no quantity, and for an operation that conditions lack.
+        """
+        if not isinstance(text, str) or len(text) > _LONGEST:
+            raise SpecError(f"{text!r:.80}: expected a condition of at most {_LONGEST} characters")
+        try:
+            tree = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise SpecError(f"{text!r} is not a condition, such as 'tp > 1 and heads % tp != 0'") from None
+        _check(tree)
+        names = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - _FUNCTIONS.keys()
+        return cls(text, tree, names)
+
+    def holds(self, quantities: Mapping[str, Any]) -> Mask:
+        """Return whether the condition holds; False where a quantity that it names is unknown.
+
+        Parameters
+        ----------
+        quantities : dict of str to Any
+            Numbers, words or arrays of them by the names of `QUANTITIES`; absent ones are unknown.
+
+        Returns
+        -------
+        Mask
+            Whether it holds, broadcast over arrays.
+
+        Examples
+        --------
+        >>> bool(Condition.parse("tp > 1 and heads % tp != 0").holds({"tp": 3, "heads": 32}))
+        True
+        """
+        if not self.names <= quantities.keys():
+            return False
+        return np.asarray(_value(self.tree, quantities), dtype=bool)
+
+
+_FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {"min": np.minimum, "max": np.maximum}
+
+
+def _check(node: ast.expr) -> None:
+    """SpecError for a node that conditions lack."""
+    match node:
+        case ast.Constant(value=int() | str()):
+            return
+        case ast.Name(id=name):
+            if name not in QUANTITIES:
+                raise SpecError(f"unknown quantity {name!r} in a condition; {near(name, QUANTITIES)}")
+            return
+        case ast.Tuple(elts=parts) | ast.BoolOp(values=parts):
+            children = parts
+        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+            children = [operand]
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            children = [left, right]
+        case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _COMPARE for op in ops):
+            children = [left, *others]
+        case ast.Call(func=ast.Name(id=name), args=[_, _] as arguments, keywords=[]) if name in _FUNCTIONS:
+            children = arguments
+        case _:
+            allowed = "comparisons, and, or, not, in (…), + - * // %, min, max"
+            raise SpecError(f"{ast.unparse(node)!r} is not allowed in a condition; use {allowed}")
+    for child in children:
+        _check(child)
+
+
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The value of a checked node."""
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name():
+            return names[node.id]
+        case ast.Tuple():
+            return [_value(part, names) for part in node.elts]
+        case ast.BoolOp():
+            join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
+            return functools.reduce(join, (_value(part, names) for part in node.values))
+        case ast.UnaryOp():
+            value = _value(node.operand, names)
+            return np.logical_not(value) if isinstance(node.op, ast.Not) else -value
+        case ast.BinOp():
+            return _BINARY[type(node.op)](_value(node.left, names), _value(node.right, names))
+        case ast.Compare():
+            sides = [_value(side, names) for side in (node.left, *node.comparators)]
+            pairs = zip(sides, node.ops, sides[1:], strict=False)
+            return functools.reduce(np.logical_and, (_COMPARE[type(op)](left, right) for left, op, right in pairs))
+        case ast.Call(func=ast.Name(id=name)):
+            return _FUNCTIONS[name](*(_value(argument, names) for argument in node.args))
+    raise SpecError(f"{ast.unparse(node)!r} is not allowed in a condition")
+
+
+def _parsed(text: str) -> str:
+    """The text of a condition that can be read."""
+    Condition.parse(text)
+    return text
+
+
+class Refusal(Spec):
+    """Plans that a framework does not run: a condition, the fact in words, and the file and line that say so."""
+
+    when: Annotated[str, AfterValidator(_parsed)]
+    fact: Text
+    source: Text
+
+    @functools.cached_property
+    def condition(self) -> Condition:
+        """Parsed condition."""
+        return Condition.parse(self.when)
+
+
+class Listed(Spec):
+    """Abilities of one kind, with the file that lists them; ``fact`` adds what a list does not tell."""
+
+    values: tuple[Any, ...]
+    source: Text
+    fact: Text | None = None
+
+
+class Habit(Spec):
+    """A fact about how a framework works that no plan contradicts, such as what a microbatch is."""
+
+    fact: Text
+    source: Text
+
+
+class Abilities(Spec):
+    """What a release of a framework can run, each fact with its source.
+
+    Attributes
+    ----------
+    axes : Listed
+        Axes of the mesh, among dp, shard, tp, sp, cp, ulysses, ep, etp, pp and vp.
+    zero, schedules, recompute, dtypes, optimizers, offload : Listed
+        Stages of ZeRO, pipeline schedules, recomputation policies, formats of products, rules of the update, and what
+        may live in host memory, by the names of a run.
+    refused : dict of str to Refusal
+        Plans within those lists that the framework refuses all the same.
+    habits : dict of str to Habit
+        Batch rules, formats on the wire and defaults.
+    """
+
+    name: Text
+    title: Text
+    release: Annotated[str, BeforeValidator(str)]
+    date: Annotated[str, BeforeValidator(str)]
+    notes: str | None = None
+    axes: Listed
+    zero: Listed
+    schedules: Listed
+    recompute: Listed
+    dtypes: Listed
+    optimizers: Listed
+    offload: Listed
+    refused: dict[Text, Refusal] = Field(default_factory=dict)
+    habits: dict[Text, Habit] = Field(default_factory=dict)
+
+    @functools.cached_property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """All refusals: those of axes and of the other lists first, then those that are stated."""
+        return (*self._of_axes(), *self._of_lists(), *self.refused.values())
+
+    @property
+    def title_and_release(self) -> str:
+        """The name and the release that was read."""
+        return f"{self.name} {self.release}"
+
+    @property
+    def shards_pipelines(self) -> bool:
+        """Whether parameters are sharded beside a pipeline because no other sharding exists."""
+        return "pp" in self.axes.values and 3 in self.zero.values and 1 not in self.zero.values
+
+    def _of_axes(self) -> list[Refusal]:
+        """A refusal for each axis that the framework lacks."""
+        missing = [axis for axis in _AXES if axis not in self.axes.values and axis != "dp"]
+        return [
+            self._refusal(f"{axis} > {0 if axis in ('sp', 'ulysses', 'etp') else 1}", f"no {_NAMES[axis]}", self.axes)
+            for axis in missing
+        ]
+
+    def _of_lists(self) -> list[Refusal]:
+        """Refusals of values that the lists lack."""
+        policies, formats, rules = self.recompute.values, self.dtypes.values, self.optimizers.values
+        refusals = [
+            self._refusal(_outside("zero", self.zero.values), _only("ZeRO", self.zero.values), self.zero),
+            self._refusal(_outside("recompute", policies), _only("recomputation", policies), self.recompute),
+            self._refusal(_outside("dtype", formats), _only("formats", formats), self.dtypes),
+            self._refusal(_outside("optimizer", rules), _only("optimizers", rules), self.optimizers),
+        ]
+        if "pp" in self.axes.values:
+            orders = self.schedules.values
+            when = f"pp > 1 and {_outside('schedule', orders)}"
+            refusals.append(self._refusal(when, _only("pipeline schedules", orders), self.schedules))
+        kept = [part for part in _OFFLOADED if part not in self.offload.values]
+        return refusals + [
+            self._refusal(f"offload_{part} == 1", f"no offload of {part}", self.offload) for part in kept
+        ]
+
+    def _refusal(self, when: str, says: str, listed: Listed) -> Refusal:
+        fact = f"{says}; {listed.fact}" if listed.fact else says
+        return Refusal(when=when, fact=fact, source=listed.source)
+
+
+_NAMES = {
+    "shard": "groups of shards",
+    "tp": "tensor parallelism (tp)",
+    "sp": "sequence parallelism over tp (sp)",
+    "cp": "context parallelism (cp)",
+    "ulysses": "exchange of heads for the sequence (ulysses)",
+    "ep": "expert parallelism (ep)",
+    "etp": "folding of experts over tp (etp)",
+    "pp": "pipeline parallelism (pp)",
+    "vp": "virtual pipeline stages (vp)",
+}
+
+
+def _outside(name: str, values: tuple[Any, ...]) -> str:
+    return f"{name} not in ({''.join(f'{value!r}, ' for value in values)})"
+
+
+def _only(noun: str, values: tuple[Any, ...]) -> str:
+    """What there is of a kind, in words.
+
+    >>> _only("ZeRO", (0, 3)), _only("pipeline schedules", ())
+    ('ZeRO: 0, 3', 'pipeline schedules: none')
+    """
+    return f"{noun}: {', '.join(map(str, values)) or 'none'}"
+
+
+def load_framework(name_or_path: str | Path) -> Abilities:
+    """Load what a framework can run.
+
+    Parameters
+    ----------
+    name_or_path : str | Path
+        Entry of `hardware_specs/frameworks`, or a YAML file.
+
+    Returns
+    -------
+    Abilities
+        Axes, ZeRO stages, schedules, formats and refused plans, each with its source.
+
+    Raises
+    ------
+    SpecError
+        If there is no such entry or the file is not valid.
+
+    Examples
+    --------
+    >>> load_framework("torchtitan").zero.values
+    (0, 3)
+    """
+    return _frameworks(name_or_path)
+
+
+def _framework(name_or_path: str | Path) -> Abilities:
+    path, data = read_entry("frameworks", name_or_path)
+    return validate(Abilities, {"name": path.stem, **data}, path)
+
+
+_frameworks = FileCache(_framework)

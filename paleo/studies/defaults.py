@@ -1,0 +1,312 @@
+"""What a question leaves open, chosen as people who train such a network on such a machine would: the framework, and
+the plan by a bounded search. Each choice says its reason."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from paleo.errors import PaleoError
+from paleo.launch.commands import supported_space
+from paleo.learning.loss import best_batch_tokens
+from paleo.network.graph import build_graph
+from paleo.parallel.abilities import framework_of, network_quantities
+from paleo.parallel.placement import without_replicas
+from paleo.predict import HEADROOM, predict
+from paleo.search.classes import simplest
+from paleo.search.plans import FIRST, search, with_room
+from paleo.search.space import LONG, Space
+from paleo.specs.run import Run
+from paleo.specs.software import TPU_PROFILE, load_software
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from paleo.search.ranking import PlanRow
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.system import System
+
+#: What stands for a choice that is left to the program.
+AUTO = "auto"
+#: Devices from which language models are trained with Megatron-Core on NVIDIA's, and with torchtitan below.
+MANY = 16
+#: Fields of a run that describe a plan; a run that states one of them is taken as it stands.
+PLAN_FIELDS = frozenset(
+    {
+        "batch", "microbatch", "schedule", "cut", "recompute", "recompute_layers", "recompute_every",
+        "recompute_modules", "recompute_by_layer", "placement", "consistency", "servers", "compress",
+        "exchange", "algorithm", "forward_only", "offload", "offload_layers", "calibration", "input", "bucket",
+        "attention", "cuda_graph", "jitter", "slow_ranks", "nodes", "background", "neighbour",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RunWithDefaults:
+    """Choices for what a question leaves open."""
+
+    run: Run
+    software: str = ""
+    strategy: str = ""
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why software and strategy are what they are: the reason of a choice, ``stated`` or ``default``."""
+        stated = self.run.model_fields_set
+        return {
+            name: getattr(self, name) or ("stated" if name in stated else "default")
+            for name in ("software", "strategy")
+        }
+
+    @property
+    def words(self) -> str:
+        """The choices in a line, and how to fix them."""
+        software = self.software and f"software {self.run.software} ({self.software})"
+        strategy = self.strategy and f"the plan ({self.strategy})"
+        chosen = " and ".join(filter(None, (software, strategy)))
+        options = " and ".join(filter(None, (self.software and "--software", self.strategy and "--strategy")))
+        return f"Chosen: {chosen}; {options} state{'' if ' ' in options else 's'} others." if chosen else ""
+
+
+def usual_software(model: ModelSpec, system: System, run: Run) -> tuple[str, str]:
+    """Return the software that people use for a network on a machine, and why.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The network; language models are those with attention over tokens.
+    system : System
+        The machine, by whose device frameworks differ.
+    run : Run
+        Its devices, format and fine-tuning.
+
+    Returns
+    -------
+    tuple of str
+        A profile and the reason in a few words.
+    """
+    device, language = system.device, _is_language_model(model, run)
+    dtype = run.dtype or device.training_dtype
+    if device.kind == "tpu":
+        return ("maxtext", "language models on TPUs") if language else (TPU_PROFILE, "compiled programs on TPUs")
+    if not language:
+        return Run.model_fields["software"].default, "networks that are no language models: data parallelism in PyTorch"
+    if run.lora is not None or run.qlora or run.freeze:
+        return "fsdp2", "adapters and frozen layers"
+    if device.vendor.upper().startswith("AMD"):
+        return "primus", "language models on AMD's devices"
+    if not device.vendor.upper().startswith("NVIDIA"):
+        return Run.model_fields["software"].default, "no framework's abilities are known for this device"
+    if run.gpus >= MANY or dtype == "fp16":
+        why = f"language models from {MANY} NVIDIA GPUs" if run.gpus >= MANY else "language models in fp16"
+        return "megatron-core", why
+    return "torchtitan", f"language models below {MANY} NVIDIA GPUs"
+
+
+def _is_language_model(model: ModelSpec, run: Run) -> bool:
+    """Return whether a network has attention over tokens, and no other kind of sample."""
+    if model.tokens is None:
+        return False
+    return bool(network_quantities(build_graph(model, batch=1, overrides=run.model))["heads"] > 0)
+
+
+def leaves_plan_open(run: Run) -> bool:
+    """Return True if a run chooses nothing of its plan, or asks for a search.
+
+    Parameters
+    ----------
+    run : Run
+        The run.
+
+    Returns
+    -------
+    bool
+        Whether the plan is open.
+    """
+    if run.strategy == AUTO:
+        return True
+    stated = run.model_fields_set
+    return "strategy" not in stated and not stated & PLAN_FIELDS and run.gpus > 1
+
+
+def software_for(model: ModelSpec, system: System, run: Run) -> tuple[str, str]:
+    """Return the software of a search, and why: as stated, else that which people use for language models.
+
+    Parameters
+    ----------
+    model : ModelSpec
+    system : System
+    run : Run
+        Its software, if stated, may be ``auto``.
+
+    Returns
+    -------
+    tuple of str
+        A profile and the reason, empty where it is stated.
+    """
+    if run.software != AUTO and "software" in run.model_fields_set:
+        return run.software, ""
+    return usual_software(model, system, run)
+
+
+def sized(run: Run, gpus: int) -> Run:
+    """Return a run on another number of GPUs that states what it stated before.
+
+    Parameters
+    ----------
+    run : Run
+    gpus : int
+    """
+    other = run.model_copy(update={"gpus": gpus})
+    other.model_fields_set.intersection_update({*run.model_fields_set, "gpus"})
+    return other
+
+
+def is_open(model: ModelSpec, run: Run) -> bool:
+    """Return whether software and plan of a language model are left to the program.
+
+    Parameters
+    ----------
+    model : ModelSpec
+    run : Run
+    """
+    return leaves_plan_open(run) and _is_language_model(model, run)
+
+
+def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int]) -> RunWithDefaults:
+    """Choose what a scaling curve leaves open: the plan of its smallest count that has one which fits.
+
+    Parameters
+    ----------
+    model : ModelSpec
+    system : System
+    run : Run
+        What is stated.
+    counts : sequence of int
+        Numbers of GPUs of the curve.
+
+    Returns
+    -------
+    SettledRun
+        A run whose plan grows by replicas; as stated where it states a plan, or where none fits.
+    """
+    searched = [count for count in sorted(counts) if is_open(model, sized(run, count)) and run.consistency == "bsp"]
+    for gpus in searched:
+        choice = with_defaults(model, system, sized(run, gpus))
+        step = predict(model, system, choice.run)
+        if step.memory.fits:
+            update: dict[str, object] = {"strategy": without_replicas(choice.run.strategy), "cut": None}
+            if run.global_batch is None:
+                update["batch"] = step.plan.local_batch
+            reason = f"{choice.strategy} on {gpus} GPUs, then replicas"
+            return RunWithDefaults(choice.run.model_copy(update=update), choice.software, reason)
+    return RunWithDefaults(run)
+
+
+def batch_for(model: ModelSpec, run: Run, tokens: float) -> tuple[int, str]:
+    """Return a global batch for a training of so many tokens, and why.
+
+    Parameters
+    ----------
+    model : ModelSpec
+    run : Run
+        Its parameters of the network give the length of a sequence.
+    tokens : float
+
+    Returns
+    -------
+    tuple of int and str
+        Sequences, the power of two next to the best batch, and the reason.
+    """
+    length = build_graph(model, batch=1, overrides=run.model).tokens_per_sample or 1.0
+    batch = 2 ** max(0, round(math.log2(float(best_batch_tokens(tokens)) / length)))
+    return batch, f"{batch * length:,.0f} tokens, the best for {tokens:.3g} by Li et al., 2025"
+
+
+def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults:
+    """Choose what a run leaves open.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The network.
+    system : System
+        The machine.
+    run : Run
+        What is stated. ``software`` and ``strategy`` may be ``auto``; a strategy that is stated leaves the software as
+        it is unless that is ``auto``.
+
+    Returns
+    -------
+    SettledRun
+        The run to predict. Where no plan of a search can be laid over the network, data parallelism.
+    """
+    wants_plan, wants_software = leaves_plan_open(run), run.software == AUTO
+    explicit = run.strategy == AUTO or wants_software
+    if not wants_plan and not wants_software:
+        return RunWithDefaults(run)
+    if not explicit and not _is_language_model(model, run):
+        return RunWithDefaults(run)
+    reason = ""
+    if wants_software or (wants_plan and "software" not in run.model_fields_set):
+        software, reason = usual_software(model, system, run)
+        run = run.model_copy(update={"software": software})
+    if not wants_plan:
+        return RunWithDefaults(run, reason)
+    plain = run.model_copy(update={"strategy": "dp"})
+    if not explicit and framework_of(run.software) is None:
+        return RunWithDefaults(plain, reason)
+    row = _best(model, system, plain)
+    if row is None:
+        return RunWithDefaults(plain, reason, "no plan of a search can be laid over this network")
+    fits = "the fastest that fits" if row.fits else "none fits, this comes nearest"
+    return RunWithDefaults(row.run, reason, f"{fits} of a bounded search")
+
+
+def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
+    """The first plan of ever wider spaces that fits with room to spare; else the best that was found."""
+    rows: list[PlanRow] = []
+    roomy = (1.0 - HEADROOM) * system.device.memory.usable
+    for space in _spaces(model, run):
+        try:
+            result = search(model, system, run, space=space, top=FIRST)
+        except PaleoError:
+            continue
+        rows.append(simplest(with_room(result, system), system.device.memory.usable))
+        if rows[-1].memory <= roomy:
+            return rows[-1]
+    return min(
+        rows,
+        key=lambda row: (not row.fits, row.memory > roomy, row.step_time if row.fits else row.memory),
+        default=None,
+    )
+
+
+def _spaces(model: ModelSpec, run: Run) -> Iterator[Space]:
+    """Spaces of a search, the smallest first: what recipes state, then all that the framework runs."""
+    whole = supported_space(Space(), run.software)
+    facts = network_quantities(build_graph(model, batch=1, overrides=run.model))
+    usual = load_software(run.software).parallelism.zero
+    sharded = usual if usual and usual in whole.zero else max(whole.zero, default=0)
+    degrees: Mapping[str, int] = {} if facts["seq"] >= 2 * LONG else {"cp": 1}
+    small = replace(
+        whole, degrees=degrees, microbatches=(1, 2, 4, 8, 16, 32), chunks=(1,), zero=(sharded,),
+        overlapped=_overlaps(run),
+        schedules=tuple(name for name in ("1f1b",) if name in whole.schedules) or whole.schedules[:1],
+        sequence_parallel=None if run.software in ("fsdp2", "deepspeed", "maxtext") else True,
+    )  # fmt: skip
+    if facts["experts"]:
+        lean = replace(
+            small, microbatches=(1,), recompute=tuple(dict.fromkeys((small.recompute[0], small.recompute[-1])))
+        )
+        yield replace(lean, degrees={**degrees, "tp": 1})
+        yield lean
+    else:
+        yield small
+    yield whole
+
+
+def _overlaps(run: Run) -> bool:
+    """Whether gradients travel during the backward pass as the software does it."""
+    return load_software(run.software).overlap.gradients

@@ -1,0 +1,793 @@
+"""Studies of the gradient exchange: consistency models, compression, and a search over both with layouts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.compression.base import Compression, Message, SummedGradient, break_even_rate, compression, wire_bytes
+from paleo.consistency.base import Consistency, Cycle, Server, Workload, consistency
+from paleo.errors import CapacityError, PlanError, SpecError
+from paleo.operations.tensor import precision
+from paleo.parallel.placement import BATCH_AXES
+from paleo.specs.run import Run
+from paleo.step.backend import Backend, backend_of
+from paleo.step.exchange import scaled_gradient
+from paleo.step.step import straggler_wait
+from paleo.step.waiting import Noise
+from paleo.studies.what_if import change_system
+
+if TYPE_CHECKING:
+    from paleo.predict import Breakdown, Prediction
+    from paleo.search.plans import Search
+    from paleo.search.ranking import Part, PlanRow
+    from paleo.search.space import Space
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.software import Software
+    from paleo.specs.system import System
+    from paleo.step.batch import Batch
+    from paleo.step.layouts import Layouts
+    from paleo.studies.collective import CollectiveStudy
+
+
+#: Bytes of host memory that a server moves for each byte pushed: gradient, parameter read and written, reply.
+_SERVER_PASSES = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistencyStudy:
+    """Run under its consistency model, compared with the synchronous run.
+
+    ``cycle`` holds step time, exposed exchange and staleness; ``workers`` is the number of data-parallel replicas.
+    """
+
+    prediction: Prediction
+    model: Consistency
+    workload: Workload
+    cycle: Cycle
+    synchronous: Cycle
+
+    @property
+    def workers(self) -> int:
+        return self.prediction.plan.dp
+
+    @property
+    def step_time(self) -> float:
+        """Seconds in which every worker makes a step: the whole global batch is seen once."""
+        return float(self.cycle.step)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples that all workers see a second."""
+        return self.prediction.plan.global_batch / self.step_time
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens that all workers see a second; None for models that count none."""
+        tokens = self.prediction.graph.tokens_per_sample
+        return None if tokens is None else tokens * self.samples_per_s
+
+    @property
+    def slower(self) -> float:
+        """Step time of a worker over that of the synchronous run."""
+        return self.step_time / self.prediction.step_time
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Seconds between which nine of ten steps of a worker should lie, in proportion to the synchronous one."""
+        low, high = self.prediction.interval
+        return low * self.slower, high * self.slower
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP utilisation of the workers."""
+        return self.prediction.mfu / self.slower
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOP utilisation of the workers."""
+        return self.prediction.hfu / self.slower
+
+    @property
+    def breakdown(self) -> Breakdown:
+        """Seconds of a worker's step by part: what it computes is that of the synchronous step, and all else is
+        exchange and waiting."""
+        parts = self.prediction.breakdown
+        exchange = max(0.0, self.step_time - (parts.step - parts.communication_exposed - parts.stragglers))
+        whole = max(exchange, float(self.workload.all_reduce))
+        return replace(parts, communication_exposed=exchange, communication_total=whole, stragglers=0.0)
+
+    @property
+    def served(self) -> bool:
+        """Whether there is a parameter server, with a utilization and a knee."""
+        return not math.isnan(float(self.cycle.knee))
+
+
+def consistency_study(prediction: Prediction) -> ConsistencyStudy | None:
+    """Return how a run's consistency model changes its steps.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of the run; the study is computed once for it.
+
+    Returns
+    -------
+    ConsistencyStudy, optional
+        The study; None for synchronous steps.
+    """
+    run = prediction.run
+    if run.forward_only or run.consistency == "bsp":
+        return None
+    return prediction.steps.batch.shared.once("consistency", lambda: _study(prediction))
+
+
+def _study(prediction: Prediction) -> ConsistencyStudy:
+    run = prediction.run
+    model, work = consistency(run.consistency), _workload_of(prediction)
+    return ConsistencyStudy(prediction, model, work, model.cycle(work), consistency("bsp").cycle(work))
+
+
+def step_seconds(prediction: Prediction) -> float:
+    """Return the time in which a run sees its global batch once, under its consistency model.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of the run.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    study = consistency_study(prediction)
+    return prediction.step_time if study is None else study.step_time
+
+
+def _workload_of(prediction: Prediction) -> Workload:
+    """A predicted step as the workload of like workers; PlanError where sharding ties workers together.
+
+    Compute is the step less its sums of gradients; a worker is a data-parallel replica with all its ranks.
+    """
+    plan, run = prediction.plan, prediction.run
+    if plan.parallel.zero == 3:
+        raise PlanError(f"consistency {run.consistency}: with zero=3 no worker has all parameters; use zero=0, 1 or 2")
+    after = prediction if run.exchange == "after" else _unhidden(prediction)
+    batch = after.steps.batch
+    seconds, _ = batch.layouts.exchange(batch.assignment, plan.parallel.zero, chunks=False)
+    exchange = float(seconds.sum(axis=1).max()) if plan.dp > 1 else 0.0
+    noise = Noise.of(run, batch.backend.software, plan.local_batch)
+    compute = max(after.step_time - exchange, 0.0)
+    elements = float(batch.layouts.elements(batch.assignment.kinds.stages, trained=True).max())
+    payload = elements * batch.backend.formats.summed
+    tensors = sum(section.tensors * section.repeat for section in prediction.program.sections) / plan.stages
+    return Workload(
+        workers=float(plan.dp),
+        compute=compute,
+        all_reduce=exchange,
+        hidden=exchange - (prediction.step_time - compute),
+        neighbour=_neighbour(after, payload),
+        payload=payload,
+        parameters=elements,
+        tensors=float(tensors),
+        jitter=float(noise.independent),
+        persistent=noise.persistent,
+        server=_server(prediction),
+    )
+
+
+def _unhidden(prediction: Prediction) -> Prediction:
+    """The prediction of the run with gradients summed after the backward pass, without overlap."""
+    return prediction.variant(exchange="after")
+
+
+def _neighbour(prediction: Prediction, payload: float) -> float:
+    """Seconds in which a worker sends its payload to the worker that is farthest away."""
+    mesh = prediction.plan.mesh
+    if prediction.plan.dp == 1:
+        return 0.0
+    stride, ranks = np.array([mesh.stride(BATCH_AXES)]), np.array([mesh.group_size(BATCH_AXES)])
+    fabric = prediction.steps.batch.backend.fabric
+    return float(fabric.times("send_recv", stride, ranks, np.array([payload]))[0])
+
+
+def _server(prediction: Prediction) -> Server | None:
+    """The parameter servers that a run has."""
+    run = prediction.run
+    if not _has_servers(run.servers, run.consistency):
+        return None
+    return _server_of(run, prediction.system, prediction.steps.batch.backend.software)
+
+
+def _has_servers(servers: int | None, model: str) -> bool:
+    """Whether workers of a model have parameter servers: those that a run states; asynchronous ones always have one."""
+    return servers is not None or model == "async"
+
+
+def _server_of(run: Run, system: System, software: Software) -> Server:
+    """Parameter servers on nodes of the system: their port takes pushes and replies at the same time, their memory
+    holds the update."""
+    links = [level for level in system.levels if level.ranks is None] or list(system.levels)
+    if not links:
+        raise PlanError(f"consistency {run.consistency}: {system.name} is one device without links to a server")
+    port = links[-1].link.bandwidth * max(1, links[-1].ports or 1)
+    memory = system.host.memory_bandwidth if system.host is not None and system.host.memory_bandwidth else np.inf
+    rate = 1.0 / (1.0 / port + _SERVER_PASSES / memory)
+    return Server(call=software.gradients.server_call, bandwidth=float(rate), count=run.servers or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionStudy:
+    """Run with compressed gradients, compared with the run without.
+
+    ``wire`` and ``dense_wire`` are bytes that a rank sends for its gradients, ``coding`` the time to compress and
+    decompress [s], and ``rate`` the rate of the dense exchange [byte/s]. Below ``break_even`` [byte/s] compression pays
+    if nothing overlaps.
+    """
+
+    prediction: Prediction
+    dense: Prediction
+    method: Compression
+    wire: float
+    dense_wire: float
+    coding: float
+    rate: float
+    break_even: float
+
+    @property
+    def warm_up(self) -> float:
+        """Share of all steps, the first ones, that go dense."""
+        return float(getattr(self.method, "warm_up", 0.0))
+
+    @property
+    def mean_step(self) -> float:
+        """Seconds of a step on average over the run: w dense and 1 − w compressed ones."""
+        return self.warm_up * self.dense.step_time + (1.0 - self.warm_up) * self.prediction.step_time
+
+    @property
+    def pays(self) -> bool:
+        """Whether the compressed step is the shorter one."""
+        return self.prediction.step_time < self.dense.step_time
+
+
+def compression_study(prediction: Prediction) -> CompressionStudy | None:
+    """Compare a run that compresses its gradients with the same run without.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of the run.
+
+    Returns
+    -------
+    CompressionStudy, optional
+        The comparison; None for a run without compression.
+    """
+    batch = prediction.steps.batch
+    method = batch.backend.compression
+    if method is None:
+        return None
+    dense = prediction.variant(compress=None)
+    kinds = batch.assignment.kinds.stages
+    elements = float(batch.layouts.elements(kinds, trained=True).max())
+    gradient = scaled_gradient(batch.layouts.gradient(0, BATCH_AXES), elements)
+    sent = float(wire_bytes(method.messages(gradient), gradient))
+    plain = float(wire_bytes((Message("all_reduce", gradient.bytes),), gradient))
+    coding = float(batch.layouts.coding(kinds).max())
+    before = dense.steps.batch
+    exchange, _ = before.layouts.exchange(before.assignment, prediction.plan.parallel.zero, chunks=False)
+    seconds = float(exchange.sum(axis=1).max())
+    rate = plain / seconds if seconds > 0 else np.inf
+    return CompressionStudy(
+        prediction,
+        dense,
+        method=method,
+        wire=sent,
+        dense_wire=plain,
+        coding=coding,
+        rate=rate,
+        break_even=float(break_even_rate(plain, sent, coding)),
+    )
+
+
+#: Rates over that of the system at which steps are compared.
+_FACTORS = (1 / 32, 1 / 8, 1 / 2, 1.0, 2.0, 8.0, 32.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthCurve:
+    """Step times of a compressed run and of the dense one over the bandwidth of a node's links, ``rates`` [byte/s].
+
+    ``stated`` is the bandwidth of the system; at ``crossing`` both take equally long (None: nowhere).
+    """
+
+    rates: tuple[float, ...]
+    compressed: tuple[float, ...]
+    dense: tuple[float, ...]
+    stated: float
+    crossing: float | None
+
+
+def bandwidth_curve(prediction: Prediction, factors: Sequence[float] = _FACTORS) -> BandwidthCurve:
+    """Return the step times of a compressed run and of the dense one over the bandwidth of the links.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of a compressed run.
+    factors : sequence of float, optional
+        Factors on the bandwidth of the links between nodes (inside the node, for one node).
+
+    Returns
+    -------
+    BandwidthCurve
+        Step times [s] over bandwidth [byte/s], and where the curves cross.
+
+    Raises
+    ------
+    PlanError
+        If the run uses no links.
+    """
+    level = len(prediction.system.levels) - 1
+    if level < 0 or prediction.plan.gpus == 1:
+        raise PlanError(f"{prediction.system.name} with {prediction.plan.gpus} GPUs: no links whose rate could change")
+    stated = prediction.system.levels[level].unit_bandwidth
+    steps: dict[str | None, list[float]] = {prediction.run.compress: [], None: []}
+    for factor in factors:
+        system = change_system(prediction.system, f"levels[{level}].link.bandwidth", f"x{factor:.6f}")
+        for method, seconds in steps.items():
+            seconds.append(prediction.variant(system, compress=method).step_time)
+    rates = tuple(stated * factor for factor in factors)
+    coded, dense = (tuple(seconds) for seconds in steps.values())
+    return BandwidthCurve(rates, coded, dense, stated, _crossing(rates, coded, dense))
+
+
+def _crossing(rates: Sequence[float], coded: Sequence[float], dense: Sequence[float]) -> float | None:
+    """The first rate at which compressing no longer pays, between two of ``rates`` by its logarithm."""
+    gains = np.log(np.asarray(dense)) - np.log(np.asarray(coded))
+    for number in np.flatnonzero((gains[:-1] > 0) & (gains[1:] <= 0)).tolist():
+        share = gains[number] / (gains[number] - gains[number + 1])
+        return float(np.exp(np.log(rates[number]) + share * np.log(rates[number + 1] / rates[number])))
+    return None
+
+
+#: Methods that need more of a network than the size of its gradient.
+_OF_NETWORKS = {"factors": "the layers and the batch of a network", "zeropp": "a network with zero=3"}
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedRow:
+    """One compression method with one scheme: time on the wire and of coding [s], and bytes that a rank sends.
+
+    Below its rate [byte/s] it pays if nothing overlaps.
+    """
+
+    method: str
+    scheme: str
+    wire: float
+    coding: float
+    sent: float
+    break_even: float
+
+    @property
+    def time(self) -> float:
+        """Time on the wire and of coding together [s]."""
+        return self.wire + self.coding
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedCollective:
+    """Compression methods compared with the dense sum of a `CollectiveStudy`, fastest first.
+
+    ``sent`` are bytes that a rank sends densely, at ``rate`` [byte/s]; ``tensors`` is the number of square matrices of
+    the gradient.
+    """
+
+    dense: CollectiveStudy
+    rows: tuple[CompressedRow, ...]
+    sent: float
+    tensors: int
+
+    @property
+    def time(self) -> float:
+        """Time of the dense sum [s]."""
+        return self.dense.best.time
+
+    @property
+    def rate(self) -> float:
+        """Bytes that a rank sends a second in the collective."""
+        return self.sent / self.time
+
+    def pays(self, row: CompressedRow) -> bool:
+        """Return True if coding and compressed messages together take less time than the dense sum.
+
+        Parameters
+        ----------
+        row : CompressedRow
+            One method by one scheme.
+
+        Returns
+        -------
+        bool
+            Whether it pays.
+        """
+        return row.time < self.time
+
+
+def compress_collective(
+    study: CollectiveStudy, methods: Sequence[str], *, dtype: str = "bf16", tensors: int = 1, calibration: str = "auto"
+) -> CompressedCollective:
+    """Compare the all-reduce of a gradient with its compressed forms.
+
+    Parameters
+    ----------
+    study : CollectiveStudy
+        Study of the all-reduce.
+    methods : sequence of str
+        Compression methods with arguments.
+    dtype : str, optional
+        Format of the gradient.
+    tensors : int, optional
+        Number of square matrices that the gradient is made of.
+    calibration : str, optional
+        ``auto``, ``ideal``, ``ppp=…`` or a calibration file.
+
+    Returns
+    -------
+    CompressedCollective
+        Methods, fastest first.
+
+    Raises
+    ------
+    SpecError
+        If the operation is not all_reduce, or a method needs a whole network.
+    """
+    if study.operation != "all_reduce":
+        raise SpecError(f"--compress: gradients are summed by all_reduce, not by {study.operation}")
+    if tensors < 1:
+        raise SpecError(f"--tensors {tensors}: expected 1 or more")
+    arithmetic = dtype if dtype in study.system.device.peak else "fp32"  # of coding, on devices without the format
+    backend = backend_of(study.system, Run(dtype=arithmetic, calibration=calibration), arithmetic)
+    whole = _gradient(study, precision(dtype).gradient, tensors)
+    sent = float(wire_bytes((Message("all_reduce", whole.bytes),), whole))
+    rows = [row for name in methods for row in _rows(study, backend, name, whole, sent)]
+    return CompressedCollective(study, tuple(sorted(rows, key=lambda row: row.time)), sent, tensors)
+
+
+def _gradient(study: CollectiveStudy, width: float, tensors: int) -> SummedGradient:
+    """A gradient of the study's payload in so many square matrices."""
+    elements = study.payload_bytes / width
+    sides = 2.0 * tensors * (elements / tensors) ** 0.5
+    return SummedGradient(
+        elements=elements, tensors=float(tensors), ranks=float(study.ranks), width=width, matrices=float(tensors),
+        ranks_per_node=float(min(study.ranks, study.system.devices_per_node)), matrix_elements=elements,
+        matrix_sides=sides,
+    )  # fmt: skip
+
+
+def _rows(
+    study: CollectiveStudy, backend: Backend, name: str, whole: SummedGradient, sent: float
+) -> list[CompressedRow]:
+    """A row for each scheme of a method."""
+    plain = name.partition(":")[0].strip()
+    if plain in _OF_NETWORKS:
+        raise SpecError(f"--compress {name}: needs {_OF_NETWORKS[plain]}; use paleo estimate")
+    method = compression(name)
+    coding = _coding(backend, method, whole)
+    schemes = method.schemes(whole) if hasattr(method, "schemes") else {"": method.messages(whole)}
+    rows = []
+    for scheme, messages in schemes.items():
+        wire = sum(_seconds(study, message) for message in messages)
+        less = float(wire_bytes(messages, whole))
+        rows.append(CompressedRow(name, scheme, wire, coding, less, float(break_even_rate(sent, less, coding))))
+    return rows
+
+
+def _coding(backend: Backend, method: Compression, whole: SummedGradient) -> float:
+    """Seconds of coding and decoding a gradient on the system's device."""
+    elements = float(whole.elements)
+    single = replace(scaled_gradient(whole, 1.0 / elements), elements=1.0)
+    return float(replace(backend, compression=method).coded(np.array([elements]), single)[0])
+
+
+def _seconds(study: CollectiveStudy, message: Message) -> float:
+    """Seconds of one collective over the study's group."""
+    stride, ranks = np.array([1]), np.array([study.ranks])
+    payload = np.asarray(message.payload, dtype=np.float64).reshape(1)
+    return float(study.fabric.times(message.operation, stride, ranks, payload)[0])
+
+
+Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.intp]
+#: The consistency model of the steps that a search ranks.
+_SYNCHRONOUS = "bsp"
+#: Plans of each pair of modes that are predicted one by one.
+_LEADING = 4
+#: Why a consistency model has no plan.
+_UNTIED = "no plan fits whose workers hold all parameters and exchange apart from their passes"
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessPrice:
+    """Cost of staleness in samples.
+
+    It is either ``per_update``, the share of samples that each update of staleness adds, or follows from the gradient's
+    ``noise_scale`` [samples].
+    """
+
+    per_update: float | None = None
+    noise_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.per_update is None) == (self.noise_scale is None):
+            raise SpecError("a price of staleness: state --staleness-cost or --noise-scale, one of them")
+        stated = self.per_update if self.per_update is not None else self.noise_scale
+        if stated is None or not 0 <= stated < float("inf") or (self.noise_scale is not None and stated == 0):
+            raise SpecError(f"a price of staleness: {stated} is not a number from 0 up")
+
+    def samples_factor(self, staleness: Array | float, batch: int) -> Array:
+        """Return the samples that stale updates need, relative to a synchronous run.
+
+        Parameters
+        ----------
+        staleness : Array | float, shape (...)
+            Updates by others between a worker's read and its write.
+        batch : int
+            Batch of one update [samples].
+
+        Returns
+        -------
+        ndarray, shape (...)
+            Factors, 1 or more.
+
+        Examples
+        --------
+        >>> float(StalenessPrice(noise_scale=300.0).samples_factor(4.0, 100))
+        2.0
+        """
+        cost = batch / (batch + self.noise_scale) if self.noise_scale is not None else self.per_update or 0.0
+        return np.asarray(1.0 + cost * np.asarray(staleness))
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangePlan:
+    """Plan under a consistency model and a compression method.
+
+    ``step_time`` is the time in which the global batch is seen once [s]; ``samples_factor`` the samples relative to a
+    synchronous run.
+    """
+
+    consistency: str
+    compress: str | None
+    plan: PlanRow
+    step_time: float
+    staleness: float
+    samples_factor: float
+
+    @property
+    def effective(self) -> float:
+        """Time for what a synchronous run learns in one step [s]; plans are ranked by it."""
+        return self.step_time * self.samples_factor
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeSearch:
+    """Plans over all consistency models and compression methods, best first, and why some of these have no plan."""
+
+    configurations: int
+    seconds: float
+    global_batch: int
+    price: StalenessPrice
+    plans: tuple[ExchangePlan, ...]
+    refused: tuple[str, ...]
+
+
+def exchange_search(
+    model: ModelSpec,
+    system: System,
+    run: Run,
+    price: StalenessPrice,
+    *,
+    consistencies: Sequence[str] = ("bsp",),
+    compressions: Sequence[str | None] = (None,),
+    counts: Sequence[int] = (),
+    space: Space | None = None,
+    top: int = 10,
+) -> ExchangeSearch:
+    """Search the best plans over layouts, consistency models and compression methods.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    system : System
+        The system.
+    run : Run
+        The run.
+    price : StalenessPrice
+        Cost of staleness in samples.
+    consistencies : sequence of str, optional
+        Consistency models.
+    compressions : sequence of str | None, optional
+        Compression methods; None for none.
+    counts : sequence of int, optional
+        Numbers of GPUs; by default that of the run.
+    space : Space, optional
+        Values that the search varies.
+    top : int, optional
+        Number of plans to return.
+
+    Returns
+    -------
+    ExchangeSearch
+        Plans, best first, and why modes have none.
+
+    Raises
+    ------
+    CapacityError
+        If no plan fits in memory.
+    """
+    from paleo.search.plans import search
+
+    started = time.perf_counter()
+    plans: list[ExchangePlan] = []
+    refused: list[str] = []
+    configurations = batch = 0
+    for compress in dict.fromkeys(compressions):
+        plain = run.model_copy(update={"compress": compress, "consistency": "bsp"})
+        try:
+            searched = search(model, system, plain, counts=counts, space=space)
+        except PlanError as error:
+            refused.append(f"{compress or 'dense'}: {error}")
+            continue
+        batch, names = searched.global_batch, dict.fromkeys(consistencies)
+        works = _works(searched, system) if names.keys() - {_SYNCHRONOUS} else []
+        for name in names:
+            scores = _scores(searched, works, name, price)
+            configurations += int(np.isfinite(scores).sum())
+            leading = list(_leading(model, system, searched, scores, name, price))
+            refused += [] if leading else [f"{name}, {compress or 'dense'}: {_UNTIED}"]
+            plans += leading
+    if not plans:
+        raise CapacityError("no plan of these modes fits: " + ("; ".join(refused) or "memory is short in all of them"))
+    ranked = sorted(plans, key=lambda plan: plan.effective)[:top]
+    return ExchangeSearch(configurations, time.perf_counter() - started, batch, price, tuple(ranked), tuple(refused))
+
+
+def _scores(searched: Search, works: Sequence[_Work], name: str, price: StalenessPrice) -> Array:
+    """Seconds of all configurations for what a synchronous run learns in a step; infinite where a model does not suit
+    them or they do not fit: (configurations,)."""
+    ranking = searched.ranking
+    if ranking is None:
+        return np.zeros(0)
+    if name == _SYNCHRONOUS:
+        return np.where(ranking.fits, ranking.step, np.inf)
+    parts = [_effective(work, name, price, searched.global_batch) for work in works]
+    return np.where(ranking.fits, np.concatenate(parts), np.inf)
+
+
+def _leading(
+    model: ModelSpec, system: System, searched: Search, scores: Array, name: str, price: StalenessPrice
+) -> Iterator[ExchangePlan]:
+    """The first plans of a mode, each predicted by itself."""
+    seen: set[tuple[int, str, int]] = set()
+    for index in np.argsort(scores, kind="stable").tolist():
+        if len(seen) == _LEADING or not np.isfinite(scores[index]) or searched.ranking is None:
+            return
+        row = searched.ranking.row(index)
+        key = row.gpus, row.strategy, row.microbatch
+        if key not in seen:
+            seen.add(key)
+            yield _predicted(model, system, row, name, price)
+
+
+def _predicted(model: ModelSpec, system: System, row: PlanRow, name: str, price: StalenessPrice) -> ExchangePlan:
+    """A plan with the figures of its own prediction."""
+    from paleo.predict import predict
+
+    plan = replace(row, run=row.run.model_copy(update={"consistency": name}))
+    prediction = predict(model, system, plan.run)
+    study, batch = consistency_study(prediction), prediction.plan.global_batch
+    if study is None:
+        return ExchangePlan(name, plan.run.compress, plan, prediction.step_time, 0.0, 1.0)
+    staleness = float(study.cycle.staleness_mean)
+    factor = 1.0 if study.model.exact else float(price.samples_factor(staleness, batch))
+    return ExchangePlan(name, plan.run.compress, plan, study.step_time, staleness, factor)
+
+
+class _Work(NamedTuple):
+    """Steps of all configurations of a part, and the workload of those ``rows`` whose workers may go on without one
+    another: they hold all parameters and exchange apart from their passes. None where there are none. ``servers``: the
+    parameter servers that the run states."""
+
+    steps: Array
+    rows: Index
+    workload: Workload | None
+    servers: int | None
+
+
+def _works(searched: Search, system: System) -> list[_Work]:
+    """The work of each part of a search, the same under all consistency models."""
+    return [] if searched.ranking is None else [_work(part, system) for part in searched.ranking.parts]
+
+
+def _work(part: Part, system: System) -> _Work:
+    results = part.results
+    order = np.argsort(results.choice, kind="stable")
+    ends = np.searchsorted(results.choice[order], np.arange(len(results.batches) + 1))
+    rows, workloads = [np.zeros(0, dtype=np.intp)], []
+    for number, batch in enumerate(results.batches):
+        chosen = order[ends[number] : ends[number + 1]]
+        if batch.zero != 3 and not batch.overlapped and len(chosen):
+            rows.append(chosen)
+            places = results.rows(chosen)
+            workloads.append(_workload(batch, places, results.step_time[chosen], system, part.run))
+    workload = _joined(workloads) if workloads else None
+    return _Work(results.step_time, np.concatenate(rows), workload, part.run.servers)
+
+
+def _joined(workloads: Sequence[Workload]) -> Workload:
+    """Workloads of one system and run side by side."""
+    names = [each.name for each in fields(Workload) if isinstance(getattr(workloads[0], each.name), np.ndarray)]
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(workload, name) for workload in workloads]) for name in names
+    }
+    return replace(workloads[0], **arrays)
+
+
+def _effective(work: _Work, name: str, price: StalenessPrice, batch: int) -> Array:
+    """The scores of a part's configurations under a model that is not synchronous, whether they fit or not."""
+    effective, model = np.full(len(work.steps), np.inf), consistency(name)
+    if work.workload is not None:
+        server = work.workload.server if _has_servers(work.servers, name) else None
+        cycle = model.cycle(replace(work.workload, server=server))
+        factor = 1.0 if model.exact else price.samples_factor(cycle.staleness_mean, batch)
+        alone = work.steps[work.rows]
+        effective[work.rows] = np.where(np.asarray(work.workload.workers) > 1, cycle.step * factor, alone)
+    return effective
+
+
+def _neighbour_seconds(layouts: Layouts, payload: Array) -> Array:
+    """Seconds in which each layout's worker sends its payload to one other worker: (layouts,)."""
+    groups = layouts.groups(range(len(layouts)), [BATCH_AXES] * len(layouts))
+    return layouts.collective("send_recv", groups, payload)
+
+
+def _tensors(layouts: Layouts) -> Array:
+    """Tensors of each layout's parameters, all stages together: (layouts,)."""
+    return np.array(
+        [float(sum(section.tensors * section.repeat for section in each.sections)) for each in layouts.programs]
+    )
+
+
+def _workload(batch: Batch, rows: Index, steps: Array, system: System, run: Run) -> Workload:
+    """Some configurations of a batch, whose exchange follows their passes, as the workloads of like workers."""
+    layouts, layout = batch.layouts, batch.cases.layout[rows]
+    elements = layouts.elements(batch.assignment.kinds.stages, trained=True).max(axis=0)
+    payload = elements * batch.backend.formats.summed
+    exchange = layouts.exchange(batch.assignment, batch.zero, chunks=False)[0].sum(axis=1).max(axis=0)
+    neighbour = layouts.shared.once("neighbour", lambda: _neighbour_seconds(layouts, payload))
+    tensors = layouts.shared.once("tensors of all stages", lambda: _tensors(layouts))
+    noise = Noise.of(run, batch.backend.software, np.array(layouts.local_batches, dtype=np.float64))
+    worked = steps - straggler_wait(batch)[rows]
+    exposed = np.minimum(exchange[layout], worked)
+    return Workload(
+        workers=layouts.replicas[layout],
+        compute=worked - exposed,
+        all_reduce=exchange[layout],
+        hidden=np.zeros(len(rows)),
+        neighbour=neighbour[layout],
+        payload=payload[layout],
+        parameters=elements[layout],
+        tensors=tensors[layout] / batch.assignment.stages,
+        jitter=noise.independent[layout],
+        persistent=noise.persistent,
+        server=_server_of(run, system, batch.backend.software),
+    )

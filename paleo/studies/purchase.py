@@ -1,0 +1,1092 @@
+"""Which system to buy: one run on several systems side by side, and the best plan, count and layout for a purchase."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+
+from paleo.errors import CapacityError, PaleoError, PlanError, SpecError, near
+from paleo.launch.commands import estimate_command
+from paleo.launch.jobs import flags_of
+from paleo.network.graph import build_graph
+from paleo.parallel.abilities import network_quantities
+from paleo.parallel.placement import without_replicas
+from paleo.parallel.plan import plan
+from paleo.predict import HEADROOM, Prediction, predict
+from paleo.specs.loading import MOST_COUNT
+from paleo.specs.model import ModelSpec
+from paleo.specs.prices import billed
+from paleo.specs.run import Run
+from paleo.specs.system import System
+from paleo.studies.advice import Advice, advise
+from paleo.studies.cost import Amount, Power, Tariff, Training, comparable_tariff, default_amount, power, training
+from paleo.studies.exchange import ConsistencyStudy, consistency_study
+from paleo.studies.scale import ScaleCurve, Scaling, scale
+from paleo.studies.what_if import HARDWARE_PARAMETERS
+from paleo.units import DAY, duration, parse
+
+if TYPE_CHECKING:
+    from paleo.search.plans import Search
+    from paleo.search.ranking import PlanRow
+    from paleo.search.space import Space
+    from paleo.studies.goodput import LongRunOptions
+
+
+#: Mean over largest number of layers of a stage from which a count is tried as an order.
+_EVEN = 0.9
+#: Orders that are tried where the smallest is looked for.
+_MOST_ORDERS = 40
+#: What systems are ranked by.
+Objective = Literal["time", "cost", "energy"]
+#: A strategy that means: find one.
+AUTO = "auto"
+#: A search: best plans first, how many were compared, how many of them fit.
+Planner = Callable[[ModelSpec, System, Run], tuple[Sequence[Prediction], int, int]]
+
+
+def parse_objective(text: str) -> Objective:
+    """Check the name of an objective.
+
+    Parameters
+    ----------
+    text : str
+        ``time``, ``cost`` or ``energy``.
+
+    Returns
+    -------
+    Objective
+        The name.
+
+    Raises
+    ------
+    SpecError
+        For any other text; the message has the nearest name.
+    """
+    known = get_args(Objective)
+    if text not in known:
+        raise SpecError(f"--objective {text!r} is not time, cost or energy; {near(text, known)}")
+    return cast("Objective", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One system of a comparison, or the reason why it cannot run.
+
+    ``consistency`` is the study of the run's consistency model, None for synchronous steps; ``advice`` are changes that
+    would make the run fit, if no system runs it.
+    """
+
+    system: System
+    prediction: Prediction | None = None
+    training: Training | None = None
+    problem: str = ""
+    consistency: ConsistencyStudy | None = None
+    advice: tuple[Advice, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The system, and its GPUs where they are known, as --systems takes them: one system may stand there twice."""
+        return self.system.name + (f":{self.prediction.plan.gpus}" if self.prediction is not None else "")
+
+    @property
+    def step_time(self) -> float | None:
+        """Seconds in which the global batch is seen once; None without a prediction."""
+        if self.consistency is not None:
+            return self.consistency.step_time
+        return None if self.prediction is None else self.prediction.step_time
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples that all GPUs see a second; None without a prediction."""
+        if self.consistency is not None:
+            return self.consistency.samples_per_s
+        return None if self.prediction is None else self.prediction.samples_per_s
+
+    @property
+    def runs(self) -> bool:
+        return self.prediction is not None and self.prediction.memory.fits
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Systems compared on one run, in the order of the request; speed-ups refer to the first that has a prediction.
+
+    ``searched``: each system has its own plan from a search.
+    """
+
+    amount: Amount
+    candidates: tuple[Candidate, ...]
+    searched: bool = False
+
+    def speedup(self, candidate: Candidate) -> float | None:
+        """Return the throughput of a candidate relative to the first that has a prediction.
+
+        Parameters
+        ----------
+        candidate : Candidate
+            One of the candidates.
+
+        Returns
+        -------
+        float, optional
+            Ratio; None without a prediction.
+        """
+        first = next(rate for rate in (each.samples_per_s for each in self.candidates) if rate is not None)
+        return None if candidate.samples_per_s is None else candidate.samples_per_s / first
+
+    def best(self, objective: Objective) -> Candidate | None:
+        """Return the candidate that fits and takes the least time, money or energy.
+
+        Parameters
+        ----------
+        objective : Objective
+            ``time``, ``cost`` or ``energy``.
+
+        Returns
+        -------
+        Candidate, optional
+            The candidate; None if no value is known.
+        """
+        known = [
+            (getattr(candidate.training, objective), index)
+            for index, candidate in enumerate(self.candidates)
+            if candidate.runs
+        ]
+        figures = [pair for pair in known if pair[0] is not None]
+        return self.candidates[min(figures)[1]] if figures else None
+
+    def rivals(self, objective: Objective) -> tuple[Candidate, ...]:
+        """Return the other candidates whose 90 % interval overlaps that of the best, so that their order is uncertain.
+
+        Parameters
+        ----------
+        objective : Objective
+            ``time``, ``cost`` or ``energy``.
+
+        Returns
+        -------
+        tuple of Candidate
+            Candidates.
+        """
+        winner = self.best(objective)
+        low, high = (_ends(winner, objective) if winner is not None else None) or (0.0, -1.0)
+        others = [each for each in self.candidates if each.runs and each is not winner]
+        return tuple(each for each in others if (ends := _ends(each, objective)) and ends[0] <= high and low <= ends[1])
+
+    def ranked(self, objective: Objective) -> Comparison:
+        """Sort the candidates, best first: those that fit, those without a value, those that do not run.
+
+        Parameters
+        ----------
+        objective : Objective
+            ``time``, ``cost`` or ``energy``.
+
+        Returns
+        -------
+        Comparison
+            A sorted copy.
+        """
+
+        def place(candidate: Candidate) -> tuple[bool, bool, float]:
+            figure = getattr(candidate.training, objective, None)
+            return not candidate.runs, figure is None, figure or 0.0
+
+        return replace(self, candidates=tuple(sorted(self.candidates, key=place)))
+
+
+def _ends(candidate: Candidate, objective: Objective) -> tuple[float, float] | None:
+    """The interval of a figure: cost and energy move with the time."""
+    trained = candidate.training
+    value = None if trained is None else getattr(trained, objective)
+    if trained is None or value is None:
+        return None
+    low, high = trained.interval
+    return value * low / trained.time, value * high / trained.time
+
+
+def compare(
+    model: ModelSpec,
+    systems: Sequence[System],
+    run: Run,
+    amount: Amount | None = None,
+    tariff: Tariff | None = None,
+    long_run: LongRunOptions | None = None,
+    *,
+    gpus: Sequence[int] = (),
+    planner: Planner | None = None,
+) -> Comparison:
+    """Predict the same run on several systems.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    systems : sequence of System
+        Systems to compare.
+    run : Run
+        The run. With the strategy ``auto``, `planner` finds a plan for each system at one global batch.
+    amount : Amount, optional
+        Amount of training; by default one epoch, or a million samples.
+    tariff : Tariff, optional
+        Prices; by default those of the catalog.
+    long_run : LongRunOptions, optional
+        Failures and checkpoints.
+    gpus : sequence of int, optional
+        Number of GPUs of each system; by default that of the run.
+    planner : Planner, optional
+        Search for plans.
+
+    Returns
+    -------
+    Comparison
+        Candidates in the order of `systems`.
+
+    Raises
+    ------
+    PaleoError
+        If no system can run it.
+    """
+    amount = amount or default_amount(model)
+    machines = list(zip(systems, gpus or [run.gpus] * len(systems), strict=True))
+    tariff = comparable_tariff(tariff or Tariff(), systems)
+    searched = run.strategy == AUTO
+    if searched:
+        run = run.model_copy(update={"global_batch": _common_batch(model, machines, run), "batch": None})
+    candidates, errors = [], list[PaleoError]()
+    for system, count in machines:
+        try:
+            prediction = _predicted(model, system, run.model_copy(update={"gpus": count}), planner)
+            cost = training(prediction, amount, tariff, long_run=long_run)
+            candidates.append(Candidate(system, prediction, cost, consistency=consistency_study(prediction)))
+        except (PlanError, SpecError, CapacityError) as error:
+            errors.append(error)
+            candidates.append(Candidate(system, problem=str(error)))
+    if errors and len(errors) == len(candidates):
+        raise errors[0]
+    if not any(candidate.runs for candidate in candidates):
+        candidates = [_advised(candidate) for candidate in candidates]
+    return Comparison(amount, tuple(candidates), searched)
+
+
+def _common_batch(model: ModelSpec, systems: Sequence[tuple[System, int]], run: Run) -> int:
+    """The global batch stated, or the batch of each rank times the ranks of the largest system."""
+    if run.global_batch is not None:
+        return run.global_batch
+    system, gpus = max(systems, key=lambda entry: entry[1])
+    strategy = "dp" if run.strategy == AUTO else run.strategy
+    return plan(
+        model, system, run.model_copy(update={"gpus": gpus, "microbatch": None, "strategy": strategy})
+    ).global_batch
+
+
+def _predicted(model: ModelSpec, system: System, run: Run, planner: Planner | None) -> Prediction:
+    if run.strategy != AUTO:
+        return predict(model, system, run)
+    if planner is None:
+        raise PlanError("strategy 'auto': nothing searches for one here")
+    return planner(model, system, run.model_copy(update={"strategy": "dp"}))[0][0]
+
+
+def _advised(candidate: Candidate) -> Candidate:
+    return candidate if candidate.prediction is None else replace(candidate, advice=advise(candidate.prediction))
+
+
+#: How far each figure of the hardware is moved, up and down.
+CHANGE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class PurchaseRequest:
+    """Purchase question: network, amount of training, systems with their GPU counts, and prices."""
+
+    model: ModelSpec
+    systems: tuple[tuple[System, int], ...]
+    run: Run
+    amount: Amount
+    tariff: Tariff = field(default_factory=Tariff)
+    critical_batch: float | None = None
+    objective: Objective = "cost"
+    counts: tuple[int, ...] = ()
+    scaling: Scaling = "strong"
+    planner: Planner | None = None
+    long_run: LongRunOptions | None = None
+
+    def curve(self, best: Prediction, **changes: Any) -> ScaleCurve | None:
+        """Return how the plan of a system scales over the requested GPU counts that its degrees can use.
+
+        Parameters
+        ----------
+        best : Prediction
+            Prediction of the plan.
+        **changes : Any
+            Fields of the run with other values.
+
+        Returns
+        -------
+        ScaleCurve, optional
+            The curve; None if no count fits the plan.
+        """
+        ranks = best.plan.mesh.size // best.plan.mesh.degree("dp")
+        capacity = best.system.capacity
+        counts = [count for count in self.counts if count % ranks == 0 and (capacity is None or count <= capacity)]
+        if not counts:
+            return None
+        run = best.run.model_copy(update={"strategy": without_replicas(best.run.strategy), **changes})
+        if self.scaling == "weak":
+            run = run.model_copy(update={"batch": best.plan.local_batch, "global_batch": None})
+        try:
+            return scale(self.model, best.system, run, counts, self.scaling, self.long_run)
+        except PlanError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """Step time with one property of the hardware lower and higher by ``CHANGE``, relative to the unchanged system.
+
+    It also tells whether the run still fits.
+    """
+
+    figure: str
+    lower: float
+    higher: float
+    fits_lower: bool
+    fits_higher: bool
+
+    @property
+    def reach(self) -> float:
+        """Largest relative change of the step time."""
+        return max(abs(self.lower - 1.0), abs(self.higher - 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """System with the plan recommended on it; ``tried`` plans were compared and ``fitting`` of them fit."""
+
+    candidate: Candidate
+    gpus: int
+    tried: int
+    fitting: int
+    runner_up: Prediction | None
+    power: Power | None
+    sensitivity: tuple[Sensitivity, ...]
+    curve: ScaleCurve | None
+
+    @property
+    def prediction(self) -> Prediction | None:
+        return self.candidate.prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Purchase:
+    """Offers in the order of the request, all at one global batch."""
+
+    request: PurchaseRequest
+    global_batch: int
+    offers: tuple[Offer, ...]
+
+    @property
+    def comparison(self) -> Comparison:
+        return Comparison(self.request.amount, tuple(offer.candidate for offer in self.offers))
+
+    def best(self, objective: Objective) -> Offer | None:
+        """Return the offer that fits and is best.
+
+        Parameters
+        ----------
+        objective : Objective
+            ``time``, ``cost`` or ``energy``.
+
+        Returns
+        -------
+        Offer, optional
+            The offer; None if no value is known.
+        """
+        winner = self.comparison.best(objective)
+        return next((offer for offer in self.offers if offer.candidate is winner), None) if winner is not None else None
+
+    def rivals(self, objective: Objective) -> tuple[Candidate, ...]:
+        """Return the other systems whose 90 % interval overlaps that of the best, so that their order is uncertain.
+
+        Parameters
+        ----------
+        objective : Objective
+            ``time``, ``cost`` or ``energy``.
+
+        Returns
+        -------
+        tuple of Candidate
+            Candidates.
+        """
+        return self.comparison.rivals(objective)
+
+
+def purchase(request: PurchaseRequest) -> Purchase:
+    """Recommend a plan on every system at the same global batch.
+
+    Parameters
+    ----------
+    request : PurchaseRequest
+        Network, amount of training, systems and prices.
+
+    Returns
+    -------
+    Purchase
+        Offers; errors of one system are listed with the others.
+
+    Raises
+    ------
+    PaleoError
+        If no system can run it.
+    """
+    batch = _common_batch(request.model, request.systems, request.run)
+    request = replace(request, tariff=comparable_tariff(request.tariff, (system for system, _ in request.systems)))
+    offers, errors = [], list[PaleoError]()
+    for system, gpus in request.systems:
+        try:
+            offers.append(_offer(request, system, gpus, batch))
+        except (PlanError, SpecError, CapacityError) as error:
+            errors.append(error)
+            offers.append(
+                Offer(
+                    Candidate(system, problem=str(error)),
+                    gpus,
+                    tried=0,
+                    fitting=0,
+                    runner_up=None,
+                    power=None,
+                    sensitivity=(),
+                    curve=None,
+                )
+            )
+    if len(errors) == len(offers):
+        raise errors[0]
+    return Purchase(request, batch, tuple(offers))
+
+
+def _offer(request: PurchaseRequest, system: System, gpus: int, batch: int) -> Offer:
+    from paleo.search.counts import recommended
+
+    run = request.run.model_copy(update={"gpus": gpus, "global_batch": batch, "batch": None})
+    if run.strategy == AUTO:
+        planner = request.planner or recommended
+        predictions, tried, fit = planner(request.model, system, run.model_copy(update={"strategy": "dp"}))
+    else:
+        predictions = [predict(request.model, system, run)]
+        tried, fit = 1, int(predictions[0].memory.fits)
+    best, fitting = predictions[0], [prediction for prediction in predictions if prediction.memory.fits]
+    trained = training(
+        best, request.amount, request.tariff, critical_batch=request.critical_batch, long_run=request.long_run
+    )
+    return Offer(
+        Candidate(system, best, trained, consistency=consistency_study(best)),
+        gpus,
+        tried=tried,
+        fitting=fit,
+        runner_up=fitting[1] if len(fitting) > 1 else None,
+        power=power(best),
+        sensitivity=sensitivity(best),
+        curve=request.curve(best),
+    )
+
+
+# what if the hardware were another
+
+
+def sensitivity(prediction: Prediction, change: float = CHANGE) -> tuple[Sensitivity, ...]:
+    """Predict a plan on hardware with one property changed at a time.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of the plan.
+    change : float, optional
+        Relative change of a property, such as 0.1.
+
+    Returns
+    -------
+    tuple of Sensitivity
+        Step times relative to the unchanged hardware, the most important property first.
+    """
+    return tuple(
+        sorted(
+            (_moved(prediction, figure, change) for figure in HARDWARE_PARAMETERS),
+            key=lambda sensitivity: -sensitivity.reach,
+        )
+    )
+
+
+def _moved(prediction: Prediction, figure: str, change: float) -> Sensitivity:
+    low, high = (
+        prediction.variant(HARDWARE_PARAMETERS[figure](prediction.system, factor))
+        for factor in (1 - change, 1 + change)
+    )
+    step = prediction.step_time
+    return Sensitivity(figure, low.step_time / step, high.step_time / step, low.memory.fits, high.memory.fits)
+
+
+#: The largest count that is tried to find one that fits, or that is in time.
+_MOST_GPUS = 16_384
+_OBJECTIVES = ("time", "cost", "energy", "gpus")
+#: A system, and the counts of its GPUs that are searched.
+_SystemCounts: TypeAlias = "tuple[System, Sequence[int]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """Requirements of a purchase: amount of training, deadline [s], budget [USD], objective.
+
+    An amount of None means a step alone; with ``long_run`` failures count.
+    """
+
+    amount: Amount | None = None
+    deadline: float | None = None
+    budget: float | None = None
+    objective: str = "time"
+    tariff: Tariff = field(default_factory=Tariff)
+    long_run: LongRunOptions | None = None
+
+
+def parse_requirements(
+    amount: Amount | None, deadline: str | None, budget: str | float | None, objective: str, tariff: Tariff
+) -> Requirements:
+    """Parse deadline, budget and objective of a purchase.
+
+    Parameters
+    ----------
+    amount : Amount, optional
+        Amount of training; None for a step alone.
+    deadline : str, optional
+        Such as ``60d`` or ``12h``.
+    budget : str | float, optional
+        USD, such as ``5M``.
+    objective : str
+        ``time``, ``cost``, ``energy`` or ``gpus``.
+    tariff : Tariff
+        Prices.
+
+    Returns
+    -------
+    Requirements
+        Requirements in SI units.
+
+    Raises
+    ------
+    SpecError
+        If a text is not valid.
+
+    Examples
+    --------
+    >>> parse_requirements(None, "1.5d", "20k USD", "cost", Tariff()).deadline
+    129600.0
+    """
+    seconds = None if deadline is None else _seconds(str(deadline))
+    dollars = None
+    if budget is not None:
+        try:
+            dollars = parse(str(budget).removesuffix("USD").strip(), "count")
+        except SpecError:
+            dollars = 0.0
+        if not 0 < dollars <= MOST_COUNT:
+            raise SpecError(f"--budget {str(budget)!r}: expected USD above zero, such as 20000 or 5M")
+    if seconds is not None and seconds <= 0:
+        raise SpecError(f"--deadline {deadline!r}: expected a time above zero, such as 60d or 12h")
+    return Requirements(amount, seconds, dollars, objective, tariff)
+
+
+def _seconds(deadline: str) -> float:
+    """A time in days, or in a smaller unit."""
+    days = deadline.strip().removesuffix("d")
+    if deadline.strip().endswith("d") and days.replace(".", "", 1).isdigit():
+        return float(days) * DAY
+    try:
+        return parse(deadline, "time")
+    except SpecError:
+        raise SpecError(f"--deadline {deadline!r}: expected a time with its unit, such as 60d or 12h") from None
+
+
+@dataclass(frozen=True, slots=True)
+class PricedPlan:
+    """Plan with its duration, cost and energy; None where no amount of training or no price is known.
+
+    ``lead`` is the prediction of the best plan of its system and GPU count.
+    """
+
+    system: System
+    row: PlanRow
+    lead: Prediction
+    lead_training: Training | None
+
+    @property
+    def ratio(self) -> float:
+        """The plan's step time over the leading plan's."""
+        return self.row.step_time / self.lead.step_time
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Ends of the 90 % interval of its step [s]."""
+        low, high = self.lead.interval
+        return low * self.ratio, high * self.ratio
+
+    @property
+    def mfu(self) -> float:
+        return self.lead.mfu / self.ratio
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.lead.samples_per_s / self.ratio
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        tokens = self.lead.tokens_per_s
+        return None if tokens is None else tokens / self.ratio
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of the whole training."""
+        return None if self.lead_training is None else self.lead_training.time * self.ratio
+
+    @property
+    def usd(self) -> float | None:
+        cost = None if self.lead_training is None else self.lead_training.cost
+        return None if cost is None else cost * self.ratio
+
+    @property
+    def joules(self) -> float | None:
+        energy = None if self.lead_training is None else self.lead_training.energy
+        return None if energy is None else energy * self.ratio
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of the time that makes new steps; None where failures are not counted."""
+        failing = None if self.lead_training is None else self.lead_training.goodput
+        return None if failing is None else failing.share
+
+    @property
+    def command(self) -> str:
+        """The `paleo estimate` command that shows the plan again."""
+        return estimate_command(self.lead.model, self.system, self.row.run)
+
+    def score(self, objective: str) -> float:
+        """Return the value that an objective minimises, of the fastest plan of the class.
+
+        Parameters
+        ----------
+        objective : str
+            ``time``, ``cost``, ``energy`` or ``gpus``.
+
+        Returns
+        -------
+        float
+            Seconds, USD, joules or GPUs; inf if unknown.
+        """
+        figures = {
+            "time": self.row.step_time if self.seconds is None else self.seconds,
+            "cost": self.usd,
+            "energy": self.joules,
+            "gpus": float(self.row.gpus),
+        }
+        value = figures[objective]
+        if value is None:
+            return math.inf
+        fastest = self.row.class_step / self.row.step_time if self.row.class_step and objective != "gpus" else 1.0
+        return float(f"{value * fastest:.9g}")
+
+    @property
+    def roomy(self) -> bool:
+        """Whether the plan leaves memory free for fragmentation."""
+        return self.row.memory <= (1.0 - HEADROOM) * self.system.device.memory.usable
+
+    def meets(self, wish: Requirements) -> bool:
+        """Return True if the plan fits in memory and meets deadline and budget.
+
+        Parameters
+        ----------
+        wish : Requirements
+            Requirements.
+
+        Returns
+        -------
+        bool
+            Whether it does.
+        """
+        in_time = wish.deadline is None or (self.seconds is not None and self.seconds <= wish.deadline)
+        affordable = wish.budget is None or (self.usd is not None and self.usd <= wish.budget)
+        return self.row.fits and in_time and affordable
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Change that would meet requirements which nothing meets, with the ``command`` that predicts it."""
+
+    words: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class PurchasePlans:
+    """Plans of all systems and counts, those that meet the wish first, each part by the objective; ``searches`` by
+    system; ``skipped`` counts with the reason why they have none; ``remedies``: what would meet the wish where nothing
+    does; ``choices``: what was chosen where the question left it open, with reasons."""
+
+    model: ModelSpec
+    wish: Requirements
+    global_batch: int
+    plans: tuple[PricedPlan, ...]
+    searches: tuple[tuple[System, Search], ...]
+    skipped: tuple[tuple[System, int, str], ...]
+    remedies: tuple[Remedy, ...] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why counts have no plan: a sentence for all counts of a system that have the same reason."""
+        return tuple(
+            f"{', '.join(map(str, counts))} GPUs of {name}: {why}" for (name, why), counts in _by_reason(self.skipped)
+        )
+
+    @property
+    def best(self) -> PricedPlan | None:
+        """First plan, if it meets the requirements."""
+        return self.plans[0] if self.plans and self.plans[0].meets(self.wish) else None
+
+    @property
+    def search(self) -> Search:
+        """All plans on the first system at this global batch as one search, whose first plans are the answer's."""
+        from paleo.search.counts import joined
+
+        system, batch = self.searches[0][0], self.global_batch
+        results = [result for each, result in self.searches if each is system and result.global_batch == batch]
+        rows = tuple(plan.row for plan in self.plans if plan.system is system)
+        return replace(joined(results, system, results[0].objective), plans=rows, objective=self.wish.objective)
+
+    @property
+    def flags(self) -> str:
+        """How the framework is started with the first plan."""
+        if not self.plans:
+            return ""
+        first = self.plans[0]
+        unchanged = first.row.run == first.lead.run
+        return flags_of(first.lead if unchanged else predict(self.model, first.system, first.row.run))
+
+
+#: The software and the choices of a search on a system with so many GPUs.
+Settle = Callable[[System, int], tuple[str, "Space | None"]]
+
+
+def plan_purchase(
+    model: ModelSpec,
+    offers: Sequence[_SystemCounts],
+    run: Run,
+    wish: Requirements,
+    *,
+    space: Space | None = None,
+    top: int = 10,
+    settle: Settle | None = None,
+) -> PurchasePlans:
+    """Search plans on every system at each of its GPU counts, and order them by the requirements.
+
+    Of a system without counts, the smallest order that meets the requirements is searched.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    offers : sequence of _SystemCounts
+        Systems with their GPU counts.
+    run : Run
+        The run.
+    wish : Requirements
+        Requirements.
+    space : Space, optional
+        Values that the search varies.
+    top : int, optional
+        Number of plans to return.
+    settle : callable, optional
+        Gives software and space of each system and count; those of ``run`` and ``space`` by default.
+
+    Returns
+    -------
+    PurchasePlans
+        Plans, those that meet the requirements first.
+
+    Raises
+    ------
+    SpecError
+        If a deadline or budget comes without an amount of training.
+    """
+    if wish.objective not in _OBJECTIVES:
+        raise SpecError(f"objective {wish.objective!r}; expected one of {', '.join(_OBJECTIVES)}")
+    if wish.amount is None and (wish.deadline is not None or wish.budget is not None):
+        raise SpecError(
+            "--deadline and --budget need an amount of training: state --tokens, --epochs, --samples or --target"
+        )
+    wish = replace(wish, tariff=comparable_tariff(wish.tariff, (system for system, _ in offers)))
+    largest = max((count for _, counts in offers for count in counts), default=0)
+    if largest and run.global_batch is None:
+        run = run.model_copy(update={"gpus": largest})
+    tried = _Searches(model, run, wish, settle or (lambda system, gpus: (run.software, space)), top)
+    for system, counts in offers:
+        if counts:
+            for gpus in counts:
+                tried.at(system, gpus)
+        else:
+            tried.smallest(system)
+    if not tried.searches:
+        raise PlanError("; ".join(dict.fromkeys(f"{each.share(gpus)}: {why}" for each, gpus, why in tried.skipped)))
+    priced = tried.priced
+    priced.sort(key=lambda plan: (not plan.meets(wish), not plan.row.fits, not plan.roomy, plan.score(wish.objective)))
+    batch = priced[0].lead.plan.global_batch
+    leading = tuple(_shown(priced, top))
+    reply = PurchasePlans(model, wish, batch, leading, tuple(tried.searches), tuple(tried.skipped))
+    if reply.best is not None or not largest:
+        return reply
+    kept = run.model_copy(update={"global_batch": batch, "batch": None})
+    remedies = _remedies(tried, offers, kept, any(plan.row.fits for plan in priced))
+    return replace(reply, remedies=tuple(remedies))
+
+
+@dataclass
+class _Searches:
+    """Searches of a purchase: what has been searched, priced, and skipped with a reason."""
+
+    model: ModelSpec
+    run: Run
+    wish: Requirements
+    settle: Settle
+    top: int
+    priced: list[PricedPlan] = field(default_factory=list)
+    searches: list[tuple[System, Search]] = field(default_factory=list)
+    skipped: list[tuple[System, int, str]] = field(default_factory=list)
+
+    def at(self, system: System, gpus: int) -> PricedPlan | None:
+        """Search one count, at each batch worth trying; the best plan, None where there is none."""
+        plans = list[PricedPlan]()
+        software, space = self.settle(system, gpus)
+        stated = {"software": software} if software != self.run.software else {}
+        for run in _of_all_batches(self.run.model_copy(update=stated), self.wish):
+            try:
+                result = _search(self.model, system, gpus, run, space, self.top)
+                plans += _priced(self.model, system, result, self.wish)
+            except PaleoError as error:
+                self.skipped.append((system, gpus, str(error)))
+                continue
+            self.searches.append((system, result))
+        self.priced += plans
+        return min(plans, key=lambda plan: (not plan.meets(self.wish), plan.score("time")), default=None)
+
+    def smallest(self, system: System) -> None:
+        """Search orders until one meets the wish and none between it and one that does not is left."""
+        unit = billed(system, 1).devices
+        low, high, guess = 0, min(_MOST_GPUS, system.capacity or _MOST_GPUS) // unit + 1, 1
+        tried, layers = (
+            set[int](),
+            int(network_quantities(build_graph(self.model, batch=1, overrides=self.run.model))["layers"]),
+        )
+        while len(tried) < _MOST_ORDERS:
+            sizes = (size for size in range(low + 1, high) if size not in tried)
+            units = min(
+                (
+                    size
+                    for size in sizes
+                    if billed(system, size * unit).devices == size * unit
+                    and _shares_evenly(size * unit, layers, self.run.global_batch)
+                ),
+                key=lambda size: (abs(size - guess), -size),
+                default=None,
+            )
+            if units is None:
+                break
+            tried.add(units)
+            plan = self.at(system, units * unit)
+            if plan is None:
+                continue
+            late = self.wish.deadline is not None and plan.seconds is not None and plan.seconds > self.wish.deadline
+            if plan.meets(self.wish):
+                high, guess = units, (low + units) // 2
+            elif plan.row.fits and not late:
+                break  # too dear, and more GPUs are no cheaper
+            else:
+                low, guess = units, 2 * units
+            if self.wish.deadline is not None and plan.seconds is not None and plan.row.fits:
+                guess = math.ceil(units * plan.seconds / self.wish.deadline)
+
+
+def _shares_evenly(gpus: int, layers: int, global_batch: int | None) -> bool:
+    """Return whether the odd part of a count can be shared by replicas, whose number divides the batch, and by stages
+    that are even within a tenth; other counts have plans that waste more than the GPUs they add."""
+    odd = gpus // (gpus & -gpus)
+    if global_batch is None:
+        return True
+    stages = odd // math.gcd(odd, global_batch)
+    return stages == 1 or (stages <= layers and layers / stages / math.ceil(layers / stages) >= _EVEN)
+
+
+def _shown(priced: Sequence[PricedPlan], top: int) -> list[PricedPlan]:
+    """The first plans, the best of each system and count among them, in their order."""
+    first: dict[tuple[str, int], int] = {}
+    for number, entry in enumerate(priced):
+        first.setdefault((entry.system.name, entry.row.gpus), number)
+    leading = list(first.values())
+    others = (number for number in range(len(priced)) if number not in leading)
+    return [priced[number] for number in sorted([*leading, *itertools.islice(others, max(top - len(leading), 0))])]
+
+
+def _of_all_batches(run: Run, wish: Requirements) -> list[Run]:
+    """The run at each global batch that is worth trying, where it states none and the amount depends on it."""
+    free = run.global_batch is None and run.batch is None and wish.amount is not None
+    batches = wish.amount.batches if free and wish.amount is not None else ()
+    return [run.model_copy(update={"global_batch": batch}) for batch in batches] or [run]
+
+
+def _by_reason(skipped: Iterable[tuple[System, int, str]]) -> Iterable[tuple[tuple[str, str], list[int]]]:
+    """Counts of each system by the reason why they have no plan."""
+    reasons: dict[tuple[str, str], list[int]] = {}
+    for system, gpus, why in skipped:
+        words = re.sub(rf"^{gpus} gpus: | of {gpus} gpus\b", "", why)
+        reasons.setdefault((system.name, words), []).append(gpus)
+    return reasons.items()
+
+
+def _search(model: ModelSpec, system: System, gpus: int, run: Run, space: Space | None, top: int) -> Search:
+    """The plans of one count of GPUs, the fastest first: they take the least money and energy, too."""
+    from paleo.search.counts import search_counts
+
+    return search_counts(model, system, run, (gpus,), space=space, top=top)
+
+
+def _priced(model: ModelSpec, system: System, result: Search, wish: Requirements) -> list[PricedPlan]:
+    first = result.plans[0]
+    lead = predict(model, system, first.run)
+    whole = None if wish.amount is None else training(lead, wish.amount, wish.tariff, long_run=wish.long_run)
+    return [PricedPlan(system, row, lead, whole) for row in result.plans]
+
+
+def _remedies(tried: _Searches, offers: Sequence[_SystemCounts], run: Run, fits: bool) -> Iterator[Remedy]:
+    """The smallest doubled count that meets the wish, of the first system that has one, and where nothing ``fits`` the
+    offload that does."""
+    more = _more_gpus(replace(tried, run=run, top=1), offers)
+    offload = None if fits else _offload(tried.model, offers, run)
+    yield from (remedy for remedy in (more, offload) if remedy is not None)
+
+
+def _more_gpus(tried: _Searches, offers: Sequence[_SystemCounts]) -> Remedy | None:
+    for system, counts in offers:
+        gpus = max(counts, default=_MOST_GPUS) * 2
+        while gpus <= min(_MOST_GPUS, system.capacity or _MOST_GPUS):
+            plan = tried.at(system, gpus)
+            if plan is not None and plan.meets(tried.wish):
+                return Remedy(f"{system.share(gpus)} would do", plan.command)
+            gpus *= 2
+    return None
+
+
+def _offload(model: ModelSpec, offers: Sequence[_SystemCounts], run: Run) -> Remedy | None:
+    """Full recomputation, sharded parameters and the optimizer in host memory, where that fits."""
+    for system, counts in offers:
+        for parts in ("optimizer", "optimizer,gradients,parameters"):
+            offloaded = {
+                "gpus": max(counts),
+                "strategy": "zero=3",
+                "recompute": "full",
+                "microbatch": 1,
+                "offload": parts,
+            }
+            chosen = run.model_copy(update=offloaded)
+            try:
+                fits = predict(model, system, chosen).memory.fits
+            except PaleoError:
+                continue
+            if fits:
+                words = f"with {parts} in host memory it fits"
+                return Remedy(words, estimate_command(model, system, chosen))
+    return None
+
+
+def purchase_verdict(reply: PurchasePlans) -> str:
+    """Write the answer in a sentence, with the commands of what would meet the requirements instead.
+
+    Parameters
+    ----------
+    reply : PurchasePlans
+        Result of `plan_purchase`.
+
+    Returns
+    -------
+    str
+        The sentence.
+    """
+    remedies = "; or ".join(f"{remedy.words}: {remedy.command}" for remedy in reply.remedies)
+    return f"{purchase_finding(reply)}; {remedies}." if remedies else f"{purchase_finding(reply)}."
+
+
+def purchase_finding(reply: PurchasePlans) -> str:
+    """Write the answer in a sentence without full stop and without remedies.
+
+    Parameters
+    ----------
+    reply : PurchasePlans
+        Result of `plan_purchase`.
+
+    Returns
+    -------
+    str
+        The sentence.
+    """
+    wish, best = reply.wish, reply.best
+    limits = _limits(wish)
+    if best is not None:
+        title = {"time": "Fastest", "cost": "Cheapest", "energy": "Least energy", "gpus": "Fewest GPUs"}[wish.objective]
+        return f"{title}{limits}: {_summary(best)}{_late(wish, best)}"
+    fitting = [plan for plan in reply.plans if plan.row.fits]
+    if not fitting:
+        nothing = "Nothing fits into memory"
+        return nothing if reply.remedies else f"{nothing}, and no larger count or offload that was tried does"
+    return f"Nothing is done{limits}. Nearest: {_summary(fitting[0])}"
+
+
+def _limits(wish: Requirements) -> str:
+    parts = []
+    if wish.deadline is not None:
+        parts.append(format_days(wish.deadline))
+    if wish.budget is not None:
+        parts.append(f"{wish.budget:,.0f} USD")
+    return " within " + " and ".join(parts) if parts else ""
+
+
+def _late(wish: Requirements, plan: PricedPlan) -> str:
+    """A sentence where the slow end of a plan's interval is beyond the deadline."""
+    if wish.deadline is None or plan.seconds is None:
+        return ""
+    slow = plan.seconds * plan.interval[1] / plan.row.step_time
+    return ". The slow end of its interval is beyond the deadline" if slow > wish.deadline else ""
+
+
+def _summary(plan: PricedPlan) -> str:
+    sentence = f"{plan.system.share(plan.row.gpus)} with {plan.row.strategy or 'dp'}"
+    if plan.seconds is not None:
+        low, high = (format_days(end / plan.row.step_time * plan.seconds) for end in plan.interval)
+        sentence += f", {format_days(plan.seconds)} (90 %: {low} to {high})"
+    if plan.usd is not None:
+        sentence += f", {plan.usd:,.0f} USD" if plan.usd >= 100 else f", {plan.usd:.3g} USD"
+    return sentence
+
+
+def format_days(seconds: float) -> str:
+    """Write a duration in days, or in smaller units below a day.
+
+    Parameters
+    ----------
+    seconds : float
+        Duration [s].
+
+    Returns
+    -------
+    str
+        The text.
+    """
+    return duration(seconds) if seconds < DAY else f"{seconds / DAY:{'.3g' if seconds < 100 * DAY else ',.0f'}} days"

@@ -1,0 +1,667 @@
+"""How a network scales: predictions over rising GPU counts, where more GPUs stop paying, and what placement costs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, get_args
+
+from paleo.errors import CapacityError, PlanError, SpecError, near
+from paleo.parallel.plan import plan
+from paleo.predict import Prediction, predict
+from paleo.pricing.links.topology import NetworkShare, NodePlacement, node_placement, placed
+from paleo.studies.cost import Amount, Training, training
+from paleo.studies.exchange import ConsistencyStudy, consistency_study
+from paleo.studies.goodput import LongRunOptions, goodput_share
+from paleo.units import DAY, HOUR, counted, duration, gibibytes, listed, whole_percent
+
+if TYPE_CHECKING:
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+    from paleo.specs.system import System
+    from paleo.studies.cost import Tariff
+
+
+Scaling = Literal["strong", "weak"]
+
+#: A GPU that brings less than this part of what each of the first ones brought no longer pays.
+_PAYS = 0.5
+#: Above this efficiency there is no loss worth a word.
+_NEARLY_PERFECT = 0.98
+#: How the problem of a count begins that is larger than the global batch.
+_NO_SAMPLES = "out of samples"
+#: A count pays in money as long as it costs at most this part more than the cheapest.
+_DEARER = 0.1
+
+
+def parse_scalings(text: str) -> tuple[Scaling, ...]:
+    """Parse ``strong``, ``weak`` or ``both``.
+
+    Parameters
+    ----------
+    text : str
+        The word.
+
+    Returns
+    -------
+    tuple of Scaling
+        Kinds of scaling.
+
+    Raises
+    ------
+    SpecError
+        For any other text.
+
+    Examples
+    --------
+    >>> parse_scalings("both")
+    ('strong', 'weak')
+    """
+    known: tuple[Scaling, ...] = get_args(Scaling)
+    if text == "both":
+        return known
+    if text not in known:
+        raise SpecError(f"scaling {text!r} is not strong, weak or both; {near(text, [*known, 'both'])}")
+    return tuple(scaling for scaling in known if scaling == text)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalePoint:
+    """One GPU count of a scaling curve, or the ``problem`` why it cannot be used.
+
+    ``consistency`` is the study of the run's consistency model, None for synchronous steps. ``goodput`` is the share of
+    the time that makes new steps if failures count, and ``training`` the cost of an amount of training if one is given.
+    """
+
+    gpus: int
+    prediction: Prediction | None
+    problem: str = ""
+    consistency: ConsistencyStudy | None = None
+    goodput: float | None = None
+    training: Training | None = None
+
+    @property
+    def step_time(self) -> float:
+        """Seconds in which the global batch is seen once, exchange and waiting of the consistency model included."""
+        return self.predicted.step_time if self.consistency is None else self.consistency.step_time
+
+    @property
+    def exchange(self) -> float:
+        """Exposed communication, and waiting for other workers under a consistency model [s]."""
+        study = self.consistency
+        return self.predicted.breakdown.communication_exposed if study is None else float(study.cycle.exposed)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples that all GPUs see a second."""
+        return self.predicted.samples_per_s if self.consistency is None else self.consistency.samples_per_s
+
+    @property
+    def updates_per_s(self) -> float:
+        """Updates of the model a second; a synchronous step of all workers is one."""
+        return 1.0 / self.step_time if self.consistency is None else float(self.consistency.cycle.updates_per_s)
+
+    @property
+    def staleness(self) -> tuple[float, float]:
+        """Mean and deviation of the updates that a gradient is late by; none of a synchronous step."""
+        study = self.consistency
+        return (0.0, 0.0) if study is None else (float(study.cycle.staleness_mean), float(study.cycle.staleness_sd))
+
+    @property
+    def usable(self) -> bool:
+        return self.prediction is not None and not self.problem
+
+    @property
+    def predicted(self) -> Prediction:
+        """The prediction of a point that has one."""
+        if self.prediction is None:
+            raise PlanError(f"{self.gpus} gpus: {self.problem}")
+        return self.prediction
+
+    @property
+    def runs(self) -> bool:
+        """True if the point is usable and fits in memory."""
+        return self.prediction is not None and self.usable and self.prediction.memory.fits
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingVerdict:
+    """Number of GPUs up to which scaling pays (None: never), with the reason why it stops."""
+
+    pays_up_to: int | None
+    text: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleCurve:
+    """Predictions over rising GPU counts; speed-up and efficiency refer to ``base``, the first count that runs.
+
+    ``consistency`` and ``nodes`` are those of the run.
+    """
+
+    scaling: Scaling
+    fixed_batch: int
+    points: tuple[ScalePoint, ...]
+    consistency: str = "bsp"
+    nodes: str = "packed"
+
+    @property
+    def label(self) -> str:
+        """The name of the curve among those of one chart: ``weak scaling, async, random nodes``."""
+        words = [f"{self.scaling} scaling"] + ([self.consistency] if self.consistency != "bsp" else [])
+        return ", ".join(words + ([f"{self.nodes} nodes"] if self.nodes != "packed" else []))
+
+    @property
+    def base(self) -> ScalePoint:
+        fitting = [point for point in self.points if point.runs]
+        return (fitting or [point for point in self.points if point.usable])[0]
+
+    def speedup(self, point: ScalePoint) -> float:
+        """Return the throughput of a point relative to the base.
+
+        Parameters
+        ----------
+        point : ScalePoint
+            Point of the curve.
+
+        Returns
+        -------
+        float
+            Ratio of samples per second.
+        """
+        return point.samples_per_s / self.base.samples_per_s
+
+    def efficiency(self, point: ScalePoint) -> float:
+        """Return the speed-up of a point over its growth in GPUs; 1 is perfect.
+
+        Parameters
+        ----------
+        point : ScalePoint
+            Point of the curve.
+
+        Returns
+        -------
+        float
+            Efficiency.
+        """
+        return self.speedup(point) * self.base.gpus / point.gpus
+
+    @property
+    def turnover(self) -> ScalePoint | None:
+        """GPU count beyond which a run with failures gets slower; None if there is none or failures do not count."""
+        counted_in = [point for point in self.points if point.runs and point.goodput is not None]
+        best = max(counted_in, key=lambda point: self.speedup(point) * (point.goodput or 0.0), default=None)
+        return None if best is None or best is counted_in[-1] else best
+
+
+def scale(
+    model: ModelSpec,
+    system: System,
+    run: Run,
+    counts: Sequence[int],
+    scaling: Scaling,
+    long_run: LongRunOptions | None = None,
+    amount: Amount | None = None,
+    tariff: Tariff | None = None,
+) -> ScaleCurve:
+    """Predict a run over rising GPU counts.
+
+    ``strong`` scaling keeps the global batch, ``weak`` scaling the batch of each GPU, as they come out at the smallest
+    count.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    system : System
+        The system.
+    run : Run
+        The run.
+    counts : sequence of int
+        Numbers of GPUs.
+    scaling : Scaling
+        ``strong`` or ``weak``.
+    long_run : LongRunOptions, optional
+        Failures and checkpoints, which give each point a goodput.
+    amount : Amount, optional
+        Amount of training for which points are priced.
+    tariff : Tariff, optional
+        Prices; by default those of the catalog.
+
+    Returns
+    -------
+    ScaleCurve
+        The curve; a count that the plan cannot use is a point with its reason.
+
+    Raises
+    ------
+    PlanError
+        If no count can be used.
+    """
+    if not counts or min(counts) < 1:
+        raise SpecError(f"gpus: {list(counts)} must be counts of 1 or more, such as 1,2,4,8")
+    rising = sorted(set(counts))
+    fixed = _fixed_batch(model, system, run, rising, scaling)
+    points = tuple(_failing(_point(model, system, run, count, scaling, fixed), long_run) for count in rising)
+    if not any(point.usable for point in points):
+        raise PlanError(points[0].problem)
+    if amount is not None:
+        points = tuple(_with_training(point, amount, tariff, long_run) for point in points)
+    return ScaleCurve(scaling, fixed, points, run.consistency, run.nodes)
+
+
+def _with_training(
+    point: ScalePoint, amount: Amount, tariff: Tariff | None, long_run: LongRunOptions | None
+) -> ScalePoint:
+    """The point with time, money and energy of the training; without them if failures keep it from ever ending."""
+    try:
+        cost = training(point.predicted, amount, tariff, long_run=long_run) if point.usable else None
+    except CapacityError:
+        cost = None
+    return replace(point, training=cost)
+
+
+def curve_runs(run: Run) -> tuple[Run, ...]:
+    """Expand a run to the runs of its curves: one for each consistency model and node placement of its lists.
+
+    Packed nodes come first.
+
+    Parameters
+    ----------
+    run : Run
+        The run, whose fields may be lists such as ``bsp,async``.
+
+    Returns
+    -------
+    tuple of Run
+        Runs.
+
+    Examples
+    --------
+    >>> from paleo.specs.run import Run
+    >>> [each.nodes for each in curve_runs(Run(nodes="random"))]
+    ['packed', 'random']
+    """
+    models, places = listed(run.consistency), listed(run.nodes)
+    if not models or not places:
+        raise SpecError("--consistency and --nodes: expected names, such as bsp,async and packed,random")
+    return tuple(
+        run.model_copy(update={"consistency": model, "nodes": place})
+        for model in dict.fromkeys(models)
+        for place in dict.fromkeys(["packed", *places])
+    )
+
+
+def _fixed_batch(model: ModelSpec, system: System, run: Run, counts: Sequence[int], scaling: Scaling) -> int:
+    """The batch that stays: of the smallest count that can be planned at all."""
+    first: PlanError | None = None
+    for count in counts:
+        try:
+            chosen = plan(model, system, run.model_copy(update={"gpus": count, "microbatch": None}))
+        except PlanError as error:
+            first = first or error
+            continue
+        return chosen.global_batch if scaling == "strong" else chosen.local_batch
+    raise first or PlanError("no gpus")
+
+
+def _point(model: ModelSpec, system: System, run: Run, count: int, scaling: Scaling, fixed: int) -> ScalePoint:
+    batches = {"global_batch": fixed, "batch": None} if scaling == "strong" else {"batch": fixed, "global_batch": None}
+    at = run.model_copy(update={"gpus": count, "microbatch": None, **batches})
+    try:
+        chosen = plan(model, system, at)
+        microbatch = None if run.microbatch is None else min(run.microbatch, chosen.local_batch)
+        prediction = predict(model, system, at.model_copy(update={"microbatch": microbatch}))
+        consistency = consistency_study(prediction)
+    except PlanError as error:
+        return ScalePoint(count, None, str(error))
+    if chosen.idle and chosen.local_batch == 1:
+        idle = counted(chosen.idle, "GPU")
+        problem = f"{_NO_SAMPLES}: {chosen.global_batch:,} of them, {idle} idle"
+        return ScalePoint(count, prediction, problem, consistency)
+    return ScalePoint(count, prediction, consistency=consistency)
+
+
+def _failing(point: ScalePoint, long_run: LongRunOptions | None) -> ScalePoint:
+    if long_run is None or point.prediction is None:
+        return point
+    return replace(point, goodput=goodput_share(point.prediction, long_run))
+
+
+def turnover_sentence(curve: ScaleCurve) -> str:
+    """Say at which GPU count a run with failures gains no more.
+
+    Parameters
+    ----------
+    curve : ScaleCurve
+        Scaling curve.
+
+    Returns
+    -------
+    str
+        A sentence; empty if failures are not counted.
+    """
+    last = next((point for point in reversed(curve.points) if point.runs and point.goodput is not None), None)
+    if last is None:
+        return ""
+    best = curve.turnover
+    if best is None:
+        kept = whole_percent(last.goodput or 0.0)
+        return f"With failures it still gains at {counted(last.gpus, 'GPU')} (goodput {kept})."
+    lost = f"goodput {whole_percent(best.goodput or 0.0)} there, {whole_percent(last.goodput or 0.0)} at {last.gpus:,}"
+    return f"With failures it turns over at {counted(best.gpus, 'GPU')}: more of them finish later ({lost})."
+
+
+def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
+    """Say where a curve stops paying, and why.
+
+    It pays as long as the GPUs added last bring at least half (``_PAYS``) of what those of the base bring each. The
+    cause is the part of the step that grew most beyond its fair share; in strong scaling a share shrinks.
+
+    Parameters
+    ----------
+    curve : ScaleCurve
+        Scaling curve.
+
+    Returns
+    -------
+    Verdict
+        Number of GPUs, sentence and cause.
+    """
+    if not curve.base.runs:
+        least = min((point for point in curve.points if point.usable), key=lambda point: point.predicted.memory.total)
+        where = f"at best ({counted(least.gpus, 'GPU')}) {_shortage(least.predicted)}"
+        return ScalingVerdict(None, f"Does not fit at any of these counts: {where}.", "memory")
+    last = curve.base
+    for point in curve.points[curve.points.index(last) + 1 :]:
+        if not point.runs or _worth(curve, last, point) < _PAYS:
+            return _stops(curve, last, point)
+        last = point
+    cause, words = _cause(curve, last)
+    efficiency = curve.efficiency(last)
+    end = "." if efficiency > _NEARLY_PERFECT else f"; {words}."
+    text = f"{_pays_up_to(curve, last)}, the most asked for: efficiency {whole_percent(efficiency)}{end}"
+    return ScalingVerdict(last.gpus, text, cause)
+
+
+def placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
+    """Say what scattered nodes cost at the largest GPU count of each curve, and why.
+
+    Parameters
+    ----------
+    curves : sequence of ScaleCurve
+        Scaling curves.
+
+    Returns
+    -------
+    tuple of str
+        Sentences; none for curves on packed nodes.
+    """
+    sentences = []
+    for curve in curves:
+        points = [point for point in curve.points if point.usable]
+        study = placement_study(points[-1].predicted) if points else None
+        if study is not None:
+            sentences.append(f"{curve.nodes} nodes at {counted(points[-1].gpus, 'GPU')}: {study.advice}")
+    return tuple(sentences)
+
+
+def _pays_up_to(curve: ScaleCurve, last: ScalePoint) -> str:
+    """The beginning of a verdict, after what the counts below the first that runs need."""
+    first, base = curve.points[0], curve.base
+    start = "P" if base is first else f"Runs from {counted(base.gpus, 'GPU')} on ({_reason(first)}); p"
+    return f"{start}ays up to {counted(last.gpus, 'GPU')}"
+
+
+def _reason(point: ScalePoint) -> str:
+    """Why a point does not run."""
+    return point.problem or f"{point.gpus}: {_shortage(point.predicted)}"
+
+
+def _worth(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> float:
+    """What each GPU added after ``last`` brings, over what each GPU of ``base`` brings."""
+    added = point.samples_per_s - last.samples_per_s
+    base_rate = curve.base.samples_per_s / curve.base.gpus
+    return added / (point.gpus - last.gpus) / base_rate
+
+
+def _stops(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> ScalingVerdict:
+    if point.problem:
+        cause = "samples" if point.problem.startswith(_NO_SAMPLES) else "strategy"
+        reason = f"{point.gpus} cannot be used ({point.problem})"
+    elif not point.runs:
+        cause, reason = "memory", f"with {point.gpus} it does not fit, {_shortage(point.predicted)}"
+    else:
+        cause, words = _cause(curve, point)
+        worth = _worth(curve, last, point)
+        brings = f"brings {whole_percent(worth)} of what the first ones bring" if worth > 0 else "slows the step down"
+        reason = f"each GPU added from there to {point.gpus} {brings}; {words}"
+    efficiency = whole_percent(curve.efficiency(last))
+    return ScalingVerdict(last.gpus, f"{_pays_up_to(curve, last)} (efficiency {efficiency}): {reason}.", cause)
+
+
+def cost_verdict(curve: ScaleCurve) -> str | None:
+    """Say where a curve stops paying in money: the cheapest count, and the largest that costs at most a tenth more.
+
+    Parameters
+    ----------
+    curve : ScaleCurve
+        Scaling curve.
+
+    Returns
+    -------
+    str, optional
+        A sentence; None without an amount of training or a price.
+    """
+    priced = [(point.gpus, point.training) for point in curve.points if point.runs and point.training is not None]
+    known = [(gpus, each, each.cost) for gpus, each in priced if each.cost is not None]
+    if not known:
+        return None
+    least = min(known, key=lambda entry: (entry[2], entry[0]))
+    start = f"{least[1].amount.words}: cheapest on {counted(least[0], 'GPU')} ({_spent(least[1])})"
+    within = [entry for entry in known if entry[0] >= least[0] and entry[2] <= (1.0 + _DEARER) * least[2]]
+    last = max(within, key=lambda entry: entry[0])
+    words = [start]
+    if last is not least:
+        dearer = whole_percent(last[2] / least[2] - 1.0)
+        words.append(f"pays in money up to {counted(last[0], 'GPU')} ({_spent(last[1])}, {dearer} dearer)")
+    following = next((entry for entry in known if entry[0] > last[0]), None)
+    if following is not None:
+        words.append(f"beyond, {counted(following[0], 'GPU')} {_beyond(last[1], following[1])}")
+    return "; ".join(words) + "."
+
+
+def _spent(trained: Training) -> str:
+    return f"{_dollars(trained.cost or 0.0)} in {duration(trained.time)}"
+
+
+def _dollars(value: float) -> str:
+    return f"{value:,.0f} USD" if value >= 100 else f"{value:,.3g} USD"
+
+
+def _beyond(before: Training, after: Training) -> str:
+    """What the time that a further count saves costs."""
+    more, saved = (after.cost or 0.0) - (before.cost or 0.0), before.time - after.time
+    if saved <= 0:
+        return f"cost {_dollars(more)} more and save no time"
+    unit, seconds = ("day", DAY) if saved >= DAY else ("hour", HOUR)
+    return f"cost {_dollars(more)} more, {_dollars(more / saved * seconds)} for each {unit} saved"
+
+
+def _shortage(prediction: Prediction) -> str:
+    memory = prediction.memory
+    return f"{gibibytes(memory.total)} wanted, {gibibytes(memory.capacity)} there on each GPU"
+
+
+_WORDS = {
+    "server": "the parameter servers are busy {busy} of the time, and are the limit from {knee} workers on",
+    "waiting": "exchange and waiting for other workers take {share} of the step",
+    "communication_exposed": "waiting for communication takes {share} of the step",
+    "launch": "kernel launches take {share} of the step, however small the batch",
+    "optimizer": "the optimizer's pass over all parameters takes {share} of the step",
+    "bubble": "the pipeline is idle {share} of the step",
+    "input": "input takes {share} of the step",
+    "stragglers": "waiting for the slowest takes {share} of the step",
+    "kernels": "{batch} per GPU no longer fill{s} it",
+}
+
+
+def _cause(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
+    """The part of the step that exceeds its fair share most at ``point``, and a sentence on it."""
+    step = point.predicted
+    shrinks = curve.base.gpus / point.gpus if curve.scaling == "strong" else 1.0
+    parts, fair = _parts(point), _parts(curve.base)
+    cause = max(parts, key=lambda part: parts[part] - fair[part] * shrinks)
+    share, batch = whole_percent(parts[cause] / point.step_time), step.plan.local_batch
+    served = {} if point.consistency is None or not point.consistency.served else _served(point.consistency)
+    words = {"share": share, "batch": counted(batch, "sample"), "s": "s" if batch == 1 else ""}
+    return cause, _WORDS[cause].format(**words, **served)
+
+
+def _served(study: ConsistencyStudy) -> dict[str, str]:
+    """Words on the parameter servers."""
+    return {"busy": whole_percent(float(study.cycle.utilization)), "knee": f"{float(study.cycle.knee):.3g}"}
+
+
+def _parts(point: ScalePoint) -> dict[str, float]:
+    """Seconds of the step by what may stop it from scaling; under a consistency model its exchange and waiting take the
+    place of the collectives that are waited for."""
+    spent, study = point.predicted.breakdown, point.consistency
+    exchange = {"communication_exposed": spent.communication_exposed}
+    if study is not None:
+        exchange = {"server" if study.served else "waiting": float(study.cycle.exposed)}
+    return {
+        **exchange,
+        "kernels": spent.compute + spent.memory_bound,
+        "launch": spent.launch,
+        "optimizer": spent.optimizer,
+        "bubble": spent.bubble,
+        "input": spent.input,
+        "stragglers": spent.stragglers,
+    }
+
+
+def curve_warnings(curves: Sequence[ScaleCurve]) -> list[str]:
+    """Collect the warnings of all points with their GPU counts.
+
+    Warnings that differ only in numbers are one, with the numbers of the first count.
+
+    Parameters
+    ----------
+    curves : sequence of ScaleCurve
+        Scaling curves.
+
+    Returns
+    -------
+    list of str
+        Sentences.
+    """
+    firsts, counts = dict[str, str](), dict[str, list[int]]()
+    for point in (point for curve in curves for point in curve.points if point.prediction is not None and point.usable):
+        for warning in point.predicted.warnings:
+            alike = re.sub(r"[\d.,]+", "0", warning)
+            firsts.setdefault(alike, warning)
+            counts.setdefault(alike, []).append(point.gpus)
+    return [f"{', '.join(map(str, dict.fromkeys(counts[alike])))} GPUs: {text}" for alike, text in firsts.items()]
+
+
+#: A longer step than this, as a share of it, is a loss worth a word; a share of the ports below it is lost bandwidth.
+_NOTABLE = 0.01
+#: What several nodes of a network share, in the plural and in the singular.
+_UNITS = {"leaf switches": "leaf switch", "units of rails": "unit of rails", "groups": "group"}
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementStudy:
+    """Run on its node placement, compared with the run alone on packed nodes.
+
+    ``share`` is the share of the ports that its nodes keep.
+    """
+
+    prediction: Prediction
+    packed: Prediction
+    placement: NodePlacement
+    share: NetworkShare
+    nodes: int
+
+    @property
+    def slowdown(self) -> float:
+        """Step time over that of the packed run."""
+        return self.prediction.step_time / self.packed.step_time
+
+    @property
+    def matters(self) -> bool:
+        """Whether the step is notably longer."""
+        return self.slowdown > 1.0 + _NOTABLE
+
+    @property
+    def unit(self) -> str:
+        """What neighbouring nodes share: a leaf switch, a unit of rail switches or a group of a dragonfly."""
+        return _UNITS[self.units]
+
+    @property
+    def units(self) -> str:
+        """Name, in the plural, of what nodes hang on: leaf switches, groups of a dragonfly or units of rails."""
+        outer = (level for level in self.prediction.system.levels if self.prediction.system.joins_nodes(level))
+        level = next(outer)
+        if level.topology == "dragonfly":
+            return "groups"
+        return "units of rails" if level.routing == "rail" else "leaf switches"
+
+    @property
+    def advice(self) -> str:
+        """When the placement matters, in a sentence or two."""
+        return _advice(self)
+
+
+def placement_study(prediction: Prediction) -> PlacementStudy | None:
+    """Compare a run on its node placement, with its neighbours on the network, with the same run on packed nodes.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of the run.
+
+    Returns
+    -------
+    PlacementStudy, optional
+        The comparison; None for the usual run on packed nodes.
+    """
+    run, system = prediction.run, prediction.system
+    placement = node_placement(run.nodes, run.background, run.neighbour)
+    if placement.usual or not any(system.joins_nodes(level) for level in system.levels):
+        return None
+    nodes = math.ceil(prediction.plan.gpus / system.devices_per_node)
+    packed = prediction.variant(nodes="packed", background=0.0, neighbour=None)
+    return PlacementStudy(prediction, packed, placement, placed(system, nodes, placement), nodes)
+
+
+def _advice(study: PlacementStudy) -> str:
+    share = study.share
+    if share.leaves <= 1:
+        return f"All nodes lie on one {study.unit}: what lies above it does not matter.{_rails(share)}"
+    rings = f"rings sorted by leaf keep {whole_percent(share.ring_share)} of the nodes' ports"
+    exchanges = f"all-to-alls {whole_percent(share.exchange_share)}"
+    unsorted = f"rings in the order of the ranks would keep {whole_percent(share.unsorted_share)}"
+    if study.matters:
+        longer = f"The step is {100 * (study.slowdown - 1):.0f} % longer than on packed nodes of one's own"
+        ask = f"Ask for nodes that share {study.units}"
+        return f"Placement matters: {longer}; {rings}, {exchanges}. {ask}.{_rails(share)}"
+    if study.slowdown < 1.0 - _NOTABLE:
+        shorter = f"The step is {100 * (1 - study.slowdown):.0f} % shorter than on packed nodes"
+        reason = f"{exchanges} over the links of {share.leaves:.3g} {study.units}, as long as others leave them idle"
+        return f"Spread nodes are faster here: {shorter}; {rings}, {reason}.{_rails(share)}"
+    if share.exchange_share < 1.0 - _NOTABLE or share.unsorted_share < 1.0 - _NOTABLE:
+        return f"Placement does not matter to this run: {rings}. It would to others: {exchanges}, and {unsorted}."
+    return f"Placement does not matter: the links above a {study.unit} carry what its nodes can send; {rings}."
+
+
+def _rails(share: NetworkShare) -> str:
+    """What exchanges between unlike rails would keep that do not go over NVLink first."""
+    if share.direct_share is None or share.direct_share >= share.exchange_share - _NOTABLE:
+        return ""
+    direct = whole_percent(share.direct_share)
+    return f" Straight between unlike rails, not over NVLink first (PXN), all-to-alls would keep {direct}."

@@ -1,0 +1,262 @@
+"""Reading of measured tables: files, columns of words and numbers."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from paleo.errors import SpecError, near
+from paleo.files import read_bytes
+
+Array = npt.NDArray[np.float64]
+#: Six times the largest of the tables that this was made with; unpacked.
+MOST_TABLE_BYTES = 64_000_000
+
+
+def read_table(path: str | Path) -> pd.DataFrame:
+    """Read a measured table from a CSV or CSV.gz file; empty cells of text columns hold ''.
+
+    ``attrs["path"]`` of the table is its file, for kinds that read a second table beside it.
+
+    Parameters
+    ----------
+    path : str | Path
+        The file.
+
+    Returns
+    -------
+    DataFrame
+        The table.
+
+    Raises
+    ------
+    SpecError
+        If the file is missing, is no CSV, has no rows, two columns of one name, or rows longer than the header.
+    """
+    raw = read_bytes(path, most=MOST_TABLE_BYTES, expected="a CSV or CSV.gz table")
+    try:
+        names = pd.read_csv(io.BytesIO(raw), header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
+        _check_separator(path, names)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(io.BytesIO(raw), low_memory=False, index_col=False)
+    except pd.errors.ParserWarning:
+        raise SpecError(f"{path}: rows have more cells than the header has names") from None
+    except SpecError:
+        raise
+    except (OSError, EOFError, ValueError, OverflowError, RecursionError) as error:  # pandas' own are ValueErrors
+        raise SpecError(f"{path}: cannot be read as a CSV table: {str(error)[:200]}") from None
+    stripped = names.str.strip()
+    if (twice := stripped[(stripped != "") & stripped.duplicated()]).size:
+        raise SpecError(f"{path}: two columns are named {twice.iloc[0][:80]!r}; expected each name once")
+    frame.columns = pd.Index([str(column).strip() for column in frame.columns])
+    if frame.empty:
+        raise SpecError(f"{path}: the table has no rows")
+    for column in frame.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]]:
+        frame[column] = frame[column].fillna("").astype(str)
+    frame.attrs["path"] = str(path)
+    return frame
+
+
+def _check_separator(path: str | Path, names: pd.Series[str]) -> None:
+    """SpecError for a header of one name that holds another separator."""
+    separators = [mark for mark in ";\t|" if len(names) == 1 and mark in names.iloc[0]]
+    if separators:
+        decimals = ", and points for decimals" if separators[0] == ";" else ""
+        raise SpecError(f"{path}: its cells are separated by {separators[0]!r}; expected commas{decimals}")
+
+
+def word_codes(frame: pd.DataFrame, column: str, default: str = "") -> tuple[npt.NDArray[np.integer[Any]], list[str]]:
+    """Return a column as codes into a list of its distinct words.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+    column : str
+        Name of the column.
+    default : str, optional
+        Word for empty cells or a missing column.
+
+    Returns
+    -------
+    tuple[npt.NDArray[np.integer[Any]], list[str]]
+        Code of each row, and the words without surrounding spaces.
+    """
+    if column not in frame.columns:
+        return np.zeros(len(frame), dtype=np.int8), [default]
+    raw = frame[column]
+    categorical = isinstance(raw.dtype, pd.CategoricalDtype)
+    codes, words = (raw.cat.codes.to_numpy(), raw.cat.categories) if categorical else pd.factorize(raw)
+    cleaned = [str(word).strip() or default for word in words]
+    if (codes < 0).any():
+        codes, cleaned = np.where(codes < 0, len(cleaned), codes), [*cleaned, default]
+    return codes, cleaned
+
+
+def text(frame: pd.DataFrame, column: str, default: str = "") -> pd.Series[str]:
+    """Return a column as text without surrounding spaces.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+    column : str
+        Name of the column.
+    default : str, optional
+        Text for empty cells or a missing column.
+
+    Returns
+    -------
+    Series[str]
+        One text a row.
+    """
+    codes, words = word_codes(frame, column, default)
+    return pd.Series(np.array(words, dtype=object)[codes], index=frame.index, dtype=object)
+
+
+def map_words(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..., Any], dtype: Any = object) -> Any:
+    """Apply a function to the text of some columns, once for each combination that occurs.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+    columns : sequence of str
+        Names of the columns, in the order of the function's arguments.
+    function : Callable[..., Any]
+        Function of the texts.
+    dtype : Any, optional
+        Type of the results.
+
+    Returns
+    -------
+    ndarray
+        One result a row.
+
+    Examples
+    --------
+    >>> table = pd.DataFrame({"a": ["x", "y", "x"], "b": ["1", "2", "1"]})
+    >>> map_words(table, ("a", "b"), lambda a, b: a + b).tolist()
+    ['x1', 'y2', 'x1']
+    """
+    if frame.empty:
+        return np.zeros(0, dtype=dtype)
+    coded_columns = [word_codes(frame, column) for column in columns]
+    combination_of, combinations = combine_codes(coded_columns)
+    table = np.empty(len(combinations), dtype=dtype)
+    for place, words in enumerate(combinations):
+        table[place] = function(*words)
+    return table[combination_of]
+
+
+def combine_codes(
+    coded_columns: Sequence[tuple[npt.NDArray[np.integer[Any]], list[str]]],
+) -> tuple[npt.NDArray[np.intp], list[tuple[str, ...]]]:
+    """Find the combinations of words of several columns.
+
+    Parameters
+    ----------
+    coded_columns : Sequence[tuple[npt.NDArray[np.integer[Any]], list[str]]]
+        Columns as `word_codes` returns them.
+
+    Returns
+    -------
+    tuple[ndarray of int, list[tuple[str, ...]]]
+        Number of the combination of each row, and the combinations.
+    """
+    shape = [len(words) for _, words in coded_columns]
+    codes_of_rows = np.zeros(len(coded_columns[0][0]), dtype=np.int64)
+    for codes, words in coded_columns:
+        if len(words) > 1:
+            codes_of_rows = codes_of_rows * len(words) + codes
+    count = math.prod(shape)
+    if count > len(codes_of_rows):
+        index, present = pd.factorize(codes_of_rows)
+    else:
+        present = np.flatnonzero(np.bincount(codes_of_rows, minlength=count))
+        places = np.zeros(count, dtype=np.intp)
+        places[present] = np.arange(len(present))
+        index = places[codes_of_rows]
+    picked = np.stack(np.unravel_index(present, shape), axis=1)
+    return index, [tuple(words[code] for code, (_, words) in zip(row, coded_columns, strict=True)) for row in picked]
+
+
+class RowsError(SpecError):
+    """Error for tables in which some ``rows``, given by their index, have wrong cells; the other rows can be read."""
+
+    def __init__(self, reason: str, rows: pd.Index[Any]) -> None:
+        super().__init__(reason)
+        self.rows = rows
+
+
+def number(frame: pd.DataFrame, column: str, default: float | None = None) -> Array:
+    """Return a column as floats.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+    column : str
+        Name of the column.
+    default : float, optional
+        Number for empty cells or a missing column.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        Numbers.
+
+    Raises
+    ------
+    SpecError
+        If the column is missing and there is no default.
+    RowsError
+        If a cell is no finite number.
+    """
+    if column not in frame.columns:
+        if default is None:
+            raise SpecError(f"column {column!r} is missing; {near(column, map(str, frame.columns))}")
+        return np.full(len(frame), default)
+    raw = frame[column]
+    if isinstance(raw.dtype, pd.CategoricalDtype):
+        raw = raw.astype(object)
+    if raw.dtype.kind in "if" and np.isfinite(raw.to_numpy()).all():
+        return raw.to_numpy(dtype=np.float64)
+    values = pd.to_numeric(raw, errors="coerce").to_numpy(dtype=np.float64)
+    empty = raw.isna().to_numpy() | (raw.astype(str).str.strip() == "").to_numpy()
+    wrong = ~np.isfinite(values) & ~(empty & (default is not None))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        reason = f"column {column!r}, row {frame.index[row]}: {str(raw.iloc[row])[:40]!r} is not a finite number"
+        raise RowsError(reason, frame.index[wrong])
+    return np.where(empty, np.nan if default is None else default, values)
+
+
+def number_or_nan(frame: pd.DataFrame, column: str) -> Array:
+    """Return a column as floats, nan for what is no finite number.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+    column : str
+        Name of the column; a missing one is all nan.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        Numbers.
+    """
+    if column not in frame.columns:
+        return np.full(len(frame), np.nan)
+    values = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64)
+    return np.where(np.isfinite(values), values, np.nan)

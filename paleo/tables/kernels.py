@@ -1,0 +1,558 @@
+"""What a kind of measured table is: how to recognise it, and how its rows become the arguments of a pricing family.
+
+A module of this folder makes one object of a subclass of ``TableKind`` and registers it::
+
+    KINDS.register("gemm")(GemmTable())
+
+Times in a table are microseconds (``time_us``); everything that a method returns is SI.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from paleo.errors import SpecError, near
+from paleo.pricing.kernels import DeviceFigures, figures
+from paleo.registry import Registry
+from paleo.specs.device import find_device
+from paleo.tables.cells import Array, combine_codes, map_words, number, text, word_codes
+from paleo.tables.columns import best_match, columns_of
+from paleo.units import MICROSECOND
+
+Figures = TypeVar("Figures")
+#: Bounds of what is measured, in whatever unit a column has: attoseconds are none, nor is the age of the universe.
+LEAST_MEASURED, MOST_MEASURED = 2.0**-60, 2.0**90
+
+
+@dataclass(frozen=True, slots=True)
+class FitPlan:
+    """How a family is fitted: where the search sets out, and which parameters the rows of a table do not tell apart.
+
+    ``fixed`` parameters stay at ``start``; those ``per_stack`` are one per stack, all others shared by the stacks that
+    are fitted together. ``starts`` counts searches from random points besides those from ``alternatives``; ``prior`` is
+    the inverse width of the pull to the start, in log units (see ``paleo.calibrate.fit.fit``).
+    """
+
+    start: Any
+    alternatives: tuple[Any, ...] = ()
+    per_stack: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+    training_rows: int = 1000
+    starts: int = 2
+    prior: float = 0.5
+
+
+#: Parameters fitted so far in one run: (subject, family, stack) -> parameters.
+Fitted = Mapping[tuple[str, str, str], Any]
+
+
+class TableKind(ABC, Generic[Figures]):
+    """One kind of measured table. ``Figures`` is what prices a row: DeviceFigures for kernels."""
+
+    #: Registry name, also the ``kind`` that ``paleo validate --json`` prints.
+    name: ClassVar[str]
+    #: Column names that identify the kind; a table may have more.
+    header: ClassVar[frozenset[str]]
+    #: Further columns that the kind reads, keys of `paleo.tables.columns.COLUMNS`; a table may lack them.
+    reads: ClassVar[str] = ""
+    #: Columns that define a configuration: rows that agree in them fall on the same side of a held-out split.
+    configuration: ClassVar[tuple[str, ...]]
+    #: Columns that must hold a whole number above zero.
+    sizes: ClassVar[tuple[str, ...]] = ()
+    #: Family key -> dataclass of its parameters.
+    families: ClassVar[Mapping[str, type[Any]]]
+    #: Names of parameters that belong to the host or the stack (launch cost), not to the silicon.
+    host_parameters: ClassVar[tuple[str, ...]] = ()
+    #: Column that names what a row was measured on.
+    subject: ClassVar[str] = "device"
+    #: Whether calibrations are fitted to such tables; if not, the families are those of another kind.
+    calibrates: ClassVar[bool] = True
+    #: What the measured column is called, and its unit in seconds.
+    measured_column: ClassVar[str] = "time_us"
+    measured_unit: ClassVar[float] = MICROSECOND
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column that the kind reads, those that identify it first."""
+        return tuple(dict.fromkeys((*sorted(self.header), *columns_of(self.reads), self.measured_column)))
+
+    def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows as they are priced.
+
+        A kind overrides this if it can tell which device or system a row really ran on.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            The table.
+
+        Returns
+        -------
+        DataFrame
+            The table, perhaps with other devices.
+        """
+        return frame
+
+    @abstractmethod
+    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Explain which rows cannot be modelled.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            The table.
+
+        Returns
+        -------
+        Series[str]
+            One reason a row; empty if the row can be modelled.
+        """
+
+    @abstractmethod
+    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Tell how each row was timed: graph, kernel, eager, back-to-back, or a key of the kind.
+
+        ``key/variant`` marks rows that share all but the host parameters with other variants of ``key``.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            The table.
+
+        Returns
+        -------
+        Series[str]
+            One key a row.
+        """
+
+    def starts(self, family: str, figures: Figures) -> Sequence[Any]:
+        """Return the parameters from which a fit may start; the first is also the centre of its prior.
+
+        Parameters
+        ----------
+        family : str
+            Pricing family.
+        figures : Figures
+            What prices the rows.
+
+        Returns
+        -------
+        sequence of Any
+            Parameters of the family.
+        """
+        return (self.families[family](),)
+
+    def fit_plan(self, subject: str, family: str, stack: str, figures: Figures, fitted: Fitted) -> FitPlan:
+        """Tell how rows of a family are fitted.
+
+        Parameters
+        ----------
+        subject : str
+            Device or system.
+        family : str
+            Pricing family.
+        stack : str
+            How the rows were timed.
+        figures : Figures
+            What prices the rows.
+        fitted : Fitted
+            Results of earlier fits in the same run.
+
+        Returns
+        -------
+        FitPlan
+            Start values, fixed and per-stack parameters.
+        """
+        start, *alternatives = self.starts(family, figures)
+        return FitPlan(start, tuple(alternatives))
+
+    def figures(self, subject: str, dtype: str, compute: str) -> Figures:
+        """Return what prices the rows of a device or system.
+
+        Parameters
+        ----------
+        subject : str
+            Device or system.
+        dtype : str
+            Format of the operands.
+        compute : str
+            Arithmetic unit; empty for the usual one.
+
+        Returns
+        -------
+        Figures
+            For example `DeviceFigures`.
+
+        Raises
+        ------
+        SpecError
+            If the subject is unknown or has no peak for the format.
+        """
+        return figures(find_device(subject), dtype.partition("->")[0], compute or None)  # type: ignore[return-value]
+
+    def traits(self, figures: Figures) -> tuple[str, str, str]:
+        """Return what calibrations are found by: name, architecture and kind of memory.
+
+        Parameters
+        ----------
+        figures : Figures
+            What prices the rows.
+
+        Returns
+        -------
+        tuple[str, str, str]
+            Three texts.
+        """
+        return figures.name, figures.architecture, figures.memory_kind  # type: ignore[attr-defined]
+
+    def measured(self, frame: pd.DataFrame) -> Array:
+        """Return the measured times.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            The table.
+
+        Returns
+        -------
+        ndarray, shape (rows,)
+            Seconds; nan where a cell is empty, no number, or out of range.
+        """
+        if self.measured_column not in frame.columns:
+            raise SpecError(f"column {self.measured_column!r} is missing; {near(self.measured_column, frame.columns)}")
+        times = pd.to_numeric(frame[self.measured_column], errors="coerce").to_numpy(dtype=np.float64)
+        return np.where((times > LEAST_MEASURED) & (times < MOST_MEASURED), times, np.nan) * self.measured_unit
+
+    @abstractmethod
+    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Return the pricing family of each row.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            The table.
+
+        Returns
+        -------
+        Series[str]
+            One key of ``families`` a row.
+        """
+
+    def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Return the arithmetic unit that each row asks for; empty for the usual one.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            The table.
+
+        Returns
+        -------
+        Series[str]
+            One word a row, as `paleo.pricing.kernels` takes it.
+        """
+        return text(frame, "compute")
+
+    @abstractmethod
+    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+        """Return FLOP and compulsory bytes of each row, for the baseline of a roofline with one efficiency.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            The table.
+
+        Returns
+        -------
+        tuple[Array, Array]
+            FLOP and bytes, (rows,) each.
+        """
+
+    def ideal_time(self, frame: pd.DataFrame, figures: Figures) -> Array:
+        """Return the roofline time at the peaks of the datasheet.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            The table.
+        figures : Figures
+            What prices the rows.
+
+        Returns
+        -------
+        ndarray, shape (rows,)
+            Seconds.
+        """
+        return roofline_time(*self.work(frame), figures)  # type: ignore[arg-type]
+
+    @abstractmethod
+    def time(self, frame: pd.DataFrame, figures: Figures, parameters: Any) -> Array:
+        """Price rows that share subject, dtype, family and stack.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            The rows.
+        figures : Figures
+            What prices the rows.
+        parameters : Any
+            Calibrated parameters of the family.
+
+        Returns
+        -------
+        ndarray, shape (rows,)
+            Seconds.
+        """
+
+
+KINDS: Registry[TableKind[Any]] = Registry("table kind", "paleo.tables.kinds")
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows of a table that one set of figures and one set of parameters price."""
+
+    subject: str
+    family: str
+    stack: str
+    dtype: str
+    compute: str
+    frame: pd.DataFrame
+
+    @property
+    def measured(self) -> Array:
+        """Measured times in seconds."""
+        return measured_time(self.frame)
+
+
+def row_groups(
+    kind: TableKind[Any], frame: pd.DataFrame, checked: npt.NDArray[np.bool_] | None = None
+) -> Iterator[RowGroup]:
+    """Divide the supported rows of a table into groups of one subject, family, stack, dtype and unit.
+
+    Parameters
+    ----------
+    kind : TableKind[Any]
+        Kind of the table.
+    frame : DataFrame
+        The table; its index is preserved.
+    checked : ndarray of bool, shape (rows,), optional
+        True for supported rows, if the caller knows them.
+
+    Yields
+    ------
+    RowGroup
+        Groups.
+    """
+    known = (kind.unsupported(frame) == "").to_numpy() if checked is None else checked
+    if not known.all():
+        frame = frame[known]
+    if frame.empty:
+        return
+    keys = {"family": kind.family(frame), "stack": kind.stack(frame), "compute": kind.compute(frame)}
+    table = frame[list({kind.subject, "dtype"} & {*frame.columns})].assign(**keys)
+    names = (kind.subject, "family", "stack", "dtype", "compute")
+    combination_of, combinations = combine_codes([word_codes(table, name) for name in names])
+    for place, key in sorted(enumerate(combinations), key=lambda pair: pair[1]):
+        subject, family, stack, dtype, compute = key
+        yield RowGroup(subject, family, stack, dtype, compute, frame.iloc[np.flatnonzero(combination_of == place)])
+
+
+def kind_of(columns: Iterable[str]) -> TableKind[Any]:
+    """Find the kind of table that has some columns.
+
+    Of the kinds whose header is complete, the one with the most columns is chosen.
+
+    Parameters
+    ----------
+    columns : iterable of str
+        Column names.
+
+    Returns
+    -------
+    TableKind[Any]
+        The kind.
+
+    Raises
+    ------
+    SpecError
+        If no header is complete; the message names the nearest kind and what it lacks.
+    """
+    headers = {name: kind.header for name, kind in KINDS.items()}
+    return KINDS[best_match(columns, headers, headers)]
+
+
+def by_arithmetic(
+    frame: pd.DataFrame, compute: pd.Series[str], function: Callable[[str, str, str], str]
+) -> pd.Series[str]:
+    """Apply a function to device, dtype and arithmetic unit of each row.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+    compute : Series[str]
+        Arithmetic unit of each row.
+    function : Callable[[str, str, str], str]
+        Function of the three texts.
+
+    Returns
+    -------
+    Series[str]
+        One result a row.
+    """
+    words = map_words(frame.assign(compute=compute), ("device", "dtype", "compute"), function)
+    return pd.Series(words, index=frame.index, dtype=object)
+
+
+def compute_unit_of(frame: pd.DataFrame) -> pd.Series[str]:
+    """Return the arithmetic unit that each row names; DeepBench's fp16 rows without one run on ordinary cores.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+
+    Returns
+    -------
+    Series[str]
+        One word a row.
+    """
+    compute = text(frame, "compute")
+    half = (compute == "") & (text(frame, "source") == "deepbench") & (text(frame, "dtype") == "fp16")
+    return compute.where(~half, "vector")
+
+
+@cache
+def unpriced_reason(device: str, dtype: str, compute: str, dtypes: frozenset[str]) -> str:
+    """Explain why a device cannot be priced for an arithmetic.
+
+    Parameters
+    ----------
+    device : str
+        Name of the device.
+    dtype : str
+        Format of the operands.
+    compute : str
+        Arithmetic unit; empty for the usual one.
+    dtypes : frozenset of str
+        Formats that the kind of table knows.
+
+    Returns
+    -------
+    str
+        The reason; empty if it can be priced.
+    """
+    if dtype not in dtypes:
+        return f"dtype {dtype!r} is not modelled; {near(dtype, dtypes)}"
+    try:
+        figures(find_device(device), dtype, compute)
+    except SpecError as error:
+        return str(error)
+    return ""
+
+
+def timing_keys(frame: pd.DataFrame, usual: pd.Series[str]) -> pd.Series[str]:
+    """Return how each row was timed: by the column ``timing`` if filled, else as usual for the source.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+    usual : Series[str]
+        Usual key of each row.
+
+    Returns
+    -------
+    Series[str]
+        One key a row.
+    """
+    if "timing" not in frame.columns:
+        return usual
+    stated = text(frame, "timing")
+    return usual.where(stated == "", stated)
+
+
+def measured_time(frame: pd.DataFrame) -> Array:
+    """Return the measured times of a table in which every row must have one.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table with a column ``time_us``.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        Seconds.
+
+    Raises
+    ------
+    SpecError
+        If a time is not above zero.
+    """
+    times = number(frame, "time_us")
+    if (times <= 0).any():
+        row = int(np.argmax(times <= 0))
+        raise SpecError(f"column 'time_us', row {frame.index[row]}: {times[row]} must be above zero")
+    return times * MICROSECOND
+
+
+def roofline_time(flops: Array, bytes_moved: Array, figures: DeviceFigures) -> Array:
+    """Return the roofline time at the peaks of the datasheet: max(FLOP / peak, bytes / bandwidth).
+
+    Parameters
+    ----------
+    flops : ndarray, shape (rows,)
+        FLOP.
+    bytes_moved : ndarray, shape (rows,)
+        Compulsory bytes.
+    figures : DeviceFigures
+        Peak and bandwidth of the device.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        Seconds.
+
+    References
+    ----------
+    Williams, Waterman, Patterson, CACM 52(4), 2009.
+    """
+    return np.maximum(flops / figures.peak_flops_per_s, bytes_moved / figures.memory_bandwidth)
+
+
+def best_constant_efficiency(roofline: Array, measured: Array) -> float:
+    """Return the one efficiency e that minimises the mean of |roofline / e / measured − 1| (Paleo's percent of peak).
+
+    The mean absolute error is least at a weighted median of the ratios.
+
+    Parameters
+    ----------
+    roofline : ndarray, shape (rows,)
+        Roofline times [s].
+    measured : ndarray, shape (rows,)
+        Measured times [s].
+
+    Returns
+    -------
+    float
+        Efficiency.
+
+    Examples
+    --------
+    >>> best_constant_efficiency(np.array([1.0, 1.0, 4.0]), np.array([2.0, 2.0, 5.0]))
+    0.5
+    """
+    ratio = roofline / measured
+    order = np.argsort(ratio)
+    weight = np.cumsum(ratio[order])
+    return float(ratio[order][np.searchsorted(weight, weight[-1] / 2)])

@@ -1,0 +1,285 @@
+"""Measured collectives: operation, ranks, ranks per node and bytes as nccl-tests counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from paleo.collectives.base import OPERATIONS
+from paleo.errors import PaleoError, near
+from paleo.pricing.communication import NOT_IN_SWITCH, Nccl, best
+from paleo.pricing.links.alpha_beta import NANOSECOND, bus_factor
+from paleo.pricing.links.custom import CustomParameters, custom_time
+from paleo.pricing.links.fabric import INJECTED, FabricParameters, measured_fabric
+from paleo.pricing.links.group import (
+    EXCHANGES,
+    ExchangeParameters,
+    GroupLinks,
+    NcclParameters,
+    domain_ranks,
+    link_kind,
+    links_across,
+    stack_links,
+)
+from paleo.specs.system import System, load_system
+from paleo.tables.cells import Array, number, text
+from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind
+from paleo.units import MICROSECOND
+
+#: Libraries that have neither a low-latency protocol nor trees between nodes.
+EARLY_LIBRARIES = ("NCCL 1.", "NCCL 2.0", "Baidu", "OSU")
+#: All-reduce of DeepBench that is not NCCL with a process per GPU: own rings through host memory, MPI.
+OTHER_STACKS = {"single process": "single-process", "Baidu": "host-ring", "OSU": "mpi"}
+#: The one parameter that a stack of a handful of rows can tell.
+SINGLE_SIZE = {"single-process": "simple_fraction", "host-ring": "fabric_fraction", "mpi": "fabric_step"}
+#: Rows whose times another server than the one they name must have given: (system, library) -> the system. SGLang
+#: 0.5.12's four and eight L40S reach 21 GB/s, where four other libraries get 3.7 to 4.7 and 1.4 to 2.0 GB/s from the
+#: server without peer-to-peer: its copies do not pass the host's memory.
+OTHER_SERVERS = {("l40s-pcie-8gpu", "SGLang 0.5.12"): "l40s-8-p2p"}
+#: Most ranks over PCIe that engines' own kernels join; beyond, they leave it to NCCL (vLLM and SGLang,
+#: custom_all_reduce.py: not supported on more than two PCIe-only GPUs).
+MOST_OVER_PCIE = 2
+Flags = npt.NDArray[np.bool_]
+#: Largest payload of the engines' own kernels [byte]; vLLM's must be below 8 MiB, so 4 MiB is its last power of two.
+LARGEST = {"vllm": 2.0**22, "sglang": 2.0**23, "sglang-0.5.14": 2.0**24, "trtllm": 2.0**22}
+
+
+class CollectiveTable(TableKind[System]):
+    """``op`` over ``ranks``, ``ranks_per_node`` of them neighbours; ``bytes`` = nccl-tests' size."""
+
+    name: ClassVar[str] = "collective"
+    header: ClassVar[frozenset[str]] = frozenset(
+        {"source", "system", "library", "op", "dtype", "ranks", "ranks_per_node", "bytes", "time_us"}
+    )
+    reads: ClassVar[str] = "algo compute"
+    configuration: ClassVar[tuple[str, ...]] = ("op", "ranks", "ranks_per_node", "bytes")
+    sizes: ClassVar[tuple[str, ...]] = ("ranks", "ranks_per_node", "bytes")
+    families: ClassVar[Mapping[str, type[Any]]] = {
+        "collective.nccl": NcclParameters,
+        "collective.exchange": ExchangeParameters,
+        "collective.fabric": FabricParameters,
+        "collective.custom": CustomParameters,
+    }
+    host_parameters: ClassVar[tuple[str, ...]] = ("launch", "skew", "host")
+    subject: ClassVar[str] = "system"
+
+    def start(
+        self, family: str, stack: str, figures: System
+    ) -> tuple[NcclParameters | ExchangeParameters | FabricParameters | CustomParameters, tuple[str, ...]]:
+        """Start values of a fit, and the parameters that stay fixed because rows of this kind do not determine them."""
+        if family == "collective.custom":
+            engine, _, mode = stack.rpartition("-")
+            eager = mode == "eager"
+            return replace(
+                CustomParameters(), largest=_largest(engine, figures), host=20 * MICROSECOND if eager else NANOSECOND
+            ), (() if eager else ("host",))
+        joined = link_kind(figures)
+        unused = () if joined == "pcie-staged" else ("staging_power",)
+        if family == "collective.exchange":
+            return ExchangeParameters(), unused
+        waits = stack.startswith("kernel")
+        skew, fixed = (40 * MICROSECOND, ()) if waits else (NANOSECOND, ("skew",))
+        if family == "collective.fabric":
+            slow = replace(FabricParameters(), skew=skew, fabric_fraction=0.5, rail_power=0.7)
+            small_piece = INJECTED if measured_fabric(figures) is not None else 1.0
+            plain = FabricParameters(fabric_fraction=0.8, exchange_fraction=0.6, small_piece=small_piece)
+            return (slow, fixed) if waits else (plain, (*fixed, "rail_power", "send_fraction"))
+        fixed = (*fixed, *unused)
+        if joined.startswith("pcie"):
+            tree = NcclParameters(launch=12 * MICROSECOND, simple_step=14 * MICROSECOND, simple_fraction=0.4)
+            return tree, (*fixed, "switch_fraction", "ll128_fraction")
+        return NcclParameters(skew=skew), fixed
+
+    def fit_plan(self, subject: str, family: str, stack: str, figures: System, fitted: Fitted) -> FitPlan:
+        """As ``start`` says; stacks with a few rows take all but one parameter from the plain one."""
+        if stack in SINGLE_SIZE:
+            plain = fitted.get((subject, family, "back-to-back"), self.start(family, "back-to-back", figures)[0])
+            names = [field.name for field in fields(plain)]
+            fixed = tuple(name for name in names if name != SINGLE_SIZE[stack])
+            return FitPlan(plain, fixed=fixed, starts=1, prior=0.0)
+        start, fixed = self.start(family, stack, figures)
+        if isinstance(start, NcclParameters) and link_kind(figures) == "pcie-staged":
+            fixed = tuple(name for name in fixed if name != "skew")
+            return FitPlan(replace(start, skew=10 * MICROSECOND), per_stack=("skew",), fixed=fixed)
+        return FitPlan(start, fixed=fixed)
+
+    def figures(self, subject: str, dtype: str, compute: str) -> System:
+        """The system of that name."""
+        return load_system(subject)
+
+    def traits(self, figures: System) -> tuple[str, str, str]:
+        """Name, the devices' architecture, and what joins the devices of a node."""
+        return figures.name, figures.device.architecture, link_kind(figures)
+
+    def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The rows with the system that ran them, where their own times say that it was not the one they name."""
+        systems = text(frame, "system")
+        libraries = text(frame, "library")
+        for (system, library), other in OTHER_SERVERS.items():
+            systems = systems.mask((systems == system) & (libraries == library), other)
+        return frame.assign(system=systems)
+
+    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """An unknown operation or system, or a group that the system cannot hold."""
+        rows = list(
+            zip(
+                text(frame, "system"),
+                text(frame, "op"),
+                number(frame, "ranks", 0.0),
+                number(frame, "ranks_per_node", 0.0),
+                number(frame, "bytes", 0.0),
+                self.family(frame),
+                strict=True,
+            )
+        )
+        return pd.Series([_reason(*row[:4], row[4] > 0, row[5]) for row in rows], index=frame.index, dtype=object)
+
+    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """kernel (duration on rank 0) or back-to-back for NCCL (back-to-back/eager where an engine calls it outside a
+        graph); <engine>-graph or <engine>-eager for custom kernels.
+
+        The fabric between vidur's nodes is not documented, and kept apart from that of the system it names.
+        """
+        algorithm, library = text(frame, "algo"), text(frame, "library")
+        mode = algorithm.str.lower().str.contains("eager").map({True: "eager", False: "graph"})
+        engine = library.map(_engine)
+        plain = (text(frame, "source") == "vidur").map({True: "kernel", False: "back-to-back"})
+        plain = plain.mask((plain == "kernel") & (self.family(frame) == "collective.fabric"), "kernel-unknown-fabric")
+        plain = plain.mask(algorithm.str.lower().str.contains("eager"), "back-to-back/eager")
+        for words, name in OTHER_STACKS.items():
+            plain = plain.mask(library.str.contains(words, regex=False), name)
+        return plain.where(~self._custom(frame), engine + "-" + mode)
+
+    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """collective.custom; collective.fabric for groups that cross nodes; inside, collective.exchange or .nccl."""
+        crosses = self._crosses(frame)
+        inside = np.where(text(frame, "op").isin(EXCHANGES), "collective.exchange", "collective.nccl")
+        plain = np.where(crosses, "collective.fabric", inside)
+        return pd.Series(np.where(self._custom(frame), "collective.custom", plain), index=frame.index, dtype=object)
+
+    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+        """No FLOP, and the bytes that every rank sends."""
+        factor = np.zeros(len(frame))
+        operations, ranks = text(frame, "op").to_numpy(), number(frame, "ranks")
+        for operation in OPERATIONS:
+            operation_rows = operations == operation
+            factor[operation_rows] = bus_factor(operation, ranks[operation_rows])
+        return np.zeros(len(frame)), factor * number(frame, "bytes")
+
+    def ideal_time(self, frame: pd.DataFrame, figures: System) -> Array:
+        """Seconds of those bytes at the datasheet's bandwidth of the slowest level, for the one-constant baseline."""
+        links = self._links(frame, figures)
+        slowest = np.full(len(frame), np.inf)
+        for fan_out, bandwidth, ports in zip(links.fan_outs, links.bandwidths, links.ports, strict=True):
+            slowest = np.where(np.asarray(fan_out) > 1, np.minimum(slowest, np.asarray(bandwidth) * ports), slowest)
+        return np.asarray(self.work(frame)[1] / slowest)
+
+    def time(self, frame: pd.DataFrame, figures: System, parameters: Any) -> Array:
+        """Seconds of rows of one system, dtype, family and stack."""
+        operations, payload = text(frame, "op").to_numpy(), number(frame, "bytes")
+        adds = ~text(frame, "dtype").isin(NOT_IN_SWITCH).to_numpy()
+        recent = ~text(frame, "library").str.startswith(EARLY_LIBRARIES).to_numpy()
+        seconds = np.zeros(len(frame))
+        for operation in np.unique(operations):
+            operation_rows = operations == operation
+            links = self._links(frame[operation_rows], figures)
+            if isinstance(parameters, CustomParameters):
+                seconds[operation_rows] = custom_time(
+                    payload_bytes=payload[operation_rows], links=links, parameters=parameters
+                )
+                continue
+            release = {
+                "switch_can_add": adds[operation_rows],
+                "low_latency": recent[operation_rows],
+                "trees": recent[operation_rows],
+            }
+            policy = replace(_nccl(parameters), shift=True, **release)
+            seconds[operation_rows] = best(policy, str(operation), payload[operation_rows], links).time
+        return seconds
+
+    def _custom(self, frame: pd.DataFrame) -> pd.Series[bool]:
+        """Engines' own kernels read the memory of other devices; where those cannot be reached, or are many and joined
+        by PCIe, NCCL does it."""
+        ranks = zip(text(frame, "system"), number(frame, "ranks", 0.0), strict=True)
+        reachable = pd.Series([count <= _most_ranks(name) for name, count in ranks], index=frame.index, dtype=bool)
+        return text(frame, "algo").str.lower().str.startswith("custom") & reachable
+
+    def _crosses(self, frame: pd.DataFrame) -> pd.Series[bool]:
+        """Groups that leave a node; machines of one NVLink domain are one."""
+        neighbours = number(frame, "ranks_per_node", np.inf)
+        pairs = zip(text(frame, "system"), neighbours, strict=True)
+        inside = pd.Series([_neighbours(name, count) for name, count in pairs], index=frame.index, dtype=np.float64)
+        return pd.Series(number(frame, "ranks", 0.0) > inside, index=frame.index)
+
+    def _links(self, frame: pd.DataFrame, system: System) -> GroupLinks:
+        sizes = np.stack([number(frame, "ranks"), number(frame, "ranks_per_node")], axis=1)
+        unique, index = np.unique(sizes, axis=0, return_inverse=True)
+        groups = [links_across(system, ranks=int(n), ranks_per_node=int(m)) for n, m in unique]
+        return stack_links(groups, np.ravel(index))
+
+
+def _largest(engine: str, system: System) -> float:
+    """TensorRT-LLM's kernels stop earlier before Hopper."""
+    if engine == "trtllm" and system.device.architecture == "Ampere":
+        return 2.0**20
+    return LARGEST.get(engine, 2.0**23)
+
+
+@cache
+def _most_ranks(system: str) -> float:
+    """Ranks that an engine's own kernels join on a system."""
+    try:
+        joined = link_kind(load_system(system))
+    except PaleoError:
+        return np.inf
+    return {"pcie-staged": 0.0, "pcie": MOST_OVER_PCIE, "pcie-switch": MOST_OVER_PCIE}.get(joined, np.inf)
+
+
+@cache
+def _neighbours(system: str, ranks_per_node: float) -> float:
+    try:
+        whole = np.isfinite(ranks_per_node) and ranks_per_node >= 1
+        return float(domain_ranks(load_system(system), int(ranks_per_node))) if whole else ranks_per_node
+    except PaleoError:
+        return ranks_per_node
+
+
+@cache
+def _engine(library: str) -> str:
+    """The engine of a custom kernel; SGLang has other kernels from 0.5.14 on."""
+    name, _, version = library.lower().partition(" ")
+    numbers = tuple(int(part) for part in version.split(".") if part.isdigit())
+    return "sglang-0.5.14" if name == "sglang" and numbers >= (0, 5, 14) else name or "custom"
+
+
+def _nccl(parameters: NcclParameters | ExchangeParameters | FabricParameters) -> Nccl:
+    """The policy with the parameters of one family; rows of one family ask for no other but a node's own ranks."""
+    if isinstance(parameters, NcclParameters):
+        return Nccl(inside=parameters)
+    return Nccl(exchange=parameters) if isinstance(parameters, ExchangeParameters) else Nccl(between=parameters)
+
+
+@cache
+def _reason(system: str, operation: str, ranks: float, ranks_per_node: float, sized: bool, family: str) -> str:
+    if operation not in OPERATIONS:
+        return f"operation {operation!r} is not modelled; {near(operation, OPERATIONS)}"
+    if family == "collective.custom" and operation != "all_reduce":
+        return f"custom kernels are modelled for all_reduce, not for {operation!r}"
+    if not sized or ranks < 2 or ranks_per_node < 1:
+        return "needs bytes above zero, two ranks or more, and ranks_per_node"
+    if ranks != int(ranks) or ranks_per_node != int(ranks_per_node) or ranks % min(ranks, ranks_per_node):
+        return "ranks is not a multiple of ranks_per_node"
+    try:
+        links_across(load_system(system), ranks=int(ranks), ranks_per_node=int(ranks_per_node))
+    except PaleoError as error:
+        return str(error)
+    return ""
+
+
+KINDS.register(CollectiveTable.name)(CollectiveTable())

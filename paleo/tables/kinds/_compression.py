@@ -1,0 +1,295 @@
+"""Rows of training with compressed gradients or parameters, and the dense runs beside them.
+
+A row's measured column is whichever is filled: seconds of a step, FLOP/s of a GPU, speed-up over one GPU, or time over
+that of the dense run. Links are stated; what computes is predicted, or follows from the rate that dense rows have.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from paleo.compression.base import Coding, Message, SummedGradient, compression
+from paleo.errors import SpecError
+from paleo.predict import predict
+from paleo.specs.device import load_device
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.specs.software import Software, load_software
+from paleo.specs.system import System, load_system
+from paleo.tables.cells import Array, number_or_nan, text
+from paleo.tables.kinds._consistency import BACKWARD, HOST_MEMORY_RING, TCP_LIMIT
+from paleo.tables.kinds._systems import with_device
+from paleo.tables.steps import Row, Step, StepTable, filled, row_dicts, whole_cell
+from paleo.tables.tables import STEPS, Predictions
+from paleo.units import MEBIBYTE, TERA
+
+#: Columns that may hold what was measured, the first filled one counts, and their units.
+MEASURED = {"step_s": 1.0, "tflops_per_gpu": TERA, "speedup_over_1": 1.0, "time_over_dense": 1.0}
+#: Width of a language model of which only the parameters are stated: 128 for each layer, as GPT-3's (Brown et al.,
+#: Language models are few-shot learners, 2020, table 2.1: 12,288 by 96), with heads of 128.
+WIDTH_OF_A_LAYER, HEAD = 128, 128
+#: Entries of GPT-2's vocabulary.
+VOCABULARY = 50257
+#: Networks that rows name without a name of the catalog, with their sizes: those of CIFAR-100 in the catalog's form.
+NETWORKS: dict[str, tuple[str, dict[str, int]]] = {
+    "ResNet18_v2": ("resnet18-v2", {"classes": 100, "resolution": 32}),
+    "ResNet50_v2": ("resnet50-v2", {}),
+}
+#: Systems of the catalog by GPUs of a node, for rows that name none.
+NODES = {16: "deepspeed-v100-edr", 8: "dgx-1-v100"}
+#: Samples of a GPU where a row states none.
+USUAL_BATCH = 32
+#: FLOP for a parameter and token: Megatron-DeepSpeed counts the forward pass that is computed again (its
+#: throughput_calculator: 24 x 4 batch seq layers hidden², with the scores and the output layer). By 6 the dense steps
+#: of 18B on one NIC would end before their gathers had crossed it.
+COUNTED_FLOPS = 8.0
+#: Share of memory bandwidth that passes of coding reach.
+PASS_EFFICIENCY = 0.8
+#: BytePS sends gradients beside the backward pass; Horovod's and DeepSpeed's runs of these pages sum them behind it: on
+#: 16 GPUs their dense steps are longer by the whole ring.
+BESIDE_BACKWARD = "BytePS"
+#: What rings inside nodes of eight V100 and more reach by NVLink [byte/s]; nodes of four go through host memory, and so
+#: does Open MPI (Horovod copies gradients there and back).
+NVLINK = 65.0e9
+#: Share of a nominal TCP rate that a process reaches where the row's rate is not one that was measured. NCCL's sockets
+#: reach no more than `TCP_LIMIT` on any link.
+TCP_SHARE = {"OpenMPI": 0.5, "NCCL": 0.95}
+#: Seconds of each step of a ring over TCP beside its bytes: a chunk goes through host memory and a socket at both ends.
+#: Fitted to three dense runs of VGG-16 by NCCL; the other 15 rows on several nodes by TCP come from 15.5 to 9.6 %.
+RING_STEP = 0.1e-3
+#: Bytes that Horovod sums at once (HOROVOD_FUSION_THRESHOLD); each buffer goes round by itself.
+FUSION_BUFFER = 64.0 * MEBIBYTE
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    """GPUs on nodes with a stated link each."""
+
+    gpus: float
+    per_node: float
+    link: float
+    inside: float
+    memory: float
+    step: float
+
+    @classmethod
+    def of(cls, row: Row) -> _Cluster:
+        gpus, per_node = float(whole_cell(row, "gpus")), float(whole_cell(row, "gpus_per_node"))
+        transport = str(row.get("transport"))
+        link = float(row["link_bytes_per_s"]) * TCP_SHARE.get(transport, 1.0)
+        link = min(link, TCP_LIMIT) if transport == "NCCL" else link
+        device = load_device(str(row["device"]))
+        through_host = transport == "OpenMPI" or "4 GPUs a node" in str(row.get("system_text"))
+        inside = HOST_MEMORY_RING if through_host else NVLINK
+        step = RING_STEP if transport in TCP_SHARE else 0.0
+        return cls(gpus, per_node, link, inside, device.memory.bandwidth * PASS_EFFICIENCY, step)
+
+    @property
+    def nodes(self) -> float:
+        return max(1.0, self.gpus / self.per_node)
+
+    def seconds(self, message: Message) -> float:
+        """A ring through the nodes' links, or all-to-all of which all but a node's own part leaves it."""
+        payload = float(np.asarray(message.payload))
+        if self.gpus <= 1:
+            return 0.0
+        share = (self.gpus - 1.0) / self.gpus * (2.0 if message.operation == "all_reduce" else 1.0)
+        inner = share * payload / self.inside
+        if self.nodes == 1:
+            return inner
+        leaving = self.per_node * (1.0 - 1.0 / self.nodes) if message.operation == "all_to_all" else share
+        steps = share * self.gpus * math.ceil(payload / FUSION_BUFFER)
+        return max(inner, leaving * payload / self.link) + steps * self.step
+
+    def coding(self, coding: Coding) -> float:
+        """Seconds of the passes of coding, with calls for single tensors."""
+        call = load_software("pytorch-eager").gradients.compression_call
+        return float(coding.bytes) / self.memory + float(coding.tensor_calls) * call
+
+
+class CompressionSteps(StepTable):
+    """One run a row; its quantity is that of the measured column that is filled."""
+
+    name = "compression"
+    header = frozenset({"compressor", "gpus", "gpus_per_node", "link_bytes_per_s", "speedup_over_1", "tflops_per_gpu"})
+    reads = (
+        "batch_per_gpu device dtype model model_slug nodes notes parameters samples_per_s sharding software source "
+        "step_s system_text time_over_dense tokens_per_gpu transport"
+    )
+    configuration = ("model", "parameters", "tokens_per_gpu", "batch_per_gpu", "device", "transport", "sharding")
+    measured_column = "value"
+    measured_unit = 1.0
+    measured_columns = tuple(MEASURED)
+    calibrates = False
+
+    def measured(self, frame: pd.DataFrame) -> Array:
+        """The first filled column of `MEASURED`, in SI."""
+        stated = [(text(frame, name) != "").to_numpy() for name in MEASURED]
+        values = [number_or_nan(frame, name) * unit for name, unit in MEASURED.items()]
+        return np.asarray(np.select(stated, values, np.nan), dtype=np.float64)
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Row by row; runs on several nodes compute as the dense run of their family on one node does."""
+        known: dict[tuple[str, ...], float] = {}
+        for row in row_dicts(frame):
+            if row["compressor"] == "none":
+                with suppress(SpecError):
+                    known |= _computed(row)
+        self._alone = known
+        return super().predict(frame)
+
+    def system(self, row: Row) -> System:
+        """A system of one GPU of the row's device."""
+        return load_system(str(row["device"]))
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """The prediction of the figure that the row states."""
+        cluster = _Cluster.of(row)
+        if filled(row, "tflops_per_gpu"):
+            return _sharded(row)
+        if filled(row, "time_over_dense") and row["compressor"] == "none":
+            raise SpecError("a dense run beside itself: time_over_dense is one")
+        compute = self._alone.get(_family(row)) or self._compute(row)
+        seconds = _seconds(row, cluster, compute)
+        if filled(row, "step_s"):
+            value = seconds
+        elif filled(row, "speedup_over_1"):
+            value = cluster.gpus * compute / seconds
+        else:
+            value = seconds / _seconds({**row, "compressor": "none"}, cluster, compute)
+        return Step(value, value / 1.4, value * 1.4, value, str(row["device"]), "stated links and a predicted step")
+
+    def _compute(self, row: Row) -> float:
+        """Seconds of a step on one GPU, predicted."""
+        named = (str(row["model_slug"]), {}) if filled(row, "model_slug") else NETWORKS.get(str(row["model"]))
+        if named is None:
+            raise SpecError(f"model {row['model']!r} is not in the catalog")
+        name, sizes = named
+        batch = whole_cell(row, "batch_per_gpu", USUAL_BATCH)
+        if name.startswith("bert"):
+            sizes = {"seq": 384 if batch == 3 else 128}
+        run = Run(gpus=1, batch=batch, dtype=_dtype(row), software="pytorch-eager", model=sizes)
+        return predict(load_model(name), self.system(row), run).step_time
+
+
+def _family(row: Row) -> tuple[str, ...]:
+    """The columns shared by rows whose one-node run gives the seconds of computation."""
+    return tuple(str(row.get(name)) for name in ("source", "model", "batch_per_gpu", "link_bytes_per_s"))
+
+
+def _computed(row: Row) -> dict[tuple[str, ...], float]:
+    """Seconds of a step less its exchange, of a run on one node that states its step; of a run that states its rate
+    alone, less what the backward pass does not hide of it."""
+    if filled(row, "step_s") and row["gpus"] == row["gpus_per_node"]:
+        return {_family(row): float(row["step_s"]) - _seconds(row, _Cluster.of(row), 0.0)}
+    if filled(row, "samples_per_s") and not filled(row, "step_s"):
+        step = whole_cell(row, "gpus") * whole_cell(row, "batch_per_gpu", USUAL_BATCH) / _positive(row, "samples_per_s")
+        exposed = _seconds(row, _Cluster.of(row), step) - step
+        return {_family(row): max(step - exposed, 0.0) or step}
+    return {}
+
+
+def _matrices(row: Row) -> float:
+    """Tensors of two dims and more: those that are compressed; vectors are not."""
+    if not filled(row, "model_slug"):
+        return 1.0
+    run = Run(gpus=1, batch=1, forward_only=True)
+    graph = predict(load_model(str(row["model_slug"])), load_system(str(row["device"])), run).graph
+    reads = [
+        (tensor.name, node.repeat)
+        for node in graph.nodes
+        for operation in node.operations
+        for tensor in operation.reads
+        if tensor.role == "parameter" and len(tensor.dims) > 1
+    ]
+    return float(sum(repeat for _, repeat in reads))
+
+
+def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
+    """Seconds of a step: the exchange hides beside the backward pass where the software has hooks, coding does not."""
+    gradient = SummedGradient(
+        elements=_positive(row, "parameters"), tensors=1.0,
+        matrices=_matrices(row) if str(row["compressor"]).startswith("dgc") else 1.0,
+        ranks=cluster.gpus, width=2.0 if _dtype(row) == "fp16" else 4.0, ranks_per_node=cluster.per_node,
+    )  # fmt: skip
+    hidden = BACKWARD * compute if str(row.get("software", "")).startswith(BESIDE_BACKWARD) else 0.0
+    name = str(row["compressor"])
+    if name == "none":
+        exchange = cluster.seconds(Message("all_reduce", gradient.bytes))
+        return compute + max(0.0, exchange - hidden)
+    if name in ("topk", "randomk"):
+        raise SpecError(f"compressor {name!r}: the share of elements that is sent is not stated")
+    method = compression(name)
+    exchange = sum(cluster.seconds(message) for message in method.messages(gradient))
+    coding = cluster.coding(method.encode(gradient)) + cluster.coding(method.decode(gradient))
+    return compute + max(0.0, exchange - hidden) + coding
+
+
+def _dtype(row: Row) -> str:
+    return str(row["dtype"]) if filled(row, "dtype") else "fp32"
+
+
+def _sharded(row: Row) -> Step:
+    """Model FLOP/s of a GPU of a language model whose parameters are sharded over all, with or without ZeRO++: those of
+    the predicted step, its activations computed again (DeepSpeed's example scripts)."""
+    method = None if str(row["compressor"]) == "none" else str(row["compressor"])
+    tokens, model = whole_cell(row, "tokens_per_gpu"), load_model("gpt2")
+    parameters = _positive(row, "parameters")
+    run = Run(
+        gpus=whole_cell(row, "gpus"), batch=1, microbatch=1, dtype=_dtype(row), strategy="zero=3", recompute="full",
+        software="deepspeed-zero3", compress=method, model=_stack(parameters, tokens),
+    )  # fmt: skip
+    prediction = predict(model, _sharded_system(row), run)
+    flops = counted_flops(parameters, tokens)
+    value, low, high = (flops / seconds for seconds in (prediction.step_time, *reversed(prediction.interval)))
+    return Step(value, low, high, value, str(row["device"]), "a predicted step")
+
+
+def counted_flops(parameters: float, tokens: int) -> float:
+    """FLOP of a training step of one sequence of so many tokens, as Megatron-DeepSpeed counts them.
+
+    >>> round(counted_flops(18e9, 1024) / TERA, 1)
+    153.6
+    """
+    stack = _stack(parameters, tokens)
+    scores, output = tokens / (6.0 * stack["hidden"]), VOCABULARY / (16.0 * stack["layers"] * stack["hidden"])
+    return COUNTED_FLOPS * parameters * tokens * (1.0 + scores + output)
+
+
+def _positive(row: Row, key: str) -> float:
+    """A cell above zero; SpecError where it is none."""
+    try:
+        value = float(row[key])
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise SpecError(f"{key} {row[key]!r} is not a number above zero")
+    return value
+
+
+def _stack(parameters: float, tokens: int) -> dict[str, int]:
+    """Sizes of a GPT of so many parameters: 12 width² in each of width / `WIDTH_OF_A_LAYER` layers."""
+    width = HEAD * max(1, round((WIDTH_OF_A_LAYER * parameters / 12.0) ** (1.0 / 3.0) / HEAD))
+    layers = max(1, round(parameters / (12.0 * width**2)))
+    return {"hidden": width, "layers": layers, "heads": width // HEAD, "seq": tokens, "positions": tokens}
+
+
+def _sharded_system(row: Row) -> System:
+    """The catalog's node of so many GPUs, with the links of the row between nodes."""
+    node_size = whole_cell(row, "gpus_per_node")
+    if node_size not in NODES:
+        raise SpecError(f"gpus_per_node {node_size}: no system of the catalog; known are {', '.join(map(str, NODES))}")
+    system = with_device(load_system(NODES[node_size]), row)
+    fabric, stated = system.levels[-1], _positive(row, "link_bytes_per_s")
+    ports = max(1, round(stated / fabric.link.bandwidth))
+    link = fabric.link.model_copy(update={"bandwidth": stated / ports})
+    levels = (*system.levels[:-1], fabric.model_copy(update={"ports": ports, "link": link}))
+    return system.model_copy(update={"levels": levels})
+
+
+STEPS.register("compression")(CompressionSteps())

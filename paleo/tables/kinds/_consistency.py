@@ -1,0 +1,244 @@
+"""Rows of steps under a consistency model: bulk-synchronous, asynchronous servers, local steps, gossip.
+
+A row states its link and, mostly, the step of one worker alone; what is predicted is what exchange and waiting add.
+Without a stated step the network itself is predicted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from paleo.consistency.asynchronous import mixed_queue, service_time
+from paleo.consistency.base import Server, Workload, consistency
+from paleo.errors import SpecError
+from paleo.predict import predict
+from paleo.specs.device import find_device
+from paleo.specs.link import load_link
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.specs.software import SERVER_CALL, Software
+from paleo.specs.system import System, load_system
+from paleo.tables.cells import Array, number_or_nan, text
+from paleo.tables.steps import Row, Step, StepTable, filled, whole_cell
+from paleo.tables.tables import STEPS, Predictions
+
+#: TensorFlow's parameter server on a cloud machine of four virtual cores: 0.102 ms a tensor and 0.68 GB/s of push,
+#: update and pull, fitted to four saturated rates of P100 workers; 6.5 % on 93 other rates (other cards, other years).
+CLOUD_SERVER = Server(call=SERVER_CALL, bandwidth=0.68e9)
+#: Links whose latency stands for a hop of a collective, by the transport that a row names.
+LINKS = {"tcp": "ethernet-10g-tcp", "rdma": "infiniband-edr"}
+#: Share of a link's rate that one process reaches. TCP at 100 Gb/s is bound by a core: 2.2 to 2.7 GB/s were measured
+#: there (Shi et al., arXiv:2005.13247); 10 Gb/s by protocol, RDMA as NCCL's topology file has it.
+TCP_LIMIT, TCP_SHARE, RDMA_SHARE = 2.5e9, 0.95, 0.96
+#: What four cards without peer-to-peer reach in a ring over PCIe 3, through host memory [byte/s]: 4.2 to 6.3 GB/s were
+#: measured on four RTX 2080 Ti (three networks, no overlap).
+HOST_MEMORY_RING = 4.4e9
+#: Share of a backward pass beside which collectives make headway: all of it on the wire, 0.4 where cards copy through
+#: host memory and so take turns with the pass (fitted to the rows of one node).
+BACKWARD, BESIDE_COPIES = 2.0 / 3.0, 0.4
+#: Bytes of a bucket where gradients are merged (Horovod, PyTorch).
+BUCKET_BYTES = 25.0 * 2**20
+#: Payload of a ring over a link that tc shapes: 1,448 bytes of a frame of 1,514 (its headers count), and beside each
+#: the half acknowledgement of 66 bytes that what comes in is owed. What iperf measured is payload.
+SHAPED_SHARE = 1448.0 / (1514.0 + 66.0 / 2.0)
+#: Messages one after another in a step with a distant server, and seconds there and back between regions of a cloud in
+#: North America (from the east).
+ROUND_TRIPS, REGION_SECONDS = 4.5, {"east": 0.0, "central": 0.033, "west": 0.066}
+#: Noise of a worker's step; none of the tables states it.
+JITTER = 0.02
+
+
+class ConsistencySteps(StepTable):
+    """Seconds of a worker's step, or between updates of the model where workers are asynchronous."""
+
+    name = "consistency"
+    header = frozenset({"consistency", "exchange", "workers", "one_worker_step_s", "updates_per_s"})
+    reads = (
+        "batch_per_gpu compute_s device dtype gpus_per_node link_bytes_per_s model model_slug notes overlap "
+        "parameters servers source step_s steps_measured synchronisations system_text tensors worker_devices "
+        "worker_regions"
+    )
+    configuration = (
+        "device", "worker_devices", "worker_regions", "model", "batch_per_gpu", "servers", "overlap",
+        "link_bytes_per_s", "system_text", "gpus_per_node", "steps_measured", "synchronisations",
+    )  # fmt: skip
+    measured_column = "step_s"
+    measured_unit = 1.0
+    measured_columns = ("updates_per_s", "step_s")
+    calibrates = False
+
+    def measured(self, frame: pd.DataFrame) -> Array:
+        """Seconds of a step; of asynchronous rows seconds between updates, where their rate is stated."""
+        steps, rates = (number_or_nan(frame, name) for name in ("step_s", "updates_per_s"))
+        by_rate = ((text(frame, "consistency") == "async") & (text(frame, "updates_per_s") != "")).to_numpy()
+        return np.where(by_rate, 1.0 / np.where(rates > 0, rates, np.nan), steps)
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Row by row; workers of several kinds take their steps from the rows of one kind."""
+        steps = number_or_nan(frame, "one_worker_step_s")
+        models, devices = (text(frame, "model"), text(frame, "device"))
+        known = np.isfinite(steps) & (devices != "").to_numpy()
+        self._alone = dict(zip(zip(models[known], devices[known], strict=True), steps[known].tolist(), strict=True))
+        return super().predict(frame)
+
+    def system(self, row: Row) -> System:
+        """One worker's device."""
+        return load_system(find_device(str(row["device"])).name)
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """Seconds of a step under the row's model."""
+        if filled(row, "worker_devices"):
+            seconds = self._mixed(row)
+            return _step(seconds, seconds, "workers of several kinds")
+        work = self._workload(row)
+        cycle = consistency(_model_name(row)).cycle(work)
+        seconds = float(1.0 / cycle.updates_per_s if _asynchronous(row) else cycle.step)
+        ideal = float(np.asarray(work.compute)) / (whole_cell(row, "workers") if _asynchronous(row) else 1.0)
+        return _step(seconds, ideal, str(row["device"]))
+
+    def _workload(self, row: Row) -> Workload:
+        workers, payload = float(whole_cell(row, "workers")), 4.0 * _number(row, "parameters")
+        tensors = _number(row, "tensors") if filled(row, "tensors") else payload / BUCKET_BYTES
+        alone = self._compute(row)
+        work = Workload(
+            workers,
+            alone,
+            all_reduce=0.0,
+            hidden=0.0,
+            neighbour=0.0,
+            payload=payload,
+            parameters=payload / 4.0,
+            tensors=tensors,
+            jitter=JITTER if workers > 1 else 0.0,
+        )
+        if _asynchronous(row):
+            server = replace(CLOUD_SERVER, count=max(1, whole_cell(row, "servers", 1)))
+            service = float(service_time(payload, tensors, server))
+            return replace(work, compute=max(alone - service, 0.0), server=server, round_trip=_round_trips(row))
+        exchange, hidden = _exchange(row, workers, payload, tensors, alone)
+        neighbour = _neighbour_seconds(row, workers, payload)
+        return replace(work, all_reduce=exchange, hidden=hidden, neighbour=neighbour)
+
+    def _compute(self, row: Row) -> float:
+        """A worker's step without exchange: stated, or predicted where the network is in the catalog."""
+        for column in ("one_worker_step_s", "compute_s"):
+            if filled(row, column):
+                return _number(row, column)
+        if not filled(row, "model_slug"):
+            raise SpecError("neither the step of one worker is stated nor a network of the catalog")
+        run = Run(gpus=1, batch=whole_cell(row, "batch_per_gpu"), dtype=str(row["dtype"]), software="pytorch-eager")
+        return predict(load_model(str(row["model_slug"])), self.system(row), run).step_time
+
+    def _mixed(self, row: Row) -> float:
+        """Seconds between updates of workers of several kinds around one server."""
+        kinds = re.findall(r"(\d+) x ([\w-]+)", str(row["worker_devices"]))
+        payload, tensors = 4.0 * _number(row, "parameters"), _number(row, "tensors")
+        service = float(service_time(payload, tensors, CLOUD_SERVER))
+        missing = [device for _, device in kinds if (str(row["model"]), device) not in self._alone]
+        if missing or not kinds:
+            raise SpecError(f"the table has no step of one worker on {', '.join(missing) or 'any of the workers'}")
+        think = [max(self._alone[str(row["model"]), device] - service, 0.0) for _, device in kinds]
+        counts = np.array([float(count) for count, _ in kinds])
+        return float(1.0 / mixed_queue(counts, np.array(think), np.full(len(kinds), service)).sum())
+
+
+def _step(seconds: float, ideal: float, subject: str) -> Step:
+    """With an interval of the errors that these forms had on rows that were not fitted: 9 of 10 within 20 %."""
+    return Step(seconds, seconds / 1.2, seconds * 1.2, ideal, subject, "one worker's step and the stated link")
+
+
+def _asynchronous(row: Row) -> bool:
+    return str(row["consistency"]) == "async"
+
+
+def _model_name(row: Row) -> str:
+    """The row's model, with local steps as they were really synchronised in the measured window."""
+    stated = str(row["consistency"])
+    name, _, _ = stated.partition(":")
+    if name in ("local", "diloco") and filled(row, "steps_measured") and filled(row, "synchronisations"):
+        return f"{name}:{max(1, round(_number(row, 'steps_measured') / _number(row, 'synchronisations')))}"
+    return stated
+
+
+def _number(row: Row, column: str) -> float:
+    try:
+        value = float(row[column])
+    except (KeyError, TypeError, ValueError):
+        value = float("nan")
+    if not 0 < value < float("inf"):
+        raise SpecError(f"{column} {row.get(column)!r} is not a number above zero")
+    return value
+
+
+def _transport(row: Row) -> str:
+    return "rdma" if "rdma" in str(row.get("system_text", "")).lower() else "tcp"
+
+
+def _hop_seconds(row: Row) -> float:
+    return float(load_link(LINKS[_transport(row)]).latency or 0.0)
+
+
+def _node_rate(row: Row) -> float:
+    """Bandwidth that one node achieves over its link [byte/s]."""
+    stated = _number(row, "link_bytes_per_s")
+    if _transport(row) == "rdma":
+        return RDMA_SHARE * stated
+    described = str(row.get("system_text", ""))
+    if "iperf" in described:
+        return stated * (SHAPED_SHARE if "shaped" in described else 1.0)
+    return min(TCP_SHARE * stated, TCP_LIMIT)
+
+
+def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: float) -> tuple[float, float]:
+    """Seconds of one exchange of all gradients, and how many of them a backward pass hides.
+
+    A ring sends 2 (P − 1) / P of the payload through each node's link, a server on each node twice the payload; inside
+    a node the ring goes over NVLink or, without peer-to-peer, through host memory. Called once a tensor, or a bucket
+    where gradients are merged; what is merged by a schedule leaves nothing large for the last call.
+    """
+    per_node = max(1, whole_cell(row, "gpus_per_node", 1))
+    if workers <= 1:
+        return 0.0, 0.0
+    ring = 2.0 * (workers - 1.0) / workers * payload
+    inside = ring / HOST_MEMORY_RING if "PCIe" in str(row.get("system_text", "")) else 0.0
+    across = 0.0
+    merged = str(row.get("overlap")) == "merged" or "Horovod" in str(row.get("notes", ""))
+    calls = max(1.0, payload / BUCKET_BYTES) if merged else tensors
+    if workers > per_node:
+        hops = 2.0 * (workers - 1.0) * _hop_seconds(row) * calls
+        server = str(row["exchange"]) == "server"
+        across = 2.0 * payload / _node_rate(row) if server else ring / _node_rate(row)
+        across += hops if str(row.get("overlap")) in ("backward", "merged", "scheduled") and not server else 0.0
+    seconds = max(inside, across)
+    if str(row.get("overlap")) in ("none", "nan", "None"):
+        return seconds, 0.0
+    share = 1.0 if across > inside else BESIDE_COPIES
+    last = 0.0 if str(row.get("overlap")) == "merged" else seconds / calls  # the last call follows the backward pass
+    return seconds, share * min(seconds - last, BACKWARD * alone)
+
+
+def _round_trips(row: Row) -> float:
+    """Mean seconds that workers of a row wait for messages to a server in another region (in the east)."""
+    places = re.findall(r"(\d+) (\w+)", str(row.get("worker_regions") or ""))
+    counts = [(int(count), REGION_SECONDS.get(place, 0.0)) for count, place in places]
+    total = sum(count for count, _ in counts)
+    return ROUND_TRIPS * sum(count * seconds for count, seconds in counts) / total if total else 0.0
+
+
+def _neighbour_seconds(row: Row, workers: float, payload: float) -> float:
+    """Seconds in which a worker sends its parameters to its peer of a step.
+
+    One worker of a node at a time has its peer on another node, the others on their own: BlueFog's benchmark takes
+    inner-outer graphs on several nodes (topology_util, by memory), and eight messages at once would take longer over
+    the stated link than the steps that were measured. Where a node averages first one message a node leaves it, too.
+    """
+    if workers <= max(1, whole_cell(row, "gpus_per_node", 1)):
+        return 0.0
+    return payload / _node_rate(row) + _hop_seconds(row)
+
+
+STEPS.register("consistency")(ConsistencySteps())

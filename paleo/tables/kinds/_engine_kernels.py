@@ -1,0 +1,214 @@
+"""Kernels as inference engines run them: products in narrow formats, the experts of a rank, latent attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from paleo.pricing.experts import experts_time
+from paleo.pricing.kernels import DeviceFigures
+from paleo.pricing.latent_kernels import LATENT, QUERY, VALUE, latent_attention_time
+from paleo.pricing.narrow_products import ELEMENT_BYTES, narrow_product_time
+from paleo.pricing.tiles import TileParameters
+from paleo.tables.cells import Array, map_words, number, text
+from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, unpriced_reason
+from paleo.units import MICROSECOND
+
+#: Bytes of an element of the experts' weights and activations, scales included.
+EXPERT_BYTES = {"bf16": 2.0, "fp16": 2.0, **ELEMENT_BYTES}
+
+
+class CapturedKernels(TableKind[DeviceFigures]):
+    """Kernels that are timed in captured graphs, a family for each library and format."""
+
+    dtypes: ClassVar[Mapping[str, float]]
+    #: Parameters that the kind's formula does not have.
+    absent: ClassVar[tuple[str, ...]] = ()
+    host_parameters: ClassVar[tuple[str, ...]] = ("launch", "host", "staging")
+
+    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Name formats that the kind does not price or the device does not have."""
+        known = frozenset(self.dtypes)
+        words = map_words(frame, ("device", "dtype"), lambda device, dtype: unpriced_reason(device, dtype, "", known))
+        return pd.Series(words, index=frame.index, dtype=object)
+
+    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Graphs: engines capture a token's step."""
+        return pd.Series("graph", index=frame.index, dtype=object)
+
+    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Library and format of each row."""
+        columns = ("library", "kernel_source", "scaling", "dtype")
+        return pd.Series(map_words(frame, columns, self.family_of), index=frame.index, dtype=object)
+
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+        """Fit what a call shows: graphs hide the host, and a host that issues calls one by one hides their launch."""
+        eager = stack == "eager"
+        start = TileParameters(host=150 * MICROSECOND, launch=5 * MICROSECOND) if eager else TileParameters()
+        unseen = ("launch", "staging") if eager else ("host",)
+        return FitPlan(start, per_stack=("launch", "staging"), fixed=(*self.absent, *unseen), starts=2)
+
+    @staticmethod
+    def family_of(library: str, kernel: str, scaling: str, dtype: str) -> str:
+        """Family of a library's kernel."""
+        raise NotImplementedError
+
+
+class NarrowProducts(CapturedKernels):
+    """C[m,n] = A[m,k] B[k,n] in fp8 or NVFP4, the activations quantised on the way."""
+
+    name: ClassVar[str] = "gemm_lowbit"
+    header: ClassVar[frozenset[str]] = frozenset({"scaling", "m", "n", "k", "dtype", "time_us"})
+    reads: ClassVar[str] = "device library version kernel_source"
+    configuration: ClassVar[tuple[str, ...]] = ("m", "n", "k")
+    sizes: ClassVar[tuple[str, ...]] = ("m", "n", "k")
+    dtypes: ClassVar[Mapping[str, float]] = ELEMENT_BYTES
+    absent: ClassVar[tuple[str, ...]] = ("index", "skew")
+    families: ClassVar[Mapping[str, type[Any]]] = {
+        f"narrow.{scaling}.{library}": TileParameters
+        for scaling in ("tensor8", "block8", "block4")
+        for library in ("trtllm", "vllm")
+    }
+
+    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """vLLM from release 0.20 on, and its builds between releases, issue products with block scales one by one;
+        TensorRT-LLM's first DeepGEMM has a slow pass of quantisation."""
+        columns = ("library", "version", "dtype", "scaling")
+        return pd.Series(map_words(frame, columns, _narrow_stack), index=frame.index, dtype=object)
+
+    @staticmethod
+    def family_of(library: str, kernel: str, scaling: str, dtype: str) -> str:
+        """Library, format and size of the blocks that share a scale."""
+        blocks = "tensor" if scaling.startswith("tensor") else "block"
+        return f"narrow.{blocks}{dtype.removeprefix('fp')}.{'vllm' if library == 'vllm' else 'trtllm'}"
+
+    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+        """2 m n k FLOP, and each operand once."""
+        m, n, k = (number(frame, name) for name in self.configuration)
+        element = _element_bytes(frame)
+        return 2.0 * m * n * k, (m + n) * k * element + 2.0 * m * n
+
+    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: TileParameters) -> Array:
+        """Seconds of rows of one device, format, family and stack."""
+        m, n, k = (number(frame, name) for name in self.configuration)
+        element = ELEMENT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 1.0
+        return narrow_product_time(m=m, n=n, k=k, element_bytes=element, device=figures, parameters=parameters)
+
+
+@cache
+def _narrow_stack(library: str, version: str, dtype: str, scaling: str) -> str:
+    release = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+    if library == "vllm" and dtype == "fp8" and (release >= [0, 20] or "dev" in version):
+        return "eager"
+    first = library == "trtllm" and scaling == "block128" and release == [1, 2]
+    return "graph/first" if first else "graph"
+
+
+class Experts(CapturedKernels):
+    """The experts of one rank, forward, from the router's choice to the combined tokens."""
+
+    name: ClassVar[str] = "moe"
+    header: ClassVar[frozenset[str]] = frozenset(
+        {"num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "distribution"}
+    )
+    reads: ClassVar[str] = "device library version kernel_source dtype scaling gated"
+    configuration: ClassVar[tuple[str, ...]] = (
+        "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size",
+    )  # fmt: skip
+    sizes: ClassVar[tuple[str, ...]] = configuration
+    dtypes: ClassVar[Mapping[str, float]] = EXPERT_BYTES
+    families: ClassVar[Mapping[str, type[Any]]] = {
+        f"experts.{kernel}.{dtype}": TileParameters
+        for kernel in ("triton-sglang", "triton-vllm", "cutlass", "trtllm", "cutedsl", "deepgemm")
+        for dtype in ("bf16", "fp8", "fp4")
+    }
+
+    @staticmethod
+    def family_of(library: str, kernel: str, scaling: str, dtype: str) -> str:
+        """Kernel and format: Triton's of each engine, CUTLASS, TensorRT-LLM's own, CuTe DSL, DeepGEMM."""
+        words = ("triton", "cutedsl", "deepgemm", "cutlass", "trtllm", "min_latency")
+        word = next((word for word in words if word in kernel), "cutlass")
+        if word == "triton" or kernel.endswith("fused_moe"):
+            word = f"triton-{'sglang' if library == 'sglang' else 'vllm'}"
+        return f"experts.{'trtllm' if word == 'min_latency' else word}.{dtype.replace('fp16', 'bf16')}"
+
+    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+        """FLOP of both products of the rank's share of tokens; its experts' weights once, its tokens twice."""
+        tokens, hidden, inner, top_k, experts, tp, ep = (number(frame, name) for name in self.configuration)
+        weights = (2.0 + _gated(frame)) * hidden * inner / tp
+        rows = tokens * top_k / ep
+        weights_read = np.minimum(experts / ep, rows) * weights * _element_bytes(frame)
+        return 2.0 * rows * weights, weights_read + 4.0 * rows * hidden
+
+    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: TileParameters) -> Array:
+        """Seconds of rows of one device, format, family and stack."""
+        tokens, hidden, inner, top_k, experts, tp, ep = (number(frame, name) for name in self.configuration)
+        law = text(frame, "distribution").str.extract(r"power_law_([\d.]+)")[0].astype(float).fillna(0.0)
+        element = EXPERT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 2.0
+        return experts_time(
+            tokens=tokens, hidden=hidden, inner=inner, top_k=top_k, experts=experts, tp=tp, ep=ep, gated=_gated(frame),
+            exponent=np.asarray(law, np.float64), element_bytes=element, device=figures, parameters=parameters,
+        )  # fmt: skip
+
+
+class LatentAttentionTable(CapturedKernels):
+    """The core of multi-head latent attention, of prompts and of single tokens."""
+
+    name: ClassVar[str] = "mla"
+    header: ClassVar[frozenset[str]] = frozenset(
+        {"phase", "kv_dtype", "num_heads", "batch_size", "q_len", "kv_len", "kernel_source", "time_us"}
+    )
+    reads: ClassVar[str] = "device library version dtype"
+    configuration: ClassVar[tuple[str, ...]] = ("num_heads", "batch_size", "q_len", "kv_len")
+    sizes: ClassVar[tuple[str, ...]] = configuration
+    dtypes: ClassVar[Mapping[str, float]] = EXPERT_BYTES
+    absent: ClassVar[tuple[str, ...]] = ("operands", "epilogue", "staging", "index", "skew")
+    families: ClassVar[Mapping[str, type[Any]]] = {
+        f"latent.{kernel}.{phase}{cache}": TileParameters
+        for kernel in ("trtllm", "sglang", "vllm")
+        for phase in ("prompt", "token")
+        for cache in (8, 16)
+    }
+
+    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Library, phase and bits of the cache."""
+        words = map_words(frame, ("library", "phase", "kv_dtype"), _latent_family)
+        return pd.Series(words, index=frame.index, dtype=object)
+
+    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+        """FLOP with whole keys, causal for prompts; queries, keys and values once."""
+        heads, batch, queries, keys = (number(frame, name) for name in self.configuration)
+        seen = np.where(text(frame, "phase") == "generation", keys, keys - queries / 2.0)
+        flop = 2.0 * batch * heads * queries * seen * (QUERY + VALUE)
+        return flop, 2.0 * batch * (heads * queries * (QUERY + VALUE) + keys * LATENT)
+
+    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: TileParameters) -> Array:
+        """Seconds of rows of one device, format, family and stack."""
+        heads, batch, queries, keys = (number(frame, name) for name in self.configuration)
+        return latent_attention_time(
+            heads=heads, batch=batch, queries=queries, keys=keys,
+            single=(text(frame, "phase") == "generation").to_numpy(dtype=bool),
+            cache_bytes=np.where(text(frame, "kv_dtype") == "fp8", 1.0, 2.0), device=figures, parameters=parameters,
+        )  # fmt: skip
+
+
+def _latent_family(library: str, phase: str, cache: str) -> str:
+    kernel = library if library in ("sglang", "vllm") else "trtllm"
+    return f"latent.{kernel}.{'token' if phase == 'generation' else 'prompt'}{8 if cache == 'fp8' else 16}"
+
+
+def _gated(frame: pd.DataFrame) -> Array:
+    """1 where experts have a gate; the usual case where a table does not say."""
+    return number(frame, "gated", 1.0)
+
+
+def _element_bytes(frame: pd.DataFrame) -> Array:
+    return np.asarray(map_words(frame, ("dtype",), lambda dtype: EXPERT_BYTES.get(dtype, 2.0), np.float64))
+
+
+for kind in (NarrowProducts(), Experts(), LatentAttentionTable()):
+    KINDS.register(kind.name)(kind)

@@ -1,0 +1,250 @@
+"""Measured matrix products: ``m, n, k, batch``, operand layout and how they were timed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from paleo.errors import SpecError
+from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time
+from paleo.pricing.kernels import DeviceFigures, unit_of
+from paleo.pricing.power import INTEGER_LANES, energy, surviving_share
+from paleo.specs.device import find_device
+from paleo.tables.cells import Array, map_words, number
+from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, unpriced_reason
+from paleo.units import MICROSECOND
+
+#: Bytes per element of the operands and of the result.
+OPERAND_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5, "int8": 1}
+RESULT_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "fp4": 2, "int8": 4}
+#: Formats to which activations are quantised before each product.
+NARROW = ("fp8", "fp4")
+#: How a source times its rows; a source that is not listed is taken to launch back to back.
+STACKS: Mapping[str, str] = {
+    "aiconfigurator": "graph",
+    "vidur": "kernel",
+    "neusight": "eager",
+    "deepbench": "back-to-back",
+}
+#: B matrices that take turns in a stack's harness: every layer of a model; always the same one.
+WEIGHT_COPIES: Mapping[str, float] = {"kernel": math.inf, "eager": 1.0, "eager/linear": 1.0, "back-to-back": 1.0}
+#: Most B matrices in turn under replayed graphs: as many as overflow the L2, so that on L40S 25, 32, 48 and 96 MiB, of
+#: which 4, 3, 2 and 1 make its 96 MiB, run out of cache, and 30, 35 and 56 MiB do not.
+MOST_COPIES = 5.0
+#: Switching activity of a stack's data against random numbers: tiny values; nearly zeros (16-bit DeepBench).
+ACTIVITY: Mapping[tuple[str, str], float] = {("kernel", "fp16"): 0.7, ("back-to-back", "fp16"): 0.4}
+#: Sources whose layout letters are those of column-major BLAS.
+COLUMN_MAJOR = frozenset({"deepbench"})
+
+
+#: Areas of the smallest sgemm tiles of the cuBLAS generations: Volta's 64 x 64, Maxwell's 128 x 64, Ampere's 128 x 128.
+TILES = (64 * 64.0, 64 * 128.0, 128 * 128.0)
+#: Rows that never come near the limit of power, or (P100 in fp32) whose throttling is thermal: energy stays as known.
+UNTHROTTLED = {("Pascal", "gemm.simt"), ("Ampere", "gemm.tensor")}
+#: What rows cannot tell apart: under replayed graphs, blocks under way from their first reads; beside the launches of
+#: eager code, either from how blocks spread and parts of sums meet.
+ALIKE_ON_TENSOR_CORES, ALIKE_ON_ORDINARY_CORES = ("fill",), ("spread", "split_step", "latency")
+#: Cycles for two bytes of a sum from which a fit sets out as well: L40S takes 12.7 us longer for 3,072 elements more of
+#: a single tile's, 10.4 cycles each at 2.52 GHz. From below, where a block computes for longer, no slope leads there.
+WAITING = 10.4
+#: Architecture -> its smallest sgemm tile, where it is not the last.
+SMALLEST_TILE = {"Kepler": TILES[1], "Maxwell": TILES[1], "Pascal": TILES[1], "Volta": TILES[0], "Turing": TILES[0]}
+
+
+#: Share of the bandwidth of graphics memory that reads of one sector a page reach: large transposed products of
+#: DeepBench on Titan X of Pascal and of Maxwell.
+SCATTERED: Mapping[str, float] = {"GDDR5X": 0.105, "GDDR5": 0.13}
+
+
+#: Rows from which a library of DeepBench's day has narrow tiles, by architecture and kind of memory. With 16 rows P100
+#: reaches 1.2 to 1.5 of its 9.3 TFLOP/s where both operands lie along k, an eighth, twice that at most where one does,
+#: and takes up to three times as long as with 32; its sisters with GDDR5X and V100 take no longer.
+NARROW_ROWS: Mapping[tuple[str, str], float] = {("Pascal", "HBM2"): 32.0}
+
+
+class Teacher(NamedTuple):
+    """The fit (subject, stack) from which fits to few rows start, its prior, and parameters that are fixed."""
+
+    subject: str
+    stack: str
+    launch: float
+    prior: float
+    fixed: Mapping[str, float]
+
+
+#: What rows of short loops cannot tell: bandwidth of small operands and the cost of a result tile.
+_SHORT = {"epilogue": 3000.0, "bandwidth_efficiency": 0.75}
+#: Architecture and family -> where a fit of DeepBench rows sets out.
+TEACHERS: Mapping[tuple[str, str], Teacher] = {
+    ("Volta", "gemm.tensor"): Teacher("a100-sxm4-80gb", "graph", 4 * MICROSECOND, 2.0, {}),
+    ("Volta", "gemm.simt"): Teacher("v100-pcie-32gb", "eager", 6 * MICROSECOND, 2.0, {}),
+    ("Pascal", "gemm.simt"): Teacher("p100-pcie-16gb", "eager", 5 * MICROSECOND, 1.0, _SHORT),
+    ("Maxwell", "gemm.simt"): Teacher("p100-pcie-16gb", "eager", 30 * MICROSECOND, 1.0, _SHORT),
+}
+
+
+class GemmTable(TableKind[DeviceFigures]):
+    """C[m,n] = A[m,k] B[k,n], ``batch`` of them."""
+
+    name: ClassVar[str] = "gemm"
+    header: ClassVar[frozenset[str]] = frozenset({"source", "device", "dtype", "m", "n", "k", "batch", "time_us"})
+    reads: ClassVar[str] = "compute library trans_a trans_b timing"
+    configuration: ClassVar[tuple[str, ...]] = ("m", "n", "k", "batch")
+    sizes: ClassVar[tuple[str, ...]] = ("m", "n", "k", "batch")
+    families: ClassVar[Mapping[str, type[Any]]] = {
+        "gemm.tensor": GemmParameters,
+        "gemm.simt": GemmParameters,
+        "gemm.fp8": GemmParameters,
+        "gemm.fp4": GemmParameters,
+        "gemm.int8": GemmParameters,
+    }
+    host_parameters: ClassVar[tuple[str, ...]] = ("launch",)
+
+    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """No formula for the dtype, or no peak of it on the device."""
+        dtypes = frozenset(OPERAND_BYTES)
+        return pd.Series(
+            map_words(frame, _TOLD, lambda *columns: unpriced_reason(*_keys(*columns), dtypes)),
+            index=frame.index,
+            dtype=object,
+        )
+
+    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """graph, kernel, eager, eager/linear or back-to-back, by source; a linear layer costs the host more."""
+        columns = ("source", "timing", "library")
+        linear, batched = (map_words(frame, columns, partial(_stack, batched=many)) for many in (False, True))
+        return pd.Series(np.where(number(frame, "batch") > 1, batched, linear), index=frame.index, dtype=object)
+
+    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """gemm.fp8, gemm.fp4, gemm.int8, gemm.tensor or gemm.simt, by format and the unit that the rows run on."""
+        return pd.Series(
+            map_words(frame, _TOLD, lambda *columns: _family(*_keys(*columns))), index=frame.index, dtype=object
+        )
+
+    def starts(self, family: str, figures: DeviceFigures) -> Sequence[GemmParameters]:
+        """Energy by process, tile by library generation; for ordinary cores the tile sizes of all generations."""
+        energies, tile = energy(figures), SMALLEST_TILE.get(figures.architecture, TILES[2])
+        share = surviving_share(figures)
+        if family == "gemm.tensor":
+            first = GemmParameters(energy=energies.tensor, training_energy=energies.training, l2_share=share)
+            return (first, dataclasses.replace(first, latency=WAITING))
+        if family == "gemm.int8" and not figures.tensor_cores:
+            lane = energies.vector / INTEGER_LANES
+            return (GemmParameters(launch=5 * MICROSECOND, energy=lane, training_energy=lane, l2_share=share),)
+        if family != "gemm.simt":
+            return (GemmParameters(energy=energies.fp8, training_energy=energies.training_fp8, l2_share=share),)
+        stall = 1.0 if figures.architecture in ("Kepler", "Maxwell", "Pascal") else 0.05
+        first = GemmParameters(
+            launch=20 * MICROSECOND, efficiency=0.9, l2_rate=0.02, split_time=3 * MICROSECOND, page_stall=stall,
+            energy=energies.vector, training_energy=energies.vector, least_tile=tile,
+            scattered_efficiency=SCATTERED.get(figures.memory_kind, 1.0),
+        )  # fmt: skip
+        return (first, *(dataclasses.replace(first, least_tile=other) for other in TILES if other != tile))
+
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+        """Rows of DeepBench are few: they set out from the silicon of a device with many, and stay near it."""
+        first, *other_starts = self.starts(family, figures)
+        alike = ALIKE_ON_TENSOR_CORES if figures.tensor_cores else ALIKE_ON_ORDINARY_CORES
+        teacher = TEACHERS.get((figures.architecture, family))
+        known = fitted.get((teacher.subject, family, teacher.stack)) if teacher and stack == "back-to-back" else None
+        if teacher is None or known is None:
+            fixed = (*alike, "energy") if (figures.architecture, family) in UNTHROTTLED else alike
+            return FitPlan(first, tuple(other_starts), ("launch",), fixed, starts=1 if other_starts else 2)
+        start = dataclasses.replace(
+            known, launch=teacher.launch, energy=first.energy, training_energy=first.training_energy,
+            scattered_efficiency=first.scattered_efficiency, **teacher.fixed,
+            narrow_rows=NARROW_ROWS.get((figures.architecture, figures.memory_kind), 1.0),
+        )  # fmt: skip
+        tiles = TILES if family == "gemm.simt" else ()
+        alternatives = tuple(dataclasses.replace(start, least_tile=1.01 * tile) for tile in tiles)
+        fixed = ("energy", *alike, *teacher.fixed)
+        return FitPlan(start, alternatives, ("launch",), fixed, starts=1, prior=teacher.prior)
+
+    def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""
+        return pd.Series(map_words(frame, _TOLD, lambda *columns: _keys(*columns)[2]), index=frame.index, dtype=object)
+
+    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+        """2 m n k batch FLOP, and each operand once."""
+        m, n, k, batch = (number(frame, name) for name in self.configuration)
+        element, result = _bytes(frame, OPERAND_BYTES), _bytes(frame, RESULT_BYTES)
+        return 2.0 * m * n * k * batch, batch * ((m * k + k * n) * element + m * n * result)
+
+    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: GemmParameters) -> Array:
+        """Seconds of rows of one device, dtype, family and stack; fp8 rows include quantising the activations."""
+        if frame.empty:
+            return np.zeros(0)
+        stack, dtype = str(self.stack(frame.iloc[:1]).iloc[0]), str(frame["dtype"].iloc[0]).strip()
+        m, n, k, batch = (number(frame, name) for name in self.configuration)
+        column_major = map_words(frame, ("source",), lambda source: source in COLUMN_MAJOR, bool)
+        if column_major.any():
+            m, n = np.where(column_major, n, m), np.where(column_major, m, n)
+        seconds = gemm_time(
+            m=m, n=n, k=k, batch=batch,
+            element_bytes=OPERAND_BYTES[dtype], result_bytes=RESULT_BYTES[dtype],
+            weight_copies=_weight_copies(stack, batch * n * k * OPERAND_BYTES[dtype], figures.l2_bytes),
+            activity=ACTIVITY.get((stack, dtype), 1.0),
+            k_contiguous=_k_contiguous(frame),
+            device=figures, parameters=parameters,
+        )  # fmt: skip
+        if dtype not in NARROW:
+            return seconds
+        extra = quantisation_time(
+            elements=m * k * batch, source_bytes=2.0, target_bytes=OPERAND_BYTES[dtype], device=figures,
+            bandwidth_efficiency=parameters.bandwidth_efficiency, capacity=parameters.l2_share * figures.l2_bytes,
+        )  # fmt: skip
+        return seconds + extra
+
+
+#: What the arithmetic of a row follows from.
+_TOLD = ("device", "dtype", "compute", "source")
+
+
+def _keys(device: str, dtype: str, compute: str, source: str) -> tuple[str, str, str]:
+    half = not compute and source == "deepbench" and dtype == "fp16"
+    return device, dtype, "vector" if half else compute
+
+
+def _stack(source: str, timing: str, library: str, *, batched: bool) -> str:
+    stack = timing or STACKS.get(source, "back-to-back")
+    return "eager/linear" if stack == "eager" and not batched and "bmm" not in library else stack
+
+
+@cache
+def _family(device: str, dtype: str, compute: str) -> str:
+    if dtype in NARROW or dtype == "int8":
+        return f"gemm.{dtype}"
+    try:
+        return "gemm.tensor" if unit_of(find_device(device), dtype, compute) == "tensor" else "gemm.simt"
+    except SpecError:
+        return "gemm.simt"
+
+
+def _weight_copies(stack: str, weight_bytes: Array, l2_bytes: float) -> Array:
+    """B matrices [of weight_bytes each] that take turns in a stack's harness."""
+    if stack == "graph":
+        return np.clip(np.ceil(l2_bytes / weight_bytes), 1.0, MOST_COPIES)
+    return np.full(weight_bytes.shape, WEIGHT_COPIES.get(stack, 1.0))
+
+
+def _bytes(frame: pd.DataFrame, table: Mapping[str, float]) -> Array:
+    return np.asarray(map_words(frame, ("dtype",), lambda dtype: table.get(dtype, math.nan), np.float64))
+
+
+def _k_contiguous(frame: pd.DataFrame) -> Array:
+    """Share of the two operands that lie contiguous along k, from the layout letters of row- or column-major BLAS."""
+
+    def share(source: str, left: str, right: str) -> float:
+        column_major = source in COLUMN_MAJOR
+        return (((left == "T") == column_major) + ((right == "T") != column_major)) / 2.0
+
+    return np.asarray(map_words(frame, ("source", "trans_a", "trans_b"), share, np.float64))
+
+
+KINDS.register(GemmTable.name)(GemmTable())

@@ -1,0 +1,262 @@
+"""Rows of MLPerf Inference, samples a second of a box, and of steps of reinforcement learning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from paleo.errors import PaleoError, SpecError
+from paleo.serving.engines import load_engine
+from paleo.serving.formats import Formats
+from paleo.serving.lowered import Sharding
+from paleo.serving.memory import serving_memory
+from paleo.serving.phases import EngineKernels, phases
+from paleo.serving.plans import ReplicaLayout, ServingLimits, ServingLoad, plan_of
+from paleo.serving.steady import Lengths
+from paleo.specs.model import load_model
+from paleo.specs.system import load_system
+from paleo.tables.kinds._serving import system_of_device
+from paleo.tables.steps import Row, Step, StepTable, filled
+from paleo.tables.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.serving.reinforcement import Rollouts
+    from paleo.specs.software import Software
+    from paleo.specs.system import System
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A language benchmark: network, mean tokens of a prompt and of an answer, spreads, format of the weights.
+
+    Lengths are those of the benchmark's data set (OpenOrca, its mixtures, SQuAD); an answer of 0 tokens is an encoder.
+    """
+
+    model: str
+    prompt: float
+    answer: float
+    spread: float
+    weights: str
+
+
+#: Benchmarks by the name of the submission without its accuracy; means of the data sets as their reference code
+#: prints them, answers where a row states none.
+BENCHMARKS = {
+    "llama2-70b": Benchmark("llama2-70b", 294.0, 294.0, 0.8, "fp8"),
+    "mixtral-8x7b": Benchmark("mixtral-8x7b", 290.0, 145.0, 0.8, "fp8"),
+    "bert": Benchmark("bert_large", 178.0, 0.0, 0.5, "fp8"),
+}
+#: Why the others are not priced.
+REASONS = {
+    "gptj": "beam search of four is not modelled",
+    "resnet50": "convolutions of eight bits are not priced",
+    "retinanet": "convolutions of eight bits are not priced",
+    "3d-unet": "convolutions of eight bits are not priced",
+    "stable-diffusion": "diffusion is not modelled as a service",
+    "dlrm": "recommendation is not modelled as a service",
+}
+#: Factors of the 90 % interval; degrees of a replica that submitters take; tokens of an iteration of an encoder.
+INTERVAL, DEGREES, ENCODED = (0.7, 1.4), (1, 2, 4, 8), 16384.0
+
+
+def benchmark_of(row: Row) -> Benchmark:
+    """Return the benchmark that a row runs; SpecError with the reason where it is not priced."""
+    name = str(row["model"])
+    for known, benchmark in BENCHMARKS.items():
+        if name.startswith(known):
+            return benchmark
+    reason = next((reason for word, reason in REASONS.items() if name.startswith(word)), "the network is not known")
+    raise SpecError(f"{name}: {reason}")
+
+
+@cache
+def replicas_of(model: str, device: str, weights: str, gpus: int, length: float) -> tuple[ReplicaLayout, ...]:
+    """Return the layouts of a box that hold the network, one for each degree of tensor parallelism."""
+    engine = load_engine("tensorrt-llm").model_copy(update={"request": 0.0, "streamed": 0.0})
+    system = system_of_device(device)
+    formats = Formats(weights, "fp8")
+    fitting = []
+    for degree in DEGREES:
+        if degree > min(gpus, max(system.devices_per_node, 1)):
+            continue
+        sharding = Sharding(degree)
+        try:
+            prices = phases(load_model(model), load_system(system.name), sharding, formats, engine.kernels)
+        except PaleoError:
+            continue
+        memory = serving_memory(prices.lowered, sharding, formats, engine, system.device)
+        if not memory.refusal(length):
+            limit = engine.limit(system.device)
+            fitting.append(ReplicaLayout(sharding, formats, engine, max(gpus // degree, 1), prices, memory, limit))
+    return tuple(fitting)
+
+
+def answered(row: Row) -> float:
+    """Return the samples a second of all devices of a row, by the best degree of tensor parallelism."""
+    benchmark, gpus = benchmark_of(row), int(float(row["n_gpus"]))
+    scenario = str(row["scenario"])
+    if scenario not in ("offline", "server", "interactive"):
+        raise SpecError(f"scenario {scenario!r} is one request at a time: not modelled")
+    if benchmark.answer == 0.0:
+        return _encoded(row, benchmark, gpus, scenario)
+    answer = float(row["output_tokens_per_sample"]) if filled(row, "output_tokens_per_sample") else benchmark.answer
+    limits = ServingLimits()
+    if scenario != "offline":
+        limits = ServingLimits(_limit(row, "ttft_limit_s"), _limit(row, "tpot_limit_s"), _limit(row, "latency_limit_s"))
+    return _best(benchmark, str(row["device"]), gpus, round(answer), limits)
+
+
+@cache
+def _best(benchmark: Benchmark, device: str, gpus: int, answer: int, limits: ServingLimits) -> float:
+    layouts = replicas_of(benchmark.model, device, benchmark.weights, gpus, 4.0 * benchmark.prompt)
+    if not layouts:
+        raise SpecError(f"{benchmark.model} in {benchmark.weights} does not fit on {gpus} of {device}")
+    lengths = Lengths(benchmark.prompt, float(answer), benchmark.spread, benchmark.spread)
+    plans = [plan_of(layout, ServingLoad("most", lengths), limits) for layout in layouts]
+    rates = [plan.requests_per_s for plan in plans if plan is not None]
+    if not rates:
+        raise SpecError("no layout keeps the limits of latency")
+    return max(rates)
+
+
+def _limit(row: Row, column: str) -> float | None:
+    value = float(row[column]) if filled(row, column) else 0.0
+    return value if value > 0 else None
+
+
+def _encoded(row: Row, benchmark: Benchmark, gpus: int, scenario: str) -> float:
+    """Samples a second of an encoder: batches of whole samples, of which two fit into the limit of latency.
+
+    Numbers between its kernels have eight bits, and sixteen where 99.9 % of the accuracy is asked.
+    """
+    system = system_of_device(str(row["device"]))
+    kernels = EngineKernels(encoder_bytes=2.0 if str(row["model"]).endswith("99.9") else 1.0)
+    prices = phases(load_model(benchmark.model), system, Sharding(), Formats(benchmark.weights), kernels)
+    samples = np.maximum(ENCODED / benchmark.prompt / np.array([16.0, 8.0, 4.0, 2.0, 1.0]), 1.0)
+    seconds = prices.products(samples * benchmark.prompt) + prices.prefilling(samples, benchmark.prompt)
+    rates = samples / seconds
+    limit = _limit(row, "latency_limit_s")
+    if scenario != "offline" and limit is not None:
+        rates = np.where(2.0 * seconds <= limit, rates, 0.0)
+    return gpus * float(rates.max())
+
+
+class InferenceRuns(StepTable):
+    """One submission a row; the measured quantity is samples a second."""
+
+    name = "inference"
+    header = frozenset({"scenario", "target_qps", "samples_per_s", "model", "n_gpus", "latency_p99_s"})
+    reads: ClassVar[str] = (
+        "round submitter device nodes gpus_per_node tokens_per_s weight_dtype_reported input_dtype_reported"
+        " ttft_limit_s tpot_limit_s latency_limit_s ttft_p99_s tpot_p99_s output_tokens_per_sample samples_per_query"
+        " valid system_reported division"
+    )
+    configuration = ("device", "submitter", "system_reported", "output_tokens_per_sample", "latency_limit_s")
+    measured_column = "samples_per_s"
+    measured_unit = 1.0
+    calibrates = False
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """Predict one row; the baseline is the peak of the devices."""
+        if not filled(row, "device") or not filled(row, "n_gpus"):
+            raise SpecError("device or n_gpus is blank")
+        value, (low, high) = answered(row), INTERVAL
+        device = system_of_device(str(row["device"])).device
+        peak = float(row["n_gpus"]) * device.peak_flops_per_s(
+            "bf16" if "bf16" in device.peak else device.training_dtype
+        )
+        return Step(value, value * low, value * high, peak, str(row["device"]), str(row["model"]))
+
+
+STEPS.register("inference")(InferenceRuns())
+
+
+#: Networks and systems of rows of reinforcement learning by the names in the table.
+NETWORKS = {
+    "DeepSeek V3": "deepseek_v3",
+    "Qwen3-235B": "qwen3-235b-a22b",
+    "Qwen3-30B3A": "qwen3-30b-a3b",
+    "Nemotron-3-Nano-30B-A3B": "nemotron-3-nano-30b-a3b",
+}
+SYSTEMS = {"H100": "dgx-h100", "H200": "dgx-h200", "B200": "dgx-b200", "GB200": "gb200-nvl72", "A100": "dgx-a100-80gb"}
+#: Tokens of a prompt where a row states prompts and answers together, and at most so large a share of both.
+PROMPT, PROMPT_SHARE = 150.0, 1.0 / 3.0
+#: Factors of the 90 % interval of a step.
+STEP_INTERVAL = (0.7, 1.5)
+
+
+def degrees_of(cell: object, names: tuple[str, ...]) -> dict[str, int]:
+    """Return the degrees of a layout such as ``[1,1,16,16,n/a]``; those that are not stated are 1.
+
+    >>> degrees_of("[2,2,16,8,n/a]", ("tp", "cp", "ep", "pp", "vpp"))
+    {'tp': 2, 'cp': 2, 'ep': 16, 'pp': 8, 'vpp': 1}
+    """
+    texts = [part.strip() for part in str(cell).strip("[] ").split(",")]
+    if len(texts) != len(names):
+        raise SpecError(f"layout {str(cell)[:40]!r}: expected {len(names)} degrees ({', '.join(names)})")
+    return {name: int(text) if text.isdigit() else 1 for name, text in zip(names, texts, strict=True)}
+
+
+class LearningSteps(StepTable):
+    """One step of reinforcement learning a row; the measured quantity is its seconds."""
+
+    name = "rl_steps"
+    header = frozenset({"algorithm", "policy", "generation_layout", "training_layout", "generation_batch", "step_s"})
+    reads: ClassVar[str] = (
+        "system model precision n_gpus max_sequence mean_sequence training_batch tokens_per_s_per_gpu"
+    )
+    configuration = ("system", "model", "n_gpus", "max_sequence", "mean_sequence", "training_batch")
+    measured_column = "step_s"
+    measured_unit = 1.0
+    calibrates = False
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """Predict one step; the baseline is the FLOP of generation and training at the devices' peak."""
+        from paleo.serving.reinforcement import best_step
+
+        needed = ("system", "model", "n_gpus", "max_sequence", "mean_sequence", "training_batch", "generation_batch")
+        missing = [column for column in needed if not filled(row, column)]
+        if missing:
+            raise SpecError(f"{missing[0]} is blank")
+        model, system = load_model(NETWORKS.get(str(row["model"]), str(row["model"]))), _rl_system(row)
+        trainer = degrees_of(row["training_layout"], ("tp", "cp", "ep", "pp", "vpp"))
+        engine = degrees_of(row["generation_layout"], ("tp", "pp"))
+        staleness = 0 if str(row["policy"]).lower() == "on policy" else int(str(row["policy"]).partition("-")[0])
+        steps, refusals = best_step(
+            model, system, int(float(row["n_gpus"])), _rollouts(row), layouts=[Sharding(engine["tp"], engine["pp"])],
+            strategies=[_trainer(trainer)], staleness=staleness,
+        )  # fmt: skip
+        if not steps:
+            raise SpecError(refusals[0] if refusals else "no layout of engine and trainer")
+        seconds, (low, high) = steps[0].step, STEP_INTERVAL
+        work = float(row["generation_batch"]) * float(row["mean_sequence"]) / float(row["n_gpus"])
+        return Step(seconds, seconds * low, seconds * high, work, system.device.name, "step of reinforcement learning")
+
+
+def _rl_system(row: Row) -> System:
+    name = str(row["system"])
+    if name not in SYSTEMS:
+        raise SpecError(f"system {name!r} is not known; {', '.join(SYSTEMS)} are")
+    return load_system(SYSTEMS[name])
+
+
+def _rollouts(row: Row) -> Rollouts:
+    from paleo.serving.reinforcement import Rollouts
+
+    mean, longest = float(row["mean_sequence"]), float(row["max_sequence"])
+    prompt = min(PROMPT, PROMPT_SHARE * mean)
+    count, batch = int(float(row["generation_batch"])), int(float(row["training_batch"]))
+    return Rollouts(count, batch, prompt, mean - prompt, max(longest - prompt, 1.0))
+
+
+def _trainer(degrees: dict[str, int]) -> str:
+    """A strategy of such degrees, experts folded over tp and cp."""
+    parts = [f"{name}={degrees[name]}" for name in ("tp", "cp", "pp", "ep") if degrees[name] > 1]
+    folded = ["etp=1"] if degrees["ep"] > 1 and degrees["tp"] * degrees["cp"] > 1 else []
+    return ",".join([*parts, *folded, "zero=1"])
+
+
+STEPS.register("rl_steps")(LearningSteps())

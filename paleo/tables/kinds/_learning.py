@@ -1,0 +1,132 @@
+"""Tables of learning: final loss by parameters, tokens, batch and learning rate; final accuracy of asynchronous runs by
+the workers that made their updates; reference convergence points, samples to a target at a batch, each predicted from
+the other points of its task."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from paleo.errors import SpecError
+from paleo.learning.loss import CHINCHILLA, RESNET32, STEP_LAW
+from paleo.learning.samples import ReferencePoints, leave_out
+from paleo.specs.task import task_of
+from paleo.studies.cost import NINETY
+from paleo.tables.steps import Row, Step, StepTable, filled, whole_cell
+from paleo.tables.tables import STEPS, Predictions
+
+if TYPE_CHECKING:
+    from paleo.specs.software import Software
+
+
+def loss_of_row(row: Row) -> tuple[float, float, str]:
+    """Loss [nats], the residual of its law and the law's name. Rows that state batch and rate are of Step Law's data,
+    the others of Chinchilla's; constants of one do not hold for the other. SpecError where the rate is out of range."""
+    size, tokens = float(row["parameters"]), float(row["tokens"])
+    if not (filled(row, "batch_tokens") and filled(row, "learning_rate")):
+        return float(CHINCHILLA.loss(size, tokens)), CHINCHILLA.residual, "chinchilla"
+    rate = float(row["learning_rate"])
+    off = float(STEP_LAW.rate_doublings(size, tokens, rate))
+    low, high = STEP_LAW.rates
+    if not low <= off <= high:
+        raise SpecError(
+            f"learning rate outside of the range of the law: {low:g} to {high:g} doublings of the best "
+            "(above them runs diverge)"
+        )
+    loss = STEP_LAW.loss(size, tokens) + STEP_LAW.penalty(size, tokens, float(row["batch_tokens"]), rate)
+    return float(loss), STEP_LAW.residual, "step-law"
+
+
+class Losses(StepTable):
+    """One training run a row; the measured quantity is its final loss in nats a token."""
+
+    name = "learning"
+    header = frozenset({"parameters", "tokens", "loss_nats"})
+    reads = "batch_tokens learning_rate seq_len source steps"
+    configuration = ("source", "batch_tokens", "learning_rate", "seq_len")
+    measured_column = "loss_nats"
+    measured_unit = 1.0
+    calibrates = False
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """The loss of the row's law; the baseline is one constant for all rows of a law."""
+        loss, residual, law = loss_of_row(row)
+        spread = 2.0 * residual * loss
+        return Step(loss, loss - spread, loss + spread, 1.0, law, law)
+
+
+STEPS.register("learning")(Losses())
+
+
+#: Accuracy above guessing, as a share of that of fresh gradients, below which a run never learned.
+LEARNED = 0.1
+
+
+class StaleRuns(StepTable):
+    """One run a row; the measured quantity is its final accuracy."""
+
+    name = "staleness_accuracy"
+    header = frozenset({"consistency", "workers", "servers", "steps", "final_accuracy"})
+    reads = "batch_per_gpu dataset device model notes parameters preemptible"
+    configuration = ("model", "dataset", "batch_per_gpu", "device")
+    measured_column = "final_accuracy"
+    measured_unit = 1.0
+    calibrates = False
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """The accuracy by the law of the row's network; like workers are as many updates late as there are others."""
+        law, network = RESNET32, f"{row['model']} on {row['dataset']}"
+        if network != law.model or row["consistency"] != "async":
+            raise SpecError(f"{network}, {row['consistency']}: no law of staleness; known is {law.model}, async")
+        if (whole_cell(row, "steps"), whole_cell(row, "batch_per_gpu")) != (law.updates, law.batch):
+            raise SpecError(f"the law of staleness holds for {law.updates:,.0f} updates at batch {law.batch:g}")
+        staleness = float(whole_cell(row, "workers") - 1)
+        if not 0 <= staleness <= law.largest:
+            raise SpecError(f"staleness {staleness:g} lies outside of the range of its law (0 to {law.largest:g})")
+        if float(row["final_accuracy"]) < law.guessing + LEARNED * (law.fresh - law.guessing):
+            raise SpecError(f"the run never learned: its accuracy is that of guessing ({law.guessing:.0%})")
+        accuracy, spread = float(law.accuracy(staleness)), NINETY * law.residual
+        return Step(accuracy, accuracy - spread, accuracy + spread, 1.0, str(row["device"]), "linear in staleness")
+
+
+STEPS.register("staleness_accuracy")(StaleRuns())
+
+
+#: What makes two rows the same point; rounds repeat those of earlier ones.
+POINT = ["benchmark", "global_batch_size", "samples_mean"]
+
+
+class ConvergencePoints(StepTable):
+    """One reference point a row; the measured quantity is the mean of its samples to the target."""
+
+    name = "convergence"
+    header = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})
+    reads = "name unit"
+    configuration = ("name",)
+    measured_column = "samples_mean"
+    measured_unit = 1.0
+    calibrates = False
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Row by row; a point that a later round repeats counts once."""
+        predictions = super().predict(frame)
+        repeats = frame.duplicated(POINT).to_numpy()
+        predictions.seconds[repeats] = math.nan
+        predictions.reasons[repeats] = "the point of another round once more"
+        return predictions
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """Samples by the law of the row's task; where the point is one of the law's, by its other points."""
+        task, batch = task_of(str(row["benchmark"]), str(row["round"])), float(row["global_batch_size"])
+        if task is None:
+            raise SpecError(f"benchmark {row['benchmark']!r} has no task in the catalog")
+        law = task.law
+        if isinstance(law, ReferencePoints) and batch in [point for point, _ in law.points]:
+            law = leave_out(law, batch)
+        samples, spread = float(law.samples(batch)), math.exp(NINETY * float(law.sigma(batch, float(row["n"]))))
+        return Step(samples, samples / spread, samples * spread, 1.0, str(row["benchmark"]), "other points of the task")
+
+
+STEPS.register("convergence")(ConvergencePoints())

@@ -1,0 +1,315 @@
+"""Rows of pipelines whose ranks lie packed, scheduled or at random on a slow network, which is described pair by pair
+in ``placement_networks.csv`` beside the table.
+
+A stage waits for its transfers, so that a microbatch takes its longest stage (computation and transfers), (m + p − 1)
+times; then gradients are summed by rings. Ranks at random are drawn a few times, and scheduled ones exchanged pair by
+pair as long as that makes the step shorter.
+
+Reference: Yuan et al., Decentralized training of foundation models in heterogeneous environments, NeurIPS 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from paleo.errors import SpecError, near
+from paleo.files import is_file
+from paleo.predict import Prediction, predict
+from paleo.pricing.communication import link_parameters
+from paleo.pricing.links.alpha_beta import hidden
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.specs.system import System, load_system
+from paleo.tables.cells import Array, read_table
+from paleo.tables.steps import Row, Step, StepTable, ideal_seconds, row_dicts, whole_cell
+from paleo.tables.tables import STEPS, Predictions
+
+if TYPE_CHECKING:
+    from paleo.pricing.links.fabric import FabricParameters
+    from paleo.specs.software import Software
+
+
+#: The table of networks, beside that of the steps.
+NETWORKS = "placement_networks.csv"
+#: What TCP leaves of a rate: 1,460 bytes of a frame of 1,538.
+TCP_SHARE = 1460.0 / 1538.0
+#: One flow between two machines of Amazon's cloud, unless they are placed together: 5 Gb/s (EC2 user guide, instance
+#: network bandwidth).
+FLOW_RATE = 0.625e9
+#: Transfers that a stage waits for, of the four of a microbatch: all where sends block (Megatron of 2021), half of them
+#: where sends have a stream of their own (DT-FM).
+BLOCKING, STREAMED = 1.0, 0.5
+#: Draws of random placements, and exchanges of two ranks that a schedule tries.
+DRAWS, EXCHANGES = 12, 600
+#: What a stage's computation follows from, beside its degrees.
+SIZES = ("layers", "hidden", "seq_len", "micro_batch", "dtype", "software")
+#: The machine of the rows; heads and words of their GPT-3 family, which the table leaves out.
+NODE, HEADS, VOCABULARY = "aws-p3.16xlarge", 16, 50257
+#: Bytes of an activation, and of a gradient.
+HALF = 2.0
+Grid = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class PairNetwork:
+    """Rates [byte/s] between ranks, (ranks, ranks); ranks of one ``group`` share their group's link to all others where
+    ``shared``."""
+
+    rates: Array
+    group: Grid
+    shared: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, rows: pd.DataFrame) -> PairNetwork:
+        """The network that describes a table's rows."""
+        ranks = int((rows["first_rank_a"] + rows["ranks_a"]).max())
+        rates, shared = np.zeros((ranks, ranks)), np.zeros((ranks, ranks), dtype=bool)
+        group = np.arange(ranks)
+        for row in sorted(row_dicts(rows), key=lambda row: str(row["group_a"]) != "any"):  # the general rows first
+            a, b = (slice(int(row[f"first_rank_{x}"]), int(row[f"first_rank_{x}"] + row[f"ranks_{x}"])) for x in "ab")
+            for source, target in ((a, b), (b, a)):
+                rates[source, target], shared[source, target] = row["pair_bytes_per_s"], bool(row["shared_by_group"])
+            if row["group_a"] == row["group_b"]:
+                group[a] = a.start
+        return cls(rates, group, shared)
+
+    def seconds(self, source: Grid, target: Grid, size: float) -> Array:
+        """Seconds of flows of ``size`` bytes that start together, (flows,)."""
+        rates, shared = self.rates[source, target], self.shared[source, target]
+        out, into = self.group[source], self.group[target]
+        ranks = len(self.group)
+        leaving, entering = (np.bincount(end[shared], minlength=ranks) for end in (out, into))
+        flows = np.maximum(np.maximum(leaving[out], entering[into]), 1)
+        flow_rates = np.where(shared, np.minimum(rates / flows, FLOW_RATE), rates)
+        outside = out != into
+        return np.asarray(np.where(source == target, 0.0, size / (flow_rates * np.where(outside, TCP_SHARE, 1.0))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pipelines:
+    """Pipelines of a row: seconds in which a stage computes a microbatch, bytes that a rank sends over a boundary and
+    of its gradients, microbatches, stages, ranks that split tensors, and the share of its transfers that a stage waits
+    for."""
+
+    compute: float
+    boundary: float
+    gradient: float
+    microbatches: int
+    stages: int
+    tensor: int
+    waits: float
+
+    def step(self, network: PairNetwork, grid: Grid) -> float:
+        """Seconds of a step whose ranks lie on ``grid``, (stages, pipelines)."""
+        waited = np.zeros(grid.shape)
+        for source, target in ((grid[:-1], grid[1:]), (grid[1:], grid[:-1])):
+            seconds = network.seconds(source.ravel(), target.ravel(), self.boundary).reshape(source.shape)
+            waited[:-1] += seconds
+            waited[1:] += seconds
+        passes = float((self.compute + self.waits * waited).max())
+        return (self.microbatches + self.stages - 1) * passes + self.exchange(network, grid)
+
+    def exchange(self, network: PairNetwork, grid: Grid) -> float:
+        """Seconds in which all stages sum their gradients at once, each by a ring in the order of its ranks."""
+        pipelines = grid.shape[1] // self.tensor
+        if pipelines == 1:
+            return 0.0
+        ring = np.sort(grid.reshape(self.stages, pipelines, self.tensor).swapaxes(1, 2).reshape(-1, pipelines), axis=1)
+        sent = 2.0 * (pipelines - 1) / pipelines * self.gradient
+        return float(network.seconds(ring.ravel(), np.roll(ring, -1, axis=1).ravel(), sent).max())
+
+
+def _packed(ranks: int, shape: tuple[int, int]) -> Grid:
+    """Megatron's order: pipelines are the outermost."""
+    return np.arange(ranks).reshape(shape)
+
+
+def _scheduled(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
+    """Seconds of the better of both orders of ranks after exchanges of two that make the step shorter."""
+    random, ranks = np.random.default_rng(0), shape[0] * shape[1]
+    starts = (_packed(ranks, shape), _packed(ranks, shape[::-1]).T.copy())
+    best = min(starts, key=lambda grid: work.step(network, grid)).ravel().copy()
+    least = work.step(network, best.reshape(shape))
+    for first, second in random.integers(0, ranks, (EXCHANGES, 2)):
+        best[[first, second]] = best[[second, first]]
+        seconds = work.step(network, best.reshape(shape))
+        if seconds >= least:
+            best[[first, second]] = best[[second, first]]
+        least = min(least, seconds)
+    return least
+
+
+def _random(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
+    """Mean seconds over draws."""
+    random, ranks = np.random.default_rng(0), shape[0] * shape[1]
+    draws = [random.permutation(ranks).reshape(shape) for _ in range(DRAWS)]
+    return float(np.mean([work.step(network, grid) for grid in draws]))
+
+
+ORDERS: Mapping[str, Callable[[PairNetwork, _Pipelines, tuple[int, int]], float]] = {
+    "packed": lambda network, work, shape: work.step(network, _packed(shape[0] * shape[1], shape)),
+    "scheduled": _scheduled,
+    "random": _random,
+}
+
+
+class PlacementSteps(StepTable):
+    """One training step a row."""
+
+    name: ClassVar[str] = "placement"
+    header: ClassVar[frozenset[str]] = frozenset({"network", "order", "pp", "tp", "dp", "micro_batch", "step_s"})
+    reads: ClassVar[str] = "device dtype global_batch hidden layers seq_len software"
+    configuration: ClassVar[tuple[str, ...]] = (
+        "layers",
+        "hidden",
+        "seq_len",
+        "global_batch",
+        "dtype",
+        "software",
+        "device",
+    )
+    measured_column = "step_s"
+    measured_unit = 1.0
+    calibrates = False
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Row by row, on the networks of the table beside this one."""
+        path = Path(str(frame.attrs.get("path", ""))).parent / NETWORKS
+        described = read_table(path) if is_file(path) else pd.DataFrame({"network": []})
+        self._networks = {str(name): PairNetwork.of(rows) for name, rows in described.groupby("network")}
+        self._stages: dict[tuple[object, ...], tuple[float, float]] = {}
+        return super().predict(frame)
+
+    def system(self, row: Row) -> System:
+        """One rank's device."""
+        return load_system(str(row["device"]))
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """Seconds of the row's step."""
+        network, order = self._networks.get(str(row["network"])), str(row["order"])
+        if network is None:
+            raise SpecError(f"network {row['network']!r} is not described in a {NETWORKS} beside the table")
+        if order not in ORDERS:
+            raise SpecError(f"order {order!r}: expected {', '.join(ORDERS)}")
+        stages, tensor, pipelines = (whole_cell(row, name) for name in ("pp", "tp", "dp"))
+        if stages * tensor * pipelines != len(network.group):
+            raise SpecError(f"{stages} x {tensor} x {pipelines} ranks on a network of {len(network.group)}")
+        key = *(str(row[name]) for name in SIZES), stages, tensor, software
+        if key not in self._stages:
+            self._stages[key] = _stage_seconds(row, software)
+        compute, ideal = self._stages[key]
+        work = _pipelines(row, compute)
+        seconds = ORDERS[order](network, work, (stages, tensor * pipelines))
+        origin = "a predicted stage and stated links"
+        return Step(seconds, seconds / 1.3, seconds * 1.3, ideal * work.microbatches, str(row["device"]), origin)
+
+
+def _pipelines(row: Row, compute: float) -> _Pipelines:
+    """What the pipelines of a row send: half of an activation each of two ranks that split it, as Megatron scatters it;
+    and gradients of the first stage, which holds the embedding, too."""
+    stages, tensor, pipelines, micro = (whole_cell(row, name) for name in ("pp", "tp", "dp", "micro_batch"))
+    hidden = whole_cell(row, "hidden")
+    elements = 12.0 * hidden**2 * whole_cell(row, "layers") / stages + VOCABULARY * hidden
+    return _Pipelines(
+        compute,
+        boundary=HALF * micro * whole_cell(row, "seq_len") * hidden / tensor,
+        gradient=HALF * elements / tensor,
+        microbatches=whole_cell(row, "global_batch") // pipelines // micro,
+        stages=stages,
+        tensor=tensor,
+        waits=BLOCKING if _is_megatron(row) else STREAMED,
+    )
+
+
+def _is_megatron(row: Row) -> bool:
+    return str(row["software"]) == "Megatron"
+
+
+def _stage_seconds(row: Row, software: Software | None) -> tuple[float, float]:
+    """Seconds in which a stage computes a microbatch (forward, again and backward), which is what so many layers more
+    add to a step; and those of its model FLOP at the peak."""
+    layers = whole_cell(row, "layers") // whole_cell(row, "pp")
+    fewer, more = (_of_layers(row, count, software) for count in (layers, 2 * layers))
+    seconds = [each.step_time - each.breakdown.optimizer for each in (fewer, more)]
+    return seconds[1] - seconds[0], ideal_seconds(more) - ideal_seconds(fewer)
+
+
+def _of_layers(row: Row, layers: int, software: Software | None) -> Prediction:
+    """A microbatch of so many layers on the ranks of one stage; PyTorch had no kernel of its own for attention then."""
+    tensor, megatron, length = whole_cell(row, "tp"), _is_megatron(row), whole_cell(row, "seq_len")
+    run = Run(
+        gpus=tensor,
+        batch=whole_cell(row, "micro_batch"),
+        strategy=f"tp={tensor}",
+        dtype=str(row["dtype"]),
+        optimizer="adam",
+        recompute="full",
+        software="megatron-2021" if megatron else "pytorch-eager",
+        attention=None if megatron else "stepwise",
+        model={
+            "layers": layers, "hidden": whole_cell(row, "hidden"), "heads": HEADS, "seq": length, "positions": length
+        },
+    )  # fmt: skip
+    return predict(load_model("gpt2"), load_system(NODE), run, software)
+
+
+STEPS.register("placement")(PlacementSteps())
+
+
+#: Whom a GPU talks to: the one of its rail in the other node, or all there.
+PEERS = ("rail-aligned", "cross-rail")
+
+
+class Rails(StepTable):
+    """Messages of one size between two nodes a row; the measured quantity is the rate of a GPU."""
+
+    name: ClassVar[str] = "rails"
+    header: ClassVar[frozenset[str]] = frozenset(
+        {"system", "ranks", "ranks_per_node", "peers", "message_bytes", "bytes_per_s_per_gpu"}
+    )
+    reads: ClassVar[str] = "device op"
+    configuration: ClassVar[tuple[str, ...]] = ("peers", "message_bytes", "op")
+    measured_column = "bytes_per_s_per_gpu"
+    measured_unit = 1.0
+    calibrates = False
+
+    def system(self, row: Row) -> System:
+        """The row's system."""
+        return load_system(str(row["system"]))
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """Bytes a second of one GPU."""
+        system, peers = self.system(row), str(row["peers"])
+        if peers not in PEERS:
+            raise SpecError(f"peers: {peers!r} is none of these; {near(peers, PEERS)}")
+        if whole_cell(row, "ranks_per_node") != system.devices_per_node:
+            raise SpecError(f"ranks_per_node: only whole nodes of {system.devices_per_node} are modelled")
+        outer = [level for level in system.levels if system.joins_nodes(level)]
+        if not outer:
+            raise SpecError(f"system {system.name} has no network between nodes")
+        calibrated = link_parameters(system, "collective.fabric")
+        nic, size = outer[0].unit_bandwidth / system.devices_per_node, float(whole_cell(row, "message_bytes"))
+        seconds = _message_time(
+            calibrated.parameters, peers, whole_cell(row, "ranks") / system.devices_per_node, size / nic
+        )
+        (low, high), rate = calibrated.factors(seconds), size / seconds
+        origin = f"{calibrated.origin} ({calibrated.subject})"
+        return Step(rate, rate / high, rate / low, nic, system.name, origin)
+
+
+def _message_time(fabric: FabricParameters, peers: str, nodes: float, wire: float) -> float:
+    """Seconds of a message that takes ``wire`` seconds at the datasheet's rate of a GPU's NICs."""
+    if peers == "rail-aligned":
+        return wire / fabric.send_fraction
+    share = fabric.exchange_fraction * nodes**-fabric.congestion
+    return float(hidden(fabric.peer, wire / share))
+
+
+STEPS.register("rails")(Rails())

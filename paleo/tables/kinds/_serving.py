@@ -1,0 +1,336 @@
+"""Rows of served language models: throughput, latency, or the time of a token, by engine, load and layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from paleo.errors import SpecError
+from paleo.serving.commands import read_command
+from paleo.serving.engines import BatchLimit, Engine, engine_of_release
+from paleo.serving.formats import Formats
+from paleo.serving.load import Requests, drawn_requests, read_trace
+from paleo.serving.lowered import Sharding
+from paleo.serving.memory import serving_memory
+from paleo.serving.phases import Phases, phases
+from paleo.serving.plans import ReplicaLayout
+from paleo.serving.simulation import Simulated, simulate
+from paleo.serving.steady import Lengths, saturated
+from paleo.specs.catalog import systems_with
+from paleo.specs.model import load_model
+from paleo.specs.system import System, load_system
+from paleo.tables.cells import Array, number_or_nan
+from paleo.tables.steps import Row, Step, StepTable, filled, row_dicts
+from paleo.tables.tables import STEPS, Predictions
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from paleo.specs.software import Software
+
+#: Networks of the catalog by other names in tables.
+MODELS = {"deepseek-r1": "deepseek_v3", "deepseek-v3": "deepseek_v3"}
+#: Factors of the 90 % interval.
+INTERVAL = (0.7, 1.35)
+#: Coefficients of variation of ShareGPT's prompts and answers: medians of 25 and 130 tokens of means of 215 and 195
+#: (a log-normal prompt would spread by 8; the data set is cut at a few thousand tokens).
+SHARED_SPREAD = (2.0, 1.1)
+#: Requests that are simulated at a stated rate, and for each user of a closed loop.
+AT_RATE, OF_USER = 3000, 12
+#: Words of a command that name what is not modelled.
+UNKNOWN = {"--enforce-eager": "eager mode is not modelled"}
+PARTS = {
+    "ttft_mean_s": ("ttft", 0),
+    "ttft_p99_s": ("ttft", 99),
+    "tpot_mean_s": ("tpot", 0),
+    "tpot_p99_s": ("tpot", 99),
+    "latency_p99_s": ("latency", 99),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is predicted of a run: the measured quantity's value, and times by part [s]."""
+
+    value: float
+    ideal: float
+    parts: Mapping[str, float]
+
+
+@cache
+def system_of_device(device: str) -> System:
+    """Return a system of the catalog with so many devices of a kind in a node: NVIDIA's own first."""
+    known = systems_with(device)
+    usual = [name for name in known if name.startswith("dgx")] or [name for name in known if "8" in name] or known
+    return load_system(usual[0] if usual else device)
+
+
+@cache
+def prices_of(model: str, system: str, sharding: Sharding, formats: Formats, engine: Engine) -> Phases:
+    """Return the prices of a layout; kept, as many rows have the same."""
+    return phases(load_model(model), load_system(system), sharding, formats, engine.kernels)
+
+
+def formats_of(row: Row) -> Formats:
+    """Return the formats that a row names, in its column or by its command."""
+    dtype = str(row.get("dtype") or "").lower() if filled(row, "dtype") else ""
+    if dtype in ("fp8", "fp4"):
+        return Formats(dtype, "fp8")
+    stated, model = read_command(_command(row)).formats, str(row["model"])
+    if model.startswith("gpt-oss"):
+        return Formats("mxfp4", stated.cache, experts_only=True)
+    return replace(stated, weights="fp8") if model.startswith("deepseek") else stated
+
+
+def _command(row: Row) -> str:
+    """A command in one line, without quotes that do not close."""
+    return str(row.get("command") or "").replace("\\\n", " ") if filled(row, "command") else ""
+
+
+def sharding_of(row: Row) -> Sharding:
+    """Return the division of a replica that a row states."""
+    stated = read_command(_command(row)).sharding
+    tp = int(float(row["tp"])) if filled(row, "tp") else int(float(row["n_gpus"]))
+    pp = int(float(row["pp"])) if filled(row, "pp") else 1
+    ranks = int(float(row["dp_attention"])) if filled(row, "dp_attention") else 1
+    if stated.attention_dp > 1:
+        ranks = stated.attention_dp
+    if ranks > 1:
+        return Sharding(1, pp, ranks, expert_parallel=True)
+    return Sharding(tp, pp, 1, expert_parallel=stated.expert_parallel or (filled(row, "ep") and float(row["ep"]) > 1))
+
+
+def engine_of(row: Row, offline: bool) -> tuple[Engine, BatchLimit | None]:
+    """Return the engine at the row's release, and limits of its iterations that the row states."""
+    engine = engine_of_release(str(row["engine"]), str(row.get("engine_version") or ""))
+    command = read_command(_command(row))
+    changes: dict[str, object] = {"drafted": command.drafted}
+    if command.memory_share:
+        changes["memory_share"] = command.memory_share
+    if offline:
+        changes |= {"request": 0.0, "streamed": 0.0}
+    engine = engine.model_copy(update=changes)
+    tokens = _cell(row, "max_num_batched_tokens") or command.tokens
+    sequences = _cell(row, "max_num_seqs") or command.sequences
+    if not tokens and not sequences:
+        return engine, None
+    usual = engine.limit(system_of_device(str(row["device"])).device)
+    return engine, BatchLimit(
+        tokens=int(float(tokens or usual.tokens)), sequences=int(float(sequences or usual.sequences))
+    )
+
+
+def _cell(row: Row, key: str) -> str | None:
+    return str(row[key]) if filled(row, key) else None
+
+
+def layout_of(row: Row, offline: bool) -> ReplicaLayout:
+    """Return the replica that a row describes; SpecError where it is not modelled."""
+    command = str(row.get("command") or "")
+    reasons = [reason for word, reason in UNKNOWN.items() if word in command]
+    if reasons:
+        raise SpecError(reasons[0])
+    if not filled(row, "model") or not filled(row, "device") or not filled(row, "engine"):
+        raise SpecError("model, device or engine is blank")
+    name = MODELS.get(str(row["model"]), str(row["model"]))
+    network, system = load_model(name), system_of_device(str(row["device"]))
+    sharding, formats = sharding_of(row), formats_of(row)
+    engine, limit = engine_of(row, offline)
+    prices = prices_of(network.name, system.name, sharding, formats, engine)
+    bound = limit or engine.limit(system.device)
+    if offline and bound.offline_tokens:
+        bound = bound.model_copy(update={"tokens": bound.offline_tokens})
+    memory = serving_memory(prices.lowered, sharding, formats, engine, system.device, bound)
+    length = float(row["input_tokens"]) + float(row["output_tokens"]) if filled(row, "input_tokens") else 1.0
+    if memory.refusal(length):
+        raise SpecError(memory.refusal(length))
+    count = max(int(float(row["n_gpus"])) // sharding.gpus, 1) if filled(row, "n_gpus") else 1
+    return ReplicaLayout(sharding, formats, engine, count, prices, memory, bound)
+
+
+def lengths_of(row: Row) -> Lengths:
+    """Return the lengths of a row's requests: exact where both are whole numbers, else those of ShareGPT."""
+    first, second = float(row["input_tokens"]), float(row["output_tokens"])
+    exact = first.is_integer() or filled(row, "distinct_prompts")  # generated prompts and answers of stated lengths
+    spread = (0.0, 0.0) if exact else SHARED_SPREAD
+    hit = 0.0
+    if filled(row, "distinct_prompts"):  # whole prompts lie in the cache but for their last page
+        hit = max(0.0, 1.0 - 16.0 / first)
+    return Lengths(first, second, *spread, hit)
+
+
+def outcome_of(row: Row, trace: Requests | None = None) -> Outcome:
+    """Return the prediction of one row."""
+    load = str(row["load"])
+    offline = load == "all at once" and not filled(row, "command")
+    layout = layout_of(row, offline or load == "trace")
+    if trace is not None:
+        result = _simulated(layout, trace)
+        return _latency(layout, result)
+    lengths = lengths_of(row)
+    if offline:
+        return _offline(layout, lengths, float(row["requests"]))
+    if load == "closed loop":
+        users = int(float(row["concurrency"]))
+        requests = _requests(lengths, min(OF_USER * users, 2000), math.inf)
+        result = _simulated(layout, requests, users)
+    elif load == "constant rate":
+        result = _simulated(layout, _requests(lengths, AT_RATE, float(row["request_rate"]), constant=True))
+    elif load == "overload":
+        raise SpecError(
+            "the rate is above capacity: latency grows with the length of the run, which the row does not say"
+        )
+    elif load == "all at once":
+        result = _simulated(layout, _requests(lengths, int(float(row["requests"])), math.inf))
+    else:
+        raise SpecError(f"load {load!r} is not modelled")
+    if load == "constant rate":
+        return _latency(layout, result)
+    value = layout.replicas * result.tokens_per_s
+    if not filled(row, "output_tokens_per_s"):
+        return Outcome(result.mean("tpot"), _token_time(layout), _parts(result))
+    return Outcome(value, 1.0 / _token_time(layout), _parts(result))
+
+
+def _requests(lengths: Lengths, count: int, rate: float, *, constant: bool = False) -> Requests:
+    return drawn_requests(
+        count,
+        input_tokens=float(np.asarray(lengths.input)),
+        output_tokens=float(np.asarray(lengths.output)),
+        rate=rate,
+        arrivals="constant" if constant else "poisson",
+        input_variation=lengths.input_variation,
+        output_variation=lengths.output_variation,
+        hit=float(np.asarray(lengths.hit)),
+        shared=bool(np.asarray(lengths.hit) > 0),
+    )
+
+
+def _simulated(layout: ReplicaLayout, requests: Requests, users: int | None = None) -> Simulated:
+    batching = layout.batching()
+    batching = replace(
+        batching, tokens=float(np.asarray(batching.tokens)), sequences=float(np.asarray(batching.sequences))
+    )
+    length = float((requests.input + requests.output).mean())
+    capacity = layout.memory.tokens(length)
+    longest = float((requests.input + requests.output).max())
+    if longest + 2.0 > capacity:
+        raise SpecError(layout.memory.refusal(longest) or "a request is longer than the cache")
+    each = requests if users is not None else requests.every(layout.replicas)
+    share = None if users is None else max(users // layout.replicas, 1)
+    return simulate(layout.phases, batching, each, capacity=capacity, reservation=layout.reservation, users=share)
+
+
+def _offline(layout: ReplicaLayout, lengths: Lengths, requests: float) -> Outcome:
+    """All requests queued at once, as many as keep the replica full to the end."""
+    places = min(layout.places(lengths), requests / layout.replicas)
+    state = saturated(layout.phases, layout.batching(), lengths, places)
+    value = layout.replicas * float(state.tokens_per_s)
+    return Outcome(value, 1.0 / _token_time(layout), {"tpot_mean_s": float(state.tpot)})
+
+
+def _token_time(layout: ReplicaLayout) -> float:
+    """Seconds in which a device reads its weights: what one token takes at least."""
+    bandwidth = system_bandwidth(layout)
+    return layout.memory.weights / bandwidth
+
+
+def system_bandwidth(layout: ReplicaLayout) -> float:
+    """Return the memory bandwidth of the layout's device, as its state prices imply it [byte/s]."""
+    states = layout.phases.state
+    if states > 0:
+        return 8.0 * layout.phases.lowered.states / states
+    return layout.memory.weights / max(float(layout.phases.products(1.0)), 2.0**-20)
+
+
+def _latency(layout: ReplicaLayout, result: Simulated) -> Outcome:
+    value = result.mean("latency")
+    return Outcome(value, _token_time(layout) * result.tokens / len(result.finish), _parts(result))
+
+
+def _parts(result: Simulated) -> dict[str, float]:
+    return {
+        column: result.percentile(part, percent) if percent else result.mean(part)
+        for column, (part, percent) in PARTS.items()
+    }
+
+
+class ServingRuns(StepTable):
+    """One run a row: output tokens a second, mean latency at a stated rate, or the time of a token."""
+
+    name = "serving"
+    header = frozenset({"engine", "load", "input_tokens", "output_tokens", "requests", "output_tokens_per_s"})
+    reads: ClassVar[str] = (
+        "engine_version model device tp pp ep n_gpus dtype dp_attention concurrency request_rate ttft_mean_s"
+        " tpot_mean_s ttft_p99_s tpot_p99_s latency_mean_s latency_p90_s latency_p99_s command requests_per_s"
+        " prefix_tokens prefix_groups distinct_prompts max_num_batched_tokens max_num_seqs trace kv_cache_tokens"
+        " duration_s expert_parallel hardware_reported"
+    )
+    configuration = (
+        "engine_version", "model", "device", "tp", "pp", "ep", "n_gpus", "dtype", "dp_attention", "concurrency",
+        "request_rate", "distinct_prompts", "max_num_batched_tokens", "max_num_seqs", "trace", "command",
+    )  # fmt: skip
+    measured_column = "output_tokens_per_s"
+    measured_unit = 1.0
+    measured_columns = ("output_tokens_per_s", "latency_mean_s", "tpot_mean_s")
+    calibrates = False
+
+    def measured(self, frame: pd.DataFrame) -> Array:
+        """Mean latency at a stated rate or of a trace, else output tokens a second, else the time of a token."""
+        tokens, latency, token = (number_or_nan(frame, column) for column in self.measured_columns)
+        timed = frame["load"].astype(str).isin(["constant rate", "trace", "overload"]).to_numpy()
+        value = np.where(timed, latency, np.where(np.isfinite(tokens), tokens, token))
+        return np.asarray(np.where(value > 0, value, np.nan))
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """Predict one row; the baseline is the reading of the weights at the device's bandwidth."""
+        if not (filled(row, "input_tokens") and filled(row, "output_tokens")) and str(row["load"]) != "trace":
+            raise SpecError("lengths are blank")
+        outcome = self._outcome(row)
+        low, high = INTERVAL
+        return Step(
+            outcome.value,
+            outcome.value * low,
+            outcome.value * high,
+            outcome.ideal,
+            str(row["device"]),
+            str(row["engine"]),
+        )
+
+    def _outcome(self, row: Row) -> Outcome:
+        return outcome_of(row, self._trace(row) if str(row["load"]) == "trace" else None)
+
+    def _trace(self, row: Row) -> Requests:
+        folder = Path(str(row.get("folder") or "."))
+        return read_trace(folder / str(row["trace"]))
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Predict all rows; traces lie beside the table."""
+        folder = str(Path(str(frame.attrs.get("path", "."))).parent)
+        return super().predict(frame.assign(folder=folder))
+
+    def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+        """Times to the first and of further tokens, and the last percentile of latency."""
+        folder = str(Path(str(frame.attrs.get("path", "."))).parent)
+        columns = {column: np.full(len(frame), np.nan) for column in PARTS}
+        for index, row in enumerate(row_dicts(frame.assign(folder=folder))):
+            try:
+                parts = self._outcome(row).parts
+            except (SpecError, KeyError, ValueError):
+                continue
+            for column, value in parts.items():
+                columns[column][index] = value
+        return {
+            column.removesuffix("_s"): (values, number_or_nan(frame, column))
+            for column, values in columns.items()
+            if column in frame
+        }
+
+
+STEPS.register("serving")(ServingRuns())

@@ -1,0 +1,438 @@
+"""Submissions to MLPerf Training as runs: the task of a row's benchmark and round on the row's system, in the code of
+that round; minutes to target, with the parts of each apart. Tables of whole runs and tables of steps hold the same
+submissions."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from paleo.errors import PaleoError, PlanError, SpecError
+from paleo.predict import predict
+from paleo.specs.device import find_device
+from paleo.specs.link import load_link
+from paleo.specs.software import Software, load_software
+from paleo.specs.system import Level, System, load_system
+from paleo.specs.task import TrainingTask, task_of
+from paleo.studies.target import MODEL_PARALLEL, TargetTime, task_run, time_to_target
+from paleo.tables.cells import Array, number_or_nan
+from paleo.tables.kinds._systems import DEFAULT_SYSTEMS, system_of, with_device, with_nodes_of
+from paleo.tables.kinds._transformers import strategy_of
+from paleo.tables.steps import Row, Step, StepTable, filled, ideal_seconds, row_dicts, step_of_prediction, whole_cell
+from paleo.tables.tables import STEPS, Predictions
+from paleo.units import MILLISECOND
+
+if TYPE_CHECKING:
+    from paleo.specs.calibration import Calibration
+    from paleo.specs.run import Run
+
+
+#: Systems of the catalog that were measured with copies through the host, which submissions on that card do not show.
+LIKE_OTHERS = {"l40s-pcie-8gpu": "pcie4-8gpu"}
+#: What joins nodes of catalog systems that are sold as single ones.
+FABRIC = "infiniband-hdr"
+#: Formats of numbers of submissions: those of tensor cores, whatever the row says of accumulation.
+TPU_DTYPE = "bf16"
+
+
+def task_of_row(row: Row) -> TrainingTask:
+    """The task of a row's benchmark and round; SpecError where the catalog has none."""
+    benchmark, name = str(row["benchmark"]).strip(), str(row["round"]).strip()
+    task = task_of(benchmark, name)
+    if task is None:
+        raise SpecError(f"benchmark {benchmark!r} has no task in the catalog (models/tasks)")
+    return task
+
+
+def system_of_row(row: Row) -> System:
+    """The row's system with its devices, as many a node as the row has, and a fabric where it has several nodes."""
+    device, gpus, nodes = str(row["device"]), whole_cell(row, "n_gpus"), whole_cell(row, "nodes", 1)
+    name = str(row["system"]) if filled(row, "system") else DEFAULT_SYSTEMS.get(device, "pcie4-8gpu")
+    name = LIKE_OTHERS.get(name, name)
+    system = with_device(load_system(name), row)
+    node_size = -(-gpus // max(nodes, 1))
+    if not system.levels:
+        return system
+    system = with_nodes_of(system, node_size) if nodes > 1 or node_size < system.devices_per_node else system
+    return _grown(system, node_size, nodes)
+
+
+def _grown(system: System, node_size: int, nodes: int) -> System:
+    """The system with levels that hold so many devices a node and so many nodes."""
+    levels = list(system.levels)
+    if levels and levels[-1].ranks is not None and levels[-1].ranks < node_size:
+        levels[-1] = levels[-1].model_copy(update={"ranks": node_size})
+    if nodes > 1 and (not levels or levels[-1].ranks is not None):
+        levels.append(
+            Level(name="fabric", ranks=None, link=load_link(FABRIC), topology="fabric", ports=max(1, node_size // 4))
+        )
+    return system.model_copy(
+        update={
+            "levels": tuple(levels),
+            "devices_per_node": max(node_size, 1) if nodes > 1 else max(system.devices_per_node, node_size),
+        }
+    )
+
+
+def training_gpus(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[str, str]]:
+    """GPUs that train, and how. Where there are more than input ``rows`` of a batch and the row states no degrees, a
+    language model is spread over up to eight ranks by tensor parallelism, a volume over up to four neighbours (on TPUs
+    an image, too, and over up to 16); otherwise as many train as divide the batch, and the others evaluate."""
+    gpus = whole_cell(row, "n_gpus")
+    if rows >= gpus or any(filled(row, axis) for axis in ("tp", "pp", "cp")):
+        return gpus, {}
+    ranks = max(count for count in range(1, int(rows) + 1) if rows % count == 0)
+    axis, limit = SPREAD.get(task.code.software, ("spatial", _most_neighbours(row, task)))
+    degree = max(degree for degree in (1, 2, 4, 8, 16) if ranks * degree <= gpus and degree <= limit)
+    more = ",zero=1,sp" if axis == "tp" else ""
+    return ranks * degree, {} if degree == 1 else {"strategy": f"{axis}={degree},dp={ranks}{more}"}
+
+
+def _most_neighbours(row: Row, task: TrainingTask) -> int:
+    """Ranks that an image or a volume is spread over at most: the compiler of TPUs does so for any network."""
+    if on_tpu(row) and task.model in SPATIAL:
+        return 16
+    return 4 if task.model == "unet3d" else 1
+
+
+def on_tpu(row: Row) -> bool:
+    """Whether a row's device is a TPU."""
+    return str(row.get("device", "")).startswith("tpu")
+
+
+#: Networks over whose images a compiler divides the space.
+SPATIAL = ("unet3d", "maskrcnn", "ssd-resnet34")
+#: The axis that takes GPUs beyond the samples of a batch, and the most ranks of it, by software.
+SPREAD = {"megatron-core": ("tp", 8)}
+
+
+#: Batches of the Transformer above this one count tokens, of which a pair of sentences has so many.
+MOST_SENTENCES, TOKENS = 4096.0, 28.0
+#: Pairs of sentences in a row of the Transformer's packed rows, in which TPUs count batches and, from v0.7 on, samples:
+#: 4,590,101 pairs in the 566,340 rows of an epoch.
+PAIRS = 4590101.0 / 566340.0
+
+
+def pairs_of(row: Row, column: str) -> float:
+    """A cell of samples, or of samples of a batch, in those of the task: the Transformer's batches count tokens on GPUs
+    and packed rows on TPUs, and samples that are fewer than an epoch count packed rows, too; on TPUs recommenders' logs
+    of v0.7 count evaluations for epochs. nan where it is empty."""
+    value = float(row[column]) if filled(row, column) else float("nan")
+    task = task_of_row(row)
+    if task.model.startswith("dlrm") and on_tpu(row) and value > 2.0 * task.dataset_samples:
+        return value / task.dataset_samples * task.evaluation.every
+    if task.model != "transformer_big":
+        return value
+    if column == "global_batch":
+        unit = PAIRS if str(row["device"]).startswith("tpu") else 1.0 / TOKENS if value > MOST_SENTENCES else 1.0
+        return value * unit
+    return value * (PAIRS if value < task.dataset_samples else 1.0)
+
+
+def switch(row: Row, key: str, default: bool) -> bool:
+    """A cell that says yes or no, in words or as a number.
+
+    >>> switch({"sp": "True"}, "sp", False), switch({"sp": 0.0}, "sp", True), switch({}, "sp", True)
+    (True, False, True)
+    """
+    return str(row[key]).strip().lower() in ("true", "1", "1.0") if filled(row, key) else default
+
+
+def strategy_of_row(row: Row, gpus: int, software: Software) -> str:
+    """As `strategy_of`, of a row that states what is to each rank of data parallelism, and its optimizer and sequences
+    in words; chunks of a pipeline stage that it does not state are one."""
+    product = math.prod(whole_cell(row, axis, 1) for axis in ("tp", "pp", "cp"))
+    if gpus % product:
+        raise PlanError(f"tp, pp and cp take {product} GPUs, which do not divide {gpus}")
+    sharded = switch(row, "distributed_optimizer", software.parallelism.zero > 0)
+    sequences = switch(row, "sequence_parallel", software.parallelism.sequence_parallel)
+    stated = {"sharding": "zero1" if sharded else "none", "sequence_parallel": int(sequences)}
+    return strategy_of({**row, **stated, "dp": gpus // product, "vp": whole_cell(row, "vp", 1)}, software)
+
+
+def options_of(row: Row, task: TrainingTask, gpus: int) -> dict[str, Any]:
+    """Options of the run that the row states: format, degrees, microbatch, recomputation."""
+    options: dict[str, Any] = {}
+    if on_tpu(row) or filled(row, "dtype"):
+        options["dtype"] = TPU_DTYPE if on_tpu(row) else str(row["dtype"])
+    if any(filled(row, axis) for axis in ("tp", "pp", "cp")):
+        options["strategy"] = strategy_of_row(row, gpus, load_software(task.code.software))
+    if filled(row, "micro_batch") and any(filled(row, axis) for axis in ("tp", "pp")):
+        options["microbatch"] = whole_cell(row, "micro_batch")
+    return options
+
+
+#: Cells that decide a prediction: rows that agree in them are predicted once.
+DECIDING = (
+    "benchmark", "round", "system", "device", "n_gpus", "nodes", "dtype", "global_batch", "tp", "pp", "cp", "vp",
+    "micro_batch", "sequence_parallel", "distributed_optimizer", "runs",
+)  # fmt: skip
+
+
+def target_of_row(row: Row, calibration: Calibration | None = None) -> TargetTime:
+    """The prediction of a row; PaleoError with the reason where it cannot be modelled. ``calibration``: a user's."""
+    cells = tuple((name, row[name]) for name in DECIDING if filled(row, name))
+    return _known_target(cells) if calibration is None else _target(cells, calibration)
+
+
+@lru_cache(maxsize=4096)
+def _known_target(cells: tuple[tuple[str, Any], ...]) -> TargetTime:
+    return _target(cells, None)
+
+
+def _target(cells: tuple[tuple[str, Any], ...], calibration: Calibration | None) -> TargetTime:
+    row = dict(cells)
+    system = system_of_row(row)
+    task = task_of_row(row).on(system.device.kind)
+    batch = pairs_of(row, "global_batch")
+    if not batch >= 1:
+        raise SpecError("global_batch is not stated")
+    gpus, spread = training_gpus(row, max(1, round(batch / task.packed)), task)
+    runs = float(row.get("runs", 1.0))
+    run = task_run(task, gpus, batch, **{**options_of(row, task, gpus), **spread})
+    priced = partial(time_to_target, task, system, global_batch=batch, runs=runs, calibration=calibration)
+    point = priced(run)
+    if point.prediction.memory.fits or "strategy" in run.model_fields_set:
+        return point
+    return first_that_fits(run, priced) or point
+
+
+def first_that_fits(run: Run, priced: Callable[[Run], TargetTime]) -> TargetTime | None:
+    """The plan with the fewest ranks that share a model, of those that fit in memory, where a row states none; None
+    where nothing fits."""
+    for degrees in MODEL_PARALLEL:
+        options = run.model_copy(update={"strategy": degrees, "microbatch": None})
+        try:
+            point = priced(options)
+        except PaleoError:
+            continue
+        if point.prediction.memory.fits:
+            return point
+    return None
+
+
+# rows of tables of steps
+
+#: How a table of steps names the source of a submission, and what its notes say of the batch that was logged.
+SUBMISSION, LOGGED_BATCH = re.compile(r"MLPerf Training (v\d+\.\d+)"), re.compile(r"logged batch (\d+)")
+#: Benchmarks that such tables name otherwise than MLPerf does.
+BENCHMARKS = {"resnet50-v1.5": "resnet", "ssd-resnet34": "ssd"}
+
+
+def submission_of(row: Row) -> Row | None:
+    """A row of a table of steps as a row of submissions; None where its source is no round of MLPerf Training or the
+    catalog has no task for its network.
+
+    >>> row = {"source": "MLPerf Training v3.0, Dell", "model": "BERT", "device": "l40", "n_gpus": 2, "dtype": "fp16"}
+    >>> submission_of({**row, "global_batch": 48})["global_batch"]  # two sequences are packed into a row
+    96.0
+    """
+    edition = SUBMISSION.match(str(row.get("source", "")))
+    slug = str(row.get("model_slug") or row.get("model", "")).strip().lower()
+    benchmark = BENCHMARKS.get(slug, slug)
+    task = task_of(benchmark, edition.group(1)) if edition else None
+    if edition is None or task is None:
+        return None
+    logged = LOGGED_BATCH.search(str(row.get("notes", "")))
+    counted = float(row["global_batch"] if "global_batch" in row else row["batch_per_gpu"] * whole_cell(row, "n_gpus"))
+    batch = float(logged.group(1)) if logged else counted * task.packed
+    same = {name: row[name] for name in ("system", "device", "n_gpus", "nodes", "dtype") if filled(row, name)}
+    return {**same, "benchmark": benchmark, "round": edition.group(1), "global_batch": batch}
+
+
+class NetworkSteps(StepTable):
+    """Tables of steps of networks, some of them from submissions to MLPerf Training."""
+
+    def system(self, row: Row) -> System:
+        """As `system_of`."""
+        return system_of(row)
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """As `network_step`; of a submission, the step of its task."""
+        submission = submission_of(row)
+        if submission is None:
+            return self.network_step(row, software)
+        calibration = self.calibration_of(system_of_row(submission))
+        point = target_of_row(submission, calibration)
+        known = point.prediction
+        if software is not None:
+            return step_of_prediction(predict(known.model, known.system, known.run, software, calibration))
+        return Step(
+            point.step_time, *point.step_interval, ideal_seconds(known), known.system.device.name, point.task.name
+        )
+
+    @abstractmethod
+    def network_step(self, row: Row, software: Software | None = None) -> Step:
+        """The step of a row that is no submission."""
+
+
+#: Seconds of a minute.
+MINUTE = 60.0
+
+
+class TrainingRuns(StepTable):
+    """One submission a row; the measured quantity is minutes to target.
+
+    Rows whose samples, batch, system and minutes repeat another's are copies of its logs and are counted once.
+    """
+
+    name = "training_runs"
+    header = frozenset({"benchmark", "round", "device", "n_gpus", "global_batch", "minutes_to_target"})
+    reads = (
+        "cp distributed_optimizer dtype evaluation_s framework grad_accum interconnect micro_batch nodes pp recompute "
+        "runs samples_to_target sequence_parallel step_ms submitter system tp vp"
+    )
+    configuration = (
+        "submitter", "system", "nodes", "dtype", "tp", "pp", "cp", "vp", "micro_batch", "sequence_parallel",
+        "distributed_optimizer", "recompute", "runs",
+    )  # fmt: skip
+    measured_column = "minutes_to_target"
+    measured_unit = MINUTE
+    calibrates = False
+
+    def system(self, row: Row) -> System:
+        """As `system_of_row`."""
+        return system_of_row(row)
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """Seconds to the target with their interval; the roofline is the FLOP of all samples at the peak."""
+        point = target_of_row(row, self.calibration_of(self.system(row)))
+        low, high = point.interval
+        ideal = ideal_seconds(point.prediction) * point.samples / point.global_batch
+        return Step(point.seconds, low, high, ideal, point.prediction.system.device.name, point.task.name)
+
+    def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+        """Predicted and measured seconds of a step, samples to the target and seconds of all evaluations, row by row;
+        nan where either is missing."""
+        points = [self._point(row) for row in row_dicts(frame)]
+        measured = {
+            "step": number_or_nan(frame, "step_ms") * MILLISECOND,
+            "samples": np.array([_samples(row) for row in row_dicts(frame)]),
+            "evaluation": number_or_nan(frame, "evaluation_s"),
+        }
+        predicted = {
+            "step": [np.nan if point is None else point.step_time for point in points],
+            "samples": [np.nan if point is None else point.samples for point in points],
+            "evaluation": [np.nan if point is None else point.evaluation_seconds for point in points],
+        }
+        alone = ~copies(frame)
+        known = {name: np.where(alone & (values > 0), values, np.nan) for name, values in measured.items()}
+        return {name: (np.array(predicted[name], dtype=np.float64), values) for name, values in known.items()}
+
+    def _point(self, row: Row) -> TargetTime | None:
+        try:
+            return target_of_row(row, self.calibration_of(self.system(row)))
+        except PaleoError:
+            return None
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """As any table of steps; copies of a run's log are told apart and left out."""
+        predictions = super().predict(frame)
+        predictions.reasons[copies(frame)] = "repeats the log of another row"
+        return predictions
+
+
+def _samples(row: Row) -> float:
+    """Samples to the target as the task counts them; nan where they are not known."""
+    try:
+        return pairs_of(row, "samples_to_target")
+    except (PaleoError, ValueError, KeyError):
+        return float("nan")
+
+
+def copies(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Rows that repeat an earlier one's benchmark, round, device, count, batch, samples and minutes."""
+    same = ["benchmark", "round", "device", "n_gpus", "global_batch", "samples_to_target", "minutes_to_target"]
+    known = [name for name in same if name in frame.columns]
+    return frame.duplicated(known).to_numpy()
+
+
+STEPS.register("training_runs")(TrainingRuns())
+
+
+#: Format whose peak scales a score from one device to another.
+DTYPE = "fp16"
+
+
+def peaks(devices: pd.Series[str]) -> Array:
+    """Peak FLOP/s of each row's device; nan for devices that the catalog lacks."""
+
+    def peak(name: str) -> float:
+        try:
+            return find_device(name).peak_flops_per_s(DTYPE)
+        except PaleoError:
+            try:
+                return find_device(name).peak_flops_per_s("bf16")
+            except PaleoError:
+                return float("nan")
+
+    known = {str(name): peak(str(name)) for name in devices.unique()}
+    return np.asarray(devices.astype(str).map(known), dtype=np.float64)
+
+
+def _work(frame: pd.DataFrame) -> Array:
+    """Minutes x GPUs x peak of each row."""
+    minutes, gpus = (frame[name].to_numpy(dtype=np.float64) for name in ("minutes_to_target", "n_gpus"))
+    return np.asarray(minutes * gpus * peaks(frame["device"]))
+
+
+def scaled_best(frame: pd.DataFrame, other_rounds: pd.DataFrame, last: str) -> Array:
+    """The least device time of the round before (``last``), spread over each row's GPUs; nan without one."""
+    before = other_rounds[other_rounds["round"] == last]
+    work = _work(before)
+    least = np.nanmin(work) if np.isfinite(work).any() else np.nan
+    return np.asarray(least / (frame["n_gpus"].to_numpy(dtype=np.float64) * peaks(frame["device"])))
+
+
+def one_utilisation(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
+    """The median device time of other rounds on the same device (on all, where it is new), over each row's GPUs."""
+    work = pd.Series(_work(other_rounds), index=other_rounds.index)
+    medians = work.groupby(other_rounds["device"]).median()
+    chosen = frame["device"].map(medians).fillna(float(work.median())).to_numpy(dtype=np.float64)
+    return np.asarray(chosen / (frame["n_gpus"].to_numpy(dtype=np.float64) * peaks(frame["device"])))
+
+
+def nearest(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
+    """The submission of other rounds nearest in device first and then in count, its minutes scaled by GPUs and peak."""
+    work, counts = _work(other_rounds), np.log(other_rounds["n_gpus"].to_numpy(dtype=np.float64))
+    usable = np.isfinite(work)
+    if not usable.any():
+        return np.full(len(frame), np.nan)
+    same = other_rounds["device"].to_numpy()[None, :] == frame["device"].to_numpy()[:, None]
+    distance = np.abs(np.log(frame["n_gpus"].to_numpy(dtype=np.float64))[:, None] - counts[None, :])
+    cost = np.where(usable[None, :], distance + np.where(same, 0.0, OTHER_DEVICE), np.inf)
+    chosen = work[np.argmin(cost, axis=1)]
+    return np.asarray(chosen / (frame["n_gpus"].to_numpy(dtype=np.float64) * peaks(frame["device"])))
+
+
+#: How many powers of e in count another device is worth.
+OTHER_DEVICE = 10.0
+
+
+def left_out_baselines(frame: pd.DataFrame) -> pd.DataFrame:
+    """The three baselines of every row from all other rounds, in minutes: ``scaled_best``, ``one_utilisation``,
+    ``nearest``."""
+    rounds = sorted(frame["round"].unique())
+    parts = []
+    for benchmark in frame["benchmark"].unique():
+        submissions = frame[frame["benchmark"] == benchmark]
+        for name in submissions["round"].unique():
+            rows, other_rounds = submissions[submissions["round"] == name], submissions[submissions["round"] != name]
+            if other_rounds.empty:
+                continue
+            before = [earlier for earlier in rounds if earlier < name and (other_rounds["round"] == earlier).any()]
+            last = before[-1] if before else str(other_rounds["round"].min())
+            predicted = {
+                "scaled_best": scaled_best(rows, other_rounds, last),
+                "one_utilisation": one_utilisation(rows, other_rounds),
+                "nearest": nearest(rows, other_rounds),
+            }
+            parts.append(pd.DataFrame(predicted, index=rows.index))
+    return pd.concat(parts).reindex(frame.index)

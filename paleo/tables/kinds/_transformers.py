@@ -1,0 +1,451 @@
+"""Rows of measured transformer training steps as runs: how the row's network was run, and on what."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from paleo.errors import SpecError
+from paleo.lowering.launches import RECOMPUTE_MODULES
+from paleo.lowering.policies import RECOMPUTE
+from paleo.predict import Prediction, predict
+from paleo.search.partial_recompute import fewest_layers
+from paleo.specs.run import Run
+from paleo.specs.software import Software, load_software
+from paleo.specs.system import System, load_system
+from paleo.tables.kinds._networks import network_of
+from paleo.tables.kinds._systems import usual_system, with_device
+from paleo.tables.steps import (
+    Row,
+    Step,
+    StepTable,
+    filled,
+    profile_at_release,
+    ran_out_of_memory,
+    software_of,
+    step_of_prediction,
+    whole_cell,
+)
+from paleo.tables.tables import STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paleo.operations.tensor import LossKernels, Scaling
+    from paleo.specs.calibration import Calibration
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.software import Dispatch
+    from paleo.step.memory import Footprint
+
+
+SHARDING = {"": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "zero3-offload": 3}
+#: What goes to host memory: FSDP with offloaded parameters keeps gradients and states there, too, as DeepSpeed may.
+OFFLOAD = {"zero3-offload": "optimizer,gradients,parameters"}
+
+
+def system_of(row: Row) -> System:
+    """The system of a row: by its name, else the usual one of its device, else the device alone."""
+    if filled(row, "system"):
+        return with_device(load_system(str(row["system"])), row)
+    device, needs_host = str(row["device"]), offload(row) != "none"
+    whole_system = whole_cell(row, "n_gpus", 1) > 1 or needs_host
+    return load_system(usual_system(device) if whole_system else device)
+
+
+def offload(row: Row) -> str:
+    """What of a row's run lives in host memory: optimizer, gradients and parameters, or the first two where the row
+    names the optimizer alone (DeepSpeed's offload_optimizer takes gradients with it); activations where its notes count
+    the layers.
+
+    >>> offload({"sharding": "zero3-offload", "zero_stage_or_fsdp": "ZeRO-3 + CPU AdamW offload"})
+    'optimizer,gradients'
+    """
+    words = _stated(row, "zero_stage_or_fsdp")
+    states_alone = ("adam" in words or "optimizer" in words) and "param" not in words
+    states = OFFLOAD.get(_sharding(row), "")
+    states = states.removesuffix(",parameters") if states_alone else states
+    activations = "" if offloaded_layers(row) is None else "activations"
+    return ",".join(filter(None, [states, activations])) or "none"
+
+
+def _sharding(row: Row) -> str:
+    return str(row["sharding"]).strip().lower() if filled(row, "sharding") else ""
+
+
+def strategy_of(row: Row, software: Software) -> str:
+    """Degrees, sharding and sequence parallelism in the spelling of the command line; what is not stated of sharding
+    and sequences is the software's habit."""
+    if whole_cell(row, "n_experts", 0) > 1 and whole_cell(row, "n_gpus", 1) > 1 and not filled(row, "ep"):
+        raise SpecError("ep is not stated: where the experts lie is unknown")
+    parts = [
+        f"{axis}={whole_cell(row, axis, 1)}" for axis in ("tp", "pp", "dp", "cp", "ep") if whole_cell(row, axis, 1) > 1
+    ]
+    parts += _folded(row, software)
+    sharding = _sharding(row)
+    if sharding not in SHARDING:
+        raise SpecError(f"sharding {sharding!r} is not modelled")
+    stages = whole_cell(row, "pp", 1)
+    zero = SHARDING[sharding] if filled(row, "sharding") else software.parallelism.zero
+    zero = zero if whole_cell(row, "dp", 1) * whole_cell(row, "cp", 1) > 1 else 0
+    if zero == 3 and stages > 1 and software.parallelism.pipeline_gathers == "step":
+        zero = 1
+    if zero:
+        parts.append(f"zero={zero}")
+        group, ranks = (whole_cell(row, "shard_group", 0), whole_cell(row, "dp", 1))
+        parts += [f"shard={group}"] if 1 < group < ranks else []
+    chunks = chunks_of(row, software)
+    if chunks > 1:
+        parts.append(f"vp={chunks}")
+    if (
+        whole_cell(row, "sequence_parallel", int(software.parallelism.sequence_parallel))
+        and whole_cell(row, "tp", 1) > 1
+    ):
+        parts.append("sp")
+    return ",".join(parts) or "dp"
+
+
+#: The most chunks of a stage that are assumed where a row does not say how many there are.
+MOST_CHUNKS = 12
+
+
+def chunks_of(row: Row, software: Software) -> int:
+    """Chunks of a pipeline stage: as stated, else, where the software's users interleave and the microbatches go round
+    in whole rounds, the most up to `MOST_CHUNKS` that divide a stage's layers evenly.
+
+    Recipes that state their chunks cut nearly as fine as that; and the published MFU of Megatron-Core's strong scaling
+    falls from 47 to 42 % down to 12 microbatches on 6 stages, where one chunk a stage would leave 29 % idle.
+    """
+    stages, layers = whole_cell(row, "pp", 1), whole_cell(row, "layers", 0)
+    if stages == 1 or filled(row, "vp") or not software.parallelism.interleaves:
+        return whole_cell(row, "vp", 1) if stages > 1 else 1
+    microbatches = whole_cell(row, "global_batch", 0) // (whole_cell(row, "dp", 1) * whole_cell(row, "micro_batch", 1))
+    if not layers or not microbatches or layers % stages or microbatches % stages:
+        return 1
+    return max(count for count in range(1, MOST_CHUNKS + 1) if (layers // stages) % count == 0)
+
+
+def _folded(row: Row, software: Software) -> list[str]:
+    """The tensor degree of experts: as stated, else the software's habit, or 1 where their ranks do not divide the
+    data-parallel ones, so that they lie over those of tp and cp, too."""
+    experts = whole_cell(row, "ep", 1)
+    if experts == 1:
+        return []
+    if filled(row, "expert_tp"):
+        return [f"etp={whole_cell(row, 'expert_tp', 1)}"]
+    folded = software.parallelism.expert_tensor == "none" and whole_cell(row, "tp", 1) > 1
+    return ["etp=1"] if folded or whole_cell(row, "dp", 1) % experts else []
+
+
+def without_update(row: Row) -> bool:
+    """Whether the iteration is the sum of the forward and the backward time that the notes state."""
+    stated = re.search(r"fw ([\d.]+) ms, bw ([\d.]+) ms", str(row.get("notes", "")))
+    return stated is not None and abs(sum(map(float, stated.groups())) - float(row["iteration_ms"])) < 0.1
+
+
+#: Rank of adapters, and what they stand beside, where a row says no more than that it was fine-tuning with LoRA: 8 to
+#: 32 are usual, of attention's products as in its paper; recipes of AutoModel state rank 8 and all products.
+LORA = {"nemo-automodel": "8:all"}
+USUAL_LORA = "16:attention"
+
+
+#: Software by words of a row whose fused cross-entropy is of head and loss together, so that logits are never whole:
+#: Liger's or DeepSpeed's own, beside Hugging Face's networks. Megatron's fuses passes over logits.
+TILED_LOSS = ("deepspeed", "huggingface", "transformers")
+
+
+def loss_of(row: Row) -> LossKernels | None:
+    """The cross-entropy that a row states.
+
+    >>> loss_of({"cross_entropy": "fused", "software": "deepspeed"}), loss_of({"cross_entropy": "fused"}), loss_of({})
+    ('tiled', 'fused', None)
+    """
+    words = f"{row.get('software', '')} {row.get('framework', '')}".lower()
+    if _stated(row, "cross_entropy") != "fused":
+        return None
+    return "tiled" if any(word in words for word in TILED_LOSS) and "megatron" not in words else "fused"
+
+
+def run_of(row: Row, profile: str | None = None, sizes: Mapping[str, int | float | str] | None = None) -> Run:
+    """The run that a row describes, under its own ``profile`` and with its network's ``sizes`` unless they are given;
+    recomputation that is not stated is the software's habit. Models marked ``[LoRA]`` are tuned by adapters (`LORA`),
+    with all else frozen."""
+    profile = profile or software_of(row)
+    software = profile_at_release(row, profile)
+    recipe = recipe_of(row)
+    return Run(
+        gpus=whole_cell(row, "n_gpus"),
+        global_batch=whole_cell(row, "global_batch"),
+        microbatch=whole_cell(row, "micro_batch") if filled(row, "micro_batch") else None,
+        dtype=str(row["dtype"]),
+        strategy=strategy_of(row, load_software(software)),
+        recompute=recompute_of(row, load_software(software)),
+        recompute_modules=_modules(row),
+        recompute_layers=recomputed_layers(row),
+        attention="fused" if _stated(row, "attention") in ("flash", "fused") else None,
+        expert_dispatch=recipe.dispatch,
+        expert_overlap=recipe.overlap,
+        drop_tokens=recipe.drops,
+        cuda_graph=recipe.graph,
+        scaling=scaling_of(row),
+        cross_entropy=loss_of(row),
+        software=software,
+        offload=offload(row),
+        offload_layers=offloaded_layers(row),
+        lora=LORA.get(profile, USUAL_LORA) if "[lora]" in str(row.get("model", "")).lower() else None,
+        model=dict(network_of(row)[1] if sizes is None else sizes),
+    )
+
+
+def _stated(row: Row, column: str) -> str:
+    return str(row[column]).strip().lower() if filled(row, column) else ""
+
+
+def _modules(row: Row) -> tuple[str, ...]:
+    """Parts of blocks that a row's selective recomputation runs again: ``layernorm+moe_act``, or by its notes; where it
+    states none at all those of its recipe."""
+    if _stated(row, "recompute") != "selective":
+        usual = None if filled(row, "recompute") else known_recipe(row)
+        return usual.modules if usual else ()
+    stated = tuple(filter(None, _stated(row, "recompute_modules").split("+")))
+    noted = re.findall(r"\b(\w+) recomputed", str(row.get("notes", "")))
+    return stated or tuple(module for module in noted if module in RECOMPUTE_MODULES)
+
+
+def recompute_of(row: Row, software: Software) -> str:
+    """Recomputation that a row states, else that of its recipe, else the software's habit."""
+    usual = known_recipe(row)
+    recompute = _stated(row, "recompute") or (usual.recompute if usual else software.recomputation.policy)
+    if recompute not in RECOMPUTE:
+        raise SpecError(f"recompute {recompute!r} is none of {', '.join(RECOMPUTE)}")
+    return recompute
+
+
+def prediction_of(row: Row, software: Software | None = None, calibration: Calibration | None = None) -> Prediction:
+    """The row's run, predicted."""
+    model, _ = network_of(row)
+    run = run_of(row)
+    return that_ran(row, model, run, as_stated(row, software or load_software(run.software)), calibration)
+
+
+def as_stated(row: Row, software: Software) -> Software:
+    """The profile with what a row says of it: ``overlap`` off is none at all, of gradients, parameters and over tp.
+    What its recipe says of tp holds where the row is silent."""
+    known, stated = known_recipe(row), _stated(row, "overlap")
+    if stated != "off" and (stated or known is None or known.tensor_overlap):
+        return software
+    parts = ("gradients", "gather", "tensor") if stated == "off" else ("tensor",)
+    return software.changed({f"overlap.{part}": False for part in parts})
+
+
+#: By which a predicted footprint has to exceed the device before recomputation is assumed that a row does not state:
+#: footprints of runs whose recomputation is stated, which have fitted, are predicted up to a fifth above the device at
+#: the 95th percentile, and a third where experts are left out and NVIDIA's recipes in fp8 are looked at alone.
+FOOTPRINT_ERROR = 4.0 / 3.0
+
+
+#: The part of a device that a run may fill while inputs gathered over tp stay whole, where its software does that by
+#: habit. Of fifteen runs of nanotron the twelve with up to 80 % of the device by that habit hold what it says, the
+#: three with 92 % and more hold what gathering again leaves (within 4 %); 90 % is a device less what footprints err.
+WHOLE_INPUTS = 0.9
+
+
+def that_ran(
+    row: Row, model: ModelSpec, run: Run, software: Software | None = None, calibration: Calibration | None = None
+) -> Prediction:
+    """The prediction of a run. One that was measured has fitted its devices: where recomputation is not stated and the
+    software's habit does not fit by more than footprints err (`FOOTPRINT_ERROR`), it is the next that does, selective
+    before full; of full no more layers than needed where the software can recompute some of them, and all where nothing
+    fits. Inputs that the software keeps whole by habit are gathered again where they would fill it (`WHOLE_INPUTS`)."""
+    system = system_of(row)
+    prediction = predict(model, system, run, software, calibration)
+    profile = software or load_software(run.software)
+    filled_up = prediction.memory.total > WHOLE_INPUTS * prediction.memory.capacity
+    if filled_up and not profile.parallelism.regather and not ran_out_of_memory(row):
+        software = profile.changed({"parallelism.regather": True})
+        prediction = predict(model, system, run, software, calibration)
+    known = filled(row, "recompute") or known_recipe(row) is not None or ran_out_of_memory(row)
+    if known or prediction.memory.total <= FOOTPRINT_ERROR * prediction.memory.capacity:
+        return prediction
+    for more in RECOMPUTE[RECOMPUTE.index(run.recompute) + 1 :]:
+        if prediction.memory.fits:
+            break
+        limited = more == "full" and profile.recomputation.some_layers
+        partial = fewest_layers(prediction, software, calibration) if limited else None
+        prediction = partial or predict(
+            model, system, run.model_copy(update={"recompute": more}), software, calibration
+        )
+    return prediction
+
+
+class TransformerSteps(StepTable):
+    """One training step of a transformer a row."""
+
+    name = "llm_iterations"
+    header = frozenset({"layers", "hidden", "heads", "seq_len", "device", "n_gpus", "tp", "pp", "dp", "iteration_ms"})
+    reads = (
+        "attention cp cp_comm cross_entropy cuda_graph dtype dtype_reported ep expert_dispatch expert_overlap "
+        "expert_tp ffn_hidden framework gated_mlp global_batch kv_heads head_dim micro_batch model n_experts notes "
+        "overlap recompute recompute_modules release sequence_parallel shard_group sharding software source system "
+        "top_k vocab vp zero_stage_or_fsdp optimizer"
+    )
+    configuration = (
+        "model", "system", "kv_heads", "ffn_hidden", "gated_mlp", "vocab", "n_experts", "top_k", "dtype",
+        "cp", "ep", "vp",
+        "sharding", "shard_group", "sequence_parallel", "recompute", "micro_batch", "global_batch", "software",
+        "framework", "notes", "release", "expert_dispatch", "expert_overlap", "overlap", "cuda_graph",
+        "recompute_modules", "expert_tp", "cp_comm", "attention", "cross_entropy", "dtype_reported", "source",
+    )  # fmt: skip
+
+    def system(self, row: Row) -> System:
+        """As `system_of`."""
+        return system_of(row)
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """The step of the row's run, without the update where forward and backward are all that was timed."""
+        prediction = prediction_of(row, software, self.calibration_of(self.system(row)))
+        return step_of_prediction(
+            prediction, prediction.step_time - (prediction.breakdown.optimizer if without_update(row) else 0.0)
+        )
+
+    def memory_of(self, row: Row) -> Footprint:
+        """The memory of a row's run."""
+        return prediction_of(row).memory
+
+
+STEPS.register("llm_iterations")(TransformerSteps())
+
+
+#: Dispatchers by the words of the tables.
+DISPATCH: dict[str, Dispatch] = {
+    "nccl": "nccl",
+    "deepep": "deepep",
+    "deepep-uccl": "deepep",
+    "deepep-nvshmem": "deepep",
+    "hybridep": "hybridep",
+}
+#: Words for whether something is so.
+FLAGS = {"on": True, "off": False, "true": True, "false": False}
+#: Recipes of NeMo's container from this release on capture whole iterations of mixtures, and let tokens travel beside
+#: computation, where one NVLink domain of more than a server holds all experts of a group: those that state it all do.
+WHOLE_ITERATIONS, SERVER = "26.06", 8
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How tokens are dispatched, whether they travel beside another microbatch, and which CUDA graph there is (None:
+    not stated); whether an expert ``drops`` those beyond its share."""
+
+    dispatch: Dispatch | None = None
+    overlap: bool | None = None
+    graph: Literal["none", "full_iteration"] | None = None
+    drops: bool = False
+
+
+def recipe_of(row: Row) -> Recipe:
+    """The recipe of a row; what newer recipes of mixtures do where theirs is not stated."""
+    dispatcher = _stated_recipe(row, "expert_dispatch", "moe_flex_dispatcher_backend")
+    if dispatcher and dispatcher not in DISPATCH:
+        raise SpecError(f"expert_dispatch {dispatcher!r} is none of {', '.join(DISPATCH)}")
+    overlap, graph = (
+        _stated_recipe(row, "expert_overlap", "moe_a2a_overlap"),
+        _stated_recipe(row, "cuda_graph", "cuda_graph_impl"),
+    )
+    usual = Recipe("hybridep", True, "full_iteration") if _captures(row) else Recipe()
+    return Recipe(
+        DISPATCH.get(dispatcher, usual.dispatch),
+        FLAGS.get(overlap, usual.overlap),
+        usual.graph if not graph else "full_iteration" if graph == "full_iteration" else "none",
+        "tokendrop" in str(row.get("notes", "")),
+    )
+
+
+class KnownRecipe(NamedTuple):
+    """What a framework's recipe recomputes, and of blocks which parts, whether collectives over tp go beside products,
+    and of how many layers activations go to host memory; by words of a row's framework and model, and the degrees that
+    tell recipes of a network apart."""
+
+    software: str
+    network: str
+    degrees: dict[str, int]
+    recompute: str
+    modules: tuple[str, ...] = ()
+    tensor_overlap: bool = True
+    offload_layers: int | None = None
+
+
+#: Recipes of Megatron-Bridge. It has two of DeepSeek-V3, the smaller one for 32 nodes (recipes/deepseek/deepseek_v3.py
+#: of its 0.3.1: recompute_granularity full, method uniform; tp_comm_overlap False). Rows of later releases quote the
+#: others: that of Llama 3 70B with neither tensors nor layers divided recomputes nothing, as activations go to host
+#: memory (cpu_offloading_num_layers=40); that of GPT-OSS on H100 runs two modules again.
+RECIPES = (
+    KnownRecipe("megatron-bridge", "deepseek-v3", {"pp": 8, "ep": 32}, "full", tensor_overlap=False),
+    KnownRecipe("megatron-bridge", "llama3_70b", {"tp": 1, "pp": 1}, "none", offload_layers=40),
+    KnownRecipe("megatron-bridge", "gpt oss", {"pp": 4}, "selective", ("layernorm", "moe_act")),
+)
+
+
+def known_recipe(row: Row) -> KnownRecipe | None:
+    """The framework's own recipe of a row's network and degrees; None where none is known.
+
+    >>> row = {"framework": "Megatron-Bridge 0.4.2", "model": "DeepSeek-V3", "pp": 8, "ep": 32}
+    >>> known_recipe(row).recompute, known_recipe({**row, "pp": 16})
+    ('full', None)
+    """
+    framework, model = (str(row.get(name, "")).lower() for name in ("framework", "model"))
+    for recipe in RECIPES:
+        same_degrees = all(whole_cell(row, axis, 1) == degree for axis, degree in recipe.degrees.items())
+        if recipe.software in framework and recipe.network in model and same_degrees:
+            return recipe
+    return None
+
+
+def recomputed_layers(row: Row) -> int | None:
+    """The layers to which a row's full recomputation is limited, where its notes quote that setting; None for all.
+
+    >>> recomputed_layers({"recompute": "full", "notes": "recompute_num_layers=5"})
+    5
+    """
+    quoted = re.search(r"recompute_num_layers=(\d+)", str(row.get("notes", "")))
+    full = str(row.get("recompute", "")).strip().lower() == "full"
+    return int(quoted.group(1)) if quoted and full else None
+
+
+def offloaded_layers(row: Row) -> int | None:
+    """The layers whose activations go to host memory, where a row's notes quote that setting, else by its recipe; None
+    where none do.
+
+    >>> offloaded_layers({"notes": "cpu_offloading_num_layers=40"}), offloaded_layers({"notes": "recipe"})
+    (40, None)
+    """
+    quoted, usual = re.search(r"cpu_offloading_num_layers=(\d+)", str(row.get("notes", ""))), known_recipe(row)
+    layers = int(quoted.group(1)) if quoted else usual.offload_layers if usual else None
+    return layers or None
+
+
+#: How operands are scaled, by words of a row's own name of its format.
+SCALING: dict[str, Scaling] = {"current scaling": "current", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "delayed": "delayed"}
+
+
+def scaling_of(row: Row) -> Scaling | None:
+    """How a row scales narrow operands, where its own name of the format (``dtype_reported``) says so."""
+    reported = str(row.get("dtype_reported", "")).lower()
+    return next((scaling for words, scaling in SCALING.items() if words in reported), None)
+
+
+def _stated_recipe(row: Row, column: str, setting: str) -> str:
+    """A column, or a setting that the notes quote (``cuda_graph_impl=full_iteration``); empty where there is none."""
+    if filled(row, column):
+        return str(row[column]).strip().lower()
+    quoted = re.search(rf"{setting}=(\w+)", str(row.get("notes", "")))
+    return quoted.group(1).lower() if quoted else ""
+
+
+def _captures(row: Row) -> bool:
+    """Whether a whole iteration is to be expected in one graph."""
+    released = re.match(r"2\d\.\d\d", str(row.get("release", "")))
+    if released is None or released.group() < WHOLE_ITERATIONS or not filled(row, "system"):
+        return False
+    levels = load_system(str(row["system"])).levels
+    domain = (levels[0].ranks or 0) if levels else 1
+    return domain > SERVER and 1 < whole_cell(row, "ep", 1) <= domain

@@ -1,0 +1,551 @@
+"""From measured tables to errors: predictions of all rows, compared by device and by source, beside a baseline."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from paleo.errors import PaleoError, SpecError
+from paleo.tables.cells import Array, read_table, text
+from paleo.tables.columns import cell_reasons, not_read, typed
+from paleo.tables.errors import EfficiencyPoint, ResidualErrors, efficiency_points, residual
+from paleo.tables.kernels import best_constant_efficiency
+from paleo.tables.tables import MeasuredTable, Predictions, Words, table_of
+
+if TYPE_CHECKING:
+    from paleo.specs.calibration import Calibration
+
+Flags = npt.NDArray[np.bool_]
+#: Measured this many times faster than the datasheet's peaks allow, a row is suspect.
+IMPOSSIBLE = 1.02
+#: Share by which repeated measurements of one configuration must differ to explain a miss.
+SCATTER = 0.2
+#: Kinds of tables whose rooflines are no times.
+UNTIMED = frozenset(
+    {"power", "goodput", "staleness_accuracy", "learning", "convergence", "storage", "compression", "memory"}
+    | {"rails"}
+)
+#: Rows that take this many rooflines are launches, waits and steps rather than arithmetic or traffic.
+FIXED_COSTS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Errors of predictions, as fractions.
+
+    ``bias`` is the mean of log(predicted / measured); ``total_error`` the sum of all predicted over the sum of all
+    measured times, less 1; ``coverage`` the share of rows inside their 90 % interval; ``baseline_mape`` the mean error
+    of a roofline of one constant efficiency a device, the best there is for these very rows.
+    """
+
+    rows: int
+    median_ape: float | None
+    mape: float | None
+    p90_ape: float | None
+    bias: float | None
+    total_error: float | None
+    coverage: float | None
+    baseline_mape: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Worst:
+    """A row with a large error, and the likely reason."""
+
+    row: int
+    subject: str
+    measured: float
+    predicted: float
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """The validation of one file: errors of its rows, and rows that are not supported.
+
+    ``measured`` and ``baseline`` are in SI, row by row, nan where there is none; ``baseline`` is already divided by the
+    best constant efficiency of each device (``efficiencies``). ``rows`` are those whose cells all can be used.
+    """
+
+    file: str
+    table: MeasuredTable
+    frame: pd.DataFrame
+    predictions: Predictions
+    measured: Array
+    baseline: Array
+    efficiencies: Mapping[str, float]
+    rows: npt.NDArray[np.intp]
+
+    @property
+    def not_read(self) -> list[str]:
+        """Columns of the file that the kind of table does not read."""
+        return not_read(self.frame.columns, self.table.columns)
+
+    @property
+    def predicted(self) -> Flags:
+        """Which rows were predicted."""
+        return np.asarray(self.predictions.reasons == "")
+
+    @property
+    def unsupported_reasons(self) -> dict[str, int]:
+        """Why rows were not predicted, and how many, most first."""
+        reasons = self.predictions.reasons[~self.predicted]
+        return {str(reason): int(count) for reason, count in pd.Series(reasons).value_counts().items()}
+
+    @property
+    def sources(self) -> Words:
+        """Where each row was published; '' where the table does not say."""
+        return text(self.frame, "source").to_numpy()
+
+    def errors(self, chosen: Flags | None = None) -> Errors:
+        """Summarise the errors of the predicted rows.
+
+        Parameters
+        ----------
+        chosen : Flags, shape (rows,), optional
+            True for the rows to count; all by default.
+
+        Returns
+        -------
+        Errors
+            Errors as fractions.
+        """
+        mask = self.predicted if chosen is None else self.predicted & chosen
+        predictions = self.predictions
+        return errors(
+            predictions.seconds[mask],
+            self.measured[mask],
+            predictions.low[mask],
+            predictions.high[mask],
+            self.baseline[mask],
+        )
+
+    def by(self, words: Words) -> dict[str, Errors]:
+        """Summarise the errors of the predicted rows by a word, such as device or source.
+
+        Parameters
+        ----------
+        words : Words, shape (rows,)
+            Word of each row.
+
+        Returns
+        -------
+        dict of str to Errors
+            Errors by word.
+        """
+        names = sorted({str(word) for word in words[self.predicted]})
+        return {name: self.errors(words == name) for name in names}
+
+    @property
+    def parts(self) -> dict[str, ResidualErrors]:
+        """Errors of the parts of the measured quantity, each over the predicted rows that state it."""
+        errors_of_parts = {}
+        for name, (predicted, measured) in self.table.parts(self._sound).items():
+            comparable = self.predicted[self.rows] & np.isfinite(predicted) & np.isfinite(measured) & (predicted > 0)
+            if comparable.any():
+                errors_of_parts[name] = residual(predicted[comparable], measured[comparable])
+        return errors_of_parts
+
+    def worst(self, most: int = 10) -> list[_Worst]:
+        """Return the rows with the largest errors, at most one of each configuration, with likely reasons.
+
+        Parameters
+        ----------
+        most : int, optional
+            Number of rows.
+
+        Returns
+        -------
+        list of _Worst
+            Rows, the worst first.
+        """
+        log_error = np.abs(np.log(self.predictions.seconds / self.measured))
+        order = np.argsort(np.where(self.predicted, -log_error, np.inf), kind="stable")
+        spread = self._scatter()
+        misses: dict[str, _Worst] = {}
+        for row in order[: min(int(self.predicted.sum()), most * 20)]:
+            configuration = describe_row(self.frame, int(row), self.table)
+            misses.setdefault(configuration, self._explained(int(row), configuration, float(spread[row])))
+            if len(misses) == most:
+                break
+        return list(misses.values())
+
+    @property
+    def scaling(self) -> list[EfficiencyPoint]:
+        """Efficiency on several devices, where the table has such curves."""
+        curves = self.table.curves(self._sound)
+        predicted = np.where(self.predicted, self.predictions.seconds, np.nan)[self.rows]
+        return (
+            [] if curves is None else efficiency_points(curves, measured=self.measured[self.rows], predicted=predicted)
+        )
+
+    @property
+    def _sound(self) -> pd.DataFrame:
+        """The rows whose cells all can be used."""
+        return self.frame if len(self.rows) == len(self.frame) else rows_of(self.frame, self.rows, self.table)
+
+    def _explained(self, row: int, configuration: str, spread: float) -> _Worst:
+        predictions, measured = self.predictions, float(self.measured[row])
+        ideal, predicted = float(predictions.baseline[row]), float(predictions.seconds[row])
+        if self.table.name in UNTIMED:
+            reason = f"{predicted / measured:.2f} times what was measured"
+        else:
+            reason = explain_miss(measured, predicted, ideal, spread, str(predictions.origins[row]))
+        return _Worst(row, str(predictions.subjects[row]), measured, predicted, configuration, reason)
+
+    def _scatter(self) -> Array:
+        """Largest over smallest measured time, less 1, among rows that agree in all but what was measured."""
+        columns = [name for name in self.frame.columns if name not in MEASUREMENTS]
+        grouped = pd.Series(self.measured).groupby([self.frame[name].to_numpy() for name in columns], dropna=False)
+        ratio: Array = (grouped.transform("max") / grouped.transform("min")).to_numpy(dtype=np.float64)
+        return ratio - 1.0
+
+
+def explain_miss(measured: float, predicted: float, ideal: float, spread: float, origin: str) -> str:
+    """Explain a miss from the times, the roofline, the spread of repeats and the origin of parameters.
+
+    Parameters
+    ----------
+    measured : float
+        Measured time [s].
+    predicted : float
+        Predicted time [s].
+    ideal : float
+        Roofline time [s].
+    spread : float
+        Relative spread of repeated measurements.
+    origin : str
+        Where the calibrated parameters come from.
+
+    Returns
+    -------
+    str
+        A phrase.
+
+    Examples
+    --------
+    >>> explain_miss(1.0, 3.0, 2.0, 0.0, "measured")
+    "measured faster than the datasheet's peaks allow: data in cache, or another algorithm"
+    """
+    if not ideal > 0:
+        return "no roofline to compare with"
+    times = f"{measured / ideal:.1f} times the roofline measured, {predicted / ideal:.1f} predicted"
+    if measured * IMPOSSIBLE < ideal:
+        return "measured faster than the datasheet's peaks allow: data in cache, or another algorithm"
+    if spread > SCATTER:
+        return f"repeated measurements of this configuration differ by {spread:.0%}"
+    if origin.startswith(("inherited", "default")):
+        return f"parameters are {origin}; {times}"
+    if not origin.startswith("measured"):
+        return f"a choice that the model of the software ({origin}) does not make; {times}"
+    if min(measured, predicted) > FIXED_COSTS * ideal:
+        return f"fixed costs, not work, decide; {times}"
+    return f"a choice of kernel that the formula does not make; {times}"
+
+
+#: Columns that say what came out, not what was asked.
+MEASUREMENTS = frozenset(
+    {"time_us", "std_us", "bw_gbps", "notes", "forward_ms", "backward_ms", "bwd_data_ms", "bwd_weight_ms"}
+    | {"iteration_ms", "memory_gb_per_gpu"}
+)
+
+
+def errors(predicted: Array, measured: Array, low: Array, high: Array, baseline: Array) -> Errors:
+    """Summarise predictions against measured values.
+
+    Parameters
+    ----------
+    predicted : ndarray, shape (rows,)
+        Predicted values.
+    measured : ndarray, shape (rows,)
+        Measured values, above zero.
+    low : ndarray, shape (rows,)
+        Lower ends of the 90 % intervals.
+    high : ndarray, shape (rows,)
+        Upper ends.
+    baseline : ndarray, shape (rows,)
+        Roofline times with one efficiency.
+
+    Returns
+    -------
+    Errors
+        Errors as fractions; None without rows.
+
+    Examples
+    --------
+    >>> one = np.ones(2)
+    >>> e = errors(np.array([1.1, 1.8]), np.array([1.0, 2.0]), one, 2 * one, np.array([2.0, 2.0]))
+    >>> round(e.mape, 3), round(e.total_error, 3), e.coverage, e.baseline_mape
+    (0.1, -0.033, 1.0, 0.5)
+    """
+    if not len(measured):
+        return Errors(0, *(None,) * 7)
+    values = np.abs(baseline / measured - 1.0)
+    known = values[np.isfinite(values)]
+    return Errors(
+        **dataclasses.asdict(residual(predicted, measured)),
+        coverage=float(np.mean((low <= measured) & (measured <= high))),
+        baseline_mape=float(np.mean(known)) if len(known) else None,
+    )
+
+
+def validate_file(path: str | Path, calibration: Calibration | None = None) -> FileReport:
+    """Predict every row of a measured table and compare.
+
+    Parameters
+    ----------
+    path : str | Path
+        CSV or CSV.gz file.
+    calibration : Calibration, optional
+        Calibration to use for its device or system.
+
+    Returns
+    -------
+    FileReport
+        Errors, predictions and rows that cannot be modelled.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be read; the message names it.
+    """
+    frame = read_table(path)
+    return validate_frame(str(path), frame, named_table(path, frame, calibration))
+
+
+def named_table(path: str | Path, frame: pd.DataFrame, calibration: Calibration | None = None) -> MeasuredTable:
+    """Find the kind of table that a file holds.
+
+    Parameters
+    ----------
+    path : str | Path
+        The file, for messages.
+    frame : DataFrame
+        Its table.
+    calibration : Calibration, optional
+        Calibration to use for its device or system.
+
+    Returns
+    -------
+    MeasuredTable
+        The kind of table.
+
+    Raises
+    ------
+    SpecError
+        If no kind fits.
+    """
+    try:
+        return table_of(frame.columns, calibration)
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from None
+
+
+def validate_frame(name: str, frame: pd.DataFrame, table: MeasuredTable) -> FileReport:
+    """Predict every row of a table that was read already.
+
+    Parameters
+    ----------
+    name : str
+        What the report calls the table.
+    frame : DataFrame
+        The rows as `read_table` returns them.
+    table : MeasuredTable
+        The kind of the table.
+
+    Returns
+    -------
+    FileReport
+        Each row is predicted or has its reason: a cell that its column does not allow, what the kind cannot model, or a
+        computation that overflows.
+    """
+    frame = frame.reset_index(drop=True)
+    reasons = cell_reasons(frame, table.columns)
+    rows = np.flatnonzero(reasons == "")
+    part = frame if len(rows) == len(frame) else rows_of(frame, rows, table)
+    measured, predictions = np.full(len(frame), np.nan), Predictions.none(len(frame))
+    predictions.reasons[:], predictions.subjects[:] = reasons, text(frame, "device").to_numpy()
+    if len(rows):
+        measured[rows], of_part = compute_rows(table, part)
+        for field in dataclasses.fields(Predictions):
+            getattr(predictions, field.name)[rows] = getattr(of_part, field.name)
+    _complete(predictions, measured, table)
+    baseline, efficiencies = _scaled_baseline(predictions, measured)
+    return FileReport(name, table, frame, predictions, measured, baseline, efficiencies, rows)
+
+
+def sound_table(path: str | Path) -> pd.DataFrame:
+    """Read the rows of a measured table whose cells all can be used, for fits.
+
+    Parameters
+    ----------
+    path : str or Path
+        A CSV or CSV.gz file.
+
+    Returns
+    -------
+    DataFrame
+        Rows that `cell_reasons` has nothing against; a file of no known kind as it is.
+
+    Raises
+    ------
+    SpecError
+        The file cannot be read, or none of its rows can be used.
+    """
+    frame = read_table(path).reset_index(drop=True)
+    try:
+        table = table_of(frame.columns)
+    except SpecError:
+        return frame
+    reasons = cell_reasons(frame, table.columns)
+    if (reasons != "").all():
+        raise SpecError(f"{path}: no row can be used; the first: {reasons[0]}")
+    return frame if (reasons == "").all() else rows_of(frame, np.flatnonzero(reasons == ""), table)
+
+
+def rows_of(frame: pd.DataFrame, rows: npt.NDArray[np.intp], table: MeasuredTable) -> pd.DataFrame:
+    """Take some rows of a table, as if the file had no others.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+    rows : ndarray
+        Positions.
+    table : MeasuredTable
+        Kind of the table.
+
+    Returns
+    -------
+    DataFrame
+        These rows.
+    """
+    part = typed(frame.iloc[rows].reset_index(drop=True), table.columns)
+    part.attrs = frame.attrs
+    return part
+
+
+def _complete(predictions: Predictions, measured: Array, table: MeasuredTable) -> None:
+    """Give each row without a measured value or a prediction its reason."""
+    missing = (predictions.reasons == "") & ~np.isfinite(measured)
+    predictions.reasons[missing] = f"{table.measured_column} is missing, not a number, or not above zero"
+    failed = (predictions.reasons == "") & ~np.isfinite(predictions.seconds)
+    predictions.reasons[failed] = "no prediction was made"
+
+
+def compute_rows(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Array, Predictions]:
+    """Compute measured values and predictions of rows; a row that fails gets a reason and does not stop the others.
+
+    Warnings of numpy are errors here. Rows are halved until those that raise one are single. An error of Paleo's own
+    that every row raises is raised.
+
+    Parameters
+    ----------
+    table : MeasuredTable
+        Kind of the table.
+    frame : DataFrame
+        The rows.
+
+    Returns
+    -------
+    tuple[Array, Predictions]
+        Measured values in SI units, (rows,), and predictions.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            return table.measured(frame), table.predict(frame)
+    except Exception as error:
+        if len(frame) == 1:
+            return _uncomputable(error)
+        halves = [rows_of(frame, rows, table) for rows in np.array_split(np.arange(len(frame)), 2)]
+        (measured, first), (others, second) = (compute_rows(table, half) for half in halves)
+        pairs = ((getattr(first, field.name), getattr(second, field.name)) for field in dataclasses.fields(first))
+        predictions = Predictions(*(np.concatenate(arrays) for arrays in pairs))
+        if isinstance(error, SpecError) and (predictions.reasons == str(error)).all():
+            raise
+        return np.concatenate([measured, others]), predictions
+
+
+def _uncomputable(error: Exception) -> tuple[Array, Predictions]:
+    """The one row of a table whose prediction raises an error."""
+    predictions = Predictions.none(1)
+    words = " ".join(str(error).split())[:200]
+    predictions.reasons[0] = words if isinstance(error, PaleoError) else f"the row cannot be computed ({words})"
+    return np.full(1, np.nan), predictions
+
+
+def _scaled_baseline(predictions: Predictions, measured: Array) -> tuple[Array, dict[str, float]]:
+    """The rooflines divided by one efficiency a device, the one that suits these rows best: a favourable baseline."""
+    baseline, efficiencies = np.full(len(measured), np.nan), dict[str, float]()
+    usable = (predictions.reasons == "") & np.isfinite(predictions.baseline) & (predictions.baseline > 0)
+    for subject in sorted({str(name) for name in predictions.subjects[usable]}):
+        subject_rows = usable & (predictions.subjects == subject)
+        efficiency = best_constant_efficiency(predictions.baseline[subject_rows], measured[subject_rows])
+        baseline[subject_rows], efficiencies[subject] = predictions.baseline[subject_rows] / efficiency, efficiency
+    return baseline, efficiencies
+
+
+def describe_row(frame: pd.DataFrame, row: int, table: MeasuredTable) -> str:
+    """Describe what was measured in a row by its filled columns.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+    row : int
+        Position of the row.
+    table : MeasuredTable
+        Kind of the table.
+
+    Returns
+    -------
+    str
+        For example ``m=4096 n=4096``.
+    """
+    cells = ((name, frame[name].iloc[row]) for name in table.configuration if name in frame.columns)
+    return " ".join(f"{name}={_cell(value)}" for name, value in cells if _filled(value))
+
+
+def _filled(value: object) -> bool:
+    return value == value and value not in ("", None)
+
+
+def _cell(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)[:40]
+
+
+def with_predictions(reports: Sequence[FileReport]) -> pd.DataFrame:
+    """Add predictions, intervals and reasons to the rows of all files.
+
+    Parameters
+    ----------
+    reports : sequence of FileReport
+        Validated files.
+
+    Returns
+    -------
+    DataFrame
+        Table in the units of the measured columns.
+    """
+    parts = []
+    for report in reports:
+        unit, predictions = report.table.measured_unit, report.predictions
+        more = {
+            "predicted": predictions.seconds / unit,
+            "low": predictions.low / unit,
+            "high": predictions.high / unit,
+            "unsupported": predictions.reasons,
+        }
+        part = report.frame.assign(**more)
+        parts.append(part if len(reports) == 1 else part.assign(file=report.file))
+    return pd.concat(parts, ignore_index=True)

@@ -1,0 +1,618 @@
+"""Tables of whole steps: each row becomes a run, and the run a prediction."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import pandas as pd
+
+from paleo.errors import PaleoError, SpecError, near
+from paleo.specs.catalog import names
+from paleo.specs.software import TPU_PROFILE, Software, load_software
+from paleo.step.interval import INTERVALS, Uncertainty
+from paleo.tables.cells import Array, number_or_nan, text
+from paleo.tables.columns import COLUMNS, columns_of
+from paleo.tables.tables import Predictions
+from paleo.units import MILLISECOND
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.specs.calibration import Calibration
+    from paleo.specs.system import System
+    from paleo.step.memory import Footprint
+
+
+#: What reading a malformed cell, or computing with an absurd one, raises.
+CELL_ERRORS = (KeyError, ValueError, OverflowError, ZeroDivisionError)
+Row = Mapping[str, Any]
+#: What a report says of a run that ran out of memory.
+DEAD = "ran out of memory; predicted: {}"
+#: Profiles for rows whose own is not in the catalog, by a word of the framework that they name; the first that fits.
+LIKENESS = (
+    ("megatron-core", "megatron-core"),
+    ("nemo", "megatron-core"),
+    ("megatron", "megatron-2021"),
+    ("deepspeed", "megatron-2021"),
+    ("titan", "torchtitan"),
+    ("nanotron", "nanotron"),
+    ("fsdp", "fsdp-composer"),
+    ("composer", "fsdp-composer"),
+    ("xla", "tensorflow-xla"),
+    ("tensorflow", "tensorflow1"),
+    ("mxnet", "mxnet"),
+    ("caffe", "caffe"),
+    ("torch7", "torch7-cudnn"),
+)
+
+
+#: Words of frameworks without a profile of their own, whose rows take the default one.
+FRAMEWORKS = ("torch", "ddp", "horovod", "hugging", "transformers", "jax", "paddle", "colossal", "byteps", "dt-fm")
+
+#: Finer profiles than the one that a row names, by a word of its framework.
+FINER = {
+    ("pytorch-eager", "huggingface"): "huggingface-eager",
+    ("tensorflow1", "1.15.4"): "tensorflow1.15-ngc",
+    ("tensorflow1", "1.15.5"): "tensorflow1.15-ngc",
+    ("tensorflow1", "-tf1-"): "tensorflow1.15-ngc",
+    ("tensorflow1", "1.15"): "tensorflow1.15",
+    ("tensorflow2", "-py3"): "tensorflow2-ngc",
+    ("mxnet", "-py3"): "mxnet-nvidia",
+    ("megatron-2021", "megatron-deepspeed 2022"): "megatron-deepspeed",
+    ("megatron-2021", "bigscience"): "megatron-deepspeed",
+    ("megatron-core", "nemo"): "nemo",
+    ("megatron-core", "internevo"): "internevo",
+}
+
+#: The same by a word of a row's notes.
+NOTED = {("torchtitan", "fsdp (eager)"): "torchtitan-eager"}
+
+
+#: What the sources begin with that run NVIDIA's example scripts in its containers.
+EXAMPLES = ("DeepLearningExamples",)
+
+
+def software_of(row: Row, default: str = "pytorch-eager") -> str:
+    """Return the software profile of a row, or the nearest one of the catalog.
+
+    Finer profiles of a framework are chosen by what the row says of it. TPUs run what XLA compiles, whatever the
+    framework.
+
+    Parameters
+    ----------
+    row : Row
+        Cells by column.
+    default : str, optional
+        Profile if the row names no software.
+
+    Returns
+    -------
+    str
+        Name of the profile.
+    """
+    if str(row.get("device", "")).startswith("tpu"):
+        return TPU_PROFILE
+    stated = str(row.get("software") or "").strip()
+    if stated in names("software"):
+        texts = (str(row.get("framework", "")).lower(), FINER), (str(row.get("notes", "")).lower(), NOTED)
+        finer = (
+            name for text, known in texts for (coarse, word), name in known.items() if coarse == stated and word in text
+        )
+        return next(finer, stated)
+    words = f"{stated} {row.get('framework', '')}".lower()
+    alike = next((profile for word, profile in LIKENESS if word in words), None)
+    if alike is None and filled(row, "software") and not any(word in words for word in FRAMEWORKS):
+        raise SpecError(f"software {stated[:40]!r} is no profile and no framework; {near(stated, names('software'))}")
+    return alike or default
+
+
+def is_substitute_profile(row: Row) -> bool:
+    """Return True if a row names software that the catalog lacks, so that another profile replaces it.
+
+    Parameters
+    ----------
+    row : Row
+        Cells by column.
+
+    Returns
+    -------
+    bool
+        Whether it does.
+
+    Examples
+    --------
+    >>> [is_substitute_profile(row) for row in ({"software": "colossalai"}, {"software": "megatron-core"}, {})]
+    [True, False, False]
+    """
+    stated = str(row.get("software") or "").strip() if filled(row, "software") else ""
+    return bool(stated) and stated not in names("software")
+
+
+def row_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table as dicts.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+
+    Returns
+    -------
+    list[dict[str, Any]]
+        Cells by column, one dict a row.
+    """
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def filled(row: Row, key: str) -> bool:
+    """Return True if a cell holds something.
+
+    Parameters
+    ----------
+    row : Row
+        Cells by column.
+    key : str
+        Name of the column.
+
+    Returns
+    -------
+    bool
+        Whether it does.
+    """
+    value = row.get(key)
+    return value is not None and value == value and str(value).strip() != ""
+
+
+def profile_at_release(row: Row, name: str) -> str:
+    """Return a profile as it was when the software of a row came out, if it was different then.
+
+    The date is that of its release, of a version of its framework, or of its source.
+
+    Parameters
+    ----------
+    row : Row
+        Cells by column.
+    name : str
+        Name of the profile.
+
+    Returns
+    -------
+    str
+        The name, perhaps with ``@version``.
+    """
+    software = load_software(name)
+    for version in _versions(row) if software.earlier else ():
+        try:
+            date = software.date_of(version)
+        except SpecError:
+            continue
+        return f"{name}@{version}" if software.eras(date) else name
+    return name
+
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+#: A month with its year (Sep-2020), a year, a conference of that year (SC21).
+_DATED = re.compile(rf"\b(?:({'|'.join(_MONTHS)})[a-z]*[- ])?(20[12][0-9])\b|\b(?:sc|mlsys|asplos) ?'?([12][0-9])\b")
+
+
+def _versions(row: Row) -> Iterator[str]:
+    """What may be the release or the date of a row's software, the surest first."""
+    texts = [str(row[key]).lower() for key in ("release", "framework", "source") if filled(row, key)]
+    if filled(row, "release"):
+        yield texts[0].strip()
+    for words in texts:
+        yield from re.findall(r"\b[0-9]+\.[0-9]+(?:\.[0-9]+)?\b", words)
+        for month, year, short in _DATED.findall(words):
+            yield f"{year or f'20{short}'}{f'-{_MONTHS.index(month) + 1:02}' if month else ''}"
+
+
+def whole_cell(row: Row, key: str, default: int | None = None) -> int:
+    """Return a cell as a whole number.
+
+    Parameters
+    ----------
+    row : Row
+        Cells by column.
+    key : str
+        Name of the column.
+    default : int, optional
+        Number for an empty cell.
+
+    Returns
+    -------
+    int
+        The number.
+
+    Raises
+    ------
+    SpecError
+        If the cell is no whole number, or is empty without a default.
+    """
+    if not filled(row, key):
+        if default is None:
+            raise SpecError(f"{key} is not stated")
+        return default
+    try:
+        value = float(row[key])
+    except (TypeError, ValueError, OverflowError):
+        value = float("nan")
+    if not value.is_integer() or value < 0:
+        raise SpecError(f"{key} {row[key]!r} is not a whole number")
+    return int(value)
+
+
+def ran_out_of_memory(row: Row) -> bool:
+    """Return True if a row says that its run ran out of memory.
+
+    Parameters
+    ----------
+    row : Row
+        Cells by column.
+
+    Returns
+    -------
+    bool
+        Whether it does.
+
+    Examples
+    --------
+    >>> ran_out_of_memory({"notes": "OOM at this batch"}), ran_out_of_memory({"notes": "zoom 2"})
+    (True, False)
+    """
+    words = " ".join(str(row.get(key, "")) for key in ("kind", "what", "notes"))
+    return re.search(r"\boom\b|out of memory|outofmemory", words.lower()) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Predicted value of a row with its interval, the roofline and the device.
+
+    Steps also have the parts of the interval.
+    """
+
+    value: float
+    low: float
+    high: float
+    roofline: float
+    subject: str
+    origin: str
+    uncertainty: Uncertainty | None = field(default=None, compare=False)  # low and high follow from it
+
+
+def ideal_seconds(prediction: Prediction) -> float:
+    """Return the time of the model's FLOP at the peak of all devices.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of a run.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    peak = prediction.system.device.peak_flops_per_s(prediction.plan.dtype)
+    return prediction.flops / (peak * prediction.plan.gpus)
+
+
+class StepTable(ABC):
+    """Kind of table whose rows are runs; subclasses tell how a row is run.
+
+    ``calibration`` is a user's, for the rows of its device or system.
+    """
+
+    name: ClassVar[str]
+    header: ClassVar[frozenset[str]]
+    #: Further columns that the kind reads, keys of `paleo.tables.columns.COLUMNS`; a table may lack them.
+    reads: ClassVar[str] = ""
+    configuration: ClassVar[tuple[str, ...]]
+    measured_column: ClassVar[str] = "iteration_ms"
+    measured_unit: ClassVar[float] = MILLISECOND
+    #: Columns that may hold what was measured, where it is not `measured_column` alone.
+    measured_columns: ClassVar[tuple[str, ...]] = ()
+
+    #: Whether software profiles and links are fitted to such rows.
+    calibrates: ClassVar[bool] = True
+
+    def __init__(self, calibration: Calibration | None = None) -> None:
+        self.calibration = calibration
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column that the kind reads, those that identify it first."""
+        measured = self.measured_columns or (self.measured_column,)
+        known = (*sorted(self.header), *columns_of(self.reads), *measured)
+        return tuple(name for name in dict.fromkeys(known) if name in COLUMNS)
+
+    def with_calibration(self, calibration: Calibration | None) -> Self:
+        """Return the same kind of table, priced by a user's calibration.
+
+        Parameters
+        ----------
+        calibration : Calibration, optional
+            The calibration; None for the catalog's.
+
+        Returns
+        -------
+        Self
+            The table.
+        """
+        return type(self)(calibration)
+
+    def calibration_of(self, system: System) -> Calibration | None:
+        """Return the user's calibration if it applies to a system.
+
+        Parameters
+        ----------
+        system : System
+            The system.
+
+        Returns
+        -------
+        Calibration, optional
+            The calibration, if it is of this system, its device or the intervals of all steps; else None.
+        """
+        subjects = (system.name, system.device.name, INTERVALS)
+        applies = self.calibration is not None and self.calibration.subject in subjects
+        return self.calibration if applies else None
+
+    def system(self, row: Row) -> System:
+        """Return the system of a row.
+
+        Parameters
+        ----------
+        row : Row
+            Cells by column.
+
+        Returns
+        -------
+        System
+            The system.
+
+        Raises
+        ------
+        PaleoError
+            With the reason, if it is not known.
+        """
+        raise SpecError(f"rows of {self.name} name no system")
+
+    @abstractmethod
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """Predict one row.
+
+        Parameters
+        ----------
+        row : Row
+            Cells by column.
+        software : Software, optional
+            Profile to use instead of the row's.
+
+        Returns
+        -------
+        Step
+            Predicted value with its interval.
+
+        Raises
+        ------
+        PaleoError
+            With the reason, if the row cannot be modelled.
+        """
+
+    def measured(self, frame: pd.DataFrame) -> Array:
+        """Return the measured values of a table.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            The table.
+
+        Returns
+        -------
+        ndarray, shape (rows,)
+            Values in SI units; nan where a cell is empty or no number.
+        """
+        return number_or_nan(frame, self.measured_column) * self.measured_unit
+
+    def unmeasured(self, row: Mapping[Any, Any]) -> str:
+        """Explain why a row has nothing to compare with.
+
+        Parameters
+        ----------
+        row : dict of Any to Any
+            Cells by column.
+
+        Returns
+        -------
+        str
+            The reason; for a run that ran out of memory, whether this was to be expected.
+        """
+        columns = self.measured_columns or (self.measured_column,)
+        wrong = [column for column in columns if filled(row, column) and not _above_zero(row[column])]
+        if not ran_out_of_memory(row) and wrong:
+            return f"{wrong[0]} {str(row[wrong[0]])[:40]!r} is not a number above zero"
+        if not ran_out_of_memory(row) and len(columns) > 1:
+            return f"none of {', '.join(columns)} says what was measured"
+        if not ran_out_of_memory(row):
+            return f"{self.measured_column} is empty: nothing to compare with"
+        try:
+            return DEAD.format("fits, WRONGLY" if self.memory_of(row).fits else "does not fit")
+        except PaleoError as error:
+            return DEAD.format(f"is not modelled ({error})")
+
+    def memory_of(self, row: Row) -> Footprint:
+        """Predict the memory of a row's run.
+
+        Parameters
+        ----------
+        row : Row
+            Cells by column.
+
+        Returns
+        -------
+        Footprint
+            Bytes by part.
+
+        Raises
+        ------
+        PaleoError
+            If the kind of table does not say enough.
+        """
+        raise SpecError(f"rows of {self.name} do not say enough of memory")
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Predict all rows of a table; equal rows are predicted once.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            The table.
+
+        Returns
+        -------
+        Predictions
+            Predictions.
+        """
+        frame = frame.reset_index(drop=True)
+        out = Predictions.none(len(frame))
+        out.subjects[:] = text(frame, "device").to_numpy()
+        for index, step in enumerate(self.steps(frame)):
+            if isinstance(step, str):
+                out.reasons[index] = step
+                continue
+            out.seconds[index], out.low[index], out.high[index] = step.value, step.low, step.high
+            out.baseline[index], out.subjects[index], out.origins[index] = step.roofline, step.subject, step.origin
+        return out
+
+    def steps(self, frame: pd.DataFrame) -> Iterator[Step | str]:
+        """Predict all rows of a table one by one.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            The table.
+
+        Yields
+        ------
+        Step | str
+            Predicted value, or the reason why there is none.
+        """
+        measured = self.measured(frame)
+        known: dict[tuple[str, ...], Step | str] = {}
+        for index, row in enumerate(frame.to_dict("records")):
+            if not measured[index] > 0:
+                yield self._why_unmeasured(row)
+                continue
+            key = tuple(str(row.get(name)) for name in (*self.header, *self.configuration))
+            if key not in known:
+                known[key] = self._step_or_reason(row)
+            yield known[key]
+
+    def profile(self, row: Row) -> str:
+        """Return the software profile of a row.
+
+        Parameters
+        ----------
+        row : Row
+            Cells by column.
+
+        Returns
+        -------
+        str
+            Name of the profile.
+        """
+        return software_of(row)
+
+    def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+        """Return predicted and measured parts of the measured quantity, if the kind of table has them.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            The table.
+
+        Returns
+        -------
+        dict[str, tuple[Array, Array]]
+            Predicted and measured values by name, (rows,) each.
+        """
+        return {}
+
+    def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
+        """Return which rows form scaling curves, if the kind of table knows.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            The table.
+
+        Returns
+        -------
+        DataFrame, optional
+            Column ``gpus``, and columns that are equal within a curve; None without curves.
+        """
+        return None
+
+    def _step_or_reason(self, row: Mapping[Any, Any]) -> Step | str:
+        try:
+            step = self.step(row)
+        except (PaleoError, *CELL_ERRORS) as error:
+            return _reason(error, row)
+        return step if np.isfinite(step.value) and step.value > 0 else "the prediction is no finite time"
+
+    def _why_unmeasured(self, row: Mapping[Any, Any]) -> str:
+        try:
+            return self.unmeasured(row)
+        except (PaleoError, *CELL_ERRORS) as error:
+            return _reason(error, row)
+
+
+def _above_zero(cell: object) -> bool:
+    try:
+        return 0 < float(str(cell)) < math.inf
+    except ValueError:
+        return False
+
+
+def _reason(error: Exception, row: Row) -> str:
+    """Why a row cannot be read or modelled; errors that have nothing to do with its cells go on."""
+    if isinstance(error, PaleoError):
+        return str(error)
+    if isinstance(error, KeyError):
+        if str(error.args[0]) in row:
+            raise error
+        return f"column {error.args[0]!r} is missing"
+    return f"a cell is not what it should be ({' '.join(str(error).split())[:120]})"
+
+
+def step_of_prediction(prediction: Prediction, seconds: float | None = None) -> Step:
+    """Make the predicted value of a row from a prediction, with its relative interval.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of the row's run.
+    seconds : float, optional
+        Another time of the same prediction; by default the step time.
+
+    Returns
+    -------
+    Step
+        The value in seconds.
+    """
+    value = prediction.step_time if seconds is None else seconds
+    low, high = (end / prediction.step_time for end in prediction.interval)
+    return Step(
+        value,
+        value * low,
+        value * high,
+        ideal_seconds(prediction),
+        prediction.system.device.name,
+        prediction.run.software,
+        prediction.uncertainty,
+    )

@@ -1,0 +1,1 @@
+"""Searches over hyperparameters and architectures: many trials of a network on one machine."""

@@ -1,0 +1,319 @@
+"""Trials on workers: rungs, what a method of tuning decides, the simulation of it, and its closed form.
+
+A trial trains up to a rung (an amount of training), is evaluated there, and may be promoted to the next one. A method
+says which trial an idle worker trains next; `simulate` runs any method on the event queue that all simulations share.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.events import EventQueue
+from paleo.registry import Registry
+
+Array = npt.NDArray[np.float64]
+#: Rounding of a ratio of resources that is a power of eta.
+_TOLERANCE = 2e-9
+
+
+def geometric_rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
+    """Return the amounts of training R eta^-s, …, R / eta, R of a bracket, with s = floor(log_eta(R / r)).
+
+    Parameters
+    ----------
+    least, most : float
+        Least amount r and most amount R of a trial.
+    eta : int
+        Reduction factor.
+
+    References
+    ----------
+    Li et al., Hyperband, JMLR 18 (2018), Algorithm 1.
+
+    Examples
+    --------
+    >>> geometric_rungs(1, 27, 3)
+    (1.0, 3.0, 9.0, 27.0)
+    """
+    halvings = 0
+    while least * eta ** (halvings + 1) <= most * (1.0 + _TOLERANCE):
+        halvings += 1
+    return tuple(most / eta**below for below in range(halvings, -1, -1))
+
+
+class TrialJob(NamedTuple):
+    """Training of one trial up to a rung; ``restores``: its worker reads a checkpoint first."""
+
+    trial: int
+    rung: int
+    restores: bool = False
+
+
+class Stage(NamedTuple):
+    """Jobs of a synchronous method between two barriers: how many, from which amount of training to which."""
+
+    jobs: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class TuningProblem:
+    """What a method works on.
+
+    Attributes
+    ----------
+    trials : int
+        Configurations to sample.
+    eta : int
+        Reduction factor of rungs.
+    rungs : tuple of float
+        Amounts of training at which trials are evaluated, rising.
+    scores : numpy.ndarray
+        Validation loss of each trial at each rung, shape (trials, rungs); only its order matters.
+    population : int
+        Members that evolution keeps alive.
+    variants : int
+        Sizes of the network that trials are drawn from.
+    seed : int
+        Of the choices that a method makes by chance.
+    """
+
+    trials: int
+    eta: int
+    rungs: tuple[float, ...]
+    scores: Array
+    population: int = 20
+    variants: int = 1
+    seed: int = 0
+
+
+def random_scores(trials: int, rungs: int, correlation: float, seed: int) -> Array:
+    """Return normal scores of trials, shape (trials, rungs), whose last column has a correlation with the others.
+
+    Parameters
+    ----------
+    trials, rungs : int
+    correlation : float
+        Rank correlation (Spearman's) of the score at a rung with the final score; 1 gives every rung the final order.
+    seed : int
+    """
+    normal = 2.0 * np.sin(np.pi / 6.0 * correlation)  # the correlation of normal variables whose ranks have that
+    normal = 1.0 if correlation == 1.0 else normal
+    random = np.random.default_rng(seed)
+    final = random.standard_normal((trials, 1))
+    noise = random.standard_normal((trials, rungs)) * (np.arange(rungs) < rungs - 1)
+    return np.where(np.arange(rungs) < rungs - 1, normal * final + np.sqrt(max(1.0 - normal**2, 0.0)) * noise, final)
+
+
+class Method(ABC):
+    """Decides which trial an idle worker trains next.
+
+    Attributes
+    ----------
+    title, source : str
+        What it is, and the publication that defines it.
+    """
+
+    title: ClassVar[str]
+    source: ClassVar[str]
+
+    def __init__(self, problem: TuningProblem) -> None:
+        self.problem = problem
+        self.random = np.random.default_rng(problem.seed)
+        self.scores: list[list[float]] = problem.scores.tolist()
+        self.sizes: list[int] = self.random.integers(problem.variants, size=problem.trials).tolist()
+
+    @staticmethod
+    def rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
+        """Return the amounts of training at which trials are evaluated.
+
+        Parameters
+        ----------
+        least : float
+            First rung [samples].
+        most : float
+            Last rung [samples].
+        eta : int
+            Ratio of one rung to the next.
+
+        Returns
+        -------
+        tuple of float
+            Rungs, rising.
+        """
+        return geometric_rungs(least, most, eta)
+
+    @abstractmethod
+    def next_job(self) -> TrialJob | None:
+        """Return the job of an idle worker; None while there is none."""
+
+    def finish(self, job: TrialJob) -> TrialJob | None:
+        """Take note of the end of a job.
+
+        Parameters
+        ----------
+        job : TrialJob
+            The job.
+
+        Returns
+        -------
+        TrialJob, optional
+            The job that goes on at the same worker; None if there is none.
+        """
+        return None
+
+    def stages(self) -> list[Stage] | None:
+        """Return the barriers of a synchronous method with trials of equal length; None without a closed form."""
+        return None
+
+
+#: Methods by name.
+METHODS: Registry[type[Method]] = Registry("method", "paleo.tuning.methods")
+
+
+@dataclass(frozen=True, slots=True)
+class TrialCosts:
+    """What a job of each size of network costs on one worker [s].
+
+    Attributes
+    ----------
+    unit : sequence of float
+        Seconds of one unit of training (a sample), for each size.
+    start : float
+        Launch and warm-up of processes.
+    restore, save, evaluation : sequence of float
+        Reading a checkpoint, writing one, evaluating, for each size.
+    resumes : bool
+        Whether a promoted trial goes on from its checkpoint; otherwise it starts from scratch.
+    """
+
+    unit: Sequence[float]
+    start: float = 0.0
+    restore: Sequence[float] = (0.0,)
+    save: Sequence[float] = (0.0,)
+    evaluation: Sequence[float] = (0.0,)
+    resumes: bool = True
+
+    def seconds(self, size: int, begin: float, end: float, *, launched: bool = True, restores: bool = False) -> float:
+        """Return the seconds of a job from one amount of training to another.
+
+        Parameters
+        ----------
+        size : int
+            Index of the size of the network.
+        begin, end : float
+            Amounts of training.
+        launched : bool
+            Whether processes start for it, and read a checkpoint where there is one.
+        restores : bool
+            Whether it reads a checkpoint in any case.
+        """
+        trained = end - (begin if self.resumes else 0.0)
+        seconds = self.unit[size] * trained + self.evaluation[size] + self.save[size]
+        if launched:
+            seconds += self.start
+        if restores or (launched and begin > 0.0 and self.resumes):
+            seconds += self.restore[size]
+        return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class TrialTimeline:
+    """Jobs of a search over time: trial, rung, begin and end of each, in the order of their start."""
+
+    workers: int
+    rungs: tuple[float, ...]
+    jobs: list[TrialJob] = field(default_factory=list)
+    begins: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time [s]."""
+        return max(self.ends, default=0.0)
+
+    @property
+    def busy(self) -> float:
+        """Seconds of all workers in which they train, evaluate or move checkpoints."""
+        return float(np.sum(np.subtract(self.ends, self.begins)))
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the workers' time that is busy."""
+        return self.busy / (self.workers * self.seconds) if self.jobs else 0.0
+
+    @property
+    def first_full(self) -> float:
+        """When the first trial reaches the last rung [s]."""
+        last = len(self.rungs) - 1
+        return min((end for job, end in zip(self.jobs, self.ends, strict=True) if job.rung == last), default=np.inf)
+
+    @property
+    def trials_by_rung(self) -> list[int]:
+        """Trials that are trained up to each rung."""
+        reached = np.bincount([job.rung for job in self.jobs], minlength=len(self.rungs))
+        return [int(count) for count in reached]
+
+
+def simulate(method: Method, costs: TrialCosts, workers: int) -> TrialTimeline:
+    """Run a method on workers, each training one trial at a time.
+
+    Parameters
+    ----------
+    method : Method
+    costs : TrialCosts
+    workers : int
+        Trials that train at once.
+
+    Returns
+    -------
+    TrialTimeline
+    """
+    rungs, sizes = method.problem.rungs, method.sizes
+    timeline, queue, idle, now = TrialTimeline(workers, rungs), EventQueue(), workers, 0.0
+    trained: dict[int, float] = {}
+
+    def begin(job: TrialJob, launched: bool) -> None:
+        before, after = trained.get(job.trial, 0.0), rungs[job.rung]
+        seconds = costs.seconds(sizes[job.trial], before, after, launched=launched, restores=job.restores)
+        trained[job.trial] = after
+        queue.push(now + seconds, len(timeline.jobs))
+        timeline.jobs.append(job)
+        timeline.begins.append(now)
+        timeline.ends.append(now + seconds)
+
+    while True:
+        while idle and (job := method.next_job()) is not None:
+            idle -= 1
+            begin(job, launched=True)
+        if not queue:
+            return timeline
+        now, number = queue.pop()
+        following = method.finish(timeline.jobs[number])
+        if following is None:
+            idle += 1
+        else:
+            begin(following, launched=False)
+
+
+def synchronous_seconds(stages: Sequence[Stage], costs: TrialCosts, workers: npt.ArrayLike) -> Array:
+    """Return the wall time of synchronous stages of equal trials: the sum of ceil(jobs / workers) waves of each [s].
+
+    Parameters
+    ----------
+    stages : sequence of Stage
+    costs : TrialCosts
+        Of one size of network.
+    workers : array_like
+        Numbers of workers, any shape.
+    """
+    counts = np.asarray(workers)
+    waves = (-(-stage.jobs // counts) * costs.seconds(0, stage.begin, stage.end) for stage in stages)
+    return np.asarray(sum(waves, start=np.zeros(counts.shape)), dtype=np.float64)

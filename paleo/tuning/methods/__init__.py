@@ -1,0 +1,1 @@
+"""Methods of tuning, one a file; each registers itself in `paleo.tuning.base.METHODS`."""

@@ -1,0 +1,36 @@
+"""Regularised evolution: the best of a sample of the population has a child, and the oldest member dies."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from paleo.tuning.base import METHODS, TrialJob, TuningProblem
+from paleo.tuning.methods.independent import RandomSearch
+
+#: Share of the population that a parent is the best of: 25 of 100 in the paper.
+_SAMPLED = 0.25
+
+
+@METHODS.register("evolution")
+class RegularisedEvolution(RandomSearch):
+    """Every trial trains in full; a child's size of network is a neighbour of its parent's."""
+
+    title = "regularised evolution"
+    source = "Real et al., Regularized evolution for image classifier architecture search, AAAI 2019, Algorithm 1"
+
+    def __init__(self, problem: TuningProblem) -> None:
+        super().__init__(problem)
+        self.population: deque[int] = deque(maxlen=problem.population)
+
+    def next_job(self) -> TrialJob | None:
+        job = super().next_job()
+        if job is not None and job.trial >= self.problem.population and self.population:
+            sample = self.random.choice(self.population, max(int(_SAMPLED * len(self.population)), 1), replace=False)
+            parent = min(sample.tolist(), key=lambda trial: self.scores[trial][0])
+            step = self.sizes[parent] + int(self.random.integers(-1, 2))
+            self.sizes[job.trial] = min(max(step, 0), self.problem.variants - 1)
+        return job
+
+    def finish(self, job: TrialJob) -> TrialJob | None:
+        self.population.append(job.trial)
+        return None

@@ -1,0 +1,634 @@
+"""What a search over many trials takes on a machine: trials are priced, the method is simulated, GPUs are divided."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paleo.errors import CapacityError, PlanError, SpecError, near
+from paleo.predict import predict
+from paleo.specs.reliability import nodes_of
+from paleo.studies.cost import JOULES_PER_KWH, Tariff, energy, parse_amount, rent
+from paleo.studies.defaults import with_defaults
+from paleo.studies.goodput import LongRunOptions, interruption_of
+from paleo.studies.target import forward_seconds
+from paleo.tuning.base import (
+    METHODS,
+    Method,
+    TrialCosts,
+    TrialTimeline,
+    TuningProblem,
+    random_scores,
+    simulate,
+    synchronous_seconds,
+)
+from paleo.units import HOUR, counted, duration, whole_percent
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+    from paleo.specs.system import System
+
+#: Most trials, and most sizes of the network, of one search.
+MOST_TRIALS, MOST_SIZES = 100_000, 64
+#: Training of a whole trial over that of the first rung where nobody states the latter, and most jobs of a search.
+SPAN, _MOST_JOBS = 64.0, 2_000_000
+#: A doubling of a trial's GPUs that saves less than this share of its time ends the list of candidates.
+_LEAST_GAIN = 0.1
+#: Searches that are simulated for an interval on the regret.
+_DRAWS = 60
+UNMODELLED = (
+    "which trial wins: scores are random",
+    "scheduling delays of the framework that runs the trials",
+    "the power of GPUs that wait",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What is searched, and how.
+
+    Attributes
+    ----------
+    trials : int
+        Configurations to sample.
+    method : str
+        Name of `paleo.tuning.base.METHODS`.
+    least, most : float
+        Samples of a trial at the first rung and at the last one.
+    eta : int
+        Reduction factor.
+    population : int
+        Members that evolution keeps alive.
+    resumes : bool
+        Whether promoted trials go on from their checkpoints.
+    evaluation : float
+        Samples of one evaluation.
+    sizes : tuple of mapping
+        Settings of the network that trials differ in, one mapping for each size.
+    correlation : float, optional
+        Assumed correlation of a trial's score at a rung with its final one, for the interval on the regret.
+    seed : int
+    """
+
+    trials: int
+    method: str
+    least: float
+    most: float
+    eta: int = 4
+    population: int = 20
+    resumes: bool = True
+    evaluation: float = 0.0
+    sizes: tuple[Mapping[str, Any], ...] = ({},)
+    correlation: float | None = None
+    seed: int = 0
+
+    @property
+    def kind(self) -> type[Method]:
+        """The method."""
+        return METHODS[self.method]
+
+    @property
+    def rungs(self) -> tuple[float, ...]:
+        """Samples at which trials are evaluated."""
+        return self.kind.rungs(self.least, self.most, self.eta)
+
+    def problem(self, correlation: float = 1.0, seed: int | None = None) -> TuningProblem:
+        """Return what the method works on, with random scores.
+
+        Parameters
+        ----------
+        correlation : float, optional
+            Rank correlation of scores between rungs, 0 to 1.
+        seed : int, optional
+            Seed of the scores; by default that of the search.
+
+        Returns
+        -------
+        TuningProblem
+            The problem.
+        """
+        seed, rungs = self.seed if seed is None else seed, self.rungs
+        scores = random_scores(self.trials, len(rungs), correlation, seed)
+        return TuningProblem(self.trials, self.eta, rungs, scores, self.population, len(self.sizes), seed)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPrice:
+    """Trials of every size on so many GPUs: predictions, costs of their jobs, ends of the interval as factors."""
+
+    gpus: int
+    predictions: tuple[Prediction, ...]
+    costs: TrialCosts
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """Ends of the 90 % interval of the step time over the step time."""
+        ends = [tuple(end / each.step_time for end in each.interval) for each in self.predictions]
+        return float(np.mean([low for low, _ in ends])), float(np.mean([high for _, high in ends]))
+
+    def scaled(self, factor: float) -> TrialCosts:
+        """Return the costs with another step time.
+
+        Parameters
+        ----------
+        factor : float
+            Factor on the step time.
+
+        Returns
+        -------
+        TrialCosts
+            The costs.
+        """
+        return replace(self.costs, unit=[unit * factor for unit in self.costs.unit])
+
+    def joules(self, seconds: float, tariff: Tariff) -> float | None:
+        """Return the energy of the GPUs of one trial while they are busy.
+
+        Parameters
+        ----------
+        seconds : float
+            Busy time [s].
+        tariff : Tariff
+            Host power and power usage effectiveness.
+
+        Returns
+        -------
+        float, optional
+            Energy [J]; None if the device file has no design power.
+        """
+        parts = [energy(each, seconds, tariff) for each in self.predictions]
+        known = [part for part in parts if part is not None]
+        return float(np.mean(known)) if len(known) == len(parts) else None
+
+
+def price_trials(model: ModelSpec, system: System, run: Run, tuning: Tuning, long_run: LongRunOptions) -> TrialPrice:
+    """Return the costs of trials.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    system : System
+        The system.
+    run : Run
+        Run of one trial, with its number of GPUs.
+    tuning : Tuning
+        The search.
+    long_run : LongRunOptions
+        Failures and checkpoints.
+
+    Returns
+    -------
+    TrialPrice
+        Costs of a trial.
+
+    Raises
+    ------
+    PlanError
+        If a size of the network does not fit or does not suit the GPUs.
+    """
+    predictions, parts = [], []
+    for size in tuning.sizes:
+        settings = run.model_copy(update={"model": {**run.model, **size}})
+        step = predict(model, system, with_defaults(model, system, settings).run)
+        if not step.memory.fits:
+            raise PlanError(f"a trial{_words(size)} does not fit on {counted(run.gpus, 'GPU')} of {system.name}")
+        predictions.append(step)
+        parts.append((step, interruption_of(step, long_run)))
+    costs = TrialCosts(
+        unit=[step.step_time / step.plan.global_batch / pause.share for step, pause in parts],
+        start=parts[0][1].start,
+        restore=[pause.restore for _, pause in parts],
+        save=[pause.save for _, pause in parts],
+        evaluation=[_evaluation(step, tuning.evaluation) for step, _ in parts],
+        resumes=tuning.resumes,
+    )
+    return TrialPrice(run.gpus, tuple(predictions), costs)
+
+
+def _evaluation(step: Prediction, samples: float) -> float:
+    """Seconds of forward passes over the samples of an evaluation."""
+    return samples / step.plan.global_batch * forward_seconds(step) if samples else 0.0
+
+
+def _words(size: Mapping[str, Any]) -> str:
+    return " of " + ", ".join(f"{name}={value}" for name, value in size.items()) if size else ""
+
+
+@dataclass(frozen=True)
+class SearchTime:
+    """A search on GPUs, each trial on as many as its price is for."""
+
+    tuning: Tuning
+    gpus: int
+    price: TrialPrice
+
+    @property
+    def workers(self) -> int:
+        """Trials that train at once."""
+        return self.gpus // self.price.gpus
+
+    @cached_property
+    def timeline(self) -> TrialTimeline:
+        """The simulated search."""
+        return simulate(self.tuning.kind(self.tuning.problem()), self.price.costs, self.workers)
+
+    def seconds_at(self, factor: float = 1.0) -> float:
+        """Return the wall time of the search if step times change.
+
+        Parameters
+        ----------
+        factor : float, optional
+            Factor on the step time.
+
+        Returns
+        -------
+        float
+            Seconds, in closed form if there is one.
+        """
+        stages = self.tuning.kind(self.tuning.problem()).stages() if len(self.tuning.sizes) == 1 else None
+        costs = self.price.scaled(factor)
+        if stages is not None:
+            return float(synchronous_seconds(stages, costs, self.workers))
+        return simulate(self.tuning.kind(self.tuning.problem()), costs, self.workers).seconds
+
+    @cached_property
+    def seconds(self) -> float:
+        """Wall time [s]."""
+        return self.seconds_at()
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wall time at the ends of the 90 % interval of the step time [s]."""
+        low, high = self.price.factors
+        return self.seconds_at(low), self.seconds_at(high)
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours until the last trial ends, waiting included."""
+        return self.gpus * self.seconds / HOUR
+
+    def usd(self, tariff: Tariff) -> float | None:
+        """Return the rent of all GPUs until the last trial ends.
+
+        Parameters
+        ----------
+        tariff : Tariff
+            Prices.
+
+        Returns
+        -------
+        float, optional
+            USD; None if no price is known.
+        """
+        rate, _ = rent(self.price.predictions[0].system, self.gpus, tariff)
+        return None if rate is None else rate * self.seconds
+
+    def kwh(self, tariff: Tariff) -> float | None:
+        """Return the energy of the GPUs while they are busy.
+
+        Parameters
+        ----------
+        tariff : Tariff
+            Host power and power usage effectiveness.
+
+        Returns
+        -------
+        float, optional
+            kWh; None if the device file has no design power.
+        """
+        joules = self.price.joules(self.timeline.busy, tariff)
+        return None if joules is None else joules / JOULES_PER_KWH
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineMargin:
+    """What a deadline leaves or lacks: most trials that meet it on the GPUs, fewest nodes that meet it with all
+    trials (None: no number up to four times as many does)."""
+
+    seconds: float
+    holds: bool
+    trials: int
+    nodes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Regret:
+    """Share of all trials that are better than the one that the search returns: median and 90 % interval."""
+
+    correlation: float
+    median: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class TuningStudy:
+    """The answer of ``paleo tune``: the search by GPUs a trial on all GPUs, and on fewer of them."""
+
+    model: ModelSpec
+    system: System
+    tuning: Tuning
+    tariff: Tariff
+    points: tuple[SearchTime, ...]
+    gpus: int
+    batch: int
+    per_trial: int | None
+    refusals: tuple[str, ...]
+    margin: DeadlineMargin | None = None
+    regret: Regret | None = None
+    unmodelled: tuple[str, ...] = field(default=UNMODELLED)
+
+    @property
+    def best(self) -> SearchTime:
+        """The fastest division of all GPUs."""
+        return min((point for point in self.points if point.gpus == self.gpus), key=lambda point: point.seconds)
+
+    @property
+    def cheapest(self) -> SearchTime:
+        """The point with the fewest GPU-hours."""
+        return min(self.points, key=lambda point: point.gpu_hours)
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a few sentences."""
+        best, kind = self.best, self.tuning.kind
+        usd = best.usd(self.tariff)
+        price = "" if usd is None else f", {usd:,.0f} USD"
+        trials = f"{counted(self.tuning.trials, 'trial')} by {kind.title}"
+        words = (
+            f"{trials} take {duration(best.seconds)} on {counted(self.gpus, 'GPU')} of {self.system.name}, "
+            f"{counted(best.price.gpus, 'GPU')} a trial: {best.gpu_hours:,.0f} GPU-hours{price}, "
+            f"{whole_percent(best.timeline.utilisation)} busy."
+        )
+        return " ".join([words, *filter(None, (self._cheaper(), self._margin()))])
+
+    def _cheaper(self) -> str:
+        """The cheapest point, where it differs from the fastest."""
+        cheap, best = self.cheapest, self.best
+        if cheap.gpu_hours > best.gpu_hours * (1.0 - _LEAST_GAIN):
+            return ""
+        return (
+            f"Cheapest is {counted(cheap.gpus, 'GPU')}, {cheap.price.gpus} a trial: {cheap.gpu_hours:,.0f} GPU-hours "
+            f"in {duration(cheap.seconds)}."
+        )
+
+    def _margin(self) -> str:
+        if self.margin is None:
+            return ""
+        margin, trials = self.margin, abs(self.margin.trials - self.tuning.trials)
+        nodes = None if margin.nodes is None else abs(nodes_of(self.system, self.gpus) - margin.nodes)
+        if margin.holds:
+            fewer = f" or {counted(nodes, 'node')} fewer" if nodes else ""
+            return f"The deadline of {duration(margin.seconds)} holds: {counted(trials, 'trial')} more{fewer} would do."
+        more = "" if nodes is None else f", or {counted(nodes, 'node')} more"
+        return f"The deadline of {duration(margin.seconds)} is missed: it takes {counted(trials, 'trial')} fewer{more}."
+
+
+def tuning_study(
+    model: ModelSpec,
+    system: System,
+    run: Run,
+    tuning: Tuning,
+    *,
+    gpus: int,
+    per_trial: int | None = None,
+    deadline: float | None = None,
+    tariff: Tariff | None = None,
+    long_run: LongRunOptions | None = None,
+) -> TuningStudy:
+    """Predict a search over many trials.
+
+    Parameters
+    ----------
+    model, system, run : ModelSpec, System, Run
+        The network, the machine, and what every trial runs; its global batch is that of one node where it states none.
+    tuning : Tuning
+    gpus : int
+        GPUs in all.
+    per_trial : int, optional
+        GPUs of one trial; the fastest by default.
+    deadline : float, optional
+        Wall time that the search should end in [s].
+    tariff : Tariff, optional
+    long_run : LongRunOptions, optional
+        Failures, storage and checkpoints.
+
+    Raises
+    ------
+    PlanError
+        If a trial fits on no number of GPUs.
+    """
+    options = long_run or LongRunOptions()
+    batch = run.global_batch or _usual_batch(model, system, run, per_trial or min(gpus, system.devices_per_node))
+    fields = {name: getattr(run, name) for name in run.model_fields_set - {"batch"}}
+    fixed = type(run)(**fields | {"global_batch": batch})
+    prices, refusals = _prices(model, system, fixed, tuning, options, [per_trial] if per_trial else _widths(gpus))
+    if not prices:
+        raise PlanError(f"no number of GPUs runs a trial: {refusals[-1]}")
+    counts = [gpus] if per_trial else [gpus // 2**halvings for halvings in range(gpus.bit_length())][:6]
+    points = tuple(SearchTime(tuning, count, price) for count in counts for price in prices if price.gpus <= count)
+    study = TuningStudy(model, system, tuning, tariff or Tariff(), points, gpus, batch, per_trial, tuple(refusals))
+    best = study.best
+    margin = None if deadline is None else _margin(best, system, deadline)
+    regret = None if tuning.correlation is None else _regret(tuning, best, tuning.correlation)
+    return replace(study, margin=margin, regret=regret)
+
+
+def _usual_batch(model: ModelSpec, system: System, run: Run, gpus: int) -> int:
+    """Global batch that a run on one node has by default."""
+    settings = run.model_copy(update={"gpus": gpus, "strategy": "dp", "global_batch": None})
+    return predict(model, system, settings).plan.global_batch
+
+
+def _widths(gpus: int) -> list[int]:
+    """GPUs a trial that are worth trying: powers of two."""
+    return [2**power for power in range(gpus.bit_length())]
+
+
+def _prices(
+    model: ModelSpec, system: System, run: Run, tuning: Tuning, options: LongRunOptions, widths: Sequence[int]
+) -> tuple[list[TrialPrice], list[str]]:
+    """Prices of trials by their GPUs, until more of them save too little; and reasons of those that do not run."""
+    prices: list[TrialPrice] = []
+    refusals: list[str] = []
+    for width in widths:
+        try:
+            price = price_trials(model, system, run.model_copy(update={"gpus": width}), tuning, options)
+        except (PlanError, CapacityError) as error:
+            refusals.append(f"{counted(width, 'GPU')}: {error}")
+            continue
+        if prices and max(price.costs.unit) > (1.0 - _LEAST_GAIN) * max(prices[-1].costs.unit):
+            break
+        prices.append(price)
+    return prices, refusals
+
+
+def _margin(best: SearchTime, system: System, deadline: float) -> DeadlineMargin:
+    """What a deadline leaves or lacks, by bisection."""
+
+    def in_time(trials: int, gpus: int) -> bool:
+        point = SearchTime(replace(best.tuning, trials=trials), gpus, best.price)
+        return gpus >= best.price.gpus and point.seconds <= deadline
+
+    node = max(system.devices_per_host or system.devices_per_node, 1)
+    nodes, trials = nodes_of(system, best.gpus), best.tuning.trials
+    most = _last(lambda count: in_time(count, best.gpus), min(4 * trials, MOST_TRIALS))
+    fewest = _last(lambda missing: in_time(trials, (4 * nodes - missing) * node), 4 * nodes - 1, first=0)
+    holds = best.seconds <= deadline
+    return DeadlineMargin(deadline, holds, most, None if fewest is None else 4 * nodes - fewest)
+
+
+def _last(holds: Callable[[int], bool], most: int, first: int | None = None) -> Any:
+    """The largest count up to which a condition holds, from 1 on (0: not even there) or from ``first`` (None)."""
+    low, high = (0 if first is None else first), most
+    if first is not None and not holds(first):
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def _regret(tuning: Tuning, point: SearchTime, correlation: float) -> Regret:
+    """Rank of the trial that scores best at the last rung, over many draws of scores."""
+    shares = []
+    for seed in range(_DRAWS):
+        problem = tuning.problem(correlation, seed)
+        timeline = simulate(tuning.kind(problem), point.price.costs, point.workers)
+        final = problem.scores[:, -1]
+        reached = max(job.rung for job in timeline.jobs)
+        trials = [job.trial for job in timeline.jobs if job.rung == reached]
+        winner = min(trials, key=lambda trial: problem.scores[trial, reached])
+        shares.append(float(np.mean(final < final[winner])))
+    low, median, high = np.quantile(shares, [0.05, 0.5, 0.95])
+    return Regret(correlation, float(median), (float(low), float(high)))
+
+
+# what a question states
+
+
+def parse_sizes(settings: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
+    """Return the sizes of the network that trials have.
+
+    Parameters
+    ----------
+    settings : sequence of str
+        ``layers=12,24`` or ``layers=12..36:12``; several settings give their product.
+
+    Raises
+    ------
+    SpecError
+        If a setting is none, or the sizes are too many.
+
+    Examples
+    --------
+    >>> parse_sizes(["layers=12..24:6", "heads=8"])
+    ({'layers': 12, 'heads': 8}, {'layers': 18, 'heads': 8}, {'layers': 24, 'heads': 8})
+    """
+    axes: dict[str, list[Any]] = {}
+    for text in settings:
+        name, _, values = text.partition("=")
+        numbers = list(_numbers(values)) if name and values else []
+        if not numbers:
+            raise SpecError(
+                f"--vary {text[:80]!r}: expected a setting and its values: layers=12,24 or layers=12..36:12"
+            )
+        axes[name.strip().removeprefix("model.")] = numbers
+    product = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    if len(product) > MOST_SIZES:
+        raise SpecError(f"--vary: {len(product)} sizes; expected {MOST_SIZES} or fewer")
+    return tuple(product)
+
+
+def _numbers(text: str) -> Iterator[int]:
+    """Whole numbers of a list whose parts may be ranges with a step; nothing for what is no number."""
+    for part in text.split(","):
+        ends, _, step = part.partition(":")
+        first, dots, last = ends.partition("..")
+        words = [first, last or first, step or "1"]
+        if not all(word.strip().isdecimal() and len(word) < 10 for word in words) or (step and not dots):
+            return
+        low, high, stride = (int(word) for word in words)
+        yield from itertools.islice(range(low, high + 1, max(stride, 1)), MOST_SIZES + 1)
+
+
+def parse_training(model: ModelSpec, run: Run, name: str, **amounts: Any) -> float:
+    """Parse the training of a trial, given in tokens, samples or epochs.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Model file.
+    run : Run
+        The run.
+    name : str
+        First word of the options, for messages.
+    **amounts : Any
+        ``tokens``, ``samples`` and ``epochs``, of which one is given.
+
+    Returns
+    -------
+    float
+        Samples.
+
+    Raises
+    ------
+    SpecError
+        If none or several are given.
+    """
+    try:
+        amount = parse_amount(model, run, **amounts)
+    except SpecError as error:
+        raise SpecError(f"--{name}-{error}") from None
+    if amount is None:
+        raise SpecError(f"--{name}-tokens, --{name}-samples or --{name}-epochs: expected one of them")
+    return amount.samples
+
+
+def checked(tuning: Tuning) -> Tuning:
+    """Check that the numbers of a search are possible.
+
+    Parameters
+    ----------
+    tuning : Tuning
+        The search.
+
+    Returns
+    -------
+    Tuning
+        The search.
+
+    Raises
+    ------
+    SpecError
+        If a number is out of range.
+    """
+    if tuning.method not in METHODS:
+        raise SpecError(f"--method {tuning.method!r:.40}: {near(tuning.method, METHODS)}")
+    bounds = {
+        "--trials": (tuning.trials, 1, MOST_TRIALS),
+        "--eta": (tuning.eta, 2, MOST_TRIALS),
+        "--population": (tuning.population, 1, MOST_TRIALS),
+        "--seed": (tuning.seed, 0, 2**31),
+    }
+    for option, (value, least, most) in bounds.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise SpecError(f"{option} {value!r:.40}: expected a whole number from {least} to {most:,}")
+    if tuning.least > tuning.most:
+        raise SpecError("--min-tokens (or samples, epochs) exceeds the training of a whole trial, --max-tokens")
+    if tuning.most / tuning.least > MOST_TRIALS:
+        raise SpecError(f"--min-tokens: expected at least a {MOST_TRIALS:,}th of --max-tokens")
+    if tuning.correlation is not None and not 0.0 <= tuning.correlation <= 1.0:
+        raise SpecError(f"--rank-correlation {tuning.correlation!r:.40}: expected a number from 0 to 1")
+    if tuning.trials * len(tuning.rungs) > _MOST_JOBS:
+        raise SpecError(
+            f"--trials {tuning.trials}: {len(tuning.rungs)} rungs each; expected at most {_MOST_JOBS:,} jobs"
+        )
+    return tuning

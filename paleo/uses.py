@@ -1,0 +1,200 @@
+"""One purchase for two uses: GPUs of each system that serve a rate, and what the others train meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from paleo.answers import Document, StudyResult
+from paleo.errors import PaleoError, SpecError
+from paleo.units import DAY, duration, parse
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from paleo.questions import Offered
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.run import Run
+    from paleo.specs.system import System
+
+#: Limits within which requests are answered where none is stated.
+USUAL_LIMITS: dict[str, Any] = {"ttft": "2s", "tpot": "50ms"}
+#: Keywords of a tariff, which both uses share.
+_TARIFF = ("price", "term", "buy", "electricity", "pue", "host_power")
+
+
+@dataclass(frozen=True, slots=True)
+class SystemUses:
+    """GPUs of one system that serve and that train; ``problem`` says why it cannot do both.
+
+    Attributes
+    ----------
+    system : System
+        The system.
+    gpus, serving, training : int
+        GPUs in all, of the service, of the training.
+    layout : str
+        Replicas of the service.
+    samples : float
+        Samples that are trained in the time.
+    usd : float or None
+        Rent of all GPUs for the time.
+    """
+
+    system: System
+    gpus: int
+    serving: int = 0
+    training: int = 0
+    layout: str = ""
+    samples: float = 0.0
+    usd: float | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Uses(StudyResult):
+    """Systems that serve a rate and train with the GPUs that are over, the most training for the money first."""
+
+    command: ClassVar[str] = "compare"
+    rows: ClassVar[str | None] = "systems"
+    network: str
+    rate: float
+    seconds: float
+    offers: tuple[SystemUses, ...]
+
+    @property
+    def possible(self) -> bool:
+        """Whether some system does both."""
+        return not self.offers[0].problem
+
+    @property
+    def headline(self) -> str:
+        first = self.offers[0]
+        if first.problem:
+            return f"No system serves {self.rate:g} requests/s of {self.network} and trains: {first.problem}"
+        cost = "" if first.usd is None else f" for {first.usd:,.0f} USD"
+        limits = " and ".join(USUAL_LIMITS.values())
+        return (
+            f"{first.system.name}: {first.serving} of {first.gpus} GPUs serve {self.rate:g} requests/s of "
+            f"{self.network} (first token, further token: {limits} at p99), {first.training} train "
+            f"{first.samples:,.0f} samples in {duration(self.seconds)}{cost}."
+        )
+
+    def document(self) -> Document:
+        rows = [
+            {
+                "system": each.system.name, "gpus": each.gpus, "serving_gpus": each.serving,
+                "training_gpus": each.training, "strategy": each.layout or None, "samples": each.samples,
+                "cost": each.usd, "problem": each.problem,
+            }
+            for each in self.offers
+        ]  # fmt: skip
+        first = self.offers[0]
+        return {
+            "model": self.network, "amount": f"{duration(self.seconds)} at {self.rate:g} requests/s",
+            "samples": first.samples, "best": {}, "not_certain": [], "verdict": self.headline, "systems": rows,
+        }  # fmt: skip
+
+    def table(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        from paleo.report.columns import grid, wrapped_text
+
+        facts = grid("Two uses", ["system", "GPUs", "serve", "train", "samples", "USD", "replicas, or why not"])
+        for each in self.offers:
+            numbers = [f"{each.samples:,.0f}" if each.samples else "–", "–" if each.usd is None else f"{each.usd:,.0f}"]
+            counts = (str(each.gpus), str(each.serving), str(each.training))
+            facts.add_row(each.system.name, *counts, *numbers, each.problem or each.layout)
+        return Group(wrapped_text(Text(self.headline, style="bold")), Text(), facts)
+
+
+def parse_uses(text: str) -> tuple[float, float]:
+    """Return the seconds of training and the requests a second that are served.
+
+    >>> parse_uses("train:7d,serve:20/s")
+    (604800.0, 20.0)
+    """
+    from paleo.services import parse_rate
+
+    parts = dict(part.strip().partition(":")[::2] for part in text.split(","))
+    if set(parts) != {"train", "serve"}:
+        raise SpecError(f"--for {text!r:.60}: expected train:TIME,serve:RATE, such as train:7d,serve:20/s")
+    stated = parts["train"].strip()
+    try:
+        days = float(stated.removesuffix("d")) if stated.endswith("d") else parse(stated, "time") / DAY
+    except ValueError:
+        days = 0.0
+    if not 0 < days < 2.0**20:
+        raise SpecError(f"--for {text!r:.60}: expected a time above zero, such as train:7d")
+    seconds = days * DAY
+    return seconds, parse_rate("for", parts["serve"])
+
+
+def uses(
+    model: str | ModelSpec, systems: Offered | Sequence[Offered], purposes: str, *, run: Run, **tariff: Any
+) -> Uses:
+    """Answer which of several systems serves a rate and trains most with its other GPUs.
+
+    Parameters
+    ----------
+    model : str or ModelSpec
+        The network of both uses.
+    systems : str or sequence
+        Systems, each with its GPUs: ``dgx-h100:16,dgx-b200:8``.
+    purposes : str
+        ``train:7d,serve:20/s``.
+    run : Run
+        The training; its GPUs are those that do not serve.
+    **tariff
+        ``price``, ``term``, ``buy``, ``electricity``, ``pue``, ``host_power``.
+
+    Returns
+    -------
+    Uses
+        The systems, the most training for the money first.
+    """
+    from paleo.questions import systems_with_counts
+
+    seconds, rate = parse_uses(purposes)
+    prices = {name: value for name, value in tariff.items() if name in _TARIFF}
+    offers = [
+        _uses_of(model, system, count, rate, seconds, run, prices)
+        for system, count in systems_with_counts(systems, run.gpus)
+    ]
+    offers.sort(key=lambda each: (bool(each.problem), -each.samples / (each.usd or 1.0)))
+    name = model if isinstance(model, str) else model.title
+    return Uses(name, rate, seconds, tuple(offers))
+
+
+def _uses_of(
+    model: str | ModelSpec, system: System, gpus: int, rate: float, seconds: float, run: Run, prices: dict[str, Any]
+) -> SystemUses:
+    from paleo.questions import compare
+    from paleo.services import serve
+
+    offer = SystemUses(system, gpus)
+    service = serve(model, system, gpus=gpus, **USUAL_LIMITS, **prices).service
+    if service.best is None:
+        return replace(offer, problem=service.verdict)
+    candidate = service.best.candidate
+    each = candidate.sharding.gpus
+    replicas = math.ceil(rate * candidate.replicas / service.best.requests_per_s)
+    serving, usd = replicas * each, service.usd_per_s
+    offer = replace(offer, serving=serving, layout=f"{replicas} x {candidate.sharding.text}")
+    others = gpus - serving
+    node = max(system.devices_per_node, 1)
+    training = others // node * node if others >= node else 2 ** (others.bit_length() - 1) if others > 0 else 0
+    if training < 1:
+        return replace(offer, problem=f"{serving} GPUs serve {rate:g} requests/s, of {gpus} none is over")
+    try:
+        trained = compare(model, [(system, training)], run=run.model_copy(update={"gpus": training}))
+    except PaleoError as error:
+        return replace(offer, problem=str(error))
+    first = trained.comparison.candidates[0]
+    if not first.runs or first.samples_per_s is None:
+        return replace(offer, problem=first.problem or f"the training does not fit into memory on {training} GPUs")
+    cost = None if usd is None else usd * seconds
+    return replace(offer, training=training, samples=seconds * first.samples_per_s, usd=cost)

@@ -1,0 +1,84 @@
+"""A search by bounds has the plans, the front and the runner-up of one that evaluates every configuration."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paleo.errors import PaleoError
+from paleo.questions import narrowed
+from paleo.search import plans
+from paleo.search.plans import Search, leaving_room, search
+from paleo.search.ranking import PlanRow
+from paleo.specs.loading import validate
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.specs.system import load_system
+
+#: Repeated blocks, experts, latent attention, encoders and decoders, recurrences, convolutions.
+NETWORKS: dict[str, dict[str, Any]] = {
+    "gpt2-xl": {},
+    "llama3-8b": {},
+    "llama2-13b": {"seq": 2048},
+    "bert_large": {},
+    "mixtral-8x7b": {},
+    "deepseek_v2-lite": {},
+    "gpt-oss-20b": {},
+    "qwen3-30b-a3b": {},
+    "transformer_big": {},
+    "gnmt": {},
+    "resnet50": {},
+    "llama3-70b": {},
+}
+SYSTEMS = ("dgx-h100", "dgx-a100-80gb", "dgx-1-v100", "dgx-b200", "aws-p4d.24xlarge")
+SOFTWARE = (None, "megatron-core", "torchtitan", "pytorch-eager")
+CASES = 60
+#: Of them, those that CI runs: every case where PALEO_ALL_CASES is set, else every sixth.
+STEP = 1 if os.environ.get("PALEO_ALL_CASES") else 6
+
+
+def drawn(number: int) -> tuple[str, str, dict[str, Any]]:
+    """One network, system and run, drawn from a seed."""
+    chosen = random.Random(f"bounded {number}")
+    network = sorted(NETWORKS)[number % len(NETWORKS)]
+    gpus = chosen.choice((4, 8, 12, 16, 16, 24, 32, 32, 64, 64))
+    stated: dict[str, Any] = {"gpus": gpus, "model": NETWORKS[network]}
+    stated |= {"global_batch": gpus * chosen.choice((1, 2, 4))}
+    software = chosen.choice(SOFTWARE)
+    stated |= {} if software is None else {"software": software}
+    stated |= chosen.choice(({}, {}, {"schedule": "zb-v"}, {"recompute": "full"}, {"strategy": "zero=1"}))
+    return network, chosen.choice(SYSTEMS), stated
+
+
+def rounded(rows: Sequence[PlanRow | None]) -> list[PlanRow | None]:
+    """Rows whose seconds have ten digits: the last of sixteen depends on what is computed together."""
+    return [None if row is None else replace(row, step_time=float(f"{row.step_time:.9e}")) for row in rows]
+
+
+@pytest.mark.parametrize("number", range(0, CASES, STEP))
+def test_a_search_by_bounds_finds_what_an_exhaustive_one_finds(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, system, stated = drawn(number)
+    monkeypatch.setattr(plans, "_FEW_CASES", 0)
+    run, machine, model = validate(Run, stated, "test"), load_system(system), load_model(network)
+
+    def found(exhaustive: bool) -> Search | str:
+        try:
+            return search(model, machine, run, space=narrowed(run), exhaustive=exhaustive)
+        except PaleoError as error:
+            return str(error)
+
+    bounded, whole = found(False), found(True)
+    if isinstance(bounded, str) or isinstance(whole, str):
+        assert bounded == whole
+        return
+    assert rounded(bounded.plans) == rounded(whole.plans)
+    assert rounded(bounded.front) == rounded(whole.front)
+    assert rounded((bounded.runner_up,)) == rounded((whole.runner_up,))
+    assert rounded(leaving_room(bounded, machine).plans) == rounded(leaving_room(whole, machine).plans)
+    assert bounded.evaluated <= whole.evaluated == whole.configurations
+    assert bounded.evaluated < whole.evaluated or whole.fitting < 500, "nothing was left out"

@@ -1,0 +1,109 @@
+"""Kernels of inference engines: worked values, limits, and families by library."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paleo.pricing.experts import experts_time
+from paleo.pricing.kernels import figures
+from paleo.pricing.latent_kernels import latent_attention_time
+from paleo.pricing.narrow_products import narrow_product_time
+from paleo.pricing.tiles import TileParameters, behind_host, product_time
+from paleo.specs.device import load_device
+from paleo.tables.kinds._engine_kernels import Experts, NarrowProducts
+
+B200 = figures(load_device("b200"), "fp8")
+#: Kernels that reach every peak and start at once.
+IDEAL = TileParameters(
+    launch=0.0, host=0.0, efficiency=1.0, bandwidth_efficiency=1.0, depth=0.0, epilogue=0.0, operands=0.0,
+    staging=np.inf, index=0.0, skew=0.0,
+)  # fmt: skip
+
+
+def array(*values: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array(values, dtype=np.float64)
+
+
+def test_a_product_that_fills_the_device_runs_at_its_peak() -> None:
+    """One wave of 148 tiles of 128 x 256: 2 m n k / peak."""
+    seconds = product_time(
+        rows=array(128.0), columns=array(256.0 * 148), length=array(4096.0), tiles=((128, 256),), device=B200,
+        parameters=IDEAL,
+    )  # fmt: skip
+    assert seconds == pytest.approx(2.0 * 128 * 256 * 148 * 4096 / B200.peak_flops_per_s)
+
+
+def test_one_block_takes_the_time_of_a_wave_and_waits_for_its_reads() -> None:
+    shape = {"rows": array(1.0), "columns": array(1.0), "length": array(1024.0), "tiles": ((128, 256),)}
+    assert product_time(**shape, device=B200, parameters=IDEAL) == pytest.approx(
+        2.0 * 128 * 256 * 1024 / (B200.peak_flops_per_s / 148)
+    )
+    slow = product_time(**shape, device=B200, parameters=replace(IDEAL, depth=1e3))
+    assert slow == pytest.approx(1024 * 1e3 / B200.clock_hz)
+
+
+def test_a_host_that_is_slower_than_the_device_decides() -> None:
+    assert behind_host(array(1e-6, 1e-3), 1e-4) == pytest.approx([1e-4, 1e-3], rel=1e-6)
+
+
+def test_quantisation_reads_sixteen_bits_and_writes_eight() -> None:
+    size = {"m": array(8192.0), "n": array(32.0), "k": array(8192.0), "element_bytes": 1.0, "device": B200}
+    more = narrow_product_time(**size, parameters=replace(IDEAL, staging=0.5))
+    less = narrow_product_time(**size, parameters=IDEAL)
+    assert more - less == pytest.approx(8192.0**2 * 3.0 / (0.5 * B200.memory_bandwidth))
+
+
+def experts(**changed: float) -> float:
+    sizes = {
+        "tokens": 4096.0, "hidden": 7168.0, "inner": 2048.0, "top_k": 8.0, "experts": 256.0, "tp": 1.0, "ep": 8.0,
+        "gated": 1.0, "exponent": 0.0,
+    } | changed  # fmt: skip
+    arrays = {name: array(value) for name, value in sizes.items()}
+    return float(experts_time(**arrays, element_bytes=1.0, device=B200, parameters=TileParameters())[0])
+
+
+def test_experts_are_bound_by_their_weights_where_tokens_are_few() -> None:
+    """One token visits 8 of 256 experts on one rank: 8 x 3 matrices of 7168 x 2048 bytes are read."""
+    arrays = {"tokens": 1.0, "hidden": 7168.0, "inner": 2048.0, "top_k": 8.0, "experts": 256.0}
+    seconds = experts_time(
+        **{name: array(value) for name, value in arrays.items()}, tp=array(1.0), ep=array(1.0), gated=array(1.0),
+        exponent=array(0.0), element_bytes=1.0, device=B200, parameters=replace(IDEAL, efficiency=1e6),
+    )  # fmt: skip
+    assert seconds == pytest.approx(8 * 3 * 7168 * 2048 / B200.memory_bandwidth, rel=0.01)
+
+
+def test_more_tokens_wider_experts_and_popular_ones_take_longer() -> None:
+    assert experts(tokens=8192.0) > experts() > experts(tp=2.0)
+    assert experts(exponent=1.2) > experts()
+    assert experts(ep=16.0) < experts()
+
+
+def test_a_token_reads_the_latent_cache_once_for_all_heads() -> None:
+    seconds = latent_attention_time(
+        heads=array(16.0), batch=array(64.0), queries=array(1.0), keys=array(32768.0), single=np.array([True]),
+        cache_bytes=array(1.0), device=B200, parameters=replace(IDEAL, efficiency=1e6),
+    )  # fmt: skip
+    assert seconds == pytest.approx(64 * 32768 * 576 / B200.memory_bandwidth, rel=0.003)
+
+
+@pytest.mark.parametrize(
+    ("library", "kernel", "dtype", "family"),
+    [
+        ("sglang", "sglang_fused_moe_triton", "bf16", "experts.triton-sglang.bf16"),
+        ("vllm", "vllm_fused_moe", "fp8", "experts.triton-vllm.fp8"),
+        ("trtllm", "moe_torch_flow_min_latency", "fp4", "experts.trtllm.fp4"),
+        ("trtllm", "moe_torch_flow", "fp16", "experts.cutlass.bf16"),
+        ("trtllm", "deepgemm", "fp8", "experts.deepgemm.fp8"),
+    ],
+)
+def test_kernels_belong_to_the_family_of_their_library(library: str, kernel: str, dtype: str, family: str) -> None:
+    assert Experts.family_of(library, kernel, "", dtype) == family
+    assert family in Experts.families
+
+
+def test_scales_by_tensor_and_by_block_are_families() -> None:
+    assert NarrowProducts.family_of("trtllm", "torch_flow", "tensor, static", "fp8") == "narrow.tensor8.trtllm"
+    assert NarrowProducts.family_of("vllm", "vllm_default", "block16", "fp4") == "narrow.block4.vllm"

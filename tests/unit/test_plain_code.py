@@ -1,0 +1,83 @@
+"""Facts of software as their code runs: plain norms and rotations, copies of key heads, microbatches by habit."""
+
+from __future__ import annotations
+
+import pytest
+
+from paleo.layers.base import LAYERS, Choices
+from paleo.operations.tensor import Tensor, precision
+from paleo.predict import predict
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.specs.system import load_system
+from paleo.step.backend import copied_heads
+
+X = Tensor("x", ("batch", "seq", "hidden"), (2, 64, 256))
+
+
+def moved(operations: object, phase: str) -> float:
+    """Bytes of an element that passes read and write."""
+    kernels = [kernel for each in operations for kernel in getattr(each, phase)(precision("bf16"))]  # type: ignore[attr-defined]
+    return sum(kernel.bytes_read + kernel.bytes_written for kernel in kernels) / X.elements
+
+
+def test_plain_norm_moves_36_bytes_forward_and_twice_that_backward() -> None:
+    layer = LAYERS["rms_norm"]()
+    plain = layer.expand("norm", (X,), Choices(rms_norm="stepwise")).operations
+    fused = layer.expand("norm", (X,), Choices()).operations
+    assert moved(plain, "forward") == pytest.approx(36.0, rel=0.01)
+    assert moved(plain, "backward") == pytest.approx(76.0, rel=0.05)
+    assert moved(fused, "forward") == pytest.approx(4.0, rel=0.02)
+
+
+def test_complex_rotation_moves_20_bytes_each_way() -> None:
+    layer = LAYERS["attention"](heads=4, rotary=True)
+    rotary = [
+        operation
+        for operation in layer.expand("attention", (X,), Choices(rotation="complex")).operations
+        if ".rotary." in operation.name
+    ]
+    assert moved(rotary, "forward") == pytest.approx(2 * 20.0)  # query and key
+    assert moved(rotary, "backward") == pytest.approx(2 * 20.0)
+
+
+def test_eager_step_is_slower_by_a_tenth_or_more() -> None:
+    model, system = load_model("llama3-8b"), load_system("dgx-h100")
+    run = Run(gpus=8, strategy="fsdp", batch=1, model={"seq": 8192}, recompute="selective")
+    eager, compiled = (
+        predict(model, system, run.model_copy(update={"software": name})) for name in ("torchtitan-eager", "torchtitan")
+    )
+    assert 1.1 < eager.step_time / compiled.step_time < 1.25  # torchtitan's own pair: 1.16
+
+
+def test_key_heads_are_copied_to_ranks_that_share_them() -> None:
+    model = load_model("llama3-70b")  # 8 key heads
+    assert copied_heads(model, {}, 8) == {}
+    assert copied_heads(model, {}, 16) == {"kv_heads": 16}
+    assert copied_heads(model, {"kv_heads": 3}, 16) == {"kv_heads": 3}  # is divided by no number of ranks
+    run = Run(gpus=16, strategy="tp=16,sp", batch=1)
+    wide = predict(model, load_system("dgx-h100"), run)
+    narrow = predict(model, load_system("dgx-h100"), run.model_copy(update={"gpus": 8, "strategy": "tp=8,sp"}))
+    assert wide.flops == narrow.flops
+    shares = wide.memory.parameters * 16 / (narrow.memory.parameters * 8)
+    assert 1.0 < shares < 1.05
+
+
+def test_pipelines_of_torchtitan_took_as_many_microbatches_as_stages() -> None:
+    model, system = load_model("llama3-8b"), load_system("dgx-h100")
+    run = Run(gpus=16, strategy="pp=4,dp=4", batch=32, software="torchtitan@2024-12")
+    assert predict(model, system, run).plan.microbatches == 4
+    assert predict(model, system, run.model_copy(update={"software": "torchtitan"})).plan.microbatches == 32
+
+
+def test_exchange_of_tokens_over_nodes_costs_the_host_whoever_sends_them() -> None:
+    model, system = load_model("qwen3-30b-a3b"), load_system("dgx-h100")
+    steps = {}
+    for gpus in (8, 16):
+        for dispatch in ("nccl", "deepep"):
+            run = Run(gpus=gpus, strategy=f"ep={gpus}", batch=1, software="megatron-core", expert_dispatch=dispatch)
+            program = predict(model, system, run)
+            steps[gpus, dispatch] = program.breakdown.communication_exposed
+    layers = 48 * 4
+    assert steps[16, "nccl"] - steps[8, "nccl"] > layers * 0.7e-3
+    assert steps[16, "deepep"] - steps[8, "deepep"] > layers * 0.6e-3

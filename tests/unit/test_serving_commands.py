@@ -1,0 +1,167 @@
+"""Command lines of engines, speculation, division into prefill and decode, systems and engines compared."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import paleo
+from paleo.cli import run
+from paleo.errors import SpecError
+from paleo.serving.benchmark import read_benchmark
+from paleo.serving.commands import read_command, written_command
+from paleo.serving.formats import Formats
+from paleo.serving.lowered import Sharding
+from paleo.serving.phases import EngineKernels, phases
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.specs.system import load_system
+from paleo.uses import parse_uses, uses
+
+NODE = ("llama3-8b", "dgx-h100")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize("strategy", ["tp=4", "tp=2,pp=2"])
+def test_a_written_command_is_read_as_the_plan(engine, strategy):
+    options = {"weights": "fp8", "cache": "fp8", "sequences": 96, "batch_tokens": 4096, "speculate": 3}
+    options = options if engine != "tensorrt-llm" else {"sequences": 96, "batch_tokens": 4096}
+    answer = paleo.serve(*NODE, gpus=4, strategy=strategy, engine=engine, **options)
+    stated = read_command(written_command(engine, "llama3-8b", answer.service.best))
+    assert (stated.engine, stated.model, stated.sharding.text) == (engine, "llama3-8b", strategy)
+    assert (stated.tokens, stated.sequences) == (4096, 96)
+    if engine != "tensorrt-llm":
+        assert (stated.weights, stated.cache, stated.drafted) == ("fp8", "fp8", 3)
+
+
+def test_commands_of_the_field():
+    stated = read_command("python3 -m sglang.launch_server --model-path /m/DeepSeek-R1 --tp 8 --enable-dp-attention")
+    assert (stated.engine, stated.sharding) == ("sglang", Sharding(1, 1, 8, expert_parallel=True))
+    assert read_command("vllm serve Qwen/Qwen3-14B-AWQ -tp 2 -dp 4").weights == "int4"
+    assert read_command("vllm serve Qwen/Qwen3-14B-AWQ -tp 2 -dp 4").replicas == 4
+    for text, message in (("vllm serve x -tp zwei", "expected a number"), ("vllm serve 'x", "No closing quotation")):
+        with pytest.raises(SpecError, match=message):
+            read_command(text)
+
+
+def test_a_command_answers_as_its_options_do(tmp_path):
+    line = "vllm serve llama3-8b --tensor-parallel-size 2 --max-num-seqs 64 --kv-cache-dtype fp8"
+    path = tmp_path / "serve.sh"
+    path.write_text(line.replace(" --max", " \\\n  --max"))
+    options = {"strategy": "tp=2", "sequences": 64, "cache": "fp8"}
+    rates = [
+        paleo.serve(None, "dgx-h100", gpus=2, command=line).service.best.requests_per_s,
+        paleo.serve(None, "dgx-h100", gpus=2, command=str(path)).service.best.requests_per_s,
+        paleo.serve(*NODE, gpus=2, **options).service.best.requests_per_s,
+    ]
+    assert rates == [rates[0]] * 3
+    with pytest.raises(SpecError, match="no such file; expected a command line"):
+        paleo.serve(None, "dgx-h100", command="/nowhere")
+
+
+def test_speculation_gives_the_tokens_of_the_geometric_series():
+    kernels = EngineKernels(drafted=3, acceptance=0.5)
+    assert kernels.emitted == 1 + 0.5 + 0.25 + 0.125
+    model, system = load_model("llama3-8b"), load_system("dgx-h100")
+    usual, drafted, vain = (
+        phases(model, system, Sharding(), Formats(), EngineKernels(drafted=count, acceptance=share))
+        for count, share in ((0, 0.0), (3, 0.7), (3, 0.0))
+    )
+    one = [float(each.iteration(decoded=1, cached=500)) for each in (drafted, usual, vain)]
+    assert one == sorted(one)
+    many = [float(each.iteration(decoded=1024, cached=500)) for each in (usual, drafted)]
+    assert one[0] / one[1] < many[1] / many[0]  # drafts pay where memory bounds, not where arithmetic does
+    prompts = {"decoded": 0, "cached": 1, "chunks": 1, "length": 2048}
+    assert float(drafted.iteration(**prompts)) == pytest.approx(float(usual.iteration(**prompts)))
+
+
+def test_division_matches_rates_and_moves_the_cache():
+    service = paleo.serve(*NODE, gpus=8, input=2000, output=200, ttft="1s", tpot="30ms", disaggregate=True).service
+    split = service.division
+    assert split is not None
+    assert split.gpus <= 8
+    memory = split.prefill.memory
+    link = service.system.levels[-1].link.bandwidth
+    assert split.transfer == pytest.approx(float(memory.sequence(np.array(2000.0))) / (0.7 * link))
+    assert split.tpot <= 0.03
+    assert split.ttft <= 1.0
+    assert "prefill" in service.verdict
+
+
+def test_several_systems_and_engines_say_why():
+    answer = paleo.serve("llama3-8b", "dgx-a100-80gb:2,dgx-h100:1", engine="auto", price="2 USD/h")
+    rows = answer.to_dict()["systems"]
+    assert [row["gpus"] for row in rows] in ([1, 2], [2, 1])
+    assert rows[0]["usd_per_million_output"] <= rows[1]["usd_per_million_output"]
+    assert "Engines: " in answer.headline
+    for text, message in (("500~x", "MEAN~VARIATION"), ("~1", "--input")):
+        with pytest.raises(SpecError, match=message):
+            paleo.serve(*NODE, input=text)
+    assert paleo.serve(*NODE, input="500~0.8").service.load.lengths.input_variation == 0.8
+
+
+TABLE = """============ Serving Benchmark Result ============
+Successful requests:                     200
+Maximum request concurrency:             16
+Benchmark duration (s):                  20.0
+Total input tokens:                      100000
+Total generated tokens:                  40000
+Mean TTFT (ms):                          {ttft}
+P99 TTFT (ms):                           900.0
+Mean TPOT (ms):                          {tpot}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ttft", "tpot", "faults"),
+    [(100, 8, []), (900, 8, ["server, queue and prompts"]), (100, 40, ["iterations of the engine"])],
+)
+def test_a_benchmark_says_which_part_is_off(tmp_path, capsys, ttft, tpot, faults):
+    path = tmp_path / "bench.txt"
+    path.write_text(TABLE.format(ttft=ttft, tpot=tpot))
+    command = ["audit", str(path), "--system", "dgx-h100", "--from", "vllm serve llama3-8b -tp 1", "--json"]
+    assert run(command) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [fault["name"] for fault in document["faults"]] == faults
+    assert document["measured"]["tokens_per_s"] == 2000
+
+
+def test_saved_and_spoilt_benchmarks(tmp_path):
+    path = tmp_path / "bench.json"
+    saved = {
+        "completed": 10,
+        "duration": 2.0,
+        "total_input_tokens": 100,
+        "total_output_tokens": 50,
+        "request_rate": 5.0,
+    }
+    path.write_text(json.dumps({**saved, "mean_ttft_ms": 20.0, "mean_tpot_ms": 7.0, "request_rate": 5.0}))
+    assert read_benchmark(path).load == {"input": 10.0, "output": 5.0, "rate": 5.0}
+    path.write_text(TABLE.format(ttft="nan", tpot=8))
+    with pytest.raises(SpecError, match="mean_ttft_ms"):
+        read_benchmark(path)
+    path.write_text("step 1 loss 2.0")
+    assert read_benchmark(path) is None
+
+
+def test_one_purchase_for_two_uses():
+    training = Run(gpus=16, strategy="zero=3", batch=1)
+    both = uses("llama3-8b", "dgx-h100:16,dgx-h100:1", "train:2d,serve:20/s", run=training, price="2 USD/h")
+    first, second = both.offers
+    assert first.serving + first.training <= 16
+    assert first.training == 8
+    assert first.usd == pytest.approx(16 * 2 * 48)
+    assert "none is over" in second.problem
+    longer = uses("llama3-8b", "dgx-h100:16", "train:4d,serve:20/s", run=training).offers[0]
+    assert longer.samples == pytest.approx(2 * first.samples)
+    for text in (
+        "train:7d",
+        "train:0d,serve:1/s",
+        "train:xd,serve:1/s",
+        "train:1d,serve:0/s",
+        "train:1d,serve:1/s,eat:1",
+    ):
+        with pytest.raises(SpecError, match="--for"):
+            parse_uses(text)

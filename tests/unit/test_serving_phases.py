@@ -1,0 +1,158 @@
+"""Phases and memory of served networks, against sizes worked by hand and a second lowering."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paleo.errors import SpecError
+from paleo.serving.engines import engine_of_release, load_engine
+from paleo.serving.experts import grouped_time
+from paleo.serving.formats import Formats, parse_formats
+from paleo.serving.lowered import Sharding, lowered
+from paleo.serving.memory import serving_memory
+from paleo.serving.phases import TOKENS, EngineKernels, phases
+from paleo.specs.device import load_device
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.specs.system import load_system
+
+GIB = 2.0**30
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return phases(load_model("llama3-8b"), load_system("dgx-h100"), Sharding(), Formats())
+
+
+def test_affine_sizes_equal_a_lowering_of_so_many_tokens():
+    from paleo.parallel.plan import plan
+    from paleo.step.backend import backend_of
+
+    model, system = load_model("llama3-8b"), load_system("dgx-h100")
+    work, backend = lowered(model, system, Sharding(tp=2), "bf16")
+    run = Run(gpus=2, strategy="tp=2", batch=1, forward_only=True, model={"seq": 96}, dtype="bf16")
+    layout = plan(model, system, run)
+    own = backend_of(system, run, layout.dtype, backend.software)
+    graph = own.graph(model, 1)
+    program = own.lowered(graph, own.placement(graph, layout.parallel), layout.mesh)
+    direct = {c.kernel.name: c.kernel for s in program.sections for c in s.kernels if c.kernel.family == "gemm"}
+    scaled = {e.short.name: e.at(96.0) for e in (*work.layers, *work.head) if e.short.family == "gemm"}
+    assert direct.keys() == scaled.keys()
+    for name, kernel in direct.items():
+        assert scaled[name].shape == pytest.approx(kernel.shape)
+        assert scaled[name].bytes_read == pytest.approx(kernel.bytes_read)
+
+
+def test_collectives_of_a_tensor_parallel_block_are_two_and_one_of_the_embedding():
+    work, _ = lowered(load_model("llama3-8b"), load_system("dgx-h100"), Sharding(tp=2), "bf16")
+    assert sum(each.count for each in work.exchanges) == 2 * 32 + 1
+    assert {each.payload_bytes for each in work.exchanges} == {2.0 * 4096}
+
+
+def test_cache_of_a_token_and_weights_by_hand(llama):
+    engine, device = load_engine("vllm"), load_device("h100-sxm5-80gb")
+    memory = serving_memory(llama.lowered, Sharding(), Formats(), engine, device)
+    assert float(memory.sequence(16)) == 16 * 32 * 2 * 8 * 128 * 2  # layers, key and value, heads, width, bytes
+    assert float(memory.sequence(17)) == float(memory.sequence(32))  # pages of 16
+    assert memory.weights == pytest.approx(2 * 8030261248)
+    narrow = serving_memory(llama.lowered, Sharding(), Formats("fp8", "fp8"), engine, device)
+    assert narrow.weights == pytest.approx(2 * 8030261248 - 32 * (4096 * (6144 + 4096) + 3 * 4096 * 14336))
+    assert float(narrow.sequence(16)) == float(memory.sequence(16)) / 2
+
+
+def test_sliding_windows_cap_the_cache_and_latents_are_narrow():
+    system, engine = load_system("dgx-h100"), load_engine("vllm")
+    oss, _ = lowered(load_model("gpt-oss-20b"), system, Sharding(), "bf16")
+    memory = serving_memory(oss, Sharding(), Formats(), engine, system.device)
+    each = 12 * 2 * 8 * 64 * 2.0
+    assert float(memory.sequence(4096)) == each * (4096 + 128)
+    latent, _ = lowered(load_model("deepseek_v3"), system, Sharding(tp=8), "fp8")
+    assert [group.cached for group in latent.attention] == [576.0]
+
+
+def test_a_token_takes_at_least_the_reading_of_the_weights(llama):
+    one = float(llama.iteration(decoded=1, cached=128))
+    least = 2 * 7.5e9 / 3.352e12
+    assert least < one < 1.6 * least
+    assert float(llama.iteration(decoded=64, cached=128)) < 2 * one
+
+
+def test_prefill_is_below_the_peak_and_above_half_of_it(llama):
+    seconds = float(llama.iteration(decoded=0, cached=1, chunks=1, length=8192))
+    rate = 2 * 7.0e9 * 8192 / seconds
+    assert 0.4 * 989e12 < rate < 0.9 * 989e12
+
+
+def test_iterations_grow_with_every_count(llama):
+    batches = llama.iteration(decoded=np.array([1, 8, 64, 512, 2048]), cached=1024)
+    assert np.all(np.diff(batches) >= 0)
+    lengths = llama.iteration(decoded=64, cached=np.array([64, 512, 4096, 65536]))
+    assert np.all(np.diff(lengths) >= 0)
+
+
+def test_weight_only_formats_save_bytes_not_arithmetic():
+    model, system = load_model("llama3-8b"), load_system("dgx-a100-80gb")
+    wide = phases(model, system, Sharding(), Formats())
+    narrow = phases(model, system, Sharding(), Formats("int4"))
+    assert float(narrow.products(1)) < 0.5 * float(wide.products(1))
+    assert float(narrow.products(8192)) >= float(wide.products(8192))
+
+
+def test_stages_and_shards_shorten_an_iteration_and_share_the_memory():
+    model, system, engine = load_model("llama3-70b"), load_system("dgx-h100"), load_engine("vllm")
+    four, eight = (phases(model, system, Sharding(tp=tp), Formats()) for tp in (4, 8))
+    assert float(eight.iteration(decoded=8, cached=512)) < float(four.iteration(decoded=8, cached=512))
+    staged = Sharding(tp=4, pp=2)
+    halves = serving_memory(four.lowered, staged, Formats(), engine, system.device)
+    whole = serving_memory(four.lowered, Sharding(tp=4), Formats(), engine, system.device)
+    assert halves.weights == whole.weights / 2
+    assert float(halves.sequence(64)) == float(whole.sequence(64)) / 2
+
+
+def test_experts_that_no_token_hits_are_not_read():
+    system = load_system("dgx-h100")
+    mixture = phases(load_model("qwen3-30b-a3b"), system, Sharding(), Formats())
+    assert float(mixture.products(1)) < 0.3 * float(mixture.products(64))
+    one = {"rows": 8.0, "inner": 2048, "outer": 1536, "weight_bytes": 2.0, "peak": 1e15, "bandwidth": 3e12}
+    assert float(grouped_time(experts=128.0, **one)) > float(grouped_time(experts=8.0, **one))
+
+
+def test_refusals_say_what_would_fit():
+    system, engine = load_system("dgx-h100"), load_engine("vllm")
+    work, _ = lowered(load_model("llama3-70b"), system, Sharding(), "bf16")
+    memory = serving_memory(work, Sharding(), Formats(), engine, system.device)
+    assert not memory.fits
+    assert "more devices a replica or narrower weights" in memory.refusal(128)
+    with pytest.raises(SpecError, match="unknown format; nearest: 'fp8'"):
+        parse_formats("fp9")
+    with pytest.raises(SpecError, match="nothing is cached"):
+        lowered(load_model("resnet50"), system, Sharding(), "bf16")
+
+
+def test_limits_of_tokens_go_by_the_device():
+    vllm = load_engine("vllm")
+    found = [vllm.limit(load_device(name)) for name in ("b200", "h100-sxm5-80gb", "a100-sxm4-80gb", "l40s")]
+    assert [(each.tokens, each.sequences) for each in found] == [(16384, 1024), (8192, 1024), (2048, 256), (2048, 256)]
+    assert engine_of_release("tensorrt-llm", "v1.0").name == "tensorrt-llm"
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "weights"), [("bert_large", "dgx-h100", "fp8"), ("llama3-8b", "aws-g6e.48xlarge", "fp8")]
+)
+def test_narrow_products_stay_below_the_peak(model, device, weights):
+    system = load_system(device)
+    priced = phases(load_model(model), system, Sharding(), Formats(weights))
+    flops = 2.0 * sum(each.weights * each.count for each in priced.lowered.layers)
+    assert np.all(priced.body * system.device.peak_flops_per_s(weights) > flops * TOKENS)
+
+
+def test_encoders_of_eight_bits_between_kernels_are_faster_than_of_sixteen():
+    model, system = load_model("bert_large"), load_system("dgx-h100")
+    eight, sixteen, usual = (
+        phases(model, system, Sharding(), Formats("fp8"), EngineKernels(encoder_bytes=width))
+        for width in (1.0, 2.0, 0.0)
+    )
+    assert eight.products(8192) < sixteen.products(8192) < usual.products(8192)
+    seconds = 2.0 * 4.0 * 16 * 64 * 178.0 * 24 / (0.8 * system.device.memory.bandwidth)  # q, k, v and the result
+    assert float(sixteen.prefilling(46, 178) + 0.0) == pytest.approx(46 * seconds, rel=0.02)

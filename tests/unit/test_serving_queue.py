@@ -1,0 +1,143 @@
+"""Fixed point and simulation of a serving replica: laws that hold exactly, and each against the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paleo.errors import SpecError
+from paleo.serving.formats import Formats
+from paleo.serving.load import Requests, drawn_requests, read_trace
+from paleo.serving.lowered import Sharding
+from paleo.serving.phases import phases
+from paleo.serving.simulation import simulate
+from paleo.serving.steady import Batching, Lengths, at_rate, closed_loop, saturated
+from paleo.specs.model import load_model
+from paleo.specs.system import load_system
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return phases(load_model("llama3-8b"), load_system("dgx-h100"), Sharding(), Formats())
+
+
+LIMITS = Batching(8192, 1024, host=0.3e-3)
+
+
+def test_littles_law_holds_in_the_fixed_point(llama):
+    rate = np.array([1.0, 5.0, 20.0, 30.0])
+    state = at_rate(llama, LIMITS, Lengths(500, 200), 700.0, rate)
+    assert state.batch == pytest.approx(state.requests_per_s * 199 * state.iteration, rel=1e-6)
+    assert np.all(np.diff(state.tpot) > 0)
+    assert np.all(np.diff(state.ttft) > 0)
+    assert state.requests_per_s == pytest.approx(rate)
+
+
+def test_above_capacity_waiting_is_without_end_and_throughput_full(llama):
+    full = saturated(llama, LIMITS, Lengths(500, 200), 700.0)
+    state = at_rate(llama, LIMITS, Lengths(500, 200), 700.0, 2.0 * full.requests_per_s)
+    assert float(state.utilisation) == pytest.approx(2.0)
+    assert np.isinf(state.waiting)
+    assert float(state.requests_per_s) == pytest.approx(float(full.requests_per_s))
+
+
+def test_one_request_alone_takes_its_iterations(llama):
+    one = Requests(np.zeros(1), np.array([1000.0]), np.array([11.0]))
+    result = simulate(llama, LIMITS, one, capacity=1e5)
+    prompt = float(llama.iteration(decoded=0, cached=1, chunks=1, length=1000)) + LIMITS.host
+    token = float(llama.iteration(decoded=1, cached=1006)) + LIMITS.host
+    assert result.ttft[0] == pytest.approx(prompt, rel=1e-3)
+    assert result.latency[0] == pytest.approx(prompt + 10 * token, rel=1e-3)
+    assert result.iterations == 11
+
+
+def test_a_closed_loop_of_one_user_is_one_request_after_another(llama):
+    alone = closed_loop(llama, LIMITS, Lengths(1000, 101), 100.0, 1)
+    requests = drawn_requests(20, input_tokens=1000, output_tokens=101, arrivals="closed")
+    result = simulate(llama, LIMITS, requests, capacity=1e5, users=1)
+    assert float(alone.requests_per_s) == pytest.approx(result.requests_per_s, rel=0.03)
+
+
+@pytest.mark.parametrize(("prompt", "answer", "rate"), [(500, 200, 5.0), (500, 200, 25.0), (2000, 300, 5.0)])
+def test_fixed_point_and_simulation_agree(llama, prompt, answer, rate):
+    state = at_rate(llama, LIMITS, Lengths(prompt, answer), 4e5 / (prompt + answer / 2), rate)
+    requests = drawn_requests(3000, input_tokens=prompt, output_tokens=answer, rate=rate)
+    result = simulate(llama, LIMITS, requests, capacity=4e5, reservation=0.0)
+    middle = slice(300, 2700)
+    assert float(state.tpot) == pytest.approx(np.mean(result.tpot[middle]), rel=0.05)
+    assert float(state.ttft) == pytest.approx(np.mean(result.ttft[middle]), rel=0.12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_conservation_and_capacity(llama, seed):
+    random = np.random.default_rng(seed)
+    capacity = float(random.integers(6_000, 30_000))
+    requests = drawn_requests(
+        200,
+        input_tokens=float(random.integers(20, 1500)),
+        output_tokens=float(random.integers(2, 400)),
+        rate=float(random.uniform(1, 200)),
+        input_variation=0.5,
+        output_variation=0.5,
+        seed=seed,
+    )
+    limits = Batching(int(random.integers(256, 4096)), int(random.integers(8, 256)), mixed=bool(seed % 2))
+    result = simulate(llama, limits, requests, capacity=capacity, reservation=[0.0, 0.5, 1.0][seed % 3])
+    assert np.all(np.isfinite(result.finish))
+    assert np.all(result.ttft > 0)
+    assert np.all(result.latency >= result.ttft)
+    assert result.peak_cache <= capacity
+    assert result.tokens == requests.output.sum()
+
+
+def test_a_full_cache_stops_requests_and_reservation_does_not(llama):
+    requests = drawn_requests(50, input_tokens=100, output_tokens=400, arrivals="at once")
+    tight = simulate(llama, LIMITS, requests, capacity=5_000, reservation=0.0)
+    reserved = simulate(llama, LIMITS, requests, capacity=5_000, reservation=1.0)
+    assert tight.preemptions > 0
+    assert reserved.preemptions == 0
+    with pytest.raises(SpecError, match="longer than the cache"):
+        simulate(llama, LIMITS, requests, capacity=300)
+
+
+def test_cached_prefixes_shorten_the_first_token(llama):
+    cold = at_rate(llama, LIMITS, Lengths(2000, 100), 200.0, 5.0)
+    warm = at_rate(llama, LIMITS, Lengths(2000, 100, hit=0.9), 200.0, 5.0)
+    assert float(warm.ttft) < 0.5 * float(cold.ttft)
+
+
+def test_traces_of_several_forms(tmp_path):
+    own = tmp_path / "own.csv"
+    own.write_text("arrival_s,input_tokens,output_tokens\n2.0,10,5\n1.0,20,7\n")
+    trace = read_trace(own)
+    assert trace.arrival.tolist() == [0.0, 1.0]
+    assert trace.input.tolist() == [20.0, 10.0]
+    azure = tmp_path / "azure.csv"
+    azure.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:47.0,1,2\n"
+    )
+    assert read_trace(azure).arrival[1] == pytest.approx(0.31941)
+    mooncake = tmp_path / "mooncake.jsonl"
+    mooncake.write_text(
+        '{"timestamp": 0, "input_length": 6755, "output_length": 500, "hash_ids": [0]}\n'
+        '{"timestamp": 27482, "input_length": 7319, "output_length": 490, "hash_ids": [0, 1]}\n'
+    )
+    assert read_trace(mooncake).arrival.tolist() == [0.0, 27.482]
+    burst = tmp_path / "burst.csv"
+    header = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    burst.write_text(f"{header}\n5,a,472,18,490,b\n250005,a,1,0,1,b\n9,a,3,4,7,b\n")
+    assert read_trace(burst).arrival.tolist() == [0.0, 4.0]
+    mooncake.write_text('{"timestamp": 0, "input_length": 6755, "output_length": 500}\n[1]\n')
+    with pytest.raises(SpecError, match=r"line 2: .*expected a JSON object"):
+        read_trace(mooncake)
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("arrival_s,input_tokens\n1,2\n")
+    with pytest.raises(SpecError, match="no column of the output"):
+        read_trace(wrong)
+    for content in (b"\x89PNG\r\n", b"\x1f\x8b\x08\x00broken", b"\x1f\x8bx"):
+        wrong.write_bytes(content)
+        with pytest.raises(SpecError, match=r"wrong\.csv"):
+            read_trace(wrong)
+    wrong.write_text("arrival_s,input_tokens,output_tokens\n1,x,2\n")
+    with pytest.raises(SpecError, match="line 2"):
+        read_trace(wrong)

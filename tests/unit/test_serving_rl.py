@@ -1,0 +1,121 @@
+"""`paleo rl`: parts of a step, splits of GPUs, refusals; and measured tables of services."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import paleo
+from paleo.cli import run
+from paleo.errors import SpecError
+from paleo.serving.reinforcement import Rollouts, splits, weights_time
+from paleo.specs.system import load_system
+from paleo.tables.kinds._inference import InferenceRuns, LearningSteps, degrees_of
+from paleo.tables.kinds._serving import ServingRuns, formats_of, sharding_of
+from paleo.tables.steps import row_dicts
+
+SMALL = {"gpus": 8, "rollouts": 64, "output": 200, "engine_strategy": "tp=1", "strategy": "zero=1"}
+
+
+@pytest.fixture(scope="module")
+def answer():
+    return paleo.rl("qwen3-0.6b", "dgx-h100", price="2 USD/h", **SMALL)
+
+
+def test_parts_add_up_and_days_follow(answer):
+    document = answer.to_dict()
+    assert sum(document["parts"].values()) == pytest.approx(document["step_time_s"])
+    assert document["days"] == pytest.approx(1000 * document["step_time_s"] / 86400)
+    assert document["usd"] == pytest.approx(1000 * document["step_time_s"] * 8 * 2 / 3600)
+    assert "A step of GRPO" in answer.headline
+
+
+def test_two_sets_of_gpus_take_the_longer_part():
+    document = paleo.rl("qwen3-0.6b", "dgx-h100", staleness=1, generators=4, **SMALL).to_dict()
+    parts = document["parts"]
+    trained = parts["log_probabilities"] + parts["training"]
+    assert document["step_time_s"] == pytest.approx(max(parts["generation"], trained) + parts["weights"])
+    assert document["plans"][0]["generators"] == 4
+
+
+def test_a_critic_and_longer_answers_cost_more(answer):
+    base = answer.to_dict()
+    ppo = paleo.rl("qwen3-0.6b", "dgx-h100", **{**SMALL, "algorithm": "ppo"}).to_dict()
+    longer = paleo.rl("qwen3-0.6b", "dgx-h100", **{**SMALL, "output": 800}).to_dict()
+    assert ppo["parts"]["training"] == pytest.approx(2 * base["parts"]["training"])
+    assert longer["parts"]["generation"] > 2 * base["parts"]["generation"]
+
+
+def test_lengths_keep_their_mean_when_they_are_cut():
+    task = Rollouts(100, 100, 100.0, 1000.0, 1500.0)
+    lengths = task.answers(4000)
+    assert lengths.mean() == pytest.approx(1000.0, rel=0.02)
+    assert lengths.max() <= 1500.0
+    assert task.sequence % 128 == 0
+    assert splits(16, 4) == [4, 8, 12]
+
+
+def test_refusals_and_bad_input(capsys):
+    assert run(["rl", "llama3-405b", "--system", "dgx-h100", "--gpus", "1"]) == 1
+    assert "No: no layout" in capsys.readouterr().out
+    with pytest.raises(SpecError, match="--algorithm 'grp': nearest: 'grpo'"):
+        paleo.rl("qwen3-0.6b", "dgx-h100", gpus=8, algorithm="grp")
+    with pytest.raises(SpecError, match="below the mean"):
+        paleo.rl("qwen3-0.6b", "dgx-h100", gpus=8, output=100, max_output=50)
+
+
+ROW = {
+    "source": "own", "engine": "vllm", "engine_version": "0.33", "model": "llama3-8b", "device": "h100-sxm5-80gb",
+    "tp": "1", "n_gpus": "1", "load": "closed loop", "concurrency": "4", "input_tokens": "500", "output_tokens": "100",
+    "requests": "40", "output_tokens_per_s": "450", "command": "vllm serve x --quantization fp8",
+}  # fmt: skip
+
+
+def frame(**changes: str) -> pd.DataFrame:
+    return pd.DataFrame([{**ROW, **changes}])
+
+
+def test_all_weights_pass_the_link_of_each_rank_once():
+    system = load_system("dgx-h100")
+    fabric = system.levels[-1].link.bandwidth
+    assert weights_time(system, 235e9, 128) == pytest.approx(2 * 235e9 / (0.5 * fabric))
+    assert weights_time(system, 235e9, 8) < weights_time(system, 235e9, 16)
+
+
+def test_rows_of_services_are_predicted_or_say_why():
+    kind = ServingRuns()
+    step = kind.step(row_dicts(frame())[0])
+    assert step.low < step.value < step.high
+    assert 300 < step.value < 900
+    reasons = kind.predict(frame(command="vllm serve x --enforce-eager")).reasons
+    assert reasons[0] == "eager mode is not modelled"
+    assert "unknown model" in kind.predict(frame(model="nonsense-7x")).reasons[0]
+    assert kind.predict(frame(output_tokens="")).reasons[0] == "lengths are blank"
+    assert kind.predict(frame(output_tokens_per_s="")).reasons[0]
+
+
+def test_commands_say_formats_and_degrees():
+    row = row_dicts(frame())[0]
+    assert formats_of(row).weights == "fp8"
+    assert sharding_of({**row, "command": "x --enable-expert-parallel", "tp": "8"}).expert_parallel
+    assert sharding_of({**row, "dp_attention": "8"}).attention_dp == 8
+    assert formats_of({**row, "model": "gpt-oss-20b"}).experts_only
+
+
+def test_submissions_and_steps_of_learning():
+    submission = {
+        "model": "llama2-70b-99", "scenario": "offline", "device": "h100-sxm5-80gb", "n_gpus": "8", "target_qps": "80",
+        "samples_per_s": "80", "latency_p99_s": "100", "output_tokens_per_sample": "290",
+    }  # fmt: skip
+    value = InferenceRuns().step(submission).value
+    assert 60 < value < 110
+    assert "beam search" in InferenceRuns().predict(pd.DataFrame([{**submission, "model": "gptj-99"}])).reasons[0]
+    assert degrees_of("[1,1,8,1,n/a]", ("tp", "cp", "ep", "pp", "vpp"))["ep"] == 8
+    learning = pd.DataFrame(
+        [{"algorithm": "GRPO", "policy": "On policy", "generation_layout": "[2,1]", "training_layout": "[1,1]",
+          "generation_batch": "64", "step_s": "3", "system": "H100", "model": "qwen3-8b", "n_gpus": "8",
+          "max_sequence": "1024", "mean_sequence": "500", "training_batch": "64"}]
+    )  # fmt: skip
+    assert "expected 5 degrees" in LearningSteps().predict(learning).reasons[0]
+    assert np.isnan(LearningSteps().predict(learning.assign(step_s="")).seconds[0])

@@ -1,0 +1,55 @@
+"""Attention over selected keys: what rows of the table do, and limits of their price."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from paleo.pricing.kernels import figures
+from paleo.pricing.sparse_kernels import SparseParameters
+from paleo.specs.device import load_device
+from paleo.tables.kernels import KINDS
+
+KIND, B200 = KINDS["sparse_attention"], figures(load_device("b200"), "bf16")
+ROW = {
+    "device": "b200", "library": "sglang", "kernel_source": "sglang_dsa_indexer_trtllm", "model": "DeepSeek-V3.2",
+    "kind": "dsa", "part": "module", "phase": "context", "num_heads": 128, "batch_size": 1, "q_len": 8192,
+    "past_len": 0, "kv_dtype": "fp8", "weight_dtype": "fp8_block",
+}  # fmt: skip
+
+
+def seconds(parameters: SparseParameters | None = None, **changed: object) -> float:
+    frame = KIND.prepared(pd.DataFrame([ROW | changed]))
+    return float(KIND.time(frame, B200, parameters or SparseParameters())[0])
+
+
+def test_keys_beyond_those_that_are_selected_cost_the_indexer_alone() -> None:
+    attention = {"part": "attention", "q_len": 1024}
+    assert seconds(**attention, past_len=8192) == pytest.approx(seconds(**attention, past_len=65536))
+    assert seconds(part="indexer_logits", past_len=65536) > 3 * seconds(part="indexer_logits", past_len=8192)
+
+
+def test_attention_counts_latents_of_576_and_512_for_each_head() -> None:
+    free = SparseParameters(launch=0.0, attention=1.0, passes=1e9, bandwidth=1e9)
+    expected = 2 * 8192 * 128 * 2048 * (576 + 512) / B200.peak_flops_per_s
+    assert seconds(free, part="attention", past_len=65536) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_layer_that_takes_the_choice_of_another_scores_nothing() -> None:
+    skipping = seconds(kernel_source="sglang_dsa_skip_indexer_trtllm")
+    without = replace(SparseParameters(), indexer=1e9, selection=1e9, search=0.0)
+    assert skipping < seconds() and skipping == pytest.approx(seconds(without), rel=0.05)
+
+
+def test_weights_are_read_once_and_networks_are_told_by_name() -> None:
+    free = SparseParameters(launch=0.0, products=1e9, bandwidth=1.0, attention=1e9, indexer=1e9, selection=1e9)
+    one = seconds(replace(free, passes=1e9, search=0.0), phase="generation", q_len=1)
+    weights = 7168 * (1536 + 576) + 1536 * 128 * 192 + 128 * (512 * (128 + 128) + 128 * 7168)
+    weights += (1536 * 64 + 7168) * 128 + 7168 * 64
+    assert one == pytest.approx(weights / B200.memory_bandwidth, rel=0.01)
+    reasons = KIND.unsupported(pd.DataFrame([ROW, ROW | {"model": "someone/else"}]))
+    assert reasons.iloc[0] == "" and "someone/else" in reasons.iloc[1]
+    assert np.isfinite(KIND.work(pd.DataFrame([ROW]))).all()
