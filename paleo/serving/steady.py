@@ -168,14 +168,16 @@ class SteadyState:
         spread = others * np.sqrt((1.0 + further**2) / np.maximum(self.output, 1.0))
         tpot = self.tpot + np.hypot(skewed * spread, z * self.crowd) * np.sign(z)
         load = np.clip(self.utilisation, TINY, 1.0 - TINY)
-        place = self.waiting * np.maximum(np.log(load / (1.0 - percent / 100.0)), 0.0) / load - self.waiting
+        queued = np.where(np.isfinite(self.waiting), self.waiting, 0.0)  # none waits longer than for ever
+        place = queued * np.maximum(np.log(load / (1.0 - percent / 100.0)), 0.0) / load - queued
         busy = np.clip(self.arrivals * self.prompt / self.iteration, 0.0, 0.95)
         tail = busy * self.prompt**2 * (1.0 + first**2) ** 3 / (3.0 * (1.0 - busy))  # Takács, M/G/1
         behind = (-math.log(1.0 - percent / 100.0) - 1.0) * np.sqrt(others**2 + self.behind**2 + tail)
         phase = (percent / 100.0 - 0.5) * 2.0 * self.half
         longer_prompt = self.prompt * _excess(first, z)
-        excess = np.sqrt(behind**2 + phase**2 + longer_prompt**2 + np.where(self.waiting > 0, place, 0.0) ** 2)
-        ttft = self.ttft + (excess if percent > 50 else 0.0 * excess)
+        excess = np.sqrt(behind**2 + phase**2 + longer_prompt**2 + np.where(queued > 0, place, 0.0) ** 2)
+        later = excess if percent > 50 else 0.0 * excess
+        ttft = self.ttft + later
         if part == "ttft":
             return np.asarray(ttft)
         if part == "tpot":
@@ -184,7 +186,7 @@ class SteadyState:
         longer = self.tpot * turns * _excess(further, z)
         if percent == 50:
             return np.asarray(self.latency + longer)
-        excess = (ttft - self.ttft) ** 2 + longer**2 + ((tpot - self.tpot) * turns) ** 2
+        excess = later**2 + longer**2 + ((tpot - self.tpot) * turns) ** 2
         return np.asarray(self.latency + np.sqrt(excess))
 
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 #: Mean over largest number of layers of a stage from which a count is tried as an order.
 _EVEN = 0.9
+#: Orders of fewer GPUs than this share of those that would meet the deadline at the best use seen are not searched.
+_EFFICIENT = 0.8
 #: Orders that are tried where the smallest is looked for.
 _MOST_ORDERS = 40
 #: What systems are ranked by.
@@ -841,7 +843,7 @@ def plan_purchase(
     priced = tried.priced
     priced.sort(key=lambda plan: (not plan.meets(wish), not plan.row.fits, not plan.roomy, plan.score(wish.objective)))
     batch = priced[0].lead.plan.global_batch
-    leading = tuple(_shown(priced, top))
+    leading = tuple(_shown(priced, top, top if not largest else None))
     reply = PurchasePlans(model, wish, batch, leading, tuple(tried.searches), tuple(tried.skipped))
     if reply.best is not None or not largest:
         return reply
@@ -880,58 +882,58 @@ class _Searches:
         return min(plans, key=lambda plan: (not plan.meets(self.wish), plan.score("time")), default=None)
 
     def smallest(self, system: System) -> None:
-        """Search orders until one meets the wish and none between it and one that does not is left."""
+        """Search orders until one meets the wish and no smaller one is left that could.
+
+        An order that fails rules out smaller ones whose odd factor is no smaller: rounder counts have faster plans.
+        """
         unit = billed(system, 1).devices
-        low, high, guess = 0, min(_MOST_GPUS, system.capacity or _MOST_GPUS) // unit + 1, 1
-        tried, layers = (
-            set[int](),
-            int(network_quantities(build_graph(self.model, batch=1, overrides=self.run.model))["layers"]),
-        )
-        while len(tried) < _MOST_ORDERS:
-            sizes = (size for size in range(low + 1, high) if size not in tried)
-            units = min(
-                (
-                    size
-                    for size in sizes
-                    if billed(system, size * unit).devices == size * unit
-                    and _shares_evenly(size * unit, layers, self.run.global_batch)
-                ),
-                key=lambda size: (abs(size - guess), -size),
-                default=None,
-            )
-            if units is None:
+        high, least, guess = min(_MOST_GPUS, system.capacity or _MOST_GPUS) // unit + 1, 0.0, 1
+        layers = int(network_quantities(build_graph(self.model, batch=1, overrides=self.run.model))["layers"])
+        left = [size for size in range(1, high) if _shares_evenly(size * unit, layers, self.run.global_batch)]
+        left = [size for size in left if billed(system, size * unit).devices == size * unit]
+        for _ in range(_MOST_ORDERS):
+            left = [size for size in left if least <= size < high]
+            if not left:
                 break
-            tried.add(units)
+            units = min(left, key=lambda size: (abs(size - guess), -size))
+            left.remove(units)
             plan = self.at(system, units * unit)
             if plan is None:
                 continue
             late = self.wish.deadline is not None and plan.seconds is not None and plan.seconds > self.wish.deadline
             if plan.meets(self.wish):
-                high, guess = units, (low + units) // 2
+                high, guess = units, units // 2
             elif plan.row.fits and not late:
                 break  # too dear, and more GPUs are no cheaper
             else:
-                low, guess = units, 2 * units
+                left = [size for size in left if size > units or _odd(size) < _odd(units)]
+                guess = 2 * units
             if self.wish.deadline is not None and plan.seconds is not None and plan.row.fits:
-                guess = math.ceil(units * plan.seconds / self.wish.deadline)
+                ideal = units * plan.seconds / self.wish.deadline
+                least, guess = max(least, _EFFICIENT * ideal), math.ceil(ideal)
+
+
+def _odd(count: int) -> int:
+    """The odd factor of a count."""
+    return count // (count & -count)
 
 
 def _shares_evenly(gpus: int, layers: int, global_batch: int | None) -> bool:
     """Return whether the odd part of a count can be shared by replicas, whose number divides the batch, and by stages
     that are even within a tenth; other counts have plans that waste more than the GPUs they add."""
-    odd = gpus // (gpus & -gpus)
+    odd = _odd(gpus)
     if global_batch is None:
         return True
     stages = odd // math.gcd(odd, global_batch)
     return stages == 1 or (stages <= layers and layers / stages / math.ceil(layers / stages) >= _EVEN)
 
 
-def _shown(priced: Sequence[PricedPlan], top: int) -> list[PricedPlan]:
-    """The first plans, the best of each system and count among them, in their order."""
+def _shown(priced: Sequence[PricedPlan], top: int, counts: int | None) -> list[PricedPlan]:
+    """The first plans, the best of each system and count (of so many, where that is stated) among them, in order."""
     first: dict[tuple[str, int], int] = {}
     for number, entry in enumerate(priced):
         first.setdefault((entry.system.name, entry.row.gpus), number)
-    leading = list(first.values())
+    leading = list(first.values())[:counts]
     others = (number for number in range(len(priced)) if number not in leading)
     return [priced[number] for number in sorted([*leading, *itertools.islice(others, max(top - len(leading), 0))])]
 

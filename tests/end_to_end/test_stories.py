@@ -22,7 +22,7 @@ ANSWERS = [
     ),
     (
         0,
-        r"Fewest GPUs within 90 days and 40,000,000 USD: 1,152 GPUs of dgx-b200 \(144 nodes\) with ",
+        r"Fewest GPUs within 90 days and 40,000,000 USD: 1,024 GPUs of dgx-b200 \(128 nodes\) with ",
         r"Launch it: --num-layers 80",
     ),
     (1, r"Nothing fits into memory; 32 GPUs of dgx-a100-40gb \(4 nodes\) would do: paleo estimate", r"too much"),

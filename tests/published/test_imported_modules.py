@@ -76,16 +76,9 @@ def test_the_step_time_is_that_of_the_catalog(name: str, strategy: str) -> None:
     ours = paleo.predict(load_model(name), load_system(SYSTEM), Run(model=overrides, **run))
     theirs = paleo.predict(read(name), load_system(SYSTEM), Run(**run))
     assert theirs.step_time == pytest.approx(ours.step_time, rel=0.01)
-    tokens = theirs.plan.microbatch * (ours.graph.tokens_per_sample or 0)
-    extra = WRITTEN_OUT.get(name, 0) * tokens * 4096 * 2.0
     # An update may need more than the activations that are gone by then: then more of these take no more memory.
     part = "activations" if ours.memory.workspace > theirs.memory.workspace else "total"
-    assert getattr(theirs.memory, part) == pytest.approx(getattr(ours.memory, part) + extra, rel=0.01)
-
-
-#: Norms that a module writes out, each of which keeps the normalised bf16 activations (width 4096) for the gradient of
-#: its weight; the catalog's norm is one kernel.
-WRITTEN_OUT = {"llama2-7b": 65}
+    assert getattr(theirs.memory, part) == pytest.approx(getattr(ours.memory, part), rel=0.01)
 
 
 def test_seventy_billion_parameters_need_no_memory() -> None:
