@@ -96,7 +96,7 @@ def serve(
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """How many requests a service answers a second, how fast, and at what price.
+    """Predict how many requests a service answers a second, how fast, and at what price.
 
     \b
     paleo serve llama3-70b --system dgx-h100 --gpus 8 --weights fp8 --cache fp8 --ttft 2s --tpot 50ms
