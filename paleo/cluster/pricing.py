@@ -24,7 +24,7 @@ from paleo.specs.loading import validate
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
 from paleo.studies.cost import Amount, parse_amount
-from paleo.studies.defaults import with_defaults
+from paleo.studies.defaults import with_same_software
 from paleo.studies.goodput import Interruption, LongRunOptions, RestartPath, interruption_of
 from paleo.studies.target import run_for_target
 from paleo.units import counted, parse
@@ -219,7 +219,7 @@ def _training(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> Pr
         raise SpecError("tokens: missing; expected tokens, samples, epochs or a target, or the duration of the job")
 
     def price(gpus: int) -> JobPrice:
-        settled = with_defaults(network, system, aimed.model_copy(update={"gpus": gpus})).run
+        settled = with_same_software(network, system, aimed.model_copy(update={"gpus": gpus})).run
         step = predict(network, system, settled)
         if not step.memory.fits:
             raise PlanError(f"{network.name} does not fit")

@@ -264,6 +264,28 @@ def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults
     return RunWithDefaults(row.run, reason, f"{fits} of a bounded search")
 
 
+def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDefaults:
+    """Choose what a run leaves open where counts of GPUs are compared: one GPU takes the software of several, too.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The network.
+    system : System
+        The machine.
+    run : Run
+        What is stated. As in `with_defaults`, but a plan is open on one GPU, too.
+
+    Returns
+    -------
+    RunWithDefaults
+        The run to predict.
+    """
+    if run.gpus == 1 and is_open(model, sized(run, 2)):
+        run = run.model_copy(update={"strategy": AUTO})
+    return with_defaults(model, system, run)
+
+
 def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
     """The first plan of ever wider spaces that fits with room to spare; else the best that was found."""
     rows: list[PlanRow] = []

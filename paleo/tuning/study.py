@@ -14,7 +14,7 @@ from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.predict import predict
 from paleo.specs.reliability import nodes_of
 from paleo.studies.cost import JOULES_PER_KWH, Tariff, energy, parse_amount, rent
-from paleo.studies.defaults import with_defaults
+from paleo.studies.defaults import with_same_software
 from paleo.studies.goodput import LongRunOptions, interruption_of
 from paleo.studies.target import forward_seconds
 from paleo.tuning.base import (
@@ -197,7 +197,7 @@ def price_trials(model: ModelSpec, system: System, run: Run, tuning: Tuning, lon
     predictions, parts = [], []
     for size in tuning.sizes:
         settings = run.model_copy(update={"model": {**run.model, **size}})
-        step = predict(model, system, with_defaults(model, system, settings).run)
+        step = predict(model, system, with_same_software(model, system, settings).run)
         if not step.memory.fits:
             raise PlanError(f"a trial{_words(size)} does not fit on {counted(run.gpus, 'GPU')} of {system.name}")
         predictions.append(step)

@@ -205,8 +205,11 @@ def test_sizes_are_priced_one_by_one():
     answer = paleo.tune(
         *NODE, 8, trials=20, method="random", max_tokens="10M", vary=["layers=6..12:6"], gpus_per_trial=1
     )
-    costs = answer.study.best.price.costs
-    assert len(costs.unit) == 2 and 1.5 < costs.unit[1] / costs.unit[0] < 2.2
+    unit, batch = answer.study.best.price.costs.unit, answer.study.batch
+    for seconds, layers in zip(unit, (6, 12), strict=True):
+        alone = paleo.Run(gpus=1, strategy="auto", global_batch=batch, model={"layers": layers})
+        assert seconds == pytest.approx(paleo.estimate(*NODE, run=alone).step_time / batch, rel=1e-3)
+    assert unit[1] > 1.4 * unit[0]  # twice the blocks, the same vocabulary
     assert answer.to_dict()["sizes"] == [{"layers": 6}, {"layers": 12}]
 
 
