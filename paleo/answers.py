@@ -113,7 +113,7 @@ class Estimate(StudyResult):
         Consistency, compression and placement, where the run asks for them.
     notes : tuple of str
         Warnings about the amount of training.
-    choice : SettledRun, optional
+    choice : RunWithDefaults, optional
         Software and strategy that were chosen because the question leaves them open, with reasons.
     """
 

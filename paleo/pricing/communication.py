@@ -239,7 +239,7 @@ def named(operation: str, links: GroupLinks, names: Sequence[str]) -> list[Algor
     links : GroupLinks
         Levels of the network that the group spans.
     names : sequence of str
-        Names of algorithms; all candidates of the policy where it is None.
+        Names of algorithms.
 
     Returns
     -------

@@ -38,7 +38,7 @@ def document(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | No
     ----------
     comparison : Comparison
         The same run on several systems.
-    choices : mapping of str to SettledRun, optional
+    choices : mapping of str to RunWithDefaults, optional
         Software and plan that were chosen for each system (``name:gpus``), with reasons.
     """
     choices = choices or {}
@@ -81,7 +81,7 @@ def table(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | None 
     ----------
     comparison : Comparison
         The same run on several systems.
-    choices : mapping of str to SettledRun, optional
+    choices : mapping of str to RunWithDefaults, optional
         Software and plan that were chosen, with reasons.
 
     Returns

@@ -33,7 +33,7 @@ def document(
     system : System
     curves : sequence of ScaleCurve
         One for each kind of scaling, consistency model and placement of nodes.
-    choice : SettledRun, optional
+    choice : RunWithDefaults, optional
         Software and plan that were chosen, with reasons.
     """
     chosen = {} if choice is None else {"software": choice.run.software, "reasons": choice.reasons}
@@ -113,7 +113,7 @@ def table(
         The system.
     curves : sequence of ScaleCurve
         Scaling curves.
-    choice : SettledRun, optional
+    choice : RunWithDefaults, optional
         Software and plan that were chosen, with reasons.
 
     Returns

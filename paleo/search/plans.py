@@ -333,11 +333,6 @@ class _Source:
         )
 
 
-def _searched(model: ModelSpec, system: System, run: Run, space: Space) -> Iterator[Part]:
-    """All configurations of one count of GPUs."""
-    yield from (source.part() for source in _sources(model, system, run, space))
-
-
 def _sources(model: ModelSpec, system: System, run: Run, space: Space) -> Iterator[_Source]:
     """The layouts of one count of GPUs, by each dispatcher of tokens; apart from others those under schedules that pair
     passes, beside which tokens travel."""

@@ -167,24 +167,6 @@ def step_timeline(steps: StepArrays, program: Program, arriving: InputPipeline |
     return Timeline(tuple(events))
 
 
-def busy_time(events: Sequence[Event], *kinds: str) -> float:
-    """Sum the durations of events of some kinds.
-
-    Parameters
-    ----------
-    events : sequence of Event
-        Events of a timeline.
-    *kinds : str
-        Kinds of tasks.
-
-    Returns
-    -------
-    float
-        Seconds.
-    """
-    return sum(event.end - event.start for event in events if event.task.kind in kinds)
-
-
 # one stage
 
 

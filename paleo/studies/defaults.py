@@ -188,7 +188,7 @@ def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int
 
     Returns
     -------
-    SettledRun
+    RunWithDefaults
         A run whose plan grows by replicas; as stated where it states a plan, or where none fits.
     """
     searched = [count for count in sorted(counts) if is_open(model, sized(run, count)) and run.consistency == "bsp"]
@@ -239,7 +239,7 @@ def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults
 
     Returns
     -------
-    SettledRun
+    RunWithDefaults
         The run to predict. Where no plan of a search can be laid over the network, data parallelism.
     """
     wants_plan, wants_software = leaves_plan_open(run), run.software == AUTO

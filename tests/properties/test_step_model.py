@@ -13,7 +13,7 @@ import pytest
 from paleo.errors import PaleoError
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
-from paleo.search.plans import _searched, _sized, search
+from paleo.search.plans import _sized, _sources, search
 from paleo.search.ranking import Ranking
 from paleo.search.space import Space, within
 from paleo.specs.loading import validate
@@ -130,7 +130,8 @@ STATED: list[tuple[str, dict[str, Any], str | None]] = [
 )
 def test_a_search_asks_for_the_same_step(model: str, options: dict[str, Any], strategy: str | None, draws: int) -> None:
     network, machine, run = load_model(model), load_system("dgx-h100"), validate(Run, options, "test")
-    part, *_ = _searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), within(strategy))
+    source, *_ = _sources(network, machine, _sized(run, run.gpus, run.global_batch or 0), within(strategy))
+    part = source.part()
     ranking = Ranking([part], machine, "time")
     for index in random.Random(2026).sample(range(len(ranking.step)), draws):
         row = ranking.row(index)
@@ -166,7 +167,8 @@ def test_no_strategy_that_fits_beats_the_first_plan(layers: int) -> None:
 def test_one_configuration_is_what_it_is_among_others() -> None:
     """Steps of a batch of many cases against those of each alone; their parts add up."""
     network, machine, run = load_model("gpt2"), load_system("dgx-h100"), Run(gpus=16, global_batch=64)
-    part, *_ = _searched(network, machine, _sized(run, 16, 64), Space(schedules=("1f1b", "zb-v")))
+    source, *_ = _sources(network, machine, _sized(run, 16, 64), Space(schedules=("1f1b", "zb-v")))
+    part = source.part()
     results = part.results
     for number, stored in list(enumerate(results.batches))[::7]:
         rows = results.rows(np.flatnonzero(results.choice == number))

@@ -22,7 +22,7 @@ from paleo.search.configurations import Choice
 from paleo.search.cuts import chunk_counts
 from paleo.search.evaluate import evaluate
 from paleo.search.hybrid import hybrid
-from paleo.search.plans import Search, _searched, _sized, explain, search
+from paleo.search.plans import Search, _sized, _sources, explain, search
 from paleo.search.ranking import Part, Ranking
 from paleo.search.space import Space, batch, divisors, layouts, microbatches, within
 from paleo.specs.loading import validate
@@ -71,7 +71,8 @@ DRAWS = 15
 def everything(case: str) -> tuple[ModelSpec, System, Part, Ranking]:
     model, system, options = CASES[case]
     network, machine, run = load_model(model), load_system(system), validate(Run, options, "test")
-    parts = list(_searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), Space()))
+    sources = _sources(network, machine, _sized(run, run.gpus, run.global_batch or 0), Space())
+    parts = [source.part() for source in sources]
     return network, machine, parts[0], Ranking(parts, machine, "time")
 
 
@@ -91,7 +92,8 @@ def test_arrays_equal_single_predictions(case: str) -> None:
 def test_pipelines_with_sharded_parameters_are_searched_where_they_are_stated(case: str) -> None:
     model, system, options = CASES[case]
     network, machine, run = load_model(model), load_system(system), validate(Run, options, "test")
-    part, *pairs = _searched(network, machine, _sized(run, run.gpus, run.global_batch or 0), within("zero=3"))
+    sources = _sources(network, machine, _sized(run, run.gpus, run.global_batch or 0), within("zero=3"))
+    part, *pairs = (source.part() for source in sources)
     found = Ranking([part, *pairs], machine, "time")
     stages = np.array([layout.mesh.degree("pp") for layout in part.layouts])[part.results.layout]
     piped = np.flatnonzero(stages > 1).tolist()
