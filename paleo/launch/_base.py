@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from paleo.errors import SpecError, near
 from paleo.registry import Registry
+from paleo.specs.catalog import hub_ids, resolve_spelling
 
 #: Keys of a framework with their values, nested ones with dots between them.
 Settings = Mapping[str, Any]
@@ -141,6 +142,8 @@ class KeyRow:
         What a file without the key means. A plan that has this value may leave it out.
     written : bool
         Whether the key is written even where ``absent`` would do.
+    others : tuple of str
+        Other names of the key, which are read only.
     """
 
     key: str
@@ -148,10 +151,11 @@ class KeyRow:
     words: Mapping[Any, Any] | None = None
     absent: Any = None
     written: bool = True
+    others: tuple[str, ...] = ()
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (self.key,)
+        return (self.key, *self.others)
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -168,9 +172,11 @@ class KeyRow:
 
     def read(self, settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
         """The plan's field that settings state."""
-        if self.key not in settings:
+        unset = (None,) if self.words is None else ()
+        key = next((name for name in self.keys if name in settings and settings[name] not in unset), None)
+        if key is None:
             return {} if self.absent is None else {self.field: self.absent}
-        word = settings[self.key]
+        word = settings[key]
         if self.words is None:
             return {self.field: _like(word, self.field, self.key)}
         match = [value for value, spelling in self.words.items() if _same(spelling, word)]
@@ -214,6 +220,67 @@ class Together:
     read: Callable[[Settings, Mapping[str, Any]], Mapping[str, Any]]
 
 
+def together(
+    keys: str,
+    fields: str,
+    write: Callable[[JobPlan], Mapping[str, Any]],
+    read: Callable[[Settings, Mapping[str, Any]], Mapping[str, Any]],
+) -> Together:
+    """Join keys that stand for several fields; names of keys and fields are words of a text."""
+    return Together(tuple(keys.split()), tuple(fields.split()), write, read)
+
+
+def switch(keys: str, field: str, on: Any, off: Any, *, absent: bool = False, written: bool = True) -> Together:
+    """A key that is on for one value of a field and off for another; further keys are read only.
+
+    ``absent`` is what a file without the key means, ``written`` whether a key that is off is written.
+    """
+    names = tuple(keys.split())
+
+    def write(plan: JobPlan) -> dict[str, Any]:
+        value = getattr(plan, field)
+        if value not in (on, off):
+            raise LaunchError(f"{field}={value} has no setting under {names[0]}")
+        return {names[0]: value == on} if written or value == on else {}
+
+    def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
+        word = one_of(settings, names)
+        return {field: on if (absent if word is None else true(word)) else off}
+
+    return Together(names, (field,), write, read)
+
+
+def formats(**keys: str) -> Together:
+    """Switches of each number format, all of which are on; without one it is fp32."""
+    names = {dtype: tuple(text.split()) for dtype, text in keys.items()}
+
+    def write(plan: JobPlan) -> dict[str, Any]:
+        if plan.dtype not in names and plan.dtype != "fp32":
+            raise LaunchError(f"dtype={plan.dtype} has no switch; expected fp32, {', '.join(names)}")
+        return dict.fromkeys(names.get(plan.dtype, ()), True)
+
+    def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
+        on = (dtype for dtype, words in names.items() if any(true(settings.get(word)) for word in words))
+        return {"dtype": next(on, "fp32")}
+
+    return Together(sum(names.values(), ()), ("dtype",), write, read)
+
+
+def accumulation(microbatch: str, steps: str, usual: int = 1) -> Together:
+    """Samples of a device's pass, and passes before an update; ``usual`` samples where a file does not say."""
+
+    def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
+        samples = number(settings, microbatch, usual)
+        return {"microbatch": samples, "global_batch": samples * number(settings, steps) * ranks(known)}
+
+    return Together(
+        (microbatch, steps),
+        ("microbatch", "global_batch"),
+        lambda plan: {microbatch: plan.microbatch, steps: plan.microbatches},
+        read,
+    )
+
+
 class Format(Protocol):
     """How settings stand in a file."""
 
@@ -242,8 +309,8 @@ class Launcher:
         The table. Later entries may use what earlier ones have read.
     marks : tuple of str
         Keys of which a file of this kind has some.
-    harmless : tuple of str
-        Beginnings of keys that change neither time nor memory of a step.
+    harmless : str
+        Beginnings of keys that change neither time nor memory of a step, as words of a text.
     constant : mapping
         Keys that are written with every plan, and mean what the software profile is.
     names_model : bool
@@ -258,7 +325,7 @@ class Launcher:
     format: Format
     entries: tuple[KeyRow | Together, ...]
     marks: tuple[str, ...]
-    harmless: tuple[str, ...] = ()
+    harmless: str = ""
     constant: Mapping[str, Any] = field(default_factory=dict)
     names_model: bool = True
 
@@ -302,7 +369,7 @@ class Launcher:
     def unread(self, settings: Settings) -> list[str]:
         """Keys that are neither read nor harmless."""
         known = {key for entry in self.entries for key in entry.keys} | set(self.constant)
-        return [key for key in settings if key not in known and not key.startswith(self.harmless)]
+        return [key for key in settings if key not in known and not key.startswith(tuple(self.harmless.split()))]
 
 
 def _names() -> list[str]:
@@ -366,6 +433,37 @@ def whole(value: Any, key: str) -> int:
         raise LaunchError(f"{key}: {value!r:.60} is not a whole number") from None
 
 
+def number(settings: Settings, key: str, usual: int = 1) -> int:
+    """The whole number under a key; ``usual`` where a file does not state it."""
+    return whole(settings.get(key, usual), key)
+
+
+def true(value: object) -> bool:
+    """Whether a file's value means yes."""
+    return str(value).lower() in ("true", "1", "yes", "auto")
+
+
+def model_ranks(known: Settings) -> int:
+    """Devices of one replica of the network, as far as they are known: tp x cp x pp."""
+    return int(known.get("tp", 1)) * int(known.get("cp", 1)) * int(known.get("pp", 1))
+
+
+def ranks(known: Settings) -> int:
+    """Data-parallel ranks; 0 where the devices are not known."""
+    return int(known.get("gpus", 0)) // model_ranks(known)
+
+
+#: Parts that FSDP offloads together.
+ALL_PARTS = ("gradients", "optimizer", "parameters")
+
+
+def offloads_all(plan: JobPlan) -> bool:
+    """Whether a plan offloads what FSDP can; LaunchError for other parts."""
+    if plan.offload not in ((), ALL_PARTS):
+        raise LaunchError("FSDP offloads parameters, gradients and optimizer together")
+    return bool(plan.offload)
+
+
 def one_of(settings: Settings, keys: Sequence[str]) -> Any:
     """The value under the first of several keys that a file states; None without one."""
     return next((settings[key] for key in keys if settings.get(key) is not None), None)
@@ -373,29 +471,22 @@ def one_of(settings: Settings, keys: Sequence[str]) -> Any:
 
 def hub_key(key: str) -> Together:
     """The row of a key that names a network by its id of the Hugging Face hub."""
-    return Together(
-        (key,), ("model",), lambda plan: {key: _hub_id(plan.model)}, lambda settings, known: _read_hub(key, settings)
-    )
+
+    def write(plan: JobPlan) -> dict[str, Any]:
+        """The first id that a network of the catalog lists; its name where it lists none."""
+        return {key: next((name for name in hub_ids() if resolve_spelling("models", name) == plan.model), plan.model)}
+
+    def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
+        name = settings.get(key)
+        return {} if name is None else {"model": resolve_spelling("models", str(name)) or str(name)}
+
+    return Together((key,), ("model",), write, read)
 
 
-def _hub_id(model: str) -> str:
-    """The first id of the hub that a network of the catalog lists; its own name where it lists none."""
-    from paleo.specs.catalog import hub_ids, resolve_spelling
+def behind(beginning: str, words: str) -> str:
+    """Put a beginning before each word of a text.
 
-    return next((name for name in hub_ids() if resolve_spelling("models", name) == model), model)
-
-
-def _read_hub(key: str, settings: Settings) -> dict[str, Any]:
-    from paleo.specs.catalog import resolve_spelling
-
-    name = settings.get(key)
-    return {} if name is None else {"model": resolve_spelling("models", str(name)) or str(name)}
-
-
-def prefixes(text: str) -> tuple[str, ...]:
-    """Return the words of a text: beginnings of keys that change neither time nor memory.
-
-    >>> prefixes("lr seed")
-    ('lr', 'seed')
+    >>> behind("args.", "lr seed")
+    'args.lr args.seed'
     """
-    return tuple(text.split())
+    return " ".join(f"{beginning}{word}" for word in words.split())

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from paleo.launch._base import JobPlan, KeyRow, Launcher, LaunchError, Settings, Together, add_launcher, prefixes, whole
-from paleo.launch._formats import FlagFile, YamlFile, flat  # noqa: F401
+from paleo.launch._base import (
+    JobPlan,
+    KeyRow,
+    Launcher,
+    LaunchError,
+    Settings,
+    add_launcher,
+    model_ranks,
+    number,
+    ranks,
+    switch,
+    together,
+)
+from paleo.launch._formats import YamlFile
 
 _DATA, _FSDP = "ici_data_parallelism", "ici_fsdp_parallelism"
 _BATCH = ("per_device_batch_size", "gradient_accumulation_steps", "num_pipeline_microbatches")
 #: Axes whose degrees are keys, within a slice (ici) and between slices (dcn).
 _AXES = {"tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline"}
 
+_CONTEXT = {True: "ulysses", False: "all_gather"}
+_REMAT = {"none": "minimal_with_context", "selective": "minimal", "full": "full"}
+
 
 def _degree(settings: Settings, axis: str) -> int:
     """The degree of an axis over slices and within; -1 for one that takes what is left."""
-    parts = [
-        whole(settings.get(f"{place}_{axis}_parallelism", 1), f"{place}_{axis}_parallelism") for place in ("ici", "dcn")
-    ]
+    parts = [number(settings, f"{place}_{axis}_parallelism") for place in ("ici", "dcn")]
     return -1 if -1 in parts else parts[0] * parts[1]
-
-
-def _axes(plan: JobPlan) -> dict[str, Any]:
-    return {f"ici_{axis}_parallelism": getattr(plan, name) for name, axis in _AXES.items()}
 
 
 def _read_axes(settings: Settings, known: Settings) -> dict[str, Any]:
@@ -42,8 +51,8 @@ def _sharing(plan: JobPlan) -> dict[str, Any]:
 
 def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
     ep = known.get("ep", 1)
-    model_ranks = known.get("tp", 1) * known.get("cp", 1) * known.get("pp", 1)
-    beside = model_ranks * (ep if not known.get("etp") else max(1, ep // (known.get("tp", 1) * known.get("cp", 1))))
+    folded = known.get("tp", 1) * known.get("cp", 1) if known.get("etp") else 1
+    beside = model_ranks(known) * max(1, ep // folded)
     data, fsdp = _degree({"dcn_data_parallelism": -1, **settings}, "data"), _degree({_FSDP: -1, **settings}, "fsdp")
     gpus = known.get("gpus", 0)
     if fsdp < 0:
@@ -73,12 +82,10 @@ def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
         samples = float(settings.get(_BATCH[0], 12.0)) * gpus
     except (TypeError, ValueError):
         raise LaunchError(f"{_BATCH[0]}: {settings[_BATCH[0]]!r:.60} is not a number") from None
-    steps = whole(settings.get(_BATCH[1], 1), _BATCH[1])
-    pp = known.get("pp", 1)
-    passes = whole(settings.get(_BATCH[2], -1), _BATCH[2]) if pp > 1 else 1
+    steps, pp = number(settings, _BATCH[1]), known.get("pp", 1)
+    passes = number(settings, _BATCH[2], -1) if pp > 1 else 1
     passes = pp if passes < 1 else passes
-    ranks = gpus // (known.get("tp", 1) * known.get("cp", 1) * pp)
-    return {"microbatch": max(1, round(samples / passes / ranks)), "global_batch": round(samples * steps)}
+    return {"microbatch": max(1, round(samples / passes / ranks(known))), "global_batch": round(samples * steps)}
 
 
 def _formats(plan: JobPlan) -> dict[str, Any]:
@@ -94,51 +101,6 @@ def _read_formats(settings: Settings, known: Settings) -> dict[str, Any]:
     return {"dtype": "fp32" if settings.get("dtype") == "float32" else "bf16"}
 
 
-_ENTRIES: tuple[KeyRow | Together, ...] = (
-    KeyRow("model_name", "model"),
-    KeyRow("max_target_length", "seq", absent=2048),
-    Together(
-        tuple(f"{place}_{axis}_parallelism" for axis in _AXES.values() for place in ("ici", "dcn")),
-        (*_AXES, "etp"),
-        _axes,
-        _read_axes,
-    ),
-    Together(
-        (_DATA, _FSDP, "dcn_data_parallelism", "dcn_fsdp_parallelism", "shard_optimizer_over_data"),
-        ("zero", "shard", "gpus"),
-        _sharing,
-        _read_sharing,
-    ),
-    Together(_BATCH, ("microbatch", "global_batch"), _batch, _read_batch),
-    KeyRow("context_parallel_strategy", "ulysses", {True: "ulysses", False: "all_gather"}, absent=False, written=False),
-    KeyRow(
-        "remat_policy",
-        "recompute",
-        {"none": "minimal_with_context", "selective": "minimal", "full": "full"},
-        absent="full",
-    ),
-    KeyRow("opt_type", "optimizer", {"adamw": "adamw", "sgd": "sgd", "muon": "muon"}, absent="adamw"),
-    Together(("dtype", "quantization"), ("dtype", "scaling"), _formats, _read_formats),
-    Together(
-        ("optimizer_memory_host_offload",),
-        ("offload",),
-        lambda plan: {"optimizer_memory_host_offload": True} if plan.offload else {},
-        lambda settings, known: {"offload": ("optimizer",) if settings.get("optimizer_memory_host_offload") else ()},
-    ),
-    Together(
-        ("num_layers_per_pipeline_stage",),
-        ("schedule", "vp"),
-        lambda plan: _layers(plan),
-        lambda settings, known: {"schedule": "gpipe" if known.get("pp", 1) > 1 else "none", "vp": 1},
-    ),
-)
-
-
-def _layers(plan: JobPlan) -> dict[str, Any]:
-    """All layers of a stage at once, so that the pipeline is not circular."""
-    return {"num_layers_per_pipeline_stage": plan.layers // plan.pp} if plan.pp > 1 else {}
-
-
 add_launcher(
     Launcher(
         "maxtext",
@@ -147,14 +109,41 @@ add_launcher(
         "main 2026-08",
         (".yml", ".yaml"),
         YamlFile(),
-        _ENTRIES,
+        (
+            KeyRow("model_name", "model"),
+            KeyRow("max_target_length", "seq", absent=2048),
+            together(
+                " ".join(f"{place}_{axis}_parallelism" for axis in _AXES.values() for place in ("ici", "dcn")),
+                " ".join((*_AXES, "etp")),
+                lambda plan: {f"ici_{axis}_parallelism": getattr(plan, name) for name, axis in _AXES.items()},
+                _read_axes,
+            ),
+            together(
+                f"{_DATA} {_FSDP} dcn_data_parallelism dcn_fsdp_parallelism shard_optimizer_over_data",
+                "zero shard gpus",
+                _sharing,
+                _read_sharing,
+            ),
+            together(" ".join(_BATCH), "microbatch global_batch", _batch, _read_batch),
+            KeyRow("context_parallel_strategy", "ulysses", _CONTEXT, absent=False, written=False),
+            KeyRow("remat_policy", "recompute", _REMAT, absent="full"),
+            KeyRow("opt_type", "optimizer", {"adamw": "adamw", "sgd": "sgd", "muon": "muon"}, absent="adamw"),
+            together("dtype quantization", "dtype scaling", _formats, _read_formats),
+            switch("optimizer_memory_host_offload", "offload", ("optimizer",), (), written=False),
+            together(  # all layers of a stage at once, so that the pipeline is not circular
+                "num_layers_per_pipeline_stage",
+                "schedule vp",
+                lambda plan: {"num_layers_per_pipeline_stage": plan.layers // plan.pp} if plan.pp > 1 else {},
+                lambda settings, known: {"schedule": "gpipe" if known.get("pp", 1) > 1 else "none", "vp": 1},
+            ),
+        ),
         marks=("per_device_batch_size", "ici_fsdp_parallelism", "remat_policy", "model_name"),
-        harmless=prefixes("""
+        harmless="""
             run_name base_output_directory dataset hf_ tokenizer steps enable_checkpointing
             async_checkpointing learning_rate profiler hardware checkpoint log_period packing reuse_example
             attention vocab_size warmup adam gcs scan_layers sa_ enable_goodput monitor metrics base_config
             load_ save_ eval use_iota skip_ grain eval_ cosine init_weights weight_dtype grad_dtype upload
             iota
-        """),
+        """,
     )
 )

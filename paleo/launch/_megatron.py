@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from paleo.launch._base import JobPlan, KeyRow, Launcher, LaunchError, Settings, Together, add_launcher, prefixes, whole
+from paleo.launch._base import (
+    JobPlan,
+    KeyRow,
+    Launcher,
+    LaunchError,
+    Settings,
+    add_launcher,
+    number,
+    ranks,
+    together,
+    whole,
+)
 from paleo.launch._formats import FlagFile
 from paleo.launch._sizes import MEGATRON_SIZES
 
@@ -19,8 +30,8 @@ def _experts(plan: JobPlan) -> dict[str, Any]:
 
 
 def _read_experts(settings: Settings, known: Settings) -> dict[str, Any]:
-    ep = whole(settings.get("--expert-model-parallel-size", 1), "--expert-model-parallel-size")
-    etp = whole(settings.get("--expert-tensor-parallel-size", 1), "--expert-tensor-parallel-size")
+    ep = number(settings, "--expert-model-parallel-size")
+    etp = number(settings, "--expert-tensor-parallel-size")
     return {"ep": ep, "etp": etp if ep > 1 else 0}
 
 
@@ -88,9 +99,8 @@ def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
     if settings.get("--use-megatron-fsdp"):
         strategy = str(settings.get("--data-parallel-sharding-strategy", "optim_grads_params"))
         zero = {"no_shard": 0, **{word: stage for stage, word in _STRATEGIES.items()}}.get(strategy, 3)
-    instances = whole(settings.get("--num-distributed-optimizer-instances", 1), "--num-distributed-optimizer-instances")
-    ranks = known.get("gpus", 0) // (known.get("tp", 1) * known.get("cp", 1) * known.get("pp", 1))
-    return {"zero": zero, "shard": ranks // instances if instances > 1 and ranks else 1}
+    instances = number(settings, "--num-distributed-optimizer-instances")
+    return {"zero": zero, "shard": ranks(known) // instances if instances > 1 and ranks(known) else 1}
 
 
 def _recomputed(plan: JobPlan) -> dict[str, Any]:
@@ -107,14 +117,14 @@ def _recomputed(plan: JobPlan) -> dict[str, Any]:
 def _read_recomputed(settings: Settings, known: Settings) -> dict[str, Any]:
     granularity = settings.get("--recompute-granularity")
     if settings.get("--checkpoint-activations"):  # as Megatron-LM 2.x called it
-        layers = whole(settings.get("--checkpoint-num-layers", 1), "--checkpoint-num-layers")
+        layers = number(settings, "--checkpoint-num-layers")
         return {"recompute": "full", "recompute_every": layers if layers > 1 else None}
     if granularity is None:
         return {"recompute": "selective" if settings.get("--recompute-activations") else "none"}
     if granularity == "selective":
         modules = settings.get("--recompute-modules", ())
         return {"recompute": "selective", "recompute_modules": (modules,) if isinstance(modules, str) else modules}
-    layers = whole(settings.get("--recompute-num-layers", 1), "--recompute-num-layers")
+    layers = number(settings, "--recompute-num-layers")
     if settings.get("--recompute-method", "uniform") == "block":
         return {"recompute": "full", "recompute_layers": layers}
     return {"recompute": "full", "recompute_every": layers if layers > 1 else None}
@@ -210,24 +220,16 @@ add_launcher(
         (".sh",),
         FlagFile("pretrain_gpt.py"),
         (
-            *MEGATRON_SIZES,
+            MEGATRON_SIZES,
             KeyRow(_TP, "tp", absent=1),
             KeyRow(_PP, "pp", absent=1),
             KeyRow(_CP, "cp", absent=1, written=False),
             KeyRow("--cp-comm-type", "ulysses", {True: "a2a", False: "p2p"}, absent=False, written=False),
-            Together(
-                ("--expert-model-parallel-size", "--expert-tensor-parallel-size"),
-                ("ep", "etp"),
-                _experts,
-                _read_experts,
-            ),
-            Together(
-                (
-                    "--pipeline-model-parallel-layout",
-                    "--num-virtual-stages-per-pipeline-rank",
-                    "--num-layers-per-virtual-pipeline-stage",
-                ),
-                ("cut", "vp", "schedule"),
+            together("--expert-model-parallel-size --expert-tensor-parallel-size", "ep etp", _experts, _read_experts),
+            together(
+                "--pipeline-model-parallel-layout --num-virtual-stages-per-pipeline-rank "
+                "--num-layers-per-virtual-pipeline-stage",
+                "cut vp schedule",
                 _pieces,
                 _read_pieces,
             ),
@@ -235,48 +237,31 @@ add_launcher(
             KeyRow("--micro-batch-size", "microbatch"),
             KeyRow("--global-batch-size", "global_batch"),
             KeyRow("--overlap-grad-reduce", "overlapped", _ALONE, absent=False, written=False),
-            Together(
-                (
-                    "--use-distributed-optimizer",
-                    "--use-megatron-fsdp",
-                    "--data-parallel-sharding-strategy",
-                    "--num-distributed-optimizer-instances",
-                    "--overlap-param-gather",
-                ),
-                ("zero", "shard"),
+            together(
+                "--use-distributed-optimizer --use-megatron-fsdp --data-parallel-sharding-strategy "
+                "--num-distributed-optimizer-instances --overlap-param-gather",
+                "zero shard",
                 _sharing,
                 _read_sharing,
             ),
-            Together(
-                (
-                    "--recompute-granularity",
-                    "--recompute-method",
-                    "--recompute-num-layers",
-                    "--recompute-modules",
-                    "--recompute-activations",
-                    "--checkpoint-activations",
-                    "--checkpoint-num-layers",
-                ),
-                ("recompute", "recompute_layers", "recompute_every", "recompute_modules"),
+            together(
+                "--recompute-granularity --recompute-method --recompute-num-layers --recompute-modules "
+                "--recompute-activations --checkpoint-activations --checkpoint-num-layers",
+                "recompute recompute_layers recompute_every recompute_modules",
                 _recomputed,
                 _read_recomputed,
             ),
-            Together(
-                ("--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp4-format"),
-                ("dtype", "scaling"),
-                _formats,
-                _read_formats,
-            ),
-            Together(("--optimizer", "--sgd-momentum", "--weight-decay"), ("optimizer",), _optimizer, _read_optimizer),
-            Together(
-                ("--optimizer-cpu-offload", "--use-precision-aware-optimizer", "--cpu-offloading-num-layers"),
-                ("offload", "offload_layers"),
+            together("--bf16 --fp16 --fp8-format --fp8-recipe --fp4-format", "dtype scaling", _formats, _read_formats),
+            together("--optimizer --sgd-momentum --weight-decay", "optimizer", _optimizer, _read_optimizer),
+            together(
+                "--optimizer-cpu-offload --use-precision-aware-optimizer --cpu-offloading-num-layers",
+                "offload offload_layers",
                 _offload,
                 _read_offload,
             ),
-            Together(
-                ("--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend", "--moe-enable-deepep"),
-                ("expert_dispatch",),
+            together(
+                "--moe-token-dispatcher-type --moe-flex-dispatcher-backend --moe-enable-deepep",
+                "expert_dispatch",
                 _dispatch,
                 _read_dispatch,
             ),
@@ -289,14 +274,14 @@ add_launcher(
             KeyRow("--cross-entropy-loss-fusion", "cross_entropy", {None: True}, absent="stepwise"),
         ),
         marks=(_TP, _PP, "--micro-batch-size", "--num-layers"),
-        harmless=prefixes("""
+        harmless="""
             --lr --min-lr --train- --save --load --log --eval --data- --tokenizer --split --seed
             --init-method --adam --clip-grad --tensorboard --wandb --dist --vocab-file --merge-file
             --mock-data --num-workers --nproc --nnodes --node --master --rdzv --weight-decay-incr --exit
             --ckpt --no-load --no-save --attention-dropout --hidden-dropout --rotary --use-mcore
             --transformer-impl --attention-backend --override --distributed --manual-gc --timing --profile
             --use-checkpoint --apply-layernorm --norm-epsilon --legacy --bias --weight-decay --async
-        """),
+        """,
         names_model=False,
     )
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paleo.launch._base import JobPlan, Settings, Together, whole
+from paleo.launch._base import JobPlan, Settings, together, whole
 
 #: Megatron's flag -> the parameter of a network's file.
 _FLAGS = {
@@ -20,22 +20,11 @@ _FLAGS = {
     "--kv-channels": "head_dim",
 }
 #: Flags that go with sizes, as far as they tell families apart.
-_KINDS = (
-    "--seq-length",
-    "--max-position-embeddings",
-    "--group-query-attention",
-    "--swiglu",
-    "--normalization",
-    "--position-embedding-type",
-    "--untie-embeddings-and-output-weights",
-    "--disable-bias-linear",
-    "--squared-relu",
-    "--multi-latent-attention",
-    "--qk-layernorm",
-    "--moe-grouped-gemm",
-    "--make-vocab-size-divisible-by",
-    "--use-flash-attn",
-)
+_KINDS = """
+    --seq-length --max-position-embeddings --group-query-attention --swiglu --normalization --position-embedding-type
+    --untie-embeddings-and-output-weights --disable-bias-linear --squared-relu --multi-latent-attention --qk-layernorm
+    --moe-grouped-gemm --make-vocab-size-divisible-by --use-flash-attn
+"""
 
 
 #: Sections of a Megatron-Bridge recipe that is printed as YAML, whose keys are Megatron's flags with underscores.
@@ -128,13 +117,6 @@ def configuration(settings: Settings) -> dict[str, Any] | None:
     hidden, heads = size["hidden"], size["heads"]
     vocab = size.get("vocab") or whole(settings.get("--padded-vocab-size", 50304), "--padded-vocab-size")
     length = whole(settings.get("--seq-length", 4096), "--seq-length")
-    common: dict[str, Any] = {
-        "vocab_size": vocab,
-        "num_hidden_layers": size["layers"],
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-    }
-    tied = not settings.get("--untie-embeddings-and-output-weights")
     if not settings.get("--swiglu"):
         return {
             "model_type": "gpt2",
@@ -146,12 +128,16 @@ def configuration(settings: Settings) -> dict[str, Any] | None:
             "n_inner": size.get("ffn", 4 * hidden),
             "n_positions": length,
         }
-    common |= {
+    common: dict[str, Any] = {
+        "vocab_size": vocab,
+        "num_hidden_layers": size["layers"],
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
         "num_key_value_heads": size.get("kv_heads", heads) if settings.get("--group-query-attention") else heads,
         "intermediate_size": size.get("ffn", 64 * round(8 * hidden / 3 / 64)),
         "hidden_act": "silu",
         "max_position_embeddings": length,
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": not settings.get("--untie-embeddings-and-output-weights"),
         "head_dim": size.get("head_dim", hidden // heads),
     }
     if "experts" not in size:
@@ -161,4 +147,4 @@ def configuration(settings: Settings) -> dict[str, Any] | None:
     return {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], **common, **mixture}
 
 
-MEGATRON_SIZES = (Together((*_FLAGS, *_KINDS), ("seq", "layers", "experts"), _sizes, _read_sizes),)
+MEGATRON_SIZES = together(" ".join((*_FLAGS, _KINDS)), "seq layers experts", _sizes, _read_sizes)

@@ -6,15 +6,19 @@ import re
 from typing import Any
 
 from paleo.launch._base import (
+    ALL_PARTS,
     JobPlan,
     KeyRow,
     Launcher,
     LaunchError,
     Settings,
-    Together,
     add_launcher,
+    model_ranks,
+    number,
     one_of,
-    prefixes,
+    ranks,
+    switch,
+    together,
     whole,
 )
 from paleo.launch._formats import FlagFile, PythonFile, TomlFile
@@ -30,17 +34,19 @@ _SCHEDULES = {
 }
 _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam"}
 _RECOMPUTE = {"none": "none", "selective": "selective", "full": "full"}
-#: Keys of torchtitan's parallelism section, shared by all releases.
 _SHARD, _REPLICATE = "parallelism.data_parallel_shard_degree", "parallelism.data_parallel_replicate_degree"
-_HARMLESS = prefixes("""
-            job. profiling. profiler. metrics. lr_scheduler. checkpoint. comm. debug. validation. validator.
-            training.steps training.dataset training.gc training.seed training.max_norm
-            training.deterministic optimizer.lr optimizer.eps optimizer.weight_decay
-            optimizer.implementation optimizer.beta model.hf_assets_path model.tokenizer_path
-            compile.components hf_assets_path dump_folder dataloader fault_tolerance. experimental.
-            activation_checkpoint.selective_ac_option activation_checkpoint.per_op model.print nproc nnodes
-            rdzv local-ranks role tee training.data
-        """)
+_PIPELINE = "parallelism.pipeline_parallel_"
+_LOCAL, _GLOBAL = "training.local_batch_size", "training.global_batch_size"
+_EXPERTS, _SEQUENCE = "parallelism.expert_parallel_degree", "parallelism.enable_sequence_parallel"
+_HARMLESS = """
+    job. profiling. profiler. metrics. lr_scheduler. checkpoint. comm. debug. validation. validator.
+    training.steps training.dataset training.gc training.seed training.max_norm
+    training.deterministic optimizer.lr optimizer.eps optimizer.weight_decay
+    optimizer.implementation optimizer.beta model.hf_assets_path model.tokenizer_path
+    compile.components hf_assets_path dump_folder dataloader fault_tolerance. experimental.
+    activation_checkpoint.selective_ac_option activation_checkpoint.per_op model.print nproc nnodes
+    rdzv local-ranks role tee training.data
+"""
 
 
 def _sharing(plan: JobPlan) -> dict[str, Any]:
@@ -51,77 +57,64 @@ def _sharing(plan: JobPlan) -> dict[str, Any]:
 
 def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
     """A shard degree of -1 takes the ranks that are left."""
-    cp = known.get("cp", 1)
-    model_ranks = known.get("tp", 1) * cp * known.get("pp", 1)
-    shard, replicas = (whole(settings.get(key, usual), key) for key, usual in ((_SHARD, -1), (_REPLICATE, 1)))
+    shard, replicas = number(settings, _SHARD, -1), number(settings, _REPLICATE)
     if shard < 0:
-        shard = known.get("gpus", 0) // (model_ranks * replicas)
+        shard = ranks(known) // replicas
         if not shard:
             return {"zero": 3}
-    zero = 3 if shard > 1 or cp > 1 else 0
-    return {"gpus": shard * replicas * model_ranks, "zero": zero, "shard": shard if zero and replicas > 1 else 1}
+    zero = 3 if shard > 1 or known.get("cp", 1) > 1 else 0
+    gpus = shard * replicas * model_ranks(known)
+    return {"gpus": gpus, "zero": zero, "shard": shard if zero and replicas > 1 else 1}
 
 
 def _batch(plan: JobPlan) -> dict[str, Any]:
     """A local batch is one pass without a pipeline, and all microbatches of one with it."""
-    batch: dict[str, Any] = {"training.global_batch_size": plan.global_batch}
     if plan.pp == 1:
-        return {"training.local_batch_size": plan.microbatch, **batch}
+        return {_LOCAL: plan.microbatch, _GLOBAL: plan.global_batch}
     local = plan.microbatch * plan.microbatches
-    return {
-        "training.local_batch_size": local,
-        **batch,
-        "parallelism.pipeline_parallel_microbatch_size": plan.microbatch,
-    }
+    return {_LOCAL: local, _GLOBAL: plan.global_batch, f"{_PIPELINE}microbatch_size": plan.microbatch}
 
 
 def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
-    local = whole(
-        one_of(settings, ("training.local_batch_size", "training.batch_size")) or 8, "training.local_batch_size"
-    )
-    stated = whole(settings.get("training.global_batch_size", -1), "training.global_batch_size")
-    pp, ranks = known.get("pp", 1), known.get("tp", 1) * known.get("cp", 1) * known.get("pp", 1)
-    size = settings.get("parallelism.pipeline_parallel_microbatch_size", 1)
-    microbatch = local if pp == 1 else whole(size, "parallelism.pipeline_parallel_microbatch_size")
-    return {"microbatch": microbatch, "global_batch": stated if stated > 0 else local * (known.get("gpus", 0) // ranks)}
+    local, stated = whole(one_of(settings, (_LOCAL, "training.batch_size")) or 8, _LOCAL), number(settings, _GLOBAL, -1)
+    microbatch = local if known.get("pp", 1) == 1 else number(settings, f"{_PIPELINE}microbatch_size")
+    return {"microbatch": microbatch, "global_batch": stated if stated > 0 else local * ranks(known)}
+
+
+def _order(settings: Settings, known: Settings) -> dict[str, Any]:
+    """Our name of a schedule."""
+    names = {spelling.lower(): name for name, spelling in _SCHEDULES.items()}
+    word = str(settings.get(f"{_PIPELINE}schedule", "1F1B"))
+    if word.lower() not in names:
+        raise LaunchError(f"{_PIPELINE}schedule: {word!r:.60} is not known here")
+    return {"schedule": names[word.lower()]}
 
 
 def _stages(plan: JobPlan) -> dict[str, Any]:
     """Stages of equal layers: embedding and head count as none."""
     if plan.pp == 1:
         return {}
-    even = {
-        "parallelism.pipeline_parallel_first_stage_less_layers": 0,
-        "parallelism.pipeline_parallel_last_stage_less_layers": 0,
-    }
     pieces = plan.pp * plan.vp
     if not plan.layers or plan.layers % pieces:
         raise LaunchError(f"torchtitan: {plan.layers} layers cannot be laid evenly over {pieces} pieces")
-    return {**even, "parallelism.pipeline_parallel_layers_per_stage": plan.layers // pieces}
+    even = {f"{_PIPELINE}{end}_stage_less_layers": 0 for end in ("first", "last")}
+    return {**even, f"{_PIPELINE}layers_per_stage": plan.layers // pieces}
 
 
 def _read_stages(settings: Settings, known: Settings) -> dict[str, Any]:
-    pp = known.get("pp", 1)
+    pp, per_stage = known.get("pp", 1), settings.get(f"{_PIPELINE}layers_per_stage")
     if pp == 1:
         return {"vp": 1}
-    per_stage = settings.get("parallelism.pipeline_parallel_layers_per_stage")
     if per_stage is None or not known.get("layers"):
         return {"vp": 1 if known.get("schedule") in ("1f1b", "gpipe") else 2}
-    less = sum(
-        whole(settings.get(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1), end)
-        for end in ("first", "last")
-    )
-    pieces = -(-(known["layers"] + less) // max(1, whole(per_stage, "parallelism.pipeline_parallel_layers_per_stage")))
+    less = sum(number(settings, f"{_PIPELINE}{end}_stage_less_layers") for end in ("first", "last"))
+    pieces = -(-(known["layers"] + less) // max(1, whole(per_stage, f"{_PIPELINE}layers_per_stage")))
     return {"vp": max(1, pieces // pp)}
 
 
-def _folded(plan: JobPlan) -> dict[str, Any]:
-    return {"parallelism.expert_parallel_degree": plan.ep} if plan.ep > 1 else {}
-
-
-def _read_folded(settings: Settings, known: Settings) -> dict[str, Any]:
+def _read_experts(settings: Settings, known: Settings) -> dict[str, Any]:
     """Experts lie over the ranks of shards, cp and tp."""
-    ep = whole(settings.get("parallelism.expert_parallel_degree", 1), "parallelism.expert_parallel_degree")
+    ep = number(settings, _EXPERTS)
     return {"ep": ep, "etp": 1 if ep > 1 and known.get("tp", 1) * known.get("cp", 1) > 1 else 0}
 
 
@@ -169,115 +162,52 @@ def _read_model(settings: Settings, known: Settings) -> dict[str, Any]:
 #: Sizes whose names here are others.
 _ALIASES = {("deepseek_v3", "671b"): "deepseek_v3", ("deepseek_v3", "16b"): "deepseek_v2-lite"}
 
-_CPU = Together(
-    ("training.enable_cpu_offload",),
-    ("offload",),
-    lambda plan: {"training.enable_cpu_offload": True} if _offloads(plan) else {},
-    lambda settings, known: {
-        "offload": ("gradients", "optimizer", "parameters")
-        if _true(settings.get("training.enable_cpu_offload"))
-        else ()
-    },
-)
-
-
-def _offloads(plan: JobPlan) -> bool:
-    if plan.offload and set(plan.offload) != {"gradients", "optimizer", "parameters"}:
-        raise LaunchError("torchtitan offloads parameters, gradients and optimizer together")
-    return bool(plan.offload)
-
-
-def _true(value: object) -> bool:
-    return str(value).lower() == "true"
-
-
-_PARALLELISM: tuple[KeyRow | Together, ...] = (
+_PARALLELISM = (
     KeyRow("training.seq_len", "seq", absent=2048),
     KeyRow("parallelism.tensor_parallel_degree", "tp", absent=1),
     KeyRow("parallelism.pipeline_parallel_degree", "pp", absent=1),
     KeyRow("parallelism.context_parallel_degree", "cp", absent=1, written=False),
-    Together((_SHARD, _REPLICATE), ("zero", "shard", "gpus"), _sharing, _read_sharing),
-    Together(
-        (
-            "training.local_batch_size",
-            "training.global_batch_size",
-            "parallelism.pipeline_parallel_microbatch_size",
-            "training.batch_size",
-        ),
-        ("microbatch", "global_batch"),
+    together(f"{_SHARD} {_REPLICATE}", "zero shard gpus", _sharing, _read_sharing),
+    together(
+        f"{_LOCAL} {_GLOBAL} training.batch_size {_PIPELINE}microbatch_size",
+        "microbatch global_batch",
         _batch,
         _read_batch,
     ),
-    Together(
-        ("parallelism.pipeline_parallel_schedule",),
-        ("schedule",),
-        lambda plan: {} if plan.pp == 1 else {"parallelism.pipeline_parallel_schedule": _SCHEDULES[plan.schedule]},
-        lambda settings, known: {
-            "schedule": _order(str(settings.get("parallelism.pipeline_parallel_schedule", "1F1B")))
-        },
+    together(
+        f"{_PIPELINE}schedule",
+        "schedule",
+        lambda plan: {} if plan.pp == 1 else {f"{_PIPELINE}schedule": _SCHEDULES[plan.schedule]},
+        _order,
     ),
-    Together(
-        (
-            "parallelism.pipeline_parallel_first_stage_less_layers",
-            "parallelism.pipeline_parallel_last_stage_less_layers",
-            "parallelism.pipeline_parallel_layers_per_stage",
+    together(
+        " ".join(
+            f"{_PIPELINE}{key}" for key in ("first_stage_less_layers", "last_stage_less_layers", "layers_per_stage")
         ),
-        ("vp",),
+        "vp",
         _stages,
         _read_stages,
     ),
-    Together(("parallelism.expert_parallel_degree",), ("ep", "etp"), _folded, _read_folded),
-    Together(
-        ("parallelism.enable_sequence_parallel",),
-        ("sp",),
-        lambda plan: {"parallelism.enable_sequence_parallel": False} if plan.tp > 1 and not plan.sp else {},
-        lambda settings, known: {
-            "sp": str(settings.get("parallelism.enable_sequence_parallel", True)).lower() != "false"
-        },
+    together(_EXPERTS, "ep etp", lambda plan: {_EXPERTS: plan.ep} if plan.ep > 1 else {}, _read_experts),
+    together(
+        _SEQUENCE,
+        "sp",
+        lambda plan: {_SEQUENCE: False} if plan.tp > 1 and not plan.sp else {},
+        lambda settings, known: {"sp": str(settings.get(_SEQUENCE, True)).lower() != "false"},
     ),
-    _CPU,
+    switch("training.enable_cpu_offload", "offload", ALL_PARTS, (), written=False),
 )
-
-
-def _order(word: str) -> str:
-    """Our name of a schedule."""
-    names = {spelling.lower(): name for name, spelling in _SCHEDULES.items()}
-    if word.lower() not in names:
-        raise LaunchError(f"parallelism.pipeline_parallel_schedule: {word!r:.60} is not known here")
-    return names[word.lower()]
-
-
 _TOML = (
-    Together(("model.name", "model.flavor"), ("model",), _model, _read_model),
+    together("model.name model.flavor", "model", _model, _read_model),
     *_PARALLELISM,
     KeyRow("optimizer.name", "optimizer", _OPTIMIZERS, absent="adamw"),
     KeyRow("activation_checkpoint.mode", "recompute", _RECOMPUTE, absent="selective"),
-    Together(
-        (
-            "model.converters",
-            "quantize.linear.float8.recipe_name",
-            "training.mixed_precision_param",
-            "float8.recipe_name",
-        ),
-        ("dtype", "scaling"),
+    together(
+        "model.converters quantize.linear.float8.recipe_name training.mixed_precision_param float8.recipe_name",
+        "dtype scaling",
         _converters,
         _read_converters,
     ),
-)
-
-add_launcher(
-    Launcher(
-        "torchtitan",
-        "torchtitan",
-        "torchtitan",
-        "0.2.2",
-        (".toml",),
-        TomlFile(),
-        _TOML,
-        marks=("parallelism.tensor_parallel_degree", _SHARD, "training.local_batch_size", "activation_checkpoint.mode"),
-        harmless=_HARMLESS,
-        constant={"compile.enable": True},
-    )
 )
 
 
@@ -285,31 +215,34 @@ class _Flags(FlagFile):
     """torchtitan's flags are its keys behind two hyphens."""
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
-        return super().text({f"--{key}": _word(value) for key, value in settings.items()}, plan, launcher)
+        """A switch that is off says so: its absence is its default."""
+        words = ((key, "false" if value is False else value) for key, value in settings.items())
+        return super().text({f"--{key}": value for key, value in words}, plan, launcher)
 
     def settings(self, text: str, where: str) -> dict[str, Any]:
         return {key.removeprefix("--"): value for key, value in super().settings(text, where).items()}
 
 
-def _word(value: Any) -> Any:
-    """A switch is a flag alone, whose absence is its default; one that is turned off has a name of its own."""
-    return str(value).lower() if value is False else value
+_MARKS = ("parallelism.tensor_parallel_degree", _SHARD, _LOCAL)
 
-
-add_launcher(
-    Launcher(
-        "torchtitan-flags",
-        "torchtitan",
-        "torchtitan",
-        "0.2.2",
-        (".sh",),
-        _Flags("-m torchtitan.train"),
-        _TOML,
-        marks=("parallelism.tensor_parallel_degree", _SHARD, "training.local_batch_size", "activation_checkpoint.mode"),
-        harmless=_HARMLESS,
-        constant={"compile.enable": True},
+for _name, _suffix, _format in (
+    ("torchtitan", ".toml", TomlFile()),
+    ("torchtitan-flags", ".sh", _Flags("-m torchtitan.train")),
+):
+    add_launcher(
+        Launcher(
+            _name,
+            "torchtitan",
+            "torchtitan",
+            "0.2.2",
+            (_suffix,),
+            _format,
+            _TOML,
+            marks=(*_MARKS, "activation_checkpoint.mode"),
+            harmless=_HARMLESS,
+            constant={"compile.enable": True},
+        )
     )
-)
 
 
 def _module(plan: JobPlan) -> dict[str, Any]:
@@ -323,7 +256,7 @@ def _read_module(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 _PY = (
-    Together(("module", "config"), ("model",), _module, _read_module),
+    together("module config", "model", _module, _read_module),
     *_PARALLELISM,
     KeyRow(
         "activation_checkpoint",
@@ -359,7 +292,7 @@ add_launcher(
         (".py",),
         _Module(_HEAD),
         _PY,
-        marks=("parallelism.tensor_parallel_degree", _SHARD, "training.local_batch_size", "config"),
+        marks=(*_MARKS, "config"),
         harmless=_HARMLESS,
         constant={"compile.enable": True, "training.disable_cuda_graphs": True},
         names_model=False,

@@ -6,34 +6,41 @@ import re
 from typing import Any
 
 from paleo.launch._base import (
+    ALL_PARTS,
     JobPlan,
     KeyRow,
     Launcher,
     LaunchError,
     Settings,
-    Together,
+    accumulation,
     add_launcher,
+    behind,
+    formats,
     hub_key,
+    offloads_all,
     one_of,
-    prefixes,
+    switch,
+    together,
+    true,
     whole,
 )
 from paleo.launch._formats import YamlFile
-from paleo.launch._transformers import HARMLESS, OPTIMIZERS, optimizer_of, ranks, true
-
-_ALL = ("gradients", "optimizer", "parameters")
-
-
-def _adapter(plan: JobPlan) -> tuple[str, str]:
-    """The rank of adapters and which products have one."""
-    if plan.freeze:
-        raise LaunchError("frozen layers have no setting in this file")
-    rank, _, where = (plan.lora or ("64:all" if plan.qlora else "")).partition(":")
-    return rank, where or "attention"
-
+from paleo.launch._transformers import HARMLESS, optimizer_row
 
 #: Products that have adapters, by the names that modules have in transformers.
 _TARGETS = {"attention": ["q_proj", "k_proj", "v_proj", "o_proj"], "mlp": ["gate_proj", "up_proj", "down_proj"]}
+
+
+def _adapters(plan: JobPlan) -> tuple[int, list[str] | None] | None:
+    """The rank of adapters and the modules that have one, None for all; None for a plan without adapters."""
+    if plan.freeze:
+        raise LaunchError("frozen layers have no setting in this file")
+    if plan.lora is None:
+        return None
+    rank, _, where = plan.lora.partition(":")
+    if where not in ("all", *_TARGETS):
+        raise LaunchError(f"lora={plan.lora}: this file names modules; expected attention, mlp or all")
+    return int(rank), _TARGETS.get(where)
 
 
 def _where(targets: object) -> str:
@@ -47,62 +54,6 @@ def _where(targets: object) -> str:
     return kinds.pop() if len(kinds) == 1 else "all"
 
 
-# axolotl
-
-
-def _axolotl_adapter(plan: JobPlan) -> dict[str, Any]:
-    if plan.lora is None and not plan.qlora:
-        if plan.freeze:
-            raise LaunchError("frozen layers have no setting in this file")
-        return {}
-    rank, where = _adapter(plan)
-    if where not in ("all", *_TARGETS):
-        raise LaunchError(f"lora={plan.lora}: axolotl names modules; expected attention, mlp or all")
-    modules = {"lora_target_linear": True} if where == "all" else {"lora_target_modules": _TARGETS[where]}
-    return {"adapter": "qlora" if plan.qlora else "lora", "load_in_4bit": plan.qlora, "lora_r": int(rank), **modules}
-
-
-def _read_axolotl_adapter(settings: Settings, known: Settings) -> dict[str, Any]:
-    adapter = settings.get("adapter")
-    if not adapter:
-        return {}
-    where = (
-        "all" if true(settings.get("lora_target_linear", False)) else _where(settings.get("lora_target_modules", "all"))
-    )
-    return {"lora": f"{whole(settings.get('lora_r', 8), 'lora_r')}:{where}", "qlora": str(adapter) == "qlora"}
-
-
-def _axolotl_mesh(plan: JobPlan) -> dict[str, Any]:
-    axes = {"tensor_parallel_size": plan.tp, "context_parallel_size": plan.cp}
-    keys: dict[str, Any] = {name: degree for name, degree in axes.items() if degree > 1}
-    if plan.zero == 0:
-        return keys
-    if plan.offload and set(plan.offload) != set(_ALL):
-        raise LaunchError("FSDP offloads parameters, gradients and optimizer together")
-    shard = plan.shard if plan.shard > 1 else plan.dp
-    return keys | {
-        "dp_shard_size": shard,
-        "dp_replicate_size": plan.dp // shard,
-        "fsdp_version": 2,
-        "fsdp_config.reshard_after_forward": plan.zero == 3,
-        "fsdp_config.offload_params": bool(plan.offload),
-        "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-    }
-
-
-def _read_axolotl_mesh(settings: Settings, known: Settings) -> dict[str, Any]:
-    tp, cp = (
-        whole(one_of(settings, names) or 1, names[0])
-        for names in (("tensor_parallel_size",), ("context_parallel_size", "sequence_parallel_degree"))
-    )
-    sizes = [settings.get(name) for name in ("dp_shard_size", "dp_replicate_size")]
-    shard, replicas = (None if size is None else whole(size, "dp_shard_size") for size in sizes)
-    read: dict[str, Any] = {"tp": tp, "cp": cp, "zero": _stage(settings), "offload": _offload(settings)}
-    if shard:
-        read |= {"gpus": shard * (replicas or 1) * tp * cp, "shard": shard if (replicas or 1) > 1 else 1}
-    return read
-
-
 def _stage(settings: Settings) -> int:
     """The stage of ZeRO that DeepSpeed's file or FSDP's section means."""
     deepspeed = settings.get("deepspeed")
@@ -112,28 +63,67 @@ def _stage(settings: Settings) -> int:
     stage = settings.get("deepspeed.zero_optimization.stage")
     if stage is not None:
         return whole(stage, "deepspeed.zero_optimization.stage")
-    has = settings.get("fsdp") or any(key.startswith("fsdp_config.") for key in settings)
-    if not has:
+    if not (settings.get("fsdp") or any(key.startswith("fsdp_config.") for key in settings)):
         return 0
-    kept = one_of(settings, ("fsdp_config.reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward"))
-    strategy = str(
-        one_of(settings, ("fsdp_config.fsdp_sharding_strategy", "fsdp_config.sharding_strategy")) or ""
-    ).upper()
-    return 2 if (kept is not None and not true(kept)) or strategy == "SHARD_GRAD_OP" else 3
+    reshard = one_of(settings, ("fsdp_config.reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward"))
+    strategy = one_of(settings, ("fsdp_config.fsdp_sharding_strategy", "fsdp_config.sharding_strategy"))
+    return 2 if (reshard is not None and not true(reshard)) or str(strategy).upper() == "SHARD_GRAD_OP" else 3
 
 
 def _offload(settings: Settings) -> tuple[str, ...]:
     word = str(settings.get("deepspeed") or "")
-    if "offload" in word or "cpuoffload" in word:
-        return _ALL if _stage(settings) == 3 else ("gradients", "optimizer")
-    stated = one_of(settings, ("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params"))
-    return _ALL if true(stated) else ()
+    if "offload" in word:
+        return ALL_PARTS if _stage(settings) == 3 else ALL_PARTS[:2]
+    return (
+        ALL_PARTS if true(one_of(settings, ("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params"))) else ()
+    )
 
 
-def _read_batch(settings: Settings, known: Settings, size: str) -> dict[str, Any]:
-    microbatch = whole(settings.get(size, 1), size)
-    steps = whole(settings.get("gradient_accumulation_steps", 1), "gradient_accumulation_steps")
-    return {"microbatch": microbatch, "global_batch": microbatch * steps * ranks(known)}
+# axolotl
+
+
+def _axolotl_adapters(plan: JobPlan) -> dict[str, Any]:
+    if (adapters := _adapters(plan)) is None:
+        return {}
+    rank, modules = adapters
+    where = {"lora_target_linear": True} if modules is None else {"lora_target_modules": modules}
+    return {"adapter": "qlora" if plan.qlora else "lora", "load_in_4bit": plan.qlora, "lora_r": rank, **where}
+
+
+def _read_axolotl_adapters(settings: Settings, known: Settings) -> dict[str, Any]:
+    adapter = settings.get("adapter")
+    if not adapter:
+        return {}
+    linear = true(settings.get("lora_target_linear"))
+    where = "all" if linear else _where(settings.get("lora_target_modules", "all"))
+    return {"lora": f"{whole(settings.get('lora_r', 8), 'lora_r')}:{where}", "qlora": str(adapter) == "qlora"}
+
+
+def _axolotl_mesh(plan: JobPlan) -> dict[str, Any]:
+    axes = {"tensor_parallel_size": plan.tp, "context_parallel_size": plan.cp}
+    keys: dict[str, Any] = {name: degree for name, degree in axes.items() if degree > 1}
+    if plan.zero == 0:
+        return keys
+    shard = plan.shard if plan.shard > 1 else plan.dp
+    return keys | {
+        "dp_shard_size": shard,
+        "dp_replicate_size": plan.dp // shard,
+        "fsdp_version": 2,
+        "fsdp_config.reshard_after_forward": plan.zero == 3,
+        "fsdp_config.offload_params": offloads_all(plan),
+        "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    }
+
+
+def _read_axolotl_mesh(settings: Settings, known: Settings) -> dict[str, Any]:
+    def size(*names: str) -> int:
+        return whole(one_of(settings, names) or 0, names[0])
+
+    tp = size("tensor_parallel_size") or 1
+    cp = size("context_parallel_size", "sequence_parallel_degree") or 1
+    shard, replicas = size("dp_shard_size"), size("dp_replicate_size") or 1
+    read: dict[str, Any] = {"tp": tp, "cp": cp, "zero": _stage(settings), "offload": _offload(settings)}
+    return read | ({"gpus": shard * replicas * tp * cp, "shard": shard if replicas > 1 else 1} if shard else {})
 
 
 def _bits(plan: JobPlan) -> dict[str, Any]:
@@ -144,25 +134,27 @@ def _bits(plan: JobPlan) -> dict[str, Any]:
 
 def _read_bits(settings: Settings, known: Settings) -> dict[str, Any]:
     """axolotl takes bf16 unless it is turned off."""
-    if true(settings.get("fp8", False)):
-        return {"dtype": "fp8"}
-    usual = not any(true(settings.get(name, False)) for name in ("fp16", "tf32"))
-    stated = settings.get("bf16", usual)
-    if true(stated) or str(stated) == "full":
+    on = [name for name in ("fp8", "fp16", "tf32") if true(settings.get(name))]
+    bf16 = settings.get("bf16", not set(on) - {"fp8"})
+    if "fp8" not in on and (true(bf16) or str(bf16) == "full"):
         return {"dtype": "bf16"}
-    return {"dtype": next((name for name in ("fp16", "tf32") if true(settings.get(name, False))), "fp32")}
+    return {"dtype": next(iter(on), "fp32")}
 
 
-def _checkpointed(plan: JobPlan) -> dict[str, Any]:
-    return {"gradient_checkpointing": plan.recompute == "full"}
+_CHECKPOINTED = ("gradient_checkpointing", "fsdp_config.activation_checkpointing")
 
 
-_RULE = Together(
-    ("optimizer",),
-    ("optimizer",),
-    lambda plan: {"optimizer": OPTIMIZERS.get(plan.optimizer, "")},
-    lambda settings, known: {"optimizer": optimizer_of(settings.get("optimizer", "adamw"))},
-)
+def _read_checkpointed(settings: Settings, known: Settings) -> dict[str, Any]:
+    """Any word but false is a kind of recomputation."""
+    on = any(settings.get(key) and str(settings[key]).lower() != "false" for key in _CHECKPOINTED)
+    return {"recompute": "full" if on else "none"}
+
+
+_MESH_KEYS = """
+    tensor_parallel_size context_parallel_size sequence_parallel_degree dp_shard_size dp_replicate_size deepspeed
+    fsdp fsdp_version
+"""
+_SECTION = "reshard_after_forward offload_params auto_wrap_policy sharding_strategy version"
 
 add_launcher(
     Launcher(
@@ -175,69 +167,34 @@ add_launcher(
         (
             hub_key("base_model"),
             KeyRow("sequence_len", "seq", absent=512),
-            Together(
-                (
-                    "tensor_parallel_size",
-                    "context_parallel_size",
-                    "sequence_parallel_degree",
-                    "dp_shard_size",
-                    "dp_replicate_size",
-                    "deepspeed",
-                    "fsdp",
-                    "fsdp_version",
-                    *(
-                        f"fsdp_config.{before}{name}"
-                        for before in ("", "fsdp_")
-                        for name in (
-                            "reshard_after_forward",
-                            "offload_params",
-                            "auto_wrap_policy",
-                            "sharding_strategy",
-                            "version",
-                        )
-                    ),
-                ),
-                ("tp", "cp", "zero", "shard", "offload", "gpus"),
+            together(
+                f"{_MESH_KEYS} {behind('fsdp_config.', _SECTION)} {behind('fsdp_config.fsdp_', _SECTION)}",
+                "tp cp zero shard offload gpus",
                 _axolotl_mesh,
                 _read_axolotl_mesh,
             ),
-            Together(
-                ("micro_batch_size", "gradient_accumulation_steps"),
-                ("microbatch", "global_batch"),
-                lambda plan: {"micro_batch_size": plan.microbatch, "gradient_accumulation_steps": plan.microbatches},
-                lambda settings, known: _read_batch(settings, known, "micro_batch_size"),
+            accumulation("micro_batch_size", "gradient_accumulation_steps"),
+            together("bf16 fp16 tf32 fp8", "dtype", _bits, _read_bits),
+            together(
+                " ".join(_CHECKPOINTED),
+                "recompute",
+                lambda plan: {"gradient_checkpointing": plan.recompute == "full"},
+                _read_checkpointed,
             ),
-            Together(("bf16", "fp16", "tf32", "fp8"), ("dtype",), _bits, _read_bits),
-            Together(
-                ("gradient_checkpointing", "fsdp_config.activation_checkpointing"),
-                ("recompute",),
-                _checkpointed,
-                lambda settings, known: {
-                    "recompute": "full"
-                    if any(
-                        settings.get(key) and str(settings[key]).lower() != "false"
-                        for key in ("gradient_checkpointing", "fsdp_config.activation_checkpointing")
-                    )
-                    else "none"
-                },
-            ),
-            _RULE,
-            Together(
-                ("adapter", "load_in_4bit", "lora_r", "lora_target_linear", "lora_target_modules"),
-                ("lora", "qlora", "freeze"),
-                _axolotl_adapter,
-                _read_axolotl_adapter,
+            optimizer_row("optimizer"),
+            together(
+                "adapter load_in_4bit lora_r lora_target_linear lora_target_modules",
+                "lora qlora freeze",
+                _axolotl_adapters,
+                _read_axolotl_adapters,
             ),
         ),
         marks=("base_model", "sequence_len", "micro_batch_size"),
-        harmless=(
-            *prefixes("""
+        harmless=f"""
             sample_packing pad_to flash_attention attn_implementation is_ dataset_ fsdp_config.
             gradient_checkpointing_kwargs plugins load_in_8bit peft_ auto_resume hub lora_modules weight ddp
-            liger sdp_attention wandb eot roles qlora_sharded
-        """),
-            *HARMLESS,
-        ),
+            liger sdp_attention wandb eot roles qlora_sharded {HARMLESS}
+        """,
     )
 )
 
@@ -249,35 +206,27 @@ def _factory_sharing(plan: JobPlan) -> dict[str, Any]:
     """DeepSpeed's example configurations by stage; DDP without."""
     if plan.zero == 0:
         return {}
-    if plan.offload and set(plan.offload) != (set(_ALL) if plan.zero == 3 else set(_ALL[:2])):
-        raise LaunchError("DeepSpeed's example configurations offload the optimizer, and parameters with ZeRO-3")
     if plan.zero == 1:
         raise LaunchError("LLaMA-Factory has configurations of ZeRO 0, 2 and 3")
+    if plan.offload not in ((), ALL_PARTS if plan.zero == 3 else ALL_PARTS[:2]):
+        raise LaunchError("DeepSpeed's example configurations offload the optimizer, and parameters with ZeRO-3")
     return {"deepspeed": f"examples/deepspeed/ds_z{plan.zero}{'_offload' if plan.offload else ''}_config.json"}
 
 
-def _factory_adapter(plan: JobPlan) -> dict[str, Any]:
-    if plan.lora is None and not plan.qlora:
-        if plan.freeze:
-            raise LaunchError("frozen layers have no setting in this file")
+def _factory_adapters(plan: JobPlan) -> dict[str, Any]:
+    if (adapters := _adapters(plan)) is None:
         return {"finetuning_type": "full"}
-    rank, where = _adapter(plan)
-    if where not in ("all", *_TARGETS):
-        raise LaunchError(f"lora={plan.lora}: LLaMA-Factory names modules; expected attention, mlp or all")
-    keys: dict[str, Any] = {"finetuning_type": "lora", "lora_rank": int(rank)}
-    keys["lora_target"] = "all" if where == "all" else ",".join(_TARGETS[where])
+    rank, modules = adapters
+    keys = {"finetuning_type": "lora", "lora_rank": rank, "lora_target": ",".join(modules or ["all"])}
     return keys | ({"quantization_bit": 4} if plan.qlora else {})
 
 
-def _read_factory_adapter(settings: Settings, known: Settings) -> dict[str, Any]:
+def _read_factory_adapters(settings: Settings, known: Settings) -> dict[str, Any]:
     if str(settings.get("finetuning_type", "lora")) != "lora":
         return {}
-    rank = whole(settings.get("lora_rank", 8), "lora_rank")
-    bits = settings.get("quantization_bit")
-    return {
-        "lora": f"{rank}:{_where(settings.get('lora_target', 'all'))}",
-        "qlora": bits is not None and whole(bits, "quantization_bit") == 4,
-    }
+    rank, bits = whole(settings.get("lora_rank", 8), "lora_rank"), settings.get("quantization_bit")
+    qlora = bits is not None and whole(bits, "quantization_bit") == 4
+    return {"lora": f"{rank}:{_where(settings.get('lora_target', 'all'))}", "qlora": qlora}
 
 
 add_launcher(
@@ -291,56 +240,26 @@ add_launcher(
         (
             hub_key("model_name_or_path"),
             KeyRow("cutoff_len", "seq", absent=2048),
-            Together(
-                ("deepspeed",),
-                ("zero", "offload"),
+            together(
+                "deepspeed",
+                "zero offload",
                 _factory_sharing,
                 lambda settings, known: {"zero": _stage(settings), "offload": _offload(settings)},
             ),
-            Together(
-                ("per_device_train_batch_size", "gradient_accumulation_steps"),
-                ("microbatch", "global_batch"),
-                lambda plan: {
-                    "per_device_train_batch_size": plan.microbatch,
-                    "gradient_accumulation_steps": plan.microbatches,
-                },
-                lambda settings, known: _read_batch(settings, known, "per_device_train_batch_size"),
-            ),
-            Together(
-                ("bf16", "fp16"),
-                ("dtype",),
-                lambda plan: {"fp32": {}, "bf16": {"bf16": True}, "fp16": {"fp16": True}}.get(plan.dtype, {"": 0}),
-                lambda settings, known: {
-                    "dtype": next((name for name in ("bf16", "fp16") if true(settings.get(name, False))), "fp32")
-                },
-            ),
-            Together(
-                ("disable_gradient_checkpointing",),
-                ("recompute",),
-                lambda plan: {"disable_gradient_checkpointing": plan.recompute != "full"},
-                lambda settings, known: {
-                    "recompute": "none" if true(settings.get("disable_gradient_checkpointing", False)) else "full"
-                },
-            ),
-            Together(
-                ("optim",),
-                ("optimizer",),
-                lambda plan: {"optim": OPTIMIZERS.get(plan.optimizer, "")},
-                lambda settings, known: {"optimizer": optimizer_of(settings.get("optim", "adamw"))},
-            ),
-            Together(
-                ("finetuning_type", "lora_rank", "lora_target", "quantization_bit"),
-                ("lora", "qlora", "freeze"),
-                _factory_adapter,
-                _read_factory_adapter,
+            accumulation("per_device_train_batch_size", "gradient_accumulation_steps"),
+            formats(bf16="bf16", fp16="fp16"),
+            switch("disable_gradient_checkpointing", "recompute", "none", "full"),
+            optimizer_row("optim"),
+            together(
+                "finetuning_type lora_rank lora_target quantization_bit",
+                "lora qlora freeze",
+                _factory_adapters,
+                _read_factory_adapters,
             ),
         ),
         marks=("cutoff_len", "finetuning_type", "stage"),
-        harmless=(
-            *prefixes("""
-            flash_attn packing enable_liger quantization_method double_quantization ray_ reward pref_ ddp
-        """),
-            *HARMLESS,
-        ),
+        harmless=f"""
+            flash_attn packing enable_liger quantization_method double_quantization ray_ reward pref_ ddp {HARMLESS}
+        """,
     )
 )

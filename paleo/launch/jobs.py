@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from paleo.errors import near
 from paleo.files import checked_output, is_file, read_bytes, write_text
-from paleo.launch._base import LAUNCHERS, JobPlan, Launcher, LaunchError, completed
+from paleo.launch._base import LAUNCHERS, Format, JobPlan, Launcher, LaunchError, completed
 from paleo.launch._formats import FlagFile, JsonFile, PythonFile, TomlFile, YamlFile, flag_words, header_of
 from paleo.launch._llm_foundry import MPT
 from paleo.launch._nanotron import SIZES
@@ -33,51 +33,24 @@ if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
 
 MOST_BYTES = 2_000_000
-#: Fields of a run that a plan holds in one way or another.
-_HELD = frozenset(
-    {
-        "gpus",
-        "batch",
-        "global_batch",
-        "microbatch",
-        "dtype",
-        "optimizer",
-        "strategy",
-        "schedule",
-        "cut",
-        "recompute",
-        "recompute_layers",
-        "recompute_every",
-        "recompute_modules",
-        "software",
-        "scaling",
-        "offload",
-        "offload_layers",
-        "exchange",
-        "expert_dispatch",
-        "shared_expert_overlap",
-        "expert_overlap",
-        "main_gradients",
-        "cross_entropy",
-        "cuda_graph",
-        "lora",
-        "qlora",
-        "freeze",
-        "model",
-        "calibration",
-        "input",
-        "jitter",
-        "slow_ranks",
-        "nodes",
-        "background",
-        "neighbour",
-        "clip",
-        "length_variation",
-        "expert_imbalance",
-        "attention",
-        "bucket",
-    }
-)
+#: Fields that a run and a plan hold alike; the last two only where they are on.
+_ALIKE_TEXT = """
+    recompute_layers recompute_every recompute_modules scaling offload_layers expert_dispatch cross_entropy cuda_graph
+    shared_expert_overlap expert_overlap
+"""
+_ALIKE = _ALIKE_TEXT.split()
+_PLANNED_TEXT = """
+    strategy schedule cut microbatch exchange gpus expert_dispatch recompute recompute_layers recompute_every
+    recompute_modules
+"""
+#: Fields of a run that a search finds anew.
+PLANNED = frozenset(_PLANNED_TEXT.split())
+_OTHERS_TEXT = """
+    batch global_batch dtype optimizer software offload main_gradients lora qlora freeze model calibration input
+    jitter slow_ranks nodes background neighbour clip length_variation expert_imbalance attention bucket
+"""
+#: Fields of a run that a plan holds in one way or another, or that its file need not say.
+_HELD = PLANNED.union(_ALIKE, _OTHERS_TEXT.split())
 
 
 def launcher_of(software: str, file: str = "") -> Launcher:
@@ -121,12 +94,6 @@ def _settings_of(framework: str | None) -> str | None:
 
 def _softwares() -> list[str]:
     return sorted({launcher.software for _, launcher in LAUNCHERS.items()})
-
-
-#: Fields of a run that a search finds anew.
-PLANNED = frozenset({"strategy", "schedule", "cut", "microbatch", "exchange", "gpus", "expert_dispatch"}).union(
-    ("recompute", "recompute_layers", "recompute_every", "recompute_modules")
-)
 
 
 def write_launch(prediction: Prediction, file: str) -> list[str]:
@@ -201,22 +168,12 @@ def job_of(prediction: Prediction) -> JobPlan:
         cut=cut,
         microbatch=plan.microbatch,
         global_batch=plan.global_batch,
-        recompute=run.recompute,
-        recompute_layers=run.recompute_layers,
-        recompute_every=run.recompute_every,
-        recompute_modules=run.recompute_modules,
+        **{name: getattr(run, name) for name in ("recompute", "optimizer", *_ALIKE[:-2])},
+        **{name: getattr(run, name) or None for name in _ALIKE[-2:]},
         dtype=plan.dtype,
-        scaling=run.scaling,
-        optimizer=run.optimizer,
         offload=tuple(part.strip() for part in run.offload.split(",") if part.strip() != "none"),
-        offload_layers=run.offload_layers,
         overlapped=batch.overlapped,
-        expert_dispatch=run.expert_dispatch,
-        shared_expert_overlap=run.shared_expert_overlap or None,
-        expert_overlap=run.expert_overlap or None,
         main_gradients=_main_gradients(run),
-        cross_entropy=run.cross_entropy,
-        cuda_graph=run.cuda_graph,
         lora=_adapters(run),
         qlora=run.qlora,
         freeze=run.freeze,
@@ -283,33 +240,13 @@ def run_fields(job: JobPlan, software: str, graph: Graph | None = None, seq: int
     usual = Run()
     per_iteration = 1 if graph is None else _layers_of_iteration(graph)
     data: dict[str, Any] = {
-        "software": software,
-        "strategy": job.strategy,
-        "dtype": job.dtype,
-        "optimizer": job.optimizer,
-        "recompute": job.recompute,
         "exchange": "overlapped" if job.overlapped else "after",
         "schedule": "1f1b" if job.schedule in ("none", "interleaved") else job.schedule,
         "offload": ",".join(job.offload) or "none",
-        "lora": job.lora,
-        "qlora": job.qlora,
-        "freeze": job.freeze,
     }
     data |= {name: getattr(job, name) or None for name in ("gpus", "microbatch", "global_batch")}
-    same = (
-        "recompute_layers",
-        "recompute_every",
-        "recompute_modules",
-        "scaling",
-        "offload_layers",
-        "expert_dispatch",
-        "shared_expert_overlap",
-        "expert_overlap",
-        "main_gradients",
-        "cross_entropy",
-        "cuda_graph",
-    )
-    data |= {name: getattr(job, name) for name in same}
+    alike = ("optimizer", "recompute", "main_gradients", "lora", "qlora", "freeze", *_ALIKE)
+    data |= {name: getattr(job, name) for name in alike}
     data["cut"] = None if job.cut is None else tuple(layers // per_iteration for layers in job.cut)
     data["model"] = {"seq": job.seq} if job.seq and job.seq != seq else {}
     stated = {name: value for name, value in data.items() if value is not None and value != getattr(usual, name)}
@@ -335,17 +272,14 @@ def files_of(launcher: Launcher, job: JobPlan, path: str) -> dict[str, str]:
     """
     settings = launcher.settings(job)
     arguments = {key.removeprefix(ARGS): value for key, value in settings.items() if key.startswith(ARGS)}
-    framework_keys = {key: value for key, value in settings.items() if not key.startswith(ARGS)}
-    if not arguments:
-        return {path: launcher.format.text(framework_keys, job, launcher)}
-    beside = str(Path(path).with_suffix(".args.json"))
     if launcher.name == "trainer":
         return {path: JsonFile().text(arguments, job, launcher)}
-    arguments |= {"deepspeed": Path(path).name} if launcher.name == "deepspeed" else {}
-    return {
-        path: launcher.format.text(framework_keys, job, launcher),
-        beside: JsonFile().text(arguments, job, launcher),
-    }
+    own = {key: value for key, value in settings.items() if not key.startswith(ARGS)}
+    files = {path: launcher.format.text(own, job, launcher)}
+    if arguments:
+        arguments |= {"deepspeed": Path(path).name} if launcher.name == "deepspeed" else {}
+        files[str(Path(path).with_suffix(".args.json"))] = JsonFile().text(arguments, job, launcher)
+    return files
 
 
 def flags_of(prediction: Prediction) -> str:
@@ -367,10 +301,7 @@ def flags_of(prediction: Prediction) -> str:
     except LaunchError:
         return ""
     if isinstance(launcher.format, FlagFile):
-        flags = (
-            settings if any(key.startswith("--") for key in settings) else {f"--{k}": v for k, v in settings.items()}
-        )
-        return " ".join(flag_words(flags))
+        return " ".join(flag_words({f"--{key.removeprefix('--')}": value for key, value in settings.items()}))
     stated = {key.removeprefix(ARGS): value for key, value in settings.items()}
     return ", ".join(f"{name}: {json.dumps(value)}" for name, value in stated.items())
 
@@ -423,11 +354,7 @@ def read_job(paths: Sequence[str | Path], gpus: int | None = None) -> FileJob:
         headers |= header_of(text)
         settings |= _settings(text, path)
     launcher = _recognised(settings, texts)
-    if (
-        launcher.format.__class__ is not YamlFile
-        and isinstance(launcher.format, FlagFile)
-        and launcher.name != "megatron-core"
-    ):
+    if isinstance(launcher.format, FlagFile) and launcher.name != "megatron-core":
         settings = {key.removeprefix("--"): value for key, value in settings.items()}
     network = _network(launcher, settings, headers)
     stated = {"gpus": gpus or headers.get("gpus") or _world(settings), "layers": _depth(network)}
@@ -498,17 +425,19 @@ _FLAGS_OF = {
 }
 
 
+_FORMATS: dict[str, Format] = {
+    ".yaml": YamlFile(),
+    ".yml": YamlFile(),
+    ".json": JsonFile(),
+    ".toml": TomlFile(),
+    ".py": PythonFile(""),
+}
+
+
 def _settings(text: str, path: str) -> dict[str, Any]:
     """Settings of one file; those of training arguments behind ``args.``."""
     suffix = Path(path).suffix.lower()
-    formats: dict[str, Any] = {
-        ".yaml": YamlFile(),
-        ".yml": YamlFile(),
-        ".json": JsonFile(),
-        ".toml": TomlFile(),
-        ".py": PythonFile(""),
-    }
-    settings = dict(formats.get(suffix, FlagFile("")).settings(text, path))
+    settings = _FORMATS.get(suffix, FlagFile("")).settings(text, path)
     if "model.tensor_model_parallel_size" in settings:
         return flags_of_recipe(settings)
     arguments = suffix == ".json" and "per_device_train_batch_size" in settings
@@ -535,7 +464,7 @@ def _recognised(settings: Mapping[str, Any], texts: Mapping[str, str]) -> Launch
 
 
 def _ends(launcher: Launcher, suffixes: set[str]) -> bool:
-    flags = isinstance(launcher.format, FlagFile) and not suffixes & {".yaml", ".yml", ".json", ".toml", ".py"}
+    flags = isinstance(launcher.format, FlagFile) and suffixes.isdisjoint(_FORMATS)
     return flags or bool(suffixes & set(launcher.suffixes))
 
 
@@ -559,15 +488,13 @@ def _network(
         return configuration(settings)
     if launcher.name == "nanotron":
         sizes = {key: settings[f"model.model_config.{key}"] for key in SIZES if f"model.model_config.{key}" in settings}
-        length = settings.get("tokens.sequence_length", 4096)
-        more = {
-            "max_position_embeddings": length,
-            "hidden_act": "silu",
+        if len(sizes) < 4:
+            return None
+        return {
+            **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", **sizes},
+            "max_position_embeddings": settings.get("tokens.sequence_length", 4096),
             "tie_word_embeddings": bool(settings.get("model.model_config.tie_word_embeddings", False)),
         }
-        return (
-            {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes, **more} if len(sizes) > 3 else None
-        )
     if launcher.name == "llm-foundry" and "model.d_model" in settings:
         return _mpt(settings)
     if launcher.name == "torchtitan-python":
@@ -577,7 +504,7 @@ def _network(
 
 def _mpt(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """An MPT by its sizes: GPT-2's layers, whose positions and biases weigh nothing beside them."""
-    size = {name: int(settings[key]) for key, name in MPT.items() if isinstance(settings.get(key), int)}
+    size = {name: settings[f"model.{name}"] for name in MPT if isinstance(settings.get(f"model.{name}"), int)}
     width = checked_count("model.d_model", settings["model.d_model"])
     return {
         "model_type": "gpt2",
