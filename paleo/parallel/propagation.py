@@ -377,18 +377,66 @@ def _propagated(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedN
     layouts = {name: TensorLayout(tuple(_batch_axes(dim, mesh) for dim in t.dims)) for name, t in graph.inputs.items()}
     known: dict[Hashable, tuple[PlacedNode, dict[str, TensorLayout]]] = graph.once("layers", dict, any_batch=True)
     shares: dict[Hashable, tuple[Operation, ...]] = graph.once("shares of operations", dict, any_batch=True)
-    batch_axes, placed = _batch_axes("batch", mesh), []
+    batch_axes, placed, joins = _batch_axes("batch", mesh), list[PlacedNode](), list[int]()
     for node in graph.nodes:
         split = _active(node, placement.of(node), mesh)
         share = share_key(graph, node, split, layouts, mesh, batch_axes)
         key = share, placement.context, placement.imbalance
+        if len(_partial_terms(node, layouts)) > 1:
+            joins.append(len(placed))
         if key not in known:
             layer = _place(node, split, share.layer, placement, mesh, layouts, shares)
             lying = {tensor.name: layouts[tensor.name] for tensor in (*node.inputs, node.out)}
             known[key] = layer, lying
         placed.append(known[key][0])
         layouts.update(known[key][1])
+    return _without_repeats(placed, joins)
+
+
+def _partial_terms(node: Node, layouts: Mapping[str, TensorLayout]) -> list[str]:
+    """Names of the terms of a sum that are partial sums over the same axes: they are added before they are reduced."""
+    terms = [t.name for t in dict.fromkeys(node.inputs) if layouts[t.name].partial] if node.type == "add" else []
+    return terms if len({layouts[name].partial for name in terms}) == 1 else []
+
+
+def _without_repeats(placed: list[PlacedNode], joins: list[int]) -> tuple[PlacedNode, ...]:
+    """Drop collectives that parallel branches repeat.
+
+    Branches of one input whose partial sums are added before they are reduced (PaLM, Falcon) gather that input once,
+    and reduce the sum of its gradients once.
+
+    Parameters
+    ----------
+    placed : list of PlacedNode
+        Shares in topological order.
+    joins : list of int
+        Places of the layers that add such partial sums.
+
+    Returns
+    -------
+    tuple of PlacedNode
+        Shares without the repeated collectives.
+    """
+    readers: dict[str, list[int]] = {}
+    for index, layer in enumerate(placed if joins else ()):
+        for tensor in layer.node.inputs:
+            readers.setdefault(tensor.name, []).append(index)
+    for join in joins:
+        start = next((i + 1 for i in range(join - 1, -1, -1) if placed[i].node.type == "add"), 0)
+        seen = set[Hashable]()
+        for index in range(start, join):
+            owed = [(_transfer_key(each, readers, start, join), each) for each in placed[index].communications]
+            once = tuple([each for key, each in owed if key is None or key not in seen])
+            seen.update(key for key, _ in owed)
+            placed[index] = replace(placed[index], communications=once)
     return tuple(placed)
+
+
+def _transfer_key(each: Communication, readers: Mapping[str, list[int]], start: int, end: int) -> Hashable:
+    """Return what is equal in repeated transfers of an input whose readers all lie in [start, end); None for others."""
+    between = all(start <= index < end for index in readers.get(each.tensor.name, (-1,)))
+    arrives = "<" in each.name or ">" in each.name
+    return (each.operation, each.axis, each.phase, each.overlapped, each.tensor) if between and arrives else None
 
 
 def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
@@ -459,9 +507,12 @@ def _place(
     moves = _Moves(split, mesh, _lying(node, split, layouts), uneven)
     owed, inner = list[Communication](), list[Communication]()
     sums = _gradient_sums(node, split, shards, moves, owed)
-    for tensor in dict.fromkeys(node.inputs):
-        owed += _arrive(node, tensor, moves, sums, layouts)
-    partial = _inner_sums(node, split, shards, moves, inner)
+    terms, inputs = _partial_terms(node, layouts), dict.fromkeys(node.inputs)
+    passed = layouts[terms[0]].partial if len(terms) == len(inputs) > 1 else frozenset[str]()
+    for tensor in inputs:
+        transfers = list(_arrive(node, tensor, moves, sums, layouts, passed))
+        owed += [] if tensor.name in terms[1:] else transfers
+    partial = passed | _inner_sums(node, split, shards, moves, inner)
     gathered = {gather.tensor.name: mesh.degree(gather.axis) for gather in filter(_gathers, owed)}
     gathered |= {
         c.tensor.name: mesh.degree(c.axis) for c in filter(_gathers, inner) if moves._saved_transfers(node, c.tensor)
@@ -630,11 +681,17 @@ def _gradient_sums(
 
 
 def _arrive(
-    node: Node, tensor: Tensor, moves: _Moves, sums: Mapping[str, frozenset[str]], layouts: dict[str, TensorLayout]
+    node: Node,
+    tensor: Tensor,
+    moves: _Moves,
+    sums: Mapping[str, frozenset[str]],
+    layouts: dict[str, TensorLayout],
+    passed: frozenset[str],
 ) -> Iterator[Communication]:
-    """Rule B for one input in forward, and the return of its gradient in backward. A summed dim whose name returns in
+    """Rule B for one input in forward, and the return of its gradient in backward; partial sums over the ``passed``
+    axes stay as they are. A summed dim whose name returns in
     the output of a layer is ``in_<dim>`` inside, as is one that some operations of the layer divide otherwise."""
-    have = layouts[tensor.name]
+    have = replace(layouts[tensor.name], partial=layouts[tensor.name].partial - passed)
     if len(have.dims) != len(tensor.dims):  # a view: the batch stays first, other dims are merged
         hidden = frozenset(axis for axes in have.dims[1:] for axis in axes)
         have = TensorLayout((have.dims[0],) + ((),) * (len(tensor.dims) - 1), have.partial, hidden)

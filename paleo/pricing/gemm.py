@@ -269,8 +269,9 @@ def scattered_time(
     first, so that all rows of B are under way at once, each on a DRAM page of its own: what counts is pages opened, not
     bytes. DeepBench's products reach 50 of 480 GB/s on Titan X (Pascal) and 44 of 336 on that of Maxwell, whatever
     their size, where n is many tiles; HBM2 (P100), with its many banks, shows nothing of it. Each round of blocks over
-    m reads B again. Narrow tiles take more elements at a time (16 rows: three sectors), and rows that are a power of
-    two apart open half the pages; both as these rows say, the latter unexplained.
+    m reads B again; each product of a batch has a B of its own. Narrow tiles take more elements at a time (16 rows:
+    three sectors), and rows that are a power of two apart open half the pages; both as these rows say, the latter
+    unexplained.
 
     Parameters
     ----------
@@ -300,7 +301,7 @@ def scattered_time(
     0.00167
     """
     tiles = np.ceil(m / SGEMM_TILE) * np.ceil(n / SGEMM_TILE)
-    rounds = np.maximum(1.0, tiles * batch / (SGEMM_BLOCKS * device.multiprocessors))
+    rounds = np.maximum(1.0, tiles / (SGEMM_BLOCKS * device.multiprocessors))
     visits = np.sqrt(np.minimum(m, SGEMM_TILE) / SGEMM_TILE) * np.where(np.frexp(k)[0] == 0.5, 0.5, 1.0)
     return np.asarray(rounds * visits * batch * n * k * element / (efficiency * device.memory_bandwidth))
 

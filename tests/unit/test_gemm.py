@@ -343,6 +343,8 @@ def test_transposed_operands_open_a_page_a_row() -> None:
     assert float(scattered_time(m * one, n * one, 4096 * one, one, 4 * one, 0.1, graphics)) == pytest.approx(
         n * 4096 * 4 / 40e9
     )
+    batched = scattered_time(m * one, n * one, k * one, 64 * one, 4 * one, 0.1, graphics)
+    assert float(batched) == pytest.approx(64 * float(seconds))
     slow, plain = dataclasses.replace(BARE, scattered_efficiency=0.1), {"element_bytes": 4.0, "result_bytes": 4.0}
     transposed = time(m, n, k, slow, graphics, **plain)
     assert transposed == pytest.approx(float(seconds), rel=0.02)

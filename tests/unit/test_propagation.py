@@ -162,3 +162,16 @@ def test_strategies_as_they_are_written(
     made = parse_strategy(text)
     assert (made.preset, made.degrees, made.zero) == (preset, degrees, zero)
     assert (made.sequence_parallel, made.chunks) == (sequence, chunks)
+
+
+@pytest.mark.parametrize(("text", "gathers"), [("tp=8", 0), ("tp=8,sp", 1)])
+def test_parallel_branches_gather_once_and_reduce_their_sum(text: str, gathers: int) -> None:
+    """Falcon 7B's block (64 heads here): attention and MLP read one norm, so a block owes one reduction each way."""
+    model = build_graph(load_model("falcon-7b"), batch=1, overrides={"heads": 64, "kv_heads": 8})
+    layers = propagate(model, STRATEGIES["dp"](model, parse_strategy(text)), Mesh.of({"tp": 8}))
+    inside = [layer for layer in layers if layer.node.name.startswith("block.")]
+    made = [(c.operation, c.phase) for layer in inside for c in layer.communications if "embed" not in c.name]
+    reduction = "reduce_scatter" if gathers else "all_reduce"
+    assert made.count((reduction, "forward")) == made.count((reduction, "backward")) == 1
+    assert made.count(("all_gather", "forward")) == gathers
+    assert made.count(("all_gather", "backward")) == 2 * gathers  # of the sum's gradient, and of the input again
