@@ -65,9 +65,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         text = run_examples(markdown, pictures)
     except Exception as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from error
+    folder = f"pictures/{Path(page.file.src_uri).stem}/"
     for name, content in pictures.items():
-        files.append(File.generated(config, f"pictures/{name}", content=content))
-    return text.replace("](pictures/", f"]({'../' * page.file.src_uri.count('/')}pictures/")
+        files.append(File.generated(config, folder + name, content=content))
+    return re.sub(r'(\]\(|src=")pictures/', rf"\g<1>{'../' * page.file.src_uri.count('/')}{folder}", text)
 
 
 def fenced(docstring: str) -> str:

@@ -58,6 +58,7 @@
   const [heads, ...lines] = window.PARITY.trim().split("\n").map(l => parse(l.replace(/\r$/, "")));
   rows = lines.map(c => Object.fromEntries(heads.map((h, i) => [h, c[i]])))
       .map(r => ({...r, measured: +r.measured, predicted: +r.predicted}));
-  fill(table, [...new Set(rows.map(r => r.table))]);
+  const tables = [...new Set(rows.map(r => r.table))];
+  fill(table, tables.sort((a, b) => b.includes("llm_iterations") - a.includes("llm_iterations"))); // steps first
   draw();
 })();

@@ -192,17 +192,20 @@ def figure(study: FleetStudy) -> Figure:
     from paleo.report.plots import BLUE, STYLE, figure_of
 
     with matplotlib.rc_context(STYLE):
-        picture, (chart, queue) = figure_of(9.0, 6.0, 1, rows=2, sharex=True, height_ratios=[4, 1])
-        _gantt(chart, study)
         result = study.result
         lengths = result.queue
-        if len(lengths):
+        waiting = lengths[:, 1].max(initial=0.0)
+        picture, (chart, *panels) = figure_of(
+            9.0, 6.0, 1, rows=2 if waiting else 1, sharex=True, height_ratios=[4, 1][: 2 if waiting else 1]
+        )
+        _gantt(chart, study)
+        for queue in panels:
             times = np.append(lengths[:, 0], result.span + lengths[0, 0]) / HOUR
             queue.step(times, np.append(lengths[:, 1], lengths[-1, 1]), where="post", color=BLUE)
             queue.fill_between(times, np.append(lengths[:, 1], lengths[-1, 1]), step="post", color=BLUE, alpha=0.25)
-        queue.set(xlabel="hours", ylabel="jobs waiting")
-        queue.set_ylim(0, max(1.1 * result.queue[:, 1].max(initial=0.0), 1.0))
-        queue.yaxis.set_major_locator(MaxNLocator(integer=True))
+            queue.set(ylabel="jobs waiting", ylim=(0, 1.1 * waiting))
+            queue.yaxis.set_major_locator(MaxNLocator(integer=True))
+        [chart, *panels][-1].set_xlabel("hours" if waiting else "hours; no job waits")
         title = POLICIES[study.fleet.policy].title
         picture.suptitle(f"{counted(len(study.fleet.jobs), 'job')} on {study.order}, {title}")
     return picture
@@ -247,7 +250,12 @@ def _gantt(axes: Any, study: FleetStudy) -> None:
 
 
 def _name(axes: Any, study: FleetStudy, job: int, ends: tuple[float, float], height: float) -> None:
-    """Write the name of a job into a bar that is long enough for it."""
+    """Write the name of a job into its bar, upright or to the right of it where the bar is too short."""
     name, span = study.fleet.cluster_jobs[job].name, study.result.span / HOUR
-    if span and (ends[1] - ends[0]) / span > 0.012 * len(name):
-        axes.text(sum(ends) / 2.0, height, name, ha="center", va="center", fontsize=7, clip_on=True)
+    if not span:
+        return
+    inside = (ends[1] - ends[0]) / span > 0.012 * len(name)
+    if not inside and len(study.fleet.cluster_jobs) > _LISTED:
+        return
+    place, side = (sum(ends) / 2.0, "center") if inside else (ends[1] + 0.005 * span, "left")
+    axes.text(place, height, name, ha=side, va="center", fontsize=7, clip_on=True)

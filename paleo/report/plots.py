@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from paleo.files import write_whole
 from paleo.report.columns import PARTS
@@ -57,8 +57,10 @@ _KINDS = {
     "W": ("weight gradients", GREEN),
     "accumulate": ("earlier microbatches", PURPLE),
     "transfer": ("exposed collectives", VERMILION),
+    "send": ("stage transfer", VERMILION),
     "gather": ("weight all-gather", YELLOW),
     "bucket": ("gradient exchange", ORANGE),
+    "exchange": ("gradient exchange", ORANGE),
     "update": ("optimizer", BLACK),
     "wait": ("waiting for stragglers", GREY),
 }
@@ -224,6 +226,11 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Figure:
         figure.suptitle(f"{model} on {system}")
         for curve, colour, mark in zip(curves, CYCLE, MARKS, strict=False):
             _speedup(speedup, curve, colour, mark)
+        bases = {counted(curve.base.gpus, "GPU") for curve in curves}
+        speedup.set_ylabel(f"speed-up over {bases.pop() if len(bases) == 1 else 'the first count that fits'}")
+        labels = dict(zip(*speedup.get_legend_handles_labels()[::-1], strict=True))  # each once
+        speedup.set_ylim(top=speedup.get_ylim()[1] * 1.5 ** len(labels))
+        speedup.legend(labels.values(), labels.keys(), loc="upper left", fontsize=8)
         for axes, curve in zip(stacks, curves, strict=True):
             _stacked(axes, curve)
         _parts_legend(figure, *stacks)
@@ -253,8 +260,6 @@ def _speedup(axes: Axes, curve: ScaleCurve, colour: str, mark: str) -> None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_locator(NullLocator())
     axes.set_xlabel("GPUs")
-    axes.set_ylabel(f"speed-up over {curve.base.gpus} GPU{'s' if curve.base.gpus > 1 else ''}")
-    axes.legend(loc="upper left")
 
 
 def _reach(curve: ScaleCurve, points: Sequence[ScalePoint]) -> tuple[list[float], list[float]]:
@@ -262,6 +267,10 @@ def _reach(curve: ScaleCurve, points: Sequence[ScalePoint]) -> tuple[list[float]
     slow = [curve.speedup(point) * point.predicted.step_time / point.predicted.interval[1] for point in points]
     fast = [curve.speedup(point) * point.predicted.step_time / point.predicted.interval[0] for point in points]
     return slow, fast
+
+
+#: GPU counts below a stack of bars that are written level.
+_LEVEL = 6
 
 
 def _stacked(axes: Axes, curve: ScaleCurve) -> None:
@@ -274,8 +283,13 @@ def _stacked(axes: Axes, curve: ScaleCurve) -> None:
     for index, step in enumerate(steps):
         axes.annotate(duration(step), (index, 101), ha="center", fontsize=7, rotation=90, va="bottom")
     axes.set(xlabel="GPUs", ylabel="share of a step [%]; above: its time", ylim=(0, 125), yticks=range(0, 101, 20))
+    axes.tick_params(axis="x", labelrotation=45 if len(points) > _LEVEL else 0)
     batch = f"{counted(curve.fixed_batch, 'sample')} {'per step' if curve.scaling == 'strong' else 'per rank'}"
     axes.set_title(f"{curve.scaling} scaling, {batch}", fontsize=9)
+
+
+#: Step time of the slowest plan of a Pareto front in a picture, over that of the fastest.
+_SLOWEST = 5.0
 
 
 def plan(model: str, system: str, ranking: Search, capacity: float) -> Figure:
@@ -300,6 +314,7 @@ def plan(model: str, system: str, ranking: Search, capacity: float) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = figure_of(7.5, 4.6, columns=1)
         front = sorted(ranking.front, key=lambda row: row.step_time)
+        front = [row for row in front if row.step_time <= _SLOWEST * front[0].step_time]
         times, sizes = [row.step_time for row in front], [row.memory / GIB for row in front]
         axes.plot(times, sizes, "-o", color=CYCLE[0], label="Pareto front", drawstyle="steps-post")
         best = [row for row in ranking.plans if row.fits]
@@ -309,7 +324,7 @@ def plan(model: str, system: str, ranking: Search, capacity: float) -> Figure:
         )
         axes.axhline(capacity / GIB, color=BLACK, linestyle="--", label="capacity")
         for row, (side, right, up) in zip(
-            front[:1] + front[1:][-1:], (("left", 14, -4), ("right", 0, 8)), strict=False
+            front[:1] + front[1:][-1:], (("left", 14, 10), ("right", 0, 8)), strict=False
         ):
             spot = row.step_time, row.memory / GIB
             axes.annotate(row.strategy, spot, xytext=(right, up), textcoords="offset points", fontsize=8, ha=side)
@@ -318,30 +333,28 @@ def plan(model: str, system: str, ranking: Search, capacity: float) -> Figure:
         searched = counted(ranking.configurations, "configuration")
         axes.set_title(f"{model} on {system}, global batch {ranking.global_batch}: {searched}")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else ""))
+        axes.xaxis.set_minor_formatter(FuncFormatter(_some_ticks))
         axes.tick_params(axis="x", which="both", length=4, pad=4)
         axes.legend(loc="center right")
     return figure
 
 
-def _stack(axes: Axes, names: Sequence[str], rows: Mapping[str, Sequence[float]]) -> None:
-    """Bars of the parts of a step, one on top of the other; names may be alike."""
-    places, bottom = range(len(names)), np.zeros(len(names))
+def _some_ticks(value: float, _: object = None) -> str:
+    return f"{value:g}" if f"{value:e}"[0] in "23457" else ""
+
+
+def _stack(axes: Axes, names: Sequence[str], rows: Mapping[str, Sequence[float]], *, level: bool = False) -> None:
+    """Bars of the parts of a step, one after the other, upright or level; names may be alike."""
+    places, before = range(len(names)), np.zeros(len(names))
+    bar, start = (axes.barh, "left") if level else (axes.bar, "bottom")
     for key, colour in _PARTS.items():
-        heights = np.asarray(rows[key])
-        if heights.any():
-            axes.bar(
-                range(len(names)),
-                heights,
-                bottom=bottom,
-                color=colour,
-                label=PARTS[key],
-                edgecolor="white",
-                linewidth=0.3,
-            )
-            bottom += heights
-    axes.set_xticks(places, names)
-    axes.grid(axis="x", visible=False)
+        sizes = np.asarray(rows[key])
+        if sizes.any():
+            look: dict[str, Any] = {"color": colour, "label": PARTS[key], "edgecolor": "white", "linewidth": 0.3}
+            bar(places, sizes, **{start: before}, **look)
+            before += sizes
+    (axes.set_yticks if level else axes.set_xticks)(places, names)
+    axes.grid(axis="y" if level else "x", visible=False)
 
 
 def compare(comparison: Comparison) -> Figure:
@@ -357,36 +370,35 @@ def compare(comparison: Comparison) -> Figure:
     Figure
         The plot.
     """
-    candidates = [candidate for candidate in comparison.candidates if candidate.prediction is not None]
-    names = [candidate.name + ("" if candidate.runs else "\n(does not fit)") for candidate in candidates]
-    priced = any(candidate.training is not None and candidate.training.cost is not None for candidate in candidates)
+    predicted = [(each, each.prediction) for each in comparison.candidates if each.prediction is not None]
+    names = [each.name + ("" if each.runs else "\n(does not fit)") for each, _ in predicted]
+    costs = [0.0 if each.training is None else each.training.cost or 0.0 for each, _ in predicted]
+    columns = 3 if any(costs) else 2
     with matplotlib.rc_context(STYLE):
-        figure, axes = figure_of(4.0 * (3 if priced else 2), 4.4, columns=3 if priced else 2)
-        predictions = [candidate.prediction for candidate in candidates if candidate.prediction is not None]
-        figure.suptitle(f"{predictions[0].model.name}, {comparison.amount.words}")
-        _bars(axes[0], names, [candidate.samples_per_s for candidate in predictions], "samples/s", BLUE)
-        spent = [asdict(candidate.breakdown) for candidate in predictions]
-        unit_seconds, unit = time_unit(max(candidate.step_time for candidate in predictions))
-        _stack(axes[1], names, {key: [candidate.get(key, 0.0) / unit_seconds for candidate in spent] for key in _PARTS})
-        axes[1].set_ylabel(f"time of a step [{unit}]")
-        if priced:
-            costs = [
-                candidate.training.cost or 0.0 if candidate.training is not None else 0.0 for candidate in candidates
-            ]
-            _bars(axes[2], names, costs, "cost [USD], where known", ORANGE)
-        for candidate in axes:
-            candidate.set_xticks(range(len(names)), names, rotation=20, ha="right", rotation_mode="anchor")
-        _parts_legend(figure, axes[1])
+        figure, axes = figure_of(1.5 + 3.5 * columns, 1.6 + 0.4 * len(names), columns=columns, sharey=True)
+        figure.suptitle(f"{predicted[0][1].model.name}, {comparison.amount.words}")
+        unit_seconds, unit = time_unit(max(prediction.step_time for _, prediction in predicted))
+        spent = [asdict(prediction.breakdown) for _, prediction in predicted]
+        parts = {key: [each.get(key, 0.0) / unit_seconds for each in spent] for key in _PARTS}
+        _stack(axes[0], names, parts, level=True)
+        axes[0].set_xlabel(f"step time [{unit}]")
+        axes[0].xaxis.set_major_locator(MaxNLocator(5))
+        axes[0].invert_yaxis()
+        _bars(axes[1], [prediction.samples_per_s for _, prediction in predicted], "samples/s", BLUE)
+        if columns > 2:
+            _bars(axes[2], costs, "cost [USD], where known", ORANGE)
+        _parts_legend(figure, axes[0])
     return figure
 
 
-def _bars(axes: Axes, names: Sequence[str], values: Sequence[float], label: str, colour: str) -> None:
-    bars = axes.bar(range(len(names)), values, color=colour)
+def _bars(axes: Axes, values: Sequence[float], label: str, colour: str) -> None:
+    bars = axes.barh(range(len(values)), values, color=colour)
     axes.bar_label(bars, labels=[engineering(value, "") if value else "-" for value in values], padding=2)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: engineering(value, "")))
-    axes.set_ylabel(label)
-    axes.margins(y=0.12)
-    axes.grid(axis="x", visible=False)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: engineering(value, "")))
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.set_xlabel(label)
+    axes.margins(x=0.18)
+    axes.grid(axis="y", visible=False)
 
 
 def roofline(study: Summary, system: System, run: Run) -> Figure:
@@ -558,7 +570,7 @@ def compression(prediction: Prediction) -> Figure:
         ):
             axes.plot(rates, [step / unit_seconds for step in steps], f"-{mark}", color=colour, label=label)
         _mark_rates(axes, curve)
-        axes.set(xscale="log", xlabel="rate of a node's link [GB/s]", ylabel=f"step [{unit}]")
+        axes.set(xscale="log", xlabel="rate of a node's link [GB/s]", ylabel=f"step time [{unit}]")
         if max(*curve.dense, *curve.compressed) > 10 * min(*curve.dense, *curve.compressed):
             axes.set(yscale="log")
         else:
@@ -655,11 +667,13 @@ def placement(curves: Sequence[ScaleCurve]) -> Figure:
         )
         for curve, mark in zip(curves, MARKS, strict=False):
             points = [point for point in curve.points if point.usable]
-            colour = GREEN if curve.nodes == "packed" else VERMILION
+            colour, label = (GREEN, ", packed nodes") if curve.nodes == "packed" else (VERMILION, "")
             gpus, steps = [point.gpus for point in points], [point.step_time / unit_seconds for point in points]
-            axes.plot(gpus, steps, f"-{mark}", color=colour, label=f"{curve.label} ({curve.nodes})")
-        axes.set(xscale="log", xlabel="GPUs", ylabel=f"step [{unit}]")
-        axes.set_ylim(bottom=0.0)
+            axes.plot(gpus, steps, f"-{mark}", color=colour, label=f"{curve.label}{label}")
+        axes.set(xscale="log", xlabel="GPUs", ylabel=f"step time [{unit}]")
+        axes.set_ylim(0.0, 1.1 * axes.get_ylim()[1])
+        base = curves[0].base.predicted
+        axes.set_title(f"{base.model.name} on {base.system.name}")
         _plain_numbers(axes, [point.gpus for point in curves[0].points])
         axes.legend(loc="best")
     return figure

@@ -371,7 +371,7 @@ def figure(service: Service) -> Figure:
         latency.set(xlabel="requests/s", ylabel="time", yscale="log", title=plan.strategy)
         latency.yaxis.set_major_formatter(lambda seconds, _: duration(seconds))
         queue.plot(*result.queue.T, color=BLUE, lw=0.8, drawstyle="steps-post")
-        queue.set(xlabel="seconds", ylabel="requests that wait", title="queue of one replica, simulated")
+        queue.set(xlabel="seconds", ylabel="waiting requests of a replica", title="simulated queue")
         queue.set_ylim(bottom=0)
         pareto.legend(loc="best")
         latency.legend(loc="best")

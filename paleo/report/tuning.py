@@ -197,6 +197,7 @@ def figure(study: TuningStudy) -> Figure:
 def _busy_workers(axes: Any, point: SearchTime) -> None:
     """Workers busy with each rung over time, stacked from the first rung."""
     import matplotlib
+    from matplotlib.ticker import MaxNLocator
 
     timeline = point.timeline
     times = np.linspace(0.0, timeline.seconds, 400)
@@ -211,6 +212,7 @@ def _busy_workers(axes: Any, point: SearchTime) -> None:
         busy.append(started - np.searchsorted(np.sort(ends[chosen]), times, side="right"))
         names.append(f"rung {group[0] + 1}" if len(group) == 1 else f"rungs {group[0] + 1} to {group[-1] + 1}")
     axes.stackplot(times / HOUR, busy, labels=names, colors=colours, step="post")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.axhline(point.workers, color="black", linewidth=0.8)
     axes.set(
         xlabel="hours",

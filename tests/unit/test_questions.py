@@ -312,11 +312,11 @@ def test_a_picture_of_one_system_in_two_sizes_has_a_bar_for_each() -> None:
     from paleo.report import plots
 
     figure = plots.compare(paleo.compare("lenet", ["dgx-h100:8", "dgx-h100:16", f"{NODE}:8"], batch=16).comparison)
-    rates, parts, _ = figure.axes
+    parts, rates, _ = figure.axes
     names = ["dgx-h100:8", "dgx-h100:16", f"{NODE}:8"]
-    assert [label.get_text() for label in rates.get_xticklabels()] == names
-    centres = {round(bar.get_x() + bar.get_width() / 2) for bar in rates.patches}
-    assert centres == {round(bar.get_x() + bar.get_width() / 2) for bar in parts.patches} == {0, 1, 2}
+    assert [label.get_text() for label in parts.get_yticklabels()] == names
+    centres = {round(bar.get_y() + bar.get_height() / 2) for bar in rates.patches}
+    assert centres == {round(bar.get_y() + bar.get_height() / 2) for bar in parts.patches} == {0, 1, 2}
 
 
 def test_one_run_has_the_same_figures_whatever_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
