@@ -68,6 +68,9 @@ def near(name: str, known: Iterable[str], *, most: int = 3) -> str:
     word = name[:_LONGEST_NAME].lower()
     within = [known_name for known_name in names if len(word) >= _WORD and word in known_name.lower()]
     close = get_close_matches(word, within or names, n=most, cutoff=0.0 if within else 0.5)
+    if not close:  # of paths their last part may be meant
+        ends = {known_name.rpartition(".")[2].lower(): known_name for known_name in names}
+        close = [ends[end] for end in get_close_matches(word, ends, n=most, cutoff=0.5)]
     if close:
         return "nearest: " + ", ".join(repr(name) for name in close)
     if len(names) <= 24:

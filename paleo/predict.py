@@ -27,6 +27,7 @@ from paleo.parallel.plan import (
     refused_sequence_warnings,
     shared_overlap_warnings,
 )
+from paleo.specs.run import stated_fields, updated
 from paleo.step.backend import backend_of
 from paleo.step.interval import OPAQUE, Uncertainty, uncertainty
 from paleo.step.memory import Footprint
@@ -166,9 +167,7 @@ class Prediction:
         SpecError
             If a field or value is not valid.
         """
-        stated = type(self.run)(**fields)
-        changed = {name: getattr(stated, name) for name in stated.model_fields_set}
-        run = self.run.model_copy(update={"microbatch": self.plan.microbatch, **changed})
+        run = updated(self.run, {"microbatch": self.plan.microbatch, **stated_fields(type(self.run)(**fields))})
         return predict(self.model, self.system if system is None else system, run, software)
 
     def stage_footprint(self, stage: int) -> Footprint:
@@ -470,7 +469,7 @@ def _run_warnings(run: Run, system: System, layout: Plan, graph: Graph, software
     """Warn of options of a run that change nothing here, whatever its step turns out to be."""
     return [
         *idle_option_warnings(run, system, layout, graph),
-        *unmatched_module_warnings(run.recompute_modules, graph),
+        *unmatched_module_warnings(run.recompute.modules, graph),
         *_idle_servers(run),
         *foreign_software_warnings(run, system),
         *refused_sequence_warnings(graph, run, software, layout),
@@ -494,7 +493,7 @@ def _unsupported(
 
 def _idle_servers(run: Run) -> list[str]:
     """Parameter servers that a run states for nothing; consistency models are loaded where it states some."""
-    if run.servers is None:
+    if run.exchange.servers is None:
         return []
     from paleo.consistency.base import idle_servers
 

@@ -43,7 +43,7 @@ from paleo.report.estimate import RunStudies
 from paleo.specs.loading import plain_numbers
 from paleo.specs.loading import validate as validated_spec
 from paleo.specs.model import ModelSpec, load_model
-from paleo.specs.run import SEQUENCE, Run
+from paleo.specs.run import OLD_NAMES, Run, stated_fields
 from paleo.specs.system import System, loaded_system
 from paleo.studies.advice import advise
 from paleo.studies.cost import (
@@ -249,7 +249,7 @@ def compare(
         aimed_run = aimed_run.model_copy(update={"strategy": purchase.AUTO})
 
         def planner(model: ModelSpec, system: System, run: Run) -> tuple[list[Prediction], int, int]:
-            stated = _stated(question.run) | {"gpus": run.gpus, "global_batch": run.global_batch}
+            stated = stated_fields(question.run) | {"gpus": run.gpus, "global_batch": run.global_batch}
             choice = with_defaults(
                 model, system, Run(**{key: value for key, value in stated.items() if key != "strategy"})
             )
@@ -331,17 +331,12 @@ def narrowed(run: Run, software: str | None = None) -> Space:
     from paleo.search.space import within
     from paleo.studies.purchase import AUTO
 
-    stated = _stated(run)
+    stated = stated_fields(run)
     strategy = None if stated.get("strategy") == AUTO else stated.get("strategy")
-    lists = {"microbatches": "microbatch", "recompute": "recompute", "schedules": "schedule"}
+    lists = {"microbatches": "microbatch", "recompute": "recompute.policy", "schedules": "pipeline.schedule"}
     space = within(strategy, **{choices: stated.get(name) for choices, name in lists.items()})
-    limited = stated.get("schedule") is None or framework_of(software or run.software) is not None
+    limited = stated.get("pipeline.schedule") is None or framework_of(software or run.software) is not None
     return supported_space(space, software or run.software) if limited else space
-
-
-def _stated(run: Run) -> Document:
-    """Return the fields that a run was given, by their names."""
-    return {name: getattr(run, name) for name in run.model_fields_set}
 
 
 def planner_of(run: Run, software: str | None = None) -> Planner:
@@ -492,7 +487,7 @@ def target(
     _check_number("noise_scale", noise_scale)
     goal = resolve_task(task, loss, noise_scale)
     machine, counts = loaded_system(system), gpu_counts(gpus)
-    points = times_over_gpus(goal, machine, counts, str(batch), **_stated(question.run))
+    points = times_over_gpus(goal, machine, counts, str(batch), **stated_fields(question.run))
     return TimeToTarget(goal, machine, target_scaling(*points), question.tariff)
 
 
@@ -860,12 +855,13 @@ class _Question:
     def of(
         cls, name: str, run: Run | None, options: Document, *, priced: bool = True, long_run: bool = True
     ) -> _Question:
-        of_run = {*Run.model_fields, SEQUENCE}
+        of_run = {*Run.model_fields, *Run.other_keys()}
         of_tariff, of_long_run = TARIFF_WORDS if priced else set(), LONG_RUN_WORDS if long_run else set()
-        _check_keywords(name, options, {*of_run, *of_tariff, *of_long_run})
+        new = {key: value for key, value in options.items() if key not in OLD_NAMES}
+        _check_keywords(name, new, {*of_run, *of_tariff, *of_long_run})
         if run is not None and not isinstance(run, Run):
             raise SpecError(f"paleo.{name}: run: {run!r:.80}: expected paleo.Run(…), or its fields as keywords")
-        stated = plain_numbers({key: value for key, value in options.items() if key in of_run})
+        stated = plain_numbers({key: value for key, value in options.items() if key in of_run or key in OLD_NAMES})
         if run is not None and stated:
             raise SpecError(f"paleo.{name}: {', '.join(stated)} are fields of run=…, too; use one of them")
         tariff = parse_tariff(**{key: value for key, value in options.items() if key in of_tariff})

@@ -205,7 +205,7 @@ class RunOptions:
     recompute: Annotated[
         str | None,
         _option(
-            "Activation recomputation: none, selective or full; single modules: --set recompute_modules=… [none]",
+            "Activation recomputation: none, selective or full; single modules: --set recompute.modules=… [none]",
             autocompletion=words("none", "selective", "full"),
         ),
     ] = None
@@ -299,16 +299,15 @@ class RunOptions:
             If an option is not valid.
         """
         from paleo.specs.loading import validate
-        from paleo.specs.run import Run
+        from paleo.specs.run import Run, by_path, name_of
 
-        data = self._stated_fields()
+        data = by_path(self._stated_fields())
         for key, value in self._settings().items():
             _put(data, key, value)
-        file = {**self._job_fields(searched=searched), **self._file()}
+        file = {**self._job_fields(searched=searched), **by_path(self._file())}
         if "batch" in data or "global_batch" in data:  # one follows from the other: an option wins over either
             file = {key: value for key, value in file.items() if key not in ("batch", "global_batch")}
-        sizes = {**file.get("model", {}), **data.get("model", {})}
-        return validate(Run, {**file, **data, **({"model": sizes} if sizes else {})}, "options")
+        return validate(Run, {name_of(path): value for path, value in {**file, **data}.items()}, "options")
 
     def _stated_fields(self) -> dict[str, Any]:
         names = [field.name for field in fields(self) if field.name not in ("set_", "seq", "run_file", "from_")]
@@ -397,7 +396,9 @@ class RunOptions:
         for text in self.set_ or []:
             key, equals, value = text.partition("=")
             if not equals or not key.strip() or not value.strip() or len(value.splitlines()) > 1:
-                raise SpecError(f"--set {text!r}: expected key=value, such as --set bucket='50 MiB' or model.seq=512")
+                raise SpecError(
+                    f"--set {text!r}: expected key=value, such as --set exchange.bucket='50 MiB' or model.seq=512"
+                )
             settings.append((key.strip(), parse_yaml(f"value: {value}", where=f"--set {text}")["value"]))
         twice = [key for key, _ in settings if [name for name, _ in settings].count(key) > 1]
         if twice:
@@ -412,20 +413,19 @@ _LIFTED = "--software any: plans are not limited to what a framework runs"
 
 def _put(data: dict[str, Any], key: str, value: Any) -> None:
     """Add what one --set states; SpecError where another option states the same."""
-    part, _, name = key.partition(".")
-    nested = {name: value} if name else value
-    if part == "model" and not isinstance(nested, dict):
+    from paleo.specs.run import by_path, name_of
+
+    if key == "model" and not isinstance(value, dict):
         example = "expected sizes of the network, such as model.layers=24; the network itself is the argument MODEL"
         raise SpecError(f"--set model={str(value)[:80]}: {example}")
-    before = data.get(part)
-    if part in ("model", "input") and isinstance(nested, dict) and isinstance(before, dict | None):
-        data[part] = {**(before or {}), **nested}
-    elif part in ("model", "input") and before is not None:
-        raise SpecError(f"--set {key}: --set {part}={str(before)[:80]} contradicts it; use one of them")
-    elif key in data:
-        raise SpecError(f"--set {key}: --{key.replace('_', '-')} sets it, too; use one of them")
-    else:
-        data[key] = value
+    for path, each in by_path({key: value}).items():
+        option = name_of(path)
+        if path in data:
+            raise SpecError(f"--set {key}: --{option.replace('_', '-')} sets it, too; use one of them")
+        group = path.partition(".")[0]
+        if group != path and group in data:
+            raise SpecError(f"--set {key}: --set {group}={str(data[group])[:80]} contradicts it; use one of them")
+        data[path] = each
 
 
 def packs(argument: str, options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -183,6 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prepare()
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries; ours are lines of the output
+        warnings.filterwarnings("default", category=FutureWarning, module=r"paleo\.specs")
+        warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
     code = run(sys.argv[1:] if arguments is None else arguments)
     if code in (UNREAD, WRONG, FAULT):
         discard_output()

@@ -237,11 +237,12 @@ def idle_servers(run: Run) -> list[str]:
     >>> idle_servers(Run(consistency="local:8", servers=4)), idle_servers(Run(consistency="async", servers=4))
     (['servers=4 changes nothing: workers of local:8 exchange without parameter servers'], [])
     """
-    if run.servers is None or run.consistency == "bsp" or run.exchange == "parameter-server":
+    if run.exchange.servers is None or run.exchange.consistency == "bsp" or run.exchange.when == "parameter-server":
         return []
-    if consistency(run.consistency).uses_servers:
+    if consistency(run.exchange.consistency).uses_servers:
         return []
-    return [f"servers={run.servers} changes nothing: workers of {run.consistency} exchange without parameter servers"]
+    workers = f"workers of {run.exchange.consistency} exchange without parameter servers"
+    return [f"servers={run.exchange.servers} changes nothing: {workers}"]
 
 
 def count_argument(name: str, argument: str, meaning: str, least: int = 1, most: int = 10**7) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from paleo.parallel.abilities import framework_of
 from paleo.schedules.base import SCHEDULES
-from paleo.specs.run import Run
+from paleo.specs.run import InputOptions, Run, field_paths, name_of
 from paleo.specs.software import load_software
 
 if TYPE_CHECKING:
@@ -74,10 +75,12 @@ def estimate_command(model: ModelSpec, system: System, run: Run) -> str:
         The command.
     """
     words = ["paleo", "estimate", model.reference, "--system", system.reference]
-    stated = {name: value for name, value in run.model_dump().items() if value != getattr(_DEFAULTS, name)}
+    values = {path: attrgetter(path)(run) for path in field_paths()}
+    stated = {name_of(path): value for path, value in values.items() if value != attrgetter(path)(_DEFAULTS)}
     stated |= {"strategy": run.strategy} if run.gpus > 1 else {}  # an estimate chooses one that is not stated
-    if "jitter" in stated or "slow_ranks" in stated:
-        words += ["--jitter", f"{stated.pop('jitter', 0.0)!r},{stated.pop('slow_ranks', 0.0)!r}"]
+    noise = [stated.pop(name, 0.0) for name in ("jitter", "variation.slow_ranks")]
+    if any(noise):
+        words += ["--jitter", ",".join(map(repr, noise))]
     for name in [name for name in _OPTIONS if name in stated]:
         words += _option(name, stated.pop(name))
     sizes = stated.pop("model", {})
@@ -104,17 +107,17 @@ def _option(name: str, value: object) -> list[str]:
 
 
 #: Units of the fields, and of those of a run's input, that are quantities.
-_UNITS = {"bucket": "B", "sample": "B", "storage": "B/s", "decode": "s", "copied": "B"}
+_UNITS = {"exchange.bucket": "B", "sample": "B", "storage": "B/s", "decode": "s", "copied": "B"}
 
 
 def _with_units(name: str, value: object) -> object:
     """A value of a run as a file states it.
 
-    >>> _with_units("bucket", 25e6), _with_units("input", {"decode": 0.01, "cores": None})
+    >>> _with_units("exchange.bucket", 25e6), _with_units("input", InputOptions(decode=0.01))
     ('25000000.0 B', {'decode': '0.01 s'})
     """
-    if name == "input" and isinstance(value, dict):
-        return {key: _with_units(key, part) for key, part in value.items() if part is not None}
+    if isinstance(value, InputOptions):
+        return {key: _with_units(key, part) for key, part in value.model_dump().items() if part is not None}
     return f"{value!r} {_UNITS[name]}" if name in _UNITS else value
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from paleo.launch._nanotron import SIZES
 from paleo.launch._sizes import configuration, flags_of_recipe
 from paleo.launch._transformers import ARGS
 from paleo.parallel.abilities import pipeline_order_name
-from paleo.specs.run import Run
+from paleo.specs.run import Run, by_path, field_paths, name_of
 from paleo.specs.software import load_software
 from paleo.units import checked_count
 
@@ -33,24 +34,38 @@ if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
 
 MOST_BYTES = 2_000_000
-#: Fields that a run and a plan hold alike; the last two only where they are on.
-_ALIKE_TEXT = """
-    recompute_layers recompute_every recompute_modules scaling offload_layers expert_dispatch cross_entropy cuda_graph
-    shared_expert_overlap expert_overlap
-"""
-_ALIKE = _ALIKE_TEXT.split()
-_PLANNED_TEXT = """
-    strategy schedule cut microbatch exchange gpus expert_dispatch recompute recompute_layers recompute_every
-    recompute_modules
-"""
+#: Fields of a run that no framework's settings hold.
+_UNKNOWN = (
+    "placement", "experts.drop_tokens", "recompute.by_layer", "kernels.cudnn", "exchange.algorithm",
+    "exchange.compress", "exchange.consistency", "exchange.servers", "forward_only",
+)  # fmt: skip
+#: Path in a run of each field that a plan holds in the same form.
+_ALIKE = {
+    "optimizer": "optimizer",
+    "recompute": "recompute.policy",
+    "recompute_layers": "recompute.layers",
+    "recompute_every": "recompute.every",
+    "recompute_modules": "recompute.modules",
+    "scaling": "kernels.scaling",
+    "cross_entropy": "kernels.cross_entropy",
+    "cuda_graph": "kernels.cuda_graph",
+    "offload_layers": "offload.layers",
+    "expert_dispatch": "experts.dispatch",
+    "qlora": "fine_tuning.qlora",
+    "freeze": "fine_tuning.freeze",
+}
+#: The same, of fields that a plan holds only where they are on, or in a form of its own.
+_NEARLY_ALIKE = {
+    "shared_expert_overlap": "experts.shared_overlap",
+    "expert_overlap": "experts.overlap",
+    "main_gradients": "kernels.main_gradients",
+    "lora": "fine_tuning.lora",
+}
 #: Fields of a run that a search finds anew.
-PLANNED = frozenset(_PLANNED_TEXT.split())
-_OTHERS_TEXT = """
-    batch global_batch dtype optimizer software offload main_gradients lora qlora freeze model calibration input
-    jitter slow_ranks nodes background neighbour clip length_variation expert_imbalance attention bucket
-"""
-#: Fields of a run that a plan holds in one way or another, or that its file need not say.
-_HELD = PLANNED.union(_ALIKE, _OTHERS_TEXT.split())
+PLANNED = frozenset((
+    "strategy", "pipeline.schedule", "pipeline.cut", "microbatch", "exchange.when", "gpus", "experts.dispatch",
+    "recompute.policy", "recompute.layers", "recompute.every", "recompute.modules",
+))  # fmt: skip
 
 
 def launcher_of(software: str, file: str = "") -> Launcher:
@@ -141,15 +156,15 @@ def job_of(prediction: Prediction) -> JobPlan:
         If a field of the run, such as ``compress``, exists in no framework's settings.
     """
     plan, run, mesh = prediction.plan, prediction.run, prediction.plan.mesh
-    usual = Run()
-    strange = [name for name in Run.model_fields if name not in _HELD and getattr(run, name) != getattr(usual, name)]
+    values = {path: (attrgetter(path)(run), attrgetter(path)(Run())) for path in _UNKNOWN}
+    strange = [f"{name_of(path)}={value}" for path, (value, usual) in values.items() if value != usual]
     if strange or plan.parallel.preset != "dp" or mesh.degree("spatial") > 1 or plan.idle:
-        stated = ", ".join(f"{name}={getattr(run, name)}" for name in strange) or f"strategy {plan.strategy}"
+        stated = ", ".join(strange) or f"strategy {plan.strategy}"
         raise LaunchError(f"{stated}: no framework's settings say so")
     if set(run.model) - {"seq"}:
         raise LaunchError(f"model.{next(iter(set(run.model) - {'seq'}))}: a changed network has no settings")
     batch, per_iteration = prediction.steps.batch, _layers_of_iteration(prediction.graph)
-    cut = tuple(layers * per_iteration for layers in run.cut) if isinstance(run.cut, tuple) else None
+    cut = tuple(layers * per_iteration for layers in run.pipeline.cut) if isinstance(run.pipeline.cut, tuple) else None
     ep = mesh.group_size(plan.parallel.expert_axes) if plan.parallel.etp is not None else mesh.degree("ep")
     params = {name: value for name, value in prediction.graph.params.items() if isinstance(value, int | float | str)}
     job = JobPlan(
@@ -164,19 +179,18 @@ def job_of(prediction: Prediction) -> JobPlan:
         etp=plan.parallel.etp or 0,
         vp=plan.parallel.chunks,
         zero=plan.parallel.zero,
-        schedule=pipeline_order_name(run.schedule, plan.stages, plan.parallel.chunks),
+        schedule=pipeline_order_name(run.pipeline.schedule, plan.stages, plan.parallel.chunks),
         cut=cut,
         microbatch=plan.microbatch,
         global_batch=plan.global_batch,
-        **{name: getattr(run, name) for name in ("recompute", "optimizer", *_ALIKE[:-2])},
-        **{name: getattr(run, name) or None for name in _ALIKE[-2:]},
+        **{name: attrgetter(path)(run) for name, path in _ALIKE.items()},
         dtype=plan.dtype,
-        offload=tuple(part.strip() for part in run.offload.split(",") if part.strip() != "none"),
+        offload=tuple(part.strip() for part in run.offload.states.split(",") if part.strip() != "none"),
         overlapped=batch.overlapped,
+        shared_expert_overlap=run.experts.shared_overlap or None,
+        expert_overlap=run.experts.overlap or None,
         main_gradients=_main_gradients(run),
         lora=_adapters(run),
-        qlora=run.qlora,
-        freeze=run.freeze,
         layers=_layers(prediction.graph),
         experts=int(params.get("experts", 0) or 0),
         node=prediction.system.devices_per_node,
@@ -191,7 +205,7 @@ _SHARD = "shard"
 
 def _main_gradients(run: Run) -> str | None:
     """The format of summed gradients, where it is not that of the profile whose settings are written."""
-    settled = run.main_gradients or load_software(run.software).formats.main_gradients
+    settled = run.kernels.main_gradients or load_software(run.software).formats.main_gradients
     try:
         usual = load_software(launcher_of(run.software).software).formats.main_gradients
     except LaunchError:
@@ -201,9 +215,9 @@ def _main_gradients(run: Run) -> str | None:
 
 def _adapters(run: Run) -> str | None:
     """Adapters with their targets; those of QLoRA are on all products unless stated."""
-    if run.lora is None:
-        return "64:all" if run.qlora else None
-    return run.lora if ":" in run.lora else f"{run.lora}:attention"
+    if run.fine_tuning.lora is None:
+        return "64:all" if run.fine_tuning.qlora else None
+    return run.fine_tuning.lora if ":" in run.fine_tuning.lora else f"{run.fine_tuning.lora}:attention"
 
 
 def _layers(graph: Graph) -> int:
@@ -235,9 +249,8 @@ def run_fields(job: JobPlan, software: str, graph: Graph | None = None, seq: int
     Returns
     -------
     dict
-        Fields by the names of a run.
+        Fields of a run by path.
     """
-    usual = Run()
     per_iteration = 1 if graph is None else _layers_of_iteration(graph)
     data: dict[str, Any] = {
         "exchange": "overlapped" if job.overlapped else "after",
@@ -245,11 +258,11 @@ def run_fields(job: JobPlan, software: str, graph: Graph | None = None, seq: int
         "offload": ",".join(job.offload) or "none",
     }
     data |= {name: getattr(job, name) or None for name in ("gpus", "microbatch", "global_batch")}
-    alike = ("optimizer", "recompute", "main_gradients", "lora", "qlora", "freeze", *_ALIKE)
-    data |= {name: getattr(job, name) for name in alike}
-    data["cut"] = None if job.cut is None else tuple(layers // per_iteration for layers in job.cut)
+    data |= {path: getattr(job, name) for name, path in (_ALIKE | _NEARLY_ALIKE).items()}
+    data["pipeline.cut"] = None if job.cut is None else tuple(layers // per_iteration for layers in job.cut)
     data["model"] = {"seq": job.seq} if job.seq and job.seq != seq else {}
-    stated = {name: value for name, value in data.items() if value is not None and value != getattr(usual, name)}
+    usual = {path: attrgetter(path)(Run()) for path in field_paths()}
+    stated = {path: value for path, value in by_path(data).items() if value is not None and value != usual.get(path)}
     return {**stated, "software": software, "dtype": job.dtype, "strategy": job.strategy}
 
 

@@ -449,7 +449,7 @@ def unmatched_module_warnings(modules: Iterable[str], graph: Graph) -> list[str]
     """
     parts = [(node, operation) for node in graph.nodes for operation in node.operations]
     idle = [name for name in modules if not any(_selects(RECOMPUTE_MODULES[name], *part) for part in parts)]
-    return [f"recompute_modules={name} changes nothing: no layer of the network has that part" for name in idle]
+    return [f"recompute.modules={name} changes nothing: no layer of the network has that part" for name in idle]
 
 
 def _freed(module: RecomputeModule, nodes: Sequence[Node]) -> set[str]:

@@ -72,7 +72,7 @@ def cut_into_stages(program: Program, weights: Sequence[float], pieces: int, how
         return _even(program, heaviest, pieces)
     if how == "uniform":
         problem = f"the {layers} layers of {sections[heaviest].name!r} cannot be divided evenly over {pieces} pieces"
-        raise PlanError(f"cut 'uniform': {problem}; use cut=time, or state the layers of each piece")
+        raise PlanError(f"pipeline.cut 'uniform': {problem}; use pipeline.cut=time, or state the layers of each piece")
     return _balanced(program, weights, pieces)
 
 
@@ -101,7 +101,7 @@ def _stated(program: Program, layers: Sequence[int]) -> list[Chunk]:
     last layer."""
     counts = layer_counts(program)
     if sum(layers) != sum(counts):
-        stated = f"cut {list(layers)}: adds up to {sum(layers)} layers"
+        stated = f"pipeline.cut {list(layers)}: adds up to {sum(layers)} layers"
         raise PlanError(f"{stated}; the network has {sum(counts)} to divide")
     _check_empty(program, layers, counts)
     pieces: list[list[tuple[int, int]]] = [[]]
@@ -125,10 +125,12 @@ def _stated(program: Program, layers: Sequence[int]) -> list[Chunk]:
 def _check_empty(program: Program, layers: Sequence[int], counts: Sequence[int]) -> None:
     """PlanError for a piece without any section."""
     if 0 in layers[1:-1]:
-        raise PlanError(f"cut {list(layers)}: only the first and the last piece may be without layers")
+        raise PlanError(f"pipeline.cut {list(layers)}: only the first and the last piece may be without layers")
     for place, section, name in ((0, counts[0], "first"), (-1, counts[-1], "last")):
         if layers[place] == 0 and section:
-            raise PlanError(f"cut {list(layers)}: the {name} piece is empty; the network has nothing beside its layers")
+            raise PlanError(
+                f"pipeline.cut {list(layers)}: the {name} piece is empty; the network has nothing beside its layers"
+            )
 
 
 def balanced_cut(program: Program, weights: Sequence[float], pieces: int) -> tuple[int, ...]:
@@ -536,11 +538,15 @@ def recompute_summary(run: Run) -> str:
     str
         For example ``full, 4 layers a stage``.
     """
-    if run.recompute_by_layer:
-        return ", ".join([run.recompute, *(f"{how} of {name}" for name, how in run.recompute_by_layer.items())])
-    if run.recompute_layers is not None:
-        return f"{run.recompute}, {run.recompute_layers} layer{'s' * (run.recompute_layers != 1)} a stage"
-    return run.recompute if run.recompute_every is None else f"{run.recompute}, every {run.recompute_every} layers"
+    if run.recompute.by_layer:
+        return ", ".join([run.recompute.policy, *(f"{how} of {name}" for name, how in run.recompute.by_layer.items())])
+    if run.recompute.layers is not None:
+        return f"{run.recompute.policy}, {run.recompute.layers} layer{'s' * (run.recompute.layers != 1)} a stage"
+    return (
+        run.recompute.policy
+        if run.recompute.every is None
+        else f"{run.recompute.policy}, every {run.recompute.every} layers"
+    )
 
 
 # layers that differ
@@ -565,16 +571,16 @@ def has_mixed_recompute(run: Run) -> bool:
         If the run chooses the recomputed layers in two ways.
     """
     stated = {
-        "recompute_layers": run.recompute_layers is not None,
-        "recompute_every": run.recompute_every is not None,
-        "recompute_by_layer": bool(run.recompute_by_layer),
+        "recompute_layers": run.recompute.layers is not None,
+        "recompute.every": run.recompute.every is not None,
+        "recompute.by_layer": bool(run.recompute.by_layer),
     }
     names = [name for name, is_stated in stated.items() if is_stated]
     if len(names) > 1:
         raise PlanError(f"{' and '.join(names)}: two ways to choose the layers that are recomputed; state one of them")
-    if names and names != ["recompute_by_layer"] and run.recompute != "full":
+    if names and names != ["recompute.by_layer"] and run.recompute.policy != "full":
         raise PlanError(
-            f"{names[0]}: chooses layers of full recomputation, but recompute is {run.recompute!r}; use full"
+            f"{names[0]}: chooses layers of full recomputation, but recompute is {run.recompute.policy!r}; use full"
         )
     return bool(names) and not run.forward_only
 
@@ -599,12 +605,12 @@ def policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
         Shares from 0 to 1 by policy, arrays of shape (sections,).
     """
     sections = program.sections
-    if run.recompute_by_layer:
+    if run.recompute.by_layer:
         policies = _by_layer(program, run)
         return {how: np.array([np.mean([p.mode == how for p in each]) for each in policies]) for how in RECOMPUTE}
     whole = recomputed_sections(program)
     layers = sum(section.repeat for section, blocks in zip(sections, whole, strict=True) if blocks)
-    share = 1.0 if run.recompute_layers is None else min(1.0, run.recompute_layers * pieces / layers)
+    share = 1.0 if run.recompute.layers is None else min(1.0, run.recompute.layers * pieces / layers)
     full = share * whole.astype(np.float64)
     return {"none": 1.0 - full, "full": full}
 
@@ -692,33 +698,33 @@ def _numbered(pieces: Sequence[Chunk]) -> Iterator[Layers]:
 
 def _piece_policies(program: Program, run: Run, piece: Layers, whole: Mask) -> Iterator[tuple[int, _Policy]]:
     """Each layer of a piece, in order, with its policy."""
-    if run.recompute_by_layer:
+    if run.recompute.by_layer:
         policies = _by_layer(program, run)
         yield from ((section, policies[section][layer]) for section, layers in piece for layer in layers)
         return
-    left = run.recompute_layers
+    left = run.recompute.layers
     for section, layers in piece:
         full = whole[section] * (len(layers) if left is None else min(left, len(layers)))
         left = left if left is None else left - full
-        size = min(run.recompute_every or 1, full or 1)
+        size = min(run.recompute.every or 1, full or 1)
         grouped = [_Policy("full", size)] * (full - full % size) + [_Policy("full", full % size)] * (full % size)
         yield from ((section, policy) for policy in grouped + [_Policy()] * (len(layers) - full))
 
 
 def _check_layers(run: Run, most: int) -> None:
-    for name, stated in (("recompute_layers", run.recompute_layers), ("recompute_every", run.recompute_every)):
+    for name, stated in (("recompute_layers", run.recompute.layers), ("recompute.every", run.recompute.every)):
         if stated is not None and stated > most:
             raise PlanError(f"{name}: {stated} layers; the fullest piece of this network has {most} to recompute")
 
 
 def _by_layer(program: Program, run: Run) -> list[list[_Policy]]:
     """The policy of every layer of every section where layers are named; later entries win over earlier ones."""
-    default = with_recompute(program, run.recompute)
+    default = with_recompute(program, run.recompute.policy)
     policies = [[_Policy(section.recompute)] * section.repeat for section in default.sections]
-    for pattern, how in run.recompute_by_layer.items():
+    for pattern, how in run.recompute.by_layer.items():
         places = [(i, layer) for i, layer, name in _names(program) if fnmatchcase(name, pattern)]
         if not places:
-            raise PlanError(f"recompute_by_layer: no layer is called {pattern!r}; {near(pattern, _labels(program))}")
+            raise PlanError(f"recompute.by_layer: no layer is called {pattern!r}; {near(pattern, _labels(program))}")
         for section, layer in places:
             policies[section][layer] = _Policy(how)
     return policies

@@ -79,20 +79,22 @@ def fine_tuning(run: Run) -> FineTuning | None:
     >>> print(fine_tuning(Run(lora="16")))
     LoRA of rank 16 (attention)
     """
-    if run.lora is None and not run.qlora and not run.freeze:
+    if run.fine_tuning.lora is None and not run.fine_tuning.qlora and not run.fine_tuning.freeze:
         return None
-    stated = run.lora if run.lora is not None else QLORA_DEFAULT if run.qlora else None
+    stated = (
+        run.fine_tuning.lora if run.fine_tuning.lora is not None else QLORA_DEFAULT if run.fine_tuning.qlora else None
+    )
     if stated is not None and run.forward_only:
         raise PlanError(f"lora: {stated} is for training; a forward pass has adapters merged into the weights")
     if stated is None:
-        return FineTuning(frozen=run.freeze)
+        return FineTuning(frozen=run.fine_tuning.freeze)
     rank, _, targets = str(stated).partition(":")
     if not rank.isdecimal() or not 1 <= int(rank) <= MOST_RANK or (":" in str(stated) and not targets):
         raise PlanError(
             f"lora: {stated!r}: expected RANK or RANK:TARGETS, a rank from 1 to {MOST_RANK} and attention, mlp, all or "
             "a pattern of layers' names, such as 16 or 64:all"
         )
-    return FineTuning(int(rank), targets or "attention", run.qlora, run.freeze)
+    return FineTuning(int(rank), targets or "attention", run.fine_tuning.qlora, run.fine_tuning.freeze)
 
 
 #: The highest rank of an adapter; above, it is wider than the widest product that anyone adapts.

@@ -100,12 +100,12 @@ def run_quantities(run: Run, system: System, software: Software, dtype: str) -> 
     dict of str to Any
         Values by name of `paleo.specs.abilities.QUANTITIES`.
     """
-    parts = {part.strip() for part in run.offload.split(",")}
+    parts = {part.strip() for part in run.offload.states.split(",")}
     offloaded = {f"offload_{part}": int(part in parts) for part in ("optimizer", "gradients", "parameters")}
-    scaling = run.scaling or ("nvfp4" if dtype == "fp4" else software.formats.scaling)
+    scaling = run.kernels.scaling or ("nvfp4" if dtype == "fp4" else software.formats.scaling)
     return {
         **offloaded,
-        "offload_activations": int("activations" in parts or run.offload_layers is not None),
+        "offload_activations": int("activations" in parts or run.offload.layers is not None),
         "optimizer": run.optimizer,
         "dtype": dtype,
         "scaling": scaling if dtype in _SCALED else "none",
@@ -185,14 +185,14 @@ def quantities(
         "ep": ep,
         "etp": (parallel.etp or 0) if ep > 1 else 0,
         "pp": pp,
-        "schedule": pipeline_order_name(run.schedule, pp, parallel.chunks),
-        "cut": int(isinstance(run.cut, tuple) and pp > 1),
+        "schedule": pipeline_order_name(run.pipeline.schedule, pp, parallel.chunks),
+        "cut": int(isinstance(run.pipeline.cut, tuple) and pp > 1),
         "microbatch": plan.microbatch,
         "microbatches": plan.microbatches,
         "global_batch": plan.global_batch,
         "overlapped": int(overlapped),
-        "recompute": run.recompute,
-        "partial": int(run.recompute == "full" and run.recompute_layers is not None),
+        "recompute": run.recompute.policy,
+        "partial": int(run.recompute.policy == "full" and run.recompute.layers is not None),
     }
 
 

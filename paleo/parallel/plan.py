@@ -151,30 +151,34 @@ def _usual_microbatch(run: Run, local: int, stages: int) -> int:
 
 def _with_chunks(run: Run, strategy: Strategy) -> Strategy:
     """Chunks of a schedule that knows how many a stage holds."""
-    known = SCHEDULES[run.schedule].chunks
+    known = SCHEDULES[run.pipeline.schedule].chunks
     if known is None or known == 1 or strategy.chunks == known:
         return strategy
     if strategy.chunks > 1:
         stated = f"strategy {run.strategy!r}: vp={strategy.chunks}"
-        raise PlanError(f"{stated}, but a stage of schedule {run.schedule!r} holds {known} chunks")
+        raise PlanError(f"{stated}, but a stage of schedule {run.pipeline.schedule!r} holds {known} chunks")
     return replace(strategy, chunks=known)
 
 
 def _check_cut(run: Run, stages: int, chunks: int) -> None:
     """A cut by hand states every piece of the pipeline."""
-    if isinstance(run.cut, tuple) and len(run.cut) != stages * chunks:
+    cut = run.pipeline.cut
+    if isinstance(cut, tuple) and len(cut) != stages * chunks:
         stages_and_chunks = f"pp={stages} times {chunks} chunks a stage" if chunks > 1 else f"pp={stages}"
-        raise PlanError(f"cut: {list(run.cut)} states {len(run.cut)} pieces; {stages_and_chunks} has {stages * chunks}")
+        states = f"pipeline.cut: {list(cut)} states {len(cut)} pieces"
+        raise PlanError(f"{states}; {stages_and_chunks} has {stages * chunks}")
 
 
 def _check_names(run: Run) -> None:
     """What a run names must exist, whether or not this plan has a use for it."""
-    SCHEDULES[run.schedule]
-    if optimizer(run.optimizer).matrices is not None and "optimizer" in run.offload:
+    SCHEDULES[run.pipeline.schedule]
+    if optimizer(run.optimizer).matrices is not None and "optimizer" in run.offload.states:
         raise PlanError(f"offload: the matrix products of {run.optimizer} are not priced on a host")
-    if run.algorithm is not None and "all_reduce" not in ALGORITHMS[run.algorithm].formulas:
+    if run.exchange.algorithm is not None and "all_reduce" not in ALGORITHMS[run.exchange.algorithm].formulas:
         known = [algorithm.name for algorithm in algorithms_for("all_reduce")]
-        raise PlanError(f"algorithm: {run.algorithm!r} is no all_reduce; {near(run.algorithm, known)}")
+        raise PlanError(
+            f"exchange.algorithm: {run.exchange.algorithm!r} is no all_reduce; {near(run.exchange.algorithm, known)}"
+        )
 
 
 def _replicas(run: Run, strategy: Strategy) -> int:
@@ -431,15 +435,19 @@ def idle_option_warnings(run: Run, system: System, chosen: Plan, graph: Graph) -
     group = chosen.mesh.group_size(chosen.parallel.expert_axes)
     one_node = f"the run has {chosen.gpus} GPUs of a node of {system.devices_per_node}"
     within = chosen.gpus <= system.devices_per_node
-    served = run.consistency != "bsp" or run.exchange == "parameter-server"
+    served = run.exchange.consistency != "bsp" or run.exchange.when == "parameter-server"
     idle = {
-        f"schedule={run.schedule}": run.schedule != "1f1b" and chosen.stages == 1 and "there is no pipeline",
+        f"schedule={run.pipeline.schedule}": run.pipeline.schedule != "1f1b"
+        and chosen.stages == 1
+        and "there is no pipeline",
         "sp": chosen.parallel.sequence_parallel and chosen.mesh.degree("tp") == 1 and "there is no tensor parallelism",
         f"ep={group}": group > 1 and dense,
-        f"expert_dispatch={run.expert_dispatch}": run.expert_dispatch is not None and dense,
-        f"servers={run.servers}": run.servers is not None and not served and "workers are synchronous (bsp)",
-        f"background={run.background:g}": run.background > 0 and within and one_node,
-        f"neighbour={run.neighbour}": run.neighbour is not None and within and one_node,
+        f"experts.dispatch={run.experts.dispatch}": run.experts.dispatch is not None and dense,
+        f"servers={run.exchange.servers}": run.exchange.servers is not None
+        and not served
+        and "workers are synchronous (bsp)",
+        f"background={run.fabric.background:g}": run.fabric.background > 0 and within and one_node,
+        f"neighbour={run.fabric.neighbour}": run.fabric.neighbour is not None and within and one_node,
     }
     return [f"{option} changes nothing: {reason}" for option, reason in idle.items() if reason]
 
@@ -548,10 +556,10 @@ def shared_overlap_warnings(graph: Graph, software: Software, chosen: Plan) -> l
         "no layer has shared experts": not any(SHARED_EXPERTS in name for name in names),
         "there is no expert parallelism": chosen.mesh.group_size(chosen.parallel.expert_axes) == 1,
         f"{dispatch} has no such overlap, nccl has": dispatch != "nccl",
-        "tokens travel beside another microbatch (expert_overlap)": bool(software.overlap.experts),
+        "tokens travel beside another microbatch (experts.overlap)": bool(software.overlap.experts),
     }
     true_reasons = [reason for reason, holds in reasons.items() if holds and software.overlap.shared_experts]
-    return [f"shared_expert_overlap changes nothing: {reason}" for reason in true_reasons[:1]]
+    return [f"experts.shared_overlap changes nothing: {reason}" for reason in true_reasons[:1]]
 
 
 def plan_warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str, ...]:

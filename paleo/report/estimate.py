@@ -115,9 +115,9 @@ def prediction_document(
         "microbatch": plan.microbatch,
         "num_microbatches": plan.microbatches,
         "idle_gpus": plan.idle,
-        "lora": prediction.run.lora,
-        "qlora": prediction.run.qlora,
-        "freeze": list(prediction.run.freeze),
+        "lora": prediction.run.fine_tuning.lora,
+        "qlora": prediction.run.fine_tuning.qlora,
+        "freeze": list(prediction.run.fine_tuning.freeze),
         "step_time_s": prediction.step_time,
         "step_time_interval_s": list(prediction.interval),
         "samples_per_s": prediction.samples_per_s,
@@ -227,7 +227,7 @@ def consistency_document(study: ConsistencyStudy) -> Document:
         The document.
     """
     return {
-        "model": study.prediction.run.consistency,
+        "model": study.prediction.run.exchange.consistency,
         "summary": study.model.summary,
         "reference": study.model.reference,
         "exact": study.model.exact,
@@ -266,7 +266,7 @@ def cycle_document(study: ConsistencyStudy) -> Document:
 
 def _compression_document(study: CompressionStudy) -> Document:
     return {
-        "method": study.prediction.run.compress,
+        "method": study.prediction.run.exchange.compress,
         "summary": study.method.summary,
         "reference": study.method.reference,
         "unbiased": study.method.unbiased,
@@ -285,9 +285,9 @@ def _compression_document(study: CompressionStudy) -> Document:
 def _placement_document(study: PlacementStudy) -> Document:
     share = study.share
     return {
-        "nodes": study.prediction.run.nodes,
+        "nodes": study.prediction.run.fabric.nodes,
         "background": study.placement.background,
-        "neighbour": study.prediction.run.neighbour,
+        "neighbour": study.prediction.run.fabric.neighbour,
         "leaves": share.leaves,
         "crossings": share.crossings,
         "share": {
@@ -439,7 +439,7 @@ def _headline(prediction: Prediction) -> Text:
     style, study = "bold green" if prediction.memory.fits else "bold red", consistency_study(prediction)
     if study is not None:
         text.append(f"step time of a worker {duration(study.step_time)}", style=style)
-        text.append(f"  under {prediction.run.consistency},  {_rates(study)}\n")
+        text.append(f"  under {prediction.run.exchange.consistency},  {_rates(study)}\n")
     kind, style = ("", style) if study is None else ("synchronous ", "")
     text.append(f"{kind}step time {duration(prediction.step_time)}", style=style)
     utilisation, hardware = percent(prediction.mfu), percent(prediction.hfu)
@@ -595,7 +595,7 @@ _COLLECTIVES = (
 def _consistency(study: ConsistencyStudy) -> RenderableType:
     table, cycle = grid("Consistency model", ("quantity", "value"), left=2), study.cycle
     synchronous = float(study.synchronous.step)
-    table.add_row("model", f"{study.prediction.run.consistency}: {study.model.summary}")
+    table.add_row("model", f"{study.prediction.run.exchange.consistency}: {study.model.summary}")
     table.add_row("step time of a worker", f"{duration(float(cycle.step))}, synchronous {duration(synchronous)}")
     table.add_row("updates", f"{float(cycle.updates_per_s):,.3g}/s")
     table.add_row("throughput", f"{study.samples_per_s:,.0f} samples/s")
@@ -612,7 +612,7 @@ def _consistency(study: ConsistencyStudy) -> RenderableType:
 
 def _compression(study: CompressionStudy) -> RenderableType:
     table = grid("Gradient compression", ("quantity", "value"), left=2)
-    table.add_row("method", f"{study.prediction.run.compress}: {study.method.summary}")
+    table.add_row("method", f"{study.prediction.run.exchange.compress}: {study.method.summary}")
     table.add_row("sent by a rank", f"{gibibytes(study.wire)}, uncompressed {gibibytes(study.dense_wire)}")
     table.add_row("coding and decoding", duration(study.coding))
     step, dense = duration(study.prediction.step_time), duration(study.dense.step_time)
@@ -628,9 +628,9 @@ def _compression(study: CompressionStudy) -> RenderableType:
 
 def _placement(study: PlacementStudy) -> RenderableType:
     share, background = study.share, study.placement.background
-    nodes = f"{study.nodes}, {study.prediction.run.nodes}"
+    nodes = f"{study.nodes}, {study.prediction.run.fabric.nodes}"
     nodes += f", other jobs use {percent(background)} of the uplinks" if background else ""
-    nodes += f", another job: {study.prediction.run.neighbour}" if study.prediction.run.neighbour else ""
+    nodes += f", another job: {study.prediction.run.fabric.neighbour}" if study.prediction.run.fabric.neighbour else ""
     ring, exchange, unsorted = map(percent, (share.ring_share, share.exchange_share, share.unsorted_share))
     packed = f"{duration(study.prediction.step_time)}, packed and without other jobs {duration(study.packed.step_time)}"
     table = facts_table("Placement", [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,7 @@ from paleo.report.estimate import step_parts
 from paleo.report.templates import rendered
 from paleo.search.columns import PlanColumns, columns
 from paleo.specs.prices import devices_per_machine
-from paleo.specs.run import Run
+from paleo.specs.run import Run, path_of, updated
 from paleo.studies.cost import rent, training
 from paleo.units import HOUR
 
@@ -67,7 +68,7 @@ def explored(model: ModelSpec, system: System, search: Search, wish: Requirement
     machine = devices_per_machine(system)
     rate, _ = rent(system, machine, wish.tariff)
     searched = ("gpus", "microbatch", "strategy", "recompute", "schedule")
-    unset = {name: Run.model_fields[name].default for name in searched}
+    unset = {name: attrgetter(path_of(name))(Run()) for name in searched}
     facts = {
         "model": model.name,
         "system": system.name,
@@ -86,7 +87,7 @@ def explored(model: ModelSpec, system: System, search: Search, wish: Requirement
         "samplesPerStep": search.global_batch,
         "tokensPerSample": best.graph.tokens_per_sample,
         "command": estimate_command(model, system, best.run),
-        "commands": [estimate_command(model, system, run.model_copy(update=unset)) for run in table.runs],
+        "commands": [estimate_command(model, system, updated(run, unset)) for run in table.runs],
         "breakdown": step_parts(best),
         "bestIndex": _place(table, best),
         "bestStep": best.step_time,
@@ -107,11 +108,11 @@ def _place(table: PlanColumns, best: Prediction) -> int:
     equal &= np.array(table.policies)[table.policy] == recompute_summary(
         run
     )  # no plan of the table recomputes single layers
-    if run.exchange is not None:
-        equal &= table.overlapped == (run.exchange == "overlapped")
+    if run.exchange.when is not None:
+        equal &= table.overlapped == (run.exchange.when == "overlapped")
     names = np.array(table.schedules)[table.schedule]
-    pipelined = best.plan.stages > 1 and best.plan.parallel.chunks > 1 and run.schedule == "1f1b"
-    equal &= names == ("interleaved" if pipelined else run.schedule)
+    pipelined = best.plan.stages > 1 and best.plan.parallel.chunks > 1 and run.pipeline.schedule == "1f1b"
+    equal &= names == ("interleaved" if pipelined else run.pipeline.schedule)
     places = np.flatnonzero(equal)
     return int(places[0]) if len(places) else -1
 

@@ -373,19 +373,19 @@ def exchange_panels(study: Purchase, offer: Offer) -> Iterator[tuple[str, Chart,
     if prediction is None:
         return
     run, name = prediction.run, prediction.system.name
-    if run.compress is not None:
+    if run.exchange.compress is not None:
         try:
             heading = f"Compression on {name} over the bandwidth of a node"
             yield heading, _narrow(plots.compression(prediction), heading), _compression_words(prediction)
         except PlanError:
             pass  # one GPU: no links
-    if run.consistency != "bsp" and offer.curve is not None:
+    if run.exchange.consistency != "bsp" and offer.curve is not None:
         plain = study.request.curve(prediction, consistency="bsp")
         if plain is not None:
             heading = f"Updates and staleness on {name} over workers"
             picture = plots.consistency([plain, offer.curve], rows=2)
             yield heading, _narrow(picture, heading, height=520.0), _consistency_words(offer.curve)
-    if run.nodes != "packed" and offer.curve is not None:
+    if run.fabric.nodes != "packed" and offer.curve is not None:
         packed = study.request.curve(prediction, nodes="packed")
         if packed is not None:
             heading = f"Step time on {name}: packed nodes and {offer.curve.nodes}"
@@ -403,7 +403,7 @@ def _narrow(figure: Figure, title: str, height: float = 280.0) -> Chart:
 
 
 def _compression_words(prediction: Prediction) -> str:
-    curve, method = bandwidth_curve(prediction), prediction.run.compress
+    curve, method = bandwidth_curve(prediction), prediction.run.exchange.compress
     if curve.crossing is None:
         return f"{method} is {'faster' if curve.compressed[0] < curve.dense[0] else 'slower'} at all these bandwidths."
     pays = "pays here" if curve.stated < curve.crossing else "does not pay here"

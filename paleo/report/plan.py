@@ -44,14 +44,18 @@ _MOST_FRONT, _MOST_REASONS = 10, 5
 
 
 def _cut(row: PlanRow) -> Any:
-    return list(row.run.cut) if isinstance(row.run.cut, tuple) else row.run.cut
+    return list(row.run.pipeline.cut) if isinstance(row.run.pipeline.cut, tuple) else row.run.pipeline.cut
 
 
 def _schedule(row: PlanRow) -> str | None:
     """Name the pipeline schedule and the layers of each stage."""
     if row.schedule == "none":
         return None
-    return f"{row.schedule}, {layers_per_stage(row.run.cut)}" if isinstance(row.run.cut, tuple) else row.schedule
+    return (
+        f"{row.schedule}, {layers_per_stage(row.run.pipeline.cut)}"
+        if isinstance(row.run.pipeline.cut, tuple)
+        else row.schedule
+    )
 
 
 def _recomputation(row: PlanRow) -> str | None:
@@ -68,7 +72,7 @@ def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator
     """
     several = len({row.gpus for row in rows}) > 1
     fits = "" if all(row.fits for row in rows) else "fits"
-    dispatched = any(row.run.expert_dispatch is not None for row in rows)
+    dispatched = any(row.run.experts.dispatch is not None for row in rows)
     numbers = class_numbers(rows)
     grouped = len(set(numbers)) < len(rows)
     yield Attribute("", lambda row: named.index(row) + 1, "plan" if named else "", "count")
@@ -86,7 +90,7 @@ def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator
     yield Attribute("cut", _cut)
     yield Attribute("overlapped", lambda row: row.overlapped, "gradient exchange", "words",
                  lambda row: "overlapped" if row.overlapped else "after backward")  # fmt: skip
-    yield Attribute("expert_dispatch", lambda row: row.run.expert_dispatch or "default",
+    yield Attribute("expert_dispatch", lambda row: row.run.experts.dispatch or "default",
                  "token dispatch" if dispatched else "", "words")  # fmt: skip
 
 

@@ -566,7 +566,7 @@ def compression(prediction: Prediction) -> Figure:
         unit_seconds, unit = time_unit(max(*curve.dense, *curve.compressed))
         for label, steps, colour, mark in (
             ("dense", curve.dense, BLUE, "o"),
-            (str(prediction.run.compress), curve.compressed, VERMILION, "s"),
+            (str(prediction.run.exchange.compress), curve.compressed, VERMILION, "s"),
         ):
             axes.plot(rates, [step / unit_seconds for step in steps], f"-{mark}", color=colour, label=label)
         _mark_rates(axes, curve)

@@ -48,7 +48,7 @@ def simplicity(row: PlanRow, capacity: float) -> tuple[float, ...]:
         whether memory is short, step time [s].
     """
     axes = sum(degree > 1 for degree in parse_strategy(row.strategy).degrees.values())
-    uneven = isinstance(row.run.cut, tuple) and len(set(row.run.cut)) > 1
+    uneven = isinstance(row.run.pipeline.cut, tuple) and len(set(row.run.pipeline.cut)) > 1
     return (
         axes,
         uneven,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from paleo.lowering.policies import RECOMPUTE
 from paleo.schedules.base import SCHEDULES
 from paleo.search.ranking import Part, Ranking, strategy_words
+from paleo.specs.run import updated
 
 if TYPE_CHECKING:
     from paleo.specs.run import Run
@@ -74,7 +75,7 @@ def columns(ranking: Ranking, most: int) -> PlanColumns:
         cuts = list(dict.fromkeys(results.cuts))
         cut_of_choice = np.array([cuts.index(cut) for cut in results.cuts], dtype=np.intp)
         run[places] = len(runs) + cut_of_choice[results.choice[rows]]
-        runs += [part.run if cut is None else part.run.model_copy(update={"cut": cut}) for cut in cuts]
+        runs += [part.run if cut is None else updated(part.run, {"pipeline.cut": cut}) for cut in cuts]
     return PlanColumns(
         ranking.step[best],
         ranking.memory[best],

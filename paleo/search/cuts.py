@@ -62,7 +62,7 @@ def chunk_counts(program: Program, stages: int, space: Space, backend: Backend) 
     tuple of int
         Numbers of chunks.
     """
-    stated = backend.run.cut
+    stated = backend.run.pipeline.cut
     if isinstance(stated, tuple):
         chunks = (len(stated) // stages,) if len(stated) % stages == 0 else ()
         return tuple(n for n in chunks if space.chunks is None or n in space.chunks)
@@ -70,7 +70,7 @@ def chunk_counts(program: Program, stages: int, space: Space, backend: Backend) 
     even = {chunks for repeat in repeats for chunks in divisors(repeat // stages)}
     layers = sum(layer_counts(program))
     most = (layers + 2) // stages
-    if not any(section.repeat > 1 for section in program.sections) or backend.run.cut == "uniform":
+    if not any(section.repeat > 1 for section in program.sections) or backend.run.pipeline.cut == "uniform":
         tried = even | {1}
     elif even:
         tried = even | {n for n in (_TWO if len(even) > 2 else _FEW) if n * stages <= layers}
@@ -111,10 +111,10 @@ class Cuts:
             Shape (cases,).
         """
         run, backend = self.backend.run, self.backend
-        if isinstance(run.cut, tuple) or backend.offload.parts or not self.folded:
+        if isinstance(run.pipeline.cut, tuple) or backend.offload.parts or not self.folded:
             return np.zeros(len(self.heaviest), dtype=bool)
         divides = self.repeat[self.heaviest] % pieces == 0
-        if run.cut is not None:
+        if run.pipeline.cut is not None:
             return np.asarray(divides)
         if backend.software.parallelism.stages == "work":
             return np.zeros(len(self.heaviest), dtype=bool)
@@ -139,16 +139,16 @@ class Cuts:
             Cuts.
         """
         run, program = self.backend.run, self.programs[0]
-        if isinstance(run.cut, tuple):
-            stated = cut_into_stages(program, self.seconds[:, 0].tolist(), pieces, run.cut)
+        if isinstance(run.pipeline.cut, tuple):
+            stated = cut_into_stages(program, self.seconds[:, 0].tolist(), pieces, run.pipeline.cut)
             yield Partition(tuple(stated), np.arange(self.seconds.shape[1]))
         elif self.backend.offload.parts:  # traffic to the host weighs, which depends on the stage of ZeRO
             yield from self._balanced(pieces, inside)
-        elif self.backend.software.parallelism.stages == "work" and run.cut is None:
+        elif self.backend.software.parallelism.stages == "work" and run.pipeline.cut is None:
             yield from self._by_work(pieces)
         elif self.folded:
             yield from self._even(pieces)
-            if run.cut is None:
+            if run.pipeline.cut is None:
                 yield from self._balanced(pieces, inside)
         else:
             yield from self._each_case(pieces, inside)

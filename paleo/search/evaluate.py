@@ -528,7 +528,7 @@ def modes(space: Space, backend: Backend) -> tuple[bool, ...]:
     """
     if space.overlapped is not None:
         return (space.overlapped,)
-    return (False, True) if backend.run.exchange is None else (backend.overlapped,)
+    return (False, True) if backend.run.exchange.when is None else (backend.overlapped,)
 
 
 def _arrival(points: Points, members: Sequence[Layout], backend: Backend) -> Array:

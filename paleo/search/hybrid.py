@@ -112,9 +112,9 @@ def _check(run: Run) -> None:
     """PlanError where a run states options that a search layer by layer does not support."""
     if run.placement:
         raise PlanError(f"placement: {', '.join(run.placement)}: a search layer by layer places them; leave it out")
-    if run.offload != "none":
-        raise PlanError(f"offload {run.offload!r}: a search layer by layer has no states to move; leave it out")
-    if has_mixed_recompute(run) or run.cut is not None:
+    if run.offload.states != "none":
+        raise PlanError(f"offload {run.offload.states!r}: a search layer by layer has no states to move; leave it out")
+    if has_mixed_recompute(run) or run.pipeline.cut is not None:
         raise PlanError("recompute_layers and the like, cut: a search layer by layer has no pieces; leave them out")
 
 

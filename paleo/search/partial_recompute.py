@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from paleo.lowering.policies import RECOMPUTE, most_recomputable_layers, recompute_summary
 from paleo.predict import Prediction, predict
+from paleo.specs.run import updated
 from paleo.specs.software import Software, load_software
 
 if TYPE_CHECKING:
@@ -57,13 +58,11 @@ def fewest_layers(
 
     def tried(layers: int | None) -> Prediction:
         changed: dict[str, object] = {"recompute": "full", "recompute_layers": layers}
-        changed |= {"recompute_every": None, "recompute_by_layer": {}}
-        return predict(
-            prediction.model, prediction.system, prediction.run.model_copy(update=changed), software, calibration
-        )
+        changed |= {"recompute.every": None, "recompute.by_layer": {}}
+        return predict(prediction.model, prediction.system, updated(prediction.run, changed), software, calibration)
 
     # a pipeline may be cut elsewhere under recomputation: its pieces are those of the run that recomputes every layer
-    whole = prediction if prediction.run.recompute == "full" else tried(None)
+    whole = prediction if prediction.run.recompute.policy == "full" else tried(None)
     most = most_recomputable_layers(whole.program, whole.pieces)
     return _least(tried, most, None if share is None else min(max(1, math.ceil(share * most)), most))
 
@@ -117,7 +116,7 @@ def partly_recomputed(model: ModelSpec, system: System, ranking: Ranking, best: 
             break
         row = ranking.row(candidate.configuration)
         prediction = fewest_layers(predict(model, system, row.run), share=candidate.share)
-        if prediction is None or prediction.run.recompute_layers is None:
+        if prediction is None or prediction.run.recompute.layers is None:
             continue
         score = ranking.rates[row.gpus] * prediction.step_time
         if score < best:

@@ -29,6 +29,7 @@ from paleo.search.partial_recompute import partly_recomputed
 from paleo.search.ranking import Part, PlanRow, Ranking
 from paleo.search.space import Layout, Space, batch, check_searched, divisors, layouts, microbatches
 from paleo.search.support import Support, recomputes_some_layers
+from paleo.specs.run import updated
 from paleo.specs.software import Dispatch, load_software
 from paleo.step.backend import Backend, backend_of
 from paleo.step.exchange import NEEDS_SHARDS
@@ -49,7 +50,7 @@ def _other_dispatcher(backend: Backend) -> Dispatch | None:
     """The dispatcher that a search tries beside the software's own; None where the run states one, or where the
     software has no other."""
     software = backend.software
-    if backend.run.expert_dispatch is not None or not software.host.handshake:
+    if backend.run.experts.dispatch is not None or not software.host.handshake:
         return None
     return "deepep" if software.parallelism.expert_dispatch == "nccl" else "nccl"
 
@@ -58,7 +59,7 @@ def _dispatch_words(winner: Prediction) -> str:
     """How a plan's tokens travel, what the other dispatcher would cost, and at which microbatches it would win; empty
     where no experts are spread."""
     software = load_software(winner.run.software)
-    used = winner.run.expert_dispatch or software.parallelism.expert_dispatch
+    used = winner.run.experts.dispatch or software.parallelism.expert_dispatch
     mesh, axes = winner.plan.mesh, winner.plan.parallel.expert_axes
     if mesh.group_size(axes) == 1 or not software.host.handshake:
         return ""
@@ -90,8 +91,8 @@ def _compared(winner: Prediction, used: Dispatch, other: Dispatch) -> Iterator[t
 
 def _step(winner: Prediction, dispatcher: Dispatch, microbatch: int) -> float:
     """Seconds of a plan's step by another dispatcher and microbatch."""
-    changed = {"expert_dispatch": dispatcher, "microbatch": microbatch}
-    return predict(winner.model, winner.system, winner.run.model_copy(update=changed)).step_time
+    changed = {"experts.dispatch": dispatcher, "microbatch": microbatch}
+    return predict(winner.model, winner.system, updated(winner.run, changed)).step_time
 
 
 #: What a search makes as small as it can.
@@ -304,7 +305,9 @@ class _Source:
     def bounded(self) -> bool:
         """Whether bounds hold for what the run does."""
         backend = self.backend
-        return not (backend.offload.parts or backend.compression or backend.run.forward_only or backend.run.cut)
+        return not (
+            backend.offload.parts or backend.compression or backend.run.forward_only or backend.run.pipeline.cut
+        )
 
     @property
     def cases(self) -> int:
@@ -336,7 +339,7 @@ class _Source:
 def _sources(model: ModelSpec, system: System, run: Run, space: Space) -> Iterator[_Source]:
     """The layouts of one count of GPUs, by each dispatcher of tokens; apart from others those under schedules that pair
     passes, beside which tokens travel."""
-    dtype = plan(model, system, run.model_copy(update={"global_batch": None, "cut": None})).dtype
+    dtype = plan(model, system, updated(run, {"global_batch": None, "pipeline.cut": None})).dtype
     backend = backend_of(system, run, dtype)
     space = _compressible(space, backend.compression)
     if space.etp is None and backend.software.parallelism.expert_tensor == "none":
@@ -354,7 +357,7 @@ def _sources(model: ModelSpec, system: System, run: Run, space: Space) -> Iterat
     parts = [(backend, chosen)]
     other = _other_dispatcher(backend)
     if other is not None and spread:
-        parts.append((backend_of(system, run.model_copy(update={"expert_dispatch": other}), dtype), spread))
+        parts.append((backend_of(system, updated(run, {"experts.dispatch": other}), dtype), spread))
     for each, laid_out in parts:
         yield _Source(graphs, tuple(laid_out), space, each, support)
         if pairs_imply_overlap(each) and piped:

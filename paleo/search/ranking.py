@@ -17,6 +17,7 @@ from paleo.errors import SpecError
 from paleo.lowering.policies import RECOMPUTE
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.prices import rented
+from paleo.specs.run import updated
 
 if TYPE_CHECKING:
     from paleo.search.configurations import Choice, Results
@@ -261,11 +262,11 @@ class Ranking:
         known_figures: set[tuple[object, ...]] = set()
         for index in self.leading(2 * top):
             row = self.row(int(index))
-            choices = row.recompute, row.schedule, row.run.expert_dispatch
+            choices = row.recompute, row.schedule, row.run.experts.dispatch
             key = row.gpus, row.strategy, row.microbatch, *choices
             figures = *key, f"{row.step_time:.9e}", f"{row.memory:.9e}"
             if figures not in known_figures:
-                rows.setdefault((*key, row.run.cut), row)
+                rows.setdefault((*key, row.run.pipeline.cut), row)
             known_figures.add(figures)
         return tuple(rows.values())[:top]
 
@@ -351,8 +352,8 @@ class Ranking:
         changed["schedule"] = "1f1b" if schedule == "interleaved" else schedule
         cut = self._cut(index)
         if cut is not None:
-            changed["cut"] = cut
-        if part.run.exchange is None:
+            changed["pipeline.cut"] = cut
+        if part.run.exchange.when is None:
             changed["exchange"] = "overlapped" if choice.overlapped else "after"
         return PlanRow(
             part.run.gpus,
@@ -364,7 +365,7 @@ class Ranking:
             step_time=float(self.step[index]),
             memory=float(self.memory[index]),
             fits=bool(self.fits[index]),
-            run=part.run.model_copy(update=changed),
+            run=updated(part.run, changed),
         )
 
 

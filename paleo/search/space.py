@@ -119,13 +119,16 @@ def check_searched(run: Run) -> None:
     PlanError
         For the first option that it does not support.
     """
-    if run.consistency != "bsp":
-        stale = f"consistency {run.consistency!r}: plans are ranked by time alone, which always prefers the stalest"
+    if run.exchange.consistency != "bsp":
+        model = run.exchange.consistency
+        stale = f"consistency {model!r}: plans are ranked by time alone, which always prefers the stalest"
         raise PlanError(f"{stale}; state what staleness costs (--staleness-cost, --noise-scale), or estimate it")
     if has_mixed_recompute(run):
         raise PlanError("recompute_layers and the like: a search recomputes all layers alike; leave them out")
-    if run.cut == "time":
-        raise PlanError("cut 'time': a search balances pieces itself; leave it out, or state the layers of each piece")
+    if run.pipeline.cut == "time":
+        raise PlanError(
+            "pipeline.cut 'time': a search balances pieces itself; leave it out, or state the layers of each piece"
+        )
 
 
 @dataclass(frozen=True, slots=True)

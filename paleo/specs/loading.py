@@ -185,6 +185,17 @@ class Spec(BaseModel):
 
         __init__.__pydantic_base_init__ = True  # files are validated without it, and named in their messages
 
+    @classmethod
+    def other_keys(cls) -> Sequence[str]:
+        """Return keys that are read beside those of the fields.
+
+        Returns
+        -------
+        sequence of str
+            Keys; none unless a schema has some.
+        """
+        return ()
+
     def __hash__(self) -> int:
         """By the texts and numbers among the fields: equal specs have one hash, and mappings have none."""
         fields = (value for value in self.__dict__.values() if isinstance(value, str | int | float | None))
@@ -517,7 +528,7 @@ def _refuse_not_finite(value: object, where: str | Path, path: tuple[str | int, 
 def _explained(model: type[BaseModel], data: object, error: Any) -> str:
     """Key path, value and expectation of one entry of pydantic's list of errors."""
     kind, value = error["type"], error["input"]
-    path = _path_in_data(data, error["loc"], kind)
+    path = _path_in_data(data, error["loc"], kind) or error["loc"][:2]  # the second, where a path of two is one key
     key = _dotted(path)
     if kind == "extra_forbidden":
         return f"{key}: unknown key; {near(str(path[-1]), _keys_at(model, path[:-1]))}"
@@ -555,7 +566,8 @@ def _keys_at(model: type[BaseModel], path: tuple[str | int, ...]) -> set[str]:
     for part in path:
         fields = [owner.model_fields[str(part)] for owner in models if str(part) in owner.model_fields]
         models = [nested for field in fields for nested in _models_in(field.annotation)] or models
-    return {field.alias or name for owner in models for name, field in owner.model_fields.items()}
+    names = {field.alias or name for owner in models for name, field in owner.model_fields.items()}
+    return names.union(*(owner.other_keys() for owner in models if issubclass(owner, Spec)))
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:

@@ -136,8 +136,8 @@ class Backend:
         gates: Literal["fused", "separate"] = "fused" if software.fusion.passes else "separate"
         wide = frozenset(software.formats.wide if self.formats.casts else ())
         return Choices(
-            attention=self.run.attention or software.attention.implementation,
-            loss=self.run.cross_entropy or software.fusion.loss,
+            attention=self.run.kernels.attention or software.attention.implementation,
+            loss=self.run.kernels.cross_entropy or software.fusion.loss,
             gates=gates,
             gelu=software.fusion.gelu,
             experts="fused" if software.host.whole_iteration else software.fusion.experts,
@@ -201,12 +201,14 @@ class Backend:
     @property
     def overlapped(self) -> bool:
         """True if gradients are exchanged during the backward pass."""
-        return (self.run.exchange or ("overlapped" if self.software.overlap.gradients else "after")) == "overlapped"
+        return (
+            self.run.exchange.when or ("overlapped" if self.software.overlap.gradients else "after")
+        ) == "overlapped"
 
     @property
     def gathers_elements(self) -> bool:
         """True if the software's bucket rule counts elements, and the run gives no bytes."""
-        return self.run.bucket is None and self.software.gradients.bucket_elements > 0
+        return self.run.exchange.bucket is None and self.software.gradients.bucket_elements > 0
 
     def bucket_bytes(self, ranks: Numeric) -> Array:
         """Return the bytes of gradients that go out together.
@@ -223,7 +225,7 @@ class Backend:
         """
         rule, ranks = self.software.gradients, np.asarray(ranks, dtype=np.float64)
         if not self.gathers_elements:
-            return np.full_like(ranks, rule.bucket if self.run.bucket is None else self.run.bucket)
+            return np.full_like(ranks, rule.bucket if self.run.exchange.bucket is None else self.run.exchange.bucket)
         elements = np.maximum(rule.bucket_elements, rule.bucket_per_rank * ranks)
         return np.asarray(elements * self.formats.summed)
 
@@ -263,11 +265,11 @@ class Backend:
         list of Chunk
             Sections and numbers of layers of each piece.
         """
-        by_work = self.run.cut is None and self.software.parallelism.stages == "work" and pieces > 1
+        by_work = self.run.pipeline.cut is None and self.software.parallelism.stages == "work" and pieces > 1
         return (
             cut_by_work(program, pieces)
             if by_work
-            else cut_into_stages(program, iteration.tolist(), pieces, self.run.cut)
+            else cut_into_stages(program, iteration.tolist(), pieces, self.run.pipeline.cut)
         )
 
     def coded(self, counts: Array, gradient: SummedGradient) -> Array:
@@ -461,7 +463,7 @@ class Backend:
             The placement.
         """
         strategy = replace(strategy, expert_tokens=self.software.parallelism.expert_tokens)
-        return placement(graph, strategy, self.run.placement, self.run.expert_imbalance)
+        return placement(graph, strategy, self.run.placement, self.run.experts.imbalance)
 
     def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
         """Lower a network to one rank's program.
@@ -524,9 +526,9 @@ class Backend:
     def _checkpoints(self) -> Checkpoints:
         """The recomputed modules: those of the run, else those of the software."""
         habit = self.software.recomputation
-        if not self.run.recompute_modules:
+        if not self.run.recompute.modules:
             return Checkpoints(habit.stops_early, habit.selective)
-        return Checkpoints(habit.stops_early, "attention", self.run.recompute_modules)
+        return Checkpoints(habit.stops_early, "attention", self.run.recompute.modules)
 
     @property
     def _beside_dispatch(self) -> BesideDispatch | None:
@@ -540,12 +542,12 @@ class Backend:
 def _stated(run: Run) -> dict[str, Any]:
     """Fields of the profile that a run states itself."""
     stated = {
-        "convolutions.cudnn": run.cudnn,
-        "parallelism.expert_dispatch": run.expert_dispatch,
-        "overlap.experts": run.expert_overlap,
-        "overlap.shared_experts": run.shared_expert_overlap,
-        "host.routing": 0.0 if run.drop_tokens else None,
-        "host.whole_iteration": None if run.cuda_graph is None else run.cuda_graph == "full_iteration",
+        "convolutions.cudnn": run.kernels.cudnn,
+        "parallelism.expert_dispatch": run.experts.dispatch,
+        "overlap.experts": run.experts.overlap,
+        "overlap.shared_experts": run.experts.shared_overlap,
+        "host.routing": 0.0 if run.experts.drop_tokens else None,
+        "host.whole_iteration": None if run.kernels.cuda_graph is None else run.kernels.cuda_graph == "full_iteration",
     }
     return {field: value for field, value in stated.items() if value is not None}
 
@@ -589,13 +591,13 @@ def backend_of(
     software = software or load_software(run.software)
     software = software.changed(_stated(run))
     stages = 1 if strategy is None else strategy.degrees.get("pp", 1)
-    if software.overlap.experts is None and SCHEDULES[run.schedule].pairs and stages > 1:
+    if software.overlap.experts is None and SCHEDULES[run.pipeline.schedule].pairs and stages > 1:
         software = software.changed({"overlap.experts": True})
     prices = pricer(system.device, dtype, run.calibration, software, calibration)
     software = software if prices.rates is None else software.changed({"overlap.contention": 0.0})
-    nodes = node_placement(run.nodes, run.background, run.neighbour)
+    nodes = node_placement(run.fabric.nodes, run.fabric.background, run.fabric.neighbour)
     fabric = Fabric(
-        system, run.algorithm_or_server, prices.rates, prices.user_calibration, software.host.forward,
+        system, run.exchange.algorithm_or_server, prices.rates, prices.user_calibration, software.host.forward,
         placement=nodes if states_topology(system) or not nodes.usual else None,
         handshake=0.0 if prices.rates is not None else software.host.handshake,
         dispatcher=software.parallelism.expert_dispatch,
@@ -611,14 +613,14 @@ def backend_of(
         accumulated=accumulated,
         added=software.gradients.added,
     )
-    scaling = run.scaling or ("nvfp4" if dtype == "fp4" else software.formats.scaling)
+    scaling = run.kernels.scaling or ("nvfp4" if dtype == "fp4" else software.formats.scaling)
     formats = scaled(formats, scaling, fused=software.fusion.passes)
-    if formats.master and (run.main_gradients or software.formats.main_gradients) == "fp32":
+    if formats.master and (run.kernels.main_gradients or software.formats.main_gradients) == "fp32":
         formats = replace(formats, gradient=formats.wide)
     method = compression_of_run(
-        run.compress, zero=None if strategy is None else strategy.zero, forward_only=run.forward_only
+        run.exchange.compress, zero=None if strategy is None else strategy.zero, forward_only=run.forward_only
     )
-    offload = offload_of(run.offload, system, prices.rates, run.offload_layers)
+    offload = offload_of(run.offload.states, system, prices.rates, run.offload.layers)
     return Backend(
         run,
         system,

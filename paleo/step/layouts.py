@@ -146,7 +146,7 @@ class Layouts:
     @property
     def bucket_memory(self) -> Array:
         """Bytes that buckets take beside the gradients: (layouts,)."""
-        stated = self.backend.run.bucket is not None
+        stated = self.backend.run.exchange.bucket is not None
         buffers = 2.0 if stated else self.backend.software.gradients.bucket_buffers
         return buffers * self.bucket_bytes
 

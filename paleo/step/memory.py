@@ -690,7 +690,7 @@ class Offload:
             return np.full(len(repeat), float(self.holds("activations")))
         layers = repeat[blocks].sum()
         if self.layers > layers:
-            raise PlanError(f"offload_layers: {self.layers} layers; the network has {layers:.0f}")
+            raise PlanError(f"offload.layers: {self.layers} layers; the network has {layers:.0f}")
         return np.asarray(blocks * (self.layers / layers))
 
 
@@ -730,7 +730,7 @@ def offload_of(text: str, system: System, rates: Rates | None = None, layers: in
     names = listed(text)
     if layers is not None and "activations" not in names:
         problem = f"counts layers whose activations go to host memory, but offload is {text!r}"
-        raise PlanError(f"offload_layers: {problem}; use activations")
+        raise PlanError(f"offload.layers: {problem}; use activations")
     if names == ["none"]:
         return NOTHING
     for name in names:

@@ -140,7 +140,7 @@ def straggler_wait(batch: Batch) -> Array:
     """
     run, layouts = batch.backend.run, batch.layouts
     noise = Noise.of(run, batch.backend.software, np.array(layouts.local_batches, dtype=np.float64))
-    if not (noise.any and batch.training and run.consistency == "bsp"):
+    if not (noise.any and batch.training and run.exchange.consistency == "bsp"):
         return np.zeros(len(batch))
     share = waiting_share(layouts.replicas * batch.assignment.stages, noise.independent, noise.persistent)
     arithmetic, moving, launch = _kernel_parts(batch, _busiest_stage(batch))
@@ -373,7 +373,7 @@ def price_program(program: Program, layout: Plan, backend: Backend) -> PricedPro
         The priced program.
     """
     run, pieces = backend.run, layout.stages * layout.parallel.chunks
-    program = program if run.forward_only else with_recompute(program, run.recompute)
+    program = program if run.forward_only else with_recompute(program, run.recompute.policy)
     kernels, costs = _costs(program, layout.mesh, backend)
 
     sharded = layout.stages > 1 and layout.parallel.zero == 3 and layout.shards > 1
@@ -452,5 +452,5 @@ def _costs(program: Program, mesh: Mesh, backend: Backend) -> tuple[KernelTimes,
 
 def _schedule_of(layout: Plan, backend: Backend) -> Schedule:
     """The schedule of a run; 1F1B over several chunks a stage is the interleaved one."""
-    name = backend.run.schedule
+    name = backend.run.pipeline.schedule
     return SCHEDULES["interleaved" if layout.parallel.chunks > 1 and name == "1f1b" else name]

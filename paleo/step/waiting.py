@@ -162,8 +162,8 @@ class Noise:
         Noise
             Noise as shares of the mean step.
         """
-        lengths = averaged_noise(run.length_variation, local_batch)
-        return cls(np.sqrt(run.jitter**2 + software.host.jitter**2 + lengths**2), run.slow_ranks)
+        lengths = averaged_noise(run.variation.lengths, local_batch)
+        return cls(np.sqrt(run.variation.jitter**2 + software.host.jitter**2 + lengths**2), run.variation.slow_ranks)
 
     @property
     def any(self) -> bool:
@@ -191,7 +191,7 @@ def unmodelled_waiting(run: Run, software: Software, ranks: float, working: floa
         A sentence with what ranks as unequal as those of traced jobs wait; empty where noise is stated, or ranks are
         alone.
     """
-    if run.forward_only or ranks <= 1 or run.consistency != "bsp" or Noise.of(run, software, 1.0).any:
+    if run.forward_only or ranks <= 1 or run.exchange.consistency != "bsp" or Noise.of(run, software, 1.0).any:
         return ""
     from paleo.specs.run import TRACED
 

@@ -10,6 +10,7 @@ from paleo.errors import PaleoError, PlanError
 from paleo.lowering.policies import RECOMPUTE, has_mixed_recompute
 from paleo.predict import Prediction, predict
 from paleo.search.partial_recompute import fewest_layers
+from paleo.specs.run import updated
 
 if TYPE_CHECKING:
     from paleo.specs.run import Run
@@ -76,20 +77,20 @@ def _kinds(prediction: Prediction) -> Iterator[Iterator[_Change]]:
     training = not prediction.run.forward_only
     yield _recomputations(prediction) if training else iter(())
     yield _strategies(prediction, "tp")
-    yield ({"offload": parts} for parts in _OFFLOADS if training and prediction.run.offload == "none")
+    yield ({"offload": parts} for parts in _OFFLOADS if training and prediction.run.offload.states == "none")
     yield _strategies(prediction, "pp")
 
 
 def _recomputations(prediction: Prediction) -> Iterator[_Change]:
     """Changes to more recomputation than the run has, of some layers first; none if the run treats its layers
     differently."""
-    if has_mixed_recompute(prediction.run) or prediction.run.recompute == "full":
+    if has_mixed_recompute(prediction.run) or prediction.run.recompute.policy == "full":
         return
-    for more in RECOMPUTE[RECOMPUTE.index(prediction.run.recompute) + 1 : -1]:
+    for more in RECOMPUTE[RECOMPUTE.index(prediction.run.recompute.policy) + 1 : -1]:
         yield {"recompute": more}
     partial = fewest_layers(prediction)
     if partial is not None:
-        yield {"recompute": "full", "recompute_layers": partial.run.recompute_layers}
+        yield {"recompute": "full", "recompute_layers": partial.run.recompute.layers}
     yield {"recompute": "full"}
 
 
@@ -153,7 +154,7 @@ def _predicted(prediction: Prediction, base: Run, merged: _Change) -> Advice:
         parts += ["sp"] if plan.parallel.sequence_parallel or "tp" in degrees else []
         fields["strategy"] = ",".join(parts)
         words.insert(0, f"--strategy {fields['strategy']}")
-    changed = predict(prediction.model, prediction.system, base.model_copy(update=fields))
+    changed = predict(prediction.model, prediction.system, updated(base, fields))
     if len(changed.objections) > len(prediction.objections):
         raise PlanError(changed.objections[0])
     return Advice(" ".join(words), changed)

@@ -283,7 +283,7 @@ def _without_overlap(expected: Prediction, factor: float) -> Prediction:
 
 
 def _eager_attention(expected: Prediction, factor: float) -> Prediction:
-    return expected.variant(attention="unfused")
+    return expected.variant(kernels={"attention": "unfused"})
 
 
 def _another_batch(expected: Prediction, factor: float) -> Prediction:
@@ -291,7 +291,7 @@ def _another_batch(expected: Prediction, factor: float) -> Prediction:
 
 
 def _recomputing(expected: Prediction, factor: float) -> Prediction:
-    return expected.variant(recompute="none" if expected.run.recompute == "full" else "full")
+    return expected.variant(recompute="none" if expected.run.recompute.policy == "full" else "full")
 
 
 def _as_is(expected: Prediction, factor: float) -> Prediction:

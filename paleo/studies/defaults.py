@@ -17,7 +17,7 @@ from paleo.predict import HEADROOM, predict
 from paleo.search.classes import simplest
 from paleo.search.plans import FIRST, search, with_room
 from paleo.search.space import LONG, Space
-from paleo.specs.run import Run
+from paleo.specs.run import Run, stated_fields, updated
 from paleo.specs.software import TPU_PROFILE, load_software
 
 if TYPE_CHECKING:
@@ -31,13 +31,12 @@ if TYPE_CHECKING:
 AUTO = "auto"
 #: Devices from which language models are trained with Megatron-Core on NVIDIA's, and with torchtitan below.
 MANY = 16
-#: Fields of a run that describe a plan; a run that states one of them is taken as it stands.
+#: Fields and groups of a run that describe a plan; a run that states one of them is taken as it stands.
 PLAN_FIELDS = frozenset(
     {
-        "batch", "microbatch", "schedule", "cut", "recompute", "recompute_layers", "recompute_every",
-        "recompute_modules", "recompute_by_layer", "placement", "consistency", "servers", "compress",
-        "exchange", "algorithm", "forward_only", "offload", "offload_layers", "calibration", "input", "bucket",
-        "attention", "cuda_graph", "jitter", "slow_ranks", "nodes", "background", "neighbour",
+        "batch", "microbatch", "pipeline", "recompute", "placement", "exchange", "forward_only", "offload",
+        "calibration", "input", "kernels.attention", "kernels.cuda_graph", "variation.jitter", "variation.slow_ranks",
+        "fabric",
     }
 )  # fmt: skip
 
@@ -92,7 +91,7 @@ def usual_software(model: ModelSpec, system: System, run: Run) -> tuple[str, str
         return ("maxtext", "language models on TPUs") if language else (TPU_PROFILE, "compiled programs on TPUs")
     if not language:
         return Run.model_fields["software"].default, "networks that are no language models: data parallelism in PyTorch"
-    if run.lora is not None or run.qlora or run.freeze:
+    if run.fine_tuning.lora is not None or run.fine_tuning.qlora or run.fine_tuning.freeze:
         return "fsdp2", "adapters and frozen layers"
     if device.vendor.upper().startswith("AMD"):
         return "primus", "language models on AMD's devices"
@@ -126,7 +125,7 @@ def leaves_plan_open(run: Run) -> bool:
     """
     if run.strategy == AUTO:
         return True
-    stated = run.model_fields_set
+    stated = {*run.model_fields_set, *stated_fields(run)}
     return "strategy" not in stated and not stated & PLAN_FIELDS and run.gpus > 1
 
 
@@ -191,16 +190,18 @@ def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int
     RunWithDefaults
         A run whose plan grows by replicas; as stated where it states a plan, or where none fits.
     """
-    searched = [count for count in sorted(counts) if is_open(model, sized(run, count)) and run.consistency == "bsp"]
+    searched = [
+        count for count in sorted(counts) if is_open(model, sized(run, count)) and run.exchange.consistency == "bsp"
+    ]
     for gpus in searched:
         choice = with_defaults(model, system, sized(run, gpus))
         step = predict(model, system, choice.run)
         if step.memory.fits:
-            update: dict[str, object] = {"strategy": without_replicas(choice.run.strategy), "cut": None}
+            update: dict[str, object] = {"strategy": without_replicas(choice.run.strategy), "pipeline.cut": None}
             if run.global_batch is None:
                 update["batch"] = step.plan.local_batch
             reason = f"{choice.strategy} on {gpus} GPUs, then replicas"
-            return RunWithDefaults(choice.run.model_copy(update=update), choice.software, reason)
+            return RunWithDefaults(updated(choice.run, update), choice.software, reason)
     return RunWithDefaults(run)
 
 

@@ -16,7 +16,7 @@ from paleo.consistency.base import Consistency, Cycle, Server, Workload, consist
 from paleo.errors import CapacityError, PlanError, SpecError
 from paleo.operations.tensor import precision
 from paleo.parallel.placement import BATCH_AXES
-from paleo.specs.run import Run
+from paleo.specs.run import Run, updated
 from paleo.step.backend import Backend, backend_of
 from paleo.step.exchange import scaled_gradient
 from paleo.step.step import straggler_wait
@@ -123,14 +123,14 @@ def consistency_study(prediction: Prediction) -> ConsistencyStudy | None:
         The study; None for synchronous steps.
     """
     run = prediction.run
-    if run.forward_only or run.consistency == "bsp":
+    if run.forward_only or run.exchange.consistency == "bsp":
         return None
     return prediction.steps.batch.shared.once("consistency", lambda: _study(prediction))
 
 
 def _study(prediction: Prediction) -> ConsistencyStudy:
     run = prediction.run
-    model, work = consistency(run.consistency), _workload_of(prediction)
+    model, work = consistency(run.exchange.consistency), _workload_of(prediction)
     return ConsistencyStudy(prediction, model, work, model.cycle(work), consistency("bsp").cycle(work))
 
 
@@ -158,8 +158,10 @@ def _workload_of(prediction: Prediction) -> Workload:
     """
     plan, run = prediction.plan, prediction.run
     if plan.parallel.zero == 3:
-        raise PlanError(f"consistency {run.consistency}: with zero=3 no worker has all parameters; use zero=0, 1 or 2")
-    after = prediction if run.exchange == "after" else _unhidden(prediction)
+        raise PlanError(
+            f"consistency {run.exchange.consistency}: with zero=3 no worker has all parameters; use zero=0, 1 or 2"
+        )
+    after = prediction if run.exchange.when == "after" else _unhidden(prediction)
     batch = after.steps.batch
     seconds, _ = batch.layouts.exchange(batch.assignment, plan.parallel.zero, chunks=False)
     exchange = float(seconds.sum(axis=1).max()) if plan.dp > 1 else 0.0
@@ -201,7 +203,7 @@ def _neighbour(prediction: Prediction, payload: float) -> float:
 def _server(prediction: Prediction) -> Server | None:
     """The parameter servers that a run has."""
     run = prediction.run
-    if not _has_servers(run.servers, run.consistency):
+    if not _has_servers(run.exchange.servers, run.exchange.consistency):
         return None
     return _server_of(run, prediction.system, prediction.steps.batch.backend.software)
 
@@ -216,11 +218,13 @@ def _server_of(run: Run, system: System, software: Software) -> Server:
     holds the update."""
     links = [level for level in system.levels if level.ranks is None] or list(system.levels)
     if not links:
-        raise PlanError(f"consistency {run.consistency}: {system.name} is one device without links to a server")
+        raise PlanError(
+            f"consistency {run.exchange.consistency}: {system.name} is one device without links to a server"
+        )
     port = links[-1].link.bandwidth * max(1, links[-1].ports or 1)
     memory = system.host.memory_bandwidth if system.host is not None and system.host.memory_bandwidth else np.inf
     rate = 1.0 / (1.0 / port + _SERVER_PASSES / memory)
-    return Server(call=software.gradients.server_call, bandwidth=float(rate), count=run.servers or 1)
+    return Server(call=software.gradients.server_call, bandwidth=float(rate), count=run.exchange.servers or 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +343,7 @@ def bandwidth_curve(prediction: Prediction, factors: Sequence[float] = _FACTORS)
     if level < 0 or prediction.plan.gpus == 1:
         raise PlanError(f"{prediction.system.name} with {prediction.plan.gpus} GPUs: no links whose rate could change")
     stated = prediction.system.levels[level].unit_bandwidth
-    steps: dict[str | None, list[float]] = {prediction.run.compress: [], None: []}
+    steps: dict[str | None, list[float]] = {prediction.run.exchange.compress: [], None: []}
     for factor in factors:
         system = change_system(prediction.system, f"levels[{level}].link.bandwidth", f"x{factor:.6f}")
         for method, seconds in steps.items():
@@ -641,7 +645,7 @@ def exchange_search(
     refused: list[str] = []
     configurations = batch = 0
     for compress in dict.fromkeys(compressions):
-        plain = run.model_copy(update={"compress": compress, "consistency": "bsp"})
+        plain = updated(run, {"compress": compress, "consistency": "bsp"})
         try:
             searched = search(model, system, plain, counts=counts, space=space)
         except PlanError as error:
@@ -692,14 +696,14 @@ def _predicted(model: ModelSpec, system: System, row: PlanRow, name: str, price:
     """A plan with the figures of its own prediction."""
     from paleo.predict import predict
 
-    plan = replace(row, run=row.run.model_copy(update={"consistency": name}))
+    plan = replace(row, run=updated(row.run, {"consistency": name}))
     prediction = predict(model, system, plan.run)
     study, batch = consistency_study(prediction), prediction.plan.global_batch
     if study is None:
-        return ExchangePlan(name, plan.run.compress, plan, prediction.step_time, 0.0, 1.0)
+        return ExchangePlan(name, plan.run.exchange.compress, plan, prediction.step_time, 0.0, 1.0)
     staleness = float(study.cycle.staleness_mean)
     factor = 1.0 if study.model.exact else float(price.samples_factor(staleness, batch))
-    return ExchangePlan(name, plan.run.compress, plan, study.step_time, staleness, factor)
+    return ExchangePlan(name, plan.run.exchange.compress, plan, study.step_time, staleness, factor)
 
 
 class _Work(NamedTuple):
@@ -730,7 +734,7 @@ def _work(part: Part, system: System) -> _Work:
             places = results.rows(chosen)
             workloads.append(_workload(batch, places, results.step_time[chosen], system, part.run))
     workload = _joined(workloads) if workloads else None
-    return _Work(results.step_time, np.concatenate(rows), workload, part.run.servers)
+    return _Work(results.step_time, np.concatenate(rows), workload, part.run.exchange.servers)
 
 
 def _joined(workloads: Sequence[Workload]) -> Workload:

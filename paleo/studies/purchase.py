@@ -20,7 +20,7 @@ from paleo.predict import HEADROOM, Prediction, predict
 from paleo.specs.loading import MOST_COUNT
 from paleo.specs.model import ModelSpec
 from paleo.specs.prices import billed
-from paleo.specs.run import Run
+from paleo.specs.run import Run, updated
 from paleo.specs.system import System
 from paleo.studies.advice import Advice, advise
 from paleo.studies.cost import Amount, Power, Tariff, Training, comparable_tariff, default_amount, power, training
@@ -998,7 +998,7 @@ def _offload(model: ModelSpec, offers: Sequence[_SystemCounts], run: Run) -> Rem
                 "microbatch": 1,
                 "offload": parts,
             }
-            chosen = run.model_copy(update=offloaded)
+            chosen = updated(run, offloaded)
             try:
                 fits = predict(model, system, chosen).memory.fits
             except PaleoError:

@@ -12,6 +12,7 @@ from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
 from paleo.pricing.links.topology import NetworkShare, NodePlacement, node_placement, placed
+from paleo.specs.run import updated
 from paleo.studies.cost import Amount, Training, training
 from paleo.studies.exchange import ConsistencyStudy, consistency_study
 from paleo.studies.goodput import LongRunOptions, goodput_share
@@ -250,7 +251,7 @@ def scale(
         raise PlanError(points[0].problem)
     if amount is not None:
         points = tuple(_with_training(point, amount, tariff, long_run) for point in points)
-    return ScaleCurve(scaling, fixed, points, run.consistency, run.nodes)
+    return ScaleCurve(scaling, fixed, points, run.exchange.consistency, run.fabric.nodes)
 
 
 def _with_training(
@@ -285,11 +286,11 @@ def curve_runs(run: Run) -> tuple[Run, ...]:
     >>> [each.nodes for each in curve_runs(Run(nodes="random"))]
     ['packed', 'random']
     """
-    models, places = listed(run.consistency), listed(run.nodes)
+    models, places = listed(run.exchange.consistency), listed(run.fabric.nodes)
     if not models or not places:
         raise SpecError("--consistency and --nodes: expected names, such as bsp,async and packed,random")
     return tuple(
-        run.model_copy(update={"consistency": model, "nodes": place})
+        updated(run, {"consistency": model, "nodes": place})
         for model in dict.fromkeys(models)
         for place in dict.fromkeys(["packed", *places])
     )
@@ -631,7 +632,7 @@ def placement_study(prediction: Prediction) -> PlacementStudy | None:
         The comparison; None for the usual run on packed nodes.
     """
     run, system = prediction.run, prediction.system
-    placement = node_placement(run.nodes, run.background, run.neighbour)
+    placement = node_placement(run.fabric.nodes, run.fabric.background, run.fabric.neighbour)
     if placement.usual or not any(system.joins_nodes(level) for level in system.levels):
         return None
     nodes = math.ceil(prediction.plan.gpus / system.devices_per_node)

@@ -101,7 +101,7 @@ def summarise(model: ModelSpec, run: Run, system: System | None = None) -> Summa
     """
     dtype = run.dtype or "fp32" if system is None else dtype_of(system.device, run.dtype)
     formats = precision(dtype)
-    choices = Choices(run.attention or load_software(run.software).attention.implementation)
+    choices = Choices(run.kernels.attention or load_software(run.software).attention.implementation)
     graph = apply_graph_changes(build_graph(model, batch=run.batch or 1, choices=choices, overrides=run.model), run)
     storage, known = SavedTensorCounter(graph), set[str]()
     return Summary(graph, dtype, tuple(_counted(node, formats, storage, known) for node in graph.nodes))

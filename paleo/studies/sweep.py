@@ -34,7 +34,7 @@ from paleo.specs.catalog import is_path, release
 from paleo.specs.loading import Spec, Text, changed_files, read_yaml, recorded, validate
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.prices import billed, rented
-from paleo.specs.run import Run
+from paleo.specs.run import OLD_NAMES, Run, by_path
 from paleo.specs.software import load_software
 from paleo.specs.system import System, load_system
 from paleo.studies.cost import JOULES_PER_KWH, MOST_AMOUNT, Tariff, comparable_tariff, power
@@ -228,16 +228,13 @@ def _tariff_of(account: _Point) -> Tariff:
 
 def _run_of(study: Study, point: _Point) -> Run:
     """The run of a point: what the study states for all of them, and the point's own values."""
-    data = dict(study.run)
+    data = by_path(study.run)
     for key, value in point.items():
-        part, _, name = key.partition(".")
-        if name and part in ("model", "input"):
-            data[part] = {**data.get(part, {}), name: value}
-        elif key not in ("model", "system") and not key.startswith("system."):
-            if key not in Run.model_fields:
-                known = [*Run.model_fields, *_ACCOUNTS, "model.NAME", "input.NAME", "system.PATH"]
+        if key not in ("model", "system") and not key.startswith("system."):
+            known = [*Run.model_fields, *Run.other_keys(), *_ACCOUNTS, "model.NAME", "input.NAME", "system.PATH"]
+            if key not in known and key not in OLD_NAMES and not key.startswith(("model.", "input.")):
                 raise SpecError(f"axes.{key}: unknown axis; {near(key, known)}")
-            data[key] = value
+            data |= by_path({key: value})
     return validate(Run, data, "run")
 
 

@@ -18,7 +18,7 @@ from paleo.network.graph import Graph, build_graph
 from paleo.predict import Prediction, predict
 from paleo.specs.loading import MOST_COUNT
 from paleo.specs.model import ModelSpec, load_model
-from paleo.specs.run import Run
+from paleo.specs.run import Run, by_path, stated_fields, updated
 from paleo.specs.task import UNEVALUATED, Code, TrainingTask, load_task
 from paleo.studies.cost import JOULES_PER_KWH, NINETY, Amount, Tariff, TrainingNeed, energy, rent
 from paleo.units import counted
@@ -174,17 +174,18 @@ def task_run(task: TrainingTask, gpus: int, global_batch: float, **options: Any)
     Run
         The run.
     """
-    fields = {"software": task.code.software, **task.run, **{k: v for k, v in options.items() if v is not None}}
-    sizes = {**task.params, **fields.pop("model", {})}
-    return Run(gpus=gpus, global_batch=_rows_of(task, global_batch), model=sizes, **fields)
+    stated = by_path({name: value for name, value in options.items() if value is not None})
+    return Run(**_usual(task) | stated | {"gpus": gpus, "global_batch": _rows_of(task, global_batch)})
+
+
+def _usual(task: TrainingTask) -> dict[str, Any]:
+    """Fields of a run as the task's own code has them, by path."""
+    return by_path({"software": task.code.software, "model": task.params}) | by_path(task.run)
 
 
 def _run_like(task: TrainingTask, run: Run) -> Run:
     """The run with the task's usual settings in every field that it does not state."""
-    usual = {"software": task.code.software, **task.run}
-    sizes = {**task.params, **usual.pop("model", {}), **run.model}
-    left = {name: value for name, value in usual.items() if name not in run.model_fields_set}
-    return Run.model_validate({**{name: getattr(run, name) for name in run.model_fields_set}, **left, "model": sizes})
+    return Run(**_usual(task) | stated_fields(run))
 
 
 def _with_noise_scale(task: TrainingTask, noise_scale: float | None) -> TrainingTask:
@@ -319,7 +320,7 @@ def forward_seconds(prediction: Prediction, calibration: Calibration | None = No
     run, plan = prediction.run, prediction.plan
     keeps = {"forward_only": True, "offload": "none", "recompute": "none", "recompute_layers": None}
     keeps |= {"lora": None, "qlora": False, "freeze": ()}
-    spared = run.model_copy(update={**keeps, "microbatch": plan.microbatch})
+    spared = updated(run, {**keeps, "microbatch": plan.microbatch})
     try:
         return predict(prediction.model, prediction.system, spared, calibration=calibration).step_time
     except PaleoError:

@@ -65,10 +65,10 @@ VISION: dict[str, Any] = {
 RUN: dict[str, Any] = {
     "gpus": 8, "batch": 4, "microbatch": 2, "dtype": "bf16", "optimizer": "adamw", "strategy": "tp=2,pp=2,dp=2,zero=1",
     "schedule": "1f1b", "recompute": "selective", "software": "pytorch-eager", "calibration": "auto",
-    "bucket": "25 MiB",
-    "offload": "none", "placement": {"block.*": {"ffn": "tp"}}, "recompute_by_layer": {"block.[0-3]": "full"},
-    "expert_imbalance": 1.2, "input": {"sample": "100 kB", "storage": "1 GB/s", "decode": "1 ms", "cores": 4},
-    "cut": "uniform", "lora": "8:all", "qlora": False, "freeze": [], "model": {"seq": 32},
+    "exchange.bucket": "25 MiB",
+    "offload": "none", "placement": {"block.*": {"ffn": "tp"}}, "recompute.by_layer": {"block.[0-3]": "full"},
+    "experts.imbalance": 1.2, "input": {"sample": "100 kB", "storage": "1 GB/s", "decode": "1 ms", "cores": 4},
+    "pipeline.cut": "uniform", "lora": "8:all", "qlora": False, "freeze": [], "model": {"seq": 32},
 }  # fmt: skip
 STUDY: dict[str, Any] = {
     "models": ["lenet"], "systems": ["dgx-a100-80gb"], "run": {"optimizer": "momentum"},

@@ -333,7 +333,7 @@ def test_a_collective(copy: Path) -> None:
     add(copy, "paleo/collectives/shout.py", COLLECTIVE)
     times = {row["algorithm"]: row["time_s"] for row in paleo(copy, *_all_reduce("dgx-a100-80gb", 8))["algorithms"]}
     assert times["shout"] > 3 * times["ring"]  # 7 S against 1.75 S
-    made = paleo(copy, *ESTIMATE, "--system", "dgx-a100-80gb", "--gpus", "8", "--set", "algorithm=shout")
+    made = paleo(copy, *ESTIMATE, "--system", "dgx-a100-80gb", "--gpus", "8", "--set", "exchange.algorithm=shout")
     assert made["breakdown_s"]["communication_total"] > 0
 
 

@@ -240,7 +240,8 @@ def test_faster_hardware_never_slows_a_step(name: str, strategy: str, calibratio
     assert after.flops == before.flops
     if "zero=3,pp" in strategy:  # what a piece's first gather waits for goes with the cut: that one is kept
         before, after = (
-            on(system, name, strategy, calibration, cut=cut_of(before)) for system in (CLUSTER, faster(what))
+            on(system, name, strategy, calibration, pipeline={"cut": cut_of(before)})
+            for system in (CLUSTER, faster(what))
         )
         assert after.step_time <= before.step_time * (1 + 1e-9 if cut_of(before) else 1.01)
     elif "pp" in strategy:  # it may be cut elsewhere, as the pieces' weights change; their rounding leaves a per cent
@@ -385,10 +386,13 @@ def test_every_schedule_holds_for_every_family(schedule: str, chunks: int, name:
     assert made.step_time >= made.flops / (GPUS * made.system.device.peak_flops_per_s(made.plan.dtype))
     plain = predicted(name, "dp")
     assert plain is not None and made.flops == pytest.approx(plain.flops * made.plan.global_batch / (16 * GPUS))
-    made = on(CLUSTER, name, strategy, "ideal", schedule, cut=cut_of(made)) if zero == 3 else made
+    made = on(CLUSTER, name, strategy, "ideal", schedule, pipeline={"cut": cut_of(made)}) if zero == 3 else made
     for what in FASTER:
         cut = cut_of(made) if zero == 3 else None
-        assert on(faster(what), name, strategy, "ideal", schedule, cut=cut).step_time <= made.step_time * 1.01
+        assert (
+            on(faster(what), name, strategy, "ideal", schedule, pipeline={"cut": cut}).step_time
+            <= made.step_time * 1.01
+        )
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), PIPELINES)
@@ -397,7 +401,7 @@ def test_gradients_that_travel_early_save_no_more_than_they_take(schedule: str, 
     that send by themselves cost more start-ups than all at once."""
     strategy = "pp=2,zero=1" + (f",vp={chunks}" if chunks > 1 else "")
     late, early = (
-        on(CLUSTER, "gpt2", strategy, "ideal", schedule, exchange=how, gpus=32, bucket="64 KiB")
+        on(CLUSTER, "gpt2", strategy, "ideal", schedule, exchange={"when": how, "bucket": "64 KiB"}, gpus=32)
         for how in ("after", "overlapped")
     )
     more = early.breakdown.communication_total - late.breakdown.communication_total

@@ -46,7 +46,13 @@ def nin(*, rounded_up: bool) -> ModelSpec:
 def made(model: ModelSpec | str, system: System | str, calibration: str, **run: object) -> Prediction:
     network = load_model(model) if isinstance(model, str) else model
     machine = load_system(system) if isinstance(system, str) else system
-    fixed = {"dtype": "fp32", "optimizer": "sgd", "exchange": "after", "algorithm": "tree", "software": "caffe"}
+    fixed = {
+        "dtype": "fp32",
+        "optimizer": "sgd",
+        "exchange": "after",
+        "exchange.algorithm": "tree",
+        "software": "caffe",
+    }
     return predict(network, machine, Run.model_validate({**fixed, "calibration": calibration, **run}))
 
 
@@ -93,7 +99,7 @@ def test_speedup_of_nin_is_the_originals(batch: int, gpus: int, theirs: float) -
 def test_collectives_are_the_originals(
     model: str, system: str, calibration: str, algorithm: str, gpus: int, milliseconds: float, tolerance: float
 ) -> None:
-    found = made(model, system, calibration, gpus=gpus, batch=1, algorithm=algorithm)
+    found = made(model, system, calibration, gpus=gpus, batch=1, exchange={"algorithm": algorithm})
     assert found.breakdown.communication_exposed == pytest.approx(milliseconds * MILLISECOND, rel=tolerance)
 
 
@@ -135,7 +141,8 @@ def test_alexnet_over_ethernet_needs_the_large_batch() -> None:
     for algorithm in ("one_to_all", "tree"):
         for batch, pays in ((256, False), (2048, True)):
             alone, many = (
-                strong(alexnet, batch, n, as_original(K80), ALEXNET, algorithm=algorithm).step_time for n in (1, 8)
+                strong(alexnet, batch, n, as_original(K80), ALEXNET, exchange={"algorithm": algorithm}).step_time
+                for n in (1, 8)
             )
             assert (many < alone) is pays, f"{algorithm}, batch {batch}"
 
@@ -152,7 +159,9 @@ def test_speedup_of_firecaffe(batch: int, gpus: int, measured: float, cudnn: flo
     With the algorithms of cuDNN 2 we are off by about as much, too: the network between the nodes comes out too fast.
     """
     tolerance = 0.36
-    alone, many = (strong(nin(rounded_up=True), batch, n, K20X, "auto", cudnn=cudnn).step_time for n in (1, gpus))
+    alone, many = (
+        strong(nin(rounded_up=True), batch, n, K20X, "auto", kernels={"cudnn": cudnn}).step_time for n in (1, gpus)
+    )
     assert alone / many == pytest.approx(measured, rel=tolerance), PUBLISHED_NIN
 
 
@@ -160,7 +169,7 @@ def test_speedup_of_firecaffe(batch: int, gpus: int, measured: float, cudnn: flo
 def test_step_on_a_k80(model: str, batch: int, milliseconds: float) -> None:
     """TensorFlow benchmarks page, May 2017, one GK210, synthetic data. A bound, not an achievement: Kepler was not
     calibrated, takes the efficiencies of Maxwell and the peak of its boost clock, and comes out too fast."""
-    run = {"batch": batch, "software": "tensorflow1", "cudnn": 5.1, "algorithm": None}
+    run = {"batch": batch, "software": "tensorflow1", "kernels.cudnn": 5.1, "exchange.algorithm": None}
     ours = made(model, "aws-p2.16xlarge", "auto", **run).step_time
     assert 1 / 2.5 < ours / (milliseconds * MILLISECOND) < 1.25
 
@@ -170,7 +179,7 @@ def test_step_on_a_k20(calibration: str, tolerance: float) -> None:
     """Krizhevsky, arXiv:1404.5997, table 1: 98.05 hours for 90 epochs of ImageNet, from memory (UNVERIFIED). The
     constant was fitted to it."""
     measured = 98.05 * HOUR / 90 / 1_281_167 * 128
-    ours = made("alexnet-v2-owt", K20, calibration, batch=128, cudnn=2.0).step_time
+    ours = made("alexnet-v2-owt", K20, calibration, batch=128, kernels={"cudnn": 2.0}).step_time
     assert ours == pytest.approx(measured, rel=tolerance)
 
 
@@ -178,7 +187,7 @@ def test_step_on_a_k20(calibration: str, tolerance: float) -> None:
 @pytest.mark.parametrize(("gpus", "measured"), [(2, 1.95), (4, 3.74), (8, 6.25)])
 def test_speedup_of_one_weird_trick(calibration: str, gpus: int, measured: float) -> None:
     """Krizhevsky, arXiv:1404.5997, table 1 (batch 128 per GPU in both kinds of layers), from memory (UNVERIFIED)."""
-    run = {"batch": 128, "strategy": "owt", "algorithm": None, "cudnn": 2.0}
+    run = {"batch": 128, "strategy": "owt", "exchange.algorithm": None, "kernels.cudnn": 2.0}
     found = {n: made("alexnet-v2-owt", K20, calibration, gpus=n, **run) for n in (1, gpus)}
     speedup = found[gpus].samples_per_s / found[1].samples_per_s
     assert speedup == pytest.approx(measured, rel=0.25)
@@ -187,7 +196,7 @@ def test_speedup_of_one_weird_trick(calibration: str, gpus: int, measured: float
 
 
 def test_one_weird_trick_exchanges_convolutions_alone() -> None:
-    found = made("alexnet-v2-owt", K20, "ideal", gpus=8, batch=128, strategy="owt", algorithm=None)
+    found = made("alexnet-v2-owt", K20, "ideal", gpus=8, batch=128, strategy="owt", exchange={"algorithm": None})
     gradients = [one for section in found.program.sections for one in section.gradients]
     weights = 64 * 3 * 121 + 192 * 64 * 25 + 384 * 192 * 9 + 384 * 384 * 9 + 256 * 384 * 9
     biases = 64 + 192 + 384 + 384 + 256

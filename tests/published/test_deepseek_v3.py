@@ -24,8 +24,8 @@ def trained(**more: object) -> Prediction:
     tokens dispatched in FP8 and sends between stages beside computation (shorter)."""
     run = {
         "gpus": 2048, "global_batch": 15360, "microbatch": 1, "strategy": "pp=16,ep=64,zero=1", "dtype": "fp8",
-        "recompute": "selective", "recompute_modules": ["layernorm", "mla_up_proj", "moe_act"],
-        "expert_dispatch": "deepep", "software": "megatron-core", "schedule": "dualpipe", **more,
+        "recompute": "selective", "recompute.modules": ["layernorm", "mla_up_proj", "moe_act"],
+        "experts.dispatch": "deepep", "software": "megatron-core", "schedule": "dualpipe", **more,
     }  # fmt: skip
     return predict(load_model("deepseek_v3"), load_system("h800-8"), Run.model_validate(run))
 
@@ -42,7 +42,7 @@ def test_hours_for_a_trillion_tokens() -> None:
     assert dualpipe.interval[0] < dualpipe.step_time * HOURS / hours(dualpipe) < dualpipe.interval[1]
     for schedule in ("1f1b", "zb-h1"):
         assert hours(trained(schedule=schedule)) > 250_000.0
-    assert hours(trained(expert_overlap=False)) > 250_000.0
+    assert hours(trained(experts={"overlap": False})) > 250_000.0
 
 
 def test_parameters_are_there_twice() -> None:

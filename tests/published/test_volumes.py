@@ -293,7 +293,7 @@ def test_imbalance_slows_the_experts_and_nothing_else() -> None:
     assert flops(uneven, False) == flops(even, False)
     assert program("mixtral-8x7b", "dp", imbalance=1.5) == program("mixtral-8x7b", "dp")
     slow, quick = (
-        predict(load_model("mixtral-8x7b"), SYSTEM, Run(gpus=8, batch=1, strategy="ep=8", expert_imbalance=one))
+        predict(load_model("mixtral-8x7b"), SYSTEM, Run(gpus=8, batch=1, strategy="ep=8", experts={"imbalance": one}))
         for one in (1.5, 1.0)
     )
     assert slow.step_time > quick.step_time and slow.flops == quick.flops

@@ -31,6 +31,6 @@ def test_every_strategy_schedule_and_profile_is_among_the_cases() -> None:
     strategies = {run["strategy"].removesuffix(",vp=2") for run in runs}
     assert strategies == {*SPLITS, *STRATEGIES}, "draw the cases anew"
     assert {run["software"] for run in runs} == set(names("software")), "draw the cases anew"
-    assert {Run.model_validate(run).schedule for run in runs} == set(SCHEDULES), "draw the cases anew"
+    assert {Run.model_validate(run).pipeline.schedule for run in runs} == set(SCHEDULES), "draw the cases anew"
     recomputed = Counter(run["recompute"] for run in runs)
     assert min(recomputed[kind] for kind in ("none", "selective", "full")) > len(runs) / 10

@@ -19,6 +19,7 @@ from paleo.errors import SpecError
 from paleo.logs.base import READERS, lines_of, read_log
 from paleo.logs.nccl_tests import PROGRAMS, operation_of, read_collectives
 from paleo.report.audit import verdict
+from paleo.specs.run import updated
 from paleo.specs.software import load_software
 from paleo.specs.system import System
 from paleo.studies.audit import _HYPOTHESES, _automatic_seconds, audit, audit_collectives
@@ -43,7 +44,7 @@ def prediction(
 ) -> Prediction:
     model, machine, run = RUNS[name]
     software = changes.pop("profile", None)
-    return predict(load_model(model), system(load_system(machine)), run.model_copy(update=changes), software)
+    return predict(load_model(model), system(load_system(machine)), updated(run, changes), software)
 
 
 def megatron_log(step: Prediction, seed: int, *, slow: float = 1.0, noise: float = 0.01, timers: bool = True) -> str:
@@ -111,7 +112,11 @@ FAULTS: list[tuple[str, str, Callable[[], str]]] = [
     ("missing overlap", "many", lambda: megatron_log(prediction("many", exchange="after"), 6)),
     ("host-bound", "small", lambda: megatron_log(slower_host("small", 3.0), 7)),
     ("wrong batch", "gpt", lambda: megatron_log(prediction("gpt", global_batch=32), 8, timers=False)),
-    ("eager attention", "gpt", lambda: megatron_log(prediction("gpt", attention="unfused"), 9, timers=False)),
+    (
+        "eager attention",
+        "gpt",
+        lambda: megatron_log(prediction("gpt", kernels={"attention": "unfused"}), 9, timers=False),
+    ),
     ("straggler", "many", lambda: megatron_log(prediction("many"), 10, slow=1.25)),
 ]
 

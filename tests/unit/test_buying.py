@@ -105,7 +105,7 @@ def test_flags_name_the_layout(software: str, words: str) -> None:
 def test_flags_of_megatron_name_experts_layers_and_formats() -> None:
     """Experts that are folded over tensor parallelism are on all their ranks; gpt-oss repeats pairs of layers; products
     in 8 and 4 bits stand beside weights in bf16."""
-    run = Run(gpus=32, global_batch=32, microbatch=1, strategy="tp=4,ep=8,dp=4,pp=2,etp=1,sp", cut=(5, 7))
+    run = Run(gpus=32, global_batch=32, microbatch=1, strategy="tp=4,ep=8,dp=4,pp=2,etp=1,sp", pipeline={"cut": (5, 7)})
     run = run.model_copy(update={"software": "megatron-core"})
     flags = flags_of(predict(load_model("gpt-oss-20b"), load_system("dgx-h100"), run))
     assert "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1" in flags

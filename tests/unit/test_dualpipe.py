@@ -148,7 +148,7 @@ def test_what_they_cannot_run_is_said(name: str, stages: int, microbatches: int,
 
 def predicted(schedule: str, **more: Any) -> Prediction:
     run = {"gpus": 32, "batch": 1, "microbatch": 1, "strategy": "pp=4,ep=8", "software": "megatron-core", **more}
-    run |= {"schedule": schedule, "dtype": "bf16", "batch": 8, "cuda_graph": "full_iteration"}
+    run |= {"schedule": schedule, "dtype": "bf16", "batch": 8, "kernels.cuda_graph": "full_iteration"}
     return predict(QWEN, H100, Run.model_validate({"model": {"layers": 8}, **run}))
 
 
@@ -159,22 +159,24 @@ def test_tokens_travel_beside_the_other_pass_of_a_pair(name: str, alone: float) 
     batch = prediction.steps.batch
     assert batch.cases.times.hidden.max() > 0
     assert batch.times.hidden == pytest.approx((1.0 - alone) * batch.cases.times.hidden)
-    assert prediction.step_time == predicted(name, expert_overlap=True).step_time
-    apart = predicted(name, expert_overlap=False).breakdown
+    assert prediction.step_time == predicted(name, experts={"overlap": True}).step_time
+    apart = predicted(name, experts={"overlap": False}).breakdown
     assert apart.communication_total == pytest.approx(prediction.breakdown.communication_total)
     assert apart.communication_exposed > prediction.breakdown.communication_exposed
 
 
 def test_software_that_pairs_passes_of_chimera_leaves_those_that_fill_it() -> None:
     """Stage 0 of 4 holds 3 microbatches, of the 8 that pass through it in one of the two copies."""
-    batch = predicted("chimera", expert_overlap=True).steps.batch
+    batch = predicted("chimera", experts={"overlap": True}).steps.batch
     assert batch.times.hidden == pytest.approx(5 / 8 * batch.cases.times.hidden)
 
 
 def test_software_may_run_the_passes_of_a_pair_one_after_the_other() -> None:
     """torchtitan has DualPipeV, and nothing that overlaps its pairs."""
-    steps = [predicted("dualpipev", software="torchtitan", expert_overlap=each).step_time for each in (None, False)]
-    assert steps[0] == steps[1] > predicted("dualpipev", software="torchtitan", expert_overlap=True).step_time
+    steps = [
+        predicted("dualpipev", software="torchtitan", experts={"overlap": each}).step_time for each in (None, False)
+    ]
+    assert steps[0] == steps[1] > predicted("dualpipev", software="torchtitan", experts={"overlap": True}).step_time
 
 
 def test_a_schedule_of_pairs_hides_nothing_without_a_pipeline() -> None:

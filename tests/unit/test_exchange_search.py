@@ -14,6 +14,7 @@ from paleo.errors import SpecError
 from paleo.launch.commands import estimate_command
 from paleo.search.plans import search
 from paleo.search.space import within
+from paleo.specs.run import updated
 from paleo.studies.exchange import StalenessPrice, _effective, _work, consistency_study, exchange_search
 
 MODEL, NODES = load_model("lenet"), load_system("aws-p3.16xlarge")
@@ -26,14 +27,14 @@ FREE = StalenessPrice(0.0)
     ("name", "servers"), [("async", None), ("ssp:4", None), ("ssp:4", 16), ("local:16", None), ("gossip:exp2", None)]
 )
 def test_arrays_say_what_predictions_say(name: str, servers: int | None) -> None:
-    searched = search(MODEL, NODES, RUN.model_copy(update={"servers": servers}), space=within("dp=32"))
+    searched = search(MODEL, NODES, updated(RUN, {"servers": servers}), space=within("dp=32"))
     assert searched.ranking is not None
     (part,) = searched.ranking.parts
     effective = _effective(_work(part, NODES), name, FREE, 256)
     chosen = np.flatnonzero(np.isfinite(effective) & (part.results.chosen("overlapped") == 0))[:3]
     assert len(chosen) == 3
     for index in chosen.tolist():
-        run = searched.ranking.row(index).run.model_copy(update={"consistency": name})
+        run = updated(searched.ranking.row(index).run, {"consistency": name})
         prediction = predict(MODEL, NODES, run)
         study = consistency_study(prediction)
         assert study is not None and effective[index] == pytest.approx(study.step_time, rel=1e-6)
@@ -41,7 +42,7 @@ def test_arrays_say_what_predictions_say(name: str, servers: int | None) -> None
 
 def test_a_search_waits_for_the_slowest_as_a_prediction_does() -> None:
     """Noise of ranks, of slow ones and of lengths is in every plan of a search, and the timeline ends with the step."""
-    noisy = RUN.model_copy(update={"slow_ranks": 0.02, "length_variation": 0.4})
+    noisy = updated(RUN, {"variation.slow_ranks": 0.02, "variation.lengths": 0.4})
     searched, quiet = (search(MODEL, NODES, run, space=within("pp=2,dp=16")) for run in (noisy, Run(**QUIET)))
     for row in searched.plans[:3]:
         prediction = predict(MODEL, NODES, row.run)
@@ -90,7 +91,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_plan_under_noise_is_shown_again_by_its_command(capsys: pytest.CaptureFixture[str]) -> None:
-    run = RUN.model_copy(update={"slow_ranks": 0.02, "length_variation": 0.4, "software": "pytorch-eager"})
+    run = updated(RUN, {"variation.slow_ranks": 0.02, "variation.lengths": 0.4, "software": "pytorch-eager"})
     row = search(MODEL, NODES, run, space=within("pp=2,dp=16")).plans[0]
     words = shlex.split(estimate_command(MODEL, NODES, row.run))
     assert paleo([*words[1:], "--json"]) == 0

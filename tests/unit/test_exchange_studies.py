@@ -49,7 +49,11 @@ def test_jitter_makes_synchronous_steps_wait_and_local_ones_less() -> None:
 
 
 def test_waiting_for_the_slowest_is_a_part_of_the_step() -> None:
-    quiet, noisy, lengths = step(), step(jitter=0.03, slow_ranks=0.04), step(length_variation=0.4)
+    quiet, noisy, lengths = (
+        step(),
+        step(jitter=0.03, variation={"slow_ranks": 0.04}),
+        step(variation={"lengths": 0.4}),
+    )
     worked = quiet.breakdown.compute + quiet.breakdown.memory_bound + quiet.breakdown.launch
     share = float(expected_largest(quiet.plan.dp)) * 0.05  # 3 and 4 per cent make 5
     assert noisy.breakdown.stragglers == pytest.approx(share * worked)
@@ -127,7 +131,7 @@ def test_a_curve_under_a_consistency_model() -> None:
 def test_curves_of_several_models_and_places() -> None:
     runs = curve_runs(Run(consistency="bsp,ssp:4", nodes="random"))
     expected = [("bsp", "packed"), ("bsp", "random"), ("ssp:4", "packed"), ("ssp:4", "random")]
-    assert [(run.consistency, run.nodes) for run in runs] == expected
+    assert [(run.exchange.consistency, run.fabric.nodes) for run in runs] == expected
     assert curve_runs(Run()) == (Run(),)
 
 
@@ -165,7 +169,7 @@ def test_a_study_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     stale = step(consistency="async", gpus=8)
     training(stale, Amount(1000.0, "some"))
     assert consistency_study(stale) is consistency_study(stale)
-    assert [run.exchange for run in calls] == ["after"]
+    assert [run.exchange.when for run in calls] == ["after"]
 
 
 def test_a_picture_shows_every_model_that_a_scale_compares() -> None:

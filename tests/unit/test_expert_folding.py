@@ -170,7 +170,7 @@ def moved(section: Section) -> Bytes:
 def test_ranks_of_tp_send_their_own_tokens_and_gather_what_arrives(imbalance: float) -> None:
     """Megatron-Core's dispatcher: dispatch and combine exchange 56 MiB over ep; 448 MiB are gathered over tp before the
     products and scattered after them; backward their gradients take the same ways back."""
-    bytes_moved = moved(mixture("megatron-core", expert_imbalance=imbalance))
+    bytes_moved = moved(mixture("megatron-core", experts={"imbalance": imbalance}))
     for phase in ("forward", "backward"):
         assert bytes_moved["all_to_all", "ep", phase] == pytest.approx(imbalance * 2 * 58_720_256)
         for operation in ("all_gather", "reduce_scatter"):
@@ -215,7 +215,7 @@ def test_software_that_refuses_whole_sequences_over_tp_is_named() -> None:
 def test_tokens_sent_once_are_gathered_once() -> None:
     """DeepEP over four nodes, each with the eight ranks of a group of tp: a token goes once to each node and is
     gathered once, not for each of its experts there: 8 experts of 256 lie on 3.6 of four nodes."""
-    bytes_moved = moved(mixture("megatron-core", expert_dispatch="deepep"))
+    bytes_moved = moved(mixture("megatron-core", experts={"dispatch": "deepep"}))
     share = distinct_target_share(8, 256, 4)
     assert 8 * share == pytest.approx(3.61, abs=0.005)
     assert bytes_moved["all_to_all", "ep", "forward"] == pytest.approx(2 * SENT * share)

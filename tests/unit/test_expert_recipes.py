@@ -18,7 +18,7 @@ from paleo.predict import Prediction, predict
 from paleo.search.plans import explain, search
 from paleo.search.space import within
 from paleo.specs.model import load_model
-from paleo.specs.run import Run
+from paleo.specs.run import Run, by_path, updated
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.step.backend import Backend, backend_of
@@ -108,14 +108,21 @@ def _block_kernels(made: Backend) -> list[Kernel]:
 
 
 def test_graphs_and_dropped_tokens_spare_the_host() -> None:
-    eager, dropped, graph = predicted(), predicted(drop_tokens=True), predicted(cuda_graph="full_iteration")
+    eager, dropped, graph = (
+        predicted(),
+        predicted(experts={"drop_tokens": True}),
+        predicted(kernels={"cuda_graph": "full_iteration"}),
+    )
     assert eager.step_time > dropped.step_time > graph.step_time
     assert graph.breakdown.launch == pytest.approx(0.0, abs=1e-9)
 
 
 def test_tokens_travel_beside_another_microbatch() -> None:
     """At most what the exchange's own multiprocessors leave is hidden; what travels stays the same."""
-    alone, beside = predicted(cuda_graph="full_iteration"), predicted(cuda_graph="full_iteration", expert_overlap=True)
+    alone, beside = (
+        predicted(kernels={"cuda_graph": "full_iteration"}),
+        predicted(kernels={"cuda_graph": "full_iteration"}, experts={"overlap": True}),
+    )
     assert beside.breakdown.communication_total == pytest.approx(alone.breakdown.communication_total, rel=0.01)
     won = alone.breakdown.communication_exposed - beside.breakdown.communication_exposed
     assert 0 < won < (1.0 - 24 / 132 + 0.01) * alone.breakdown.communication_total
@@ -127,14 +134,16 @@ def test_tokens_travel_beside_another_microbatch() -> None:
 def shared_beside(**more: Any) -> Prediction:
     """DeepSeek-V2-Lite, three layers with two shared experts each, without the host."""
     run = {"gpus": 16, "batch": 2, "microbatch": 1, "strategy": "ep=16", "software": "megatron-core", **more}
-    run = {"cuda_graph": "full_iteration", "shared_expert_overlap": True, "model": {"layers": 4}, **run}
+    run = {"kernels.cuda_graph": "full_iteration", "experts.shared_overlap": True, "model": {"layers": 4}} | by_path(
+        run
+    )
     return predict(load_model("deepseek_v2-lite"), H100, Run.model_validate({"dtype": "bf16", **run}))
 
 
 def test_shared_experts_run_beside_the_exchange_of_nccl() -> None:
     """In each of two microbatches and three layers the shorter of both is hidden, forward and backward, as far as the
     exchange leaves multiprocessors: 108 of 132."""
-    alone, beside = shared_beside(shared_expert_overlap=None), shared_beside()
+    alone, beside = shared_beside(experts={"shared_overlap": None}), shared_beside()
     (section,) = (each for each in beside.program.sections if each.repeat == 3)
     backend = backend_of(H100, beside.run, "bf16")
     hidden = 0.0
@@ -155,20 +164,20 @@ def test_shared_experts_run_beside_the_exchange_of_nccl() -> None:
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"expert_dispatch": "deepep"}, "deepep has no such overlap, nccl has"),
+        ({"experts.dispatch": "deepep"}, "deepep has no such overlap, nccl has"),
         ({"strategy": "dp=16"}, "there is no expert parallelism"),
-        ({"expert_overlap": True}, "tokens travel beside another microbatch (expert_overlap)"),
+        ({"experts.overlap": True}, "tokens travel beside another microbatch (experts.overlap)"),
     ],
 )
 def test_shared_experts_beside_no_exchange_change_nothing(more: dict[str, Any], reason: str) -> None:
-    alone, beside = shared_beside(shared_expert_overlap=False, **more), shared_beside(**more)
-    assert f"shared_expert_overlap changes nothing: {reason}" in beside.warnings
+    alone, beside = shared_beside(experts={"shared_overlap": False}, **more), shared_beside(**more)
+    assert f"experts.shared_overlap changes nothing: {reason}" in beside.warnings
     assert alone.step_time == beside.step_time
-    assert "changes nothing: no layer has shared experts" in str(predicted(shared_expert_overlap=True).warnings)
+    assert "changes nothing: no layer has shared experts" in str(predicted(experts={"shared_overlap": True}).warnings)
 
 
 def test_a_search_runs_shared_experts_beside_the_exchange_as_a_prediction_does() -> None:
-    model, stated = load_model("deepseek_v2-lite"), {"shared_expert_overlap": True, "software": "megatron-core"}
+    model, stated = load_model("deepseek_v2-lite"), {"experts.shared_overlap": True, "software": "megatron-core"}
     run = Run.model_validate({"gpus": 16, "global_batch": 32, "model": {"layers": 4}, **stated})
     space = replace(within("tp=1,cp=1,ep=16,pp=1", recompute="none"), zero=(1,))
     for row in search(model, H100, run, space=space).plans:
@@ -182,7 +191,7 @@ def test_a_search_runs_shared_experts_beside_the_exchange_as_a_prediction_does()
 def test_passes_that_fill_a_pipeline_hide_no_exchange(strategy: str, microbatches: int, alone: float) -> None:
     """Interleaved over two stages 2 (2 - 1) + 2 passes fill, one more goes forward before the first pair: 5 of 8."""
     batch = predicted(
-        strategy=strategy, batch=microbatches, expert_overlap=True, cuda_graph="full_iteration"
+        strategy=strategy, batch=microbatches, experts={"overlap": True}, kernels={"cuda_graph": "full_iteration"}
     ).steps.batch
     paired, whole = batch.times, batch.cases.times
     assert whole.hidden.max() > 0
@@ -192,7 +201,7 @@ def test_passes_that_fill_a_pipeline_hide_no_exchange(strategy: str, microbatche
 
 
 def test_each_dispatcher_sends_what_it_must() -> None:
-    nccl, deepep = (predicted(expert_dispatch=name) for name in ("nccl", "deepep"))
+    nccl, deepep = (predicted(experts={"dispatch": name}) for name in ("nccl", "deepep"))
     handshakes = 2 * 4 * 4 * load_software("megatron-core").host.handshake  # microbatches, layers, exchanges
     sent = deepep.breakdown.communication_total - handshakes
     assert sent < 0.5 * nccl.breakdown.communication_total, "two nodes, eight experts"
@@ -201,9 +210,9 @@ def test_each_dispatcher_sends_what_it_must() -> None:
 
 def test_tokens_that_travel_once_pay_the_more_there_are() -> None:
     """Over four nodes: the host pays for an exchange whoever makes it, so that the bytes decide."""
-    run = {"gpus": 32, "strategy": "ep=32", "global_batch": 512, "cuda_graph": "full_iteration", "batch": None}
+    run = {"gpus": 32, "strategy": "ep=32", "global_batch": 512, "kernels.cuda_graph": "full_iteration", "batch": None}
     steps = {
-        (name, seq): predicted(**run, expert_dispatch=name, model={"layers": 2, "seq": seq}).step_time
+        (name, seq): predicted(**run, experts={"dispatch": name}, model={"layers": 2, "seq": seq}).step_time
         for name in ("nccl", "deepep")
         for seq in (256, 8192)
     }
@@ -215,15 +224,15 @@ def test_a_search_chooses_the_dispatcher_and_folds_experts() -> None:
     run = Run.model_validate({"gpus": 32, "global_batch": 64, "software": "megatron-core", "model": {"layers": 2}})
     space = replace(within("tp=4,cp=1,ep=16,pp=1,sp", recompute="none"), zero=(1,))
     found = search(QWEN, H100, run, space=space)
-    assert {row.run.expert_dispatch for row in found.plans} == {None, "deepep"}
+    assert {row.run.experts.dispatch for row in found.plans} == {None, "deepep"}
     assert {row.strategy for row in found.plans} == {"tp=4,ep=16,dp=8,etp=1,zero=1,sp"}, "8 ranks of dp hold no 16"
     for row in found.plans:
         assert row.step_time == pytest.approx(predict(QWEN, H100, row.run).step_time, rel=1e-9)
     text = explain(QWEN, H100, found).text
-    used, other = ("NCCL's all-to-all", "DeepEP")[:: 1 if found.plans[0].run.expert_dispatch is None else -1]
+    used, other = ("NCCL's all-to-all", "DeepEP")[:: 1 if found.plans[0].run.experts.dispatch is None else -1]
     assert f"Tokens travel by {used}; {other} would be " in text and "aster" in text.partition(other)[2]
-    stated = search(QWEN, H100, run.model_copy(update={"expert_dispatch": "nccl"}), space=space)
-    assert {row.run.expert_dispatch for row in stated.plans} == {"nccl"}
+    stated = search(QWEN, H100, updated(run, {"experts.dispatch": "nccl"}), space=space)
+    assert {row.run.experts.dispatch for row in stated.plans} == {"nccl"}
 
 
 def test_what_clamped_experts_move() -> None:
@@ -279,16 +288,16 @@ def test_a_recipe_of_the_framework_says_what_a_silent_row_recomputes() -> None:
 
 def test_a_recipe_says_which_modules_a_silent_row_recomputes() -> None:
     oss = SILENT | {"model": "GPT OSS 120B", "pp": 4}
-    assert (run_of(oss).recompute, run_of(oss).recompute_modules) == ("selective", ("layernorm", "moe_act"))
-    assert run_of(oss | {"recompute": "none"}).recompute_modules == ()
-    assert run_of(oss | {"pp": 2, "dp": 32}).recompute == "none"
+    assert (run_of(oss).recompute.policy, run_of(oss).recompute.modules) == ("selective", ("layernorm", "moe_act"))
+    assert run_of(oss | {"recompute": "none"}).recompute.modules == ()
+    assert run_of(oss | {"pp": 2, "dp": 32}).recompute.policy == "none"
 
 
 def test_layers_that_notes_say_were_recomputed() -> None:
     quoted = SILENT | {"recompute": "full", "notes": "recipe X: recompute_num_layers=5; full recompute of 5 layers"}
-    assert (run_of(quoted).recompute, run_of(quoted).recompute_layers) == ("full", 5)
-    assert run_of(quoted | {"recompute": "none"}).recompute_layers is None
-    assert run_of(quoted | {"notes": "full recompute"}).recompute_layers is None
+    assert (run_of(quoted).recompute.policy, run_of(quoted).recompute.layers) == ("full", 5)
+    assert run_of(quoted | {"recompute": "none"}).recompute.layers is None
+    assert run_of(quoted | {"notes": "full recompute"}).recompute.layers is None
 
 
 def test_activations_that_go_to_the_host_are_not_recomputed() -> None:
@@ -298,8 +307,8 @@ def test_activations_that_go_to_the_host_are_not_recomputed() -> None:
         "seq_len": 8192, "micro_batch": 4, "global_batch": 256, "sharding": "zero3",
     }  # fmt: skip
     made = prediction_of(row)
-    assert made.run.recompute == "none" and made.memory.total > 4 / 3 * made.memory.capacity
-    assert prediction_of(row | {"framework": "NeMo"}).run.recompute == "full"
+    assert made.run.recompute.policy == "none" and made.memory.total > 4 / 3 * made.memory.capacity
+    assert prediction_of(row | {"framework": "NeMo"}).run.recompute.policy == "full"
 
 
 SILENT = {
@@ -317,8 +326,8 @@ def test_modules_that_notes_say_were_recomputed() -> None:
         "n_gpus": 256, "tp": 1, "pp": 32, "dp": 8, "cp": 1, "ep": 8, "vp": 3, "micro_batch": 1, "global_batch": 2048,
         "dtype": "bf16", "software": "megatron-core", "recompute": "selective",
     }  # fmt: skip
-    assert run_of({**row, "notes": "forced balance; moe recomputed"}).recompute_modules == ("moe",)
-    assert run_of({**row, "notes": "sums recomputed against the page"}).recompute_modules == ()
+    assert run_of({**row, "notes": "forced balance; moe recomputed"}).recompute.modules == ("moe",)
+    assert run_of({**row, "notes": "sums recomputed against the page"}).recompute.modules == ()
     stated = {**row, "notes": "moe recomputed", "recompute_modules": "layernorm+moe_act"}
-    assert run_of(stated).recompute_modules == ("layernorm", "moe_act")
-    assert run_of({**row, "recompute": "full", "notes": "moe recomputed"}).recompute_modules == ()
+    assert run_of(stated).recompute.modules == ("layernorm", "moe_act")
+    assert run_of({**row, "recompute": "full", "notes": "moe recomputed"}).recompute.modules == ()

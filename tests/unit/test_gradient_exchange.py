@@ -194,7 +194,7 @@ def test_overlap_hides_some_of_the_exchange_and_no_more(options: dict[str, Any])
     assert after.breakdown.communication_total == pytest.approx(after.breakdown.communication_exposed)
     if "zero" not in options["strategy"]:  # which shares the update among the replicas, too
         alone = made(free, **(options | {"gpus": beside.plan.stages}), exchange="after")
-        exchanged = 0.0 if beside.run.schedule != "chimera" else alone.breakdown.communication_exposed
+        exchanged = 0.0 if beside.run.pipeline.schedule != "chimera" else alone.breakdown.communication_exposed
         assert beside.step_time >= alone.step_time - exchanged
 
 
@@ -223,11 +223,11 @@ def test_traces_of_v_and_bidirectional_pipelines_end_near_the_step(schedule: str
 def test_a_cut_by_hand_is_what_it_says() -> None:
     """gpt2's twelve blocks, two on the first stage and four on the last one; uniform is three each."""
     options = {"gpus": 4, "strategy": "pp=4", "batch": 16, "microbatch": 1}
-    by_hand, even = made(**options, cut=(3, 3, 3, 3)), made(**options)
-    assert by_hand.step_time == even.step_time == made(**options, cut="uniform").step_time
-    assert made(**options, cut=(3, 4, 4, 1)).step_time < even.step_time  # the head weighs some blocks
-    assert made(**options, cut="time").step_time < even.step_time
-    slow = made(**options, cut=(2, 3, 3, 4))
+    by_hand, even = made(**options, pipeline={"cut": (3, 3, 3, 3)}), made(**options)
+    assert by_hand.step_time == even.step_time == made(**options, pipeline={"cut": "uniform"}).step_time
+    assert made(**options, pipeline={"cut": (3, 4, 4, 1)}).step_time < even.step_time  # the head weighs some blocks
+    assert made(**options, pipeline={"cut": "time"}).step_time < even.step_time
+    slow = made(**options, pipeline={"cut": (2, 3, 3, 4)})
     busiest = [sum(e.task.duration for e in slow.timeline.events if e.task.resource == f"stage{s}") for s in (0, 1, 3)]
     assert busiest[0] < busiest[1] < busiest[2]
 
@@ -238,20 +238,20 @@ def test_a_cut_by_hand_is_what_it_says() -> None:
 )
 def test_a_cut_that_does_not_fit_is_said(cut: tuple[int, ...], message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        made(gpus=4, strategy="pp=4", cut=cut)
+        made(gpus=4, strategy="pp=4", pipeline={"cut": cut})
 
 
 def test_a_cut_of_chunks_states_all_of_them() -> None:
     options = {"gpus": 2, "strategy": "pp=2,vp=2", "batch": 4, "microbatch": 1}
-    assert made(**options, cut=(3, 3, 3, 3)).step_time == made(**options).step_time
+    assert made(**options, pipeline={"cut": (3, 3, 3, 3)}).step_time == made(**options).step_time
     with pytest.raises(PlanError, match="states 2 pieces; pp=2 times 2 chunks a stage has 4"):
-        made(**options, cut=(6, 6))
+        made(**options, pipeline={"cut": (6, 6)})
     with pytest.raises(PlanError, match="adds up to 5 layers"):
-        made(cut=(5,))
+        made(pipeline={"cut": (5,)})
 
 
 def test_layers_without_blocks_are_cut_one_by_one() -> None:
-    step = made(model="alexnet", gpus=2, strategy="pp=2", batch=8, microbatch=1, cut=(10, 12))
+    step = made(model="alexnet", gpus=2, strategy="pp=2", batch=8, microbatch=1, pipeline={"cut": (10, 12)})
     assert len(step.program.sections) == 22
     parameters = [
         sum(section.parameters for section in half) for half in (step.program.sections[:10], step.program.sections[10:])
@@ -389,7 +389,7 @@ def test_owners_of_whole_tensors_broadcast_in_turn(gpus: int, messages: int) -> 
 def test_buckets_follow_the_rule_of_the_software(
     software: str, ranks: float, stated: str | None, elements: float
 ) -> None:
-    run = Run(software=software, **({"bucket": stated} if stated else {}))
+    run = Run(software=software, **({"exchange.bucket": stated} if stated else {}))
     backend = backend_of(load_system("dgx-h100"), run, "bf16")
     assert float(backend.bucket_bytes(ranks)) == pytest.approx(elements * backend.formats.summed)
 
@@ -406,7 +406,7 @@ def test_gradients_of_megatron_over_many_ranks_travel_in_few_buckets() -> None:
         model={"seq": 4096},
     )
     whole = predict(load_model("llama2-7b"), load_system("dgx-h100"), run)
-    cut = whole.variant(bucket="25 MiB")
+    cut = whole.variant(exchange={"bucket": "25 MiB"})
     assert whole.step_time < 2.2 < 5.0 < cut.step_time
     assert whole.memory.workspace < cut.memory.workspace  # parts of one buffer, not buffers beside it
 

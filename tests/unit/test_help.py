@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import typer
 
 from paleo.cli import every_command, run
 from paleo.cli.options import completes, words
+from paleo.specs.run import path_of
 
 COMMANDS: dict[str, Any] = dict(typer.main.get_command(every_command()).commands)  # type: ignore[attr-defined]
 
@@ -61,7 +63,7 @@ def test_the_defaults_of_a_run_are_those_of_its_specification(
         "calibration",
     ):
         line = next(line for line in printed.splitlines() if re.match(rf"[│ *]+--{field} ", line))
-        assert f"[default: ({Run.model_fields[field].default})]" in line, line
+        assert f"[default: ({attrgetter(path_of(field))(Run())})]" in line, line
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -326,10 +326,10 @@ def test_batches_of_many_divisors_are_searched_soon() -> None:
         ({"servers": 2}, "servers=2 changes nothing: workers are synchronous (bsp)"),
         ({"background": 0.3}, "background=0.3 changes nothing: the run has 8 GPUs of a node of 8"),
         ({"strategy": "ep=8"}, "ep=8 changes nothing: the network has no experts"),
-        ({"expert_dispatch": "deepep"}, "expert_dispatch=deepep changes nothing: the network has no experts"),
+        ({"experts.dispatch": "deepep"}, "experts.dispatch=deepep changes nothing: the network has no experts"),
         (
-            {"recompute": "selective", "recompute_modules": ["layernorm"]},
-            "recompute_modules=layernorm changes nothing: no layer of the network has that part",
+            {"recompute": "selective", "recompute.modules": ["layernorm"]},
+            "recompute.modules=layernorm changes nothing: no layer of the network has that part",
         ),
         ({"consistency": "async", "servers": 2}, ""),
         ({"schedule": "gpipe", "strategy": "pp=2"}, ""),
@@ -455,7 +455,7 @@ def test_counts_that_are_none(gpus: object) -> None:
     [
         (["--calibration", "ppp=1e-300"], "from 0.0001 to 1"),
         (["--epochs", "1e25"], "at most 9e+15"),
-        (["--set", "expert_imbalance=1e300"], "expected 0, or"),
+        (["--set", "experts.imbalance=1e300"], "expected 0, or"),
         (["--set", "model.hidden=1e19"], "expected 0, or"),
     ],
 )

@@ -197,7 +197,7 @@ def test_latents_before_and_after_their_norms_are_kept_for_own_tokens() -> None:
 
 
 def test_modules_that_run_again_gather_latents_again_but_not_the_rotary_key() -> None:
-    program = predicted("own", recompute="selective", recompute_modules=["mla_up_proj"]).program
+    program = predicted("own", recompute={"policy": "selective", "modules": ["mla_up_proj"]}).program
     gathers = {
         transfer.name.rpartition(".")[2]: transfer.selected
         for section in program.sections

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,28 @@ from paleo.cli import run as paleo
 from paleo.errors import PaleoError
 from paleo.launch.commands import estimate_command
 from paleo.specs.model import load_model
-from paleo.specs.run import Run
+from paleo.specs.run import Run, field_paths, path_of
 from paleo.specs.system import load_system
 
 #: A value of each field of a run that is not its default.
 STATED: dict[str, Any] = {
     "gpus": 16, "batch": 4, "global_batch": 64, "microbatch": 2, "dtype": "fp16", "optimizer": "momentum",
     "strategy": "tp=2,pp=2", "placement": {"block.*.mlp1": {"ffn": "tp", "seq": ["tp", "cp"], "batch": None}},
-    "expert_imbalance": 1.3, "expert_dispatch": "deepep", "expert_overlap": False, "shared_expert_overlap": True,
-    "drop_tokens": True, "cuda_graph": "full_iteration", "schedule": "zb-v", "cut": (5, 7),
-    "recompute": "selective", "recompute_layers": 3, "recompute_every": 2, "recompute_modules": ("core_attn", "mlp"),
-    "recompute_by_layer": {"block.[0-3]": "full"},
-    "software": "megatron-core", "cudnn": 8.9, "attention": "unfused", "scaling": "mxfp8", "cross_entropy": "upcast",
-    "main_gradients": "fp32", "exchange": "after", "bucket": "1 MB", "algorithm": "ring", "compress": "topk:0.001",
+    "experts.imbalance": 1.3, "experts.dispatch": "deepep", "experts.overlap": False, "experts.shared_overlap": True,
+    "experts.drop_tokens": True, "kernels.cuda_graph": "full_iteration", "schedule": "zb-v", "pipeline.cut": (5, 7),
+    "recompute": "selective", "recompute_layers": 3, "recompute.every": 2, "recompute.modules": ("core_attn", "mlp"),
+    "recompute.by_layer": {"block.[0-3]": "full"},
+    "software": "megatron-core", "kernels.cudnn": 8.9, "kernels.attention": "unfused", "kernels.scaling": "mxfp8",
+    "kernels.cross_entropy": "upcast", "kernels.main_gradients": "fp32", "exchange": "after",
+    "exchange.bucket": "1 MB", "exchange.algorithm": "ring", "compress": "topk:0.001",
     "consistency": "ssp:4", "servers": 2, "jitter": 0.037, "nodes": "spread:8", "background": 0.25,
-    "neighbour": "ring:8:0.5", "slow_ranks": 0.01, "length_variation": 0.4, "calibration": "ideal",
-    "offload": "optimizer", "offload_layers": 3, "clip": "norm", "lora": "16:mlp", "qlora": True,
+    "neighbour": "ring:8:0.5", "variation.slow_ranks": 0.01, "variation.lengths": 0.4, "calibration": "ideal",
+    "offload": "optimizer", "offload.layers": 3, "clip": "norm", "lora": "16:mlp", "qlora": True,
     "freeze": ("embed", "block.[0-9]"), "forward_only": True, "model": {"seq": 512, "layers": 3},
     "input": {"sample": "110 kB", "storage": "8 GB/s", "decode": "10 ms", "cores": 3},
 }  # fmt: skip
 #: Fields that are refused without another.
-BESIDE = {"recompute_modules": {"recompute": "selective"}}
+BESIDE = {"recompute.modules": {"recompute": "selective"}}
 
 
 @pytest.fixture
@@ -56,11 +58,10 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_every_field_of_a_run_has_a_value_here() -> None:
-    assert set(STATED) == set(Run.model_fields)
-    defaults = Run()
-    assert all(
-        getattr(Run(**{name: STATED[name], **BESIDE.get(name, {})}), name) != getattr(defaults, name) for name in STATED
-    )
+    assert {path_of(name) for name in STATED} == set(field_paths())
+    for name, value in STATED.items():
+        field = attrgetter(path_of(name))
+        assert field(Run(**{name: value, **BESIDE.get(name, {})})) != field(Run())
 
 
 @pytest.mark.parametrize("name", STATED)

@@ -34,11 +34,13 @@ def bytes_a_parameter(prediction: Prediction) -> float:
     ],
 )
 def test_bytes_a_parameter_are_those_of_megatron(strategy: str, gradients: str, expected: float) -> None:
-    assert bytes_a_parameter(predicted(strategy, main_gradients=gradients)) == pytest.approx(expected, rel=1e-6)
+    assert bytes_a_parameter(predicted(strategy, kernels={"main_gradients": gradients})) == pytest.approx(
+        expected, rel=1e-6
+    )
 
 
 def test_wider_gradients_take_longer_to_exchange_and_to_write() -> None:
-    narrow, wide = (predicted(main_gradients=format, exchange="after") for format in ("narrow", "fp32"))
+    narrow, wide = (predicted(kernels={"main_gradients": format}, exchange="after") for format in ("narrow", "fp32"))
     total = narrow.breakdown.communication_total
     assert wide.breakdown.communication_total == pytest.approx(2 * total, rel=0.05)
     assert (
@@ -48,7 +50,7 @@ def test_wider_gradients_take_longer_to_exchange_and_to_write() -> None:
 
 
 def test_fp32_training_and_autocast_have_them_anyway() -> None:
-    narrow, wide = (predicted(dtype="fp32", main_gradients=format) for format in ("narrow", "fp32"))
+    narrow, wide = (predicted(dtype="fp32", kernels={"main_gradients": format}) for format in ("narrow", "fp32"))
     assert narrow.step_time == wide.step_time and narrow.memory == wide.memory
 
 
@@ -69,8 +71,10 @@ ROW = {
 def test_rows_state_their_attention_and_their_loss() -> None:
     """Long contexts of Hugging Face were priced with eager attention: ten times the time at 256k tokens."""
     plain, stated = run_of(ROW), run_of(ROW | {"attention": "flash", "cross_entropy": "fused"})
-    assert (plain.attention, plain.cross_entropy) == (None, None)
-    assert (stated.attention, stated.cross_entropy) == ("fused", "tiled"), "Liger's, beside such networks"
+    assert (plain.kernels.attention, plain.kernels.cross_entropy) == (None, None)
+    assert (stated.kernels.attention, stated.kernels.cross_entropy) == ("fused", "tiled"), (
+        "Liger's, beside such networks"
+    )
     model = load_model("llama3-8b")
     eager, flash = (
         predict(model, H100, run.model_copy(update={"software": "huggingface-eager"})) for run in (plain, stated)
@@ -81,8 +85,8 @@ def test_rows_state_their_attention_and_their_loss() -> None:
 
 def test_rows_state_the_modules_that_they_recompute() -> None:
     run = run_of(ROW | {"recompute": "selective", "recompute_modules": "layernorm+moe_act"})
-    assert run.recompute_modules == ("layernorm", "moe_act")
-    assert run_of(ROW).recompute_modules == ()
+    assert run.recompute.modules == ("layernorm", "moe_act")
+    assert run_of(ROW).recompute.modules == ()
 
 
 def test_megatron_keeps_them_in_fp32_and_recipes_of_nemo_do_not() -> None:
@@ -98,7 +102,7 @@ def test_a_product_that_adds_to_the_sum_reads_and_writes_it(format: str, more: f
     fused = load_software("megatron-core")
     plain = fused.changed({"gradients.accumulated": False})
     run = Run.model_validate(
-        {"gpus": 1, "batch": 1, "dtype": "bf16", "software": "megatron-core", "main_gradients": format}
+        {"gpus": 1, "batch": 1, "dtype": "bf16", "software": "megatron-core", "kernels.main_gradients": format}
     )
     moved = [
         sum(section.repeat * counted.times * counted.kernel.bytes for section in each.program.sections

@@ -17,7 +17,7 @@ from paleo.operations.base import Kernel
 from paleo.operations.tensor import Tensor, precision
 from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model
-from paleo.specs.run import Run
+from paleo.specs.run import Run, updated
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import load_system
 from paleo.step.memory import Footprint
@@ -62,7 +62,7 @@ def test_a_tiled_loss_leaves_no_logits() -> None:
     2 * 14,336 a token."""
     run = Run(gpus=8, dtype="bf16", global_batch=8, strategy="zero=3", recompute="full", software="torchtitan-eager")
     whole, tiled = (
-        predict(load_model("llama3-8b"), load_system("dgx-h100"), run.model_copy(update={"cross_entropy": loss}))
+        predict(load_model("llama3-8b"), load_system("dgx-h100"), updated(run, {"kernels.cross_entropy": loss}))
         for loss in ("recomputed", "tiled")
     )
     logits = 8192 * 128_256 * 2
@@ -266,7 +266,7 @@ def test_offloaded_rows_are_mapped() -> None:
     assert (made.strategy, made.offload) == ("dp=8,zero=3", "optimizer,gradients,parameters")
     assert run_of(row | {"sharding": "zero3"}).offload == "none"
     quoted = run_of(row | {"sharding": "zero3", "notes": "recipe: cpu_offloading_num_layers=16; seq-parallel=TP>1"})
-    assert (quoted.offload, quoted.offload_layers) == ("activations", 16)
+    assert (quoted.offload.states, quoted.offload.layers) == ("activations", 16)
 
 
 def test_sharding_that_a_row_leaves_out_is_the_habit_of_the_software() -> None:

@@ -85,7 +85,7 @@ def test_each_layer_more_gives_memory_back(strategy: str, living: int) -> None:
     microbatches."""
     stated = {"strategy": strategy, "batch": 4, "microbatch": 1}
     plain = run(**stated)
-    some = [run(**stated, offload="activations", offload_layers=layers) for layers in (0, 8, 16, 32)]
+    some = [run(**stated, offload={"states": "activations", "layers": layers}) for layers in (0, 8, 16, 32)]
     assert some[0].memory == plain.memory and some[0].step_time == plain.step_time
     [block] = [section for section in plain.program.sections if section.repeat > 1]
     for (less, more), layers in zip(pairwise(some), (8, 8, 16), strict=True):
@@ -102,36 +102,36 @@ def test_each_layer_more_gives_memory_back(strategy: str, living: int) -> None:
 def test_layers_of_two_policies_are_counted_together(layers: int) -> None:
     """Half of all layers, of those that recompute and of those that do not, also where one alone does."""
     options = {"recompute": "full", "recompute_layers": layers}
-    plain, half = run(**options), run(**options, offload="activations", offload_layers=16)
+    plain, half = run(**options), run(**options, offload={"states": "activations", "layers": 16})
     blocks = [section for section in plain.program.sections if section.name == "block"]
     assert sorted(section.repeat for section in blocks) == [1, 31]
     kept = plain.memory.activations - half.memory.activations
-    ends = run(offload="activations", offload_layers=32, **options).memory.activations
+    ends = run(offload={"states": "activations", "layers": 32}, **options).memory.activations
     assert kept == pytest.approx((plain.memory.activations - ends) / 2)
 
 
 def test_layers_that_cannot_be_counted_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"offload_layers: counts layers .* but offload is 'none'; use activations"):
-        run(offload_layers=4)
-    with pytest.raises(PlanError, match="offload_layers: 33 layers; the network has 32"):
-        run(offload="activations", offload_layers=33)
-    with pytest.raises(SpecError, match="offload_layers"):
-        run(offload="activations", offload_layers=-1)
+    with pytest.raises(PlanError, match=r"offload\.layers: counts layers .* but offload is 'none'; use activations"):
+        run(offload={"layers": 4})
+    with pytest.raises(PlanError, match=r"offload\.layers: 33 layers; the network has 32"):
+        run(offload={"states": "activations", "layers": 33})
+    with pytest.raises(SpecError, match=r"offload\.layers"):
+        run(offload={"states": "activations", "layers": -1})
 
 
 def test_a_run_that_does_not_fit_is_advised_on() -> None:
-    offloads = run(batch=8, microbatch=8, offload="activations", offload_layers=3)
+    offloads = run(batch=8, microbatch=8, offload={"states": "activations", "layers": 3})
     assert not offloads.memory.fits
-    assert all(advice.prediction.run.offload_layers == 3 for advice in advise(offloads))
+    assert all(advice.prediction.run.offload.layers == 3 for advice in advise(offloads))
 
 
 def test_a_search_counts_layers_as_a_prediction_does() -> None:
     from paleo.search.plans import search
 
-    stated = Run(gpus=8, offload="activations", offload_layers=6)
+    stated = Run(gpus=8, offload={"states": "activations", "layers": 6})
     plan = search(load_model("gpt2"), H100, stated, top=1).plans[0]
     again = predict(load_model("gpt2"), H100, plan.run)
-    assert plan.run.offload_layers == 6 and plan.step_time == pytest.approx(again.step_time, rel=1e-6)
+    assert plan.run.offload.layers == 6 and plan.step_time == pytest.approx(again.step_time, rel=1e-6)
     assert plan.memory == pytest.approx(again.memory.total, rel=1e-6)
 
 
@@ -373,7 +373,7 @@ def test_a_search_keeps_what_is_offloaded_away() -> None:
     plain, away = (
         search(load_model("gpt2"), H100, Run(gpus=8, offload=parts), top=1) for parts in ("none", "optimizer")
     )
-    assert away.plans[0].run.offload == "optimizer" and away.plans[0].step_time > plain.plans[0].step_time
+    assert away.plans[0].run.offload.states == "optimizer" and away.plans[0].step_time > plain.plans[0].step_time
 
 
 def test_adam_on_a_host_takes_as_long_as_was_measured() -> None:

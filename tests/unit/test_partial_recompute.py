@@ -11,7 +11,7 @@ from paleo.search.partial_recompute import every_layer, fewest_layers
 from paleo.search.plans import search
 from paleo.search.space import Space
 from paleo.specs.model import load_model
-from paleo.specs.run import Run
+from paleo.specs.run import Run, updated
 from paleo.specs.system import load_system
 
 NETWORK, MACHINE, RUN = "llama3-8b", "dgx-h100", Run(gpus=2, global_batch=16)
@@ -21,8 +21,8 @@ def test_no_number_of_recomputed_layers_beats_the_first_plan() -> None:
     network, machine = load_model(NETWORK), load_system(MACHINE)
     reply = search(network, machine, RUN, top=1)
     first = reply.plans[0]
-    assert first.run.recompute_layers is not None  # else the case shows nothing
-    layers = first.run.recompute_layers
+    assert first.run.recompute.layers is not None  # else the case shows nothing
+    layers = first.run.recompute.layers
     assert first.recompute == f"full, {layers} layer{'s' * (layers != 1)} a stage"
     assert reply.front[0] == first
     alone = predict(network, machine, first.run)
@@ -32,7 +32,7 @@ def test_no_number_of_recomputed_layers_beats_the_first_plan() -> None:
         for count in (0, 2, 4, 8, 12, 20, 28, 30):
             stated = {"strategy": strategy, "microbatch": 1, "recompute": "full", "recompute_layers": count}
             try:
-                other = predict(network, machine, RUN.model_copy(update=stated))
+                other = predict(network, machine, updated(RUN, stated))
             except PaleoError:
                 continue
             if other.memory.fits:
@@ -49,10 +49,10 @@ def test_what_recomputes_all_layers_by_order_stays_so() -> None:
 @pytest.mark.parametrize("share", [None, 0.01, 1.0])
 def test_an_expected_share_of_layers_changes_the_way_not_the_answer(share: float | None) -> None:
     options = {"strategy": "tp=2,sp", "microbatch": 1, "recompute": "full"}
-    whole = predict(load_model(NETWORK), load_system(MACHINE), RUN.model_copy(update=options))
+    whole = predict(load_model(NETWORK), load_system(MACHINE), updated(RUN, options))
     some = fewest_layers(whole, share=share)
-    assert some is not None and some.memory.fits and some.run.recompute_layers is not None
-    one_less = some.run.model_copy(update={"recompute_layers": some.run.recompute_layers - 1})
+    assert some is not None and some.memory.fits and some.run.recompute.layers is not None
+    one_less = updated(some.run, {"recompute_layers": some.run.recompute.layers - 1})
     assert not predict(load_model(NETWORK), load_system(MACHINE), one_less).memory.fits
 
 

@@ -75,7 +75,9 @@ def test_exchange_of_tokens_over_nodes_costs_the_host_whoever_sends_them() -> No
     steps = {}
     for gpus in (8, 16):
         for dispatch in ("nccl", "deepep"):
-            run = Run(gpus=gpus, strategy=f"ep={gpus}", batch=1, software="megatron-core", expert_dispatch=dispatch)
+            run = Run(
+                gpus=gpus, strategy=f"ep={gpus}", batch=1, software="megatron-core", experts={"dispatch": dispatch}
+            )
             program = predict(model, system, run)
             steps[gpus, dispatch] = program.breakdown.communication_exposed
     layers = 48 * 4

@@ -142,7 +142,13 @@ POWER_OVER_LIMIT = {"h100-sxm5-80gb": 1.14, "a100-sxm4-80gb": 1.05}
 )
 def test_scales_of_narrow_formats(dtype: str, scaling: str | None, software: str, largest: int, written: float) -> None:
     """Bytes written for each number of an operand and its transpose, and whether its largest value takes a pass."""
-    run = {"batch": 1, "dtype": dtype, "scaling": scaling, "software": software, "model": {"layers": 3, "seq": 128}}
+    run = {
+        "batch": 1,
+        "dtype": dtype,
+        "kernels.scaling": scaling,
+        "software": software,
+        "model": {"layers": 3, "seq": 128},
+    }
     made = predict(load_model("llama2-7b"), load_system("dgx-b200"), Run.model_validate(run))
     kernels = [counted.kernel for section in made.program.sections for counted in section.kernels]
     casts, passes = ([kernel for kernel in kernels if kernel.name.endswith(name)] for name in (".quantise", ".largest"))

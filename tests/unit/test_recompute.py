@@ -14,7 +14,7 @@ from paleo.schedules.base import SCHEDULES
 from paleo.search.partial_recompute import fewest_layers
 from paleo.search.plans import search
 from paleo.specs.model import load_model
-from paleo.specs.run import Run
+from paleo.specs.run import Run, updated
 from paleo.specs.system import load_system
 from paleo.studies.advice import advise
 from paleo.studies.cost import power
@@ -92,26 +92,28 @@ def test_one_device_replays_the_first_layers() -> None:
 def test_a_group_keeps_one_input_and_brings_all_its_layers_back() -> None:
     """Sixteen layers, groups of five: 5, 5, 5 and 1, so four inputs; five layers live at once in backward."""
     options = {"gpus": 1, "strategy": "dp", "batch": 16, "microbatch": 16, "recompute": "full"}
-    alone, groups = made(**options), made(**options, recompute_every=5)
+    alone, groups = made(**options), made(**options, **{"recompute.every": 5})
     block = next(section for section in alone.program.sections if section.name == "block")
     assert alone.memory.activations - groups.memory.activations == pytest.approx(12 * block.input_bytes, rel=1e-12)
     assert groups.memory.workspace - alone.memory.workspace == pytest.approx(4 * block.saved_bytes, rel=1e-12)
     assert groups.step_time == pytest.approx(alone.step_time, rel=1e-12)
-    assert made(**options, recompute_every=1).memory == alone.memory
+    assert made(**options, **{"recompute.every": 1}).memory == alone.memory
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
 def test_named_layers_are_the_ones_that_are_meant(schedule: str) -> None:
     first = made(schedule=schedule, recompute="full", recompute_layers=2)
-    named = made(schedule=schedule, recompute_by_layer={f"block.{n}": "full" for n in (0, 1, 4, 5, 8, 9, 12, 13)})
+    named = made(schedule=schedule, recompute={"by_layer": {f"block.{n}": "full" for n in (0, 1, 4, 5, 8, 9, 12, 13)}})
     assert named.breakdown == first.breakdown and named.memory == first.memory
-    every = made(schedule=schedule, recompute="full", recompute_by_layer={"block.*": "none", "block.1[0-5]": "full"})
-    least = made(schedule=schedule, recompute_by_layer={"block.?": "none", "block.1?": "full"})
+    every = made(
+        schedule=schedule, recompute={"policy": "full", "by_layer": {"block.*": "none", "block.1[0-5]": "full"}}
+    )
+    least = made(schedule=schedule, recompute={"by_layer": {"block.?": "none", "block.1?": "full"}})
     assert every.step_time == least.step_time
 
 
 def test_later_names_win_and_layers_outside_of_blocks_have_names_too() -> None:
-    ways = made(recompute_by_layer={"*": "full", "block.*": "selective", "head": "none"})
+    ways = made(recompute={"by_layer": {"*": "full", "block.*": "selective", "head": "none"}})
     by_name = {section.name: section.recompute for section in ways.program.sections}
     assert (by_name["embed"], by_name["block"], by_name["head"]) == ("full", "selective", "none")
 
@@ -129,7 +131,7 @@ def test_convolutions_are_layers_of_their_own() -> None:
 
 def test_the_cut_by_time_weighs_what_is_recomputed() -> None:
     """As in full recomputation where all layers are recomputed, as without it where none is."""
-    options = {"cut": "time", "gpus": 4}
+    options = {"pipeline.cut": "time", "gpus": 4}
     for name in ("gpt2", "resnet50"):
         for how, layers in (("full", None), ("none", 0)):
             alike = made(name, recompute=how, **options)
@@ -146,10 +148,10 @@ def test_the_fewest_layers_that_fit_are_advised() -> None:
     found = {one.change: one.prediction for one in advise(whole)}
     some = fewest_layers(whole)
     assert some is not None and some.memory.fits
-    layers = some.run.recompute_layers
+    layers = some.run.recompute.layers
     assert layers is not None and 0 < layers < 20
     assert found[f"--recompute full --recompute-layers {layers}"].step_time == some.step_time
-    less = predict(load_model("llama2-13b"), SYSTEM, some.run.model_copy(update={"recompute_layers": layers - 1}))
+    less = predict(load_model("llama2-13b"), SYSTEM, updated(some.run, {"recompute_layers": layers - 1}))
     assert not less.memory.fits and some.step_time < found["--recompute full"].step_time
 
 
@@ -159,18 +161,18 @@ def test_layers_are_advised_for_a_pipeline_that_is_cut_elsewhere_under_recomputa
     prediction = predict(load_model("deepseek_v3"), load_system("h800-8"), run)
     some = fewest_layers(prediction)
     assert most_recomputable_layers(prediction.program, prediction.pieces) == 5
-    assert some is not None and some.run.recompute_layers is not None and 0 < some.run.recompute_layers <= 4
+    assert some is not None and some.run.recompute.layers is not None and 0 < some.run.recompute.layers <= 4
 
 
 BAD = [
     ({"recompute_layers": 4}, "recompute_layers: chooses layers of full recomputation, but recompute is 'none'"),
-    ({"recompute_every": 4}, "recompute_every: chooses layers"),
+    ({"recompute.every": 4}, "recompute.every: chooses layers"),
     ({"recompute": "full", "recompute_layers": 5}, "recompute_layers: 5 layers; the fullest piece .* has 4"),
-    ({"recompute": "full", "recompute_every": 5}, "recompute_every: 5 layers; the fullest piece .* has 4"),
-    ({"recompute": "full", "recompute_every": 2, "recompute_layers": 2}, "state one of them"),
+    ({"recompute": "full", "recompute.every": 5}, "recompute.every: 5 layers; the fullest piece .* has 4"),
+    ({"recompute": "full", "recompute.every": 2, "recompute_layers": 2}, "state one of them"),
     (
-        {"recompute_by_layer": {"blok.3": "full"}},
-        r"recompute_by_layer: no layer is called 'blok.3'; nearest: 'block.\*'",
+        {"recompute.by_layer": {"blok.3": "full"}},
+        r"recompute.by_layer: no layer is called 'blok.3'; nearest: 'block.\*'",
     ),
 ]
 
@@ -193,5 +195,5 @@ def test_forward_passes_recompute_nothing() -> None:
 
 def test_words() -> None:
     assert recompute_summary(Run(recompute="full", recompute_layers=3)) == "full, 3 layers a stage"
-    assert recompute_summary(Run(recompute="full", recompute_every=3)) == "full, every 3 layers"
-    assert recompute_summary(Run(recompute_by_layer={"block.0": "full"})) == "none, full of block.0"
+    assert recompute_summary(Run(recompute={"policy": "full", "every": 3})) == "full, every 3 layers"
+    assert recompute_summary(Run(recompute={"by_layer": {"block.0": "full"}})) == "none, full of block.0"

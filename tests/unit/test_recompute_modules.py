@@ -20,7 +20,7 @@ TOKENS = 4 * 1024
 
 def predicted(network: str, *modules: str, **run: object) -> Prediction:
     asked = {"gpus": 8, "batch": 4, "microbatch": 4, "dtype": "bf16", "software": "megatron-core", **run}
-    asked |= {"recompute": "selective", "recompute_modules": modules} if modules else {}
+    asked |= {"recompute": "selective", "recompute.modules": modules} if modules else {}
     return predict(load_model(network), H100, Run.model_validate({"model": {"seq": 1024}, **asked}))
 
 
@@ -92,8 +92,8 @@ def test_experts_run_again_with_their_dispatch() -> None:
 
 
 def test_plans_are_searched_with_modules() -> None:
-    run = Run(gpus=8, global_batch=32, dtype="bf16", software="megatron-core", recompute="selective",
-              recompute_modules=("layernorm", "mlp"))  # fmt: skip
+    modules = {"policy": "selective", "modules": ("layernorm", "mlp")}
+    run = Run(gpus=8, global_batch=32, dtype="bf16", software="megatron-core", recompute=modules)
     best = search(load_model("llama3-8b"), H100, run).plans[0]
     assert best.recompute in ("none", "selective", "full")
 
@@ -105,7 +105,7 @@ def test_an_unknown_module_is_named_with_the_nearest() -> None:
 
 def test_modules_without_selective_recomputation_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SpecError, match="use selective"):
-        validate(Run, {"recompute_modules": ["mlp"]}, "run.yaml")
-    call = ["estimate", "gpt2", "--system", "dgx-h100", "--set", "recompute_modules=[mlp]"]
+        validate(Run, {"recompute.modules": ["mlp"]}, "run.yaml")
+    call = ["estimate", "gpt2", "--system", "dgx-h100", "--set", "recompute.modules=[mlp]"]
     assert paleo(call) == 2 and "use selective" in capsys.readouterr().err
     assert paleo([*call, "--recompute", "selective"]) == 0

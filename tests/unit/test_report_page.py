@@ -20,7 +20,7 @@ from paleo.report.charts import RIGHT, WIDTH, stacks
 from paleo.report.page import exchange_panels, goodput_map, report
 from paleo.search.counts import recommended
 from paleo.specs.model import load_model
-from paleo.specs.run import Run
+from paleo.specs.run import Run, updated
 from paleo.specs.system import load_system
 from paleo.studies.cost import amount
 from paleo.studies.goodput import LongRunOptions
@@ -153,7 +153,7 @@ def test_how_workers_exchange_has_a_chart_for_each_thing_asked() -> None:
     assert study is not None and f"knee at {float(study.cycle.knee):.3g}" in drawn
     assert "pays below" in drawn and "onebit pays here" in drawn and "packed nodes and random" in drawn
     assert f"<td class=number>{study.samples_per_s:,.0f}" in re.sub(' data-key="[^"]*"', "", report(answer, date=""))
-    plain = run.model_copy(update={"compress": None, "consistency": "bsp", "nodes": "packed"})
+    plain = updated(run, {"compress": None, "consistency": "bsp", "nodes": "packed"})
     synchronous = purchase(replace(question, run=plain))
     assert list(exchange_panels(synchronous, synchronous.offers[0])) == []
 

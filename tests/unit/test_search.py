@@ -44,7 +44,7 @@ CASES = {
     "clipped": ("gpt2", "dgx-h100", {"gpus": 16, "global_batch": 64, "software": "megatron-2021"}),
     "fed": ("resnet50", "dgx-h100", {"gpus": 16, "global_batch": 512, "input": {"decode": "10 ms", "copied": "2 MB"}}),
     "by work": ("llama2-7b", "dgx-h100", {"gpus": 16, "global_batch": 64, "software": "nanotron"}),
-    "uneven experts": ("mixtral-8x7b", "dgx-h100", {"gpus": 16, "global_batch": 32, "expert_imbalance": 1.25}),
+    "uneven experts": ("mixtral-8x7b", "dgx-h100", {"gpus": 16, "global_batch": 32, "experts.imbalance": 1.25}),
     "compiled": ("gpt2", "dgx-a100-80gb", {"gpus": 32, "global_batch": 64, "software": "cuda-graph"}),
     "forward": ("gpt2", "dgx-h100", {"gpus": 16, "global_batch": 64, "forward_only": True}),
     "adapters": ("llama2-7b", "dgx-h100", {"gpus": 16, "global_batch": 64, "lora": "8", "dtype": "fp8"}),
@@ -276,7 +276,7 @@ def test_bad_requests_are_errors() -> None:
     with pytest.raises(PlanError, match="7 gpus"):
         search(model, system, Run(gpus=7, global_batch=3), space=Space(degrees={"tp": 1, "cp": 1, "pp": 1}))
     with pytest.raises(PlanError, match="leave it out"):
-        search(model, system, Run(gpus=8, cut="time"))
+        search(model, system, Run(gpus=8, pipeline={"cut": "time"}))
     with pytest.raises(PlanError, match="under schedule chimera"):
         search(model, system, Run(gpus=6, global_batch=48), space=within("pp=3", schedules="chimera"))
     with pytest.raises(SpecError, match="state one"):

@@ -34,7 +34,7 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
     ("resnet50", {"gpus": 16, "strategy": "zero=3", "batch": 4}),
     ("vgg16", {"gpus": 64, "batch": 2}),
     ("alexnet", {"gpus": 8, "strategy": "owt"}),
-    ("mixtral-8x7b", {"gpus": 16, "strategy": "ep=8", "expert_imbalance": 1.2}),
+    ("mixtral-8x7b", {"gpus": 16, "strategy": "ep=8", "experts.imbalance": 1.2}),
     ("gpt2", {"gpus": 32, "strategy": "zero=3,shard=8,cp=2,ulysses"}),
     ("resnet50", {"gpus": 16, "strategy": "spatial=4,zero=2", "batch": 16}),
 ]

@@ -14,7 +14,7 @@ from paleo.errors import SpecError
 from paleo.predict import Prediction, predict
 from paleo.specs.catalog import names
 from paleo.specs.model import load_model
-from paleo.specs.run import Run
+from paleo.specs.run import Run, updated
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.tables.kinds import _others, _transformers
@@ -193,17 +193,17 @@ def test_a_measured_run_recomputed_what_it_had_to(samples: int, recompute: str) 
     """32 GB hold 8 samples with their scores, 24 without, 32 with the inputs of blocks; nothing makes room for 64."""
     row = LONG | {"micro_batch": samples, "global_batch": samples}
     found = _transformers.prediction_of(row)
-    assert found.run.recompute == recompute and found.memory.fits == (samples < 64)
+    assert found.run.recompute.policy == recompute and found.memory.fits == (samples < 64)
     assert _transformers.TransformerSteps().step(row).value == found.step_time
     stated = _transformers.prediction_of(row | {"recompute": "none"})
-    assert stated.run.recompute == "none" and stated.memory.fits == (samples == 8)
+    assert stated.run.recompute.policy == "none" and stated.memory.fits == (samples == 8)
 
 
 def test_a_footprint_that_errs_recomputes_nothing() -> None:
     """Up to a third above the device is within what footprints err by: the run was measured, so it has fitted."""
     row = LONG | {"micro_batch": 10, "global_batch": 10}
     near = _transformers.prediction_of(row)
-    assert near.run.recompute == "none" and not near.memory.fits
+    assert near.run.recompute.policy == "none" and not near.memory.fits
     assert near.memory.total < _transformers.FOOTPRINT_ERROR * near.memory.capacity
 
 
@@ -211,10 +211,10 @@ def test_a_footprint_that_errs_recomputes_nothing() -> None:
 def test_no_more_layers_are_recomputed_than_have_to_be(software: str, some: bool) -> None:
     """Where the software can choose them; one fewer would not fit."""
     made = _transformers.prediction_of(WIDE | {"micro_batch": 200, "global_batch": 200, "software": software})
-    layers = made.run.recompute_layers
-    assert made.run.recompute == "full" and made.memory.fits and (layers is not None) == some
+    layers = made.run.recompute.layers
+    assert made.run.recompute.policy == "full" and made.memory.fits and (layers is not None) == some
     if layers is not None:
-        less = made.run.model_copy(update={"recompute_layers": layers - 1})
+        less = updated(made.run, {"recompute_layers": layers - 1})
         assert 0 < layers < 8 and not predict(made.model, made.system, less).memory.fits
 
 
@@ -245,10 +245,10 @@ def test_experts_lie_where_a_row_says_or_nowhere() -> None:
 def test_fine_tuning_with_adapters_is_run_so() -> None:
     row = WIDE | {"model": "LLAMA2-7B [LoRA]", "gated_mlp": 1, "micro_batch": 4, "global_batch": 4}
     tuned, whole = (_transformers.prediction_of(row | {"model": name}) for name in ("LLAMA2-7B [LoRA]", "LLAMA2-7B"))
-    assert tuned.run.lora == _transformers.USUAL_LORA
+    assert tuned.run.fine_tuning.lora == _transformers.USUAL_LORA
     other = _transformers.run_of(WIDE | {"model": "Llama3 8B [LoRA]", "software": "nemo-automodel"})
     assert other.lora == "8:all", "as its recipes state"
-    assert whole.run.lora is None and tuned.step_time < 0.8 * whole.step_time
+    assert whole.run.fine_tuning.lora is None and tuned.step_time < 0.8 * whole.step_time
 
 
 # --- what profiles do ----------------------------------------------------------------------------------------------

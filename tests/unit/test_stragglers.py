@@ -7,7 +7,7 @@ import pytest
 
 from paleo.predict import predict
 from paleo.specs.model import load_model
-from paleo.specs.run import Run
+from paleo.specs.run import Run, updated
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.step.waiting import expected_largest, slowest_mean, unmodelled_waiting, waiting_share
@@ -57,7 +57,7 @@ def test_ranks_of_a_jittering_profile_wait_for_the_slowest_of_them() -> None:
         (Run(gpus=8, batch=64, consistency="async"), 0.0), (Run(gpus=8, batch=64, jitter=0.015), 0.025 * 1.434),
     ):  # fmt: skip
         slow = predict(model, system, run, profile)
-        quiet = predict(model, system, run.model_copy(update={"jitter": 0.0}), even)
+        quiet = predict(model, system, updated(run, {"jitter": 0.0}), even)
         kernels = slow.breakdown.compute + slow.breakdown.memory_bound + slow.breakdown.launch
         assert slow.breakdown.stragglers == pytest.approx(share * kernels, rel=1e-3)
         assert slow.step_time - quiet.step_time == pytest.approx(slow.breakdown.stragglers, abs=1e-12)

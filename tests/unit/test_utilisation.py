@@ -49,7 +49,7 @@ def test_recomputation_is_in_hfu_alone() -> None:
 
 
 def test_unfused_attention_executes_what_the_mask_hides() -> None:
-    plain, unfused = predicted("gpt2"), predicted("gpt2", attention="unfused")
+    plain, unfused = predicted("gpt2"), predicted("gpt2", kernels={"attention": "unfused"})
     assert unfused.flops == pytest.approx(plain.flops, rel=1e-12)
     assert unfused.executed_flops > 1.03 * unfused.flops
 

@@ -367,12 +367,16 @@ def test_tensor_cores_at_their_power_limit_are_slower() -> None:
 
 def test_kernels_of_old_libraries_are_those_of_their_time() -> None:
     """Pascal with cuDNN 5 inherits from what was measured with it; an own calibration is asked first all the same."""
-    old, new = (step("resnet50", "p100-sxm2", software="torch7-cudnn", cudnn=release) for release in (5.1, 7.0))
+    old, new = (
+        step("resnet50", "p100-sxm2", software="torch7-cudnn", kernels={"cudnn": release}) for release in (5.1, 7.0)
+    )
     assert "conv.vector-cudnn5" in old.calibration and "conv.vector-cudnn5" not in new.calibration
     assert old.step_time > new.step_time
-    own = step("resnet50", "p100-sxm2", software="torch7-cudnn", cudnn=5.1, calibration="p100-pcie-16gb")
+    own = step("resnet50", "p100-sxm2", software="torch7-cudnn", kernels={"cudnn": 5.1}, calibration="p100-pcie-16gb")
     assert "conv.vector-cudnn5" not in own.calibration
-    assert "cudnn5" not in step("resnet50", "titan-x-maxwell", software="torch7-cudnn", cudnn=5.1).calibration
+    assert (
+        "cudnn5" not in step("resnet50", "titan-x-maxwell", software="torch7-cudnn", kernels={"cudnn": 5.1}).calibration
+    )
 
 
 # --- scaling -------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def estimate(
     if path is not None:
         from paleo.report import plots
 
-        picture = plots.estimate if answer.prediction.run.compress is None else plots.compression
+        picture = plots.estimate if answer.prediction.run.exchange.compress is None else plots.compression
         draw(path, lambda: picture(answer.prediction))
     show_document(answer.document, lambda: answer.table(verbose=verbose), as_json)
     written(launch, lambda: answer.prediction)

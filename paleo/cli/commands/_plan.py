@@ -227,8 +227,8 @@ def _other_search(
         return
     from paleo.studies.exchange import StalenessPrice, exchange_search
 
-    consistencies = _listed(run.consistency, "--consistency")
-    stated = _listed(run.compress, "--compress") if run.compress is not None else ["none"]
+    consistencies = _listed(run.exchange.consistency, "--consistency")
+    stated = _listed(run.exchange.compress, "--compress") if run.exchange.compress is not None else ["none"]
     compressions = [None if name in ("none", "dense") else name for name in stated]
     searched = exchange_search(
         network, machine, run, StalenessPrice(*price), counts=counts, space=narrowed(stated_run), top=top,

@@ -242,7 +242,7 @@ def _sharded(row: Row) -> Step:
     parameters = _positive(row, "parameters")
     run = Run(
         gpus=whole_cell(row, "gpus"), batch=1, microbatch=1, dtype=_dtype(row), strategy="zero=3", recompute="full",
-        software="deepspeed-zero3", compress=method, model=_stack(parameters, tokens),
+        software="deepspeed-zero3", exchange={"compress": method}, model=_stack(parameters, tokens),
     )  # fmt: skip
     prediction = predict(model, _sharded_system(row), run)
     flops = counted_flops(parameters, tokens)

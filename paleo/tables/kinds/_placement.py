@@ -252,7 +252,7 @@ def _of_layers(row: Row, layers: int, software: Software | None) -> Prediction:
         optimizer="adam",
         recompute="full",
         software="megatron-2021" if megatron else "pytorch-eager",
-        attention=None if megatron else "stepwise",
+        kernels={"attention": None if megatron else "stepwise"},
         model={
             "layers": layers, "hidden": whole_cell(row, "hidden"), "heads": HEADS, "seq": length, "positions": length
         },

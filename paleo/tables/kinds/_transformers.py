@@ -11,7 +11,7 @@ from paleo.lowering.launches import RECOMPUTE_MODULES
 from paleo.lowering.policies import RECOMPUTE
 from paleo.predict import Prediction, predict
 from paleo.search.partial_recompute import fewest_layers
-from paleo.specs.run import Run
+from paleo.specs.run import Run, updated
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import System, load_system
 from paleo.tables.kinds._networks import network_of
@@ -179,20 +179,21 @@ def run_of(row: Row, profile: str | None = None, sizes: Mapping[str, int | float
         microbatch=whole_cell(row, "micro_batch") if filled(row, "micro_batch") else None,
         dtype=str(row["dtype"]),
         strategy=strategy_of(row, load_software(software)),
-        recompute=recompute_of(row, load_software(software)),
-        recompute_modules=_modules(row),
-        recompute_layers=recomputed_layers(row),
-        attention="fused" if _stated(row, "attention") in ("flash", "fused") else None,
-        expert_dispatch=recipe.dispatch,
-        expert_overlap=recipe.overlap,
-        drop_tokens=recipe.drops,
-        cuda_graph=recipe.graph,
-        scaling=scaling_of(row),
-        cross_entropy=loss_of(row),
+        recompute={
+            "policy": recompute_of(row, load_software(software)),
+            "modules": _modules(row),
+            "layers": recomputed_layers(row),
+        },
+        kernels={
+            "attention": "fused" if _stated(row, "attention") in ("flash", "fused") else None,
+            "cuda_graph": recipe.graph,
+            "scaling": scaling_of(row),
+            "cross_entropy": loss_of(row),
+        },
+        experts={"dispatch": recipe.dispatch, "overlap": recipe.overlap, "drop_tokens": recipe.drops},
         software=software,
-        offload=offload(row),
-        offload_layers=offloaded_layers(row),
-        lora=LORA.get(profile, USUAL_LORA) if "[lora]" in str(row.get("model", "")).lower() else None,
+        offload={"states": offload(row), "layers": offloaded_layers(row)},
+        fine_tuning={"lora": LORA.get(profile, USUAL_LORA) if "[lora]" in str(row.get("model", "")).lower() else None},
         model=dict(network_of(row)[1] if sizes is None else sizes),
     )
 
@@ -267,14 +268,12 @@ def that_ran(
     known = filled(row, "recompute") or known_recipe(row) is not None or ran_out_of_memory(row)
     if known or prediction.memory.total <= FOOTPRINT_ERROR * prediction.memory.capacity:
         return prediction
-    for more in RECOMPUTE[RECOMPUTE.index(run.recompute) + 1 :]:
+    for more in RECOMPUTE[RECOMPUTE.index(run.recompute.policy) + 1 :]:
         if prediction.memory.fits:
             break
         limited = more == "full" and profile.recomputation.some_layers
         partial = fewest_layers(prediction, software, calibration) if limited else None
-        prediction = partial or predict(
-            model, system, run.model_copy(update={"recompute": more}), software, calibration
-        )
+        prediction = partial or predict(model, system, updated(run, {"recompute": more}), software, calibration)
     return prediction
 
 

@@ -165,7 +165,7 @@ def run_of(row: Row) -> Run:
         dtype=str(row["dtype"]),
         optimizer="rmsprop" if str(row["model_slug"]).startswith(BY_RMSPROP) else "momentum",
         software=profile_of_its_day(row),
-        cudnn=library_of(row),
+        kernels={"cudnn": library_of(row)},
         forward_only=not filled(row, "iteration_ms"),
         input=None if WITH_LOADING in str(row.get("notes", "")) else "none",
         model=sizes_of(row),
