@@ -205,10 +205,11 @@ def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _
     position[np.concatenate(codes)[by_wave]] = np.arange(passes)
     previous = [np.append(-1, order[:-1]) if len(order) else order for order in codes]
     awaited = (position[np.concatenate(column)[by_wave]] for column in (previous, sources, fused_sources))
-    starts = np.flatnonzero(np.diff(np.concatenate(wave_of)[by_wave])) + 1
-    columns = (np.split(column, starts) for column in (np.concatenate(rows)[by_wave], *awaited))
+    bounds = itertools.pairwise([0, *(np.flatnonzero(np.diff(np.concatenate(wave_of)[by_wave])) + 1).tolist(), passes])
+    inside = [slice(first, end) for first, end in bounds if end]
+    columns = ([column[wave] for wave in inside] for column in (np.concatenate(rows)[by_wave], *awaited))
     waves = tuple(
-        _Wave(durations, before, source, fused if (fused < passes).any() else None)
+        _Wave(durations, before, source, fused if schedule.fused is not None and (fused < passes).any() else None)
         for durations, before, source, fused in zip(*columns, strict=True)
     )
     return _Waves(waves, passes, position[[order[-1] if len(order) else -1 for order in codes]])

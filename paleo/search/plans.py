@@ -103,7 +103,7 @@ OBJECTIVES = ("time", "cost", "energy", "gpus")
 FIRST, LOOKED_AT = 10, 100
 #: Cases (layouts at a microbatch under a recompute policy) up to which all configurations are evaluated anyway, and of
 #: the best bounds so many that are evaluated to see what a configuration has to reach.
-_FEW_CASES, _FIRST_BOUNDS = 100_000, 24
+_FEW_CASES, _FIRST_BOUNDS = 50_000, 24
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,6 +278,7 @@ class Ranking:
                 first.setdefault(self._strategy(index), index)
             if len(first) == count:
                 break
+        self._play(np.array(list(first.values()), dtype=np.intp))  # together: those of a batch take one pass
         return tuple(self.row(index) for index in first.values())
 
     def runner_up(self, best: PlanRow) -> PlanRow | None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paleo.network.graph import Graph
     from paleo.search.configurations import Results
     from paleo.search.space import Layout, Space
+    from paleo.specs.abilities import Refusal
     from paleo.specs.run import Run
     from paleo.specs.software import Software
     from paleo.specs.system import System
@@ -76,7 +77,7 @@ class Support:
         """
         if self.framework is None or not layouts:
             return list(layouts)
-        allowed = self._allowed({**self.known, **_of_layouts(layouts)}, len(layouts))
+        allowed = self._allowed({**self.known, **_of_layouts(layouts)}, len(layouts), self.framework.refusals)
         return [layout for layout, runs in zip(layouts, allowed, strict=True) if runs]
 
     def results(self, results: Results, layouts: Sequence[Layout]) -> Results:
@@ -96,9 +97,12 @@ class Support:
         """
         if self.framework is None or not len(results):
             return results
-        degrees = {name: column[results.layout] for name, column in _of_layouts(layouts).items()}
+        by_layout = _of_layouts(layouts)
+        left = [refusal for refusal in self.framework.refusals if not refusal.condition.names <= by_layout.keys()]
+        named = {"pp"}.union(*(refusal.condition.names for refusal in left))
+        degrees = {name: column[results.layout] for name, column in by_layout.items() if name in named}
         local = np.array([layout.local_batch for layout in layouts])[results.layout]
-        orders = np.array(list(SCHEDULES))[results.chosen("schedule")]
+        orders = np.where(degrees["pp"] == 1, -1, results.chosen("schedule"))
         known = {
             **self.known,
             **degrees,
@@ -106,19 +110,21 @@ class Support:
             "microbatches": local // results.microbatch,
             "recompute": np.array(RECOMPUTE)[results.recompute],
             "partial": 0,
-            "schedule": np.where(degrees["pp"] == 1, "none", orders),
+            "schedule": np.array([*SCHEDULES, "none"])[orders],
             "vp": results.chosen("chunks"),
             "zero": results.chosen("zero"),
             "overlapped": results.chosen("overlapped").astype(np.intp),
             "cut": np.array([int(cut is not None) for cut in results.cuts])[results.choice],
         }
-        allowed = self._allowed(known, len(results))
+        allowed = self._allowed(known, len(results), left)
         columns = {name: getattr(results, name)[allowed] for name in ("case", "choice", "step_time", "memory")}
         return replace(results, **columns)
 
-    def _allowed(self, known: dict[str, Any], size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def _allowed(
+        self, known: dict[str, Any], size: int, refusals: Sequence[Refusal]
+    ) -> np.ndarray[Any, np.dtype[np.bool_]]:
         allowed = np.ones(size, dtype=bool)
-        for refusal in self.framework.refusals if self.framework is not None else ():
+        for refusal in refusals:
             mask = np.broadcast_to(np.asarray(refusal.condition.holds(known), dtype=bool), (size,))
             self.reasons[f"{refusal.fact} ({refusal.source})"] += int((mask & allowed).sum())
             allowed &= ~mask
