@@ -775,7 +775,8 @@ class Fabric:
     """Links of a system, priced for many groups at once; a group is a stride between neighbours and a number of ranks.
 
     Fields as in `Network`; links of groups and parameters are looked up once. ``handshake``: seconds that an exchange
-    in which tokens travel once takes over nodes beside its bytes. ``dispatcher``: the library of that exchange.
+    in which tokens travel once takes over nodes beside its bytes; ``libfabric``: what EFA adds to that, by NCCL and by
+    other libraries. ``dispatcher``: the library of that exchange.
     """
 
     system: System
@@ -786,6 +787,7 @@ class Fabric:
     dtype: str | None = None
     placement: NodePlacement | None = None
     handshake: float = 0.0
+    libfabric: tuple[float, float] = (0.0, 0.0)
     dispatcher: str = "nccl"
     _links: dict[tuple[int, int], GroupLinks] = field(default_factory=dict, init=False, repr=False, compare=False)
     _policies: list[CollectivePolicy] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -903,7 +905,10 @@ class Fabric:
         float
             Seconds.
         """
-        return self.handshake if ranks > 1 and int(self.links(stride, ranks).nodes) > 1 else 0.0
+        if ranks == 1 or int(self.links(stride, ranks).nodes) == 1:
+            return 0.0
+        over_efa = any(level.link.kind == "efa" for level in self.system.levels)
+        return self.handshake + (self.libfabric[self.dispatcher != "nccl"] if over_efa else 0.0)
 
     def token_exchange(self, step: str, stride: int, ranks: int, payload_bytes: Array) -> Array | None:
         """Price an exchange of tokens inside a node by a library of its own that was measured.

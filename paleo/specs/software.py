@@ -78,6 +78,11 @@ class HostTime(Spec):
         description="what an exchange between nodes by deepep or hybridep takes beside its bytes: layout, counts that "
         "are sent ahead, and the wait for them",
     )
+    libfabric: tuple[Seconds, Seconds] = Field(
+        (0.0, 0.0),
+        description="what an exchange over EFA takes beside that: by NCCL, and by libraries that send each token once, "
+        "whose messages a thread of the host posts through libfabric",
+    )
     waiting_power: Annotated[float, Field(ge=1)] = Field(
         4.0,
         description="how strongly the longer of device and host prevails in sections in which the host waits for "

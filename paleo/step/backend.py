@@ -600,6 +600,7 @@ def backend_of(
         system, run.exchange.algorithm_or_server, prices.rates, prices.user_calibration, software.host.forward,
         placement=nodes if states_topology(system) or not nodes.usual else None,
         handshake=0.0 if prices.rates is not None else software.host.handshake,
+        libfabric=(0.0, 0.0) if prices.rates is not None else software.host.libfabric,
         dispatcher=software.parallelism.expert_dispatch,
     )  # fmt: skip
     formats = autocast(precision(dtype)) if software.formats.mixed == "autocast" else precision(dtype)

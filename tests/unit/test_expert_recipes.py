@@ -15,6 +15,7 @@ from paleo.operations.base import Kernel
 from paleo.operations.tensor import Tensor, precision
 from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
 from paleo.predict import Prediction, predict
+from paleo.pricing.communication import Fabric
 from paleo.search.plans import explain, search
 from paleo.search.space import within
 from paleo.specs.model import load_model
@@ -206,6 +207,17 @@ def test_each_dispatcher_sends_what_it_must() -> None:
     sent = deepep.breakdown.communication_total - handshakes
     assert sent < 0.5 * nccl.breakdown.communication_total, "two nodes, eight experts"
     assert nccl.breakdown.memory_bound > deepep.breakdown.memory_bound, "tokens are sorted by local experts, and back"
+
+
+@pytest.mark.parametrize(
+    ("system", "dispatcher", "place"),
+    [("aws-p5.48xlarge", "nccl", 0), ("aws-p5.48xlarge", "deepep", 1), ("dgx-h100", "nccl", None)],
+)
+def test_exchanges_over_efa_cost_the_host_more(system: str, dispatcher: str, place: int | None) -> None:
+    host = load_software("megatron-core").host
+    fabric = Fabric(load_system(system), handshake=host.handshake, libfabric=host.libfabric, dispatcher=dispatcher)
+    assert fabric.handshakes(1, 8) == 0, "inside a node"
+    assert fabric.handshakes(1, 16) == host.handshake + (0.0 if place is None else host.libfabric[place])
 
 
 def test_tokens_that_travel_once_pay_the_more_there_are() -> None:
