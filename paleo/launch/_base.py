@@ -141,6 +141,8 @@ class KeyRow:
         What a file without the key means. A plan that has this value may leave it out.
     written : bool
         Whether the key is written even where ``absent`` would do.
+    older : mapping, optional
+        Spellings of earlier releases, and the field's value for each; they are read, never written.
     """
 
     key: str
@@ -148,6 +150,7 @@ class KeyRow:
     words: Mapping[Any, Any] | None = None
     absent: Any = None
     written: bool = True
+    older: Mapping[str, Any] | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -173,7 +176,8 @@ class KeyRow:
         word = settings[self.key]
         if self.words is None:
             return {self.field: _like(word, self.field, self.key)}
-        match = [value for value, spelling in self.words.items() if _same(spelling, word)]
+        spellings = [*self.words.items(), *((value, spelling) for spelling, value in (self.older or {}).items())]
+        match = [value for value, spelling in spellings if _same(spelling, word)]
         if not match:
             raise LaunchError(
                 f"{self.key}: {word!r:.60} is not known; {near(str(word), map(str, self.words.values()))}"

@@ -31,7 +31,7 @@ MPT = {
     "model.max_seq_len": "max_seq_len",
 }
 _PRECISION = {"bf16": "amp_bf16", "fp16": "amp_fp16", "fp32": "fp32", "fp8": "amp_fp8"}
-_OPTIMIZERS = {"adamw": "decoupled_adamw", "adam": "adam"}
+_OPTIMIZERS = {"adamw": "decoupled_adamw", "adam": "adam", "lion": "decoupled_lionw"}
 
 
 def _sharing(plan: JobPlan) -> dict[str, Any]:

@@ -116,6 +116,7 @@ _ENTRIES: tuple[KeyRow | Together, ...] = (
         "recompute",
         {"none": "minimal_with_context", "selective": "minimal", "full": "full"},
         absent="full",
+        older={"minimal_flash": "none"},
     ),
     KeyRow("opt_type", "optimizer", {"adamw": "adamw", "sgd": "sgd", "muon": "muon"}, absent="adamw"),
     Together(("dtype", "quantization"), ("dtype", "scaling"), _formats, _read_formats),
