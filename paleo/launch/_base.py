@@ -144,6 +144,8 @@ class KeyRow:
         Whether the key is written even where ``absent`` would do.
     others : tuple of str
         Other names of the key, which are read only.
+    older : mapping, optional
+        Spellings of earlier releases, and the field's value for each; they are read, never written.
     """
 
     key: str
@@ -152,6 +154,7 @@ class KeyRow:
     absent: Any = None
     written: bool = True
     others: tuple[str, ...] = ()
+    older: Mapping[str, Any] | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -179,7 +182,8 @@ class KeyRow:
         word = settings[key]
         if self.words is None:
             return {self.field: _like(word, self.field, self.key)}
-        match = [value for value, spelling in self.words.items() if _same(spelling, word)]
+        spellings = [*self.words.items(), *((value, spelling) for spelling, value in (self.older or {}).items())]
+        match = [value for value, spelling in spellings if _same(spelling, word)]
         if not match:
             raise LaunchError(
                 f"{self.key}: {word!r:.60} is not known; {near(str(word), map(str, self.words.values()))}"

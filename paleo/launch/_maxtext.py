@@ -126,7 +126,7 @@ add_launcher(
             ),
             together(" ".join(_BATCH), "microbatch global_batch", _batch, _read_batch),
             KeyRow("context_parallel_strategy", "ulysses", _CONTEXT, absent=False, written=False),
-            KeyRow("remat_policy", "recompute", _REMAT, absent="full"),
+            KeyRow("remat_policy", "recompute", _REMAT, absent="full", older={"minimal_flash": "none"}),
             KeyRow("opt_type", "optimizer", {"adamw": "adamw", "sgd": "sgd", "muon": "muon"}, absent="adamw"),
             together("dtype quantization", "dtype scaling", _formats, _read_formats),
             switch("optimizer_memory_host_offload", "offload", ("optimizer",), (), written=False),

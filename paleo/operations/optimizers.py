@@ -104,6 +104,8 @@ add_optimizer(Optimizer("momentum", 1, 4.0, "Sutskever et al., ICML 2013", (6, 4
 add_optimizer(Optimizer("rmsprop", 2, 11.0, "Tieleman and Hinton, 2012, with momentum", (15, 11)))
 add_optimizer(Optimizer("adam", 2, 12.0, "Kingma and Ba, ICLR 2015", (16, 12)))
 _ADAMW = add_optimizer(Optimizer("adamw", 2, 14.0, "Loshchilov and Hutter, ICLR 2019", (19, 14)))
+# Terms: c = β₁·m + (1 − β₁)·g, w − η·(sign(c) + λ·w), m = β₂·m + (1 − β₂)·g.
+add_optimizer(Optimizer("lion", 1, 11.0, "Chen et al., NeurIPS 2023, algorithm 2", (15, 11)))
 add_optimizer(Optimizer("lars", 1, 8.0, "You et al., 2017", (11, 6), norms=True))
 add_optimizer(Optimizer("lamb", 2, 18.0, "You et al., ICLR 2020", (22, 15), norms=True))
 #: One state, a norm of the whole matrix first, and weight decay. Terms: m = μ·m + g, g + μ·m, its norm and the

@@ -26,6 +26,7 @@ BY_HAND = {
     "adamw": ((8, 16, 12), (12, 14, 14)),
     "lars": ((4, 24, 8), (8, 20, 10)),
     "lamb": ((8, 32, 12), (12, 28, 14)),
+    "lion": ((4, 12, 8), (8, 10, 10)),
     "muon": ((8, 16, 12), (12, 14, 14)),  # of vectors, embeddings and heads, as AdamW
     "shampoo": ((8, 16, 12), (12, 14, 14)),
 }
@@ -41,10 +42,11 @@ def test_bytes(name: str) -> None:
 
 #: Numbers read and written where each term is a pass. Adam: β·m, (1−β)·g and their sum 4 + 3; with g² 5 + 4 for v;
 #: √v, + ε and m / that 4 + 3; times η and off the weight 3 + 2. Weight decay 3 + 2 more; LAMB two norms and a product.
+#: Lion: two means of momentum and gradient at 4 + 3, a sign, η, decay.
 #: RMSprop: as Adam, but for the sum of g / (√v + ε) with β·m, 3 + 2.
 STEPWISE = {
     "sgd": (3, 2), "momentum": (6, 4), "rmsprop": (15, 11), "adam": (16, 12), "adamw": (19, 14), "lars": (11, 6),
-    "lamb": (22, 15), "muon": (19, 14), "shampoo": (19, 14),
+    "lamb": (22, 15), "lion": (15, 11), "muon": (19, 14), "shampoo": (19, 14),
 }  # fmt: skip
 
 
