@@ -514,7 +514,7 @@ def updated(run: Run, values: Mapping[str, Any]) -> Run:
 
     Raises
     ------
-    KeyError
+    AttributeError
         If there is no such field.
 
     Examples
