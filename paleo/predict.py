@@ -27,7 +27,6 @@ from paleo.parallel.plan import (
     refused_sequence_warnings,
     shared_overlap_warnings,
 )
-from paleo.specs.run import stated_fields, updated
 from paleo.step.backend import backend_of
 from paleo.step.interval import OPAQUE, Uncertainty, uncertainty
 from paleo.step.memory import Footprint
@@ -167,6 +166,8 @@ class Prediction:
         SpecError
             If a field or value is not valid.
         """
+        from paleo.specs.run import stated_fields, updated
+
         run = updated(self.run, {"microbatch": self.plan.microbatch, **stated_fields(type(self.run)(**fields))})
         return predict(self.model, self.system if system is None else system, run, software)
 

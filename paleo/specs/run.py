@@ -443,10 +443,10 @@ def by_path(data: Mapping[str, Any]) -> dict[str, Any]:
     keys: dict[str, str] = {}
     for key, value in data.items():
         for path, each in _paths_of_key(key, value).items():
-            shown = key if path_of(key) == path else path
+            name = key if path_of(key) == path else path
             if path in flat:
-                raise SpecError(f"{shown}: stands beside {keys[path]}; keep one")
-            flat[path], keys[path] = each, shown
+                raise SpecError(f"{name}: stands beside {keys[path]}; keep one")
+            flat[path], keys[path] = each, name
     return flat
 
 
@@ -514,7 +514,7 @@ def updated(run: Run, values: Mapping[str, Any]) -> Run:
 
     Raises
     ------
-    KeyError
+    AttributeError
         If there is no such field.
 
     Examples

@@ -19,7 +19,7 @@ from paleo.specs.calibration import Calibration
 from paleo.specs.device import Device
 from paleo.specs.link import Link
 from paleo.specs.model import ModelSpec
-from paleo.specs.run import Run
+from paleo.specs.run import MAIN_FIELDS, SHORT_NAMES, Run
 from paleo.specs.software import Software
 from paleo.specs.system import System
 from paleo.studies.sweep import Study
@@ -107,9 +107,23 @@ def _of_file(kind: str) -> dict[str, Any]:
     required = [key for key in schema.pop("required", []) if key not in ("name", "full_name")]
     for name in NAMED.get(kind, ()):
         schema["$defs"][name] = {"anyOf": [{"type": "string", "description": "a name, or a path"}, {"type": "object"}]}
+    if kind == "run":
+        _add_short_forms(schema)
     if kind in EXTENDING:
         properties["extend"] = {"type": "string", "description": "a name or a path; its keys stand below these"}
         schema |= {"if": {"required": ["extend"]}, "else": {"required": required}}
     else:
         schema["required"] = required
     return {"$schema": DRAFT, "$id": f"paleo.{kind}-file/1", **schema}
+
+
+def _add_short_forms(schema: dict[str, Any]) -> None:
+    """Adds what stands for a field of a group of a run: names of options, and plain values of groups."""
+    properties = schema["properties"]
+    groups = {name: field["$ref"].rpartition("/")[2] for name, field in properties.items() if "$ref" in field}
+    fields = {name: schema["$defs"][group]["properties"] for name, group in groups.items()}
+    for name, path in SHORT_NAMES.items():
+        group, _, field = path.partition(".")
+        properties[name] = fields[group][field] if group in fields else {"type": "integer"}
+    for group, field in MAIN_FIELDS.items():
+        properties[group] = {"anyOf": [properties[group], fields[group][field]]}
