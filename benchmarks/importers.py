@@ -1,7 +1,7 @@
 """Imports hundreds of architectures and holds their counts to torch's own: parameters, FLOP of both passes operation by
 operation, and what autograd keeps.
 
-    python benchmarks/importers.py [--only WORD] [--shard 1/4] [--fast] [--json FILE]
+    python benchmarks/importers.py [--only REGEX] [--shard 1/4] [--fast] [--json FILE]
 
 The networks stand in `importer_networks.py`, the versions of their libraries in `importer_requirements.txt`. Nothing is
 downloaded and no weight is allocated: modules are built from their configurations on the meta device. A library that is
@@ -17,7 +17,7 @@ import argparse
 import contextlib
 import gc
 import json
-import math
+import re
 import resource
 import statistics
 import sys
@@ -31,6 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from importer_configurations import PREFIX, default_module, families, imported_default
 from importer_networks import FAST, KEPT, KEPT_MISSES, LIBRARIES, NETWORKS, Network
 
 from paleo.errors import PaleoError
@@ -104,7 +105,7 @@ class Reference:
         """Its outputs of real numbers."""
         from paleo.importers._torch_recorder import tensors_in
 
-        with _full_masks(self.torch):
+        with _full_masks(self.torch), _experts_of_any_format(self.torch), without_caches(self.module):
             tensors = tensors_in(self.torch, self.module(*self.positional, **self.keywords))
         return [tensor for tensor in tensors if tensor.dtype.is_floating_point or tensor.dtype.is_complex]
 
@@ -155,11 +156,7 @@ def _counter() -> Any:
     ) -> int:  # fmt: skip
         return sum(output_mask[:2]) * conv_flop_count(x, weight, grad_out, transposed=transposed)
 
-    def grouped(left: Any, right: Any, *args: Any, out_shape: Any, **more: Any) -> int:
-        return int(2 * math.prod(left) * right[-1])
-
-    formulas = {torch.ops.aten.convolution_backward: gradients, torch.ops.aten._grouped_mm: grouped}
-    return FlopCounterMode(display=False, custom_mapping=formulas)
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: gradients})
 
 
 @contextlib.contextmanager
@@ -171,6 +168,22 @@ def _full_masks(torch: Any) -> Iterator[None]:
         yield
     finally:
         torch.Tensor.__bool__ = old
+
+
+@contextlib.contextmanager
+def _experts_of_any_format(torch: Any) -> Iterator[None]:
+    """Each token times one expert: torch has the grouped kernel in BF16 alone."""
+
+    def product(left: Any, right: Any, *args: Any, **more: Any) -> Any:
+        return left @ right[0]
+
+    functional = torch.nn.functional
+    old = torch._grouped_mm, functional.grouped_mm
+    torch._grouped_mm = functional.grouped_mm = product
+    try:
+        yield
+    finally:
+        torch._grouped_mm, functional.grouped_mm = old
 
 
 @contextlib.contextmanager
@@ -225,6 +238,26 @@ def examined(name: str, network: Network) -> Outcome:
     return outcome
 
 
+def examined_configuration(name: str) -> Outcome:
+    """One family of transformers, imported from the file of its default configuration and compared."""
+    kind = name.removeprefix(PREFIX)
+    try:
+        module, specs = default_module(kind, lambda module, inputs: Reference(module, inputs).outputs())
+    except Exception as error:
+        return Outcome(name, "left out", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    started = time.perf_counter()
+    try:
+        result = imported_default(kind)
+    except PaleoError as error:
+        return Outcome(name, "refused", str(error), time.perf_counter() - started)
+    except Exception as error:
+        return Outcome(name, "traceback", f"{type(error).__name__}: {error}", time.perf_counter() - started)
+    outcome = Outcome(name, "imported", result.model.notes or "", time.perf_counter() - started)
+    outcome.unknown, outcome.unpriced = list(result.unknown), list(result.unpriced)
+    _compare(outcome, module, specs, result)
+    return outcome
+
+
 def _compare(outcome: Outcome, module: Any, specs: Sequence[InputSpec], result: Import) -> None:
     """Fills in both counts."""
     batch = 1 if "alone" in outcome.message else specs[0].shape[0]
@@ -264,7 +297,7 @@ def report(outcomes: Sequence[Outcome]) -> bool:
         if gone := known_misses - missed:
             print(f"    no longer off: {', '.join(sorted(gone))}")
         passed = passed and missed == known_misses
-    seconds = [outcome.seconds for outcome in known if outcome.status == "imported"]
+    seconds = [outcome.seconds for outcome in known if outcome.status == "imported"] or [0.0]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"import: median {statistics.median(seconds):.2f} s, longest {max(seconds):.1f} s; {memory:.2f} GiB at most")
     return passed
@@ -273,17 +306,18 @@ def report(outcomes: Sequence[Outcome]) -> bool:
 def main() -> int:
     """Runs the networks that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="names that hold this word")
+    parser.add_argument("--only", default="", help="names that this regular expression finds")
     parser.add_argument("--shard", default="1/1", help="such as 2/4: the second quarter")
     parser.add_argument("--fast", action="store_true", help="the part that CI runs")
     parser.add_argument("--json", help="a file for all outcomes")
     options = parser.parse_args()
     part, parts = (int(number) for number in options.shard.split("/"))
-    names = [name for name in (FAST if options.fast else NETWORKS) if options.only in name][part - 1 :: parts]
+    every = FAST if options.fast else [*NETWORKS, *(PREFIX + kind for kind in families())]
+    names = [name for name in every if re.search(options.only, name)][part - 1 :: parts]
     warnings.simplefilter("ignore")
     outcomes = []
     for name in names:
-        outcomes.append(examined(name, NETWORKS[name]))
+        outcomes.append(examined(name, NETWORKS[name]) if name in NETWORKS else examined_configuration(name))
         last = outcomes[-1]
         if options.json:  # all so far: a long run may be stopped
             Path(options.json).write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))

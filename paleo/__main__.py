@@ -1,6 +1,17 @@
 """``python -m paleo`` is ``paleo``."""
 
-from paleo.cli import main
+import sys
+
+
+def main() -> None:
+    """Run the command line; an interrupt while it is loaded is answered as any other."""
+    try:
+        from paleo.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

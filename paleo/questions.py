@@ -831,7 +831,7 @@ def validate(files: str | Path | Sequence[str | Path], *, calibration: str | Pat
     from paleo.specs.calibration import load_calibration
     from paleo.tables.runner import validate_file
 
-    prices = None if calibration in (None, "auto") else load_calibration(str(calibration))
+    prices = None if str(calibration) in ("None", "auto") else load_calibration(str(calibration))
     tables = list(files) if isinstance(files, Sequence) and not isinstance(files, str) else [files]
     if not all(isinstance(file, str | Path) for file in tables):
         raise SpecError(f"validate: {files!r:.80}: expected the path of a measured table, or a list of paths")

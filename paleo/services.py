@@ -176,7 +176,7 @@ def serve(
     first, further, whole = _seconds("ttft", ttft), _seconds("tpot", tpot), _seconds("latency", latency)
     limits = ServingLimits(first, further, whole, _percentile(percentile))
     formats = [parse_formats(each, cache) for each in str(weights).split(",")]
-    layouts = None if strategy in (None, "auto") else [parse_sharding(str(strategy))]
+    layouts = None if str(strategy) in ("None", "auto") else [parse_sharding(str(strategy))]
     answers = []
     for machine, count in _machines(system, gpus):
         usd, _ = rent(machine, count, parse_tariff(**tariff))
@@ -479,8 +479,8 @@ def rl(
         raise SpecError(f"--max-output {longest:g} is below the mean of {answer:g}")
     task = Rollouts(rollouts, batch, _number("input", input), answer, longest)
     usd, _ = rent(machine, gpus, parse_tariff(**tariff))
-    engines = None if engine_strategy in (None, "auto") else [parse_sharding(str(engine_strategy))]
-    trainers = None if strategy in (None, "auto") else [str(strategy)]
+    engines = None if str(engine_strategy) in ("None", "auto") else [parse_sharding(str(engine_strategy))]
+    trainers = None if str(strategy) in ("None", "auto") else [str(strategy)]
     study = learning_study(
         network, machine, gpus, task, algorithm=algorithm, staleness=staleness, generators=generators,
         layouts=engines, strategies=trainers, software=software, steps=steps, usd_per_s=usd,

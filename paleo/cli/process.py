@@ -35,6 +35,8 @@ _PLAIN = {
 #: Longer messages are cut.
 LONGEST = 1200
 TERMINATED = 128 + signal.SIGTERM
+#: Interrupts from the keyboard so far.
+_INTERRUPTS: list[int] = []
 
 
 def _plainer(error: UnicodeError) -> tuple[str, int]:
@@ -76,10 +78,27 @@ def prepare() -> None:
             reconfigure(errors="paleo")
     with suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, _terminate)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
+            signal.signal(signal.SIGINT, _interrupt)
+            sys.unraisablehook = _unraised
 
 
 def _terminate(number: int, frame: object) -> None:
     raise SystemExit(TERMINATED)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Stop at once; whatever a library makes of the exception, the exit code is that of an interrupt."""
+    _INTERRUPTS.append(number)
+    raise KeyboardInterrupt
+
+
+def _unraised(fault: sys.UnraisableHookArgs) -> None:
+    """Raise an interrupt again where Python swallows exceptions (finalizers, callbacks)."""
+    if _INTERRUPTS:
+        signal.raise_signal(signal.SIGINT)
+    else:
+        sys.__unraisablehook__(fault)
 
 
 def say(text: str) -> None:
@@ -186,6 +205,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         warnings.filterwarnings("default", category=FutureWarning, module=r"paleo\.specs")
         warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
     code = run(sys.argv[1:] if arguments is None else arguments)
+    if signal.getsignal(signal.SIGINT) is _interrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is given
+    code = INTERRUPTED if _INTERRUPTS else code
     if code in (UNREAD, WRONG, FAULT):
         discard_output()
     gc.freeze()  # nothing is left to tidy up: the process ends
@@ -221,7 +243,7 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         return _fail_of_system(error)
     except Exception as error:
-        return _fault(error)
+        return INTERRUPTED if _INTERRUPTS else _fault(error)
     return code
 
 

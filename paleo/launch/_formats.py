@@ -72,7 +72,7 @@ def header_of(text: str) -> dict[str, Any]:
         if (match := _HEADER.match(line)) is not None:
             try:
                 data = json.loads(match[1])
-            except ValueError:
+            except (ValueError, RecursionError):
                 return {}
             return data if isinstance(data, dict) else {}
     return {}
@@ -151,7 +151,7 @@ class TomlFile:
 
         try:
             return flat(tomllib.loads(text))
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise LaunchError(f"{where}: is not TOML ({error!s:.100})") from None
 
 

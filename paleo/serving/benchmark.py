@@ -105,7 +105,7 @@ def _printed(text: str) -> dict[str, float] | None:
 def _saved(text: str) -> dict[str, float] | None:
     try:
         data = json.loads(text.strip().splitlines()[-1] if "\n{" in text.strip() else text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(data, dict) or "mean_ttft_ms" not in data:
         return None

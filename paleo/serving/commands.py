@@ -25,6 +25,7 @@ _FLAGS = {
     "tokens": ("--max-num-batched-tokens", "--chunked-prefill-size", "--max_num_tokens"),
     "sequences": ("--max-num-seqs", "--max-running-requests", "--max_batch_size"),
     "memory": ("--gpu-memory-utilization", "--mem-fraction-static", "--kv_cache_free_gpu_memory_fraction"),
+    "drafted": ("--speculative-num-steps", "--num-speculative-tokens"),
 }
 _CACHE_FLAGS = ("--kv-cache-dtype", "--kv_cache_dtype")
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "tensorrt": "tensorrt-llm"}
@@ -140,12 +141,12 @@ def _weights(words: list[str]) -> str | None:
 def _drafted(words: list[str]) -> int:
     """Tokens that are drafted for each sequence and iteration."""
     config = _value(words, ("--speculative-config", "--speculative_config"))
-    if config:
-        try:
-            return int(json.loads(config)["num_speculative_tokens"])
-        except (ValueError, KeyError, TypeError):
-            raise SpecError(f"--speculative-config {config!r:.60}: expected JSON with num_speculative_tokens") from None
-    return int(_value(words, ("--speculative-num-steps", "--num-speculative-tokens")) or 0)
+    value = _value(words, _FLAGS["drafted"])
+    try:
+        value = str(json.loads(config)["num_speculative_tokens"]) if config else value
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise SpecError(f"--speculative-config {config!r:.60}: expected JSON with num_speculative_tokens") from None
+    return int(_number("drafted", value) or 0)
 
 
 def written_command(engine: str, model: str, plan: ServingPlan) -> str:

@@ -222,7 +222,7 @@ def _rows(path: Path, lines: IO[str]) -> Iterator[tuple[float, float, float]]:
 def _parsed(path: Path, number: int, line: str) -> dict[str, str]:
     try:
         data = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
         raise SpecError(f"trace {path}: line {number}: {line.strip()[:60]!r}: expected a JSON object")

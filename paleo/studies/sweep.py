@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from multiprocessing import active_children, get_context
 from pathlib import Path
+from threading import Event, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import numpy as np
@@ -435,6 +436,8 @@ _PART = 16
 _WORTH_PROCESSES = 128
 #: How long a scheduler may take to answer [s].
 _CONNECT_S = 5
+#: How often the workers of a cluster are counted [s].
+_LOOK_S = 3
 #: This program and its shipped figures, as they were when the process started.
 _RELEASE = release()
 
@@ -604,15 +607,24 @@ def _processes(jobs: int) -> Evaluator:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Hold interrupts (Ctrl-C) back while processes are started, which inherit that: the terminal sends one to all
-    processes, and only this one is to answer it."""
-    mask = getattr(signal, "pthread_sigmask", None)
-    before = mask(signal.SIG_BLOCK, {signal.SIGINT}) if mask else set()
+    """Hold interrupts (Ctrl-C) back while processes are started.
+
+    The terminal sends one to all processes; those that are started inherit the mask and leave the answer to this one.
+    The mask is of one thread, so another thread may take the interrupt: Python's handler waits, too.
+    """
+    if current_thread() is not main_thread():
+        yield
+        return
+    held: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        if mask:
-            mask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 #: Most processes of a sweep.
@@ -646,13 +658,15 @@ def local_evaluator(study: Study, jobs: int = 0) -> Evaluator:
     return _serial if chosen == 1 else _processes(chosen)
 
 
-def dask_evaluator(scheduler: str) -> Evaluator:
+def dask_evaluator(scheduler: str, warn: Callable[[str], object] = lambda text: None) -> Evaluator:
     """Return an evaluator that runs on a Dask cluster; parts of a worker that dies are computed again by others.
 
     Parameters
     ----------
     scheduler : str
         Address of the scheduler.
+    warn : Callable[[str], object], optional
+        Called with a sentence when the cluster has no worker (left); the evaluator waits for one.
 
     Returns
     -------
@@ -672,7 +686,7 @@ def dask_evaluator(scheduler: str) -> Evaluator:
     def run(job: Job, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
         if not parts:
             return
-        with _connected(scheduler) as client, _one_line(scheduler):
+        with _connected(scheduler) as client, _one_line(scheduler), _watched(client, scheduler, warn):
             name = f"paleo-{job.fingerprint[:16]}"
             shared = client.submit(_unchanged, job, key=name, retries=3)  # a task, so that it outlives its worker
             keys = [f"{name}-{part}" for part in parts]
@@ -695,8 +709,9 @@ def _connected(scheduler: str) -> Iterator[Any]:
     """A client of the cluster; SpecError where there is none at that address."""
     from distributed import Client
 
-    for name in ("distributed", "tornado"):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    for name in ("distributed", "tornado", *logging.root.manager.loggerDict):  # Dask sets levels of single modules
+        if name.startswith(("distributed", "tornado")):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     try:
         client = Client(scheduler, timeout=_CONNECT_S)
     except (OSError, ValueError, ImportError, TypeError) as error:
@@ -706,6 +721,31 @@ def _connected(scheduler: str) -> Iterator[Any]:
     finally:
         with suppress(OSError, CancelledError):
             client.close(timeout=_CONNECT_S)
+
+
+@contextmanager
+def _watched(client: Any, scheduler: str, warn: Callable[[str], object]) -> Iterator[None]:
+    """Warns once each time that the cluster has no worker (left)."""
+    over = Event()
+
+    def watch() -> None:
+        there = True
+        while not over.is_set():
+            with suppress(OSError, CancelledError, RuntimeError):  # a scheduler that has gone is another's to say
+                before, there = there, bool(client.scheduler_info()["workers"])
+                if before and not there:
+                    warn(
+                        f"--scheduler {scheduler}: has no worker; waiting for one (start workers, or stop: {_GOES_ON})"
+                    )
+            over.wait(_LOOK_S)
+
+    watcher = Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join(_LOOK_S)
 
 
 @contextmanager
@@ -781,14 +821,14 @@ def sweep(
     write, job = _table_writer(output), _job_of(study)
     count = math.ceil(study.points / _PART)
     with _claimed(output, job.fingerprint) as folder:
-        missing = [part for part in range(count) if _finished_records(folder, study, part) is None]
+        missing = [part for part in range(count) if _finished_records(folder, job, part) is None]
         done = count - len(missing)
         for part, records in (evaluator or _serial)(job, missing):
-            write_text(_part(folder, part), json.dumps(records))
+            write_text(_part(folder, part), _sealed(job, json.dumps(records)))
             done += 1
             if progress is not None:
                 progress(done, count)
-        rows = write(_blocks(study, (json.loads(_part(folder, part).read_text()) for part in range(count))))
+        rows = write(_blocks(study, (_records_of(folder, job, part) for part in range(count))))
         for file in folder.iterdir():
             file.unlink()
         folder.rmdir()
@@ -801,10 +841,7 @@ def _claimed(output: Path, fingerprint: str) -> Iterator[Path]:
     folder = Path(f"{os.path.realpath(output)}.parts")
     lock = _locked(folder, output)
     try:
-        mark = folder / "study.json"
-        if not exists(mark):
-            write_text(mark, json.dumps(fingerprint))
-        if mark.read_text() != json.dumps(fingerprint):
+        if any(_study_of(file) not in ("", fingerprint) for file in folder.glob("*.json")):
             raise SpecError(
                 f"{folder}: holds parts of another study, or of this one before it, a file that it names or paleo "
                 "changed; delete the folder to start anew"
@@ -836,7 +873,8 @@ def _locked(folder: Path, output: Path) -> int:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), path.stat()):
                 os.ftruncate(handle, 0)
-                os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+                with suppress(OSError):  # a full disk: the lock holds without the name of its process
+                    os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
                 return handle
         os.close(handle)
 
@@ -851,12 +889,37 @@ def _part(folder: Path, part: int) -> Path:
     return folder / f"{part:07d}.json"
 
 
-def _finished_records(folder: Path, study: Study, part: int) -> list[_Record] | None:
-    """The records of a part that an earlier run finished; None where there are none, or not all."""
+def _sealed(job: Job, body: str) -> str:
+    """The text of a part: the fingerprint of its job, a digest of both, and the records."""
+    return f"{job.fingerprint} {_digest(job.fingerprint + body)}\n{body}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _study_of(file: Path) -> str:
+    """The fingerprint in a part that is whole; nothing for a file that is torn or holds anything else."""
     try:
-        records = json.loads(_part(folder, part).read_text())
+        head, _, body = file.read_text("utf-8").partition("\n")
     except (OSError, ValueError):
+        return ""
+    fingerprint, _, digest = head.partition(" ")
+    return fingerprint if digest == _digest(fingerprint + body) else ""
+
+
+def _finished_records(folder: Path, job: Job, part: int) -> list[_Record] | None:
+    """The records of a part that an earlier run finished; None where there are none, or not all."""
+    file = _part(folder, part)
+    if _study_of(file) != job.fingerprint:
         return None
-    expected = min(_PART, study.points - part * _PART)
-    whole = isinstance(records, list) and len(records) == expected and all(isinstance(row, dict) for row in records)
-    return records if whole and all("problem" in row for row in records) else None
+    records: list[_Record] = json.loads(file.read_text("utf-8").partition("\n")[2])
+    return records
+
+
+def _records_of(folder: Path, job: Job, part: int) -> list[_Record]:
+    """The records of a part; SpecError where its file was spoilt since it was written."""
+    records = _finished_records(folder, job, part)
+    if records is None:
+        raise SpecError(f"{_part(folder, part)}: was changed while the sweep ran; {_GOES_ON}")
+    return records

@@ -478,3 +478,34 @@ def test_files_name_no_others_outside_their_folder(
     (tmp_path / "folder" / "s.yaml").write_text(text.replace("extend: l4", "extend: dgx-h100") + "\n")
     said = line(["estimate", "lenet", "--system", str(tmp_path / "folder" / "s.yaml")], capsys)
     assert "outside the folder" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.toml", "[training]\nlocal_batch_size = " + "9" * 5000),
+        ("train.toml", '# paleo: {"model": ' + "[" * 100_000 + "\n[training]\nlocal_batch_size = 0.5\n"),
+        ("serve.sh", "vllm serve qwen3-0.6b --num-speculative-tokens x\n"),
+        ("serve.sh", "vllm serve qwen3-0.6b --speculative-config '{\"num_speculative_tokens\": 1e999}'\n"),
+        ("serve.sh", "vllm serve qwen3-0.6b --speculative-config '" + "[" * 100_000 + "'\n"),
+    ],
+)
+def test_numbers_of_job_files_that_no_number_is(
+    name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(text)
+    call = ["serve", text] if name == "serve.sh" else ["estimate", str(tmp_path / name), "llama3-8b"]
+    said = line([call[0], *call[2:], "--system", "dgx-h100", "--from", call[1]], capsys)
+    assert "TOML" in said or "local_batch_size" in said or "speculative" in said
+
+
+@pytest.mark.parametrize("value", [[1, 8], [[1.0]], []])
+def test_arrays_in_place_of_words(value: list[object]) -> None:
+    import numpy as np
+
+    import paleo
+
+    with pytest.raises(SpecError):
+        paleo.validate("nothing.csv", calibration=np.array(value))  # type: ignore[arg-type]
+    with pytest.raises(SpecError):
+        paleo.serve("qwen3-0.6b", "dgx-h100", strategy=np.array(value))  # type: ignore[arg-type]

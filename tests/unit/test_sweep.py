@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,21 +147,14 @@ def test_processes_make_the_same_bytes(study: Study, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_sweep_goes_on(study: Study, tmp_path: Path) -> None:
-    class StopError(Exception):
-        pass
-
-    def stop(done: int, count: int) -> None:
-        raise StopError
-
     target = tmp_path / "t.csv"
-    with pytest.raises(StopError):
-        sweep(study, target, progress=stop)
+    stopped(study, target)
     assert not target.exists()
     asked: list[int] = []
 
-    def counting(given: Job, parts: object) -> Iterator[tuple[int, list[_Record]]]:
-        asked.extend(parts)  # type: ignore[arg-type]
-        return _serial(given, list(parts))  # type: ignore[call-overload]
+    def counting(given: Job, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
+        asked.extend(parts)
+        return _serial(given, parts)
 
     sweep(study, target, counting)
     assert asked == list(range(1, math.ceil(study.points / _PART)))  # the first part was kept
@@ -169,13 +162,62 @@ def test_an_interrupted_sweep_goes_on(study: Study, tmp_path: Path) -> None:
     assert target.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
+def stopped(study: Study, target: Path, after: int = 1) -> list[Path]:
+    """The parts that a sweep leaves that is stopped after some of them; the first by default."""
+
+    class StopError(Exception):
+        pass
+
+    def stop(done: int, count: int) -> None:
+        if done == min(after, count):
+            raise StopError
+
+    with pytest.raises(StopError):
+        sweep(study, target, progress=stop)
+    return sorted(Path(f"{target}.parts").glob("0*.json"))
+
+
 def test_parts_of_another_study_are_not_touched(study: Study, tmp_path: Path) -> None:
-    folder = tmp_path / "t.csv.parts"
-    folder.mkdir()
-    (folder / "study.json").write_text('"another"')
+    (part,) = stopped(study, tmp_path / "t.csv")
+    before = part.read_bytes()
     with pytest.raises(SpecError, match="another study"):
-        sweep(study, tmp_path / "t.csv")
-    assert (folder / "study.json").exists()
+        sweep(study.model_copy(update={"models": ["alexnet"]}), tmp_path / "t.csv")
+    assert part.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["study.json", "lock", "0000001.json"])
+@pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe", b'"torn'])
+def test_files_beside_the_parts_that_are_torn_or_binary_lose_no_part(
+    name: str, content: bytes, study: Study, tmp_path: Path
+) -> None:
+    stopped(study, tmp_path / "t.csv")
+    (tmp_path / "t.csv.parts" / name).write_bytes(content)
+    asked: list[int] = []
+
+    def counting(given: Job, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
+        asked.extend(parts)
+        return _serial(given, parts)
+
+    sweep(study, tmp_path / "t.csv", counting)
+    sweep(study, tmp_path / "whole.csv")
+    assert 0 not in asked and (tmp_path / "t.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_a_full_disk_leaves_nothing_that_blocks_the_next_run(tmp_path: Path) -> None:
+    """Files may grow to so many bytes: none, a part's lock alone, a part but not the table."""
+    text = "models: [lenet]\nsystems: [l4]\naxes: {batch: [" + ", ".join(map(str, range(1, 41))) + "]}\n"
+    (tmp_path / "study.yaml").write_text(text)
+    script = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0})); " + (
+        "from paleo.cli import main; main(['sweep', 'study.yaml', '-o', 't.csv'])"
+    )
+    for most in (0, 5, 14_000):
+        command = [sys.executable, "-c", script.format(most)]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert ended.returncode == 2 and ended.stderr.count("error: ") == 1 and "cannot be written" in ended.stderr
+        assert not (tmp_path / "t.csv").exists() and not list(tmp_path.glob("**/*.new"))
+    sweep(load_study(tmp_path / "study.yaml"), tmp_path / "t.csv")
+    sweep(load_study(tmp_path / "study.yaml"), tmp_path / "whole.csv")
+    assert (tmp_path / "t.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
 def test_what_cannot_be_planned_is_a_row_with_its_reason(tmp_path: Path) -> None:
@@ -355,6 +397,26 @@ def test_a_scheduler_that_dies_is_one_sentence_and_the_parts_are_kept(
     assert (tmp_path / "t.csv").read_bytes() == (tmp_path / "serial.csv").read_bytes()
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("cluster", [(1, 1)], indirect=True, ids=["one worker"])
+def test_a_cluster_without_a_worker_is_said_and_waited_for(
+    cluster: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
+) -> None:
+    address, processes_of = cluster
+    said: list[str] = []
+
+    def warn(text: str) -> None:
+        said.append(text)
+        processes_of[-1].kill()  # a cluster that ends is another sentence
+
+    with pytest.raises(SpecError, match="went away"):
+        sweep(
+            Study.model_validate(BIG), tmp_path / "t.csv", dask_evaluator(address, warn),
+            lambda done, count: processes_of[0].kill(),
+        )  # fmt: skip
+    assert len(said) == 1 and "has no worker; waiting for one" in said[0]
+
+
 def test_a_scheduler_that_is_not_there_is_one_sentence(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,14 +452,7 @@ def test_parts_made_before_a_named_file_changed_are_not_mixed_with_new_ones(tmp_
         f"axes: {{batch: [{batches}]}}\n"
     )
 
-    class StopError(Exception):
-        pass
-
-    def stop(done: int, count: int) -> None:
-        raise StopError
-
-    with pytest.raises(StopError):
-        sweep(load_study(path), tmp_path / "t.csv", progress=stop)
+    stopped(load_study(path), tmp_path / "t.csv")
     with (tmp_path / edited).open("a") as file:
         file.write("# edited\n")
     with pytest.raises(SpecError, match="a file that it names or paleo"):
@@ -412,18 +467,11 @@ def test_a_worker_with_another_release_or_another_file_says_so(study: Study, tmp
 
 
 def test_a_torn_part_is_computed_again(study: Study, tmp_path: Path) -> None:
-    class StopError(Exception):
-        pass
-
-    def stop(done: int, count: int) -> None:
-        if done == count:
-            raise StopError
-
-    with pytest.raises(StopError):
-        sweep(study, tmp_path / "t.csv", progress=stop)
-    parts = sorted((tmp_path / "t.csv.parts").glob("0*.json"))
+    """Torn, of other text, or with one digit changed, which its digest tells."""
+    parts = stopped(study, tmp_path / "t.csv", after=999)
     parts[0].write_text(parts[0].read_text()[:100])
     parts[1].write_text("[]")
+    parts[2].write_text(parts[2].read_text().replace("1", "2"))
     sweep(study, tmp_path / "t.csv")
     sweep(study, tmp_path / "whole.csv")
     assert (tmp_path / "t.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()

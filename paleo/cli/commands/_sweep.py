@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE, app
+from paleo.cli.application import DECIDE, app, warn
 
 
 @app.command(rich_help_panel=DECIDE)
@@ -40,7 +40,9 @@ def sweep(
 
     definition = load_any_study(study)
     target = Path(output) if output is not None else Path(study).with_suffix(".csv")
-    evaluator = dask_evaluator(scheduler) if scheduler is not None else local_evaluator(definition, jobs)
+    evaluator = local_evaluator(definition, jobs)
+    if scheduler is not None:
+        evaluator = dask_evaluator(scheduler, lambda sentence: warn([sentence]))
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(counted(definition.points, "point"))
         rows = studies.sweep(
