@@ -43,6 +43,9 @@ class Engine(Spec):
         description="whether chunks of prompts join the iterations of decode, or run alone before these"
     )
     limits: tuple[BatchLimit, ...] = Field(min_length=1, description="the first that fits the device holds")
+    shared_limits: Flag = Field(
+        False, description="whether ranks that each hold sequences of their own share these limits among them"
+    )
     reservation: Literal["whole", "input", "share"] = Field(
         description="what must be free to admit a request: all its tokens, its prompt, or the prompt and a share of "
         "its answer; with less than all, the newest request is stopped where memory runs out, and computed again"
@@ -61,6 +64,16 @@ class Engine(Spec):
     all_reduce: Seconds = Field(0.0, description="shortest sum over peers by its own kernel; 0: by the library alone")
     attention: dict[Text, Text] = Field(
         default_factory=dict, description="attention kernels by architecture, where they are not the usual ones"
+    )
+    latent: Literal["vllm", "sglang", "trtllm"] = Field("trtllm", description="library of latent attention")
+    joint_attention: Flag = Field(
+        False, description="whether one call computes attention of prompts and of decode in a mixed iteration"
+    )
+    converts: Flag = Field(
+        False, description="whether a kernel of its own brings activations to the narrow format of the weights"
+    )
+    experts: dict[Text, Text] = Field(
+        default_factory=dict, description="kernels of experts by architecture; CUTLASS's grouped products elsewhere"
     )
     largest_graph: Annotated[int, Field(ge=0)] = Field(description="most sequences of a captured graph of decode")
     drafted: Annotated[int, Field(ge=0, le=64)] = Field(
@@ -109,8 +122,9 @@ class Engine(Spec):
     def kernels(self) -> EngineKernels:
         """Properties of the engine that decide on the prices of its kernels."""
         return EngineKernels(
-            all_reduce=self.all_reduce, attention=tuple(sorted(self.attention.items())), drafted=self.drafted,
-            acceptance=self.acceptance,
+            all_reduce=self.all_reduce, attention=tuple(self.attention.items()),
+            experts=tuple(self.experts.items()), latent=self.latent, joint_attention=self.joint_attention,
+            converts=self.converts, drafted=self.drafted, acceptance=self.acceptance,
         )  # fmt: skip
 
 

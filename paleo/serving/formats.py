@@ -86,6 +86,21 @@ class Formats:
         wide = self.weights if self.weights in ("fp32", "fp16") else device.training_dtype
         return narrow if narrow in device.peak and not self.experts_only else wide
 
+    def untimed(self, device: Device) -> bool:
+        """Return whether a device multiplies experts in MXFP4 by kernels that no table has.
+
+        Parameters
+        ----------
+        device : Device
+            The device.
+
+        Returns
+        -------
+        bool
+            True for MXFP4 on a device without FP4 arithmetic.
+        """
+        return self.experts_only and "fp4" not in device.peak
+
 
 def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
     """Return the formats that two names mean.

@@ -23,16 +23,21 @@ from paleo.pricing.attention import (
     attention_prefill_time,
     default_kernel,
 )
+from paleo.pricing.experts import experts_time
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import Calibrated, figures
-from paleo.serving.experts import grouped_time
+from paleo.pricing.latent_kernels import CACHED as LATENT_CACHED
+from paleo.pricing.latent_kernels import latent_attention_time
+from paleo.pricing.tiles import TileParameters
 from paleo.serving.formats import WEIGHT_BYTES
-from paleo.serving.lowered import Lowered, Scaled, Sharding, lowered
+from paleo.serving.lowered import LONG, Attending, Lowered, Scaled, Sharding, lowered
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
+    from paleo.pricing.kernels import FamilyPrices
     from paleo.serving.formats import Formats
+    from paleo.specs.device import Device
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
     from paleo.step.backend import Backend
@@ -58,10 +63,15 @@ TOGETHER = 8192.0
 PEER_SHARE, SECOND_STEP = 0.6, 0.3
 #: Bytes that a dynamic conversion to a narrow format moves for each number: two reads in sixteen bits, a write.
 CONVERSION_BYTES = 5.0
+#: Share of it that is the search for the largest activation, which scales of tokens and blocks do not need: one of two
+#: kernels, and one of the reads.
+SEARCH_SHARE = 0.5
 #: Seconds of a norm that is fused with the sum before it beside its bytes.
 FUSED_PASS = 1.0 * MICROSECOND
 #: Share of the memory bandwidth that a kernel reaches which streams states or short sequences.
 STREAMED_SHARE = 0.8
+#: Exponent of the popularity of experts, the lesser of the two that engines' kernels were timed with.
+POPULARITY = 0.5
 #: Products of sixteen bits behind weight-only kernels: share of their rate where arithmetic limits them.
 DEQUANTISED_SHARE = 0.85
 
@@ -76,8 +86,19 @@ class EngineKernels:
         Latency of its own all-reduce between peers [s]; 0 where it has none.
     attention : dict
         Attention kernel by architecture, where it is not the usual one.
+    experts : dict
+        Kernel of the experts by architecture, in the order in which it is looked for.
+    latent : str
+        Library of the kernels of latent attention.
+    joint_attention : bool
+        Whether one call computes attention of all tokens of an iteration. With prompts in it, FlashAttention-2 reads
+        the cache of a sequence that decodes once for each query head: mha_varlen_fwd packs the heads of a group only
+        where no sequence has more than one query.
     fused_norm : bool
         Whether norms and quantisation are fused with what comes before them, and launched with it.
+    converts : bool
+        Whether a kernel of its own brings activations to a narrow format, with scales of each token or block. Else
+        scales are known before, and the kernel before the product converts.
     encoder_bytes : float
         Bytes of a number between the kernels of an encoder under TensorRT, whose activations run in the epilogue of the
         product before them and whose attention over short sequences takes the time of its bytes; 0 for other engines.
@@ -89,7 +110,11 @@ class EngineKernels:
 
     all_reduce: float = 4.6 * MICROSECOND
     attention: tuple[tuple[str, str], ...] = ()
+    experts: tuple[tuple[str, str], ...] = ()
+    latent: str = "trtllm"
+    joint_attention: bool = False
     fused_norm: bool = True
+    converts: bool = False
     encoder_bytes: float = 0.0
     drafted: int = 0
     acceptance: float = 0.0
@@ -112,6 +137,8 @@ class Phases:
         The part of ``body`` that is collectives, shape (34,).
     decode : numpy.ndarray
         Seconds of all layers' attention of one token a sequence, shape (sequences, cached tokens).
+    joint : numpy.ndarray
+        The same in iterations with prompts.
     prefill : numpy.ndarray
         Seconds that a chunk adds, shape (chunk lengths, cached tokens before it).
     prefill_launch : float
@@ -134,6 +161,7 @@ class Phases:
     head: Array
     communication: Array
     decode: Array
+    joint: Array
     prefill: Array
     prefill_launch: float
     state: float
@@ -205,7 +233,7 @@ class Phases:
         number = np.asarray(sequences, dtype=np.float64)
         return np.where(number > 0, _extended(np.maximum(number, 1.0), TOKENS, self.head), 0.0)
 
-    def decoding(self, sequences: Numbers, cached: Numbers) -> Array:
+    def decoding(self, sequences: Numbers, cached: Numbers, *, joint: bool = False) -> Array:
         """Return the time of attention of one new token for each sequence.
 
         Parameters
@@ -214,6 +242,8 @@ class Phases:
             Sequences.
         cached : array_like, shape (...)
             Tokens in the cache of each.
+        joint : bool, optional
+            Whether prompts are in the same iteration.
 
         Returns
         -------
@@ -224,7 +254,7 @@ class Phases:
             np.asarray(sequences, dtype=np.float64), np.asarray(cached, dtype=np.float64)
         )
         share = np.minimum(number, 1.0)  # a fraction of a sequence is there for a share of the time
-        each = bilinear(np.maximum(number, 1.0), length, SEQUENCES, CACHED, self.decode)
+        each = bilinear(np.maximum(number, 1.0), length, SEQUENCES, CACHED, self.joint if joint else self.decode)
         return np.asarray((share * each + number * self.state) / self.kernels.emitted)
 
     def prefilling(self, chunks: Numbers, length: Numbers, cached: Numbers = 0.0) -> Array:
@@ -275,8 +305,11 @@ class Phases:
         share, pieces = np.asarray(decoded, dtype=np.float64) / ranks, np.asarray(chunks, dtype=np.float64) / ranks
         tokens = self.rows * share + pieces * np.asarray(length, dtype=np.float64)
         ends = pieces if finished is None else np.asarray(finished, dtype=np.float64) / ranks
-        seconds = self.products(tokens) + self.sampled(share + ends)
-        seconds = seconds + self.decoding(share, cached) + self.prefilling(pieces, length, before)
+        seconds = self.products(tokens) + self.sampled(share + ends) + self.prefilling(pieces, length, before)
+        seconds = seconds + self.decoding(share, cached)
+        if self.joint is not self.decode:
+            added = self.decoding(share, cached, joint=True) - self.decoding(share, cached)
+            seconds = seconds + np.minimum(np.asarray(chunks, dtype=np.float64), 1.0) * added
         seconds = seconds + self.speculated(share)
         return np.asarray(seconds + (self.stages - 1) * self.hop * tokens)
 
@@ -347,12 +380,13 @@ def phases(
     work, backend = lowered(model, system, sharding, formats.arithmetic(system.device))
     pricing = _Pricing(work, backend, sharding, formats, engine)
     body, exchanges = pricing.products(work.layers), pricing.exchanges()
-    head = pricing.products(work.head)
+    head, decode = pricing.products(work.head), pricing.decode()
     return Phases(
         body=body + exchanges,
         head=head + pricing.reduced(work.head_exchanges),
         communication=exchanges,
-        decode=pricing.decode(),
+        decode=decode,
+        joint=pricing.joint() if engine.joint_attention and pricing.unpacked else decode,
         prefill=pricing.prefill(),
         prefill_launch=pricing.prefill_launch(),
         state=pricing.state(),
@@ -363,6 +397,10 @@ def phases(
         calibration=backend.prices.name,
         kernels=engine,
     )
+
+
+def _of_architecture(names: tuple[tuple[str, str], ...], device: Device) -> str | None:
+    return next((name for word, name in names if device.architecture.startswith(word)), None)
 
 
 def _routing(kernels: list[Kernel]) -> npt.NDArray[np.bool_]:
@@ -392,46 +430,57 @@ class _Pricing:
         """Seconds of kernels on the grid of tokens, summed."""
         groups: dict[object, tuple[Scaled, float]] = {}
         for each in kernels:
-            key = (each.short.family, each.short.operation, each.of_experts, *sorted(each.long.shape.items()))
-            key = (*key, each.short.bytes, each.long.bytes)
+            if each.of_experts:
+                continue
+            sizes = (*sorted(each.long.shape.items()), each.short.bytes, each.long.bytes)
+            key = (each.short.family, each.short.operation, *sizes)
             kept, count = groups.get(key, (each, 0.0))
             groups[key] = kept, count + each.count
         listed = list(groups.values())
+        experts = self._experts(kernels)
         if not listed:
-            return np.zeros(len(TOKENS))
-        priced = [self._at(each, tokens) for each, _ in listed for tokens in TOKENS]
+            return experts
+        priced = [each.at(tokens) for each, _ in listed for tokens in TOKENS]
         seconds = self._seconds(priced, [each for each, _ in listed for _ in TOKENS]).reshape(len(listed), -1)
-        return np.asarray(np.array([count for _, count in listed]) @ seconds)
+        return np.asarray(np.array([count for _, count in listed]) @ seconds + experts)
 
-    def _at(self, each: Scaled, tokens: float) -> Kernel:
-        """A kernel for so many tokens of a rank; experts also work for those of the other ranks of attention, and only
-        experts that a token hits are read."""
-        if not each.of_experts:
-            return each.at(tokens)
-        kernel = each.at(tokens * self.sharding.attention_dp)
-        shape = dict(kernel.shape)
-        group = self.sharding.group
-        if self.sharding.expert_parallel and group > 1:
-            inner = "k" if shape["n"] >= self.work.hidden else "n"
-            shape |= {"batch": shape["batch"] / group, inner: shape[inner] * self.sharding.tp}
-        elif self.sharding.attention_dp > 1:
-            inner = "k" if shape["n"] >= self.work.hidden else "n"
-            shape[inner] /= self.sharding.attention_dp
-        rows = shape["m"]
-        hit = shape["batch"] * -np.expm1(-rows)
-        return replace(kernel, shape=shape | {"m": rows * shape["batch"] / hit, "batch": hit})
+    def _experts(self, kernels: tuple[Scaled, ...]) -> Array:
+        """Seconds of all layers' experts on the grid of tokens, from the router's choice to the combined tokens."""
+        total = np.zeros(len(TOKENS))
+        chosen = [each for each in kernels if each.of_experts]
+        if not chosen:
+            return total
+        ranks, ones = self.sharding.attention_dp, np.ones(len(TOKENS))
+        group = float(self.sharding.group)
+        slices, places = (1.0, group) if self.sharding.expert_parallel else (group, 1.0)
+        for up, down in zip(chosen[::2], chosen[1::2], strict=True):
+            first, second = up.long.shape, down.long.shape
+            total = total + up.count * experts_time(
+                tokens=TOKENS * ranks, hidden=ones * first["k"], inner=ones * second["k"] * self.sharding.tp,
+                top_k=ones * first["m"] * first["batch"] / LONG, experts=ones * first["batch"], tp=ones * slices,
+                ep=ones * places, gated=ones * (first["n"] / second["k"] - 1.0), exponent=ones * POPULARITY,
+                element_bytes=self.formats.weight_bytes, **self._grouped(),
+            )  # fmt: skip
+        return total
+
+    def _grouped(self) -> dict[str, Any]:
+        """Device and parameters of the engine's kernel of experts."""
+        device, families = self.backend.system.device, self._families
+        dtype = self.formats.arithmetic(device)
+        kernel = _of_architecture(self.engine.experts, device) or "cutlass"
+        name = dtype if precision(dtype).narrow else "bf16"
+        entry = families.parameters_of(TileParameters, f"experts.{kernel}.{name}")
+        return {"device": figures(device, dtype), "parameters": entry.parameters}
 
     def _seconds(self, kernels: list[Kernel], scaled: list[Scaled]) -> Array:
         """Seconds of kernels, as a captured graph runs them."""
         seconds = self.backend.prices.times(kernels).total.copy()
-        if not isinstance(self.backend.prices, Calibrated):
-            return seconds
         seconds = np.maximum(seconds - self._quantisation(kernels), self._least(kernels))
         if self.engine.fused_norm:
             seconds -= self._fused_launches(kernels)
         if self._weight_only:
             seconds = self._dequantised(kernels, scaled, seconds)
-        seconds = self._grouped(kernels, scaled, np.maximum(seconds, MICROSECOND))
+        seconds = np.maximum(seconds, MICROSECOND)
         fused = (".quantise", ".largest") * self.engine.fused_norm + (".act",) * (self.engine.encoder_bytes > 0)
         merged = np.array([kernel.family == "memory" and kernel.name.endswith(fused) for kernel in kernels])
         if self.engine.encoder_bytes:
@@ -440,34 +489,18 @@ class _Pricing:
 
     def _least(self, kernels: list[Kernel]) -> Array:
         """Seconds of narrow products at the share of the peak that their main loop reaches, by their own fit."""
-        families, device = self.backend.prices.families, self.backend.system.device  # type: ignore[attr-defined]
+        families, device = self._families, self.backend.system.device
         if not precision(families.dtype).narrow:
             return np.zeros(len(kernels))
         share = families.parameters_of(GemmParameters, f"gemm.{families.dtype}").parameters.efficiency
         flops = np.array([kernel.flops if kernel.operation == "narrow" else 0.0 for kernel in kernels])
         return np.asarray(flops / (share * device.peak_flops_per_s(families.dtype)))
 
-    def _grouped(self, kernels: list[Kernel], scaled: list[Scaled], seconds: Array) -> Array:
-        """Seconds with those of experts' products replaced; the passes that route tokens are part of these."""
-        chosen = [index for index, each in enumerate(scaled) if each.of_experts]
-        if not chosen:
-            return seconds
-        device = self.backend.system.device
-        rows, outer, inner, experts = (
-            np.array([kernels[i].shape[name] for i in chosen]) for name in ("m", "n", "k", "batch")
-        )
-        result = seconds.copy()
-        result[chosen] = grouped_time(
-            rows=rows, inner=inner, outer=outer, experts=experts, weight_bytes=self.formats.weight_bytes,
-            peak=device.peak_flops_per_s(self.formats.arithmetic(device)), bandwidth=device.memory.bandwidth,
-        )  # fmt: skip
-        return result
-
     def _quantisation(self, kernels: list[Kernel]) -> Array:
         """Seconds in the prices of narrow products that are not theirs: rows of their calibration hold the search for
         the largest activation, the conversion, and launches of both (TensorRT-LLM's linear layer with dynamic scales),
         which engines fuse with the norm or the activation before the product."""
-        families = self.backend.prices.families  # type: ignore[attr-defined]
+        families = self._families
         if not precision(families.dtype).narrow:
             return np.zeros(len(kernels))
         launches = [
@@ -475,8 +508,11 @@ class _Pricing:
             for name in (families.dtype, "tensor")
         ]
         launch, bandwidth = max(launches[0] - launches[1], 0.0), 0.9 * self.backend.system.device.memory.bandwidth
-        rows = np.array([_converted(kernel) for kernel in kernels])
-        return np.where(rows > 0, launch + CONVERSION_BYTES * rows / bandwidth, 0.0)
+        rows, share = (
+            np.array([_converted(kernel) for kernel in kernels]),
+            SEARCH_SHARE if self.engine.converts else 1.0,
+        )
+        return np.where(rows > 0, share * (launch + CONVERSION_BYTES * rows / bandwidth), 0.0)
 
     def _fused_launches(self, kernels: list[Kernel]) -> Array:
         """Norms that run in the kernel of the sum before them: a launch and the bytes that they read are not paid."""
@@ -491,7 +527,7 @@ class _Pricing:
     @property
     def _weight_only(self) -> bool:
         narrow = WEIGHT_BYTES[self.formats.weights] < 2.0
-        return narrow and not precision(self.backend.prices.families.dtype).narrow  # type: ignore[attr-defined]
+        return narrow and not precision(self._families.dtype).narrow
 
     def _dequantised(self, kernels: list[Kernel], scaled: list[Scaled], seconds: Array) -> Array:
         """Products whose weights are read narrow and multiplied in sixteen bits: those of as many bytes, and no faster
@@ -500,7 +536,7 @@ class _Pricing:
         chosen = [
             index
             for index, each in enumerate(scaled)
-            if each.weights and not each.of_experts and not self.formats.experts_only and "head" not in each.short.name
+            if each.weights and not self.formats.experts_only and "head" not in each.short.name
         ]
         if not chosen:
             return seconds
@@ -569,15 +605,24 @@ class _Pricing:
         seconds = self.backend.fabric.times("send_recv", stride, np.array([2], dtype=np.int64), payload)
         return float(seconds[0]) / HOP_TOKENS
 
+    @property
+    def _families(self) -> FamilyPrices:
+        if not isinstance(self.backend.prices, Calibrated):
+            raise SpecError("serving needs calibrated kernels: --calibration auto or a file")
+        return self.backend.prices.families
+
     def _kernel(self) -> str:
         device = self.backend.system.device
-        named = [name for word, name in self.engine.attention if device.architecture.startswith(word)]
-        return named[0] if named else default_kernel(device.architecture, device.memory.kind)
+        named = _of_architecture(self.engine.attention, device)
+        return named or default_kernel(device.architecture, device.memory.kind)
 
     def decode(self) -> Array:
         """Seconds of attention of one token on the grid of sequences and cached tokens."""
         total = np.zeros((len(SEQUENCES), len(CACHED)))
         for group in self.work.attention:
+            if group.latent == LATENT_CACHED:
+                total += self._latent_time(group, SEQUENCES[:, None], 1.0, CACHED[None, :], single=True)
+                continue
             heads, dim, width = group.kv_heads, group.head_dim, self.formats.cache_bytes
             if group.latent:  # queries of all heads over one vector, which is key and value
                 heads, dim, width = 1.0, group.latent, width / 2.0
@@ -588,6 +633,20 @@ class _Pricing:
             )  # fmt: skip
         return total
 
+    def _latent_time(self, group: Attending, batch: Array, queries: Numbers, keys: Array, *, single: bool) -> Array:
+        """Seconds of all layers' latent attention, of prompts or of single tokens."""
+        device = self.backend.system.device
+        width = self.formats.cache_bytes
+        name = f"latent.{self.engine.latent}.{'token' if single else 'prompt'}{8 if width == 1.0 else 16}"
+        shape = np.broadcast(batch, queries, keys).shape
+        ones = np.ones(shape)
+        seconds = latent_attention_time(
+            heads=group.query_heads * ones, batch=batch * ones, queries=np.asarray(queries) * ones, keys=keys * ones,
+            single=np.full(shape, single), cache_bytes=width * ones, device=figures(device, device.training_dtype),
+            parameters=self._families.parameters_of(TileParameters, name).parameters,
+        )  # fmt: skip
+        return np.asarray(group.count * seconds)
+
     def _prefill_time(self, batch: Array, length: Array, before: Array) -> Array:
         total = np.zeros(np.broadcast(length, before).shape)
         width = self.engine.encoder_bytes / (STREAMED_SHARE * self.backend.system.device.memory.bandwidth)
@@ -596,6 +655,9 @@ class _Pricing:
                 numbers = 2.0 * (group.query_heads + group.kv_heads) * group.head_dim * batch * length
                 total += group.count * width * numbers
                 continue
+            if group.latent == LATENT_CACHED:
+                total += self._latent_time(group, batch, length, length + before, single=False)
+                continue
             total += group.count * attention_prefill_time(
                 batch=batch, query_heads=group.query_heads, kv_heads=group.kv_heads, query_length=length,
                 kv_length=length + before, head_dim=group.head_dim, causal=group.causal, kernel_name=self._kernel(),
@@ -603,6 +665,17 @@ class _Pricing:
                 **self._device("prefill"),
             )  # fmt: skip
         return total
+
+    @property
+    def unpacked(self) -> bool:
+        """Whether attention of an iteration with prompts reads the cache for each query head: FlashAttention-2's, which
+        has neither latent caches nor sinks."""
+        sinks = any(each.short.name.endswith(".sinks") for each in self.work.layers)
+        return self._kernel() == "fa2" and not sinks and not any(group.latent for group in self.work.attention)
+
+    def joint(self) -> Array:
+        """Seconds of attention of one token beside prompts, on the grid of sequences and cached tokens."""
+        return self._prefill_time(SEQUENCES[:, None], np.ones((len(SEQUENCES), 1)), CACHED[None, :] - 1.0)
 
     def prefill(self) -> Array:
         """Seconds that a chunk adds to others on the grid of lengths and tokens before it."""
@@ -621,20 +694,14 @@ class _Pricing:
     def _activity(self) -> float:
         device = self.backend.system.device
         tensor = figures(device, device.training_dtype).tensor_cores
-        families = getattr(self.backend.prices, "families", None)
-        if families is None:
-            return 1.0
-        entry = families.parameters_of(GemmParameters, "gemm.tensor" if tensor else "gemm.simt")
+        entry = self._families.parameters_of(GemmParameters, "gemm.tensor" if tensor else "gemm.simt")
         return float(entry.parameters.training_activity)
 
     def _device(self, phase: str) -> dict[str, Any]:
         """Device and parameters of attention."""
         device = self.backend.system.device
-        families = getattr(self.backend.prices, "families", None)
-        if families is None:
-            raise SpecError("serving needs calibrated attention: --calibration auto or a file")
         kind = DecodeParameters if phase == "decode" else PrefillParameters
-        entry = families.parameters_of(kind, f"attention.{self._kernel()}.{phase}")
+        entry = self._families.parameters_of(kind, f"attention.{self._kernel()}.{phase}")
         return {"device": figures(device, device.training_dtype), "parameters": entry.parameters}
 
     def state(self) -> float:

@@ -184,6 +184,11 @@ class ReplicaLayout:
         """Share of an answer that must be free when its request is admitted."""
         return {"whole": 1.0, "input": 0.0, "share": self.engine.reserved_share}[self.engine.reservation]
 
+    @property
+    def schedulers(self) -> int:
+        """Ranks to each of which the limits of an iteration apply."""
+        return 1 if self.engine.shared_limits else self.sharding.attention_dp
+
     def batching(self, tokens: npt.ArrayLike | None = None, sequences: npt.ArrayLike | None = None) -> Batching:
         """Return the limits of the replica's iterations.
 
@@ -199,10 +204,9 @@ class ReplicaLayout:
         Batching
             The limits.
         """
-        ranks = self.sharding.attention_dp
         return Batching(
-            tokens=self.limit.tokens * ranks if tokens is None else tokens,
-            sequences=self.limit.sequences * ranks if sequences is None else sequences,
+            tokens=self.limit.tokens * self.schedulers if tokens is None else tokens,
+            sequences=self.limit.sequences * self.schedulers if sequences is None else sequences,
             mixed=self.engine.batching == "mixed",
             host=self.engine.host,
             request=self.engine.request,
@@ -354,7 +358,7 @@ def plan_of(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) 
 
 def _grid(candidate: ReplicaLayout) -> tuple[Array, Array]:
     """Most tokens and sequences of an iteration that are tried, both of shape (tokens, sequences)."""
-    ranks = candidate.sharding.attention_dp
+    ranks = candidate.schedulers
     tokens = sorted({*(each for each in BUDGETS if each < candidate.limit.tokens), candidate.limit.tokens})
     most = candidate.limit.sequences
     sequences = sorted({*(each for each in SEQUENCES if each < most), most})

@@ -171,6 +171,11 @@ class Service:
             notes.append(f"simulation and fixed point differ by {off:+.0%} in requests/s; the simulation has the ends")
         late = [part for part in self.limits.bounds if _late(self, part)]
         notes += [f"simulated time {NAMES[part]} is above its limit: {_late(self, part)}" for part in late]
+        if self.best.candidate.formats.untimed(self.system.device):
+            notes.append(
+                "kernels of MXFP4 experts were never timed on devices without FP4 arithmetic: runs of SGLang and "
+                "TensorRT-LLM took 3 to 19 times as long as predicted"
+            )
         if self.gpus > self.best.gpus:
             notes.append(f"{self.gpus - self.best.gpus} GPUs are idle: replicas of {self.best.candidate.sharding.gpus}")
         if self.simulation.preemptions:

@@ -118,6 +118,7 @@ class _Prices:
     products: list[float]
     sampled: list[float]
     decode: list[list[float]]
+    joint: list[list[float]]
     state: float
     chunk: list[list[float]]
     launch: float
@@ -130,14 +131,17 @@ class _Prices:
     def of(cls, phases: Phases, most_tokens: int, most_sequences: int) -> _Prices:
         tokens = np.arange(most_tokens + phases.rows * most_sequences + 2, dtype=np.float64)
         sequences = np.arange(most_sequences + 2, dtype=np.float64)
-        decode = phases.decoding(sequences[:, None], CACHED[None, :]) - sequences[:, None] * (
-            phases.state / phases.kernels.emitted
+        state = phases.state / phases.kernels.emitted
+        alone, joint = (
+            (phases.decoding(sequences[:, None], CACHED[None, :], joint=each) - sequences[:, None] * state).tolist()
+            for each in (False, True)
         )
         return cls(
             phases.products(tokens).tolist(),
             phases.sampled(sequences).tolist(),
-            decode.tolist(),
-            phases.state / phases.kernels.emitted,
+            alone,
+            joint,
+            state,
             phases.prefill.tolist(),
             phases.prefill_launch,
             float(phases.sharding.attention_dp),
@@ -146,9 +150,9 @@ class _Prices:
             phases.speculated(sequences).tolist(),
         )
 
-    def decoding(self, sequences: int, cached: float) -> float:
-        """Attention of one token of each sequence over so many cached tokens."""
-        row = self.decode[sequences]
+    def decoding(self, sequences: int, cached: float, *, joint: bool) -> float:
+        """Attention of one token of each sequence over so many cached tokens, perhaps beside prompts."""
+        row = (self.joint if joint else self.decode)[sequences]
         place = min(max(bisect_right(_CACHED, cached) - 1, 0), len(_CACHED) - 2)
         share = (cached - _CACHED[place]) / (_CACHED[place + 1] - _CACHED[place])
         return float(row[place] + share * (row[place + 1] - row[place]) + sequences * self.state)
@@ -169,7 +173,7 @@ class _Prices:
         tokens = self.rows * share + -(-int(prefilled) // int(self.ranks))
         seconds = self.products[tokens] + self.sampled[share + -(-ends // int(self.ranks))] + self.hop * tokens
         if decoded:
-            seconds += self.decoding(share, cached) + self.speculated[share]
+            seconds += self.decoding(share, cached, joint=prefilled > 0) + self.speculated[share]
         if prefilled:
             seconds += self.launch + attention / self.ranks
         return seconds

@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 
 from paleo.errors import SpecError
+from paleo.pricing.experts import experts_time
+from paleo.pricing.kernels import figures
+from paleo.pricing.store import lookup
+from paleo.pricing.tiles import TileParameters
 from paleo.serving.engines import engine_of_release, load_engine
-from paleo.serving.experts import grouped_time
 from paleo.serving.formats import Formats, parse_formats
 from paleo.serving.lowered import Sharding, lowered
 from paleo.serving.memory import serving_memory
-from paleo.serving.phases import TOKENS, EngineKernels, phases
+from paleo.serving.phases import POPULARITY, TOKENS, EngineKernels, phases
+from paleo.serving.plans import ServingLoad, candidates
+from paleo.serving.steady import Lengths
 from paleo.specs.device import load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -114,8 +119,52 @@ def test_experts_that_no_token_hits_are_not_read():
     system = load_system("dgx-h100")
     mixture = phases(load_model("qwen3-30b-a3b"), system, Sharding(), Formats())
     assert float(mixture.products(1)) < 0.3 * float(mixture.products(64))
-    one = {"rows": 8.0, "inner": 2048, "outer": 1536, "weight_bytes": 2.0, "peak": 1e15, "bandwidth": 3e12}
-    assert float(grouped_time(experts=128.0, **one)) > float(grouped_time(experts=8.0, **one))
+
+
+def test_experts_are_those_of_the_engines_kernels_on_their_rank():
+    system, model = load_system("dgx-h100"), load_model("qwen3-30b-a3b")
+    tokens = np.array([256.0])
+    ones = np.ones(1)
+    triton, cutlass = (
+        phases(model, system, Sharding(), Formats(), EngineKernels(experts=names)).products(tokens)
+        for names in ((("Hopper", "triton-vllm"),), ())
+    )
+    alone = {
+        kernel: experts_time(
+            tokens=tokens, hidden=2048 * ones, inner=768 * ones, top_k=8 * ones, experts=128 * ones, tp=ones, ep=ones,
+            gated=ones, exponent=POPULARITY * ones, element_bytes=2.0, device=figures(system.device, "bf16"),
+            parameters=lookup(TileParameters, subject=system.device.name, architecture="Hopper",
+                              family=f"experts.{kernel}.bf16").parameters,
+        )
+        for kernel in ("triton-vllm", "cutlass")
+    }  # fmt: skip
+    assert triton - cutlass == pytest.approx(48 * (alone["triton-vllm"] - alone["cutlass"]), rel=1e-6)
+
+
+def test_attention_beside_prompts_reads_the_cache_for_each_query_head():
+    model, joint = load_model("qwen3-14b"), EngineKernels(joint_attention=True)
+    ampere, hopper = (
+        phases(model, load_system(name), Sharding(), Formats(), joint) for name in ("dgx-a100-80gb", "dgx-h100")
+    )
+    beside, alone = (float(ampere.decoding(64, 4096, joint=each)) for each in (True, False))
+    assert 2.0 * alone < beside < 5.0 * alone  # five query heads share a key head
+    assert hopper.joint is hopper.decode
+    whole = ampere.iteration(decoded=64, cached=4096, chunks=1, length=1024)
+    apart = ampere.iteration(decoded=64, cached=4096) - ampere.products(64) + ampere.products(64 + 1024)
+    apart = apart + ampere.prefilling(1, 1024) + ampere.sampled(65) - ampere.sampled(64)
+    assert whole - apart == pytest.approx(beside - alone)
+
+
+def test_ranks_of_attention_share_the_limits_of_sglang_alone():
+    load = ServingLoad("most", Lengths(1000, 100))
+    model, system = load_model("deepseek_v3"), load_system("dgx-h200")
+    shapes = {}
+    for name in ("vllm", "sglang"):
+        layouts, _ = candidates(
+            model, system, 8, load_engine(name), [Formats("fp8")], load, [Sharding(1, 1, 8, expert_parallel=True)]
+        )
+        shapes[name] = layouts[0].batching().tokens / layouts[0].limit.tokens
+    assert shapes == {"vllm": 8.0, "sglang": 1.0}
 
 
 def test_refusals_say_what_would_fit():

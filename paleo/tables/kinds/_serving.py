@@ -38,13 +38,17 @@ if TYPE_CHECKING:
 MODELS = {"deepseek-r1": "deepseek_v3", "deepseek-v3": "deepseek_v3"}
 #: Factors of the 90 % interval.
 INTERVAL = (0.7, 1.35)
-#: Coefficients of variation of ShareGPT's prompts and answers: medians of 25 and 130 tokens of means of 215 and 195
-#: (a log-normal prompt would spread by 8; the data set is cut at a few thousand tokens).
-SHARED_SPREAD = (2.0, 1.1)
-#: Requests that are simulated at a stated rate, and for each user of a closed loop.
-AT_RATE, OF_USER = 3000, 12
+#: Coefficients of variation of ShareGPT's prompts and answers, whose medians are 25 and 130 tokens at means of 215 and
+#: 195; longest prompt and conversation that the engines' benchmarks take (vllm/benchmarks/datasets, is_valid_sequence).
+SHARED_SPREAD, LONGEST_PROMPT, LONGEST = (2.0, 1.0), 2.0**10, 2.0**11
+#: Mean tokens of answers below which requests are generated, not of conversations.
+SHORTEST_MEAN = 16.0
+#: Requests that are simulated at a stated rate, for each user of a closed loop where a row states none, and at most.
+AT_RATE, OF_USER, MOST = 3000, 12, 2000
 #: Words of a command that name what is not modelled.
 UNKNOWN = {"--enforce-eager": "eager mode is not modelled"}
+#: Engines whose weight-only kernels of MXFP4 experts come near to those of sixteen bits that stand in for them.
+TIMED = frozenset({"vllm"})
 PARTS = {
     "ttft_mean_s": ("ttft", 0),
     "ttft_p99_s": ("ttft", 99),
@@ -78,10 +82,10 @@ def prices_of(model: str, system: str, sharding: Sharding, formats: Formats, eng
 
 
 def formats_of(row: Row) -> Formats:
-    """Return the formats that a row names, in its column or by its command."""
+    """Return the formats that a row names, in its column or by its command; ModelOpt narrows the cache as well."""
     dtype = str(row.get("dtype") or "").lower() if filled(row, "dtype") else ""
     if dtype in ("fp8", "fp4"):
-        return Formats(dtype, "fp8")
+        return Formats(dtype, "fp8" if str(row["engine"]) == "tensorrt-llm" else "bf16")
     stated, model = read_command(_command(row)).formats, str(row["model"])
     if model.startswith("gpt-oss"):
         return Formats("mxfp4", stated.cache, experts_only=True)
@@ -141,6 +145,8 @@ def layout_of(row: Row, offline: bool) -> ReplicaLayout:
     name = MODELS.get(str(row["model"]), str(row["model"]))
     network, system = load_model(name), system_of_device(str(row["device"]))
     sharding, formats = sharding_of(row), formats_of(row)
+    if formats.untimed(system.device) and str(row["engine"]) not in TIMED:
+        raise SpecError(f"kernels of MXFP4 experts under {row['engine']} on devices without FP4 were never timed")
     engine, limit = engine_of(row, offline)
     prices = prices_of(network.name, system.name, sharding, formats, engine)
     bound = limit or engine.limit(system.device)
@@ -155,9 +161,10 @@ def layout_of(row: Row, offline: bool) -> ReplicaLayout:
 
 
 def lengths_of(row: Row) -> Lengths:
-    """Return the lengths of a row's requests: exact where both are whole numbers, else those of ShareGPT."""
+    """Return the lengths of a row's requests: those of ShareGPT where they may be, else exact."""
     first, second = float(row["input_tokens"]), float(row["output_tokens"])
-    exact = first.is_integer() or filled(row, "distinct_prompts")  # generated prompts and answers of stated lengths
+    generated = first.is_integer() or first > LONGEST_PROMPT or second < SHORTEST_MEAN
+    exact = generated or filled(row, "distinct_prompts")
     spread = (0.0, 0.0) if exact else SHARED_SPREAD
     hit = 0.0
     if filled(row, "distinct_prompts"):  # whole prompts lie in the cache but for their last page
@@ -178,7 +185,8 @@ def outcome_of(row: Row, trace: Requests | None = None) -> Outcome:
         return _offline(layout, lengths, float(row["requests"]))
     if load == "closed loop":
         users = int(float(row["concurrency"]))
-        requests = _requests(lengths, min(OF_USER * users, 2000), math.inf)
+        count = int(float(row["requests"])) if filled(row, "requests") else OF_USER * users
+        requests = _requests(lengths, min(count, MOST), math.inf)
         result = _simulated(layout, requests, users)
     elif load == "constant rate":
         result = _simulated(layout, _requests(lengths, AT_RATE, float(row["request_rate"]), constant=True))
@@ -199,17 +207,31 @@ def outcome_of(row: Row, trace: Requests | None = None) -> Outcome:
 
 
 def _requests(lengths: Lengths, count: int, rate: float, *, constant: bool = False) -> Requests:
-    return drawn_requests(
+    requests = drawn_requests(
         count,
         input_tokens=float(np.asarray(lengths.input)),
         output_tokens=float(np.asarray(lengths.output)),
         rate=rate,
         arrivals="constant" if constant else "poisson",
         input_variation=lengths.input_variation,
-        output_variation=lengths.output_variation,
         hit=float(np.asarray(lengths.hit)),
         shared=bool(np.asarray(lengths.hit) > 0),
     )
+    return _conversations(requests) if lengths.output_variation else requests
+
+
+def _conversations(requests: Requests) -> Requests:
+    """Requests of ShareGPT: answers with an exponential distribution, cut as benchmarks cut them, means unchanged."""
+    mean, random = float(requests.output.mean()), np.random.default_rng(2)
+    prompts = _cut(requests.input, LONGEST_PROMPT)
+    answers = _cut(random.exponential(mean, len(prompts)), LONGEST - prompts)
+    return replace(requests, input=prompts, output=answers)
+
+
+def _cut(lengths: Array, longest: Array | float) -> Array:
+    """Whole lengths up to a bound, those below it stretched to keep the mean."""
+    cut = np.minimum(lengths, longest)
+    return np.asarray(np.maximum(np.round(np.minimum(cut * lengths.mean() / cut.mean(), longest)), 1.0))
 
 
 def _simulated(layout: ReplicaLayout, requests: Requests, users: int | None = None) -> Simulated:
