@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from paleo.errors import SpecError
-from paleo.learning.samples import samples_to_target
+from paleo.learning.laws import samples_to_target
 from paleo.lowering.policies import kernel_runs
 from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision

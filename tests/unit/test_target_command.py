@@ -8,7 +8,7 @@ import math
 import pytest
 
 from paleo.cli.process import run as command
-from paleo.learning.loss import SamplesToLoss
+from paleo.learning.laws import SamplesToLoss
 from paleo.specs.reliability import USUAL, reliability_of
 from paleo.specs.system import load_system
 
