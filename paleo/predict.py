@@ -166,9 +166,9 @@ class Prediction:
         SpecError
             If a field or value is not valid.
         """
-        from paleo.specs.run import stated_fields, updated
+        from paleo.specs.run import explicit_fields, updated
 
-        run = updated(self.run, {"microbatch": self.plan.microbatch, **stated_fields(type(self.run)(**fields))})
+        run = updated(self.run, {"microbatch": self.plan.microbatch, **explicit_fields(type(self.run)(**fields))})
         return predict(self.model, self.system if system is None else system, run, software)
 
     def stage_footprint(self, stage: int) -> Footprint:

@@ -43,7 +43,7 @@ from paleo.report.estimate import RunStudies
 from paleo.specs.loading import plain_numbers
 from paleo.specs.loading import validate as validated_spec
 from paleo.specs.model import ModelSpec, load_model
-from paleo.specs.run import OLD_NAMES, Run, stated_fields
+from paleo.specs.run import OLD_NAMES, Run, explicit_fields
 from paleo.specs.system import System, loaded_system
 from paleo.studies.advice import advise
 from paleo.studies.cost import (
@@ -249,7 +249,7 @@ def compare(
         aimed_run = aimed_run.model_copy(update={"strategy": purchase.AUTO})
 
         def planner(model: ModelSpec, system: System, run: Run) -> tuple[list[Prediction], int, int]:
-            stated = stated_fields(question.run) | {"gpus": run.gpus, "global_batch": run.global_batch}
+            stated = explicit_fields(question.run) | {"gpus": run.gpus, "global_batch": run.global_batch}
             choice = with_defaults(
                 model, system, Run(**{key: value for key, value in stated.items() if key != "strategy"})
             )
@@ -331,7 +331,7 @@ def narrowed(run: Run, software: str | None = None) -> Space:
     from paleo.search.space import within
     from paleo.studies.purchase import AUTO
 
-    stated = stated_fields(run)
+    stated = explicit_fields(run)
     strategy = None if stated.get("strategy") == AUTO else stated.get("strategy")
     lists = {"microbatches": "microbatch", "recompute": "recompute.policy", "schedules": "pipeline.schedule"}
     space = within(strategy, **{choices: stated.get(name) for choices, name in lists.items()})
@@ -487,7 +487,7 @@ def target(
     _check_number("noise_scale", noise_scale)
     goal = resolve_task(task, loss, noise_scale)
     machine, counts = loaded_system(system), gpu_counts(gpus)
-    points = times_over_gpus(goal, machine, counts, str(batch), **stated_fields(question.run))
+    points = times_over_gpus(goal, machine, counts, str(batch), **explicit_fields(question.run))
     return TimeToTarget(goal, machine, target_scaling(*points), question.tariff)
 
 

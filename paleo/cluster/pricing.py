@@ -22,7 +22,7 @@ from paleo.serving.service import service_of
 from paleo.serving.steady import Lengths
 from paleo.specs.loading import validate
 from paleo.specs.model import ModelSpec, load_model
-from paleo.specs.run import Run, stated_fields
+from paleo.specs.run import Run, explicit_fields
 from paleo.studies.cost import Amount, parse_amount
 from paleo.studies.defaults import with_same_software
 from paleo.studies.goodput import Interruption, LongRunOptions, RestartPath, interruption_of
@@ -208,7 +208,7 @@ def _predicted(spec: JobSpec, system: System) -> Pricer:
     if run.global_batch is None:
         node = run.model_copy(update={"gpus": max(system.devices_per_node, 1), "strategy": "dp"})
         batch = predict(network, system, node).plan.global_batch
-        run = Run(**stated_fields(run) | {"batch": None, "global_batch": batch})
+        run = Run(**explicit_fields(run) | {"batch": None, "global_batch": batch})
     return _search(spec, network, system, run) if spec.kind == "tune" else _training(spec, network, system, run)
 
 

@@ -113,7 +113,7 @@ _UNITS = {"exchange.bucket": "B", "sample": "B", "storage": "B/s", "decode": "s"
 def _with_units(name: str, value: object) -> object:
     """A value of a run as a file states it.
 
-    >>> _with_units("exchange.bucket", 25e6), _with_units("input", InputOptions(decode=0.01))
+    >>> _with_units("exchange.bucket", 25e6), _with_units("input", InputOptions(decode="10 ms"))
     ('25000000.0 B', {'decode': '0.01 s'})
     """
     if isinstance(value, InputOptions):

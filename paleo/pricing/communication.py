@@ -331,8 +331,8 @@ def best(
 
     Examples
     --------
-    >>> from paleo.pricing.links.group import GroupLinks
-    >>> links = GroupLinks(fan_outs=(8.0,), bandwidths=(300e9,), ports=(1.0,))
+    >>> from paleo.pricing.links.group import GroupLinks, LinkLevel
+    >>> links = GroupLinks((LinkLevel(8.0, 300e9),))
     >>> choice = best(Nccl(), "all_reduce", 2.0**29, links)
     >>> choice.algorithm.item(), 0.0035 < float(choice.time) < 0.0045
     ('ring', True)
@@ -362,13 +362,11 @@ class Textbook:
         share = self.rates.link or 1.0
         return tuple(
             LevelCost(
-                alpha=alpha * float(self.rates.latency),
-                beta=1.0 / (np.asarray(bandwidth) * unit * share),
-                rank_beta=1.0 / (np.asarray(bandwidth) * rank * share),
+                alpha=level.latency * float(self.rates.latency),
+                beta=1.0 / (np.asarray(level.port_bandwidth) * level.unit_ports * share),
+                rank_beta=1.0 / (np.asarray(level.port_bandwidth) * level.rank_ports * share),
             )
-            for alpha, bandwidth, unit, rank in zip(
-                links.latencies, links.bandwidths, links.unit_ports, links.rank_ports, strict=True
-            )
+            for level in links.levels
         )
 
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
@@ -591,10 +589,7 @@ class Nccl:
         ndarray
             Seconds.
         """
-        costs = [
-            LevelCost(0.0, 1.0 / (np.asarray(bandwidth) * unit))
-            for bandwidth, unit in zip(links.bandwidths, links.unit_ports, strict=True)
-        ]
+        costs = [LevelCost(0.0, 1.0 / (np.asarray(level.port_bandwidth) * level.unit_ports)) for level in links.levels]
         inside = self.exchange.launch if operation in EXCHANGES else self.inside.launch
         launch = np.where(links.nodes > 1, self.between.launch, inside) * (links.ranks > 1)
         return np.asarray(launch + _least(operation, payload_bytes, links, costs, in_network))
@@ -867,8 +862,9 @@ class Fabric:
         if self.placement is None or links.fabric_levels == 0:
             return links
         share = placed(self.system, int(links.nodes), self.placement, node_stride).share(operation)
-        inside, outside = links.bandwidths[: links.inner_levels], links.bandwidths[links.inner_levels :]
-        return replace(links, bandwidths=(*inside, *(bandwidth * share for bandwidth in outside)))
+        inside, outside = links.levels[: links.inner_levels], links.levels[links.inner_levels :]
+        left = (replace(level, port_bandwidth=level.port_bandwidth * share) for level in outside)
+        return replace(links, levels=(*inside, *left))
 
     def targets(self, stride: int, ranks: int) -> int:
         """Count the nodes that a group spans.

@@ -25,7 +25,7 @@ from paleo.specs.link import Link, load_link
 from paleo.specs.loading import Spec
 from paleo.specs.model import ModelSpec, load_model, names_other_source
 from paleo.specs.prices import rent_quote
-from paleo.specs.run import Run, load_run
+from paleo.specs.run import Run, explicit_fields, load_run
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import Level, System, load_system
 from paleo.specs.task import load_task
@@ -239,6 +239,8 @@ def entry_facts(entry: object) -> list[Fact]:
         return _software(entry)
     if isinstance(entry, Calibration):
         return _calibration(entry)
+    if isinstance(entry, Run):
+        return _known(*explicit_fields(entry).items())
     if isinstance(entry, Spec):
         return _known(*((name, getattr(entry, name)) for name in sorted(entry.model_fields_set)))
     return _registered(entry)

@@ -481,7 +481,7 @@ def _group(name: str) -> type[Spec] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, Spec) else None
 
 
-def stated_fields(run: Run) -> dict[str, Any]:
+def explicit_fields(run: Run) -> dict[str, Any]:
     """Return the fields that a run was given.
 
     Parameters

@@ -384,10 +384,10 @@ def _price_source(fabric: Fabric, operation: str, links: GroupLinks) -> str:
     datasheets of the links."""
     if fabric.rates is not None:
         return fabric.rates.name
-    inside, sources = len(links.fan_outs) - links.fabric_levels, []
+    inside, sources = len(links.levels) - links.fabric_levels, []
     for family, entry in calibrated_families(fabric, operation, links).items():
         between = family == "collective.fabric"
-        levels = fabric.system.levels[inside : len(links.fan_outs)] if between else fabric.system.levels[:inside]
+        levels = fabric.system.levels[inside : len(links.levels)] if between else fabric.system.levels[:inside]
         datasheet = f"datasheet ({', '.join(level.link.name for level in levels)})"
         source_names = {"measured": f"measured ({entry.subject}.yaml)", "inherited": f"inherited ({entry.subject})"}
         sources.append(source_names.get(entry.origin, datasheet))

@@ -17,7 +17,7 @@ from paleo.predict import HEADROOM, predict
 from paleo.search.classes import simplest
 from paleo.search.plans import FIRST, search, with_room
 from paleo.search.space import LONG, Space
-from paleo.specs.run import Run, stated_fields, updated
+from paleo.specs.run import Run, explicit_fields, updated
 from paleo.specs.software import TPU_PROFILE, load_software
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def leaves_plan_open(run: Run) -> bool:
     """
     if run.strategy == AUTO:
         return True
-    stated = {*run.model_fields_set, *stated_fields(run)}
+    stated = {*run.model_fields_set, *explicit_fields(run)}
     return "strategy" not in stated and not stated & PLAN_FIELDS and run.gpus > 1
 
 

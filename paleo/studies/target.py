@@ -17,7 +17,7 @@ from paleo.network.graph import Graph, build_graph
 from paleo.predict import Prediction, predict
 from paleo.specs.loading import MOST_COUNT
 from paleo.specs.model import ModelSpec, load_model
-from paleo.specs.run import Run, by_path, stated_fields, updated
+from paleo.specs.run import Run, by_path, explicit_fields, updated
 from paleo.specs.task import UNEVALUATED, Code, TrainingTask, load_task
 from paleo.studies.cost import JOULES_PER_KWH, NINETY, Amount, Tariff, TrainingNeed, energy, rent
 from paleo.units import counted
@@ -184,7 +184,7 @@ def _usual(task: TrainingTask) -> dict[str, Any]:
 
 def _run_like(task: TrainingTask, run: Run) -> Run:
     """The run with the task's usual settings in every field that it does not state."""
-    return Run(**_usual(task) | stated_fields(run))
+    return Run(**_usual(task) | explicit_fields(run))
 
 
 def _with_noise_scale(task: TrainingTask, noise_scale: float | None) -> TrainingTask:

@@ -13,7 +13,7 @@ import numpy as np
 from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.predict import predict
 from paleo.specs.reliability import nodes_of
-from paleo.specs.run import stated_fields
+from paleo.specs.run import explicit_fields
 from paleo.studies.cost import JOULES_PER_KWH, Tariff, energy, parse_amount, rent
 from paleo.studies.defaults import with_same_software
 from paleo.studies.goodput import LongRunOptions, interruption_of
@@ -428,7 +428,7 @@ def tuning_study(
     """
     options = long_run or LongRunOptions()
     batch = run.global_batch or _usual_batch(model, system, run, per_trial or min(gpus, system.devices_per_node))
-    fixed = type(run)(**stated_fields(run) | {"batch": None, "global_batch": batch})
+    fixed = type(run)(**explicit_fields(run) | {"batch": None, "global_batch": batch})
     prices, refusals = _prices(model, system, fixed, tuning, options, [per_trial] if per_trial else _widths(gpus))
     if not prices:
         raise PlanError(f"no number of GPUs runs a trial: {refusals[-1]}")

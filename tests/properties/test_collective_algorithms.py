@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paleo.collectives.base import ALGORITHMS, OPERATIONS, Algorithm, algorithms_for
 from paleo.pricing.communication import Nccl, best, prices
 from paleo.pricing.links.alpha_beta import LevelCost, lower_bound, torus_bound, traffic_time
-from paleo.pricing.links.group import GroupLinks
+from paleo.pricing.links.group import GroupLinks, LinkLevel
 
 CASES = [(name, operation) for name, algorithm in ALGORITHMS.items() for operation in algorithm.formulas]
 PAYLOADS = np.geomspace(1.0, 1e10, 41)
@@ -101,7 +101,9 @@ def test_reduction_of_bytes_is_conserved_by_bandwidth_optimal_algorithms(name: s
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_best_is_the_least_of_all_and_every_operation_is_served(operation: str) -> None:
     assert algorithms_for(operation)
-    links = GroupLinks((8.0, 4.0), (50e9, 25e9), (1.0, 8.0), (1.0, 1.0), (1.0, 8.0), (3e-6, 9e-6), fabric_levels=1)
+    inside = LinkLevel(8.0, 50e9, 1.0, 1.0, 1.0, latency=3e-6, stated_latency=3e-6)
+    between = LinkLevel(4.0, 25e9, 8.0, 1.0, 8.0, latency=9e-6, stated_latency=9e-6)
+    links = GroupLinks((inside, between), fabric_levels=1)
     table = prices(Nccl(), operation, PAYLOADS, links)
     choice = best(Nccl(), operation, PAYLOADS, links)
     assert np.array_equal(choice.time, np.min(list(table.values()), axis=0))

@@ -22,6 +22,7 @@ from paleo.pricing.links.group import (
     SIMPLE,
     ExchangeParameters,
     GroupLinks,
+    LinkLevel,
     NcclParameters,
     exchange_time,
     group_links,
@@ -45,7 +46,7 @@ P5EN = load_system("aws-p5en.48xlarge")
 
 
 #: A flat network of 64 ranks behind one kind of link.
-FLAT = GroupLinks((64.0,), (1 / G,), (1.0,), (1.0,), (1.0,), (L,))
+FLAT = GroupLinks((LinkLevel(64.0, 1 / G, rank_ports=1.0, latency=L, stated_latency=L),))
 
 
 def flat(name: str, operation: str = "all_reduce") -> np.ndarray:
@@ -222,11 +223,11 @@ def inside(system: System, ranks: int, operation: str, payload: object, **option
 
 def test_a_group_knows_its_levels_and_the_nics_it_reaches() -> None:
     alone = links_across(A100, ranks=2, ranks_per_node=1)
-    assert (alone.fan_outs, alone.ports) == ((1.0, 2.0), (1.0, 1.0))
+    assert (alone.fan_outs, [level.ports for level in alone.levels]) == ((1.0, 2.0), [1.0, 1.0])
     together = group_links(A100, stride=8, size=2)
-    assert together.ports[-1] == 1.0
-    assert group_links(A100, stride=1, size=16).ports[-1] == 8.0
-    assert links_across(A100, ranks=4, ranks_per_node=2).ports[-1] == 2.0
+    assert together.levels[-1].ports == 1.0
+    assert group_links(A100, stride=1, size=16).levels[-1].ports == 8.0
+    assert links_across(A100, ranks=4, ranks_per_node=2).levels[-1].ports == 2.0
     assert float(links_across(A100, ranks=24, ranks_per_node=8).nodes) == 3.0
 
 
@@ -340,7 +341,7 @@ def test_hops_fill_the_switches_pipeline_and_add_up_in_ll128() -> None:
         simple_start=1e-6,
         simple_step=1e-6,
     )
-    links = GroupLinks((8.0,), (450e9,), (1.0,), generation="Hopper", switch_reduces=True)
+    links = GroupLinks((LinkLevel(8.0, 450e9),), generation="Hopper", switch_reduces=True)
     policy = Nccl(inside=parameters)
     in_switch = float(best(policy, "all_reduce", 2.0**29, links, ["in_switch"]).time)
     assert in_switch == pytest.approx(1.2 * (5e-6 + 64e-6) + 1.125 * 2**29 / (0.66 * 450e9), rel=1e-6)
@@ -441,9 +442,9 @@ def test_pairs_of_a_mesh_share_no_links() -> None:
     """A peer of an MI300X is one link of 64 GB/s away, one of Polaris four links of 25; V100s find rings."""
     for system, ranks, rate in (("mi300x-8", 2, 64e9), ("mi300x-8", 8, 448e9), ("polaris", 2, 100e9)):
         links = links_across(load_system(system), ranks=ranks, ranks_per_node=ranks)
-        assert float(links.rank_bandwidth) == pytest.approx(rate)
+        assert float(links.levels[0].bandwidth) == pytest.approx(rate)
     cube = [links_across(load_system("aws-p3.16xlarge"), ranks=n, ranks_per_node=n) for n in (2, 5, 8)]
-    assert [float(links.rank_bandwidth) for links in cube] == pytest.approx([25e9, 1.65 * 25e9, 150e9])
+    assert [float(links.levels[0].bandwidth) for links in cube] == pytest.approx([25e9, 1.65 * 25e9, 150e9])
 
 
 def test_double_precision_is_added_in_the_switch() -> None:
@@ -686,7 +687,7 @@ def test_channels_bound_what_two_ranks_exchange_over_a_wide_link() -> None:
     )
     seconds = {}
     for ranks in (2, 4, 8):
-        links = GroupLinks(fan_outs=(float(ranks),), bandwidths=(900e9,), ports=(1.0,), clock=1.965e9)
+        links = GroupLinks((LinkLevel(float(ranks), 900e9),), clock=1.965e9)
         traffic = ALGORITHMS["pairwise"].traffic("all_to_all", 2.0**29, links.fan_outs)
         seconds[ranks] = float(
             exchange_time(payload_bytes=2.0**29, traffic=traffic, links=links, parameters=parameters)
@@ -696,7 +697,7 @@ def test_channels_bound_what_two_ranks_exchange_over_a_wide_link() -> None:
     assert channels == pytest.approx(724e-6, rel=0.001)
     assert seconds[2] == pytest.approx(9.3e-6 + np.hypot(4.5e-6, moved) + 2 * np.sqrt(moved * 2e-6), rel=1e-6)
     assert seconds == pytest.approx({2: 809e-6, 4: 826e-6, 8: 836e-6}, rel=0.12)
-    unknown = GroupLinks(fan_outs=(2.0,), bandwidths=(900e9,), ports=(1.0,))
+    unknown = GroupLinks((LinkLevel(2.0, 900e9),))
     traffic = ALGORITHMS["pairwise"].traffic("all_to_all", 2.0**29, unknown.fan_outs)
     assert exchange_time(payload_bytes=2.0**29, traffic=traffic, links=unknown, parameters=parameters) < 450e-6
 

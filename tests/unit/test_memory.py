@@ -263,8 +263,8 @@ def test_offloaded_rows_are_mapped() -> None:
         "software": "pytorch-eager",
     }  # fmt: skip
     made = run_of(row)
-    assert (made.strategy, made.offload) == ("dp=8,zero=3", "optimizer,gradients,parameters")
-    assert run_of(row | {"sharding": "zero3"}).offload == "none"
+    assert (made.strategy, made.offload.states) == ("dp=8,zero=3", "optimizer,gradients,parameters")
+    assert run_of(row | {"sharding": "zero3"}).offload.states == "none"
     quoted = run_of(row | {"sharding": "zero3", "notes": "recipe: cpu_offloading_num_layers=16; seq-parallel=TP>1"})
     assert (quoted.offload.states, quoted.offload.layers) == ("activations", 16)
 

@@ -12,7 +12,17 @@ from paleo.cli import run as call
 from paleo.errors import SpecError
 from paleo.report.schemas import schema_of
 from paleo.specs.loading import validate
-from paleo.specs.run import OLD_NAMES, SHORT_NAMES, Run, by_path, field_paths, load_run, name_of, stated_fields, updated
+from paleo.specs.run import (
+    OLD_NAMES,
+    SHORT_NAMES,
+    Run,
+    by_path,
+    explicit_fields,
+    field_paths,
+    load_run,
+    name_of,
+    updated,
+)
 
 FORMS: list[dict[str, Any]] = [
     {"recompute": {"policy": "full", "layers": 4}, "model": {"seq": 64}},
@@ -26,8 +36,8 @@ FORMS: list[dict[str, Any]] = [
 def test_a_field_is_stated_by_its_group_its_path_or_its_option(fields: dict[str, Any]) -> None:
     run = Run(**fields)
     assert (run.recompute.policy, run.recompute.layers, run.model) == ("full", 4, {"seq": 64})
-    assert stated_fields(run) == {"recompute.policy": "full", "recompute.layers": 4, "model.seq": 64}
-    assert Run(**stated_fields(run)) == run
+    assert explicit_fields(run) == {"recompute.policy": "full", "recompute.layers": 4, "model.seq": 64}
+    assert Run(**explicit_fields(run)) == run
 
 
 def test_names_and_paths_are_of_fields() -> None:
@@ -77,7 +87,7 @@ def test_an_updated_run_keeps_what_else_it_states() -> None:
     run = Run(recompute="full", recompute_layers=4, model={"seq": 64})
     other = updated(run, {"gpus": 8, "recompute.layers": 5, "input.cores": 3.0, "model.layers": 2})
     changed = {"gpus": 8, "recompute.layers": 5, "input.cores": 3.0, "model.layers": 2}
-    assert stated_fields(other) == stated_fields(run) | changed
+    assert explicit_fields(other) == explicit_fields(run) | changed
     assert (run.gpus, run.recompute.layers) == (1, 4)
     assert hash(other) != hash(updated(other, {"recompute.layers": 6}))
     with pytest.raises(AttributeError, match="recompute_layer"):

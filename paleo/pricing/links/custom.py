@@ -54,7 +54,7 @@ def custom_time(*, payload_bytes: Numeric, links: GroupLinks, parameters: Custom
         Seconds.
     """
     p, payload, ranks = parameters, np.asarray(payload_bytes, dtype=np.float64), links.ranks
-    wire = bus_factor("all_reduce", ranks) * payload / links.rank_bandwidth
+    wire = bus_factor("all_reduce", ranks) * payload / links.levels[0].bandwidth
     start = p.launch + p.peer * ranks
     one_shot = start + wire * ranks / 2.0 / p.one_shot_fraction
     two_shot = start + p.two_shot + wire / p.two_shot_fraction
@@ -64,7 +64,7 @@ def custom_time(*, payload_bytes: Numeric, links: GroupLinks, parameters: Custom
 
 
 def _ring_beyond(payload: Array, wire: Array, links: GroupLinks, p: CustomParameters) -> Array:
-    copied = 0.5 * p.copy * payload / links.ranks / links.rank_bandwidth
+    copied = 0.5 * p.copy * payload / links.ranks / links.levels[0].bandwidth
     moved = wire / p.ring_fraction + copied
     time = p.ring_start + hidden(2.0 * (links.ranks - 1.0) * p.ring_step, moved) + fill_time(moved, p.fill)
     if not links.switch_reduces:

@@ -172,8 +172,11 @@ def unmeasured_links(links: GroupLinks, system: System) -> GroupLinks:
     GroupLinks
     """
     inner, least = links.inner_levels, TCP_LATENCY if _by_sockets(system) else INFINIBAND_LATENCY
-    outer = (least if stated is None else min(stated, least) for stated in links.stated_latencies[inner:])
-    return replace(links, stated_latencies=(*links.stated_latencies[:inner], *outer))
+    outer = (
+        replace(level, stated_latency=least if level.stated_latency is None else min(level.stated_latency, least))
+        for level in links.levels[inner:]
+    )
+    return replace(links, levels=(*links.levels[:inner], *outer))
 
 
 def fabric_time(
@@ -287,7 +290,7 @@ def _wire_time(traffic: Traffic, links: GroupLinks, p: FabricParameters, share: 
     for phase in traffic.phases:
         single = Traffic((phase,))
         inside = links.wire_time(single, slice(0, inner)) / p.inner_fraction
-        rails = np.maximum(np.asarray(links.ports[-1]), 1.0)
+        rails = np.maximum(np.asarray(links.levels[-1].ports), 1.0)
         outside = links.wire_time(single, slice(inner, None)) * rails ** (1.0 - p.rail_power)
         seconds = seconds + np.maximum(inside, outside / share)
     return np.asarray(seconds)
@@ -331,8 +334,8 @@ def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> Flags:
 
     Examples
     --------
-    >>> from paleo.pricing.links.group import GroupLinks
-    >>> two_nodes = GroupLinks(fan_outs=(4.0, 2.0), bandwidths=(300e9, 25e9), ports=(1.0, 2.0), fabric_levels=1)
+    >>> from paleo.pricing.links.group import GroupLinks, LinkLevel
+    >>> two_nodes = GroupLinks((LinkLevel(4.0, 300e9), LinkLevel(2.0, 25e9, ports=2.0)), fabric_levels=1)
     >>> prefers_tree(np.array([1e6, 1e8]), two_nodes).tolist()
     [True, False]
     """
@@ -365,8 +368,8 @@ def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> Flags:
 
     Examples
     --------
-    >>> from paleo.pricing.links.group import GroupLinks
-    >>> four_nodes = GroupLinks(fan_outs=(8.0, 4.0), bandwidths=(450e9, 50e9), ports=(1.0, 8.0), fabric_levels=1)
+    >>> from paleo.pricing.links.group import GroupLinks, LinkLevel
+    >>> four_nodes = GroupLinks((LinkLevel(8.0, 450e9), LinkLevel(4.0, 50e9, ports=8.0)), fabric_levels=1)
     >>> prefers_switch(np.array([1e8, 1e9]), four_nodes).tolist()
     [True, False]
     """
@@ -380,8 +383,8 @@ def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> Flags:
 
 def _expected_rates(links: GroupLinks) -> tuple[Array, Array]:
     """What the tuner expects of a ring inside a node and of the NICs of one [byte/s]."""
-    inside = np.where(links.ranks > links.nodes, TUNER_BUS * links.rank_bandwidth, np.inf)
-    return inside, np.asarray(links.bandwidths[-1]) * np.asarray(links.ports[-1])
+    inside = np.where(links.ranks > links.nodes, TUNER_BUS * links.levels[0].bandwidth, np.inf)
+    return inside, links.levels[-1].bandwidth
 
 
 def _expected_ring(payload_bytes: Numeric, links: GroupLinks) -> Array:

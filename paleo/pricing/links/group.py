@@ -17,10 +17,9 @@ fitted per system.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +31,6 @@ from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
-    from paleo.specs.link import Link
     from paleo.specs.system import Span, System
 
 #: Link kinds inside a node that are no PCIe tree.
@@ -41,16 +39,74 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLinks:
-    """The links of one group, or of rows of groups of one system; all numbers but latencies broadcast.
+class LinkLevel:
+    """One level of the links of a group, or of rows of groups; all numbers but latencies broadcast.
 
-    fan_outs         per level, inner to outer; the last ``fabric_levels`` of them lie between nodes
-    bandwidths       of one port of one unit into that level [byte/s]
-    ports            ports of that unit which the group may use
-    rank_ports       of these, ports that a single rank of the unit drives
-    unit_ports       ports of that unit by datasheet, shared out over the groups of the same kind
-    latencies        of one message over a link of that level, by datasheet [s]
-    stated_latencies of them those that calibrated hops contain [s]; None where no figure was stated
+    fan_out        units of the level below that the group joins here
+    port_bandwidth of one port of one unit [byte/s]
+    ports          ports of a unit which the group may use
+    rank_ports     of these, ports that a single rank of the unit drives
+    unit_ports     ports of a unit by datasheet, shared out over the groups of the same kind
+    latency        of one message, by datasheet [s]
+    stated_latency of it what calibrated hops contain [s]; None where no figure was stated
+    """
+
+    fan_out: Numeric
+    port_bandwidth: Numeric
+    ports: Numeric = 1.0
+    rank_ports: Numeric = float("inf")
+    unit_ports: Numeric = 1.0
+    latency: float = 0.0
+    stated_latency: float | None = 0.0
+
+    @property
+    def bandwidth(self) -> Array:
+        """What the group may use of one unit's links [byte/s]."""
+        return np.asarray(self.port_bandwidth) * self.ports
+
+    def bandwidth_of(self, senders: Numeric | None) -> Array:
+        """Return the bandwidth of a unit of which some ranks send.
+
+        Parameters
+        ----------
+        senders : array-like, optional
+            Ranks of the unit that send. None: all of them.
+
+        Returns
+        -------
+        ndarray
+            Bandwidth [byte/s].
+
+        Examples
+        --------
+        >>> LinkLevel(2.0, 25e9, ports=8.0, rank_ports=1.0).bandwidth_of(2.0).item()
+        50000000000.0
+        """
+        if senders is None:
+            return self.bandwidth
+        return np.asarray(self.port_bandwidth) * np.minimum(self.ports, self.rank_ports * np.asarray(senders))
+
+    def rows(self, index: npt.NDArray[np.intp]) -> LinkLevel:
+        """Pick some rows of stacked levels.
+
+        Parameters
+        ----------
+        index : ndarray of int
+            Rows.
+        """
+        columns: dict[str, Any] = {name: np.asarray(getattr(self, name))[index] for name in _STACKED}
+        return replace(self, **columns)
+
+
+#: Figures of a level that differ from group to group of a system.
+_STACKED = ("fan_out", "port_bandwidth", "ports", "rank_ports", "unit_ports")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLinks:
+    """The links of one group, or of rows of groups of one system; flags broadcast.
+
+    levels           from the inside to the outside; the last ``fabric_levels`` of them lie between nodes
     nvlink           the levels inside the node that the group spans are all NVLink, and so have LL128
     staged           neighbours cannot reach each other's memory and go through the host's
     fabric_levels    how many of the levels lie between nodes
@@ -62,13 +118,7 @@ class GroupLinks:
     clock            of the devices' multiprocessors [Hz]; infinite where it is not known
     """
 
-    fan_outs: tuple[Numeric, ...]
-    bandwidths: tuple[Numeric, ...]
-    ports: tuple[Numeric, ...]
-    rank_ports: tuple[Numeric, ...] = ()
-    unit_ports: tuple[Numeric, ...] = ()
-    latencies: tuple[float, ...] = ()
-    stated_latencies: tuple[float | None, ...] = ()
+    levels: tuple[LinkLevel, ...]
     nvlink: bool | Flags = True
     staged: bool | Flags = False
     fabric_levels: int = 0
@@ -78,6 +128,11 @@ class GroupLinks:
     many_hosts: bool = False
     topologies: frozenset[str] = frozenset()
     clock: float = float("inf")
+
+    @property
+    def fan_outs(self) -> tuple[Numeric, ...]:
+        """Fan-outs of the levels, from the inside to the outside."""
+        return tuple(level.fan_out for level in self.levels)
 
     @property
     def ranks(self) -> Array:
@@ -93,18 +148,14 @@ class GroupLinks:
     @property
     def inner_levels(self) -> int:
         """How many of the levels lie inside a node."""
-        return len(self.fan_outs) - self.fabric_levels
-
-    @property
-    def rank_bandwidth(self) -> Array:
-        """Of one rank into the innermost level [byte/s]."""
-        return np.asarray(self.bandwidths[0]) * self.ports[0]
+        return len(self.levels) - self.fabric_levels
 
     @property
     def inside(self) -> GroupLinks:
         """The part of the group that shares one node: fan-outs between nodes are 1."""
-        alone = tuple(np.ones_like(np.asarray(fan_out)) for fan_out in self.fan_outs[self.inner_levels :])
-        return dataclasses.replace(self, fan_outs=(*self.fan_outs[: self.inner_levels], *alone))
+        inner, outer = self.levels[: self.inner_levels], self.levels[self.inner_levels :]
+        alone = (replace(level, fan_out=np.ones_like(np.asarray(level.fan_out))) for level in outer)
+        return replace(self, levels=(*inner, *alone))
 
     def hop(self, measured: float, *, outside: bool = False) -> Numeric:
         """Return a measured hop with what the latency of its links has changed since.
@@ -121,14 +172,14 @@ class GroupLinks:
         array-like
             Seconds; of several levels the one that got slowest counts, levels without a figure say nothing.
         """
-        levels = slice(self.inner_levels, None) if outside else slice(0, self.inner_levels)
-        pairs = list(zip(self.stated_latencies, self.latencies, strict=False))[levels]
-        if all(stated == latency for stated, latency in pairs):
+        levels = self.levels[self.inner_levels :] if outside else self.levels[: self.inner_levels]
+        if all(level.stated_latency == level.latency for level in levels):
             return measured
         most: Numeric = -np.inf
-        for fan_out, (stated, latency) in zip(self.fan_outs[levels], pairs, strict=True):
+        for level in levels:
+            stated, latency = level.stated_latency, level.latency
             change = -np.inf if stated == latency == 0.0 else latency_change(measured, stated, latency)
-            most = np.maximum(most, np.where(np.asarray(fan_out) > 1, change, -np.inf))
+            most = np.maximum(most, np.where(np.asarray(level.fan_out) > 1, change, -np.inf))
         return np.asarray(measured + np.where(np.isfinite(most), most, 0.0))
 
     def can_run(self, algorithm: Algorithm, operation: str) -> bool:
@@ -171,12 +222,8 @@ class GroupLinks:
 
     def _slowest(self, phase: Phase, levels: slice) -> Array:
         slowest = np.zeros(())
-        for index in range(len(phase))[levels]:
-            ports = self.ports[index]
-            if phase[index].senders is not None and self.rank_ports:
-                ports = np.minimum(ports, self.rank_ports[index] * np.asarray(phase[index].senders))
-            bandwidth = np.asarray(self.bandwidths[index]) * ports
-            slowest = np.maximum(slowest, phase[index].wire_bytes / bandwidth)
+        for sent, level in zip(phase[levels], self.levels[levels], strict=False):
+            slowest = np.maximum(slowest, sent.wire_bytes / level.bandwidth_of(sent.senders))
         return np.asarray(slowest)
 
     def rows(self, index: npt.NDArray[np.intp]) -> GroupLinks:
@@ -191,17 +238,9 @@ class GroupLinks:
         -------
         GroupLinks
         """
-
-        def selected(values: tuple[Numeric, ...]) -> tuple[Array, ...]:
-            return tuple(np.asarray(level)[index] for level in values)
-
-        return dataclasses.replace(
+        return replace(
             self,
-            fan_outs=selected(self.fan_outs),
-            bandwidths=selected(self.bandwidths),
-            ports=selected(self.ports),
-            rank_ports=selected(self.rank_ports),
-            unit_ports=selected(self.unit_ports),
+            levels=tuple(level.rows(index) for level in self.levels),
             nvlink=np.asarray(self.nvlink)[index],
             staged=np.asarray(self.staged)[index],
         )
@@ -227,8 +266,8 @@ def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
     --------
     >>> from paleo.specs.system import load_system
     >>> two_nodes = group_links(load_system("dgx-a100-80gb"), stride=1, size=16)
-    >>> two_nodes.fan_outs, two_nodes.ports, two_nodes.fabric_levels
-    ((8.0, 2.0), (1.0, 8.0), 1)
+    >>> two_nodes.fan_outs, [level.ports for level in two_nodes.levels], two_nodes.fabric_levels
+    ((8.0, 2.0), [1.0, 8.0], 1)
     """
     return _links_of_spans(system, system.group(stride, size))
 
@@ -299,20 +338,20 @@ def stack_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> Gr
     GroupLinks
         Row i is ``groups[index[i]]``.
     """
-
-    def columns(values: Sequence[tuple[Numeric, ...]]) -> tuple[Array, ...]:
-        return tuple(np.asarray(level, dtype=np.float64) for level in zip(*values, strict=True))
-
-    return dataclasses.replace(
+    return replace(
         groups[0],
-        fan_outs=columns([group.fan_outs for group in groups]),
-        bandwidths=columns([group.bandwidths for group in groups]),
-        ports=columns([group.ports for group in groups]),
-        rank_ports=columns([group.rank_ports for group in groups]),
-        unit_ports=columns([group.unit_ports for group in groups]),
+        levels=tuple(_stacked(levels) for levels in zip(*(group.levels for group in groups), strict=True)),
         nvlink=np.asarray([group.nvlink for group in groups], dtype=np.bool_),
         staged=np.asarray([group.staged for group in groups], dtype=np.bool_),
     ).rows(index)
+
+
+def _stacked(levels: Sequence[LinkLevel]) -> LinkLevel:
+    """One level of several groups."""
+    columns: dict[str, Any] = {
+        name: np.asarray([getattr(level, name) for level in levels], dtype=np.float64) for name in _STACKED
+    }
+    return replace(levels[0], **columns)
 
 
 def _links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
@@ -338,15 +377,11 @@ def _links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
         raise PlanError(f"system {system.name} has no links, so its devices cannot talk to one another")
     fabric = [system.joins_nodes(span.level) for span in spans]
     inner = [span.level for span, outside in zip(spans, fabric, strict=True) if not outside and span.fan_out > 1]
-    ports = [_usable_ports(system, span, outside) for span, outside in zip(spans, fabric, strict=True)]
-    links = GroupLinks(
-        fan_outs=tuple(float(span.fan_out) for span in spans),
-        bandwidths=tuple(span.level.link.bandwidth for span in spans),
-        ports=tuple(usable for usable, _ in ports),
-        rank_ports=tuple(of_a_rank for _, of_a_rank in ports),
-        unit_ports=tuple(span.level.ports / span.groups_sharing for span in spans),
-        latencies=tuple(span.level.link.latency or 0.0 for span in spans),
-        stated_latencies=tuple(_stated(span.level.link) for span in spans),
+    levels = tuple(_level(system, span, outside) for span, outside in zip(spans, fabric, strict=True))
+    if fabric[0]:  # a node of one device, whose inside is an idle level
+        levels = (LinkLevel(1.0, levels[0].port_bandwidth, rank_ports=1.0), *levels)
+    return GroupLinks(
+        levels,
         nvlink=all(level.link.kind in _LIKE_NVLINK for level in inner),
         staged=bool(inner) and not spans[0].level.peer_to_peer,
         fabric_levels=sum(fabric),
@@ -357,25 +392,19 @@ def _links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
         topologies=frozenset(level.topology for level in system.levels),
         clock=system.device.boost_clock or float("inf"),
     )
-    return _with_node(links) if fabric[0] else links
 
 
-def _stated(link: Link) -> float | None:
-    """The latency that calibrated hops over a link contain: none that differs where the link has no figure."""
-    return 0.0 if link.latency is None else link.stated_latency
-
-
-def _with_node(links: GroupLinks) -> GroupLinks:
-    """A node of one device, whose inside is an idle level."""
-    return dataclasses.replace(
-        links,
-        fan_outs=(1.0, *links.fan_outs),
-        bandwidths=(links.bandwidths[0], *links.bandwidths),
-        ports=(1.0, *links.ports),
-        rank_ports=(1.0, *links.rank_ports),
-        unit_ports=(1.0, *links.unit_ports),
-        latencies=(0.0, *links.latencies),
-        stated_latencies=(0.0, *links.stated_latencies),
+def _level(system: System, span: Span, outside: bool) -> LinkLevel:
+    """The links of one span. Calibrated hops over links without a latency contain none that differs."""
+    link, (usable, of_a_rank) = span.level.link, _usable_ports(system, span, outside)
+    return LinkLevel(
+        float(span.fan_out),
+        link.bandwidth,
+        usable,
+        of_a_rank,
+        span.level.ports / span.groups_sharing,
+        link.latency or 0.0,
+        0.0 if link.latency is None else link.stated_latency,
     )
 
 
@@ -480,7 +509,7 @@ def protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.ND
 
     Examples
     --------
-    >>> switch = GroupLinks(fan_outs=(2.0,), bandwidths=(300e9,), ports=(1.0,))
+    >>> switch = GroupLinks((LinkLevel(2.0, 300e9),))
     >>> protocol(steps=1, wire_time=np.array([1e4, 1e6]) / 300e9, links=switch).tolist()
     [0, 2]
     """
@@ -579,7 +608,7 @@ def node_time(
     chosen = np.where(low_latency, protocol(steps=steps, wire_time=wire, links=links), SIMPLE)
     full = 1.0 + p.spread
     busy = 1.0 + p.spread * _all_channels(payload_bytes, links)
-    sums = p.byte_sum * np.asarray(traffic.reduced_bytes) * adds_bytes / links.rank_bandwidth
+    sums = p.byte_sum * np.asarray(traffic.reduced_bytes) * adds_bytes / links.levels[0].bandwidth
     low = p.launch * busy + hidden(steps * step * busy, wire / p.ll_fraction + sums)
     middle = p.launch * full + steps * step * full + wire / p.ll128_fraction + sums
     moved = wire / p.simple_fraction + _copy_time(operation, payload_bytes, links, p.copy)
@@ -634,7 +663,7 @@ def _all_channels(payload: Numeric, links: GroupLinks) -> Array:
 def _copy_time(operation: str, payload: Numeric, links: GroupLinks, copy: float) -> Array:
     """A rank's own share goes from its input to its output buffer; an all_reduce does half of that in passing."""
     half = 0.5 if operation == "all_reduce" else 1.0
-    return np.asarray(half * copy * np.asarray(payload) / links.ranks / links.rank_bandwidth)
+    return np.asarray(half * copy * np.asarray(payload) / links.ranks / links.levels[0].bandwidth)
 
 
 def _staging(links: GroupLinks, power: float) -> Array:

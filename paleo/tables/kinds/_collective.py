@@ -176,8 +176,8 @@ class CollectiveTable(TableKind[System]):
         """Seconds of those bytes at the datasheet's bandwidth of the slowest level, for the one-constant baseline."""
         links = self._links(frame, figures)
         slowest = np.full(len(frame), np.inf)
-        for fan_out, bandwidth, ports in zip(links.fan_outs, links.bandwidths, links.ports, strict=True):
-            slowest = np.where(np.asarray(fan_out) > 1, np.minimum(slowest, np.asarray(bandwidth) * ports), slowest)
+        for level in links.levels:
+            slowest = np.where(np.asarray(level.fan_out) > 1, np.minimum(slowest, level.bandwidth), slowest)
         return np.asarray(self.work(frame)[1] / slowest)
 
     def time(self, frame: pd.DataFrame, figures: System, parameters: Any) -> Array:
