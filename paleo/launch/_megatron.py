@@ -84,7 +84,8 @@ _STRATEGIES = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 
 
 def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
-    zero = 1 if settings.get("--use-distributed-optimizer") else 0
+    zero = whole(settings.get("--zero-stage", 0), "--zero-stage")  # Megatron-DeepSpeed's
+    zero = zero or (1 if settings.get("--use-distributed-optimizer") else 0)
     if settings.get("--use-megatron-fsdp"):
         strategy = str(settings.get("--data-parallel-sharding-strategy", "optim_grads_params"))
         zero = {"no_shard": 0, **{word: stage for stage, word in _STRATEGIES.items()}}.get(strategy, 3)
@@ -242,6 +243,7 @@ add_launcher(
                     "--data-parallel-sharding-strategy",
                     "--num-distributed-optimizer-instances",
                     "--overlap-param-gather",
+                    "--zero-stage",
                 ),
                 ("zero", "shard"),
                 _sharing,
@@ -295,7 +297,7 @@ add_launcher(
             --mock-data --num-workers --nproc --nnodes --node --master --rdzv --weight-decay-incr --exit
             --ckpt --no-load --no-save --attention-dropout --hidden-dropout --rotary --use-mcore
             --transformer-impl --attention-backend --override --distributed --manual-gc --timing --profile
-            --use-checkpoint --apply-layernorm --norm-epsilon --legacy --bias --weight-decay --async
+            --deepspeed --use-checkpoint --apply-layernorm --norm-epsilon --legacy --bias --weight-decay --async
         """),
         names_model=False,
     )
