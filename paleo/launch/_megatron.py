@@ -95,7 +95,8 @@ _STRATEGIES = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 
 
 def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
-    zero = 1 if settings.get("--use-distributed-optimizer") else 0
+    zero = whole(settings.get("--zero-stage", 0), "--zero-stage")  # Megatron-DeepSpeed's
+    zero = zero or (1 if settings.get("--use-distributed-optimizer") else 0)
     if settings.get("--use-megatron-fsdp"):
         strategy = str(settings.get("--data-parallel-sharding-strategy", "optim_grads_params"))
         zero = {"no_shard": 0, **{word: stage for stage, word in _STRATEGIES.items()}}.get(strategy, 3)
@@ -239,7 +240,7 @@ add_launcher(
             KeyRow("--overlap-grad-reduce", "overlapped", _ALONE, absent=False, written=False),
             together(
                 "--use-distributed-optimizer --use-megatron-fsdp --data-parallel-sharding-strategy "
-                "--num-distributed-optimizer-instances --overlap-param-gather",
+                "--num-distributed-optimizer-instances --overlap-param-gather --zero-stage",
                 "zero shard",
                 _sharing,
                 _read_sharing,
@@ -280,7 +281,7 @@ add_launcher(
             --mock-data --num-workers --nproc --nnodes --node --master --rdzv --weight-decay-incr --exit
             --ckpt --no-load --no-save --attention-dropout --hidden-dropout --rotary --use-mcore
             --transformer-impl --attention-backend --override --distributed --manual-gc --timing --profile
-            --use-checkpoint --apply-layernorm --norm-epsilon --legacy --bias --weight-decay --async
+            --deepspeed --use-checkpoint --apply-layernorm --norm-epsilon --legacy --bias --weight-decay --async
         """,
         names_model=False,
     )

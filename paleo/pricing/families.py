@@ -25,7 +25,7 @@ from paleo.pricing.convolution import (
     convolution_shape,
     fastest,
 )
-from paleo.pricing.gemm import GemmParameters, gemm_time
+from paleo.pricing.gemm import GemmParameters, gemm_time, unaligned_time
 from paleo.pricing.kernels import FAMILIES, REDUCTIONS, Array, DeviceFigures, FamilyPrices, column, pointwise_format
 from paleo.pricing.memory import (
     LIBRARY_LOADS,
@@ -100,6 +100,10 @@ def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[S
         device=prices.figures(dtype),
         parameters=entry.parameters,
     )
+    if tensor and formats.operand == BYTES["fp16"] and "fp32" in prices.device.vector_peak:
+        sizes = (column(kernels, name) for name in ("m", "n", "k"))
+        odd = unaligned_time(*sizes, np.where(experts > 0.0, 1.0, batch), prices.figures("fp32"))
+        times = np.maximum(times, odd)
     if not looped.any():
         return entry, times
     training: TrainingParameters = prices.parameters_of(TrainingParameters, "training.experts").parameters

@@ -306,6 +306,42 @@ def scattered_time(
     return np.asarray(rounds * visits * batch * n * k * element / (efficiency * device.memory_bandwidth))
 
 
+#: Elements of two bytes that tensor cores load at a time, and architectures whose batched kernels need heads of such
+#: multiples: two head sizes of BigScience's runs on A100 (108, 150; 2022) lose what fp32 at half rate takes (8 to 10.5
+#: of 19.5 TFLOP/s), neighbours of 104, 112 and 144 nothing.
+ALIGNED, UNALIGNED_RATE = 8.0, 0.5
+ALIGNED_ARCHITECTURES = frozenset({"Volta", "Turing", "Ampere"})
+
+
+def unaligned_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceFigures) -> Array:
+    """Price batched products in two bytes whose rows tensor cores cannot load, so that ordinary cores run them.
+
+    Parameters
+    ----------
+    m, n, k : ndarray
+        Extents of each product.
+    batch : ndarray
+        Products of one call; a single product has padded kernels.
+    device : DeviceFigures
+        What ordinary cores reach in fp32.
+
+    Returns
+    -------
+    ndarray
+        Seconds; 0 where the smaller of n and k, the head size, is a multiple of `ALIGNED`.
+
+    Examples
+    --------
+    >>> from paleo.pricing.kernels import figures
+    >>> from paleo.specs.device import load_device
+    >>> card, one = figures(load_device("a100-sxm4-80gb"), "fp32"), np.array(1.0)
+    >>> [float(unaligned_time(2048 * one, 2048 * one, k * one, 32 * one, card).round(6)) for k in (104, 108)]
+    [0.0, 0.002973]
+    """
+    odd = (np.minimum(n, k) % ALIGNED > 0) & (batch > 1.0) & (device.architecture in ALIGNED_ARCHITECTURES)
+    return np.asarray(np.where(odd, 2.0 * m * n * k * batch / (UNALIGNED_RATE * device.peak_flops_per_s), 0.0))
+
+
 def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParameters) -> Array:
     m, n, k, batch, element, result, copies, activity, contiguous, heated = columns
     left, right, out = batch * m * k * element, batch * k * n * element, batch * m * n * result

@@ -286,6 +286,10 @@ class Gradients(Spec):
         2.0,
         description="buckets that take memory beside the gradients; 0: they are parts of one buffer of all gradients",
     )
+    whole_sums: Flag = Field(
+        False,
+        description="whether ZeRO-1 and 2 sum whole buckets on every rank in place of scattering the sums (DeepSpeed)",
+    )
     stepwise_updates: tuple[Text, ...] = Field(
         (), description="optimizers without a kernel of their own: each term of the formula is a pass"
     )
@@ -385,6 +389,9 @@ class Parallelism(Spec):
         "samples",
         description="into how many microbatches a pipeline cuts a rank's batch where none are asked for: one for each "
         "sample, or as many as there are stages",
+    )
+    blocking_sends: Flag = Field(
+        False, description="whether both ends of a send between pipeline stages wait for it, one at a time (DeepSpeed)"
     )
     pipeline_gathers: Literal["pass", "step"] = Field(
         "pass",

@@ -364,7 +364,9 @@ class Layouts:
         """
         owned = self.backend.software.parallelism.whole_tensors and zero in (1, 2)
         if content == "gradients":
-            owed, method = gradient_exchange(zero, axes, elements, self.meshes[layout]), self.backend.compression
+            method = self.backend.compression
+            whole = self.backend.software.gradients.whole_sums and zero in (1, 2)
+            owed = gradient_exchange(0 if whole else zero, axes, elements, self.meshes[layout])
             owed = owed if method is None else compressed_collectives(method, self.gradient(layout, axes), owed)
             to_owners = {"reduce_scatter": "broadcast"} if owned else {}  # a sum goes to its owner the same way back
             return tuple((to_owners.get(operation, operation), over, part) for operation, over, part in owed)

@@ -264,7 +264,8 @@ def chunk_passes(batch: Batch) -> Array:
 def send_times(batch: Batch) -> Array:
     """Return the time in which each stage sends the outputs of its chunks, for one microbatch in one direction.
 
-    The stage waits for its sends, as Megatron's does.
+    The stage waits for its sends, as Megatron's does. Where both ends wait (`blocking_sends`), what the stage before
+    sends counts to the next one, too.
 
     Parameters
     ----------
@@ -279,6 +280,8 @@ def send_times(batch: Batch) -> Array:
     seconds = np.zeros((batch.assignment.stages, len(batch)))
     for section in np.flatnonzero(batch.assignment.sends.any(axis=0)).tolist():
         seconds += batch.assignment.sends[:, section, None] * batch.cases.send(section)
+    if batch.backend.software.parallelism.blocking_sends:
+        seconds[1:] += seconds[:-1].copy()
     return seconds
 
 

@@ -19,6 +19,7 @@ from paleo.pricing.gemm import (
     likelihood,
     quantisation_time,
     scattered_time,
+    unaligned_time,
     waves,
 )
 from paleo.pricing.kernels import DeviceFigures, FamilyPrices, clock_of, figures, unit_of
@@ -410,3 +411,15 @@ def test_products_in_tf32_meet_the_limit_of_power_as_those_in_16_bits_do() -> No
 
     for device in ("a100-sxm4-80gb", "a100-pcie-40gb", "h100-sxm5-80gb"):
         assert seconds("tf32", device) == pytest.approx(2 * seconds("fp16", device), rel=0.03)
+
+
+@pytest.mark.parametrize(("n", "k", "batch", "slow"), [(2048, 108, 32, True), (150, 2048, 32, True),
+    (197, 64, 32, False),
+    (2048, 104, 32, False), (2048, 108, 1, False)])  # fmt: skip
+def test_heads_that_tensor_cores_cannot_load_run_on_ordinary_cores(n: int, k: int, batch: int, slow: bool) -> None:
+    one = np.array(1.0)
+    card = dataclasses.replace(DEVICE, architecture="Ampere", peak_flops_per_s=20e12)
+    seconds = float(unaligned_time(2048 * one, n * one, k * one, batch * one, card))
+    assert seconds == pytest.approx(2.0 * 2048 * n * k * batch / 10e12 if slow else 0.0)
+    hopper = dataclasses.replace(card, architecture="Hopper")
+    assert float(unaligned_time(2048 * one, n * one, k * one, batch * one, hopper)) == 0.0
