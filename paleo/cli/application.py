@@ -217,6 +217,46 @@ def draw(path: Path | None, figure: Callable[[], Figure]) -> None:
         sys.stderr.write(f"wrote {path}\n")
 
 
+def page_path(explore: str | None) -> Path | None:
+    """Check the name of a page before anything is computed for it.
+
+    Parameters
+    ----------
+    explore : str, optional
+        Path; None for no page.
+
+    Returns
+    -------
+    Path, optional
+        The path.
+
+    Raises
+    ------
+    SpecError
+        If the suffix is not .html or the file cannot be written.
+    """
+    return None if explore is None else checked_output(explore, (".html",), option="--explore")
+
+
+def write_page(path: Path | None, page: Callable[[str], str]) -> None:
+    """Save a page if the user asked for one.
+
+    Parameters
+    ----------
+    path : Path, optional
+        File; None for no page.
+    page : Callable[[str], str]
+        Makes the page with a date on it.
+    """
+    if path is not None:
+        import datetime
+
+        from paleo.files import write_text
+
+        write_text(path, page(datetime.date.today().isoformat()))
+        sys.stderr.write(f"wrote {path}\n")
+
+
 def written(file: str | None, plan: Callable[[], Prediction]) -> None:
     """Write the launch files of a plan if the user asked for them.
 

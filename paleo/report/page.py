@@ -107,11 +107,11 @@ def sortable(attributes: Iterable[Attribute], rows: Sequence[Any]) -> Document:
     Parameters
     ----------
     attributes : iterable of Attribute
-        Columns sort by their values; a second line of their text is small.
+        Columns sort by their values; a second line of their text is small. Those without a title are left out.
     rows : sequence
         What the getters take.
     """
-    columns = list(attributes)
+    columns = [column for column in attributes if column.title]
     lines = []
     for row in rows:
         line = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import grid, wrapped_text
+from paleo.report.columns import Attribute, grid, listing, record, wrapped_text
 from paleo.serving.reinforcement import INTERVAL, UNMODELLED
 from paleo.units import duration
 
@@ -43,7 +43,7 @@ def document(study: LearningStudy) -> dict[str, Any]:
         "step_time_s": None if best is None else best.step,
         "step_time_interval_s": None if best is None else [factor * best.step for factor in INTERVAL],
         "parts": None if best is None else dict(best.parts),
-        "plans": [_plan(step) for step in study.steps],
+        "plans": [record(STEPS, step) for step in study.steps],
         "steps": study.count,
         "days": study.days,
         "usd": study.usd,
@@ -52,16 +52,44 @@ def document(study: LearningStudy) -> dict[str, Any]:
     }
 
 
-def _plan(step: LearningStep) -> dict[str, Any]:
-    return {
-        "engine": step.layout,
-        "strategy": step.strategy,
-        "generators": step.generators,
-        "trainers": step.trainers,
-        "step_time_s": step.step,
-        "parts": dict(step.parts),
-        "fits": step.fits,
-    }
+#: Columns of layouts, whose rows are steps.
+STEPS = (
+    Attribute("engine", lambda step: step.layout, "engine"),
+    Attribute("strategy", lambda step: step.strategy, "trainer"),
+    Attribute("generators", lambda step: step.generators, "generate", "count"),
+    Attribute("trainers", lambda step: step.trainers, "train", "count"),
+    Attribute("step_time_s", lambda step: step.step, "step", "s"),
+    Attribute("parts", lambda step: dict(step.parts)),
+    Attribute("fits", lambda step: step.fits, "fits", "yes or no"),
+)
+
+
+def worked_parts(step: LearningStep) -> dict[str, float]:
+    """Return the parts of a step that take time.
+
+    Parameters
+    ----------
+    step : LearningStep
+        The step.
+
+    Returns
+    -------
+    dict of str to float
+        Seconds by name.
+    """
+    return {name.replace("_", " "): seconds for name, seconds in step.parts.items() if seconds > 0.0}
+
+
+def assumptions() -> list[str]:
+    """Say where the numbers of an answer come from.
+
+    Returns
+    -------
+    list of str
+        Sentences.
+    """
+    low, high = INTERVAL
+    return [f"Nine measured steps of NeMo RL lie between {low:g} and {high:g} times the prediction."]
 
 
 def table(study: LearningStudy) -> RenderableType:
@@ -82,15 +110,8 @@ def table(study: LearningStudy) -> RenderableType:
         return Group(head)
     best = study.steps[0]
     parts = grid("A step by part", ["part", "time", "share"])
-    for name, seconds in best.parts.items():
-        parts.add_row(name.replace("_", " "), duration(seconds), f"{seconds / best.step:.0%}")
-    plans = grid("Layouts", ["engine", "trainer", "generate", "train", "step", "fits"], left=2)
-    for step in study.steps[:SHOWN]:
-        fits = "yes" if step.fits else "no"
-        plans.add_row(step.layout, step.strategy, str(step.generators), str(step.trainers), duration(step.step), fits)
-    low, high = INTERVAL
-    notes = [
-        f"Nine measured steps of NeMo RL lie between {low:g} and {high:g} times the prediction.",
-        f"Not modelled: {'; '.join(UNMODELLED)}.",
-    ]
+    for name, seconds in worked_parts(best).items():
+        parts.add_row(name, duration(seconds), f"{seconds / best.step:.0%}")
+    plans = listing("Layouts", STEPS, study.steps[:SHOWN])
+    notes = [*assumptions(), f"Not modelled: {'; '.join(UNMODELLED)}."]
     return Group(head, Text(), parts, Text(), plans, Text(), *(wrapped_text(note) for note in notes))

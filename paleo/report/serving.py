@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import grid, wrapped_text
+from paleo.report.columns import Attribute, grid, listing, record, wrapped_text
 from paleo.serving.commands import written_command
 from paleo.serving.plans import ServingPlan, capacity_of, curve_of, parts_of
 from paleo.serving.service import INTERVAL, UNMODELLED
 from paleo.units import duration, gibibytes
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from paleo.serving.benchmark import ServiceAudit
@@ -55,7 +56,7 @@ def document(service: Service, systems: Sequence[Service] = ()) -> dict[str, Any
         "warnings": list(service.warnings),
         "engine_choice": service.reason,
         "disaggregation": _division(service),
-        "systems": [_system(each) for each in systems],
+        "systems": [record(SYSTEMS, each) for each in systems],
     }
     return head | (_refused(service) if plan is None else _answered(service, plan))
 
@@ -74,18 +75,48 @@ def _division(service: Service) -> dict[str, Any] | None:
     }
 
 
-def _system(service: Service) -> dict[str, Any]:
-    plan, price = service.best, service.usd_per_million
-    return {
-        "system": service.system.name,
-        "gpus": service.gpus,
-        "engine": service.engine.name,
-        "strategy": plan and plan.strategy,
-        "requests_per_s": plan and plan.requests_per_s,
-        "tokens_per_s_per_gpu": plan and plan.tokens_per_s / service.gpus,
-        "usd_per_million_output": price and price["output"],
-        "joules_per_token": service.joules_per_token if plan else None,
-    }
+def _of_plan(get: Callable[[ServingPlan], Any]) -> Callable[[Service], Any]:
+    """Read a quantity of the first plan; None where there is none."""
+    return lambda service: None if service.best is None else get(service.best)
+
+
+def _price(service: Service) -> float | None:
+    return (service.usd_per_million or {}).get("output")
+
+
+#: Columns of systems, whose rows are services, and of plans.
+SYSTEMS = (
+    Attribute("system", lambda service: service.system.name, "system"),
+    Attribute("gpus", lambda service: service.gpus, "GPUs", "count"),
+    Attribute("engine", lambda service: service.engine.name),
+    Attribute("requests_per_s", _of_plan(lambda plan: plan.requests_per_s), "requests/s", "number"),
+    Attribute(
+        "tokens_per_s_per_gpu",
+        lambda service: service.best and service.best.tokens_per_s / service.gpus,
+        "tokens/s/GPU",
+        "count",
+    ),
+    Attribute("usd_per_million_output", _price, "USD/1M tokens", "price"),
+    Attribute("joules_per_token", lambda service: service.joules_per_token, "J/token", "number"),
+    Attribute("strategy", _of_plan(lambda plan: plan.strategy), "plan"),
+)
+PLANS = (
+    Attribute("strategy", lambda plan: plan.strategy, "plan"),
+    Attribute("gpus", lambda plan: plan.gpus),
+    Attribute("replicas", lambda plan: plan.candidate.replicas),
+    Attribute("weights", lambda plan: plan.candidate.formats.weights, "weights"),
+    Attribute("cache", lambda plan: plan.candidate.formats.cache),
+    Attribute("batch_tokens", lambda plan: float(np.asarray(plan.batching.tokens))),
+    Attribute("sequences", lambda plan: float(np.asarray(plan.batching.sequences))),
+    Attribute("batch", lambda plan: plan.candidate.replicas * float(plan.state.batch), "batch", "count"),
+    Attribute("requests_per_s", lambda plan: plan.requests_per_s, "requests/s", "number"),
+    Attribute("tokens_per_s", lambda plan: plan.tokens_per_s),
+    Attribute("tokens_per_s_per_gpu", lambda plan: plan.tokens_per_s / plan.gpus, "tokens/s/GPU", "count"),
+    Attribute("tokens_per_s_per_user", lambda plan: 1.0 / float(plan.state.tpot), "tokens/s/user", "number"),
+    Attribute("ttft_s", lambda plan: _finite(plan.state.ttft), "first token", "s"),
+    Attribute("tpot_s", lambda plan: float(plan.state.tpot)),
+    Attribute("limited_by", lambda plan: plan.limited_by, "limited by"),
+)  # fmt: skip
 
 
 def _load(service: Service) -> dict[str, Any]:
@@ -147,7 +178,7 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         "steady": _steady(plan) | {"simulated_requests_per_s": service.simulated_rate},
         "launch": written_command(service.engine.name, service.model.name, plan),
         "calibration": plan.candidate.phases.calibration,
-        "plans": [_plan(each) for each in service.result.plans],
+        "plans": [record(PLANS, each) for each in service.result.plans],
         "curve": _curve(service, plan),
     }
 
@@ -167,27 +198,6 @@ def _steady(plan: ServingPlan) -> dict[str, Any]:
 def _finite(value: Any) -> float | None:
     number = float(value)
     return number if np.isfinite(number) else None
-
-
-def _plan(plan: ServingPlan) -> dict[str, Any]:
-    formats = plan.candidate.formats
-    return {
-        "strategy": plan.strategy,
-        "gpus": plan.gpus,
-        "replicas": plan.candidate.replicas,
-        "weights": formats.weights,
-        "cache": formats.cache,
-        "batch_tokens": float(np.asarray(plan.batching.tokens)),
-        "sequences": float(np.asarray(plan.batching.sequences)),
-        "requests_per_s": plan.requests_per_s,
-        "tokens_per_s": plan.tokens_per_s,
-        "tokens_per_s_per_gpu": plan.tokens_per_s / plan.gpus,
-        "tokens_per_s_per_user": 1.0 / float(plan.state.tpot),
-        "ttft_s": _finite(plan.state.ttft),
-        "tpot_s": float(plan.state.tpot),
-        "batch": plan.candidate.replicas * float(plan.state.batch),
-        "limited_by": plan.limited_by,
-    }
 
 
 def _curve(service: Service, plan: ServingPlan) -> list[dict[str, Any]]:
@@ -228,28 +238,61 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
             wrapped_text(Text(f"- {each}")) for each in dict.fromkeys(service.result.refusals)
         ]
         return Group(head, Text(), *reasons[:SHOWN])
-    notes = [
-        Text("Times are those of a simulation; the fixed point has them in --json (steady)."),
-        Text(f"Published throughputs: 84 % lie between {INTERVAL[0]:g} and {INTERVAL[1]:g} times the prediction."),
-        Text(f"Not modelled: {'; '.join(UNMODELLED)}."),
-        Text(f"Calibration: {plan.candidate.phases.calibration}"),
-    ]
+    notes = [*assumptions(service), f"Not modelled: {'; '.join(UNMODELLED)}."]
     line = written_command(service.engine.name, service.model.name, plan)
     launch: list[RenderableType] = [Text(), Text(line)] if line else []
-    tables: list[RenderableType] = [_times(service), Text(), _memory(plan), Text(), _plans(service)]
+    plans = listing("Plans", PLANS, service.result.plans[:SHOWN])
+    tables: list[RenderableType] = [_times(service), Text(), _memory(plan), Text(), plans]
     if len(systems) > 1:
-        tables = [_systems(systems), Text(), *tables]
-    remarks: list[RenderableType] = [wrapped_text(note) for note in notes]
+        tables = [listing("Systems", SYSTEMS, systems), Text(), *tables]
+    remarks: list[RenderableType] = [wrapped_text(Text(note)) for note in notes]
     return Group(head, Text(), *tables, *launch, Text(), *remarks)
 
 
-def _systems(systems: Sequence[Service]) -> RenderableType:
-    facts = grid("Systems", ["system", "GPUs", "requests/s", "tokens/s/GPU", "USD/1M tokens", "J/token", "plan"])
-    for row in map(_system, systems):
-        numbers = ("requests_per_s", "tokens_per_s_per_gpu", "usd_per_million_output", "joules_per_token")
-        texts = ["–" if row[name] is None else f"{row[name]:,.{0 if row[name] >= 100 else 2}f}" for name in numbers]
-        facts.add_row(row["system"], str(row["gpus"]), *texts, row["strategy"] or "none")
-    return facts
+def assumptions(service: Service) -> list[str]:
+    """Say where the numbers of an answer come from.
+
+    Parameters
+    ----------
+    service : Service
+        Plans of a service.
+
+    Returns
+    -------
+    list of str
+        Sentences.
+    """
+    low, high = INTERVAL
+    texts = [
+        "Times are those of a simulation; the fixed point has them in --json (steady).",
+        f"Published throughputs: 84 % lie between {low:g} and {high:g} times the prediction.",
+    ]
+    return texts if service.best is None else [*texts, f"Calibration: {service.best.candidate.phases.calibration}"]
+
+
+def load_words(service: Service) -> str:
+    """Describe what comes to a service.
+
+    Parameters
+    ----------
+    service : Service
+        Plans of a service.
+
+    Returns
+    -------
+    str
+        A sentence.
+    """
+    load = service.load
+    kinds = {
+        "most": "As many requests as are served",
+        "at once": f"{load.count:,} requests at once",
+        "closed": f"{load.users:,} users who ask {duration(load.think)} after an answer",
+        "trace": "The requests of a trace",
+    }
+    what = kinds.get(load.kind, f"{load.rate:.3g} requests/s, {load.kind} arrivals")
+    lengths = (float(np.asarray(each)) for each in (load.lengths.input, load.lengths.output))
+    return "{}; prompts of {:,.0f} tokens, answers of {:,.0f}.".format(what, *lengths)
 
 
 def _times(service: Service) -> RenderableType:
@@ -266,23 +309,6 @@ def _memory(plan: ServingPlan) -> RenderableType:
     parts = {"weights": memory.weights, "KV cache": memory.cache, "activations": memory.activations}
     for name, size in (*parts.items(), ("engine", memory.reserve)):
         facts.add_row(name, gibibytes(size), f"{size / memory.capacity:.0%}")
-    return facts
-
-
-def _plans(service: Service) -> RenderableType:
-    columns = ["plan", "weights", "batch", "requests/s", "tokens/s/GPU", "tokens/s/user", "first token", "limited by"]
-    facts = grid("Plans", columns)
-    for plan in service.result.plans[:SHOWN]:
-        facts.add_row(
-            plan.strategy,
-            plan.candidate.formats.weights,
-            f"{plan.candidate.replicas * float(plan.state.batch):,.0f}",
-            f"{plan.requests_per_s:.3g}",
-            f"{plan.tokens_per_s / plan.gpus:,.0f}",
-            f"{1.0 / float(plan.state.tpot):.3g}",
-            duration(float(plan.state.ttft)),
-            plan.limited_by,
-        )
     return facts
 
 
@@ -350,30 +376,59 @@ def figure(service: Service) -> Figure:
     """
     import matplotlib
 
-    from paleo.report.plots import BLUE, GREY, STYLE, VERMILION, figure_of
+    from paleo.report.plots import STYLE, figure_of
 
-    plan, result = service.best, service.simulation
-    assert plan is not None
-    assert result is not None
     with matplotlib.rc_context(STYLE):
-        drawn, (pareto, latency, queue) = figure_of(12.0, 3.6, 3)
-        for each in reversed(service.result.plans[:SHOWN]):
-            rates, state = curve_of(each, service.load)
-            color, width = (BLUE, 2.0) if each is plan else (GREY, 1.0)
-            pareto.plot(1.0 / state.tpot, rates * state.output / each.gpus, color=color, lw=width)
-        pareto.plot([], [], color=BLUE, lw=2.0, label=plan.strategy)
-        pareto.plot([], [], color=GREY, label="other plans")
-        pareto.set(xlabel="tokens/s of a user", ylabel="tokens/s of a GPU", title="speed against throughput")
-        rates, state = curve_of(plan, service.load, 40)
-        for part, color, label in (("ttft", VERMILION, "first token"), ("latency", BLUE, "answer")):
-            latency.plot(rates, getattr(state, part), color=color, label=f"{label}, mean")
-            latency.plot(rates, state.percentile(part, 99), ":", color=color, label=f"{label}, p99")
-        latency.set(xlabel="requests/s", ylabel="time", yscale="log", title=plan.strategy)
-        latency.yaxis.set_major_formatter(lambda seconds, _: duration(seconds))
-        queue.plot(*result.queue.T, color=BLUE, lw=0.8, drawstyle="steps-post")
-        queue.set(xlabel="seconds", ylabel="waiting requests of a replica", title="simulated queue")
-        queue.set_ylim(bottom=0)
-        pareto.legend(loc="best")
-        latency.legend(loc="best")
+        drawn, axes = figure_of(12.0, 3.6, len(PICTURES))
+        for each, (title, picture) in zip(axes, PICTURES.items(), strict=True):
+            picture(each, service)
+            each.set_title(title)
         drawn.suptitle(f"{service.model.title} on {service.gpus} x {service.system.device.name}")
     return drawn
+
+
+def _speeds(axes: Axes, service: Service) -> None:
+    """Draw tokens per second of a user against those of a GPU."""
+    from paleo.report.plots import BLUE, GREY
+
+    assert service.best is not None
+    for each in reversed(service.result.plans[:SHOWN]):
+        rates, state = curve_of(each, service.load)
+        color, width = (BLUE, 2.0) if each is service.best else (GREY, 1.0)
+        axes.plot(1.0 / state.tpot, rates * state.output / each.gpus, color=color, lw=width)
+    axes.plot([], [], color=BLUE, lw=2.0, label=service.best.strategy)
+    axes.plot([], [], color=GREY, label="other plans")
+    axes.set(xlabel="tokens/s of a user", ylabel="tokens/s of a GPU")
+    axes.legend(loc="best")
+
+
+def _latencies(axes: Axes, service: Service) -> None:
+    """Draw latency against the rate of the first plan."""
+    from paleo.report.plots import BLUE, VERMILION
+
+    assert service.best is not None
+    rates, state = curve_of(service.best, service.load, 40)
+    for part, color, label in (("ttft", VERMILION, "first token"), ("latency", BLUE, "answer")):
+        axes.plot(rates, getattr(state, part), color=color, label=f"{label}, mean")
+        axes.plot(rates, state.percentile(part, 99), ":", color=color, label=f"{label}, p99")
+    axes.set(xlabel="requests/s", ylabel="time", yscale="log")
+    axes.yaxis.set_major_formatter(lambda seconds, _: duration(seconds))
+    axes.legend(loc="best")
+
+
+def _queue(axes: Axes, service: Service) -> None:
+    """Draw requests that wait in one simulated replica."""
+    from paleo.report.plots import BLUE
+
+    assert service.simulation is not None
+    axes.plot(*service.simulation.queue.T, color=BLUE, lw=0.8, drawstyle="steps-post")
+    axes.set(xlabel="seconds", ylabel="requests that wait")
+    axes.set_ylim(bottom=0)
+
+
+#: Pictures of a service by title.
+PICTURES: dict[str, Callable[[Axes, Service], None]] = {
+    "Speed against throughput": _speeds,
+    "Latency against rate": _latencies,
+    "Queue of one replica, simulated": _queue,
+}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paleo.cli.application import NO, PREDICT, app, show_document
+from paleo.cli.application import NO, PREDICT, app, page_path, show_document, write_page
 from paleo.cli.options import AsJson, ModelName, SystemName, TariffOptions, completes, takes_tariff, whole, words
+
+if TYPE_CHECKING:
+    from paleo.services import ReinforcementAnswer
 
 Gpus = Annotated[int, typer.Option("--gpus", parser=whole, metavar="N", help="GPUs of engine and trainer.")]
 Algorithm = Annotated[
@@ -27,6 +30,10 @@ Generators = Annotated[int | None, typer.Option(min=1, help="GPUs of the engine,
 EngineStrategy = Annotated[str | None, typer.Option("--engine-strategy", help="Degrees of a replica: tp=4. [searched]")]
 Strategy = Annotated[str | None, typer.Option(help="Degrees of the trainer: tp=4,zero=1. [usual ones]")]
 Software = Annotated[str, typer.Option(help="Profile of the trainer.", autocompletion=completes("software"))]
+
+Explore = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Also write a page of all layouts (.html, works offline).")
+]
 
 
 @app.command(rich_help_panel=PREDICT)
@@ -49,6 +56,7 @@ def rl(
     strategy: Strategy = None,
     software: Software = "megatron-core",
     as_json: AsJson = False,
+    explore: Explore = None,
 ) -> None:
     """Predict a step of reinforcement learning: generation, log-probabilities, training, new weights.
 
@@ -58,11 +66,19 @@ def rl(
     """
     from paleo.services import rl as answered
 
+    page = page_path(explore)
     answer = answered(
         model, system, gpus=gpus, algorithm=algorithm, rollouts=rollouts, batch=batch, input=input_, output=output,
         max_output=max_output, steps=steps, staleness=staleness, generators=generators,
         engine_strategy=engine_strategy, strategy=strategy, software=software, **asdict(rates),
     )  # fmt: skip
+    write_page(page, lambda date: _page(answer, date))
     show_document(answer.document, answer.table, as_json)
     if not answer.possible:
         raise typer.Exit(NO)
+
+
+def _page(answer: ReinforcementAnswer, date: str) -> str:
+    from paleo.report.answer import learning_page
+
+    return learning_page(answer.study, date=date)

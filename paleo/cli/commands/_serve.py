@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paleo.cli.application import NO, PREDICT, app, draw, picture_path, show_document, warn
+from paleo.cli.application import NO, PREDICT, app, draw, page_path, picture_path, show_document, warn, write_page
 from paleo.cli.options import AsJson, OptionalModel, Plot, TariffOptions, completes, takes_tariff, whole, words
+
+if TYPE_CHECKING:
+    from paleo.services import Served
 
 Gpus = Annotated[int | None, typer.Option("--gpus", parser=whole, metavar="N", help="GPUs, for all replicas. [1]")]
 Input = Annotated[str | None, typer.Option("--input", metavar="TOKENS", help="Mean tokens of a prompt. [1000]")]
@@ -59,6 +62,9 @@ ServedSystems = Annotated[
         help="System or device (`paleo list systems`); several with commas are compared: a:8,b:4.",
     ),
 ]
+Explore = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Also write a page of all plans (.html, works offline).")
+]
 Sequences = Annotated[int | None, typer.Option("--sequences", min=1, help="Sequences of an iteration. [the engine's]")]
 
 
@@ -95,6 +101,7 @@ def serve(
     from_: Command = None,
     as_json: AsJson = False,
     plot: Plot = None,
+    explore: Explore = None,
 ) -> None:
     """Predict how many requests a service answers a second, how fast, and at what price.
 
@@ -106,7 +113,7 @@ def serve(
     """
     from paleo.services import serve as answered
 
-    path = picture_path(plot)
+    path, page = picture_path(plot), page_path(explore)
     answer = answered(
         model, system, gpus=1 if gpus is None else gpus, input=input_, output=output, trace=trace, rate=rate,
         concurrency=concurrency, think=think, arrivals=arrivals, ttft=ttft, tpot=tpot, latency=latency,
@@ -118,7 +125,14 @@ def serve(
         from paleo.report.serving import figure
 
         draw(path, lambda: figure(answer.service))
+    write_page(page, lambda date: _page(answer, date))
     show_document(answer.document, answer.table, as_json)
     warn(answer.warnings)
     if not answer.possible:
         raise typer.Exit(NO)
+
+
+def _page(answer: Served, date: str) -> str:
+    from paleo.report.answer import service_page
+
+    return service_page(answer.service, answer.systems, date=date)

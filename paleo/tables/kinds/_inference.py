@@ -65,6 +65,8 @@ INTERVAL, DEGREES, ENCODED = (0.7, 1.4), (1, 2, 4, 8), 16384.0
 def benchmark_of(row: Row) -> Benchmark:
     """Return the benchmark that a row runs; SpecError with the reason where it is not priced."""
     name = str(row["model"])
+    if "MaxQ" in str(row.get("system_reported") or ""):
+        raise SpecError("MaxQ: the power limit, below the one that is sold, is not stated")
     for known, benchmark in BENCHMARKS.items():
         if name.startswith(known):
             return benchmark

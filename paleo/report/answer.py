@@ -1,0 +1,142 @@
+"""Self-contained pages of services and of reinforcement learning: verdict, charts, every plan in a table that sorts.
+
+They work without a server or network. Layout is in ``templates/answer.html``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+
+from paleo import __version__
+from paleo.report import reinforcement, serving
+from paleo.report.charts import Bar, Chart, bars, svg
+from paleo.report.columns import Attribute
+from paleo.report.page import sortable
+from paleo.report.plots import BLUE, GREY, STYLE, figure_of
+from paleo.report.templates import rendered
+from paleo.serving.commands import written_command
+from paleo.serving.reinforcement import UNMODELLED as LEARNING_UNMODELLED
+from paleo.serving.service import UNMODELLED
+from paleo.units import duration, gibibytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from paleo.serving.reinforcement import LearningStudy
+    from paleo.serving.service import Service
+
+#: Size of a chart [inch].
+SIZE = (5.2, 3.4)
+_PARTS = {"ttft": "to the first token", "tpot": "a further token", "latency": "the answer"}
+_KEYS = ("mean", "p50", "p90", "p99")
+
+
+def _times(service: Service) -> Any:
+    """Rows of latencies by name."""
+    columns = [Attribute("", lambda row: row[0], "time")]
+    columns += [Attribute("", _quantile(key), key, "s") for key in _KEYS]
+    return sortable(columns, [(name, service.times(part)) for part, name in _PARTS.items()])
+
+
+def _quantile(key: str) -> Callable[[Any], Any]:
+    return lambda row: row[1].get(key)
+
+
+def service_page(service: Service, systems: Sequence[Service] = (), *, date: str) -> str:
+    """Return the page of a service.
+
+    Parameters
+    ----------
+    service : Service
+        Plans of a service.
+    systems : sequence of Service, optional
+        Plans of the same service on several systems or engines.
+    date : str
+        Printed on the page.
+
+    Returns
+    -------
+    str
+        The page.
+    """
+    plan, tables, charts = service.best, [], []
+    if len(systems) > 1:
+        tables.append(("Systems", sortable(serving.SYSTEMS, systems), ""))
+    if plan is not None:
+        memory = plan.candidate.memory
+        sizes = {"weights": memory.weights, "KV cache": memory.cache, "activations": memory.activations}
+        room = ", ".join(f"{name} {gibibytes(size)}" for name, size in sizes.items())
+        tables.append(("Latency of the first plan", _times(service), f"Simulated. Memory of a GPU: {room}."))
+        tables.append(("Plans", sortable(serving.PLANS, service.result.plans), "Click a heading to sort."))
+        charts = [(title, _picture(title, picture, service)) for title, picture in serving.PICTURES.items()]
+    return rendered(
+        "answer.html",
+        title=f"{service.model.title} on {service.gpus} x {service.system.device.name}",
+        version=__version__,
+        date=date,
+        question=serving.load_words(service),
+        verdict=service.verdict,
+        possible=plan is not None,
+        warnings=list(service.warnings),
+        charts=charts,
+        tables=tables,
+        command="" if plan is None else written_command(service.engine.name, service.model.name, plan),
+        assumptions=serving.assumptions(service),
+        unmodelled=list(UNMODELLED),
+        refusals=list(dict.fromkeys(service.result.refusals)),
+    )
+
+
+def _picture(title: str, picture: Callable[[Axes, Service], None], service: Service) -> Chart:
+    with matplotlib.rc_context(STYLE):
+        drawn, (axes,) = figure_of(*SIZE)
+        picture(axes, service)
+    return Chart(svg(drawn, title))
+
+
+def learning_page(study: LearningStudy, *, date: str) -> str:
+    """Return the page of steps of reinforcement learning.
+
+    Parameters
+    ----------
+    study : LearningStudy
+        Steps, the shortest first.
+    date : str
+        Printed on the page.
+
+    Returns
+    -------
+    str
+        The page.
+    """
+    best = study.steps[0] if study.steps else None
+    charts = []
+    if best is not None:
+        parts = [
+            Bar(name, seconds, None, None, duration(seconds), GREY if name == "idle" else BLUE)
+            for name, seconds in reinforcement.worked_parts(best).items()
+        ]
+        charts = [("A step by part", bars(parts, "A step by part"))]
+    asked = study.rollouts
+    return rendered(
+        "answer.html",
+        title=f"{study.algorithm.upper()} on {study.model.title}, {study.gpus} x {study.system.device.name}",
+        version=__version__,
+        date=date,
+        question=(
+            f"{asked.count:,} answers a step; on average {asked.prompt:,.0f} tokens a prompt and {asked.answer:,.0f} "
+            f"an answer, at most {asked.longest:,.0f}; {study.count:,} steps."
+        ),
+        verdict=study.verdict,
+        possible=best is not None and best.fits,
+        warnings=[],
+        charts=charts,
+        tables=[("Layouts", sortable(reinforcement.STEPS, study.steps), "Click a heading to sort.")] if best else [],
+        command="",
+        assumptions=reinforcement.assumptions(),
+        unmodelled=list(LEARNING_UNMODELLED),
+        refusals=list(dict.fromkeys(study.refusals)),
+    )
