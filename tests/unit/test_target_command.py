@@ -9,7 +9,7 @@ import pytest
 
 from paleo.cli.process import run as command
 from paleo.learning.laws import SamplesToLoss
-from paleo.specs.reliability import USUAL, reliability_of
+from paleo.specs.prices import USUAL, reliability_of
 from paleo.specs.system import load_system
 
 TARGET = ["target", "mlperf:resnet", "--system", "dgx-a100-80gb", "--batch", "3264"]

@@ -18,7 +18,7 @@ from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.specs.task import task_of
 from paleo.tables.errors import efficiency_points, summarise_efficiencies
-from paleo.tables.kinds._clusters import system_of
+from paleo.tables.kinds._systems import system_of
 from paleo.tables.kinds._vision import (
     ACCUMULATES,
     VisionSteps,

@@ -23,7 +23,7 @@ from paleo.specs.system import Level, System, load_system
 from paleo.specs.task import TrainingTask, task_of
 from paleo.studies.target import MODEL_PARALLEL, TargetTime, task_run, time_to_target
 from paleo.tables.cells import Array, number_or_nan
-from paleo.tables.kinds._clusters import DEFAULT_SYSTEMS, system_of, with_device, with_nodes_of
+from paleo.tables.kinds._systems import DEFAULT_SYSTEMS, system_of, with_device, with_nodes_of
 from paleo.tables.kinds._transformers import strategy_of
 from paleo.tables.steps import Row, Step, StepTable, filled, ideal_seconds, row_dicts, step_of_prediction, whole_cell
 from paleo.tables.tables import STEPS, Predictions

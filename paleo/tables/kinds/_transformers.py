@@ -14,8 +14,8 @@ from paleo.search.partial_recompute import fewest_layers
 from paleo.specs.run import Run, updated
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import System, load_system
-from paleo.tables.kinds._clusters import usual_system, with_device
 from paleo.tables.kinds._networks import network_of
+from paleo.tables.kinds._systems import usual_system, with_device
 from paleo.tables.steps import (
     Row,
     Step,
