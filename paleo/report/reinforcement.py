@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import grid, wrapped_text
+from paleo.report.columns import grid, percent, wrapped_text
 from paleo.serving.reinforcement import INTERVAL, UNMODELLED
 from paleo.units import duration
 
@@ -82,8 +82,8 @@ def table(study: LearningStudy) -> RenderableType:
         return Group(head)
     best = study.steps[0]
     parts = grid("A step by part", ["part", "time", "share"])
-    for name, seconds in best.parts.items():
-        parts.add_row(name.replace("_", " "), duration(seconds), f"{seconds / best.step:.0%}")
+    for name, seconds in ((name, seconds) for name, seconds in best.parts.items() if seconds):
+        parts.add_row(name.replace("_", " "), duration(seconds), percent(seconds / best.step))
     plans = grid("Layouts", ["engine", "trainer", "generate", "train", "step", "fits"], left=2)
     for step in study.steps[:SHOWN]:
         fits = "yes" if step.fits else "no"
