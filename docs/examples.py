@@ -35,6 +35,8 @@ def run_examples(markdown: str, pictures: dict[str, bytes]) -> str:
     """Return a page with the outputs of its examples; plots are added to ``pictures`` by their file names."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("jobs.yaml").write_text(_JOBS.partition("```yaml\n")[2].partition("```")[0])
+        for text in re.findall(r"```toml\n(.*?)```", markdown, re.DOTALL):
+            Path("job.toml").write_text(text)
         Path("train.log").write_text("".join(LOG.format(step=step) for step in range(1, 13)))
         text = RUN.sub(lambda match: "".join(_with_output(match)), markdown)
         for path in (path for path in Path(folder).iterdir() if path.suffix in SHOWN):

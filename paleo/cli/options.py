@@ -89,7 +89,7 @@ ModelName = Annotated[
 OptionalModel = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="A model of the catalog, a hub id, or a file; optional where --from names one.",
         autocompletion=completes("models"),
     ),
@@ -99,7 +99,7 @@ Launch = Annotated[
     typer.Option(
         "--launch",
         metavar="FILE",
-        help="Write the plan as a configuration of the framework; its ending says which (axolotl:job.yml names it).",
+        help="Write the plan as a configuration file of its framework: job.sh, job.toml, axolotl:job.yml.",
     ),
 ]
 SystemName = Annotated[

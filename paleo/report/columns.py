@@ -11,6 +11,7 @@ import csv
 import functools
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from paleo.units import duration, engineering, gibibytes, shortest
 Document = dict[str, Any]
 #: Characters per line where the output is no terminal: of the widest table, and of text.
 PLAIN_WIDTH, TEXT_WIDTH = 150, 118
+#: Fewest characters of a line that COLUMNS may ask for.
+NARROWEST = 40
 #: Part of a step -> its name in tables and plots.
 PARTS = {
     "compute": "compute",
@@ -395,9 +398,14 @@ def facts_table(title: str, rows: Iterable[tuple[str, str]]) -> Constrain:
 
 
 def console() -> Console:
-    """Return standard output, as wide as the terminal, or `PLAIN_WIDTH` in a pipe; names are never read as markup."""
+    """Return standard output, as wide as the terminal or COLUMNS says, in a pipe `PLAIN_WIDTH`.
+
+    Names are never read as markup.
+    """
     probe = Console(highlight=False, markup=False, emoji=False)
-    return probe if probe.is_terminal else Console(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
+    stated = os.environ.get("COLUMNS", "")
+    wide = int(stated) if stated.isdigit() and int(stated) >= NARROWEST else PLAIN_WIDTH
+    return probe if probe.is_terminal else Console(highlight=False, markup=False, emoji=False, width=wide)
 
 
 def wrapped_text(text: str | Text) -> Constrain:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, grid, listing, record, wrapped_text
+from paleo.report.columns import Attribute, grid, listing, percent, record, wrapped_text
 from paleo.serving.reinforcement import INTERVAL, UNMODELLED
 from paleo.units import duration
 
@@ -111,7 +111,7 @@ def table(study: LearningStudy) -> RenderableType:
     best = study.steps[0]
     parts = grid("A step by part", ["part", "time", "share"])
     for name, seconds in worked_parts(best).items():
-        parts.add_row(name, duration(seconds), f"{seconds / best.step:.0%}")
+        parts.add_row(name, duration(seconds), percent(seconds / best.step))
     plans = listing("Layouts", STEPS, study.steps[:SHOWN])
     notes = [*assumptions(), f"Not modelled: {'; '.join(UNMODELLED)}."]
     return Group(head, Text(), parts, Text(), plans, Text(), *(wrapped_text(note) for note in notes))

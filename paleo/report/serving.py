@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, grid, listing, record, wrapped_text
+from paleo.report.columns import Attribute, grid, listing, percent, record, wrapped_text
 from paleo.serving.commands import written_command
 from paleo.serving.plans import ServingPlan, capacity_of, curve_of, parts_of
 from paleo.serving.service import INTERVAL, UNMODELLED
@@ -308,7 +308,7 @@ def _memory(plan: ServingPlan) -> RenderableType:
     facts = grid("Memory of a GPU", ["part", "size", "share"])
     parts = {"weights": memory.weights, "KV cache": memory.cache, "activations": memory.activations}
     for name, size in (*parts.items(), ("engine", memory.reserve)):
-        facts.add_row(name, gibibytes(size), f"{size / memory.capacity:.0%}")
+        facts.add_row(name, gibibytes(size), percent(size / memory.capacity))
     return facts
 
 

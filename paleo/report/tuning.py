@@ -30,7 +30,7 @@ def _columns(study: TuningStudy) -> list[Attribute]:
         Attribute("strategy", lambda point: point.price.predictions[0].plan.strategy or "dp", "plan"),
         Attribute("step_time_s", lambda point: point.price.predictions[0].step_time, "step", "s"),
         Attribute("hours", lambda point: point.seconds / HOUR, "wall time", "s", lambda each: duration(each.seconds)),
-        Attribute("gpu_hours", lambda point: point.gpu_hours, "GPU-hours", "count"),
+        Attribute("gpu_hours", lambda point: point.gpu_hours, "GPU-h", "count"),
         Attribute("usd", lambda point: point.usd(tariff), "cost", "USD", optional=True),
     ]
 

@@ -65,7 +65,7 @@ class RunWithDefaults:
         strategy = self.strategy and f"the plan ({self.strategy})"
         chosen = " and ".join(filter(None, (software, strategy)))
         options = " and ".join(filter(None, (self.software and "--software", self.strategy and "--strategy")))
-        return f"Chosen: {chosen}; {options} state{'' if ' ' in options else 's'} others." if chosen else ""
+        return f"Chosen: {chosen}; {options} choose{'' if ' ' in options else 's'} others." if chosen else ""
 
 
 def usual_software(model: ModelSpec, system: System, run: Run) -> tuple[str, str]:

@@ -364,3 +364,27 @@ def test_the_audit_of_a_job_reads_its_file(tmp_path: Path, capsys: pytest.Captur
     log = "\n".join(line.format(n=n, s=64 * n, ms=1000 * step) for n in range(1, 15))
     assert paleo(["audit", str(written(tmp_path, "train.log", log)), *call]) == 0
     assert json.loads(capsys.readouterr().out)["faults"] == []
+
+
+_TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 2
+seq_len = 8192
+[parallelism]
+data_parallel_shard_degree = -1
+"""
+
+
+def test_systems_of_one_size_have_the_global_batch_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two samples a rank on 16 ranks are 32 on every system; of two sizes the batch has to be stated."""
+    asked = ["compare", "--from", written(tmp_path, "job.toml", _TITAN), "--json", "--systems"]
+    paleo([*asked, "dgx-h100:16,dgx-b200:16"])
+    assert {row["global_batch_size"] for row in json.loads(capsys.readouterr().out)["systems"]} == {32}
+    assert paleo([*asked, "dgx-h100:16,dgx-b200:8"]) == 2
+    assert "add --global-batch" in capsys.readouterr().err
+    assert paleo([*asked, "dgx-h100:16,dgx-b200:8", "--global-batch", "64"]) in (0, 1)

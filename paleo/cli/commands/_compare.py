@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
@@ -25,10 +25,41 @@ from paleo.cli.options import (
     takes_run,
     takes_tariff,
 )
+from paleo.errors import SpecError
 
 For = Annotated[
-    str | None, typer.Option("--for", metavar="USES", help="Two uses of one purchase: train:7d,serve:20/s.")
+    str | None, typer.Option("--for", metavar="USES", help="Two uses of the same machines: train:7d,serve:20/s.")
 ]
+
+
+def counted(options: RunOptions, systems: str) -> RunOptions:
+    """Return the options with the one GPU count of all systems, by which --from counts samples of a step.
+
+    Parameters
+    ----------
+    options : RunOptions
+        Options of the run.
+    systems : str
+        Value of --systems.
+
+    Returns
+    -------
+    RunOptions
+        The same options where --from is missing or the file states the global batch.
+
+    Raises
+    ------
+    SpecError
+        If --from states samples per rank and the systems have different counts.
+    """
+    counts = {count for _, _, count in (system.rpartition(":") for system in systems.split(","))}
+    if options.gpus is not None or not counts or not all(count.isdigit() for count in counts):
+        return options
+    if len(counts) == 1:
+        return replace(options, gpus=int(counts.pop()))
+    if options.job is None or options.job.plan.global_batch or options.batch or options.global_batch:
+        return options
+    raise SpecError("--from states samples per rank, and the systems have different counts; add --global-batch N")
 
 
 @app.command(rich_help_panel=DECIDE)
@@ -58,6 +89,8 @@ def compare(
     paleo compare llama3-8b --systems dgx-a100-80gb:64,dgx-h100:32 --strategy auto --tokens 1T --objective cost
     paleo compare llama3-8b --systems dgx-h100:32,dgx-b200:16 --strategy zero=3 --for train:7d,serve:20/s
     """
+    if options.from_:
+        options = counted(options, systems)
     if for_ is not None:
         from paleo.uses import uses
 

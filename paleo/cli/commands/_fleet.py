@@ -17,27 +17,46 @@ Jobs = Annotated[
 Machines = Annotated[
     str,
     typer.Option(
-        "--system", metavar="S[,S]", help="Systems whose nodes are ordered.", autocompletion=completes("systems")
+        "--system",
+        metavar="S[,S]",
+        help="Systems to order nodes of, separated by commas.",
+        autocompletion=completes("systems"),
     ),
 ]
 Nodes = Annotated[
-    str, typer.Option("--nodes", metavar="N[,N]", help="Nodes of each system, or auto: the smallest order.")
+    str,
+    typer.Option("--nodes", metavar="N[,N]", help="Number of nodes of each system, or auto for the smallest order."),
 ]
 PolicyName = Annotated[
-    str, typer.Option("--policy", metavar="P", help=", ".join(_POLICIES) + ".", autocompletion=words(*_POLICIES))
+    str,
+    typer.Option(
+        "--policy",
+        metavar="P",
+        help="Scheduling policy: " + ", ".join(_POLICIES) + ".",
+        autocompletion=words(*_POLICIES),
+    ),
 ]
 Placement = Annotated[
-    str, typer.Option(help="packed: gangs on few racks; spread: over all.", autocompletion=words("packed", "spread"))
+    str,
+    typer.Option(
+        help="Placement of jobs: packed on few racks, or spread over all.", autocompletion=words("packed", "spread")
+    ),
 ]
 Wait = Annotated[
-    str | None, typer.Option("--wait", metavar="TIME", help="Limit of the waiting time: 1h. [none; deadlines only]")
+    str | None,
+    typer.Option("--wait", metavar="TIME", help="Longest time that a job may wait: 1h. [none; deadlines only]"),
 ]
 Measure = Annotated[
-    str, typer.Option(help="What the limit holds for: p95 or mean.", autocompletion=words("p95", "mean"))
+    str,
+    typer.Option(
+        help="Statistic of the waiting times that --wait limits: p95 or mean.", autocompletion=words("p95", "mean")
+    ),
 ]
 Samples = Annotated[
     int | None,
-    typer.Option("--samples", min=0, max=10_000, help="Simulations for intervals. [20, none above 1,000 jobs]"),
+    typer.Option(
+        "--samples", min=0, max=10_000, help="Number of simulations for intervals. [20, none above 1,000 jobs]"
+    ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed of the samples.")]
 

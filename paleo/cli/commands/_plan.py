@@ -77,10 +77,7 @@ Goal = Annotated[
 Top = Annotated[int, typer.Option(min=1, metavar="K", help="Number of plans to print.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Explain why the first plan wins and by how much.")]
 Exhaustive = Annotated[
-    bool,
-    typer.Option(
-        "--exhaustive", help="Evaluate every configuration, also those that bounds show to be none of the best."
-    ),
+    bool, typer.Option("--exhaustive", help="Evaluate every configuration, including those that bounds rule out.")
 ]
 StalenessCost = Annotated[
     float | None,

@@ -13,23 +13,39 @@ from paleo.cli.options import AsJson, ModelName, SystemName, TariffOptions, comp
 if TYPE_CHECKING:
     from paleo.services import ReinforcementAnswer
 
-Gpus = Annotated[int, typer.Option("--gpus", parser=whole, metavar="N", help="GPUs of engine and trainer.")]
+Gpus = Annotated[
+    int,
+    typer.Option(
+        "--gpus", parser=whole, metavar="N", help="Number of GPUs, of the inference engine and the trainer together."
+    ),
+]
 Algorithm = Annotated[
-    str, typer.Option(help="grpo, rloo, dapo, ppo or dpo.", autocompletion=words("grpo", "rloo", "dapo", "ppo", "dpo"))
+    str,
+    typer.Option(
+        help="Algorithm: grpo, rloo, dapo, ppo or dpo.", autocompletion=words("grpo", "rloo", "dapo", "ppo", "dpo")
+    ),
 ]
-Rollouts = Annotated[int, typer.Option(min=1, help="Answers of a step: prompts times answers a prompt.")]
-Batch = Annotated[int | None, typer.Option(min=1, help="Sequences of an optimizer step. [all rollouts]")]
-Input = Annotated[str, typer.Option("--input", metavar="TOKENS", help="Mean tokens of a prompt.")]
-Output = Annotated[str, typer.Option("--output", metavar="TOKENS", help="Mean tokens of an answer.")]
+Rollouts = Annotated[int, typer.Option(min=1, help="Answers generated per step: prompts times answers per prompt.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="Sequences per optimizer step. [all rollouts]")]
+Input = Annotated[str, typer.Option("--input", metavar="TOKENS", help="Mean number of tokens in a prompt.")]
+Output = Annotated[str, typer.Option("--output", metavar="TOKENS", help="Mean number of tokens in an answer.")]
 MaxOutput = Annotated[
-    str | None, typer.Option("--max-output", metavar="TOKENS", help="Most tokens of an answer. [4 times the mean]")
+    str | None,
+    typer.Option("--max-output", metavar="TOKENS", help="Largest number of tokens in an answer. [4 times the mean]"),
 ]
-Steps = Annotated[int, typer.Option(min=1, help="Steps of the run that is priced.")]
-Staleness = Annotated[int, typer.Option(min=0, help="Steps that an engine on separate GPUs may be ahead.")]
-Generators = Annotated[int | None, typer.Option(min=1, help="GPUs of the engine, with --staleness. [the best split]")]
-EngineStrategy = Annotated[str | None, typer.Option("--engine-strategy", help="Degrees of a replica: tp=4. [searched]")]
-Strategy = Annotated[str | None, typer.Option(help="Degrees of the trainer: tp=4,zero=1. [usual ones]")]
-Software = Annotated[str, typer.Option(help="Profile of the trainer.", autocompletion=completes("software"))]
+Steps = Annotated[int, typer.Option(min=1, help="Number of steps to price.")]
+Staleness = Annotated[
+    int, typer.Option(min=0, help="Number of steps that generation on separate GPUs may run ahead of training.")
+]
+Generators = Annotated[
+    int | None,
+    typer.Option(min=1, help="With --staleness: number of GPUs that generate; the others train. [the best split]"),
+]
+EngineStrategy = Annotated[
+    str | None, typer.Option("--engine-strategy", help="Parallelism of a replica that generates: tp=4. [searched]")
+]
+Strategy = Annotated[str | None, typer.Option(help="Parallelism of the trainer: tp=4,zero=1. [usual ones]")]
+Software = Annotated[str, typer.Option(help="Framework profile of the trainer.", autocompletion=completes("software"))]
 
 Explore = Annotated[
     str | None, typer.Option(metavar="FILE", help="Also write a page of all layouts (.html, works offline).")

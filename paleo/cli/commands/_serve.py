@@ -13,44 +13,84 @@ from paleo.cli.options import AsJson, OptionalModel, Plot, TariffOptions, comple
 if TYPE_CHECKING:
     from paleo.services import Served
 
-Gpus = Annotated[int | None, typer.Option("--gpus", parser=whole, metavar="N", help="GPUs, for all replicas. [1]")]
-Input = Annotated[str | None, typer.Option("--input", metavar="TOKENS", help="Mean tokens of a prompt. [1000]")]
-Output = Annotated[str | None, typer.Option("--output", metavar="TOKENS", help="Mean tokens of an answer. [300]")]
+Gpus = Annotated[
+    int | None, typer.Option("--gpus", parser=whole, metavar="N", help="Number of GPUs, over all replicas. [1]")
+]
+Input = Annotated[
+    str | None, typer.Option("--input", metavar="TOKENS", help="Mean number of tokens in a prompt. [1000]")
+]
+Output = Annotated[
+    str | None, typer.Option("--output", metavar="TOKENS", help="Mean number of tokens in an answer. [300]")
+]
 Trace = Annotated[
-    str | None, typer.Option("--trace", metavar="FILE", help="Arrivals and lengths: a CSV file such as Azure's.")
+    str | None,
+    typer.Option(
+        "--trace", metavar="FILE", help="CSV file with arrival times and lengths of requests, such as Azure's traces."
+    ),
 ]
-Rate = Annotated[str | None, typer.Option("--rate", metavar="R", help="Requests a second. [the most that are served]")]
+Rate = Annotated[
+    str | None, typer.Option("--rate", metavar="R", help="Requests per second. [the most that are served]")
+]
 Concurrency = Annotated[
-    int | None, typer.Option("--concurrency", "--users", min=1, help="Users who each wait for an answer.")
+    int | None,
+    typer.Option(
+        "--concurrency", "--users", min=1, help="Number of users; each waits for an answer before the next request."
+    ),
 ]
-Think = Annotated[str | None, typer.Option("--think", metavar="TIME", help="From an answer to the next request. [0 s]")]
+Think = Annotated[
+    str | None, typer.Option("--think", metavar="TIME", help="Time from an answer to the user's next request. [0 s]")
+]
 Arrivals = Annotated[
-    str, typer.Option("--arrivals", help="poisson, constant or 'at once'.", autocompletion=words("poisson", "constant"))
+    str,
+    typer.Option(
+        "--arrivals",
+        help="Arrival of requests: poisson, constant or 'at once'.",
+        autocompletion=words("poisson", "constant"),
+    ),
 ]
-Ttft = Annotated[str | None, typer.Option("--ttft", metavar="TIME", help="Limit of the time to the first token.")]
-Tpot = Annotated[str | None, typer.Option("--tpot", metavar="TIME", help="Limit of the time of a further token.")]
-Latency = Annotated[str | None, typer.Option("--latency", metavar="TIME", help="Limit of the time of a whole answer.")]
-Percentile = Annotated[str, typer.Option("--percentile", metavar="P", help="Where limits hold: 50, 90, 95, 99, mean.")]
+Ttft = Annotated[str | None, typer.Option("--ttft", metavar="TIME", help="Longest time to the first token: 2s.")]
+Tpot = Annotated[str | None, typer.Option("--tpot", metavar="TIME", help="Longest time per further token: 50ms.")]
+Latency = Annotated[str | None, typer.Option("--latency", metavar="TIME", help="Longest time to a whole answer: 10s.")]
+Percentile = Annotated[
+    str,
+    typer.Option(
+        "--percentile", metavar="P", help="Percentile of requests that meet the limits: 50, 90, 95, 99 or mean."
+    ),
+]
 EngineName = Annotated[
     str,
-    typer.Option("--engine", metavar="E", help="Profile of the engine, or auto.", autocompletion=completes("engines")),
+    typer.Option(
+        "--engine",
+        metavar="E",
+        help="Inference engine: vllm, sglang, tensorrt-llm, or auto for the best.",
+        autocompletion=completes("engines"),
+    ),
 ]
-Strategy = Annotated[str | None, typer.Option(help="Degrees of a replica: tp=4, tp=8,pp=2, tp=8,ep=8. [searched]")]
-Weights = Annotated[str, typer.Option(help="bf16, fp8, nvfp4, int4, mxfp4; several with commas are compared.")]
-Cache = Annotated[str | None, typer.Option(help="Format of the KV cache: bf16, fp8. [bf16]")]
-PrefixHit = Annotated[float, typer.Option("--prefix-hit", help="Share of prompts' tokens in the prefix cache.")]
-Variation = Annotated[float, typer.Option("--length-variation", help="Coefficient of variation of both lengths.")]
+Strategy = Annotated[str | None, typer.Option(help="Parallelism of a replica: tp=4, tp=8,pp=2, tp=8,ep=8. [searched]")]
+Weights = Annotated[
+    str, typer.Option(help="Number format of weights: bf16, fp8, nvfp4, int4, mxfp4; several with commas are compared.")
+]
+Cache = Annotated[str | None, typer.Option(help="Number format of the KV cache: bf16, fp8. [bf16]")]
+PrefixHit = Annotated[float, typer.Option("--prefix-hit", help="Fraction of prompt tokens found in the prefix cache.")]
+Variation = Annotated[
+    float, typer.Option("--length-variation", help="Coefficient of variation of prompt and answer lengths.")
+]
 BatchTokens = Annotated[
-    int | None, typer.Option("--batch-tokens", min=1, help="Tokens of an iteration. [the engine's]")
+    int | None,
+    typer.Option("--batch-tokens", min=1, help="Largest number of tokens per iteration of the engine. [the engine's]"),
 ]
-Speculate = Annotated[int, typer.Option(min=0, help="Tokens drafted in each iteration (EAGLE, MTP). [0]")]
+Speculate = Annotated[
+    int, typer.Option(min=0, help="Tokens drafted per iteration of speculative decoding (EAGLE, MTP). [0]")
+]
 Acceptance = Annotated[float | None, typer.Option(help="Probability that a drafted token is accepted. [0.6]")]
 Disaggregate = Annotated[
-    bool, typer.Option("--disaggregate", help="Also divide the GPUs into replicas of prefill and of decode.")
+    bool, typer.Option("--disaggregate", help="Also try separate replicas for prefill and for decode.")
 ]
 Command = Annotated[
     str | None,
-    typer.Option("--from", metavar="COMMAND", help="Command line of vLLM, SGLang or trtllm-serve, or its file."),
+    typer.Option(
+        "--from", metavar="COMMAND", help="Launch command of vLLM, SGLang or trtllm-serve, or a file that holds it."
+    ),
 ]
 ServedSystems = Annotated[
     str,
@@ -65,7 +105,10 @@ ServedSystems = Annotated[
 Explore = Annotated[
     str | None, typer.Option(metavar="FILE", help="Also write a page of all plans (.html, works offline).")
 ]
-Sequences = Annotated[int | None, typer.Option("--sequences", min=1, help="Sequences of an iteration. [the engine's]")]
+Sequences = Annotated[
+    int | None,
+    typer.Option("--sequences", min=1, help="Largest number of sequences per iteration of the engine. [the engine's]"),
+]
 
 
 @app.command(rich_help_panel=PREDICT)

@@ -24,36 +24,58 @@ from paleo.cli.options import (
 )
 
 _NAMES = ("asha", "asha-stopping", "evolution", "grid", "halving", "hyperband", "median", "pbt", "random")
-Gpus = Annotated[int, typer.Option("--gpus", parser=whole, metavar="N", help="GPUs in all.")]
-Trials = Annotated[int, typer.Option("--trials", parser=whole, metavar="T", help="Configurations to sample.")]
+Gpus = Annotated[int, typer.Option("--gpus", parser=whole, metavar="N", help="Total number of GPUs.")]
+Trials = Annotated[int, typer.Option("--trials", parser=whole, metavar="T", help="Number of configurations to try.")]
 MethodName = Annotated[
-    str, typer.Option("--method", metavar="M", help=", ".join(_NAMES) + ".", autocompletion=words(*_NAMES))
+    str,
+    typer.Option(
+        "--method", metavar="M", help="Search method: " + ", ".join(_NAMES) + ".", autocompletion=words(*_NAMES)
+    ),
 ]
-MaxTokens = Annotated[str | None, typer.Option("--max-tokens", metavar="N", help="Tokens of a whole trial: 1B.")]
-MaxSamples = Annotated[str | None, typer.Option("--max-samples", metavar="N", help="Samples of a whole trial.")]
-MaxEpochs = Annotated[float | None, typer.Option("--max-epochs", help="Epochs of a whole trial.")]
+MaxTokens = Annotated[
+    str | None, typer.Option("--max-tokens", metavar="N", help="Tokens that a full trial trains on: 1B.")
+]
+MaxSamples = Annotated[
+    str | None, typer.Option("--max-samples", metavar="N", help="Samples that a full trial trains on.")
+]
+MaxEpochs = Annotated[float | None, typer.Option("--max-epochs", help="Epochs that a full trial trains for.")]
 MinTokens = Annotated[
-    str | None, typer.Option("--min-tokens", metavar="N", help="Tokens at the first rung. [a 64th of the most]")
+    str | None,
+    typer.Option(
+        "--min-tokens", metavar="N", help="Tokens until a trial is first compared with others. [a 64th of the most]"
+    ),
 ]
 MinSamples = Annotated[
-    str | None, typer.Option("--min-samples", metavar="N", help="Samples at the first rung. [a 64th of the most]")
+    str | None,
+    typer.Option(
+        "--min-samples", metavar="N", help="Samples until a trial is first compared with others. [a 64th of the most]"
+    ),
 ]
-MinEpochs = Annotated[float | None, typer.Option("--min-epochs", help="Epochs at the first rung. [a 64th of the most]")]
-Eta = Annotated[int, typer.Option(help="Reduction factor: one trial of so many goes on to the next rung.")]
-Width = Annotated[str, typer.Option("--gpus-per-trial", metavar="K", help="GPUs of one trial, or auto: the fastest.")]
-Population = Annotated[int, typer.Option(help="Members that evolution keeps alive.")]
+MinEpochs = Annotated[
+    float | None,
+    typer.Option("--min-epochs", help="Epochs until a trial is first compared with others. [a 64th of the most]"),
+]
+Eta = Annotated[int, typer.Option(help="Reduction factor: one trial in this many goes on to the next rung.")]
+Width = Annotated[
+    str, typer.Option("--gpus-per-trial", metavar="K", help="Number of GPUs per trial, or auto for the fastest.")
+]
+Population = Annotated[int, typer.Option(help="Number of members in the population of an evolution.")]
 Vary = Annotated[
     list[str] | None,
-    typer.Option("--vary", metavar="NAME=V,…", help="Sizes of the network that trials differ in: layers=12,24."),
+    typer.Option("--vary", metavar="NAME=V,…", help="Sizes of the network that differ between trials: layers=12,24."),
 ]
 Evaluated = Annotated[
-    str | None, typer.Option("--evaluation-samples", metavar="N", help="Samples of one evaluation. [not counted]")
+    str | None, typer.Option("--evaluation-samples", metavar="N", help="Samples per evaluation. [not counted]")
 ]
-Scratch = Annotated[bool, typer.Option("--from-scratch", help="Promoted trials start again, without a checkpoint.")]
-Deadline = Annotated[str | None, typer.Option(metavar="TIME", help="Wall time that the search should end in: 24h.")]
+Scratch = Annotated[
+    bool, typer.Option("--from-scratch", help="Start promoted trials from the beginning, without a checkpoint.")
+]
+Deadline = Annotated[str | None, typer.Option(metavar="TIME", help="Longest time that the search may take: 24h.")]
 Correlation = Annotated[
     float | None,
-    typer.Option("--rank-correlation", help="Assume this correlation of scores between rungs; adds the regret."),
+    typer.Option(
+        "--rank-correlation", help="Correlation of scores between rungs to assume; prints the expected regret."
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed of the scores.")]
 
