@@ -63,7 +63,7 @@ from paleo.files import checked_output, is_folder, write_text
 from paleo.specs.device import find_device
 from paleo.specs.system import load_system
 from paleo.step.interval import INTERVALS
-from paleo.tables.kinds._power import PowerTable
+from paleo.tables.kinds._clusters import PowerTable
 from paleo.tables.report import console
 from paleo.tables.runner import sound_table
 from paleo.units import counted

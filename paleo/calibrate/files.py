@@ -27,7 +27,7 @@ from paleo.specs.calibration import Calibration, Entry, IntervalBin
 from paleo.specs.loading import parse_yaml, validate
 from paleo.tables.cells import number, read_table, text
 from paleo.tables.kernels import KINDS, TableKind, measured_time, row_groups
-from paleo.tables.kinds._power import PowerTable, drawn, seconds_of
+from paleo.tables.kinds._clusters import PowerTable, drawn, seconds_of
 from paleo.tables.runner import compute_rows, named_table, sound_table
 from paleo.tables.steps import CELL_ERRORS, Row, StepTable, row_dicts
 from paleo.tables.tables import table_of

@@ -26,7 +26,7 @@ import pandas as pd
 
 from paleo.errors import PaleoError, SpecError
 from paleo.files import is_folder
-from paleo.learning.samples import ReferencePoints, fit_reference_points
+from paleo.learning.laws import ReferencePoints, fit_reference_points
 from paleo.specs.catalog import FOLDERS, catalog_root, entries
 from paleo.specs.task import Code, Evaluation, Platform, Submissions, TrainingTask, load_task
 from paleo.studies.target import TargetTime, time_from_prediction

@@ -19,8 +19,8 @@ from paleo.files import checked_output, is_file, read_bytes, write_text
 from paleo.launch._base import LAUNCHERS, Format, JobPlan, Launcher, LaunchError, completed
 from paleo.launch._formats import FlagFile, JsonFile, PythonFile, TomlFile, YamlFile, flag_words, header_of
 from paleo.launch._llm_foundry import MPT
+from paleo.launch._megatron import configuration, flags_of_recipe
 from paleo.launch._nanotron import SIZES
-from paleo.launch._sizes import configuration, flags_of_recipe
 from paleo.launch._transformers import ARGS
 from paleo.parallel.abilities import pipeline_order_name
 from paleo.specs.run import Run
@@ -152,11 +152,13 @@ def job_of(prediction: Prediction) -> JobPlan:
     cut = tuple(layers * per_iteration for layers in run.cut) if isinstance(run.cut, tuple) else None
     ep = mesh.group_size(plan.parallel.expert_axes) if plan.parallel.etp is not None else mesh.degree("ep")
     params = {name: value for name, value in prediction.graph.params.items() if isinstance(value, int | float | str)}
+    alike: dict[str, Any] = {name: getattr(run, name) for name in ("recompute", "optimizer", *_ALIKE)}
+    alike |= {axis: mesh.degree(axis) for axis in ("tp", "cp", "pp")}
+    alike |= {name: getattr(run, name) or None for name in _ALIKE[-2:]}
     job = JobPlan(
         prediction.model.reference,
         int(prediction.graph.tokens_per_sample or 0),
         plan.gpus,
-        **{axis: mesh.degree(axis) for axis in ("tp", "cp", "pp")},
         shard=mesh.degree(_SHARD),
         sp=plan.parallel.sequence_parallel,
         ulysses=plan.parallel.context == "all_to_all",
@@ -168,8 +170,7 @@ def job_of(prediction: Prediction) -> JobPlan:
         cut=cut,
         microbatch=plan.microbatch,
         global_batch=plan.global_batch,
-        **{name: getattr(run, name) for name in ("recompute", "optimizer", *_ALIKE[:-2])},
-        **{name: getattr(run, name) or None for name in _ALIKE[-2:]},
+        **alike,
         dtype=plan.dtype,
         offload=tuple(part.strip() for part in run.offload.split(",") if part.strip() != "none"),
         overlapped=batch.overlapped,
@@ -274,8 +275,8 @@ def files_of(launcher: Launcher, job: JobPlan, path: str) -> dict[str, str]:
     arguments = {key.removeprefix(ARGS): value for key, value in settings.items() if key.startswith(ARGS)}
     if launcher.name == "trainer":
         return {path: JsonFile().text(arguments, job, launcher)}
-    own = {key: value for key, value in settings.items() if not key.startswith(ARGS)}
-    files = {path: launcher.format.text(own, job, launcher)}
+    framework_keys = {key: value for key, value in settings.items() if not key.startswith(ARGS)}
+    files = {path: launcher.format.text(framework_keys, job, launcher)}
     if arguments:
         arguments |= {"deepspeed": Path(path).name} if launcher.name == "deepspeed" else {}
         files[str(Path(path).with_suffix(".args.json"))] = JsonFile().text(arguments, job, launcher)

@@ -1,15 +1,19 @@
-"""Convolutions over one to three spatial dims: grouped, depthwise, dilated, transposed."""
+"""Convolutions, pooling, and features of regions."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, option
+from paleo.operations.base import MemoryPass
 from paleo.operations.contraction import Contraction
 from paleo.operations.tensor import Size, Tensor, Window
+
+# Convolutions over one to three spatial dims: grouped, depthwise, dilated, transposed
 
 Extent = PositiveInt | Annotated[list[PositiveInt], Field(min_length=1, max_length=3)]
 Padding = NonNegativeInt | Annotated[list[NonNegativeInt], Field(min_length=1, max_length=3)] | Literal["same", "valid"]
@@ -150,3 +154,154 @@ def contract(
     windows = tuple(Window(d, f"in_{d}", f"kernel_{d}", s, e, int(p), k) for d, s, e, p, k in pieces)
     operation = Contraction(name, lhs, rhs, out, shift if bias else None, windows, transposed)
     return Expansion((operation,), out.reshaped(batch | {"channels": channels} | target))
+
+
+# Pooling over windows or over all of space
+
+
+class Pool(Layer):
+    """A window slides over every spatial dim; the stride defaults to the kernel."""
+
+    kernel: Extent
+    stride: Extent | None = None
+    padding: Padding = 0
+    ceil: bool = False
+
+    def pooled(self, name: str, x: Tensor) -> tuple[Tensor, tuple[Window, ...]]:
+        """The output tensor and the windows that slide over space."""
+        self.check_rank(name, x, (3, 4, 5))
+        rank = len(x.dims) - 2
+        kernel = option(self.kernel, rank, field="kernel", name=name)
+        stride = kernel if self.stride is None else option(self.stride, rank, field="stride", name=name)
+        padding = padded(self.padding, kernel, (1,) * rank, name=name)
+        pieces = zip(x.sizes[2:], kernel, stride, padding, strict=True)
+        space = tuple(window_count(n, k, s, 1, p, ceil=self.ceil) for n, k, s, p in pieces)
+        if self.padding == "same":
+            space = tuple(int(-(-n // s)) for n, s in zip(x.sizes[2:], stride, strict=True))
+        if min(space) < 1:
+            raise GraphError(f"{name}: pooling window {list(kernel)} does not fit the input {describe(x)}")
+        sizes: dict[str, Size] = dict(zip(x.dims, (*x.sizes[:2], *space), strict=True))
+        slides = zip(x.dims[2:], kernel, stride, padding, strict=True)
+        return x.reshaped(sizes).like(name), tuple(Window(d, d, "", s, 1, int(p), k) for d, k, s, p in slides)
+
+
+def _elements(windows: tuple[Window, ...]) -> int:
+    return math.prod(window.taps for window in windows)
+
+
+@LAYERS.register("max_pool")
+class MaxPool(Pool):
+    """The largest of each window; keeps where it was found (int64 in the frameworks of today), and perhaps its input,
+    as PyTorch does."""
+
+    keeps_input: bool = False
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        out, windows = self.pooled(name, x)
+        keeps = (out.like(f"{name}.indices", role="index"), *([x] if self.keeps_input else []))
+        flops = float(_elements(windows) - 1)
+        return Expansion(
+            (MemoryPass(name, "pool", (x,), out, keeps=keeps, flops_per_element=flops, windows=windows),), out
+        )
+
+
+@LAYERS.register("avg_pool")
+class AvgPool(Pool):
+    """The mean of each window."""
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        out, windows = self.pooled(name, x)
+        flops = float(_elements(windows))
+        return Expansion((MemoryPass(name, "pool", (x,), out, flops_per_element=flops, windows=windows),), out)
+
+
+@LAYERS.register("global_pool")
+class GlobalPool(Layer):
+    """One number for each channel; ``keep_space`` leaves spatial dims of size 1."""
+
+    operation: Literal["avg", "max"] = "avg"
+    keep_space: bool = False
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (3, 4, 5))
+        sizes: dict[str, Size] = dict(zip(x.dims[:2], x.sizes[:2], strict=True))
+        out = x.reshaped(sizes).like(name)
+        keeps = (out.like(f"{name}.indices", role="index"),) if self.operation == "max" else ()
+        shape = sizes | (dict.fromkeys(x.dims[2:], 1) if self.keep_space else {})
+        return Expansion((MemoryPass(name, "reduce", (x,), out, keeps=keeps),), out.reshaped(shape))
+
+
+@LAYERS.register("adaptive_avg_pool")
+class AdaptiveAvgPool(Layer):
+    """Averages down to a fixed ``size`` of every spatial dim."""
+
+    size: PositiveInt
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (3, 4, 5))
+        sizes = {d: n if i < 2 else self.size for i, (d, n) in enumerate(zip(x.dims, x.sizes, strict=True))}
+        out = x.reshaped(sizes).like(name)
+        return Expansion((MemoryPass(name, "pool", (x,), out),), out)
+
+
+# Regions of images: boxes that are proposed, thinned out and cut from feature maps (two-stage detectors)
+
+
+@LAYERS.register("proposals")
+class Proposals(Layer):
+    """Boxes worth a second look: scores of all anchors (batch, anchors, …) are sorted, the best ``considered`` compared
+    pair by pair (non-maximum suppression), and ``kept`` of them handed on: (batch, regions, box).
+
+    Comparisons are bits of a matrix of considered x considered that is written and read once; nothing goes back.
+    """
+
+    kept: PositiveInt
+    considered: PositiveInt = 2000
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        batch = x.dims[0]
+        sorted_scores = x.like(f"{name}.sorted", role="statistic")
+        pairs = Tensor(
+            f"{name}.overlaps", (batch, "boxes", "others"), (x.sizes[0], self.considered, self.considered), "mask"
+        )
+        out = Tensor(name, (batch, "regions", "box"), (x.sizes[0], self.kept, 4), "statistic", grad=False)
+        sort = MemoryPass(f"{name}.sort", "elementwise", (x,), sorted_scores, backward_pass="free")
+        compare = MemoryPass(f"{name}.overlaps", "elementwise", (sorted_scores,), pairs, flops_per_element=12.0,
+                             backward_pass="free")  # fmt: skip
+        take = MemoryPass(name, "select", (pairs,), out, backward_pass="free")
+        return Expansion((sort, compare, take), out)
+
+
+@LAYERS.register("roi_align")
+class RoiAlign(Layer):
+    """Regions cut out of a feature map and brought to ``size`` x ``size``, bilinearly, ``samples`` points a side of
+    each cell: (batch, channels, height, width) and boxes (batch, regions, 4) to (regions, channels, height, width),
+    the regions of all images as the batch.
+
+    Reference: He et al., Mask R-CNN, ICCV 2017, section 3.
+    """
+
+    arity: ClassVar[int | None] = 2
+    size: PositiveInt
+    samples: PositiveInt = 2
+    #: Regions of an image that are cut, where fewer than there are boxes (positives of the mask branch).
+    regions: PositiveInt | None = None
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        x, boxes = inputs
+        if len(x.dims) != 4 or len(boxes.dims) != 3:
+            raise GraphError(f"{name}: expected a feature map and boxes, found {describe(x)} and {describe(boxes)}")
+        regions = x.sizes[0] * (self.regions or boxes.sizes[1])
+        dims = (x.dims[0], x.dims[1], "height", "width")
+        out = Tensor(name, dims, (regions, x.sizes[1], self.size, self.size))
+        points = self.samples**2
+        corners = out.like(f"{name}.corners")
+        read = Tensor(corners.name, (*dims, "points"), (*out.sizes, points), "activation")
+        cut = MemoryPass(read.name, "gather", (x, boxes), read, flops_per_element=8.0)
+        mean = MemoryPass(name, "reduce", (read,), out)
+        return Expansion((cut, mean), out)

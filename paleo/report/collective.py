@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
+import matplotlib
+import networkx as nx
+import numpy as np
+from matplotlib.collections import LineCollection
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from paleo.pricing.links.topology import USUAL_LEAF, USUAL_NODES, dragonfly
 from paleo.report.columns import Attribute, Document, listing, record, wrapped_text
+from paleo.report.plots import BLACK, BLUE, CYCLE, STYLE, figure_of
+from paleo.specs.system import torus_box
 from paleo.units import GIGA, counted, duration, engineering
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from paleo.specs.system import Level, System
     from paleo.studies.collective import CollectiveStudy
     from paleo.studies.exchange import CompressedCollective
 
@@ -163,3 +176,199 @@ def compressed_table(study: CompressedCollective) -> RenderableType:
     uncompressed += f"per rank at {engineering(study.rate, 'B/s')}. "
     assumed = f"The gradient is assumed to consist of {counted(study.tensors, 'square tensor')} (--tensors)."
     return Group(rows, Text(), wrapped_text(uncompressed + assumed))
+
+
+# The links of a system as graphs of units, switches and rates, one a level: what is drawn of it, and what the closed
+
+#: A unit of the level below by its number, or a switch by its name.
+Vertex = int | str
+
+
+def units_below(system: System, level: Level) -> tuple[int, int]:
+    """Count the devices of one unit below a level, and the units that the level joins at most.
+
+    Parameters
+    ----------
+    system : System
+        Nodes, devices and links.
+    level : Level
+        One of its levels.
+
+    Returns
+    -------
+    tuple of (int, int)
+
+    Examples
+    --------
+    >>> from paleo.specs.system import load_system
+    >>> node = load_system("dgx-a100-80gb")
+    >>> [units_below(node, level) for level in node.levels]
+    [(1, 8), (8, 1024)]
+    """
+    below = max((each.ranks or 1 for each in system.levels[: system.levels.index(level)]), default=1)
+    return below, (system.max_nodes or USUAL_NODES) if level.ranks is None else level.ranks // below
+
+
+def level_graph(system: System, level: Level, units: int) -> nx.Graph[Vertex]:
+    """Build the graph of some units of a level.
+
+    Parameters
+    ----------
+    system : System
+        Nodes, devices and links.
+    level : Level
+        One of its levels. Of a mesh whose pairs are not all joined alike each pair gets the mean.
+    units : int
+        Units of the level below, which are the vertices 0, 1, 2, …; of a torus the next larger box of them.
+
+    Returns
+    -------
+    networkx.Graph
+        Units by number and switches by name; ``rate`` of an edge is that of one direction [byte/s].
+
+    Examples
+    --------
+    >>> from paleo.specs.system import load_system
+    >>> node = load_system("dgx-a100-80gb")
+    >>> graph = level_graph(node, node.levels[0], 8)
+    >>> nx.maximum_flow_value(graph, 0, 7, capacity="rate") == node.levels[0].unit_bandwidth
+    True
+    """
+    graph: nx.Graph[Vertex] = nx.Graph()
+    rate = level.unit_bandwidth
+    graph.add_nodes_from(range(units))
+    if level.topology == "torus":
+        return _torus(level, units)
+    if level.topology == "mesh":
+        graph.add_edges_from(combinations(range(units), 2), rate=rate / max(units - 1, 1))
+    elif level.topology == "ring":
+        nx.add_cycle(graph, range(units), rate=rate / 2)
+    elif level.topology in ("switch", "pcie-tree"):
+        graph.add_edges_from(((unit, "switch") for unit in range(units)), rate=rate)
+    else:
+        _add_leaves(graph, system, level, units)
+    return graph
+
+
+def _add_leaves(graph: nx.Graph[Vertex], system: System, level: Level, units: int) -> None:
+    """Units below leaf switches, which a spine joins, or one another's links (a dragonfly); each port of a unit below a
+    switch of its own where these are rails."""
+    machine = max(units_below(system, level)[1], units)
+    size = min(level.leaf or USUAL_LEAF, machine)
+    leaves, rate = math.ceil(units / size), level.unit_bandwidth
+    is_dragonfly = level.topology == "dragonfly"
+    rails = level.ports if level.routing == "rail" else 1
+    for leaf, rail in product(range(leaves), range(rails)):
+        name = f"group {leaf}" if is_dragonfly else f"leaf {leaf}" + (f", rail {rail}" if rails > 1 else "")
+        members = range(leaf * size, min((leaf + 1) * size, units))
+        graph.add_edges_from(((unit, name) for unit in members), rate=rate / rails)
+        if leaves > 1 and not is_dragonfly:
+            graph.add_edge(name, "spine", rate=size * rate / rails / level.oversubscription)
+    if is_dragonfly:
+        groups = [f"group {leaf}" for leaf in range(leaves)]
+        graph.add_edges_from(combinations(groups, 2), rate=float(dragonfly(level, machine, size).pair) * rate)
+
+
+def _torus(level: Level, units: int) -> nx.Graph[Vertex]:
+    """Chips of the box that a job gets, with their places; both links of a dimension of two that closes lead to
+    the same chip."""
+    assert level.shape is not None
+    graph: nx.Graph[Vertex] = nx.Graph()
+    box = torus_box(level.shape, units)
+    places = list(product(*map(range, box)))
+    number = {place: index for index, place in enumerate(places)}
+    graph.add_nodes_from((number[place], {"place": place}) for place in places)
+    for place, axis in product(places, range(len(box))):
+        closes = level.wrap is not None and box[axis] % level.wrap == 0
+        if box[axis] == 1 or (place[axis] == box[axis] - 1 and not closes):
+            continue
+        following = number[*place[:axis], (place[axis] + 1) % box[axis], *place[axis + 1 :]]
+        known = graph.get_edge_data(number[place], following, {}).get("rate", 0.0)
+        graph.add_edge(number[place], following, rate=known + level.link.bandwidth)
+    return graph
+
+
+# pictures
+
+Place = tuple[float, float]
+
+
+def figure(system: System) -> Figure:
+    """Draw the levels of a system, inner to outer: units of the level below, switches, and the rates between them.
+
+    Parameters
+    ----------
+    system : System
+        Nodes, devices and links.
+
+    Returns
+    -------
+    Figure
+    """
+    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+        drawn, panels = figure_of(9.0, 0.6 + 3.2 * len(system.levels), rows=max(len(system.levels), 1))
+        drawn.suptitle(system.full_name)
+        for axes, level in zip(panels, system.levels, strict=False):
+            _panel(axes, system, level)
+        if not system.levels:
+            panels[0].set_axis_off()
+            panels[0].set_title(f"one {system.device.full_name}, without links", fontsize=9)
+    return drawn
+
+
+def _panel(axes: Axes, system: System, level: Level) -> None:
+    """One level: lines between vertices, wider where the rate is higher, thinner where there are many of them."""
+    below, most = units_below(system, level)
+    leaves = {"fabric": 2, "dragonfly": 6, "torus": 8}.get(level.topology, most)
+    units = min(most, leaves * min(level.leaf or USUAL_LEAF, most))
+    graph = level_graph(system, level, units)
+    places, rates = _places(graph, level), nx.get_edge_attributes(graph, "rate")
+    for colour, rate in zip(CYCLE[1:], sorted(set(rates.values())), strict=False):
+        lines = [_line(places[a], places[b]) for (a, b), of_edge in rates.items() if of_edge == rate]
+        width = (1.0 + math.log1p(rate / min(rates.values()))) * min(1.0, (200.0 / len(lines)) ** 0.5)
+        label = f"{engineering(rate, 'B/s')} per direction"
+        axes.add_collection(LineCollection(lines, colors=colour, linewidths=width, label=label))
+    for kind, marker, colour, size in ((int, "o", BLUE, 3), (str, "s", BLACK, 6)):
+        rows = np.array([places[vertex] for vertex in graph if isinstance(vertex, kind)]).reshape(-1, 2)
+        axes.plot(*rows.T, marker, color=colour, markersize=size, linestyle="none")
+    for vertex in graph:
+        if isinstance(vertex, str) and "rail" not in vertex:
+            axes.annotate(vertex, places[vertex], (0, 7), textcoords="offset points", ha="center", fontsize=7)
+    count = sum(isinstance(vertex, int) for vertex in graph)
+    unit = "device" if below == 1 else "node" if below == system.devices_per_node else "unit"
+    words = f"{counted(count, unit)}{' here' if count < most else ''}{f' of {below:,} devices' if below > 1 else ''}"
+    axes.set_title(f"{level.name} ({level.topology}): {words}, {level.ports} × {level.link.name} each", fontsize=9)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7)
+    axes.margins(0.05, 0.2)
+    axes.set_axis_off()
+
+
+def _places(graph: nx.Graph[Vertex], level: Level) -> Mapping[Vertex, Place]:
+    """Units in a row, switches above the middle of what hangs on them; chips of a torus on a grid in perspective."""
+    chips: Mapping[Vertex, tuple[int, ...]] = nx.get_node_attributes(graph, "place")
+    if chips:
+        return {chip: _seen(place) for chip, place in chips.items()}
+    places: dict[Vertex, Place] = {unit: (float(unit), 0.0) for unit in graph if not isinstance(unit, str)}
+    for switch in (vertex for vertex in graph if isinstance(vertex, str)):
+        hanging = [places[other] for other in graph[switch] if other in places and places[other][1] < 1.0]
+        middle = float(np.mean([x for x, _ in hanging])) if hanging else (len(places) - 1) / 2.0
+        rail = int(switch.rpartition(" ")[2]) if "rail" in switch else 0
+        width = 0.8 * len(hanging) / level.ports
+        places[switch] = middle + width * (rail - (level.ports - 1) / 2) * ("rail" in switch), 1.0
+    if "spine" in graph:
+        places["spine"] = float(np.mean([places[leaf][0] for leaf in graph["spine"]])), 2.0
+    return places
+
+
+def _seen(place: tuple[int, ...]) -> Place:
+    x, y, z = (*place, 0, 0)[:3]
+    return x + 0.28 * z, y + 0.18 * z
+
+
+def _line(start: Place, end: Place) -> np.ndarray:
+    """A straight line to a neighbour, or to a vertex of another height; an arc between others of one row."""
+    across, share = abs(end[0] - start[0]), np.linspace(0.0, 1.0, 24)[:, None]
+    line = np.array(start) * (1.0 - share) + np.array(end) * share
+    if start[1] == end[1] and across > 1.5:
+        line[:, 1] += 0.15 * across**0.5 * (4.0 * share * (1.0 - share))[:, 0]
+    return line

@@ -12,7 +12,7 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from paleo.learning.loss import RESNET32
+from paleo.learning.laws import RESNET32
 from paleo.network.fine_tuning import fine_tuning
 from paleo.parallel.plan import RARE_UTILISATION
 from paleo.report.columns import (

@@ -151,7 +151,7 @@ class System(Spec):
 
     Ranks are numbered consecutively, innermost level first. ``price_per_node`` is for all devices of a node.
     ``devices_per_host``: where one NVLink domain joins several machines, the devices of one of them.
-    ``reliability``: how often its nodes fail, where that is known (`paleo.specs.reliability` for all others).
+    ``reliability``: how often its nodes fail, where that is known (`paleo.specs.prices` for all others).
     """
 
     name: Text

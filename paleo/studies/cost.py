@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from paleo.errors import SpecError
-from paleo.learning.samples import samples_to_target
+from paleo.learning.laws import samples_to_target
 from paleo.lowering.policies import kernel_runs
 from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
@@ -27,8 +27,7 @@ from paleo.pricing.power import BOARD, LEAST_SHARE, PICO, PowerParameters, clock
 from paleo.pricing.store import STEP_STACKS, SourcedParameters, lookup
 from paleo.specs.device import Price
 from paleo.specs.loading import Spec, plain_numbers, validate
-from paleo.specs.prices import Billed, Term, billed, purchase_quote, rented, term_named
-from paleo.specs.reliability import nodes_of
+from paleo.specs.prices import Billed, Term, billed, nodes_of, purchase_quote, rented, term_named
 from paleo.specs.system import load_system
 from paleo.step.waiting import normal_quantile
 from paleo.studies.exchange import step_seconds

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paleo.errors import PaleoError
 from paleo.launch.commands import supported_space
-from paleo.learning.loss import best_batch_tokens
+from paleo.learning.laws import best_batch_tokens
 from paleo.network.graph import build_graph
 from paleo.parallel.abilities import framework_of, network_quantities
 from paleo.parallel.placement import without_replicas

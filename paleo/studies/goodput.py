@@ -19,7 +19,7 @@ from paleo.errors import CapacityError, SpecError, near
 from paleo.operations.base import optimizer
 from paleo.operations.contraction import weight_matrix
 from paleo.operations.tensor import precision
-from paleo.specs.reliability import nodes_of, reliability_of
+from paleo.specs.prices import nodes_of, reliability_of
 from paleo.specs.system import Reliability
 from paleo.step.waiting import normal_quantile
 from paleo.units import DAY, GIGA, MEGA, MILLISECOND, YEAR, Quantity, duration, engineering

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paleo.errors import PaleoError, PlanError, SpecError
-from paleo.learning.loss import LOSS_LAW, SamplesToLoss, best_batch_tokens
-from paleo.learning.samples import samples_to_target, with_noise_scale
+from paleo.learning.laws import LOSS_LAW, SamplesToLoss, best_batch_tokens, samples_to_target, with_noise_scale
 from paleo.network.graph import Graph, build_graph
 from paleo.predict import Prediction, predict
 from paleo.specs.loading import MOST_COUNT

@@ -12,7 +12,7 @@ import numpy as np
 
 from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.predict import predict
-from paleo.specs.reliability import nodes_of
+from paleo.specs.prices import nodes_of
 from paleo.studies.cost import JOULES_PER_KWH, Tariff, energy, parse_amount, rent
 from paleo.studies.defaults import with_same_software
 from paleo.studies.goodput import LongRunOptions, interruption_of

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from paleo.collectives.base import ALGORITHMS, LIBRARIES, OPERATIONS, Algorithm, LevelTraffic, Traffic, add_algorithm
-from paleo.collectives.parameter_server import _parameter_server_all_reduce
+from paleo.collectives.one_step import _parameter_server_all_reduce
 from paleo.errors import PlanError, SpecError
 from paleo.pricing.communication import Fabric, Nccl, Textbook, best, crossovers, link_parameters, prices
 from paleo.pricing.links.alpha_beta import LevelCost, bus_factor, lower_bound, traffic_time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paleo.compression._sparse import _Sparse, doubling_bytes, union_density
+from paleo.compression._methods import _Sparse, doubling_bytes, union_density
 from paleo.compression.base import COMPRESSIONS, SummedGradient, break_even_rate, compression, wire_bytes
 from paleo.errors import PaleoError
 

@@ -10,7 +10,7 @@ import pytest
 from paleo.cli import run
 from paleo.network.graph import build_graph
 from paleo.pricing.links.topology import Dragonfly, exchange_share, rail_exchange_share
-from paleo.report.fabric import Vertex, level_graph, units_below
+from paleo.report.collective import Vertex, level_graph, units_below
 from paleo.specs.catalog import names
 from paleo.specs.model import load_model
 from paleo.specs.system import Level, System, load_system, torus_levels

@@ -11,11 +11,15 @@ import pytest
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.learning.base import LAWS, LOSS_LAWS, parse_law
-from paleo.learning.loss import CHINCHILLA, STEP_LAW, Parametric, SamplesToLoss, best_batch_tokens
-from paleo.learning.samples import (
+from paleo.learning.laws import (
+    CHINCHILLA,
+    STEP_LAW,
     CriticalBatch,
+    Parametric,
     ReferencePoints,
+    SamplesToLoss,
     _left_out_error,
+    best_batch_tokens,
     fit_critical_batch,
     fit_reference_points,
 )

@@ -21,7 +21,7 @@ from paleo.pricing.memory import (
     softmax_passes,
 )
 from paleo.pricing.store import streaming_fraction
-from paleo.tables.kinds._elementwise import FAMILIES, FAMILY_OF, ElementwiseTable
+from paleo.tables.kinds._memory_passes import FAMILIES, FAMILY_OF, ElementwiseTable
 
 V100 = DeviceFigures("v100", "Volta", "HBM2", 80.0, 1.38e9, 14e12, 9e11, 6e6, 250.0, False)
 PLAIN = MemoryParameters(

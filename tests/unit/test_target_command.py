@@ -8,8 +8,8 @@ import math
 import pytest
 
 from paleo.cli.process import run as command
-from paleo.learning.loss import SamplesToLoss
-from paleo.specs.reliability import USUAL, reliability_of
+from paleo.learning.laws import SamplesToLoss
+from paleo.specs.prices import USUAL, reliability_of
 from paleo.specs.system import load_system
 
 TARGET = ["target", "mlperf:resnet", "--system", "dgx-a100-80gb", "--batch", "3264"]

@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 
 from paleo.errors import PlanError, SpecError
-from paleo.learning.samples import fit_reference_points, leave_out
+from paleo.learning.laws import fit_reference_points, leave_out
 from paleo.specs.calibration import load_calibration
 from paleo.specs.software import load_software
 from paleo.specs.task import Evaluation, load_task
 from paleo.studies.goodput import _writer_of, checkpoint_seconds, storage_of
 from paleo.studies.target import _code_ratio, _evaluations, target_scaling, task_run, time_to_target
-from paleo.tables.kinds._goodput import rank_means
+from paleo.tables.kinds._clusters import rank_means
 from paleo.tables.kinds._learning import StaleRuns
 from paleo.tables.kinds._submissions import (
     TrainingRuns,

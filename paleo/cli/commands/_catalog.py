@@ -86,6 +86,6 @@ def show(words: EntryName, as_json: AsJson = False, plot: Plot = None) -> None:
 
 
 def _links(system: System) -> Figure:
-    from paleo.report.fabric import figure
+    from paleo.report.collective import figure
 
     return figure(system)

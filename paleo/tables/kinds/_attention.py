@@ -1,9 +1,10 @@
-"""Tables of fused attention: context (causal prefill), encoder (not causal) and generation (one token to a cache)."""
+"""Kinds of tables of attention kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from functools import cache
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,8 +19,175 @@ from paleo.pricing.attention import (
 )
 from paleo.pricing.kernels import DeviceFigures
 from paleo.pricing.power import WHOLE_SHARE, energy, surviving_share
-from paleo.tables.cells import Array, number, text
-from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, timing_keys
+from paleo.pricing.sparse_kernels import SparseParameters, SparseWork, sparse_attention_time
+from paleo.tables.cells import Array, map_words, number, text
+from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, timing_keys, unpriced_reason
+
+# Attention over selected keys as engines run it: whole layers of a rank, and their parts
+
+
+class AttentionSizes(NamedTuple):
+    """Sizes of a network's attention (its config.json): width, rank of queries, entries of a head's queries and values,
+    heads of the indexer, keys that are selected, heads in all, groups of the output projection."""
+
+    hidden: float
+    q_rank: float
+    query: float
+    value: float
+    index_heads: float
+    top_k: float
+    heads: float
+    groups: float = 0.0
+
+
+#: Networks by a part of their name.
+NETWORKS = {
+    "V3.2": AttentionSizes(7168, 1536, 192, 128, 64, 2048, 128),
+    "GLM-5": AttentionSizes(6144, 2048, 256, 256, 32, 2048, 64),
+    "V4-Flash": AttentionSizes(4096, 2**10, 512, 512, 64, 512, 64, 8),
+    "V4-Pro": AttentionSizes(7168, 1536, 512, 512, 64, 2**10, 128, 16),
+    "M3": AttentionSizes(6144, 0, 128, 128, 4, 2048, 64),
+}
+#: Entries of a latent with its rotated part, of one without, of an indexer's key; rank of the output groups; key heads
+#: of MiniMax M3; positions of the window of DeepSeek-V4, and those that an entry of each kind stands for.
+LATENT, PLAIN, INDEX, OUT_RANK, KEY_HEADS, WINDOW = 576.0, 512.0, 128.0, 2.0**10, 4.0, 128.0
+RATIO = {"csa": 4.0, "hca": 128.0}
+#: Bytes of a weight.
+WEIGHT = {"fp8_block": 1.0, "bfloat16": 2.0, "nvfp4": 0.5625}
+PARTS = ("module", "attention", "indexer_logits", "topk")
+LIBRARIES = ("trtllm", "sglang", "vllm")
+
+
+class SparseAttentionTable(TableKind[DeviceFigures]):
+    """A layer of attention over selected keys on one rank, or a part of it."""
+
+    name: ClassVar[str] = "sparse_attention"
+    header: ClassVar[frozenset[str]] = frozenset(
+        {"kind", "part", "phase", "num_heads", "batch_size", "q_len", "past_len", "kv_dtype", "time_us"}
+    )
+    reads: ClassVar[str] = "device library kernel_source model weight_dtype"
+    configuration: ClassVar[tuple[str, ...]] = (
+        "kind", "part", "phase", "model", "num_heads", "batch_size", "q_len", "past_len",
+    )  # fmt: skip
+    sizes: ClassVar[tuple[str, ...]] = ("num_heads", "batch_size", "q_len")
+    families: ClassVar[Mapping[str, type[Any]]] = {
+        f"sparse.{kind}.{part}.{phase}.{library}": SparseParameters
+        for kind in ("dsa", "csa", "hca", "msa")
+        for part in PARTS
+        for phase in ("context", "generation")
+        for library in LIBRARIES
+    }
+    host_parameters: ClassVar[tuple[str, ...]] = ("launch",)
+
+    def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Attention itself runs in 16 bits."""
+        return frame.assign(dtype="bf16")
+
+    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Name networks, parts and kinds that are unknown."""
+
+        def reason(device: str, model: str, kind: str, part: str, phase: str, library: str) -> str:
+            if f"sparse.{kind}.{part}.{phase}.{library}" not in self.families or _sizes_of(model) is None:
+                return f"kind {kind!r}, part {part!r}, model {model!r}, library {library!r}: not modelled"
+            return unpriced_reason(device, "bf16", "", frozenset({"bf16"}))
+
+        columns = ("device", "model", "kind", "part", "phase", "library")
+        return pd.Series(map_words(frame, columns, reason), index=frame.index, dtype=object)
+
+    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Graphs where an engine captures them."""
+        return pd.Series("graph", index=frame.index, dtype=object)
+
+    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Kind, part, phase and library of each row."""
+        names = [text(frame, column) for column in ("kind", "part", "phase", "library")]
+        return pd.Series("sparse." + names[0] + "." + names[1] + "." + names[2] + "." + names[3], index=frame.index)
+
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+        """Fit what the rows of a part tell."""
+        part = family.split(".")[2]
+        absent = {
+            "module": (),
+            "attention": ("products", "indexer", "selection", "search"),
+            "indexer_logits": ("products", "attention", "passes", "search"),
+            "topk": ("products", "bandwidth", "attention", "indexer", "passes"),
+        }
+        return FitPlan(SparseParameters(), fixed=absent[part], starts=1, prior=0.3)
+
+    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+        """FLOP of all parts; weights, index, scores and tokens once."""
+        work = _work(frame)
+        flops = work.projection_flops + work.score_flops + work.attention_flops
+        return flops, work.weight_bytes + work.index_bytes + work.score_bytes + work.pass_bytes + 1.0
+
+    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: SparseParameters) -> Array:
+        """Seconds of rows of one device, kind, part, phase and library."""
+        return sparse_attention_time(_work(frame), figures, parameters)
+
+
+@cache
+def _sizes_of(model: str) -> AttentionSizes | None:
+    return next((sizes for part, sizes in NETWORKS.items() if part in model), None)
+
+
+def _work(frame: pd.DataFrame) -> SparseWork:
+    """What each row does, by the sizes of its network; parts do what they are alone."""
+    sizes = [_sizes_of(model) or NETWORKS["V3.2"] for model in text(frame, "model")]
+    hidden, q_rank, query, value, index_heads, top_k, all_heads, groups = np.array(sizes, dtype=np.float64).T
+    kind, part = (text(frame, column).to_numpy(dtype=object) for column in ("kind", "part"))
+    heads, batch, queries, past = (number(frame, name) for name in ("num_heads", "batch_size", "q_len", "past_len"))
+    tokens, keys = batch * queries, past + (queries + 1.0) / 2.0
+    ratio = np.array([RATIO.get(each, 1.0) for each in kind])
+    latent, grouped = kind == "dsa", kind == "msa"
+    entries, near = keys / ratio, np.minimum(WINDOW, keys)
+    chosen = np.minimum(entries, top_k)
+    seen = np.select([kind == "hca", kind == "csa"], [entries + near, chosen + near], chosen)
+    source = text(frame, "kernel_source")
+    skips = source.str.contains("skip_indexer").to_numpy(dtype=bool) | (kind == "hca")
+    dense = source.str.contains("dense_mha").to_numpy(dtype=bool)
+    key_heads = np.where(grouped, np.maximum(KEY_HEADS * heads / all_heads, 1.0), 1.0)
+    scorers = np.where(grouped, key_heads, index_heads)
+    up = q_rank * heads * query
+    attended = np.select(
+        [latent, grouped],
+        [
+            hidden * (q_rank + LATENT) + up + heads * (PLAIN * (query - 64.0 + value) + value * hidden),
+            hidden * INDEX * 2.0 * (heads + key_heads),
+        ],
+        hidden * (q_rank + PLAIN) + up + heads * PLAIN * OUT_RANK + groups * heads / all_heads * OUT_RANK * hidden
+        + hidden * PLAIN * ratio.clip(0.0, 4.0) ** 0.5 * 2.0,
+    )  # fmt: skip
+    scored = np.where(
+        grouped, hidden * INDEX * 2.0 * key_heads, (q_rank * index_heads + hidden) * INDEX + hidden * index_heads
+    )
+    weights = attended + np.where(skips | dense, 0.0, scored)
+    module = part == "module"
+    scoring, selecting = ((module | (part == each)) & ~skips for each in ("indexer_logits", "topk"))
+    attending = module | (part == "attention")
+    element = np.where(text(frame, "kv_dtype").str.startswith("fp8").to_numpy(dtype=bool), 1.0, 2.0)
+    width = np.select([grouped, latent], [2.0 * INDEX * key_heads, np.full(len(frame), LATENT)], PLAIN)
+    products = np.select([grouped, latent], [2.0 * INDEX, LATENT + PLAIN], 2.0 * PLAIN)
+    stored = text(frame, "weight_dtype").map(WEIGHT).fillna(2.0).to_numpy(dtype=np.float64)
+    scores = tokens * entries * np.where(grouped, key_heads, 1.0) * 4.0
+    return SparseWork(
+        projection_flops=module * 2.0 * tokens * weights,
+        weight_bytes=module * weights * stored,
+        narrow=stored < 2.0,
+        score_flops=scoring * 2.0 * tokens * entries * scorers * INDEX,
+        index_bytes=scoring * batch * (past + queries) / ratio * INDEX,
+        score_bytes=((part == "indexer_logits") | (selecting & ~dense)) * scores,
+        searched=(selecting & ~dense) * entries,
+        attention_flops=attending * 2.0 * tokens * heads * seen * products,
+        key_bytes=attending * tokens * seen * width * element,
+        heads=heads,
+        pass_bytes=attending * tokens * (2.0 * hidden + q_rank + heads * (query + PLAIN)) * 2.0,
+    )
+
+
+KINDS.register(SparseAttentionTable.name)(SparseAttentionTable())
+
+
+# Tables of fused attention: context (causal prefill), encoder (not causal) and generation (one token to a cache)
 
 PHASES = ("context", "encoder", "generation")
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.learning.loss import CHINCHILLA, RESNET32, STEP_LAW
-from paleo.learning.samples import ReferencePoints, leave_out
+from paleo.learning.laws import CHINCHILLA, RESNET32, STEP_LAW, ReferencePoints, leave_out
 from paleo.specs.task import task_of
 from paleo.studies.cost import NINETY
 from paleo.tables.steps import Row, Step, StepTable, filled, whole_cell

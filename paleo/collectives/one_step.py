@@ -1,0 +1,244 @@
+"""Collectives of one step: in the switch, pairwise, through servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from paleo.collectives.base import (
+    OPERATIONS,
+    Algorithm,
+    Array,
+    LevelTraffic,
+    Numeric,
+    Traffic,
+    active,
+    add_algorithm,
+    members_below,
+    one_level_at_a_time,
+    ranks_of,
+    remote_share,
+    rounds,
+    units_above,
+)
+from paleo.collectives.trees import double_tree_all_reduce, double_tree_broadcast
+
+# In-switch reduction (NVLink SHARP): the switches of the inner level add and multicast; outer levels use two trees
+
+
+def _all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """2 alpha + beta S (1 + 1/P) inside; 2 alpha log2 N + 2 beta S (N-1)/N over N units, in a pipeline.
+
+    Each rank lets the switch read all of its buffer (S) and multicasts the 1/P that it owns; the switch adds.
+    """
+    inner = LevelTraffic(2.0 * active(group[0]), payload * (1.0 + 1.0 / group[0]) * active(group[0]))
+    return _with_trees(inner, payload, group, double_tree_all_reduce)
+
+
+def _reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """alpha + beta S of one level: the switch reads all of every buffer, and sends 1/P of the sum to each rank."""
+    return Traffic.of(LevelTraffic(active(group[0]), payload * active(group[0]))) + _outer_ring(payload, group, 1.0)
+
+
+def _all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """alpha + beta S (P-1)/P: each rank multicasts its shard; the limit is the (P-1)/P of S that each rank receives."""
+    return _outer_ring(payload, group, 0.0) + Traffic.of(
+        LevelTraffic(active(group[0]), remote_share(group[0]) * payload)
+    )
+
+
+def _broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """alpha + beta S inside: one multicast."""
+    inner = LevelTraffic(active(group[0]), payload * active(group[0]))
+    return _with_trees(inner, payload, group, double_tree_broadcast)
+
+
+def _with_trees(
+    inner: LevelTraffic, payload: Array, group: tuple[Array, ...], outer: Callable[[Array, tuple[Array, ...]], Traffic]
+) -> Traffic:
+    if len(group) == 1:
+        return Traffic.of(inner)
+    return Traffic.of(inner, *outer(payload, group[1:]).phases[0])
+
+
+def _outer_ring(payload: Array, group: tuple[Array, ...], reduced: float) -> Traffic:
+    if len(group) == 1:
+        return Traffic()
+    units = ranks_of(group[1:])
+    share = remote_share(units) * payload
+    hops = np.maximum(units - 1.0, 1.0)
+    levels = [
+        LevelTraffic((fan_out - 1.0) * above, share * active(fan_out), reduced * share * (fan_out - 1.0) * above / hops)
+        for fan_out, above in zip(group[1:], (ranks_of(group[i + 1 :]) for i in range(1, len(group))), strict=True)
+    ]
+    return Traffic.of(LevelTraffic(), *levels)
+
+
+add_algorithm(
+    Algorithm(
+        name="in_switch",
+        summary="the switch adds and multicasts; two steps and about half the bytes",
+        reference="Klenk, Jiang, Thorson and Dennison, An in-network architecture for accelerating shared-memory "
+        "multiprocessor collectives, ISCA 2020",
+        formulas={
+            "all_reduce": _all_reduce,
+            "reduce_scatter": _reduce_scatter,
+            "all_gather": _all_gather,
+            "broadcast": _broadcast,
+        },
+        libraries={"textbook": OPERATIONS, "nccl": ("all_reduce",)},
+        one_port=False,
+        in_network=True,
+    )
+)
+
+
+# Messages from rank to rank: one message between two ranks, and exchanges of all ranks with all others
+
+
+def _send_recv(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """alpha + beta S over the outermost level that the group spans, through the ports of the one rank that sends."""
+    crosses = [active(fan_out) * (above == 1) for fan_out, above in zip(group, units_above(group), strict=True)]
+    return Traffic.of(*(LevelTraffic(cross, cross * payload, senders=1.0) for cross in crosses))
+
+
+def _pairwise_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """alpha (P-1) + beta S (P-1)/P; a unit of m ranks sends m S (P-m)/P through its own ports."""
+    ranks = ranks_of(group)
+    return Traffic.of(
+        *(
+            LevelTraffic((fan_out - 1.0) * inside, inside * payload * (ranks - inside) / ranks * active(fan_out))
+            for fan_out, inside in zip(group, members_below(group), strict=True)
+        )
+    )
+
+
+def _bruck_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """alpha log2 P + beta (S/2) log2 P: in every round each rank forwards half of its buffer."""
+    return one_level_at_a_time(
+        [
+            LevelTraffic(rounds(fan_out), 0.5 * rounds(fan_out) * inside * payload)
+            for fan_out, inside in zip(group, members_below(group), strict=True)
+        ]
+    )
+
+
+add_algorithm(
+    Algorithm(
+        name="point_to_point",
+        summary="one message over the widest level between two ranks",
+        reference="Hockney, The communication challenge for MPP, Parallel Computing 20(3), 1994",
+        formulas={"send_recv": _send_recv},
+        libraries={"textbook": OPERATIONS, "nccl": ("send_recv",)},
+    )
+)
+add_algorithm(
+    Algorithm(
+        name="pairwise",
+        summary="every rank sends to every other rank; the least bytes, P - 1 messages",
+        reference="Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, "
+        "IJHPCA 19(1), 2005",
+        formulas={"all_to_all": _pairwise_all_to_all},
+        libraries={"textbook": OPERATIONS, "nccl": ("all_to_all",)},
+        distant=("all_to_all",),
+    )
+)
+add_algorithm(
+    Algorithm(
+        name="bruck",
+        summary="bundled all-to-all; log2 P steps, more bytes",
+        reference="Bruck, Ho, Kipnis, Upfal and Weathersby, Efficient algorithms for all-to-all communications in "
+        "multiport message-passing systems, IEEE TPDS 8(11), 1997",
+        formulas={"all_to_all": _bruck_all_to_all},
+        libraries={"textbook": OPERATIONS},
+        distant=("all_to_all",),
+    )
+)
+
+
+# Collectives through servers or a root: workers push gradients and pull the result
+
+
+def _parameter_server_all_reduce(payload: Array, group: tuple[Array, ...], *, servers: Numeric) -> Traffic:
+    """2 alpha + 2 beta P S/s: what the port of one of ``servers`` servers (1..P, spread evenly) takes in and gives out.
+
+    All P workers talk to a server over its innermost port; over an outer level only those of other units do. The
+    arrival of P messages is not charged P latencies (they overlap), as in the literature.
+    """
+    ranks = ranks_of(group)
+    levels = []
+    for fan_out, inside in zip(group, members_below(group), strict=True):
+        senders = np.where(inside == 1, ranks, ranks - inside)
+        servers_inside = np.maximum(1.0, servers * inside / ranks)
+        busy = active(fan_out)
+        levels.append(LevelTraffic(2.0 * busy, 2.0 * senders * servers_inside / servers * payload * busy))
+    levels[0] = LevelTraffic(levels[0].steps, levels[0].wire_bytes, ranks * payload / servers * active(ranks))
+    return Traffic.of(*levels)
+
+
+def _central_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """One server: 2 alpha + 2 beta P S."""
+    return _parameter_server_all_reduce(payload, group, servers=1.0)
+
+
+def _sharded_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """Return the traffic of a server on every worker's node (s = P): 2 alpha + 2 beta S."""
+    return _parameter_server_all_reduce(payload, group, servers=ranks_of(group))
+
+
+def _root_sends(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:
+    ranks = ranks_of(group)
+    return Traffic.of(
+        *(
+            LevelTraffic(
+                steps=times * (fan_out - 1.0) * inside,
+                wire_bytes=times * (ranks - inside) * payload * active(fan_out),
+                reduced_bytes=reduced * (fan_out - 1.0) * inside * payload,
+            )
+            for fan_out, inside in zip(group, members_below(group), strict=True)
+        )
+    )
+
+
+def _one_to_all_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """2 alpha (P-1) + 2 beta S (P-1) + gamma S (P-1); without latency the original Paleo's 2 (n-1) S / B."""
+    return _root_sends(payload, group, times=2.0, reduced=1.0)
+
+
+def _one_to_all_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
+    """alpha (P-1) + beta S (P-1)."""
+    return _root_sends(payload, group, times=1.0, reduced=0.0)
+
+
+_REFERENCE = "Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014"
+add_algorithm(
+    Algorithm(
+        name="parameter_server",
+        summary="one server takes every gradient and answers every worker",
+        reference=_REFERENCE,
+        formulas={"all_reduce": _central_all_reduce},
+        one_port=False,
+        distant=("all_reduce",),
+    )
+)
+add_algorithm(
+    Algorithm(
+        name="sharded_parameter_server",
+        summary="each worker is also the server of 1/P of the parameters",
+        reference=_REFERENCE,
+        formulas={"all_reduce": _sharded_all_reduce},
+        one_port=False,
+        distant=("all_reduce",),
+    )
+)
+add_algorithm(
+    Algorithm(
+        name="one_to_all",
+        summary="a root receives from each rank in turn and answers each in turn",
+        reference="Qi, Sparks and Talwalkar, Paleo, ICLR 2017 (OneToAll)",
+        formulas={"all_reduce": _one_to_all_all_reduce, "broadcast": _one_to_all_broadcast},
+        libraries={"textbook": OPERATIONS},
+        distant=("all_reduce", "broadcast"),
+    )
+)

@@ -1,0 +1,476 @@
+"""Methods of compression: low rank, few bits, few elements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.compression.base import (
+    COMPRESSIONS,
+    INDEX_BYTES,
+    VALUE_BYTES,
+    Array,
+    Coding,
+    Compression,
+    Message,
+    Numeric,
+    SummedGradient,
+    no_argument,
+    number_argument,
+    wire_bytes,
+)
+
+# Factors in place of matrices: PowerSGD's low-rank ones, and the exact factors of fully connected layers
+
+
+@dataclass(frozen=True, slots=True)
+class PowerSGD:
+    """One step of a power iteration of ``rank`` r: P = M Q is summed and orthogonalised, Q = Mᵀ P is summed.
+
+    Vectors stay dense. It takes 4 r a b FLOP, 2 r (a + b) values on the wire of two all-reduces, and error feedback.
+    """
+
+    rank: float
+    reference = "Vogels, Karimireddy and Jaggi, PowerSGD, NeurIPS 2019"
+    linear = True
+    unbiased = False
+    sharded = False
+
+    @property
+    def summary(self) -> str:
+        """What the method does, in a few words."""
+        return f"matrices of gradients as factors of rank {self.rank:g}"
+
+    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
+        """Two all-reduces of the factors, (a and b sides), with the vectors in the first."""
+        factors = self._factors(gradient)
+        vectors = (gradient.elements - np.asarray(gradient.matrix_elements)) * gradient.width
+        return Message("all_reduce", np.asarray(factors / 2.0 + vectors)), Message("all_reduce", factors / 2.0)
+
+    def encode(self, gradient: SummedGradient) -> Coding:
+        """M Q and Mᵀ P read the matrix each; the error is added before and kept behind."""
+        matrix = VALUE_BYTES * np.asarray(gradient.matrix_elements, dtype=np.float64)
+        flops = 4.0 * self.rank * gradient.matrix_elements + 2.0 * self.rank**2 * gradient.matrix_sides
+        return Coding.of(4.0 * matrix, 2.0 * matrix, flops=flops, launches=4.0 * gradient.tensors)
+
+    def decode(self, gradient: SummedGradient) -> Coding:
+        """P Qᵀ is written, the error is what is left."""
+        matrix = VALUE_BYTES * np.asarray(gradient.matrix_elements, dtype=np.float64)
+        flops = 2.0 * self.rank * gradient.matrix_elements
+        return Coding.of(matrix, 2.0 * matrix, flops=flops, launches=np.asarray(gradient.tensors))
+
+    def state(self, gradient: SummedGradient) -> Array:
+        return np.asarray(VALUE_BYTES * np.asarray(gradient.matrix_elements) + self._factors(gradient))
+
+    def _factors(self, gradient: SummedGradient) -> Array:
+        largest = np.asarray(gradient.matrix_elements, dtype=np.float64)
+        return VALUE_BYTES * np.minimum(self.rank * np.asarray(gradient.matrix_sides, dtype=np.float64), largest)
+
+
+@dataclass(frozen=True, slots=True)
+class SufficientFactors:
+    """Factors of the gradient of a fully connected layer: activations and output gradients, B samples a rank.
+
+    Ranks gather both, B (a + b) values, and multiply them. It pays where P B (a + b) < 2 a b; other layers stay as they
+    are.
+    """
+
+    reference = "Xie et al., Distributed machine learning via sufficient factor broadcasting, 2015; Poseidon, ATC 2017"
+    summary = "activations and output gradients of fully connected layers are gathered instead of their gradient"
+    linear = False
+    unbiased = True
+    sharded = False
+
+    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
+        pays = self._pays(gradient)
+        dense_bytes = (gradient.elements - np.where(pays, gradient.dense_elements, 0.0)) * gradient.width
+        factors = gradient.ranks * gradient.samples * np.asarray(gradient.dense_sides) * gradient.width
+        return Message("all_reduce", np.asarray(dense_bytes)), Message("all_gather", np.where(pays, factors, 0.0))
+
+    def encode(self, gradient: SummedGradient) -> Coding:
+        return Coding.of(np.zeros(np.shape(gradient.bytes)), 0.0, launches=0.0)
+
+    def decode(self, gradient: SummedGradient) -> Coding:
+        """Count the work to rebuild the gradient from all ranks' factors: 2 P B a b FLOP."""
+        flops = 2.0 * gradient.ranks * gradient.samples * np.asarray(gradient.dense_elements)
+        read = gradient.ranks * gradient.samples * np.asarray(gradient.dense_sides) * gradient.width
+        written = np.asarray(gradient.dense_elements) * gradient.width
+        pays = self._pays(gradient)
+        return Coding.of(*(np.where(pays, each, 0.0) for each in (read, written)), flops=np.where(pays, flops, 0.0))
+
+    def state(self, gradient: SummedGradient) -> Array:
+        return np.zeros(np.shape(gradient.bytes))
+
+    def _pays(self, gradient: SummedGradient) -> npt.NDArray[np.bool_]:
+        spent = gradient.ranks * gradient.samples * np.asarray(gradient.dense_sides, dtype=np.float64)
+        return np.asarray(spent < 2.0 * np.asarray(gradient.dense_elements))
+
+
+@COMPRESSIONS.register("powersgd")
+def powersgd(argument: str) -> Compression:
+    """``powersgd:R``."""
+    return PowerSGD(number_argument("powersgd", argument, "the rank of the factors", 1.0, 1023.0, whole=True))
+
+
+@COMPRESSIONS.register("factors")
+def factors(argument: str) -> Compression:
+    """``factors``."""
+    no_argument("factors", argument)
+    return SufficientFactors()
+
+
+# Gradients in fewer bits: narrower formats that sum on the wire, quantised values that ranks decode, and ZeRO++
+
+#: Elements that share one fp32 scale, in formats with few exponents.
+_BLOCK = 256.0
+_SCALE_BYTES = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """``bytes_per_element`` on the wire, with one fp32 scale a block where ``scaled``."""
+
+    name: str
+    bytes_per_element: float
+    scaled: bool
+    reference = "Micikevicius et al., Mixed precision training, ICLR 2018"
+    linear = True
+    unbiased = True
+    sharded = False
+
+    @property
+    def summary(self) -> str:
+        """What the method does, in a few words."""
+        return f"gradients are summed in {self.name}"
+
+    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
+        scales = _SCALE_BYTES / _BLOCK * self.scaled
+        return (Message("all_reduce", np.asarray(gradient.elements * (self.bytes_per_element + scales))),)
+
+    def encode(self, gradient: SummedGradient) -> Coding:
+        reads = 1.0 + self.scaled  # the largest of each block comes first
+        return Coding.of(reads * gradient.bytes, gradient.elements * self.bytes_per_element, launches=1.0 + self.scaled)
+
+    def decode(self, gradient: SummedGradient) -> Coding:
+        return Coding.of(gradient.elements * self.bytes_per_element, gradient.bytes)
+
+    def state(self, gradient: SummedGradient) -> Array:
+        return np.zeros(np.shape(gradient.elements))
+
+
+def _register(name: str, bytes_per_element: float, *, scaled: bool) -> None:
+    @COMPRESSIONS.register(name)
+    def method(argument: str) -> Compression:
+        no_argument(name, argument)
+        return Cast(name, bytes_per_element, scaled)
+
+
+_register("fp16", 2.0, scaled=False)
+_register("bf16", 2.0, scaled=False)
+_register("fp8", 1.0, scaled=True)
+_register("int8", 1.0, scaled=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """Gradients of ``bits`` an element, all tensors as one flat buffer.
+
+    ``warm_up`` is the share of the steps, the first ones, that are dense. ``feedback`` counts fp32 values an element
+    that remember what coding lost, on the worker and on the owner of a part; ``norm``: a pass finds the scale first.
+    """
+
+    name: str
+    bits: float
+    feedback: bool
+    norm: bool
+    unbiased: bool
+    reference: str
+    warm_up: float = 0.0
+    linear = False
+    sharded = False
+
+    @property
+    def summary(self) -> str:
+        """What the method does, in a few words."""
+        return f"{self.bits:g} bits an element, decoded and summed by the owner of each part"
+
+    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
+        payload = np.asarray(gradient.elements * self.bits / 8.0)
+        return Message("all_to_all", payload), Message("all_gather", payload)
+
+    def encode(self, gradient: SummedGradient) -> Coding:
+        """Count the work to scale and pack.
+
+        With ``feedback`` each line of Tang et al.'s algorithm 1 is an operation of the framework on fp32 values (of
+        momentum and error): sum with the error, norm, scaled signs, new error, bits.
+        """
+        packed = gradient.elements * self.bits / 8.0
+        if not self.feedback:
+            return Coding.of(gradient.bytes * (1.0 + self.norm), packed, launches=1.0 + self.norm)
+        return _coded_with_error(gradient.elements, packed)
+
+    def decode(self, gradient: SummedGradient) -> Coding:
+        """Count the work to unpack: the owner sums and packs its part, then every rank unpacks the whole.
+
+        With ``feedback`` the values are fp32 and another operation scales them.
+        """
+        packed = gradient.elements * self.bits / 8.0
+        part = gradient.elements / np.maximum(gradient.ranks, 1.0)
+        if not self.feedback:
+            return Coding.of(2.0 * packed + VALUE_BYTES * part, VALUE_BYTES * part + gradient.bytes, launches=3.0)
+        values = VALUE_BYTES * np.asarray(gradient.elements, dtype=np.float64)
+        unpacked = Coding.of(packed + values, values + VALUE_BYTES * part, launches=2.0)
+        whole = Coding.of(packed + values, 2.0 * values, launches=2.0)
+        return unpacked + _coded_with_error(part, part * self.bits / 8.0) + whole
+
+    def state(self, gradient: SummedGradient) -> Array:
+        own_part = 1.0 + 1.0 / np.maximum(np.asarray(gradient.ranks, dtype=np.float64), 1.0)
+        return np.asarray(VALUE_BYTES * gradient.elements * own_part * self.feedback)
+
+
+def _coded_with_error(elements: Numeric, packed: Numeric) -> Coding:
+    """Count reads and writes of five passes over fp32 values.
+
+    Value and error are added, the sum's norm is taken, its signs are scaled, what they miss is the new error, and they
+    are packed.
+    """
+    values = VALUE_BYTES * np.asarray(elements, dtype=np.float64)
+    return Coding.of(7.0 * values, 3.0 * values + packed, launches=5.0)
+
+
+@COMPRESSIONS.register("onebit")
+def onebit(argument: str) -> Compression:
+    """Build ``onebit`` or ``onebit:W``: signs with error feedback (1-bit SGD, 1-bit Adam and LAMB).
+
+    A dense warm-up of a share W of all steps comes first, 0.15 to 0.25 for 1-bit Adam.
+    """
+    warm_up = number_argument("onebit", argument, "the share of dense steps", 0.0, 1.0) if argument else 0.0
+    source = "Seide et al., Interspeech 2014; Tang et al., 1-bit Adam, ICML 2021"
+    return Quantised("onebit", 1.0, feedback=True, norm=False, unbiased=False, reference=source, warm_up=warm_up)
+
+
+@COMPRESSIONS.register("qsgd")
+def qsgd(argument: str) -> Compression:
+    """``qsgd:B``: B bits, rounded at random."""
+    bits = number_argument("qsgd", argument, "the bits of an element", 2.0, 16.0)
+    source = "Alistarh et al., QSGD, NIPS 2017"
+    return Quantised("qsgd", bits, feedback=False, norm=True, unbiased=True, reference=source)
+
+
+@COMPRESSIONS.register("terngrad")
+def terngrad(argument: str) -> Compression:
+    """``terngrad``: −1, 0 or 1, rounded at random, in two bits."""
+    no_argument("terngrad", argument)
+    source = "Wen et al., TernGrad, NIPS 2017"
+    return Quantised("terngrad", 2.0, feedback=False, norm=True, unbiased=True, reference=source)
+
+
+#: Bytes of an element in the gather of the forward pass and in the scatter of gradients, and of the 16-bit copy.
+_WEIGHT_BYTES, _GRADIENT_BYTES, _COPY_BYTES = 1.0, 0.5, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _ZeroPlusPlus:
+    """Messages of one pass over all parameters: gather forward, gather backward inside the node, two scatters."""
+
+    summary = "8-bit gathers, 16-bit copies inside a node, 4-bit scatters of sharded training"
+    reference = "Wang et al., ZeRO++, 2023"
+    linear = False
+    unbiased = False
+    sharded = True
+
+    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
+        elements = np.asarray(gradient.elements, dtype=np.float64)
+        nodes_share = _GRADIENT_BYTES * elements / np.maximum(gradient.ranks_per_node, 1.0)
+        return (
+            Message("all_gather", _WEIGHT_BYTES * elements),
+            Message("all_gather", _COPY_BYTES * elements, "node"),
+            Message("all_to_all", _GRADIENT_BYTES * elements, "node"),
+            Message("all_to_all", np.asarray(nodes_share), "across"),
+        )
+
+    def encode(self, gradient: SummedGradient) -> Coding:
+        """Count the work to code a rank's shard of the parameters, and its gradients twice: before each all-to-all."""
+        shard = gradient.elements / np.maximum(np.asarray(gradient.ranks, dtype=np.float64), 1.0)
+        second = gradient.elements / np.maximum(np.asarray(gradient.ranks_per_node, dtype=np.float64), 1.0)
+        read = _COPY_BYTES * shard + gradient.bytes + _COPY_BYTES * second
+        written = _WEIGHT_BYTES * shard + _GRADIENT_BYTES * (gradient.elements + second)
+        return Coding.of(read, written, launches=3.0 * gradient.tensors)
+
+    def decode(self, gradient: SummedGradient) -> Coding:
+        """Gathered parameters are widened, gradients summed behind each all-to-all."""
+        elements = np.asarray(gradient.elements, dtype=np.float64)
+        second = elements / np.maximum(np.asarray(gradient.ranks_per_node, dtype=np.float64), 1.0)
+        read = _WEIGHT_BYTES * elements + _GRADIENT_BYTES * (elements + second)
+        written = _COPY_BYTES * (elements + second)
+        return Coding.of(read, written, launches=3.0 * gradient.tensors)
+
+    def state(self, gradient: SummedGradient) -> Array:
+        """Return the bytes of the second shard."""
+        return np.asarray(_COPY_BYTES * np.asarray(gradient.elements) / np.maximum(gradient.ranks_per_node, 1.0))
+
+
+@COMPRESSIONS.register("zeropp")
+def zeropp(argument: str) -> Compression:
+    """``zeropp``: for zero=3."""
+    no_argument("zeropp", argument)
+    return _ZeroPlusPlus()
+
+
+# The largest elements alone: values with their indices, gathered from all ranks, or summed as they go
+
+_PAIR_BYTES = VALUE_BYTES + INDEX_BYTES
+
+
+def union_density(density: Numeric, ranks: Numeric) -> Array:
+    """Share of elements that at least one of ``ranks`` sends: 1 − (1 − d)^P.
+
+    >>> float(union_density(0.01, 64.0).round(4))
+    0.4744
+    """
+    return np.asarray(-np.expm1(np.asarray(ranks) * np.log1p(-np.minimum(np.asarray(density), 1.0 - 2.0**-52))))
+
+
+def _entry_bytes(density: Numeric) -> Array:
+    """Bytes of a vector an element of its full length, sparse or dense, whichever is less."""
+    return np.asarray(np.minimum(_PAIR_BYTES * np.asarray(density), VALUE_BYTES))
+
+
+def doubling_bytes(density: Numeric, ranks: Numeric) -> Array:
+    """Return the bytes that a rank sends an element of the gradient in recursive doubling.
+
+    In ⌈log₂ P⌉ rounds it sends the union of 1, 2, 4, … ranks, dense from the round on where that is less.
+    """
+    ranks = np.asarray(ranks, dtype=np.float64)
+    rounds = np.ceil(np.log2(np.maximum(ranks, 1.0)))
+    sent = np.zeros(np.broadcast_shapes(np.shape(density), ranks.shape))
+    for number in range(int(np.max(rounds, initial=0.0))):
+        sent = sent + np.where(number < rounds, _entry_bytes(union_density(density, 2.0**number)), 0.0)
+    return np.asarray(sent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sparse:
+    """Gradients of a ``density`` of the elements, chosen by size.
+
+    ``momentum``: velocity and momentum are saved and corrected with what was not sent (DGC), else only the remainder
+    is.
+    """
+
+    name: str
+    density: float
+    momentum: bool
+    reference: str
+    linear = False
+    unbiased = False
+    sharded = False
+
+    @property
+    def summary(self) -> str:
+        """What the method does, in a few words."""
+        return f"the largest {self.density:g} of the elements, with their indices"
+
+    def schemes(self, gradient: SummedGradient) -> dict[str, tuple[Message, ...]]:
+        """Return the ways to sum sparse gradients, as payloads of an all-gather; a rank sends (P - 1) / P of it.
+
+        They are: all entries gathered; split among ranks and the sums gathered; recursive doubling (SparCML).
+        """
+        ranks, elements = np.asarray(gradient.ranks, dtype=np.float64), np.asarray(gradient.elements)
+        pairs = _PAIR_BYTES * self.density * elements
+        sums = np.asarray(_entry_bytes(union_density(self.density, ranks)) * elements)
+        share = np.divide(ranks, ranks - 1.0, out=np.zeros_like(ranks), where=ranks > 1.0)
+        doubled = np.asarray(doubling_bytes(self.density, ranks) * elements * share)
+        return {
+            "gather all": (Message("all_gather", np.asarray(pairs * ranks)),),
+            "split and gather": (Message("all_to_all", np.asarray(pairs)), Message("all_gather", sums)),
+            "recursive doubling": (Message("all_gather", doubled),),
+        }
+
+    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
+        """Return the cheapest of the schemes, by the bytes that a rank sends."""
+        schemes = self.schemes(gradient)
+        sent = np.stack(np.broadcast_arrays(*(wire_bytes(messages, gradient) for messages in schemes.values())))
+        gathered = np.stack(np.broadcast_arrays(*(messages[-1].payload for messages in schemes.values())))
+        best = np.argmin(sent, axis=0)
+        pairs = np.where(best == 1, schemes["split and gather"][0].payload, 0.0)
+        return Message("all_to_all", pairs), Message("all_gather", np.take_along_axis(gathered, best[None], 0)[0])
+
+    def encode(self, gradient: SummedGradient) -> Coding:
+        """Momentum and velocity are read and written, a threshold is found on a sample, and entries are selected."""
+        kept = VALUE_BYTES * gradient.elements * (2.0 if self.momentum else 1.0)
+        chosen = _PAIR_BYTES * self.density * gradient.elements
+        read = gradient.bytes + kept + VALUE_BYTES * gradient.elements
+        return Coding.of(read, kept + chosen, launches=4.0 + 2.0 * self.momentum, calls=gradient.matrices)
+
+    def decode(self, gradient: SummedGradient) -> Coding:
+        """Entries of all ranks, or their sums, are added into an empty gradient."""
+        ranks = np.asarray(gradient.ranks, dtype=np.float64)
+        entries = np.minimum(ranks * self.density, union_density(self.density, ranks) + self.density)
+        moved = _PAIR_BYTES * entries * gradient.elements
+        return Coding.of(moved, gradient.bytes + moved, launches=2.0)
+
+    def state(self, gradient: SummedGradient) -> Array:
+        return np.asarray(VALUE_BYTES * gradient.elements * (2.0 if self.momentum else 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalTopK:
+    """Largest entries of all ranks: each of log₂ P rounds merges two choices and selects anew.
+
+    So a message never grows: 2 k log₂ P pairs.
+    """
+
+    density: float
+    reference = "Shi et al., gTop-k, ICDCS 2019"
+    linear = False
+    unbiased = False
+    sharded = False
+
+    @property
+    def summary(self) -> str:
+        """What the method does, in a few words."""
+        return f"the largest {self.density:g} of all ranks' elements"
+
+    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
+        ranks = np.maximum(np.asarray(gradient.ranks, dtype=np.float64), 1.0)
+        pairs = _PAIR_BYTES * self.density * np.asarray(gradient.elements)
+        # as an all-gather's payload, of which a rank sends (P - 1) / P
+        share = np.divide(ranks, ranks - 1.0, out=np.zeros_like(ranks), where=ranks > 1.0)
+        return (Message("all_gather", np.asarray(2.0 * pairs * np.ceil(np.log2(ranks)) * share)),)
+
+    def encode(self, gradient: SummedGradient) -> Coding:
+        kept = VALUE_BYTES * gradient.elements
+        read = gradient.bytes + kept + VALUE_BYTES * gradient.elements
+        return Coding.of(read, kept, launches=4.0, calls=gradient.matrices)
+
+    def decode(self, gradient: SummedGradient) -> Coding:
+        rounds = np.ceil(np.log2(np.maximum(gradient.ranks, 1.0)))
+        chosen = _PAIR_BYTES * self.density * gradient.elements
+        return Coding.of(2.0 * rounds * chosen, gradient.bytes + rounds * chosen, launches=1.0 + 2.0 * rounds)
+
+    def state(self, gradient: SummedGradient) -> Array:
+        return np.asarray(VALUE_BYTES * np.asarray(gradient.elements, dtype=np.float64))
+
+
+def _density(name: str, argument: str) -> float:
+    return number_argument(name, argument, "the share of elements that is sent", 1e-7, 1.0)
+
+
+@COMPRESSIONS.register("topk")
+def topk(argument: str) -> Compression:
+    """``topk:D``: a density D, what is left out is added to the next gradient."""
+    return _Sparse("topk", _density("topk", argument), momentum=False, reference="Renggli et al., SparCML, SC 2019")
+
+
+@COMPRESSIONS.register("dgc")
+def dgc(argument: str) -> Compression:
+    """``dgc:D``: deep gradient compression, with momentum correction."""
+    return _Sparse("dgc", _density("dgc", argument), momentum=True, reference="Lin et al., DGC, ICLR 2018")
+
+
+@COMPRESSIONS.register("gtopk")
+def gtopk(argument: str) -> Compression:
+    """``gtopk:D``: the global top-k."""
+    return GlobalTopK(_density("gtopk", argument))

@@ -1,0 +1,392 @@
+"""Recurrent layers: LSTM and GRU, state spaces, delta rules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from paleo.errors import GraphError
+from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, project
+from paleo.operations.base import MemoryPass, Operation, RecomputedChain
+from paleo.operations.contraction import GATES, Contraction, Recurrence
+from paleo.operations.tensor import Size, Tensor
+
+# Recurrent layers: vanilla, LSTM, GRU; one or both directions
+
+
+class Recurrent(Layer):
+    """The input products of all time steps as one contraction, then the steps themselves; input (batch, seq, features).
+
+    ``biases`` counts bias vectors for each gate: 2 as in cuDNN and PyTorch, 1 as in most papers, 0 for none. Without
+    ``project`` the input already holds gates x hidden entries, which both directions read (cuDNN's skip-input mode).
+    ``merge`` says how the two directions meet. ``projection`` narrows the state that goes from step to step (Sak et
+    al., 2014); its products are counted for all steps at once. ``kept_per_state`` says how many numbers stay for the
+    backward pass for each of the state (PyTorch without cuDNN: 7 for an LSTM, 8 for a GRU).
+    """
+
+    cell: ClassVar[str]
+    hidden: PositiveInt
+    bidirectional: bool = False
+    biases: Literal[0, 1, 2] = 2
+    merge: Literal["concat", "sum"] = "concat"
+    project: bool = True
+    projection: PositiveInt | None = None
+    kept_per_state: Annotated[float, Field(gt=0)] | None = None
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (3,))
+        batch, seq, _ = x.dims
+        looped = float(x.sizes[-1]) if choices.recurrence == "looped" else 0.0
+        directions, gates = 1 + self.bidirectional, GATES[self.cell] * self.hidden
+        products, gated = self._gates(name, x, directions, gates)
+        sizes: dict[str, Size] = {"directions": directions, "in_hidden": self.projection or self.hidden, "gates": gates}
+        weight = Tensor(f"{name}.recurrent", tuple(sizes), tuple(sizes.values()), "parameter")
+        states = Tensor(name, (batch, seq, "features"), (x.sizes[0], x.sizes[1], self.hidden * directions))
+        if self.projection is not None:
+            wide = states.like(f"{name}.wide")
+            steps = self._steps(name, gated, weight, wide, directions, looped)
+            product, out = self._projected(name, wide, directions, self.projection)
+            return Expansion((*products, steps, product), out)
+        if not self.bidirectional or self.merge == "concat":
+            return Expansion((*products, self._steps(name, gated, weight, states, directions, looped)), states)
+        directions_states = states.like(f"{name}.states")
+        out = states.reshaped({batch: x.sizes[0], seq: x.sizes[1], "features": self.hidden})
+        summed = MemoryPass(f"{name}.sum", "elementwise", (directions_states,), out, backward_pass="free")
+        return Expansion(
+            (*products, self._steps(name, gated, weight, directions_states, directions, looped), summed), out
+        )
+
+    def _steps(
+        self, name: str, gated: Tensor, weight: Tensor, states: Tensor, directions: int, looped: float
+    ) -> Recurrence:
+        seq, kept = states.dims[1], self.kept_per_state
+        return Recurrence(
+            f"{name}.steps",
+            self.cell,
+            gates=gated,
+            weight=weight,
+            out=states,
+            steps_dim=seq,
+            directions=directions,
+            kept_per_state=kept,
+            looped=looped,
+        )
+
+    def _projected(self, name: str, wide: Tensor, directions: int, projection: int) -> tuple[Contraction, Tensor]:
+        """The states of each direction times a matrix of that direction, all steps in one product."""
+        batch, seq, _ = wide.dims
+        rows: dict[str, Size] = {batch: wide.sizes[0], seq: wide.sizes[1], "directions": directions}
+        sizes: dict[str, Size] = {"directions": directions, "states": self.hidden, "projection": projection}
+        weight = Tensor(f"{name}.projection", tuple(sizes), tuple(sizes.values()), "parameter")
+        by_direction = wide.reshaped(rows | {"states": self.hidden})
+        result = Tensor(name, (*rows, "projection"), (*rows.values(), projection))
+        product = Contraction(f"{name}.projected", by_direction, weight, result)
+        return product, result.reshaped({batch: wide.sizes[0], seq: wide.sizes[1], "features": directions * projection})
+
+    def _gates(self, name: str, x: Tensor, directions: int, gates: int) -> tuple[tuple[Operation, ...], Tensor]:
+        """The part of every gate that does not wait for the step before."""
+        if not self.project:
+            if x.sizes[-1] != gates:
+                raise GraphError(
+                    f"{name}: without project the input {describe(x)} must hold {gates} features, gates x hidden"
+                )
+            return (), x
+        wide: dict[str, Size] = {"directions": directions, "gates": gates}
+        product, gated = project(f"{name}.input", x, wide)
+        return (self._shifted(product, name, wide),), gated
+
+    def _shifted(self, product: Contraction, name: str, wide: dict[str, Size]) -> Contraction:
+        if not self.biases:
+            return product
+        return replace(
+            product, bias=Tensor(f"{name}.bias", ("biases", *wide), (self.biases, *wide.values()), "parameter")
+        )
+
+
+@LAYERS.register("rnn")
+class Rnn(Recurrent):
+    """h[t] = f(x[t]·W + h[t−1]·U)."""
+
+    cell = "vanilla"
+
+
+@LAYERS.register("lstm")
+class Lstm(Recurrent):
+    """Four gates (Hochreiter and Schmidhuber, 1997)."""
+
+    cell = "lstm"
+
+
+@LAYERS.register("gru")
+class Gru(Recurrent):
+    """Three gates (Cho et al., 2014)."""
+
+    cell = "gru"
+
+
+# State-space layers: the selective scan of Mamba-2 in chunks
+
+
+@LAYERS.register("mamba2")
+class Mamba2(Layer):
+    """A Mamba-2 mixer over (batch, seq, hidden): input projection, causal convolution over ``conv`` positions,
+    selective scan, gated norm, output projection (Dao and Gu, Transformers are SSMs, ICML 2024).
+
+    ``heads`` of ``head_dim`` entries share keys and queries of ``state`` entries in ``groups``, which tensor
+    parallelism divides. The scan works in chunks of ``chunk`` positions: products inside a chunk, and a state that goes
+    from one to the next; its kernels keep their inputs alone and run again backward.
+    """
+
+    tensor_dims: ClassVar[tuple[str, ...]] = ("ssm_groups",)
+    heads: PositiveInt
+    head_dim: PositiveInt = 64
+    groups: PositiveInt = 8
+    state: PositiveInt = 128
+    conv: PositiveInt = 4
+    chunk: PositiveInt = 128
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (3,))
+        if self.heads % self.groups:
+            raise GraphError(f"{name}: heads {self.heads} must be a multiple of groups {self.groups}")
+        inner, mixed = self._inner, self._inner + 2 * self.state
+        rows: dict[str, Size] = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "ssm_groups": self.groups}
+        project_in, _ = project(
+            f"{name}.in", x, {"ssm_groups": self.groups, "packed": inner + mixed + self.heads // self.groups}
+        )
+        before = x.reshaped(rows | {"mixed": mixed}, name=f"{name}.mixed")
+        taps = Tensor(
+            f"{name}.conv.weight", ("ssm_groups", "mixed", "taps"), (self.groups, mixed, self.conv), "parameter"
+        )
+        shift = Tensor(f"{name}.conv.bias", ("ssm_groups", "mixed"), (self.groups, mixed), "parameter")
+        after = before.like(f"{name}.conv")
+        flops = 2.0 * self.conv + 5.0
+        convolution = MemoryPass(
+            f"{name}.conv", "elementwise", (before,), after, (taps, shift), (before,), flops_per_element=flops
+        )
+        scan, scanned = self._scan(name, rows)
+        gate = x.reshaped(rows | {"inner": inner}, name=f"{name}.gate")
+        scale = Tensor(f"{name}.norm.weight", ("ssm_groups", "inner"), (self.groups, inner), "parameter")
+        flat = scanned.reshaped(rows | {"inner": inner})
+        normed = flat.like(f"{name}.norm")
+        norm = MemoryPass(
+            normed.name,
+            "norm",
+            (flat, gate),
+            normed,
+            (scale,),
+            (flat, gate),
+            flops_per_element=14.0,
+            reduces=("inner",),
+        )
+        project_out, out = project(f"{name}.out", normed, {x.dims[-1]: x.sizes[-1]}, contract=2)
+        return Expansion((project_in, convolution, scan, norm, project_out), out)
+
+    @property
+    def _inner(self) -> int:
+        """Entries of the heads of a group."""
+        return self.heads // self.groups * self.head_dim
+
+    def _scan(self, name: str, rows: dict[str, Size]) -> tuple[Operation, Tensor]:
+        """The scan in chunks: scores of each chunk's positions, what a chunk adds to the state, the state from chunk to
+        chunk, and both contributions to the output."""
+        batch, seq, _ = rows
+        heads: dict[str, Size] = {"heads": self.heads // self.groups}
+        entries = heads | {"head_dim": self.head_dim}
+        values, keys, queries, steps = (
+            Tensor(f"{name}.scan.{part}", tuple(rows | sizes), tuple((rows | sizes).values()))
+            for part, sizes in (
+                ("x", entries),
+                ("b", {"state": self.state}),
+                ("c", {"state": self.state}),
+                ("dt", heads),
+            )
+        )
+        learned = tuple(
+            Tensor(f"{name}.{part}", ("ssm_groups", "heads"), (self.groups, self.heads // self.groups), "parameter")
+            for part in ("a", "d", "dt_bias")
+        )
+        out = values.like(f"{name}.scan")
+        length = min(self.chunk, int(rows[seq]))
+        chunks: dict[str, Size] = {
+            batch: rows[batch],
+            "chunks": -(-int(rows[seq]) // length),
+            "ssm_groups": self.groups,
+        }
+        operations = self._products(name, chunks, length, entries)
+        decay = MemoryPass(f"{name}.scan.decay", "elementwise", (steps,), steps.like(f"{name}.scan.decays"))
+        chain = (decay, *operations)
+        inputs = (values, keys, queries, steps, *learned)
+        return RecomputedChain(out.name, inputs, out, chain, "mamba_chunk_scan_combined", frozenset({seq})), out
+
+    def _products(
+        self, name: str, chunks: dict[str, Size], length: int, entries: dict[str, Size]
+    ) -> tuple[Operation, ...]:
+        def tensor(part: str, **dims: Size) -> Tensor:
+            sizes = chunks | dims
+            return Tensor(f"{name}.scan.{part}", tuple(sizes), tuple(sizes.values()))
+
+        queries, keys = (
+            tensor("chunk.c", to=length, state=self.state),
+            tensor("chunk.b", position=length, state=self.state),
+        )
+        values = tensor("chunk.x", position=length, **entries)
+        scores = tensor("scores", to=length, position=length)
+        heads, width = entries.items()
+        added = tensor("state", **dict([heads, ("state", self.state), width]))
+        carried = added.like(f"{name}.scan.carried")
+        return (
+            Contraction(scores.name, queries, keys, scores),
+            Contraction(added.name, keys, values, added),
+            MemoryPass(carried.name, "elementwise", (added,), carried, flops_per_element=2.0),
+            Contraction(f"{name}.scan.within", scores, values, tensor("within", to=length, **entries)),
+            Contraction(f"{name}.scan.across", queries, carried, tensor("across", to=length, **entries)),
+        )
+
+
+# Linear attention by the gated delta rule, in chunks: Gated DeltaNet (Qwen3-Next, Qwen3.5) and Kimi Delta Attention
+
+
+@LAYERS.register("delta_net")
+class DeltaNet(Layer):
+    """A mixer over (batch, seq, hidden) whose state of each head is a matrix: S ← S (α − β k kᵀ) + β v kᵀ, o = S q.
+
+    ``heads`` of keys and queries of ``key_dim`` entries, ``value_heads`` (a multiple) of values of ``value_dim``; short
+    convolutions over ``conv`` positions before, a gated norm and the output projection behind. The decay α is a number
+    for each ``head``, or for each ``channel`` of a key out of a projection through ``decay_rank`` entries. The gate of
+    the output comes out of the input, through ``gate_rank`` entries where that is not 0. The rule works in chunks of
+    ``chunk`` positions: products inside a chunk, and a state that goes from one to the next; its kernels keep their
+    inputs alone and run again backward.
+    """
+
+    tensor_dims: ClassVar[tuple[str, ...]] = ("delta_heads",)
+    heads: PositiveInt
+    value_heads: PositiveInt | None = None
+    key_dim: PositiveInt = 128
+    value_dim: PositiveInt = 128
+    conv: PositiveInt = 4
+    decay: Literal["head", "channel"] = "head"
+    decay_rank: NonNegativeInt = 0
+    gate_rank: NonNegativeInt = 0
+    chunk: PositiveInt = 64
+
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+        (x,) = inputs
+        self.check_rank(name, x, (3,))
+        if (self.value_heads or self.heads) % self.heads:
+            raise GraphError(f"{name}: value_heads {self.value_heads} must be a multiple of heads {self.heads}")
+        rows: dict[str, Size] = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "delta_heads": self.heads}
+        mixed, gates = 2 * self.key_dim + self._values, 0 if self.gate_rank else self._values
+        decays = 0 if self.decay == "channel" else self._group
+        project_in, _ = project(
+            f"{name}.in", x, {"delta_heads": self.heads, "packed": mixed + gates + self._group + decays}
+        )
+        low_rank = [
+            *self._through(f"{name}.decay", x, self.decay_rank if self.decay == "channel" else 0, self.key_dim),
+            *self._through(f"{name}.gate", x, self.gate_rank, self._values),
+        ]
+        before = x.reshaped(rows | {"mixed": mixed}, name=f"{name}.mixed")
+        taps = Tensor(
+            f"{name}.conv.weight", ("delta_heads", "mixed", "taps"), (self.heads, mixed, self.conv), "parameter"
+        )
+        after = before.like(f"{name}.conv")
+        convolution = MemoryPass(
+            after.name, "elementwise", (before,), after, (taps,), (before,), flops_per_element=2.0 * self.conv + 5.0
+        )
+        rule, out_heads = self._rule(name, rows)
+        flat = out_heads.reshaped(rows | {"inner": self._values})
+        gate = x.reshaped(rows | {"inner": self._values}, name=f"{name}.gates")
+        scale = Tensor(f"{name}.norm.weight", ("inner",), (self.value_dim,), "parameter")
+        normed = flat.like(f"{name}.norm")
+        norm = MemoryPass(
+            normed.name,
+            "norm",
+            (flat, gate),
+            normed,
+            (scale,),
+            (flat, gate),
+            flops_per_element=14.0,
+            reduces=("inner",),
+        )
+        project_out, out = project(f"{name}.out", normed, {x.dims[-1]: x.sizes[-1]}, contract=2)
+        return Expansion((project_in, *low_rank, convolution, rule, norm, project_out), out)
+
+    @property
+    def _group(self) -> int:
+        """Heads of values for each of keys."""
+        return (self.value_heads or self.heads) // self.heads
+
+    @property
+    def _values(self) -> int:
+        """Entries of the values that share a key."""
+        return self._group * self.value_dim
+
+    def _through(self, name: str, x: Tensor, rank: int, width: int) -> tuple[Operation, ...]:
+        """A projection to ``width`` entries of each head through ``rank`` entries; none for a rank of 0."""
+        if not rank:
+            return ()
+        down, low = project(f"{name}.down", x, {"rank": rank})
+        up, _ = project(f"{name}.up", low, {"delta_heads": self.heads, "packed": width})
+        return down, up
+
+    def _rule(self, name: str, rows: dict[str, Size]) -> tuple[Operation, Tensor]:
+        """The delta rule in chunks, from queries, keys, values, step sizes and decays."""
+        batch, seq, _ = rows
+        widths = {"q": self.key_dim, "k": self.key_dim, "v": self._values, "beta": self._group}
+        widths["decay"] = self.key_dim if self.decay == "channel" else self._group
+        queries, keys, values, beta, decay = (
+            Tensor(f"{name}.rule.{part}", (*rows, "inner"), (*rows.values(), width)) for part, width in widths.items()
+        )
+        per_head = self.key_dim if self.decay == "channel" else self._group
+        learned = (
+            Tensor(f"{name}.a", ("delta_heads", "group"), (self.heads, self._group), "parameter"),
+            Tensor(f"{name}.dt_bias", ("delta_heads", "group"), (self.heads, per_head), "parameter"),
+        )
+        out = values.like(f"{name}.rule")
+        length = min(self.chunk, int(rows[seq]))
+        chunks: dict[str, Size] = {
+            batch: rows[batch],
+            "chunks": -(-int(rows[seq]) // length),
+            "delta_heads": self.heads,
+            "group": self._group,
+        }
+        step = MemoryPass(f"{name}.rule.decays", "elementwise", (decay,), decay.like(f"{name}.rule.decays"))
+        chain = (step, *self._products(name, chunks, length))
+        inputs = (queries, keys, values, beta, decay, *learned)
+        kernel = "chunk_kda" if self.decay == "channel" else "chunk_gated_delta_rule"
+        return RecomputedChain(out.name, inputs, out, chain, kernel, frozenset({seq})), out
+
+    def _products(self, name: str, chunks: dict[str, Size], length: int) -> tuple[Operation, ...]:
+        """Products of one chunk: its keys with each other, the inverse that orders them (a third of a product, by
+        substitution), what they read of and write to the state, its queries with its keys and with the state."""
+
+        def tensor(part: str, **dims: Size) -> Tensor:
+            sizes = chunks | dims
+            return Tensor(f"{name}.rule.{part}", tuple(sizes), tuple(sizes.values()))
+
+        key, value = {"key_dim": self.key_dim}, {"value_dim": self.value_dim}
+        keys, others = tensor("keys", to=length, **key), tensor("others", position=length, **key)
+        queries, values = tensor("queries", to=length, **key), tensor("values", position=length, **value)
+        among, inverse = tensor("among", to=length, position=length), tensor("inverse", to=length, between=length / 3.0)
+        scores, state = tensor("scores", to=length, position=length), tensor("state", **key, **value)
+        ordered, fresh = tensor("ordered", to=length, **key), tensor("fresh", to=length, **value)
+        rows = tensor("rows", between=length / 3.0, position=length)
+        solved = tensor("solved", to=length, position=length)
+        carried = state.like(f"{name}.rule.carried")
+        written = fresh.renamed({"to": "position"})
+        return (
+            Contraction(among.name, keys, others, among),
+            Contraction(solved.name, inverse, rows, solved),
+            Contraction(ordered.name, solved, others, ordered),
+            Contraction(fresh.name, solved, values, fresh),
+            Contraction(f"{name}.rule.read", ordered, state, fresh.like(f"{name}.rule.read")),
+            Contraction(scores.name, queries, others, scores),
+            Contraction(f"{name}.rule.within", scores, written, tensor("within", to=length, **value)),
+            Contraction(f"{name}.rule.across", queries, state, tensor("across", to=length, **value)),
+            Contraction(state.name, others, written, state),
+            MemoryPass(carried.name, "elementwise", (state,), carried, flops_per_element=2.0),
+        )

@@ -1,0 +1,107 @@
+"""Logs of training frameworks, by the line of a step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from paleo.logs.base import READERS, Reader, given_values, number_after, number_of
+from paleo.units import GIB, GIGA, MEBIBYTE, MILLISECOND
+
+# Logs of llm-foundry (Composer): a block of ``Train …: value`` lines behind ``[batch=10/100]:``
+
+_RATE = re.compile(r"throughput/batches_per_sec:\s*([\d.]+)")
+_TOKENS = re.compile(r"throughput/device/tokens_per_sec:\s*([\d.]+)")
+_MEMORY = re.compile(r"memory/peak_(?:allocated|active)_mem:\s*([\d.]+)")
+
+
+def _states(line: str) -> Mapping[str, object]:
+    rate = number_after(_RATE, line)
+    return given_values(
+        seconds=None if rate is None else 1.0 / rate,
+        tokens_per_s=number_after(_TOKENS, line),
+        memory=number_after(_MEMORY, line, GIGA),
+    )
+
+
+READERS.register("llm-foundry")(Reader(re.compile(r"\[batch=\d+/\d+\]"), _states, "Composer, ConsoleLogger"))
+
+
+# Logs of Megatron-LM and Megatron-Core: a line of bars a step, timers of ranks as (fastest, slowest) below it
+
+_ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s*([\d.,]+)")
+_BATCH = re.compile(r"global batch size:\s*([\d,]+)")
+_MEGATRON_MEMORY = re.compile(r"max allocated:\s*([\d.]+)")
+_TIMER = re.compile(r"^\s*([\w-]+)\s*\.{3,}:\s*\(([\d.]+),\s*([\d.]+)\)")
+#: Timers of parts of a step; those of one part are added up.
+_PARTS = {
+    "forward-compute": "forward",
+    "backward-compute": "backward",
+    "all-grads-sync": "exchange",
+    "params-all-gather": "gather",
+    "optimizer": "optimizer",
+}
+
+
+def _megatron_states(line: str) -> Mapping[str, object]:
+    timer = _TIMER.match(line)
+    if timer is not None and timer.group(1) in _PARTS:
+        name = _PARTS[timer.group(1)]
+        fastest, slowest = (number_of(timer.group(group), MILLISECOND) for group in (2, 3))
+        return {"parts": given_values(**{name: slowest}), "fastest": given_values(**{name: fastest})}
+    return given_values(
+        seconds=number_after(_ELAPSED, line, MILLISECOND),
+        global_batch=number_after(_BATCH, line),
+        memory=number_after(_MEGATRON_MEMORY, line, MEBIBYTE),
+    )
+
+
+READERS.register("megatron-lm")(
+    Reader(re.compile(r"iteration\s+\d+/\s*\d+ \|"), _megatron_states, "Megatron-LM, training.py, training_log")
+)
+
+
+# Logs of NeMo 2: ``Training epoch 0, iteration 10/99 | … | train_step_timing in s: 12.3``
+
+_SECONDS = re.compile(r"train_step_timing in s:\s*([\d.]+)")
+_NEMO_BATCH = re.compile(r"global_batch_size:\s*([\d.]+)")
+
+
+def _nemo_states(line: str) -> Mapping[str, object]:
+    return given_values(seconds=number_after(_SECONDS, line), global_batch=number_after(_NEMO_BATCH, line))
+
+
+READERS.register("nemo")(Reader(re.compile(r"train_step_timing in s:"), _nemo_states, "NeMo, progress printer"))
+
+
+# Logs of torchtitan: ``step: 10 loss: … memory: 47.30GiB(59.80%) tps: 5,762 tflops: … mfu: …``
+
+_TITAN_MEMORY = re.compile(r"memory:\s*([\d.]+)\s*GiB")
+_TITAN_TOKENS = re.compile(r"tps:\s*([\d,]+)")
+
+
+def _titan_states(line: str) -> Mapping[str, object]:
+    return given_values(memory=number_after(_TITAN_MEMORY, line, GIB), tokens_per_s=number_after(_TITAN_TOKENS, line))
+
+
+READERS.register("torchtitan")(
+    Reader(re.compile(r"step:\s*\d+.*\btps:"), _titan_states, "torchtitan, components/metrics.py")
+)
+
+
+# Logs of the Hugging Face Trainer: progress bars ``10/100 [00:12<01:50, 1.23s/it]``, several to a line
+
+_TRAINER_SECONDS = re.compile(r"([\d.]+)\s*s/it\]")
+_TRAINER_RATE = re.compile(r"([\d.]+)\s*it/s\]")
+
+
+def _trainer_states(line: str) -> Mapping[str, object]:
+    seconds, rate = number_after(_TRAINER_SECONDS, line), number_after(_TRAINER_RATE, line)
+    return given_values(seconds=seconds if rate is None else 1.0 / rate)
+
+
+READERS.register("transformers-trainer")(
+    Reader(
+        re.compile(r"\d+/\d+ \[[\d:]+<[\d:?]+,\s*[\d.]+\s*(?:s/it|it/s)"), _trainer_states, "Hugging Face Trainer, tqdm"
+    )
+)

@@ -1,0 +1,416 @@
+"""Kinds of tables of machines: goodput, power, storage."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from paleo.errors import SpecError, near
+from paleo.operations.base import OPTIMIZERS
+from paleo.predict import Prediction, predict
+from paleo.specs.model import load_model
+from paleo.specs.prices import USUAL
+from paleo.specs.run import Run
+from paleo.specs.system import System, load_system
+from paleo.step.waiting import expected_largest, normal_quantile, slowest_mean
+from paleo.studies.cost import Power, power, power_interval, power_parameters
+from paleo.studies.goodput import (
+    ADAM_BYTES,
+    ON_DEMAND_BOOT,
+    SPOT_BOOT,
+    Mode,
+    RestartPath,
+    best_interval,
+    checkpoint_seconds,
+    goodput,
+    mean_time_between_failures,
+    storage_of,
+)
+from paleo.tables.steps import Row, Step, StepTable, filled, software_of, whole_cell
+from paleo.tables.tables import STEPS
+from paleo.units import HOUR, KILO, MILLISECOND
+
+if TYPE_CHECKING:
+    from paleo.pricing.power import PowerParameters
+    from paleo.specs.software import Software
+
+
+# Rows of long runs: the share of time that trained
+
+#: Accelerators in a node where a row counts those alone: 8 GPUs, 16 chips of Trainium (trn1.32xlarge).
+GPUS_PER_NODE, TRAINIUM_PER_NODE = 8.0, 16.0
+#: What a row says that tells a run of another row once more.
+REPEATED = "by another count"
+#: Words of rows whose machines people replaced and restarted, and the hours that took: OPT-175B's chronicle (41 % of 56
+#: days over 90 restarts).
+BY_HAND, HOURS_BY_HAND = ("manual", "by hand", "without dlrover"), 6.6
+#: Pause of a checkpoint where a row does not say how long it takes: copied to host memory, written beside training.
+PAUSE = 10.0
+
+
+def mtbf_of(row: Row) -> float:
+    """The mean time between failures of a row: as stated, else from its failures, else from the failure rate of its
+    nodes."""
+    if filled(row, "mtbf_s"):
+        return float(row["mtbf_s"])
+    if filled(row, "period_s") and filled(row, "failures"):
+        return float(row["period_s"]) / float(row["failures"])
+    if filled(row, "nodes"):
+        nodes = float(row["nodes"])
+    elif filled(row, "gpus"):
+        trainium = "trainium" in str(row.get("model", "")).lower()
+        nodes = float(row["gpus"]) / (TRAINIUM_PER_NODE if trainium else GPUS_PER_NODE)
+    else:
+        raise SpecError("neither failures nor nodes are stated")
+    return float(mean_time_between_failures(nodes=nodes, node_rate=USUAL.failures))
+
+
+def restart_of(row: Row) -> float:
+    """Seconds from a failure to the next new step."""
+    words = f"{row.get('run', '')} {row.get('notes', '')}".lower()
+    if filled(row, "restart_s"):
+        return float(row["restart_s"])
+    if any(word in words for word in BY_HAND):
+        return HOURS_BY_HAND * HOUR
+    return RestartPath().restart(float(row["load_s"]) if filled(row, "load_s") else 60.0)
+
+
+class LongRuns(StepTable):
+    """Rows of long runs; the measured quantity is goodput."""
+
+    name = "goodput"
+    header = frozenset({"gpus", "mtbf_s", "interval_s", "goodput"})
+    reads = "checkpoint_bytes checkpoint_s device failures load_s model nodes notes period_s restart_s run"
+    configuration = ("model", "run", "nodes", "failures", "checkpoint_s", "checkpoint_bytes", "notes")
+    measured_column = "goodput"
+    measured_unit = 1.0
+    calibrates = False
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """The goodput of the row's run; ends of the interval are those of the range of failure rates."""
+        if REPEATED in str(row.get("notes", "")):
+            raise SpecError("the run of another row by another count")
+        mtbf, restart, save = (
+            mtbf_of(row),
+            restart_of(row),
+            (float(row["checkpoint_s"]) if filled(row, "checkpoint_s") else PAUSE),
+        )
+        interval = float(row["interval_s"]) if filled(row, "interval_s") else float(best_interval(save=save, mtbf=mtbf))
+        shares = [
+            float(goodput(interval=interval, save=save, restart=restart, mtbf=mtbf * factor))
+            for factor in (1.0, USUAL.failures / USUAL.high, USUAL.failures / USUAL.low)
+        ]
+        if not math.isfinite(shares[0]):
+            raise SpecError("nothing is known of failures")
+        return Step(shares[0], shares[1], shares[2], 1.0, str(row.get("device") or "-"), "closed form")
+
+
+STEPS.register("goodput")(LongRuns())
+
+
+def rank_means(*, ranks: int, mean: float, slowest: float, deviation: float) -> list[float]:
+    """Means of ranks of which the average, the slowest and the deviation are known: the others are spread as a normal
+    sample of what deviation the slowest leaves."""
+    if ranks == 1:
+        return [slowest]
+    mean_of_others = (ranks * mean - slowest) / (ranks - 1)
+    left = ranks * deviation**2 - (slowest - mean) ** 2 - (ranks - 1) * (mean_of_others - mean) ** 2
+    scores = normal_quantile((np.arange(1.0, ranks) - 0.375) / (ranks - 1 + 0.25))
+    spread = np.sqrt(max(left, 0.0) / max(float(np.sum(scores**2)), 1.0))
+    return [slowest, *np.minimum(mean_of_others + spread * scores, slowest).tolist()]
+
+
+class Stages(StepTable):
+    """One pipeline stage of a traced job a row; the measured quantity is the mean over steps of its slowest rank."""
+
+    name = "stragglers"
+    header = frozenset({"trace", "ranks", "persistent_sd_s", "independent_sd_s", "compute_max_s"})
+    reads = "cause compute_mean_s slowest_rank_mean_s stage steps"
+    configuration = ("cause", "stage", "compute_mean_s", "slowest_rank_mean_s")
+    measured_column = "compute_max_s"
+    measured_unit = 1.0
+    calibrates = False
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """Expected maximum over the ranks; the baseline is their mean."""
+        if not filled(row, "ranks"):
+            raise SpecError("ranks is not stated")
+        ranks, mean = whole_cell(row, "ranks"), float(row["compute_mean_s"])
+        noise, slowest = float(row["independent_sd_s"]), float(row["slowest_rank_mean_s"])
+        means = rank_means(ranks=ranks, mean=mean, slowest=slowest, deviation=float(row["persistent_sd_s"]))
+        value = slowest_mean(means, noise / mean)
+        steps = max(whole_cell(row, "steps", 1), 1)
+        error = 1.65 * noise / np.sqrt(steps) + 0.01 * value * float(expected_largest(ranks))
+        return Step(value, value - error, value + error, mean, str(row["trace"]), "expected maximum")
+
+
+STEPS.register("stragglers")(Stages())
+
+
+# Rows of measured watts: one GPU that trains under a power limit
+
+
+class MeasuredNetwork(NamedTuple):
+    """A network of the catalog with its sizes, and the samples of an epoch where rows state epochs alone."""
+
+    name: str
+    sizes: Mapping[str, int | float | str] = MappingProxyType({})
+    samples: float | None = None
+
+
+#: Networks by the model and data set of a row, with the sizes that the usual scripts give them: SQuAD in 384 tokens
+#: (huggingface/transformers, run_qa.py), tweets padded to the longest of a batch, utterances of 7 s.
+NETWORKS = {
+    ("resnet50", "imagenet"): MeasuredNetwork("resnet50"),
+    ("bert_base_uncased", "squad"): MeasuredNetwork("bert_base", {"seq": 384}),
+    ("bert_base_uncased", "sentiment140"): MeasuredNetwork("bert_base", {"seq": 48}, 1_600_000),
+    ("deepspeech2", "librispeech"): MeasuredNetwork("deepspeech2"),
+    ("shufflenetv2", "cifar100"): MeasuredNetwork("shufflenet_v2"),
+    ("ncf", "movielens-1m"): MeasuredNetwork("ncf", samples=5 * 994_169),
+}
+
+
+def network_of(row: Row) -> MeasuredNetwork:
+    """The network of a row; SpecError where the catalog has none."""
+    key = (str(row["model"]).strip().lower(), str(row.get("dataset", "")).strip().lower())
+    if key not in NETWORKS:
+        known = [" on ".join(pair) for pair in NETWORKS]
+        raise SpecError(f"no network is known for {' on '.join(key)}; {near(' on '.join(key), known)}")
+    return NETWORKS[key]
+
+
+def seconds_of(row: Row) -> float | None:
+    """Time of an iteration that a row states, or what follows from that of an epoch."""
+    if filled(row, "iteration_ms"):
+        return _stated(row, "iteration_ms") * MILLISECOND
+    samples = network_of(row).samples
+    if samples is None or not filled(row, "time_per_epoch_s"):
+        return None
+    return _stated(row, "time_per_epoch_s") * whole_cell(row, "batch_size") / samples
+
+
+def _stated(row: Row, key: str) -> float:
+    """A cell as a number above zero; SpecError where it is none."""
+    try:
+        value = float(row[key])
+    except (TypeError, ValueError):
+        value = float("nan")
+    if not 0 < value < float("inf"):
+        raise SpecError(f"{key} {row[key]!r:.60} is not a number above zero")
+    return value
+
+
+def drawn(row: Row, prediction: Prediction, figures: PowerParameters | None = None) -> Power:
+    """Power of a predicted step under the row's limit, within the row's time of an iteration."""
+    device = prediction.system.device
+    unlimited = power(prediction, figures)
+    if unlimited is None:
+        raise SpecError(f"device {device.name} states no design power (tdp)")
+    limited = unlimited.capped(float(row["power_limit_w"]), (figures or power_parameters(device)).least_voltage_clock)
+    seconds = seconds_of(row)
+    return limited if seconds is None else limited.within(seconds)
+
+
+class PowerTable(StepTable):
+    """Mean watts of a board over an epoch, a run a row.
+
+    A row that states the time of an iteration is asked for the watts of that time: what the network's kernels leave of
+    it, the board waits for data. The baseline is the limit itself, times one constant a device."""
+
+    name = "power"
+    header = frozenset({"model", "device", "batch_size", "power_limit_w", "average_power_w"})
+    reads = "dataset dtype iteration_ms n_gpus notes optimizer software time_per_epoch_s"
+    configuration = ("dataset", "n_gpus", "optimizer", "dtype", "software", "iteration_ms", "time_per_epoch_s", "notes")
+    measured_column = "average_power_w"
+    measured_unit = 1.0
+    calibrates = False
+
+    def system(self, row: Row) -> System:
+        """The device alone."""
+        return load_system(str(row["device"]))
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """Watts of the row's run under its limit."""
+        prediction = self.prediction(row, software)
+        watts, limit = drawn(row, prediction), float(row["power_limit_w"])
+        device = prediction.system.device
+        low, high = power_interval(device)
+        return Step(
+            watts.average, watts.average * low, watts.average * high, limit, device.name, prediction.run.software
+        )
+
+    def prediction(self, row: Row, software: Software | None) -> Prediction:
+        """The prediction of a row's run at the device's own design power."""
+        network = network_of(row)
+        system, stated = self.system(row), str(row.get("optimizer", "")).strip().lower()
+        fp32 = re.search(r"\bfp32\b", str(row.get("notes", "")))
+        run = Run(
+            gpus=whole_cell(row, "n_gpus", 1),
+            batch=whole_cell(row, "batch_size"),
+            dtype=str(row["dtype"]) if filled(row, "dtype") else "fp32" if fp32 else None,
+            optimizer=stated if stated in OPTIMIZERS else "adam",
+            software=software_of(row),
+            model=dict(network.sizes),
+        )
+        if software is None and self.calibration is None:
+            return _predicted(network.name, system.name, run.model_dump_json(exclude_defaults=True))
+        return predict(load_model(network.name), system, run, software, self.calibration_of(system))
+
+
+@lru_cache(maxsize=16)
+def _predicted(model: str, system: str, run: str) -> Prediction:
+    """A prediction by names, kept for the next limits of the same run."""
+    return predict(load_model(model), load_system(system), Run.model_validate_json(run))
+
+
+STEPS.register("power")(PowerTable())
+
+
+# Rows of MLPerf Storage: samples per second that emulated accelerators are fed with
+
+#: Samples of a batch and seconds that an emulated accelerator computes on it (mlcommons/storage v1.0, workload files).
+COMPUTE = {
+    ("unet3d", "h100"): (7.0, 0.323), ("unet3d", "a100"): (7.0, 0.636),
+    ("resnet50", "h100"): (400.0, 0.224), ("resnet50", "a100"): (400.0, 0.435),
+    ("cosmoflow", "h100"): (1.0, 0.0035), ("cosmoflow", "a100"): (1.0, 0.00551),
+}  # fmt: skip
+#: Stored bytes of a sample (same files, mean), and the share of time that accelerators must be busy.
+SAMPLE = {"unet3d": 146600.628 * KILO, "resnet50": 114.66 * KILO, "cosmoflow": 2828.486 * KILO}
+LEAST_BUSY = {"unet3d": 0.90, "resnet50": 0.90, "cosmoflow": 0.70}
+
+
+#: Samples of a whole run over those of its busy share, which leaves out the first batch of an epoch: 0.965 to 1.
+STEADY_SHARE = 0.98
+
+
+def workload_of(row: Row) -> tuple[str, str]:
+    """Workload and emulated accelerator by the words of a row; SpecError where it names none."""
+    words = " ".join(str(row.get(key, "")) for key in ("workload", "emulated_device", "url_or_path")).lower()
+    network = re.search("unet3d|resnet50|cosmoflow", words)
+    device = re.search("h100|a100", words)
+    if network is None or device is None:
+        raise SpecError("workload or emulated accelerator is not stated")
+    return network.group(), device.group()
+
+
+def fed_samples(*, workload: str, device: str, accelerators: float, read_rate: float | None = None) -> float:
+    """Samples per second of emulated accelerators: what they compute in the share of time that they are busy, and no
+    more than storage reads.
+
+    Submitters take as many accelerators as stay busy for the least share. So the share lies anywhere between that and
+    where another one would fit, (n + 1) / n of it: its mean is taken, and no more than the middle of the least share
+    and all of the time.
+
+    >>> fed = [fed_samples(workload="unet3d", device="h100", accelerators=count) for count in (2, 10, 100)]
+    >>> [round(rate / (count * 7 / 0.323), 3) for rate, count in zip(fed, (2, 10, 100))]
+    [0.95, 0.945, 0.904]
+    """
+    batch, seconds = COMPUTE[workload, device]
+    least = LEAST_BUSY[workload]
+    busy = min(least * (1.0 + 0.5 / max(accelerators, 1.0)), (1.0 + least) / 2.0)
+    value = accelerators * batch / seconds * busy
+    return value if read_rate is None else min(value, read_rate / SAMPLE[workload])
+
+
+class StorageRuns(StepTable):
+    """One run a row; the measured quantity is samples per second."""
+
+    name = "storage"
+    header = frozenset({"workload", "accelerators", "utilization", "samples_per_s"})
+    reads = "emulated_device nodes submitter system_text"
+    configuration = ("submitter", "system_text", "emulated_device", "nodes", "url_or_path")
+    measured_column = "samples_per_s"
+    measured_unit = 1.0
+    calibrates = False
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """Samples per second; the baseline is one rate for each accelerator of all workloads."""
+        workload, device = workload_of(row)
+        if not filled(row, "accelerators"):
+            raise SpecError("accelerators is blank")
+        count = float(row["accelerators"])
+        value = fed_samples(workload=workload, device=device, accelerators=count)
+        batch, seconds = COMPUTE[workload, device]
+        most = count * batch / seconds
+        least = most * LEAST_BUSY[workload] * STEADY_SHARE
+        return Step(value, least, most, count, f"{workload} {device}", "emulated")
+
+
+STEPS.register("storage")(StorageRuns())
+
+
+#: Relative half-width of the 90 % interval: storage is shared, and rates of one kind differ by half.
+SPREAD = 1.6
+#: Where a row does not say: a node of eight, and tensors of a residual network of some sixty layers.
+PROCESSES, TENSORS = 8.0, 200.0
+MODES: dict[str, Mode] = {"sync": "sync", "async": "async", "memory": "memory"}
+
+
+def bytes_of(row: Row) -> float:
+    """Bytes of the checkpoint: as stated, else those of Adam's states in mixed precision."""
+    if filled(row, "bytes"):
+        return float(row["bytes"])
+    if filled(row, "parameters"):
+        return ADAM_BYTES * float(row["parameters"])
+    raise SpecError("neither bytes nor parameters are stated")
+
+
+class CheckpointSaves(StepTable):
+    """One save a row; the measured quantity is how long training stopped."""
+
+    name = "checkpoint"
+    header = frozenset({"software", "storage", "mode", "processes", "save_s"})
+    reads = "bytes model nodes notes parameters source storage_bytes_per_s tensors"
+    configuration = ("model", "parameters", "bytes", "tensors", "nodes", "storage_bytes_per_s")
+    measured_column = "save_s"
+    measured_unit = 1.0
+    calibrates = False
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """The pause of the row's save; the baseline is its bytes at one rate."""
+        total, mode = bytes_of(row), str(row["mode"])
+        if mode not in MODES:
+            raise SpecError(f"mode {mode!r} is none of {', '.join(MODES)}")
+        if not filled(row, "storage") and mode == "sync":
+            raise SpecError("storage is not stated")
+        rate = float(row["storage_bytes_per_s"]) if filled(row, "storage_bytes_per_s") else None
+        seconds = checkpoint_seconds(
+            total_bytes=total,
+            software=str(row["software"]),
+            processes=float(row["processes"]) if filled(row, "processes") else PROCESSES,
+            nodes=float(row["nodes"]) if filled(row, "nodes") else 1.0,
+            storage=storage_of(str(row["storage"]), rate if mode == "sync" else rate or 1.0),
+            mode=MODES[mode],
+            tensors=float(row["tensors"]) if filled(row, "tensors") else TENSORS,
+        )
+        return Step(seconds, seconds / SPREAD, seconds * SPREAD, total, str(row["software"]), str(row["storage"]))
+
+
+STEPS.register("checkpoint")(CheckpointSaves())
+
+
+class Startup(StepTable):
+    """Machines of one kind a row; the measured quantity is their mean time to boot."""
+
+    name = "startup"
+    header = frozenset({"preemptible", "machines", "boot_s"})
+    reads = "boot_p90_s device device_reported region"
+    configuration = ("device", "device_reported", "region", "boot_p90_s")
+    measured_column = "boot_s"
+    measured_unit = 1.0
+    calibrates = False
+
+    def step(self, row: Row, software: Software | None = None) -> Step:
+        """Seconds of the terms on which the machine is rented; the baseline is one number for all."""
+        spot = filled(row, "preemptible") and float(row["preemptible"]) > 0
+        boot = SPOT_BOOT if spot else ON_DEMAND_BOOT
+        return Step(boot.seconds, boot.low, boot.high, 1.0, str(row.get("device") or "-"), "spot" if spot else "kept")
+
+
+STEPS.register("startup")(Startup())

@@ -1,0 +1,337 @@
+"""Kinds of tables of kernels that memory bounds: passes over elements, scans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from paleo.pricing.kernels import DeviceFigures, figures
+from paleo.pricing.memory import (
+    MemoryParameters,
+    RowPasses,
+    block_passes,
+    layer_norm_passes,
+    memory_time,
+    softmax_passes,
+)
+from paleo.pricing.scans import (
+    CHUNKS,
+    ELEMENT,
+    STATE,
+    ScanParameters,
+    chunk_flops,
+    chunked_scan_time,
+    short_convolution_time,
+    token_scan_time,
+)
+from paleo.pricing.store import streaming_fraction
+from paleo.specs.device import find_device
+from paleo.tables.cells import Array, map_words, number, text
+from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, timing_keys, unpriced_reason
+from paleo.units import MICROSECOND
+
+# Tables of memory-bound kernels: maps, norms, softmax, rotary embedding, gated units, quantisation
+
+#: Kernel family of each operation; a family's calibration holds for all of its operations.
+FAMILIES = {
+    "elementwise": (
+        "add", "sub", "mul", "div", "pow", "tanh", "relu", "gelu", "silu", "sigmoid", "exp", "sqrt", "dropout",
+        "where_mask", "add_scalar", "mul_scalar", "div_scalar", "pow_scalar", "cast", "copy", "add_bwd", "mul_bwd",
+        "div_bwd", "tanh_bwd", "relu_bwd", "gelu_bwd", "dropout_bwd", "add_scalar_bwd", "mul_scalar_bwd",
+        "div_scalar_bwd", "where_mask_bwd",
+    ),
+    "softmax": ("softmax", "softmax_bwd", "log_softmax"),
+    "layernorm": ("layernorm", "layernorm_bwd"),
+    "rmsnorm": ("rmsnorm", "rmsnorm_bwd"),
+    "rope": ("rope", "rope_inplace_qk"),
+    "gated": ("silu_and_mul", "gelu_and_mul"),
+    "quantize": ("fp8_scale_matrix", "fp8_quantize", "quantize"),
+}  # fmt: skip
+FAMILY_OF = {operation: family for family, operations in FAMILIES.items() for operation in operations}
+#: Host work of a framework call against that of a two-operand one, where it is another: scalars are wrapped first, and
+#: activations go through a module.
+HOST_CALLS = {
+    "add_scalar": 1.18, "mul_scalar": 1.18, "div_scalar": 1.18, "pow_scalar": 1.13, "relu": 1.22, "gelu": 1.15,
+}  # fmt: skip
+#: Bytes of a (first input) element; "a->b" is a conversion.
+DTYPE_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0}
+#: Operations whose input the step before has left in L2, and the stack where that was seen to hold.
+WARM_KERNELS = ("add", "rmsnorm")
+
+
+class ElementwiseTable(TableKind[DeviceFigures]):
+    """Rows of memory-bound kernels; families are ``memory.<kernel>``."""
+
+    name = "elementwise"
+    header = frozenset({"op", "shape", "bytes_moved"})
+    reads = "compute dtype device library source timing cache"
+    configuration = ("op", "shape")
+    sizes: ClassVar = ("bytes_moved",)
+    families: ClassVar = {f"memory.{family}": MemoryParameters for family in FAMILIES}
+    host_parameters = ("launch_time", "kernel_time", "host_overlap")
+
+    def start(self, family: str, stack: str, figures: DeviceFigures) -> tuple[MemoryParameters, tuple[str, ...]]:
+        """Start values of a fit, and the parameters that stay fixed because rows of this kind do not determine them."""
+        plain, eager = family == "memory.elementwise", stack == "eager"
+        streaming = streaming_fraction(
+            memory_kind=figures.memory_kind, architecture=figures.architecture, inline_ecc=False
+        )
+        start = MemoryParameters(
+            launch_time=(30 if eager else 2) * MICROSECOND,
+            kernel_time=(18 if eager else 1) * MICROSECOND,
+            host_overlap=20.0 if eager or plain or stack == "graph" else 4.0,
+            bandwidth_fraction=streaming,
+            cache_fraction=0.8 if eager else 0.6,
+            elements_per_cycle=4.0 if stack == "kernel" and not plain else 32.0,
+            row_cycles=5000.0 if family == "memory.layernorm" else 500.0,
+        )
+        if plain:
+            silent = ("l2_bytes_per_cycle", "elements_per_cycle", "cache_fraction") if eager else ()
+            return start, ("host_overlap", "row_cycles", *silent)
+        if stack == "graph":
+            return start, ("row_cycles",)
+        warmed = eager or family == "memory.rmsnorm"
+        return start, ("host_overlap", "bandwidth_fraction", *(() if warmed else ("cache_fraction",)))
+
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+        """The fit of 900 sampled rows at most, from the parameters and with the fixed ones of ``start``."""
+        start, fixed = self.start(family, stack, figures)
+        return FitPlan(start, fixed=fixed, training_rows=900, prior=0.15)
+
+    def figures(self, subject: str, dtype: str, compute: str) -> DeviceFigures:
+        """Arithmetic is that of ordinary cores, whatever the rows store."""
+        return figures(find_device(subject), "fp32")
+
+    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+        reason = pd.Series("", index=frame.index, dtype=object)
+        unknown = ~text(frame, "op").isin(FAMILY_OF)
+        reason[unknown] = "unknown operation " + text(frame, "op")[unknown]
+        reason[~_input_dtype(frame).isin(DTYPE_BYTES)] = "unknown dtype"
+        moved = pd.to_numeric(frame["bytes_moved"], errors="coerce").to_numpy(dtype=np.float64)
+        reason[~(moved > 0)] = "bytes_moved is missing or not above zero"
+        reason[~text(frame, "shape").str.fullmatch(r"\d+(x\d+)*")] = "shape is not like 128x1024"
+        return reason
+
+    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+        source, library = text(frame, "source"), text(frame, "library")
+        kernel = (source == "vidur") | library.str.contains("CUDA kernels")
+        eager = (source == "neusight") | library.str.contains("eager")
+        usual = np.select([kernel, eager], ["kernel", "eager"], "graph")
+        return timing_keys(frame, pd.Series(usual, index=frame.index, dtype=object))
+
+    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+        return "memory." + text(frame, "op").map(FAMILY_OF).fillna("elementwise")
+
+    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+        rows, length = _shape(frame)
+        return rows * length, number(frame, "bytes_moved")
+
+    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: MemoryParameters) -> Array:
+        rows, length = _shape(frame)
+        passes = _passes(frame, rows, length, figures)
+        stack, operation = self.stack(frame), text(frame, "op")
+        calls = np.array(operation.map(HOST_CALLS).fillna(1.0), dtype=np.float64)
+        warm = (stack == "graph") | ((stack == "kernel") & operation.isin(WARM_KERNELS))
+        stated = text(frame, "cache")
+        warm = warm.where(stated == "", stated == "warm")
+        return memory_time(
+            moved_bytes=number(frame, "bytes_moved"), elements=passes.elements, device=figures, parameters=parameters,
+            reread_bytes=passes.reread_bytes, reread_footprint=passes.reread_footprint,
+            rows=np.where(_by_row(frame), rows, 0.0), threads_per_row=passes.threads_per_row,
+            steps_per_row=passes.steps_per_row, warm=warm.to_numpy(),
+            host_calls=calls,
+        )  # fmt: skip
+
+
+def _passes(frame: pd.DataFrame, rows: Array, length: Array, figures: DeviceFigures) -> RowPasses:
+    family = text(frame, "op").map(FAMILY_OF)
+    width = np.array(_input_dtype(frame).map(DTYPE_BYTES), dtype=np.float64)
+    if (family == "softmax").all():
+        return softmax_passes(rows=rows, length=length, element_bytes=width, device=figures)
+    if (family == "layernorm").all():
+        return layer_norm_passes(rows=rows, length=length, element_bytes=width, device=figures)
+    return block_passes(
+        rows=rows, length=length, element_bytes=width, moved_bytes=number(frame, "bytes_moved"),
+        reduces=(family == "rmsnorm").to_numpy(),
+    )  # fmt: skip
+
+
+def _by_row(frame: pd.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    return (~text(frame, "op").map(FAMILY_OF).isin(["elementwise", "quantize"])).to_numpy(dtype=np.bool_)
+
+
+def _input_dtype(frame: pd.DataFrame) -> pd.Series[str]:
+    return text(frame, "dtype").str.split("->").str[0]
+
+
+def _shape(frame: pd.DataFrame) -> tuple[Array, Array]:
+    """Rows and their length: the last extent, and the product of the others."""
+    extents = text(frame, "shape").str.split("x")
+    length = np.array(extents.str[-1], dtype=np.float64)
+    total = np.array([np.prod([float(part) for part in parts]) for parts in extents], dtype=np.float64)
+    return total / length, length
+
+
+KINDS.register("elementwise")(ElementwiseTable())
+
+
+# Kernels of recurrences with a matrix as state, and of the short convolutions before them, as engines run them
+
+#: Kernels of single tokens, and of convolutions: by blocks of channels (CUDA), by tiles (Triton), of single tokens, of
+#: tokens that are verified.
+TOKENS = (
+    "fused_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule_packed_decode", "fused_recurrent_kda",
+    "fused_recurrent_kda_packed_decode", "fused_kda_decode", "kda_fused_decode", "fused_kda_decode_mtp_dspark",
+    "fused_sigmoid_gating_delta_rule_update",
+)  # fmt: skip
+CONVOLUTIONS = ("cuda", "triton", "update", "verify")
+#: Releases from which a library has convolutions in Triton, and its rows hold the channels of queries, keys and values;
+#: rates of the rows before say that they hold those of the keys.
+TRITON = {"sglang": (0, 5, 14), "vllm": (0, 23)}
+#: Parameters that each formula lacks.
+ABSENT = {
+    "chunks": ("host", "block", "first"), "tokens": ("host", "rate", "block"), "conv": ("rate", "step", "first"),
+}  # fmt: skip
+
+
+class Scans(TableKind[DeviceFigures]):
+    """Recurrences of Mamba-2, gated delta nets and Kimi delta attention."""
+
+    name: ClassVar[str] = "scan"
+    header: ClassVar[frozenset[str]] = frozenset(
+        {"scan", "phase", "batch_size", "seq_len", "d_model", "kernel_source", "time_us"}
+    )
+    reads: ClassVar[str] = (
+        "device library version d_state d_conv nheads head_dim n_groups num_k_heads head_k_dim num_v_heads head_v_dim"
+    )
+    configuration: ClassVar[tuple[str, ...]] = (
+        "scan", "batch_size", "seq_len", "nheads", "num_k_heads", "num_v_heads", "d_state",
+    )  # fmt: skip
+    sizes: ClassVar[tuple[str, ...]] = ("batch_size", "seq_len")
+    families: ClassVar[Mapping[str, type[Any]]] = {
+        f"scan.{name}": ScanParameters for name in (*CHUNKS, *TOKENS, *(f"conv.{each}" for each in CONVOLUTIONS))
+    }
+    host_parameters: ClassVar[tuple[str, ...]] = ("launch", "host")
+
+    def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """All rows are in bf16."""
+        return frame.assign(dtype="bf16")
+
+    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Name kernels that are unknown."""
+
+        def reason(device: str, kernel: str) -> str:
+            known = kernel in CHUNKS or kernel in TOKENS or kernel.startswith("causal_conv1d")
+            return (
+                unpriced_reason(device, "bf16", "", frozenset({"bf16"}))
+                if known
+                else f"kernel {kernel!r} is not modelled"
+            )
+
+        return pd.Series(map_words(frame, ("device", "kernel_source"), reason), index=frame.index, dtype=object)
+
+    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Graphs; builds of vLLM before 0.24 issue convolutions of prompts one by one, and what libraries of before
+        Triton's convolutions launch takes longer."""
+        columns = ("kernel_source", "library", "version", "phase")
+        return pd.Series(map_words(frame, columns, _stack), index=frame.index, dtype=object)
+
+    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Kernel of each row."""
+        columns = ("kernel_source", "library", "version", "phase")
+        return pd.Series(map_words(frame, columns, _family), index=frame.index, dtype=object)
+
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+        """Fit what the formula of a family has."""
+        kernel = family.split(".")[1]
+        absent = ABSENT["conv" if kernel == "conv" else "chunks" if kernel in CHUNKS else "tokens"]
+        return FitPlan(ScanParameters(), per_stack=("launch", "block"), fixed=absent, starts=3, prior=0.2)
+
+    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+        """FLOP of chunks; tokens and states once."""
+        batch, length, heads, keys, values = _sizes(frame)
+        convolved = text(frame, "kernel_source").str.startswith("causal_conv1d").to_numpy(dtype=bool)
+        moved = batch * length * _token_bytes(frame) + 2.0 * STATE * batch * heads * keys * values
+        flops = batch * np.ceil(length / 64.0) * heads * chunk_flops(np.minimum(length, 64.0), keys, values)
+        taps = 2.0 * ELEMENT * batch * length * _channels(frame)
+        return np.where(convolved, 0.0, flops), np.where(convolved, taps, moved)
+
+    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: ScanParameters) -> Array:
+        """Seconds of rows of one device, kernel and stack."""
+        if frame.empty:
+            return np.zeros(0)
+        batch, length, heads, keys, values = _sizes(frame)
+        kernel = str(frame["kernel_source"].iloc[0])
+        if kernel.startswith("causal_conv1d"):
+            return short_convolution_time(
+                batch=batch, length=length, channels=_channels(frame), taps=number(frame, "d_conv", 4.0),
+                device=figures, parameters=parameters,
+            )  # fmt: skip
+        shape: dict[str, Any] = {
+            "batch": batch, "heads": heads, "keys": keys, "values": values, "token_bytes": _token_bytes(frame),
+            "device": figures, "parameters": parameters,
+        }  # fmt: skip
+        if kernel in CHUNKS:
+            return chunked_scan_time(length=length, chunk=CHUNKS[kernel], **shape)
+        return token_scan_time(tokens=length, **shape)
+
+
+def _sizes(frame: pd.DataFrame) -> tuple[Array, Array, Array, Array, Array]:
+    """Sequences, tokens, heads of the state, its rows and columns: those of Mamba-2, or of delta rules."""
+    heads = _either(frame, "num_v_heads", "nheads")
+    keys, values = _either(frame, "head_k_dim", "d_state"), _either(frame, "head_v_dim", "head_dim")
+    return number(frame, "batch_size"), number(frame, "seq_len"), heads, keys, values
+
+
+def _either(frame: pd.DataFrame, delta: str, mamba: str) -> Array:
+    return np.where(number(frame, delta, 0.0) > 0, number(frame, delta, 0.0), number(frame, mamba, 0.0))
+
+
+def _token_bytes(frame: pd.DataFrame) -> Array:
+    """Queries and keys of their groups, values and outputs of all heads."""
+    _, _, heads, keys, values = _sizes(frame)
+    return 2.0 * ELEMENT * (_either(frame, "num_k_heads", "n_groups") * keys + heads * values)
+
+
+def _channels(frame: pd.DataFrame) -> Array:
+    """Channels of queries, keys and values; of keys alone in rows of gated delta nets from before Triton's kernels."""
+    _, _, heads, keys, values = _sizes(frame)
+    groups = _either(frame, "num_k_heads", "n_groups")
+    columns = ("scan", "library", "version")
+    narrow = map_words(frame, columns, lambda scan, *release: scan == "gdn" and not _tiled(*release), bool)
+    return np.where(narrow, groups * keys, 2.0 * groups * keys + heads * values)
+
+
+@cache
+def _tiled(library: str, version: str) -> bool:
+    release = tuple(int(part) for part in version.split(".") if part.isdigit())
+    return library in TRITON and release >= TRITON[library]
+
+
+@cache
+def _family(kernel: str, library: str, version: str, phase: str) -> str:
+    if not kernel.startswith("causal_conv1d"):
+        return f"scan.{kernel}"
+    if kernel.endswith("update"):
+        return "scan.conv.verify" if phase == "verify" else "scan.conv.update"
+    return "scan.conv.triton" if library == "vllm" or _tiled(library, version) else "scan.conv.cuda"
+
+
+@cache
+def _stack(kernel: str, library: str, version: str, phase: str) -> str:
+    if not kernel.startswith("causal_conv1d"):
+        return "graph"
+    if kernel.endswith("update"):
+        return "graph" if _tiled(library, version) else "graph/early"
+    if library == "vllm":
+        return "graph" if _tiled(library, version) else "graph/eager"
+    if _tiled(library, version):
+        return "graph/three" if "qkv3" in kernel else "graph"
+    return "graph/early" if library == "sglang" or version.endswith("rc10") else "graph"
+
+
+KINDS.register(Scans.name)(Scans())
