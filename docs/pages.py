@@ -137,7 +137,7 @@ def _usage(parameter: Any) -> str:
 
 def json_documents() -> str:
     """The keys of every document, from the schemas that ``paleo schema`` prints."""
-    from paleo.report.schemas import documents, schema_of
+    from paleo.report.json_schemas import documents, schema_of
 
     parts = [_JSON_INTRO]
     for name in documents():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,25 +35,38 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 
-class StudyResult(ABC):
+@dataclass(frozen=True, repr=False, eq=False)
+class StudyResult:
     """Result of a question: prints as a table in a notebook, converts to a JSON document or a data frame."""
 
     #: The command that answers the same question, and the key of the rows of its document (None: it is one row).
     command: ClassVar[str]
     rows: ClassVar[str | None] = None
+    #: The module that writes it, and what its functions ``document`` and ``table`` begin with; they take the fields.
+    report: ClassVar[str]
+    part: ClassVar[str] = ""
 
-    @abstractmethod
     def document(self) -> Document:
         """Return the document of ``--json`` without the name of its schema."""
+        document: Document = self._written("document")
+        return document
 
-    @abstractmethod
     def table(self) -> RenderableType:
         """Return the tables that the command prints."""
+        table: RenderableType = self._written("table")
+        return table
+
+    def _written(self, form: str) -> Any:
+        """One form of the answer, by the module that writes it."""
+        return getattr(importlib.import_module(self.report), f"{self.part}{form}")(*self._values())
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, entry.name) for entry in fields(self))
 
     @property
-    @abstractmethod
     def headline(self) -> str:
         """The answer in one line."""
+        return str(self._values()[0].verdict)
 
     def to_dict(self) -> Document:
         """Return the document of ``--json`` in seconds, bytes and FLOP (``paleo schema COMMAND`` describes it)."""
@@ -205,6 +218,7 @@ class ScalingCurves(StudyResult):
     """A network on rising numbers of GPUs; ``curves`` has one entry for each kind of scaling."""
 
     command, rows = "scale", "points"
+    report = "paleo.report.scale"
     model: ModelSpec
     system: System
     curves: tuple[ScaleCurve, ...]
@@ -226,22 +240,13 @@ class ScalingCurves(StudyResult):
     def headline(self) -> str:
         return f"{self.model.name} on {self.system.name}: {self.verdict}"
 
-    def document(self) -> Document:
-        from paleo.report import scale
-
-        return scale.document(self.model, self.system, self.curves, self.choice)
-
-    def table(self) -> RenderableType:
-        from paleo.report import scale
-
-        return scale.table(self.model, self.system, self.curves, self.choice)
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Compared(StudyResult):
     """The same run on several systems."""
 
     command, rows = "compare", "systems"
+    report = "paleo.report.compare"
     comparison: Comparison
     choices: Mapping[str, RunWithDefaults] = field(default_factory=dict)
 
@@ -266,22 +271,13 @@ class Compared(StudyResult):
         names = ", ".join(candidate.system.name for candidate in self.comparison.candidates)
         return f"{names}; " + ("it fits none of them" if winner is None else f"fastest is {winner.system.name}")
 
-    def document(self) -> Document:
-        from paleo.report import compare
-
-        return compare.document(self.comparison, self.choices)
-
-    def table(self) -> RenderableType:
-        from paleo.report import compare
-
-        return compare.table(self.comparison, self.choices)
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Searched(StudyResult):
     """Plans of a search on one system, the best first; ``explanation`` says why the first one wins."""
 
     command, rows = "plan", "plans"
+    report = "paleo.report.plan"
     model: ModelSpec
     system: System
     search: Search
@@ -313,11 +309,6 @@ class Searched(StudyResult):
         fits = f"best is {first.strategy or 'dp'}" if first.fits else "none fits"
         return f"{self.search.configurations:,} plans of {self.model.name} on {self.system.name}, {fits}"
 
-    def document(self) -> Document:
-        from paleo.report import plan
-
-        return plan.document(self.model, self.system, self.search, self.explanation, self.choices)
-
     def table(self) -> RenderableType:
         from paleo.report import plan
 
@@ -329,6 +320,8 @@ class Planned(StudyResult):
     """Plans of a purchase on all systems and counts of GPUs, those that meet the wish first."""
 
     command, rows = "plan", "plans"
+    report = "paleo.report.plan"
+    part = "purchase_"
     reply: PurchasePlans
 
     @property
@@ -361,22 +354,13 @@ class Planned(StudyResult):
 
         return purchase_verdict(self.reply)
 
-    def document(self) -> Document:
-        from paleo.report import plan
-
-        return plan.purchase_document(self.reply)
-
-    def table(self) -> RenderableType:
-        from paleo.report import plan
-
-        return plan.purchase_table(self.reply)
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TimeToTarget(StudyResult):
     """Time of a task to its quality target, by number of GPUs."""
 
     command, rows = "target", "points"
+    report = "paleo.report.target"
     task: TrainingTask
     system: System
     curve: TargetScaling
@@ -391,22 +375,13 @@ class TimeToTarget(StudyResult):
     def headline(self) -> str:
         return f"{self.task.name} on {self.system.name}: {self.curve.verdict}"
 
-    def document(self) -> Document:
-        from paleo.report import target
-
-        return target.document(self.task, self.system, self.curve, self.tariff)
-
-    def table(self) -> RenderableType:
-        from paleo.report import target
-
-        return target.table(self.task, self.system, self.curve, self.tariff)
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class FleetAnswer(StudyResult):
     """Many jobs on an order of machines."""
 
     command, rows = "fleet", "jobs"
+    report = "paleo.report.cluster"
     study: FleetStudy
 
     @property
@@ -414,26 +389,13 @@ class FleetAnswer(StudyResult):
         """Whether all deadlines and the limit of the waiting time hold."""
         return self.study.holds
 
-    @property
-    def headline(self) -> str:
-        return self.study.verdict
-
-    def document(self) -> Document:
-        from paleo.report import cluster
-
-        return cluster.document(self.study)
-
-    def table(self) -> RenderableType:
-        from paleo.report import cluster
-
-        return cluster.table(self.study)
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Tuned(StudyResult):
     """A search over many trials, by GPUs of a trial and in all."""
 
     command, rows = "tune", "curve"
+    report = "paleo.report.tuning"
     study: TuningStudy
 
     @property
@@ -441,26 +403,13 @@ class Tuned(StudyResult):
         """Whether the search ends before its deadline."""
         return self.study.margin is None or self.study.margin.holds
 
-    @property
-    def headline(self) -> str:
-        return self.study.verdict
-
-    def document(self) -> Document:
-        from paleo.report import tuning
-
-        return tuning.document(self.study)
-
-    def table(self) -> RenderableType:
-        from paleo.report import tuning
-
-        return tuning.table(self.study)
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Audited(StudyResult):
     """A log of a training or of nccl-tests, its prediction, and the faults that explain the difference."""
 
     command = "audit"
+    report = "paleo.report.audit"
     audit: Audit | CollectiveAudit
 
     @property
@@ -469,22 +418,13 @@ class Audited(StudyResult):
 
         return audit.verdict(self.audit)
 
-    def document(self) -> Document:
-        from paleo.report import audit
-
-        return audit.document(self.audit)
-
-    def table(self) -> RenderableType:
-        from paleo.report import audit
-
-        return audit.table(self.audit)
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Validated(StudyResult):
     """Measured tables and their predictions; `to_frame` has a row for each file, `predictions` for each of its rows."""
 
     command, rows = "validate", "files"
+    report = "paleo.tables.report"
     reports: tuple[FileReport, ...]
 
     def predictions(self) -> pd.DataFrame:
@@ -497,11 +437,6 @@ class Validated(StudyResult):
     def headline(self) -> str:
         counts = ((report.predicted.sum(), len(report.frame), report.file) for report in self.reports)
         return "; ".join(f"{predicted:,} of {rows:,} rows of {file} predicted" for predicted, rows, file in counts)
-
-    def document(self) -> Document:
-        from paleo.tables.report import document
-
-        return document(self.reports)
 
     def table(self, *, worst: int = 5) -> RenderableType:
         """Return the tables of ``paleo validate``.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from paleo.answers import Document, StudyResult
+from paleo.answers import StudyResult
 from paleo.errors import SpecError, near
 from paleo.files import read_bytes
 from paleo.serving.benchmark import EngineBenchmark, ServiceAudit
@@ -27,8 +27,6 @@ from paleo.studies.cost import parse_tariff, rent
 from paleo.units import checked_count, checked_number, parse, whole_number
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from paleo.serving.engines import Engine
     from paleo.serving.reinforcement import LearningStudy
 
@@ -46,6 +44,7 @@ class Served(StudyResult):
 
     command: ClassVar[str] = "serve"
     rows: ClassVar[str | None] = "plans"
+    report = "paleo.report.serving"
     service: Service
     systems: tuple[Service, ...] = ()
 
@@ -55,23 +54,9 @@ class Served(StudyResult):
         return self.service.best is not None
 
     @property
-    def headline(self) -> str:
-        return self.service.verdict
-
-    @property
     def warnings(self) -> tuple[str, ...]:
         """What is doubtful."""
         return self.service.warnings
-
-    def document(self) -> Document:
-        from paleo.report.serving import document
-
-        return document(self.service, self.systems)
-
-    def table(self) -> RenderableType:
-        from paleo.report.serving import table
-
-        return table(self.service, self.systems)
 
 
 def serve(
@@ -389,26 +374,13 @@ class ReinforcementAnswer(StudyResult):
 
     command: ClassVar[str] = "rl"
     rows: ClassVar[str | None] = "plans"
+    report = "paleo.report.reinforcement"
     study: LearningStudy
 
     @property
     def possible(self) -> bool:
         """Whether engine and trainer fit in some layout."""
         return bool(self.study.steps)
-
-    @property
-    def headline(self) -> str:
-        return self.study.verdict
-
-    def document(self) -> Document:
-        from paleo.report.reinforcement import document
-
-        return document(self.study)
-
-    def table(self) -> RenderableType:
-        from paleo.report.reinforcement import table
-
-        return table(self.study)
 
 
 def rl(
@@ -493,21 +465,9 @@ class AuditedService(StudyResult):
     """The result of an engine's benchmark beside the prediction of the same load."""
 
     command: ClassVar[str] = "audit"
+    report = "paleo.report.serving"
+    part = "audit_"
     audit: ServiceAudit
-
-    @property
-    def headline(self) -> str:
-        return self.audit.verdict
-
-    def document(self) -> Document:
-        from paleo.report.serving import audit_document
-
-        return audit_document(self.audit)
-
-    def table(self) -> RenderableType:
-        from paleo.report.serving import audit_table
-
-        return audit_table(self.audit)
 
 
 def audit_service(

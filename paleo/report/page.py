@@ -21,7 +21,7 @@ from paleo.report import plots
 from paleo.report.charts import WIDTH, Bar, Chart, Curve, bars, curves, deviations, heat_map, stacks, svg
 from paleo.report.columns import NONE, Attribute, energy, money, percent
 from paleo.report.estimate import step_parts, utilisation_warnings
-from paleo.report.templates import rendered
+from paleo.report.rendering import rendered
 from paleo.studies.exchange import bandwidth_curve
 from paleo.studies.purchase import CHANGE, Objective, Offer, Purchase
 from paleo.studies.scale import placement_study, scaling_verdict

@@ -31,7 +31,7 @@ from pathlib import Path
 import tests.fuzz.onnx_inputs
 import tests.fuzz.options  # noqa: F401
 from paleo.cli import run
-from paleo.report.schemas import schema_of
+from paleo.report.json_schemas import schema_of
 from tests.fuzz.doors import called
 from tests.fuzz.inputs import KINDS
 from tests.json_documents import violations

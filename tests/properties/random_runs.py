@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paleo.cli import run
-from paleo.report.schemas import schema_of
+from paleo.report.json_schemas import schema_of
 from paleo.specs.system import load_system
 from tests.json_documents import LOG, NCCL, SAMPLES, violations
 

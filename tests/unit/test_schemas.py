@@ -10,9 +10,9 @@ import pytest
 import typer
 
 from paleo.cli import every_command, run
-from paleo.report.schemas import FILES, documents, schema_of
+from paleo.report.json_schemas import FILES, documents, schema_of
 from paleo.specs.catalog import kind_of
-from paleo.specs.templates import kinds, template
+from paleo.specs.spec_templates import kinds, template
 from tests.json_documents import CALLS, printed, violations
 
 

@@ -23,7 +23,7 @@ TemplateFile = Annotated[str | None, typer.Option("-o", "--output", metavar="FIL
 
 
 def _schemas(incomplete: str) -> list[str]:
-    from paleo.report.schemas import FILES, documents
+    from paleo.report.json_schemas import FILES, documents
 
     return [kind for kind in (*FILES, *documents()) if kind.startswith(incomplete)]
 
@@ -46,7 +46,7 @@ def init(kind: TemplateKind, output: TemplateFile = None) -> None:
     """
     from paleo.errors import SpecError
     from paleo.files import checked_output, write_text
-    from paleo.specs.templates import template
+    from paleo.specs.spec_templates import template
 
     text = template(kind.strip().lower())
     if output is None:
@@ -67,6 +67,6 @@ def schema(kind: SchemaKind) -> None:
     paleo schema estimate
     paleo schema system
     """
-    from paleo.report.schemas import schema_of
+    from paleo.report.json_schemas import schema_of
 
     sys.stdout.write(json.dumps(schema_of(kind.strip().lower()), indent=2) + "\n")

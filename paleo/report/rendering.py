@@ -11,7 +11,7 @@ from markupsafe import Markup
 from paleo.report.columns import percent, tenths
 from paleo.units import counted, duration, gibibytes
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parent / "templates"
 
 
 def rendered(template: str, **context: Any) -> str:
@@ -20,7 +20,7 @@ def rendered(template: str, **context: Any) -> str:
     Parameters
     ----------
     template : str
-        Name of a file beside this module.
+        Name of a file in the folder `templates`.
     **context
         What the template names; ``source`` reads a style sheet or script into the page.
     """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paleo.errors import SpecError, near
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parent / "templates"
 
 
 def kinds() -> list[str]:

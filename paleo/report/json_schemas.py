@@ -1,7 +1,7 @@
 """JSON Schema of every kind of spec file and of what every command prints with --json.
 
 A document names its schema by its key ``schema``, such as ``paleo.estimate/1``; the number rises when a key changes its
-meaning or goes away, not when one is added. Schemas of documents lie beside this file, those of spec files come from
+meaning or goes away, not when one is added. Schemas of documents lie in `schemas`, those of spec files come from
 their models: text with a unit where a quantity is meant, a name or a path where another entry may stand.
 """
 
@@ -38,7 +38,7 @@ FILES: dict[str, type[BaseModel]] = {
 #: Kinds whose files may extend another; the entries that a key may name instead of holding them.
 EXTENDING = frozenset(FILES) - {"run", "study"}
 NAMED = {"system": ("Device", "Link")}
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parent / "schemas"
 
 
 def documents() -> list[str]:
