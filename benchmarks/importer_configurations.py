@@ -17,8 +17,8 @@ from paleo.importers.configuration import read_config
 from paleo.importers.sources import Import, from_config, imported_mapping
 from paleo.importers.torch import InputSpec, build_module, parse_input
 
-#: Tokens of a sequence.
-SEQ = 64
+#: Tokens of a sequence: whole chunks of every scan, which the library pads to.
+SEQ = 256
 PREFIX = "configuration/"
 
 

@@ -1,6 +1,6 @@
 """``python -m paleo`` is ``paleo``."""
 
-import sys
+import os
 
 
 def main() -> None:
@@ -10,7 +10,7 @@ def main() -> None:
 
         run()
     except KeyboardInterrupt:
-        sys.exit(130)
+        os._exit(130)
 
 
 if __name__ == "__main__":

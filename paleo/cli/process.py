@@ -207,7 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     code = run(sys.argv[1:] if arguments is None else arguments)
     if signal.getsignal(signal.SIGINT) is _interrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is given
-    code = INTERRUPTED if _INTERRUPTS else code
+    if _INTERRUPTS:  # Python would end by the signal itself where it came while text was compiled
+        os._exit(INTERRUPTED)
     if code in (UNREAD, WRONG, FAULT):
         discard_output()
     gc.freeze()  # nothing is left to tidy up: the process ends

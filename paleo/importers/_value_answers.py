@@ -134,13 +134,18 @@ def _selected(tape: Guessing, mask: Any) -> int:
             raise RuntimeError(f"{name} chooses boxes by their values")
         tape.notes.append("masks that select rows are taken to select all of them")
         return total
+    return math.ceil(_share(tape, router, total))
+
+
+def _share(tape: Guessing, router: tuple[int, int], total: int) -> float:
+    """Tokens of an expert, of so many."""
     experts, choices = router
     tape.notes.append(f"tokens are taken to spread evenly over {experts} experts")
     rows = min(float(total), choices / experts)
     unit = math.prod(probe for probe in tape.probes.values() if total % probe == 0)
     if unit > 1 and rows % unit:
         raise SpecError(f"{choices} choices of {experts} experts do not spread evenly at these sizes")
-    return math.ceil(rows)
+    return rows
 
 
 def _router(tape: Guessing, mask: Any) -> tuple[int, int] | None:
@@ -188,12 +193,24 @@ def _all_selected(tensor: Any, index: Any, mask: Any, rows: int) -> Any:
     return flat[(*before, slice(None) if rows == mask.numel() else slice(rows), *behind)]
 
 
+def _counts(tape: Guessing, tokens: Any) -> list[int] | None:
+    """How many tokens each expert gets of a tensor that counts them; None for any other tensor."""
+    router = _router(tape, tokens)
+    if router is None or tokens.shape[0] != router[0]:
+        return None
+    experts, choices = router
+    share = int(_share(tape, router, choices))
+    return [share + (index < choices - share * experts) for index in range(experts)]
+
+
 def guessed(tape: Guessing, function: Any, args: Any) -> Any:
     """What a module is told that asks for values without data; None where it does not ask.
 
     So attention masks hide nothing, there is no padding, and every expert has tokens.
     """
     label = label_of(function)
+    if label == "tolist" and args[0].device.type == "meta" and args[0].dim() == 1:
+        return _counts(tape, args[0])
     if label.endswith("nms") and args and tape.is_tensor(args[0]) and args[0].device.type == "meta":
         tape.notes.append("non-maximum suppression is taken to suppress nothing")
         return tape.torch.zeros(args[0].shape[0], dtype=tape.torch.int64, device="meta")

@@ -280,3 +280,15 @@ def test_short_sequences_of_sparse_attention_see_all_keys(tmp_path: Path) -> Non
     ]  # fmt: skip
     assert core[0] == 2 * 2 * 128 * 128 * 4 * (24 + 16)  # two layers; heads of 24 and 16
     assert core[1] == 2 * 2 * 4096 * 128 * 4 * (40 + 32)  # latents of 32 + 8 and 32
+
+
+def test_layers_of_nemotron_h_by_their_letters_and_by_the_names_of_transformers_5(tmp_path: Path) -> None:
+    """Infinity is written as transformers 5 writes it."""
+    sizes = {"mamba_num_heads": 4, "mamba_head_dim": 4, "n_groups": 2, "ssm_state_size": 4, "head_dim": 4}
+    sizes |= {"time_step_limit": [0.0, {"__float__": "Infinity"}], "num_hidden_layers": 3}
+    named = ["linear_attention", "full_attention", "mlp"]
+    texts = []
+    for pattern in ({"hybrid_override_pattern": "M*-"}, {"layers_block_type": named}):
+        mapping = from_config(written(tmp_path, model_type="nemotron_h", **sizes, **pattern))
+        texts.append(checked(mapping))
+    assert texts[0] == texts[1]

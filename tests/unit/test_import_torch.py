@@ -485,7 +485,7 @@ def test_masks_that_select_rows_select_all() -> None:
 
 
 class Routed(nn.Module):
-    """Two of four experts for each token, which find their tokens by their places, by a mask, or by a list."""
+    """Two of four experts for each token, which find their tokens by places, a mask, a list, or in sorted pieces."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -496,6 +496,12 @@ class Routed(nn.Module):
         flat = x.view(-1, 32)
         weights, chosen = self.router(flat).softmax(-1).topk(2, -1)
         out = torch.zeros_like(flat)
+        if self.way == "pieces":
+            counts = torch.zeros(len(flat), 4).scatter(1, chosen, 1).long().sum(0).tolist()
+            order = chosen.flatten().sort(0)[1]
+            pieces = flat[order.div(2, rounding_mode="trunc")].split(counts)
+            sent = torch.cat([expert(piece) for expert, piece in zip(self.experts, pieces, strict=True)])
+            return out.index_add(0, order.div(2, rounding_mode="trunc"), sent).view_as(x)
         for number, expert in enumerate(self.experts):
             if self.way == "places":
                 token, place = torch.where(chosen == number)
@@ -514,7 +520,7 @@ class Routed(nn.Module):
         return out.view_as(x)
 
 
-@pytest.mark.parametrize("way", ["places", "mask", "list", "hit"])
+@pytest.mark.parametrize("way", ["places", "mask", "list", "hit", "pieces"])
 def test_experts_get_an_even_share_of_the_tokens(way: str) -> None:
     """32 tokens, two experts each: 2 x 32 x 64 products up and as many down; the router 32 x 4."""
     model = read(Routed(way), "2x16x32")

@@ -88,13 +88,14 @@ def kimi_linear(config: Config) -> Model:
 
 #: Letters of a hybrid pattern, and what transformers 5 calls the layers.
 _LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
+_LONG_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
 @FAMILIES.register("nemotron_h")
 def nemotron_h(config: Config) -> Model:
     """NVIDIA, Nemotron-H and Nemotron 3, 2025: each layer is a Mamba-2 mixer, attention without positions, a
     feed-forward block or a mixture, behind a norm."""
-    kinds = config.listed("layers_block_type")
+    kinds = [_LONG_NAMES.get(kind, kind) for kind in config.listed("layers_block_type")]
     kinds = kinds or [_LETTERS.get(letter, letter) for letter in str(config.get("hybrid_override_pattern") or "")]
     if config.get("num_hidden_layers") is None and kinds:
         config = Config({**config, "num_hidden_layers": len(kinds)}, config.path)
