@@ -101,8 +101,8 @@ def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[S
         parameters=entry.parameters,
     )
     if tensor and formats.operand == BYTES["fp16"] and "fp32" in prices.device.vector_peak:
-        sizes = (column(kernels, name) for name in ("m", "n", "k"))
-        odd = unaligned_time(*sizes, np.where(experts > 0.0, 1.0, batch), prices.figures("fp32"))
+        m, n, k = (column(kernels, name) for name in ("m", "n", "k"))
+        odd = unaligned_time(m, n, k, np.where(experts > 0.0, 1.0, batch), prices.figures("fp32"))
         times = np.maximum(times, odd)
     if not looped.any():
         return entry, times
