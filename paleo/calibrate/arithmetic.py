@@ -130,10 +130,24 @@ def _of_kernels(table: StepTable, frame: pd.DataFrame) -> pd.DataFrame:
 
 def _seconds(table: StepTable, frame: pd.DataFrame, factor: float) -> Array:
     """Seconds of each row with one factor for all architectures; nan where a row cannot be predicted."""
-    tried = SustainedParameters(*(factor,) * len(fields(SustainedParameters)))
-    entries = (_entry(tried, "a factor that is tried", "2000-01-01"),)
-    changed = table.with_calibration(Calibration(name=STEPS, subject=STEPS, entries=entries))
+    tried = calibration(SustainedParameters(*(factor,) * len(fields(SustainedParameters))))
+    changed = table.with_calibration(tried)
     return np.array([step.value if isinstance(step, Step) else math.nan for step in changed.steps(frame)])
+
+
+def calibration(factors: SustainedParameters) -> Calibration:
+    """Compose a calibration of steps that holds factors which are tried.
+
+    Parameters
+    ----------
+    factors : SustainedParameters
+        What sustained arithmetic costs.
+
+    Returns
+    -------
+    Calibration
+    """
+    return Calibration(name=STEPS, subject=STEPS, entries=(_entry(factors, "factors that are tried", "2000-01-01"),))
 
 
 def _entry(factors: SustainedParameters, source: str, date: str) -> Entry:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from paleo.calibrate import arithmetic, spreads
+from paleo.calibrate import arithmetic, ledger, spreads
 from paleo.calibrate.files import (
     LEAST_ROWS,
     FittedEntry,
@@ -24,6 +24,7 @@ from paleo.calibrate.files import (
     fits,
     jobs,
     skipped_rows,
+    table_name,
     yaml_text,
 )
 from paleo.calibrate.links import LEAST_STEPS as LEAST_LINKS
@@ -136,13 +137,13 @@ def fit(
     Parameters
     ----------
     files : sequence of str
-        Measured tables.
+        Measured tables; or folders, whose tables are all fitted, one kind after another.
     output : str, optional
         One file, for tables of one subject.
     output_dir : str, optional
         A folder for one file a subject, where entries of other families are kept.
     only : sequence of str
-        Devices, systems or profiles; or ``fabric``, ``intervals``, ``arithmetic`` or ``waiting``.
+        Devices, systems or profiles; or ``fabric``, ``intervals``, ``arithmetic``, ``waiting`` or ``ledger``.
     free : sequence of str
         The numbers of profiles or links that are fitted.
     hold_out : sequence of str
@@ -164,6 +165,8 @@ def fit(
         raise SpecError("--fit: no file is named; expected measured tables, such as measurements/gemm.csv.gz")
     if output is not None and output_dir is not None:
         raise SpecError("-o and --output-dir exclude each other: one file, or one file a device in a folder")
+    if any(is_folder(file) for file in files):
+        return _fit_folders(files, output_dir, today, [*only, *free, *hold_out])
     if hold_out and WAITING not in only:
         raise SpecError(f"--hold-out {hold_out[0]}: keeps sources back from --only {WAITING}, from no other fit")
     date = today or datetime.date.today().isoformat()
@@ -174,6 +177,8 @@ def fit(
         return _fit_arithmetic(request)
     if asked_exclusively(WAITING, only, free):
         return _fit_waiting(request)
+    if asked_exclusively(ledger.ASKED, only, free):
+        return _write_ledger(files, output)
     columns = [_columns(file) for file in files]
     if all(is_of_tasks(names) for names in columns):
         return _fit_tasks(request)
@@ -201,6 +206,68 @@ def _columns(file: str) -> frozenset[str]:
         return frozenset(pd.read_csv(file, nrows=0, compression="infer").columns)
     except (OSError, EOFError, ValueError):
         return frozenset()
+
+
+def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None, unknown: Sequence[str]) -> int:
+    """Fit all tables of folders: kernels, watts, arithmetic of steps, intervals; each stage sees what is written."""
+    if unknown or output_dir is None:
+        wrong = f"{unknown[0]!r} names a part" if unknown else "--output-dir says where to write"
+        raise SpecError(f"--fit {paths[0]}: all tables of a folder are fitted together; {wrong}")
+    found = [sorted(map(str, Path(path).glob("*.csv*"))) if is_folder(path) else [path] for path in paths]
+    tables = [file for files in found for file in files]
+    names = {file: table_name(file) for file in tables}
+    kernels = [file for file in tables if fits(file)]
+    steps = [file for file in tables if names[file] in ledger.TABLES]
+    dense = [file for file in steps if names[file] == ledger.TRANSFORMERS]
+    stages = (
+        (kernels, ()),
+        ([file for file in tables if names[file] == PowerTable.name], ()),
+        (dense, (arithmetic.ASKED,)),
+        (steps, (spreads.ASKED,)),
+    )
+    for files, only in stages:
+        if files:
+            sys.stderr.write(f"fitting {', '.join([*map(str, only), *(Path(file).name for file in files)])}\n")
+            fit(files, output_dir=output_dir, only=only, today=today)
+            forget()
+    _print_sources_left_out(kernels)
+    others = [Path(file).name for file in tables if not any(file in files for files, _ in stages)]
+    sys.stderr.write(f"not fitted: {', '.join(others)}\n" if others else "")
+    return _write_ledger(steps, str(Path(output_dir) / "ledger.csv")) if dense else 0
+
+
+def forget() -> None:
+    """Forget what was read of the catalog, whose calibrations have been written anew."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "paleo":
+            for value in vars(module).values():
+                if callable(getattr(value, "cache_clear", None)):
+                    value.cache_clear()
+
+
+def _print_sources_left_out(files: Sequence[str]) -> None:
+    lines = [
+        (job.subject, job.family, source, str(errors.rows), f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
+        for job in jobs(files)
+        for source, errors in ledger.kernel_sources(job)
+    ]
+    headings = ("subject", "family", "source", "rows", "MAPE", "bias")
+    console().print(_table(headings, lines, "kernels by source, with what the other sources give"))
+
+
+def _write_ledger(files: Sequence[str], output: str | None) -> int:
+    """Print what each source of steps would get had it been left out, and write it where a file is named."""
+    place = None if output is None else checked_output(output, (".csv",))
+    with _progress(3 * len(files) + len(arithmetic.GRID)) as report:
+        found = ledger.step_ledger(files, report)
+    shares = [
+        (line[0], line[1], str(line[2]), *(f"{100 * value:.1f}" for value in line[3:]))
+        for line in found.itertuples(index=False)
+    ]
+    console().print(_table([name.replace("_", " ") for name in ledger.COLUMNS], shares, "steps by source, %"))
+    if place is not None:
+        write_text(place, found.to_csv(index=False))
+    return 0
 
 
 def _fit_kernels(request: _Request) -> int:
@@ -386,7 +453,7 @@ def _errors(residual: FittedResidual | Residual) -> str:
 
 
 #: Headings of columns of words; others hold figures.
-WORDS = frozenset({"number", "source", "benchmark", "family", "stack", ""})
+WORDS = frozenset({"number", "source", "benchmark", "family", "stack", "subject", "table", ""})
 
 
 def _table(headings: Sequence[str], lines: Iterable[Sequence[str]], title: str | None = None) -> Any:

@@ -26,7 +26,7 @@ from paleo.pricing.power import BOARD, PowerParameters
 from paleo.specs.calibration import Calibration, Entry, IntervalBin
 from paleo.specs.loading import parse_yaml, validate
 from paleo.tables.cells import number, read_table, text
-from paleo.tables.kernels import KINDS, TableKind, measured_time, row_groups
+from paleo.tables.kernels import KINDS, Fitted, TableKind, measured_time, row_groups
 from paleo.tables.kinds._clusters import PowerTable, drawn, seconds_of
 from paleo.tables.runner import compute_rows, named_table, sound_table
 from paleo.tables.steps import CELL_ERRORS, Row, StepTable, row_dicts
@@ -116,12 +116,32 @@ def fits(file: str | Path) -> bool:
     SpecError
         If the table cannot be read.
     """
+    name = table_name(file)
+    return name in KINDS and KINDS[name].calibrates
+
+
+def table_name(file: str | Path) -> str:
+    """Name the kind of a table; '' where it is of none.
+
+    Parameters
+    ----------
+    file : str or Path
+        A measured table.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    SpecError
+        If the table cannot be read.
+    """
     columns = read_table(file).columns
     try:
-        name = table_of(columns).name
+        return table_of(columns).name
     except SpecError:
-        return False
-    return name in KINDS and KINDS[name].calibrates
+        return ""
 
 
 def _jobs_of(file: str | Path) -> Iterator[FitJob]:
@@ -243,11 +263,7 @@ def fit_each(
     fitted: dict[tuple[str, str, str], Any] = {}
     for job in work:
         report(job)
-        plan = job.kind.fit_plan(job.subject, job.family, job.stack, job.rows[0].figures, fitted)
-        result = Fit(
-            job.kind, job.rows, plan.start, alternatives=plan.alternatives, per_stack=plan.per_stack, fixed=plan.fixed,
-            training_rows=plan.training_rows, starts=plan.starts, prior=plan.prior, hold_out=_divisible(job),
-        ).result()  # fmt: skip
+        result = fit_of(job, fitted).result()
         fitted |= {(job.subject, job.family, stack): values for stack, values in result.parameters.items()}
         frames = {
             stack: pd.concat([rows.frame for rows in job.rows if rows.stack == stack]) for stack in result.parameters
@@ -256,6 +272,27 @@ def fit_each(
             FittedEntry(job.subject, _entry_of(job.family, stack, job.file, frame, result, date))
             for stack, frame in frames.items()
         ]
+
+
+def fit_of(job: FitJob, fitted: Fitted) -> Fit[Any]:
+    """Set up the fit of a job.
+
+    Parameters
+    ----------
+    job : FitJob
+        Rows that are fitted together.
+    fitted : mapping
+        Parameters of earlier jobs by subject, family and stack.
+
+    Returns
+    -------
+    Fit
+    """
+    plan = job.kind.fit_plan(job.subject, job.family, job.stack, job.rows[0].figures, fitted)
+    return Fit(
+        job.kind, job.rows, plan.start, alternatives=plan.alternatives, per_stack=plan.per_stack, fixed=plan.fixed,
+        training_rows=plan.training_rows, starts=plan.starts, prior=plan.prior, hold_out=_divisible(job),
+    )  # fmt: skip
 
 
 def _divisible(job: FitJob) -> bool:

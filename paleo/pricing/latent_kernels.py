@@ -2,29 +2,48 @@
 
 A prompt multiplies queries and keys of 128 + 64 and values of 128 elements a head, causally. A token multiplies its
 queries, which the key's projection is absorbed into, with the latent of 512 + 64 elements that all heads share, and
-adds up latents of 512; long caches are split over multiprocessors that would be idle.
+adds up latents of 512. Long caches are split over multiprocessors that would be idle, into at most ``splits`` parts.
 
-    time = launch + joined(waves · work of a block / (efficiency · peak), bytes / bandwidth) + keys of a block · depth
+    body = joined(waves · (work of a block / (efficiency · peak) + epilogue), bytes / bandwidth)
+    time = launch + body + keys of a block · depth + passes over queries, results and new latents
+
+What the host takes to issue a call hides behind it.
 
 Reference: DeepSeek-V2, arXiv:2405.04434, section 2.1.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.tiles import Array, TileParameters, joined
+from paleo.pricing.tiles import Array, behind_host, joined
+from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
     from paleo.pricing.kernels import DeviceFigures
 
 #: Elements of a head's queries and keys, of its values; of the cached latent with its rotated part, and without it.
 QUERY, VALUE, CACHED, LATENT = 192.0, 128.0, 576.0, 512.0
-#: Rows of a block of a prompt and of tokens' heads, and the least keys of a part of a split cache.
-PROMPT_ROWS, TOKEN_ROWS, LEAST_KEYS = 128.0, 64.0, 256.0
+#: Rows of a block of a prompt, and the least keys of a part of a split cache.
+PROMPT_ROWS, LEAST_KEYS = 128.0, 64.0
+
+
+@dataclass(frozen=True, slots=True)
+class LatentParameters:
+    """Calibration of one library's kernel on one device."""
+
+    launch: float = parameter("10 us", "0.5..400 us", "launches of all kernels of a call")
+    host: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
+    efficiency: float = parameter("0.6", "0.02..1.2", "share of peak that the main loop reaches")
+    bandwidth_efficiency: float = parameter("0.75", "0.1..1.1", "share of the memory bandwidth that streams reach")
+    depth: float = parameter("2 cycle", "0.0002..200", "least cycles of a block for each of its keys")
+    epilogue: float = parameter("5000 cycle", "10..200000", "start and end of a block")
+    staging: float = parameter("0.5", "0.005..20", "share of the bandwidth of passes over queries, results, latents")
+    splits: float = parameter("16", "1..200", "the most parts that a cache is split into")
 
 
 def latent_attention_time(
@@ -35,8 +54,9 @@ def latent_attention_time(
     keys: Array,
     single: npt.NDArray[np.bool_],
     cache_bytes: Array,
+    token_rows: Array,
     device: DeviceFigures,
-    parameters: TileParameters,
+    parameters: LatentParameters,
 ) -> Array:
     """Time of one layer's attention core on one rank.
 
@@ -48,29 +68,32 @@ def latent_attention_time(
         True where tokens are generated, False for prompts.
     cache_bytes : array
         Bytes of an element of the cached latent.
+    token_rows : array
+        Rows of queries that a block of single tokens works on.
     device : DeviceFigures
         Peak of the format of the products.
-    parameters : TileParameters
-        Calibration of the kernel; ``depth`` is cycles for each key of a block.
+    parameters : LatentParameters
+        Calibration of the kernel.
 
     Returns
     -------
     array
         Seconds.
     """
-    tiles = np.where(
-        single, batch * np.ceil(heads * queries / TOKEN_ROWS), batch * heads * np.ceil(queries / PROMPT_ROWS)
-    )
-    splits = np.clip(np.floor(device.multiprocessors / tiles), 1.0, np.ceil(keys / LEAST_KEYS))
+    p, rows = parameters, batch * heads * queries
+    block_rows = np.where(single, token_rows, PROMPT_ROWS)
+    of_prompts = batch * heads * np.ceil(queries / PROMPT_ROWS)
+    tiles = np.where(single, batch * np.ceil(heads * queries / token_rows), of_prompts)
+    splits = np.clip(device.multiprocessors / tiles, 1.0, np.minimum(np.maximum(keys / LEAST_KEYS, 1.0), p.splits))
     splits = np.where(single, splits, 1.0)
     seen = np.where(single, keys, keys - queries / 2.0) / splits
-    row_flop = np.where(single, TOKEN_ROWS * (CACHED + LATENT), PROMPT_ROWS * (QUERY + VALUE))
     occupied = tiles * splits / device.multiprocessors
     waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, 1.0)
-    compute = waves * 2.0 * row_flop * seen / (parameters.efficiency * device.flops_per_clock * device.clock_hz)
-    rows = batch * heads * queries
-    token_bytes = batch * keys * CACHED * cache_bytes + 2.0 * rows * (CACHED + LATENT)
-    prompt_bytes = 2.0 * rows * (QUERY + 2.0 * VALUE) + 2.0 * batch * keys * heads * (QUERY + VALUE)
-    moved = np.where(single, token_bytes, prompt_bytes)
-    body = joined(compute, moved / (parameters.bandwidth_efficiency * device.memory_bandwidth))
-    return np.asarray(parameters.launch + body + seen * parameters.depth / device.clock_hz)
+    flop = 2.0 * block_rows * np.where(single, CACHED + LATENT, QUERY + VALUE) * seen
+    compute = waves * (flop / (p.efficiency * device.flops_per_clock) + p.epilogue) / device.clock_hz
+    read = np.where(single, CACHED * cache_bytes, 2.0 * heads * (QUERY + VALUE)) * batch * keys
+    body = joined(compute, read / (p.bandwidth_efficiency * device.memory_bandwidth))
+    each = np.where(single, CACHED + LATENT, QUERY + 2.0 * VALUE)
+    passed = 2.0 * rows * each + batch * queries * CACHED * (2.0 + cache_bytes)
+    busy = p.launch + body + passed / (p.staging * device.memory_bandwidth) + seen * p.depth / device.clock_hz
+    return behind_host(busy, p.host)

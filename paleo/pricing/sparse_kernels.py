@@ -1,8 +1,8 @@
 """Attention over keys that an indexer selects, a layer of it or one of its parts, as engines run it on one rank.
 
     projections = joined(FLOP / (share · peak), weights / (share · bandwidth))
-    scores      = joined(FLOP of the indexer in fp8, its keys / bandwidth), of every key and query
-    selection   = scores in fp32 / (share · bandwidth), and a time for each key that a query's search passes
+    scores      = joined(FLOP of the indexer in fp8, its keys / bandwidth, keys that one block walks one after another)
+    selection   = scores in fp32 / (share · bandwidth) + waves of queries · (start + time of a key · keys)
     attention   = joined(FLOP over the selected keys, their bytes from caches)
     passes      = inputs, latents, queries and contexts / (share · bandwidth)
     time        = launch + projections + scores + selection + attention + passes
@@ -28,6 +28,8 @@ Array = npt.NDArray[np.float64]
 #: Rate of 8-bit arithmetic over that of 16 bits; rate of caches over memory at which gathered keys are read again;
 #: rows of the narrowest matrix instruction.
 NARROW, CACHED, LEAST_HEADS = 2.0, 3.0, 16.0
+#: Queries that a multiprocessor selects keys for at once, a block each.
+RESIDENT = 2.0
 _PICOSECOND = 2.0**-40
 
 
@@ -40,9 +42,11 @@ class SparseParameters:
     bandwidth: float = parameter("0.7", "0.05..1.1", "share of the memory bandwidth of weights and keys")
     attention: float = parameter("0.3", "0.005..2", "share of peak of the attention over selected keys")
     indexer: float = parameter("0.4", "0.005..3", "share of the narrow peak of the indexer's scores")
-    selection: float = parameter("0.5", "0.005..20", "share of the bandwidth at which scores are written and selected")
+    selection: float = parameter("0.5", "0.00001..20", "share of the bandwidth at which scores are written")
     passes: float = parameter("0.5", "0.005..50", "share of the bandwidth of passes over tokens")
-    search: float = parameter("30", "0.001..100000", "picoseconds of each key that a query's search passes")
+    search: float = parameter("100", "0.001..100000", "picoseconds of each key that a query's search passes")
+    row: float = parameter("5 us", "0.001..100 us", "start of a query's search")
+    depth: float = parameter("1 cycle", "0.0001..50", "cycles of a block of the indexer for each of its keys")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class SparseWork:
     index_bytes: Array
     score_bytes: Array
     searched: Array
+    searching: Array
+    walked: Array
     attention_flops: Array
     key_bytes: Array
     heads: Array
@@ -83,10 +89,13 @@ def sparse_attention_time(work: SparseWork, device: DeviceFigures, parameters: S
     streamed = p.bandwidth * bandwidth
     product_peak = p.products * peak * np.where(work.narrow, NARROW, 1.0)
     padded = np.maximum(work.heads, LEAST_HEADS) / np.maximum(work.heads, 1.0)
+    scores = joined(work.score_flops / (p.indexer * NARROW * peak), work.index_bytes / streamed)
+    occupied = work.searching / (RESIDENT * device.multiprocessors)
+    waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, np.minimum(work.searching, 1.0))
     parts = (
         joined(work.projection_flops / product_peak, work.weight_bytes / streamed),
-        joined(work.score_flops / (p.indexer * NARROW * peak), work.index_bytes / streamed),
-        work.score_bytes / (p.selection * bandwidth) + work.searched * p.search * _PICOSECOND,
+        joined(scores, work.walked * p.depth / device.clock_hz),
+        work.score_bytes / (p.selection * bandwidth) + waves * (p.row + work.searched * p.search * _PICOSECOND),
         joined(work.attention_flops * padded / (p.attention * peak), work.key_bytes / (CACHED * streamed)),
         work.pass_bytes / (p.passes * bandwidth),
     )

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from paleo.pricing.experts import experts_time
 from paleo.pricing.kernels import figures
-from paleo.pricing.latent_kernels import latent_attention_time
+from paleo.pricing.latent_kernels import LatentParameters, latent_attention_time
 from paleo.pricing.narrow_products import narrow_product_time
 from paleo.pricing.tiles import TileParameters, behind_host, product_time
 from paleo.specs.device import load_device
-from paleo.tables.kinds._engine_kernels import Experts, NarrowProducts
+from paleo.tables.kinds._engine_kernels import Experts, LatentAttentionTable, NarrowProducts
 
 B200 = figures(load_device("b200"), "fp8")
 #: Kernels that reach every peak and start at once.
@@ -81,12 +82,42 @@ def test_more_tokens_wider_experts_and_popular_ones_take_longer() -> None:
     assert experts(ep=16.0) < experts()
 
 
-def test_a_token_reads_the_latent_cache_once_for_all_heads() -> None:
+#: Latent attention that reaches every rate, starts at once and splits no cache.
+IDEAL_LATENT = LatentParameters(
+    launch=0.0, host=0.0, efficiency=1.0, bandwidth_efficiency=1.0, depth=0.0, epilogue=0.0, staging=np.inf, splits=1.0
+)
+
+
+def latent(parameters: LatentParameters, *, batch: float = 64.0, keys: float = 32768.0, rows: float = 64.0) -> float:
     seconds = latent_attention_time(
-        heads=array(16.0), batch=array(64.0), queries=array(1.0), keys=array(32768.0), single=np.array([True]),
-        cache_bytes=array(1.0), device=B200, parameters=replace(IDEAL, efficiency=1e6),
+        heads=array(16.0), batch=array(batch), queries=array(1.0), keys=array(keys), single=np.array([True]),
+        cache_bytes=array(1.0), token_rows=array(rows), device=B200, parameters=parameters,
     )  # fmt: skip
+    return float(seconds[0])
+
+
+def test_a_token_reads_the_latent_cache_once_for_all_heads() -> None:
+    seconds = latent(replace(IDEAL_LATENT, efficiency=1e6))
     assert seconds == pytest.approx(64 * 32768 * 576 / B200.memory_bandwidth, rel=0.003)
+
+
+def test_a_cache_in_one_part_is_walked_by_one_block_whatever_the_sequences() -> None:
+    """A100's kernel took 119 ns a key for one sequence as for eight; parts walk side by side."""
+    walking = replace(IDEAL_LATENT, efficiency=1e6, bandwidth_efficiency=1e6, depth=100.0)
+    assert latent(walking, batch=1.0) == pytest.approx(32768 * 100.0 / B200.clock_hz, rel=1e-3)
+    assert latent(walking, batch=8.0) == pytest.approx(latent(walking, batch=1.0), rel=1e-3)
+    assert latent(replace(walking, splits=4.0), batch=1.0) == pytest.approx(latent(walking, batch=1.0) / 4, rel=1e-3)
+
+
+def test_releases_with_other_passes_are_stacks() -> None:
+    rows = pd.DataFrame(
+        {
+            "library": ["trtllm", "trtllm", "sglang", "sglang", "vllm"],
+            "version": ["1.2.0rc5", "1.3.0rc20", "0.5.9", "0.5.14", "0.14.0"],
+            "phase": ["generation", "generation", "context", "context", "context"],
+        }
+    )
+    assert list(LatentAttentionTable().stack(rows)) == ["graph/first", "graph", "graph/first", "graph", "graph"]
 
 
 @pytest.mark.parametrize(

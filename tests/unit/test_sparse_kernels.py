@@ -40,13 +40,27 @@ def test_attention_counts_latents_of_576_and_512_for_each_head() -> None:
 
 def test_a_layer_that_takes_the_choice_of_another_scores_nothing() -> None:
     skipping = seconds(kernel_source="sglang_dsa_skip_indexer_trtllm")
-    without = replace(SparseParameters(), indexer=1e9, selection=1e9, search=0.0)
+    without = replace(SparseParameters(), indexer=1e9, selection=1e9, search=0.0, row=0.0, depth=0.0)
     assert skipping < seconds() and skipping == pytest.approx(seconds(without), rel=0.05)
+
+
+def test_one_query_walks_its_keys_in_a_block_and_selects_them_in_another() -> None:
+    """Deep keys of few queries fill no device: 131,072 keys took 282 to 290 us for 1 to 128 queries on a B200."""
+    walk = SparseParameters(launch=0.0, bandwidth=1e9, indexer=1e9, selection=1e9, depth=4.0)
+    expected = 4.0 * (131_072 + 1) / B200.clock_hz
+    for queries in (1, 2):
+        assert seconds(walk, part="indexer_logits", past_len=131_072, q_len=queries) == pytest.approx(
+            expected, rel=0.01
+        )
+    select = SparseParameters(launch=0.0, selection=1e9, search=0.0, row=1e-5)
+    assert seconds(select, part="topk", past_len=65536, q_len=100) == pytest.approx(1e-5)
+    assert seconds(select, part="topk", past_len=65536, q_len=2 * 148 * 8) == pytest.approx(8e-5)
+    assert seconds(select, part="topk", past_len=0, q_len=1024) < 1e-12
 
 
 def test_weights_are_read_once_and_networks_are_told_by_name() -> None:
     free = SparseParameters(launch=0.0, products=1e9, bandwidth=1.0, attention=1e9, indexer=1e9, selection=1e9)
-    one = seconds(replace(free, passes=1e9, search=0.0), phase="generation", q_len=1)
+    one = seconds(replace(free, passes=1e9, search=0.0, row=0.0, depth=0.0), phase="generation", q_len=1)
     weights = 7168 * (1536 + 576) + 1536 * 128 * 192 + 128 * (512 * (128 + 128) + 128 * 7168)
     weights += (1536 * 64 + 7168) * 128 + 7168 * 64
     assert one == pytest.approx(weights / B200.memory_bandwidth, rel=0.01)

@@ -13,7 +13,7 @@ from paleo.errors import SpecError
 @app.command(rich_help_panel=MEASURE)
 def calibrate(
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE…]", help="Measured tables to fit, with --fit.")
+        list[str] | None, typer.Argument(metavar="[FILE…]", help="Measured tables, or folders, with --fit.")
     ] = None,
     fit: Annotated[bool, typer.Option("--fit", help="Fit measured tables instead of measuring a device.")] = False,
     device: Annotated[
@@ -30,8 +30,8 @@ def calibrate(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="With --fit: fit only this device, system or software profile; also fabric, intervals, or waiting "
-            "(hosts that wait for token counts of experts)."
+            help="With --fit: fit only this device, system or software profile; also fabric, arithmetic, intervals, "
+            "ledger (sources left out), or waiting (hosts that wait for token counts of experts)."
         ),
     ] = None,
     free: Annotated[

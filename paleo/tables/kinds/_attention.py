@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
@@ -108,11 +109,13 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
         part = family.split(".")[2]
         absent = {
             "module": (),
-            "attention": ("products", "indexer", "selection", "search"),
-            "indexer_logits": ("products", "attention", "passes", "search"),
-            "topk": ("products", "bandwidth", "attention", "indexer", "passes"),
+            "attention": ("products", "indexer", "selection", "search", "row", "depth"),
+            "indexer_logits": ("products", "attention", "passes", "search", "row"),
+            "topk": ("products", "bandwidth", "attention", "indexer", "passes", "depth"),
         }
-        return FitPlan(SparseParameters(), fixed=absent[part], starts=1, prior=0.3)
+        start = SparseParameters()
+        fallback = (replace(start, selection=0.001),) if "msa" in family else ()
+        return FitPlan(start, alternatives=fallback, fixed=absent[part], starts=1, prior=0.2, training_rows=500)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """FLOP of all parts; weights, index, scores and tokens once."""
@@ -176,7 +179,9 @@ def _work(frame: pd.DataFrame) -> SparseWork:
         score_flops=scoring * 2.0 * tokens * entries * scorers * INDEX,
         index_bytes=scoring * batch * (past + queries) / ratio * INDEX,
         score_bytes=((part == "indexer_logits") | (selecting & ~dense)) * scores,
-        searched=(selecting & ~dense) * entries,
+        searched=entries,
+        searching=(selecting & ~dense) * tokens * np.clip((past + queries - top_k * ratio) / queries, 0.0, 1.0),
+        walked=scoring * entries,
         attention_flops=attending * 2.0 * tokens * heads * seen * products,
         key_bytes=attending * tokens * seen * width * element,
         heads=heads,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ import pandas as pd
 
 from paleo.pricing.experts import experts_time
 from paleo.pricing.kernels import DeviceFigures
-from paleo.pricing.latent_kernels import LATENT, QUERY, VALUE, latent_attention_time
+from paleo.pricing.latent_kernels import LATENT, QUERY, VALUE, LatentParameters, latent_attention_time
 from paleo.pricing.narrow_products import ELEMENT_BYTES, narrow_product_time
 from paleo.pricing.tiles import TileParameters
 from paleo.tables.cells import Array, map_words, number, text
@@ -20,6 +21,8 @@ from paleo.units import MICROSECOND
 
 #: Bytes of an element of the experts' weights and activations, scales included.
 EXPERT_BYTES = {"bf16": 2.0, "fp16": 2.0, **ELEMENT_BYTES}
+#: Rows of a block of single tokens' heads; in Triton's kernel (``BLOCK_H`` of vLLM's triton_decode_attention.py).
+TOKEN_ROWS, TRITON_ROWS = 64.0, 16.0
 
 
 class CapturedKernels(TableKind[DeviceFigures]):
@@ -162,13 +165,12 @@ class LatentAttentionTable(CapturedKernels):
     header: ClassVar[frozenset[str]] = frozenset(
         {"phase", "kv_dtype", "num_heads", "batch_size", "q_len", "kv_len", "kernel_source", "time_us"}
     )
-    reads: ClassVar[str] = "device library version dtype"
+    reads: ClassVar[str] = "device library version kernel_source dtype"
     configuration: ClassVar[tuple[str, ...]] = ("num_heads", "batch_size", "q_len", "kv_len")
     sizes: ClassVar[tuple[str, ...]] = configuration
     dtypes: ClassVar[Mapping[str, float]] = EXPERT_BYTES
-    absent: ClassVar[tuple[str, ...]] = ("operands", "epilogue", "staging", "index", "skew")
     families: ClassVar[Mapping[str, type[Any]]] = {
-        f"latent.{kernel}.{phase}{cache}": TileParameters
+        f"latent.{kernel}.{phase}{cache}": LatentParameters
         for kernel in ("trtllm", "sglang", "vllm")
         for phase in ("prompt", "token")
         for cache in (8, 16)
@@ -179,6 +181,19 @@ class LatentAttentionTable(CapturedKernels):
         words = map_words(frame, ("library", "phase", "kv_dtype"), _latent_family)
         return pd.Series(words, index=frame.index, dtype=object)
 
+    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """TensorRT-LLM 1.2 passes over a token's queries once more, SGLang before 0.5.14 over those of prompts."""
+        words = map_words(frame, ("library", "version", "phase"), _latent_stack)
+        return pd.Series(words, index=frame.index, dtype=object)
+
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+        """Set out from caches in one part, and in many."""
+        vllm, token = "vllm" in family, "token" in family
+        start = LatentParameters(host=200 * MICROSECOND) if vllm else LatentParameters()
+        starts = tuple(replace(start, splits=splits) for splits in (1.02, 4.0)) if token else ()
+        fixed = ((), ("splits",))[not token] + ((), ("host",))[not vllm]
+        return FitPlan(start, alternatives=starts, per_stack=("launch", "staging"), fixed=fixed, starts=1, prior=0.2)
+
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """FLOP with whole keys, causal for prompts; queries, keys and values once."""
         heads, batch, queries, keys = (number(frame, name) for name in self.configuration)
@@ -186,14 +201,23 @@ class LatentAttentionTable(CapturedKernels):
         flop = 2.0 * batch * heads * queries * seen * (QUERY + VALUE)
         return flop, 2.0 * batch * (heads * queries * (QUERY + VALUE) + keys * LATENT)
 
-    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: TileParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: LatentParameters) -> Array:
         """Seconds of rows of one device, format, family and stack."""
         heads, batch, queries, keys = (number(frame, name) for name in self.configuration)
         return latent_attention_time(
             heads=heads, batch=batch, queries=queries, keys=keys,
             single=(text(frame, "phase") == "generation").to_numpy(dtype=bool),
-            cache_bytes=np.where(text(frame, "kv_dtype") == "fp8", 1.0, 2.0), device=figures, parameters=parameters,
+            cache_bytes=np.where(text(frame, "kv_dtype") == "fp8", 1.0, 2.0),
+            token_rows=np.where(text(frame, "kernel_source").str.contains("triton"), TRITON_ROWS, TOKEN_ROWS),
+            device=figures, parameters=parameters,
         )  # fmt: skip
+
+
+@cache
+def _latent_stack(library: str, version: str, phase: str) -> str:
+    release = tuple(int(part) for part in version.split(".") if part.isdigit())
+    first = (library, phase) == ("trtllm", "generation") and release[:2] == (1, 2)
+    return "graph/first" if first or ((library, phase) == ("sglang", "context") and release < (0, 5, 14)) else "graph"
 
 
 def _latent_family(library: str, phase: str, cache: str) -> str:

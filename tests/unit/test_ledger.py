@@ -1,0 +1,70 @@
+"""Sources left out: the ledger, its comparison, and all tables of a folder in one call of ``paleo calibrate --fit``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from paleo.calibrate import command
+from paleo.calibrate.files import jobs
+from paleo.calibrate.ledger import COLUMNS, kernel_sources, worse
+from paleo.errors import SpecError
+from tests.unit.test_calibrate import table
+
+
+def ledger(left_out: float, source: str = "lab") -> pd.DataFrame:
+    return pd.DataFrame([("steps.csv", source, 20, 0.05, 0.0, left_out, 0.0, 0.9, 0.85, 0.3)], columns=COLUMNS)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Products of two sources, one of which is a quarter slower, and a table that nothing is fitted to."""
+    path = tmp_path / "measured"
+    path.mkdir()
+    slow = table(200).assign(source="elsewhere")
+    slow["time_us"] *= 1.25
+    pd.concat([table(300), slow]).to_csv(path / "gemm.csv", index=False)
+    pd.DataFrame({"colour": ["red"]}).to_csv(path / "colours.csv", index=False)
+    return path
+
+
+def test_two_points_are_let_pass_and_three_are_named() -> None:
+    assert worse(ledger(0.10), ledger(0.119)) == []
+    assert [source for source, _ in worse(ledger(0.10), ledger(0.13))] == ["lab"]
+    assert worse(ledger(0.10), ledger(0.05)) == []
+
+
+def test_a_source_that_has_gone_is_named() -> None:
+    assert [source for source, _ in worse(ledger(0.10), ledger(0.10, "another"))] == ["lab"]
+
+
+@pytest.mark.slow
+def test_a_source_left_out_is_priced_by_the_others(folder: Path) -> None:
+    (job,) = jobs([folder / "gemm.csv"])
+    errors = dict(kernel_sources(job))
+    assert set(errors) == {"somebody", "elsewhere"}
+    assert errors["elsewhere"].bias == pytest.approx(-np.log(1.25), abs=0.05)
+    assert errors["somebody"].bias == pytest.approx(np.log(1.25), abs=0.05)
+
+
+@pytest.mark.slow
+def test_a_folder_is_fitted_in_one_call_and_to_the_last_digit_again(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        assert command.fit([str(folder)], output_dir=str(tmp_path / name), today="2026-01-01") == 0
+        written.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+    assert written[0] == written[1] and set(written[0]) == {"l40s.yaml"}
+    said = capsys.readouterr()
+    assert "elsewhere" in said.out and "not fitted: colours.csv" in said.err
+
+
+@pytest.mark.parametrize(("more", "word"), [({}, "--output-dir"), ({"output_dir": ".", "only": ["l40s"]}, "l40s")])
+def test_a_folder_is_fitted_whole(folder: Path, more: dict[str, object], word: str) -> None:
+    with pytest.raises(SpecError, match=word):
+        command.fit([str(folder)], **more)  # type: ignore[arg-type]
