@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Elements of a head's queries and keys, of its values; of the cached latent with its rotated part, and without it.
 QUERY, VALUE, CACHED, LATENT = 192.0, 128.0, 576.0, 512.0
+#: Rows of a block of single tokens' heads; in Triton's kernel (``BLOCK_H`` of vLLM's triton_decode_attention.py).
+TOKEN_ROWS, TRITON_ROWS = 64.0, 16.0
 #: Rows of a block of a prompt, and the least keys of a part of a split cache.
 PROMPT_ROWS, LEAST_KEYS = 128.0, 64.0
 

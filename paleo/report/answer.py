@@ -16,7 +16,7 @@ from paleo.report.charts import Bar, Chart, bars, svg
 from paleo.report.columns import Attribute
 from paleo.report.page import sortable
 from paleo.report.plots import BLUE, GREY, STYLE, figure_of
-from paleo.report.templates import rendered
+from paleo.report.rendering import rendered
 from paleo.serving.commands import written_command
 from paleo.serving.reinforcement import UNMODELLED as LEARNING_UNMODELLED
 from paleo.serving.service import UNMODELLED

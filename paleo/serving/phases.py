@@ -27,7 +27,7 @@ from paleo.pricing.experts import experts_time
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import Calibrated, figures
 from paleo.pricing.latent_kernels import CACHED as LATENT_CACHED
-from paleo.pricing.latent_kernels import latent_attention_time
+from paleo.pricing.latent_kernels import TOKEN_ROWS, TRITON_ROWS, LatentParameters, latent_attention_time
 from paleo.pricing.tiles import TileParameters
 from paleo.serving.formats import WEIGHT_BYTES
 from paleo.serving.lowered import LONG, Attending, Lowered, Scaled, Sharding, lowered
@@ -638,12 +638,16 @@ class _Pricing:
         device = self.backend.system.device
         width = self.formats.cache_bytes
         name = f"latent.{self.engine.latent}.{'token' if single else 'prompt'}{8 if width == 1.0 else 16}"
+        # vLLM has FlashMLA on Hopper and later only; Triton's kernel runs elsewhere
+        triton = self.engine.latent == "vllm" and device.architecture == "Ampere"
+        rows = TRITON_ROWS if triton else TOKEN_ROWS
         shape = np.broadcast(batch, queries, keys).shape
         ones = np.ones(shape)
         seconds = latent_attention_time(
             heads=group.query_heads * ones, batch=batch * ones, queries=np.asarray(queries) * ones, keys=keys * ones,
-            single=np.full(shape, single), cache_bytes=width * ones, device=figures(device, device.training_dtype),
-            parameters=self._families.parameters_of(TileParameters, name).parameters,
+            single=np.full(shape, single), cache_bytes=width * ones, token_rows=rows * ones,
+            device=figures(device, device.training_dtype),
+            parameters=self._families.parameters_of(LatentParameters, name).parameters,
         )  # fmt: skip
         return np.asarray(group.count * seconds)
 

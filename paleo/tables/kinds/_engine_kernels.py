@@ -12,7 +12,15 @@ import pandas as pd
 
 from paleo.pricing.experts import experts_time
 from paleo.pricing.kernels import DeviceFigures
-from paleo.pricing.latent_kernels import LATENT, QUERY, VALUE, LatentParameters, latent_attention_time
+from paleo.pricing.latent_kernels import (
+    LATENT,
+    QUERY,
+    TOKEN_ROWS,
+    TRITON_ROWS,
+    VALUE,
+    LatentParameters,
+    latent_attention_time,
+)
 from paleo.pricing.narrow_products import ELEMENT_BYTES, narrow_product_time
 from paleo.pricing.tiles import TileParameters
 from paleo.tables.cells import Array, map_words, number, text
@@ -21,8 +29,6 @@ from paleo.units import MICROSECOND
 
 #: Bytes of an element of the experts' weights and activations, scales included.
 EXPERT_BYTES = {"bf16": 2.0, "fp16": 2.0, **ELEMENT_BYTES}
-#: Rows of a block of single tokens' heads; in Triton's kernel (``BLOCK_H`` of vLLM's triton_decode_attention.py).
-TOKEN_ROWS, TRITON_ROWS = 64.0, 16.0
 
 
 class CapturedKernels(TableKind[DeviceFigures]):
