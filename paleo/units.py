@@ -40,6 +40,7 @@ _SECONDS = {
     "s": Decimal(1),
     "min": Decimal(60),
     "h": Decimal(3600),
+    "d": Decimal(86400),
 }
 _BYTES = _prefixed("B", binary=True)
 _BITS = _prefixed("b", "0.125")

@@ -24,7 +24,7 @@ from paleo.specs.loading import validate
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run, explicit_fields
 from paleo.studies.cost import Amount, parse_amount
-from paleo.studies.defaults import with_same_software
+from paleo.studies.defaults import MANY, with_one_software, with_same_software
 from paleo.studies.goodput import Interruption, LongRunOptions, RestartPath, interruption_of
 from paleo.studies.target import run_for_target
 from paleo.units import counted, parse
@@ -217,6 +217,7 @@ def _training(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> Pr
     aimed, goal = run_for_target(network, run, spec.target, amount, [system])
     if goal is None:
         raise SpecError("tokens: missing; expected tokens, samples, epochs or a target, or the duration of the job")
+    aimed, _ = with_one_software(network, system, aimed, (spec.gpu_range() or (1, MANY))[1])
 
     def price(gpus: int) -> JobPrice:
         settled = with_same_software(network, system, aimed.model_copy(update={"gpus": gpus})).run

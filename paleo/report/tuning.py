@@ -69,6 +69,7 @@ def document(study: TuningStudy) -> dict[str, Any]:
         "trials": tuning.trials,
         "eta": tuning.eta,
         "global_batch_size": study.batch,
+        "software": study.software,
         "sizes": [dict(size) for size in tuning.sizes],
         "hours": best.seconds / HOUR,
         "hours_interval": [end / HOUR for end in best.interval],
@@ -121,6 +122,7 @@ def table(study: TuningStudy) -> RenderableType:
         ("GPU-hours", f"{best.gpu_hours:,.1f}, {tenths(best.timeline.utilisation)} of them busy"),
         ("energy", "-" if kwh is None else f"{kwh:,.1f} kWh"),
         ("global batch", f"{study.batch:,} samples"),
+        ("software", study.software + (f", as of {study.software_reason}" if study.software_reason else "")),
         ("method", f"{tuning.kind.title}: {tuning.kind.source}"),
     ]
     if study.regret is not None:

@@ -265,6 +265,31 @@ def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults
     return RunWithDefaults(row.run, reason, f"{fits} of a bounded search")
 
 
+def with_one_software(model: ModelSpec, system: System, run: Run, most: int) -> tuple[Run, str]:
+    """Choose the software of all counts of GPUs that are compared, where a run leaves software and plan open.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The network.
+    system : System
+        The machine.
+    run : Run
+        What is stated.
+    most : int
+        The largest count; the software is that which people use there.
+
+    Returns
+    -------
+    tuple of Run and str
+        The run with its software, and the reason, empty where nothing was chosen.
+    """
+    if not is_open(model, sized(run, 2)):
+        return run, ""
+    software, reason = software_for(model, system, sized(run, most))
+    return run.model_copy(update={"software": software}), reason
+
+
 def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDefaults:
     """Choose what a run leaves open where counts of GPUs are compared: one GPU takes the software of several, too.
 

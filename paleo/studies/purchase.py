@@ -601,10 +601,7 @@ def parse_requirements(
 
 
 def _seconds(deadline: str) -> float:
-    """A time in days, or in a smaller unit."""
-    days = deadline.strip().removesuffix("d")
-    if deadline.strip().endswith("d") and days.replace(".", "", 1).isdigit():
-        return float(days) * DAY
+    """A time with its unit."""
     try:
         return parse(deadline, "time")
     except SpecError:

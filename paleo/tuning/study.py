@@ -15,7 +15,7 @@ from paleo.predict import predict
 from paleo.specs.prices import nodes_of
 from paleo.specs.run import explicit_fields
 from paleo.studies.cost import JOULES_PER_KWH, Tariff, energy, parse_amount, rent
-from paleo.studies.defaults import with_same_software
+from paleo.studies.defaults import with_one_software, with_same_software
 from paleo.studies.goodput import LongRunOptions, interruption_of
 from paleo.studies.target import forward_seconds
 from paleo.tuning.base import (
@@ -331,7 +331,9 @@ class Regret:
 
 @dataclass(frozen=True)
 class TuningStudy:
-    """The answer of ``paleo tune``: the search by GPUs a trial on all GPUs, and on fewer of them."""
+    """The answer of ``paleo tune``: the search by GPUs a trial on all GPUs, and on fewer of them.
+
+    All divisions run the same software; ``software_reason`` says why, where it was chosen."""
 
     model: ModelSpec
     system: System
@@ -342,6 +344,7 @@ class TuningStudy:
     batch: int
     per_trial: int | None
     refusals: tuple[str, ...]
+    software_reason: str = ""
     margin: DeadlineMargin | None = None
     regret: Regret | None = None
     unmodelled: tuple[str, ...] = field(default=UNMODELLED)
@@ -350,6 +353,11 @@ class TuningStudy:
     def best(self) -> SearchTime:
         """The fastest division of all GPUs."""
         return min((point for point in self.points if point.gpus == self.gpus), key=lambda point: point.seconds)
+
+    @property
+    def software(self) -> str:
+        """The software profile of all trials."""
+        return self.points[0].price.predictions[0].run.software
 
     @property
     def cheapest(self) -> SearchTime:
@@ -427,6 +435,7 @@ def tuning_study(
         If a trial fits on no number of GPUs.
     """
     options = long_run or LongRunOptions()
+    run, reason = with_one_software(model, system, run, per_trial or gpus)
     batch = run.global_batch or _usual_batch(model, system, run, per_trial or min(gpus, system.devices_per_node))
     fixed = type(run)(**explicit_fields(run) | {"batch": None, "global_batch": batch})
     prices, refusals = _prices(model, system, fixed, tuning, options, [per_trial] if per_trial else _widths(gpus))
@@ -434,7 +443,9 @@ def tuning_study(
         raise PlanError(f"no number of GPUs runs a trial: {refusals[-1]}")
     counts = [gpus] if per_trial else [gpus // 2**halvings for halvings in range(gpus.bit_length())][:6]
     points = tuple(SearchTime(tuning, count, price) for count in counts for price in prices if price.gpus <= count)
-    study = TuningStudy(model, system, tuning, tariff or Tariff(), points, gpus, batch, per_trial, tuple(refusals))
+    study = TuningStudy(
+        model, system, tuning, tariff or Tariff(), points, gpus, batch, per_trial, tuple(refusals), reason
+    )
     best = study.best
     margin = None if deadline is None else _margin(best, system, deadline)
     regret = None if tuning.correlation is None else _regret(tuning, best, tuning.correlation)

@@ -197,8 +197,19 @@ def test_the_margin_of_a_deadline_is_true(answer):
 
 def test_the_step_is_that_of_estimate(answer):
     price = answer.study.best.price
-    step = paleo.estimate(*NODE, gpus=price.gpus, global_batch=answer.study.batch)
+    stated = {"software": answer.study.software, "strategy": "auto", "global_batch": answer.study.batch}
+    step = paleo.estimate(*NODE, gpus=price.gpus, **stated)
     assert price.predictions[0].step_time == pytest.approx(step.step_time)
+
+
+def test_divisions_run_the_software_of_all_gpus(answer):
+    """Some trials have fewer GPUs than those for which people take another framework."""
+    gpus = {point.price.gpus: point.price.predictions[0].run.software for point in answer.study.points}
+    assert min(gpus) < 16 <= answer.study.gpus
+    assert set(gpus.values()) == {"megatron-core"} == {answer.to_dict()["software"]}
+    assert answer.study.software_reason == "language models from 16 NVIDIA GPUs"
+    stated = paleo.tune(*NODE, 16, trials=4, method="random", max_tokens="10M", gpus_per_trial=8, software="torchtitan")
+    assert (stated.study.software, stated.study.software_reason) == ("torchtitan", "")
 
 
 def test_sizes_are_priced_one_by_one():

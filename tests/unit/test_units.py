@@ -21,6 +21,7 @@ from paleo.units import DIMENSIONS, Bytes, BytesPerSecond, Seconds, duration, en
         ("5µs", "time", 5e-6),
         ("0.3 ms", "time", 3e-4),
         ("2 h", "time", 7200.0),
+        ("1.5d", "time", 129600.0),
         ("100MB", "bytes", 1e8),
         ("64 KiB", "bytes", 65536.0),
         ("1_000 B", "bytes", 1000.0),
