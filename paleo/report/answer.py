@@ -11,15 +11,11 @@ from typing import TYPE_CHECKING, Any
 import matplotlib
 
 from paleo import __version__
-from paleo.report import reinforcement, serving
 from paleo.report.charts import Bar, Chart, bars, svg
 from paleo.report.columns import Attribute
 from paleo.report.page import sortable
 from paleo.report.plots import BLUE, GREY, STYLE, figure_of
 from paleo.report.rendering import rendered
-from paleo.serving.commands import written_command
-from paleo.serving.reinforcement import UNMODELLED as LEARNING_UNMODELLED
-from paleo.serving.service import UNMODELLED
 from paleo.units import duration, gibibytes
 
 if TYPE_CHECKING:
@@ -62,6 +58,10 @@ def service_page(service: Service, systems: Sequence[Service] = (), *, date: str
     str
         The page.
     """
+    from paleo.report import serving
+    from paleo.serving.commands import written_command
+    from paleo.serving.service import UNMODELLED
+
     plan, tables, charts = service.best, [], []
     if len(systems) > 1:
         tables.append(("Systems", sortable(serving.SYSTEMS, systems), ""))
@@ -112,6 +112,9 @@ def learning_page(study: LearningStudy, *, date: str) -> str:
     str
         The page.
     """
+    from paleo.report import reinforcement
+    from paleo.serving.reinforcement import UNMODELLED as NOT_LEARNED
+
     best = study.steps[0] if study.steps else None
     charts = []
     if best is not None:
@@ -120,15 +123,15 @@ def learning_page(study: LearningStudy, *, date: str) -> str:
             for name, seconds in reinforcement.worked_parts(best).items()
         ]
         charts = [("A step by part", bars(parts, "A step by part"))]
-    asked = study.rollouts
+    rollouts = study.rollouts
     return rendered(
         "answer.html",
         title=f"{study.algorithm.upper()} on {study.model.title}, {study.gpus} x {study.system.device.name}",
         version=__version__,
         date=date,
         question=(
-            f"{asked.count:,} answers a step; on average {asked.prompt:,.0f} tokens a prompt and {asked.answer:,.0f} "
-            f"an answer, at most {asked.longest:,.0f}; {study.count:,} steps."
+            f"{rollouts.count:,} answers a step; on average {rollouts.prompt:,.0f} tokens a prompt and "
+            f"{rollouts.answer:,.0f} an answer, at most {rollouts.longest:,.0f}; {study.count:,} steps."
         ),
         verdict=study.verdict,
         possible=best is not None and best.fits,
@@ -136,7 +139,7 @@ def learning_page(study: LearningStudy, *, date: str) -> str:
         charts=charts,
         tables=[("Layouts", sortable(reinforcement.STEPS, study.steps), "Click a heading to sort.")] if best else [],
         command="",
-        assumptions=reinforcement.assumptions(),
-        unmodelled=list(LEARNING_UNMODELLED),
+        assumptions=reinforcement.assumptions(study),
+        unmodelled=list(NOT_LEARNED),
         refusals=list(dict.fromkeys(study.refusals)),
     )

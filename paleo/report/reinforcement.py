@@ -80,8 +80,13 @@ def worked_parts(step: LearningStep) -> dict[str, float]:
     return {name.replace("_", " "): seconds for name, seconds in step.parts.items() if seconds > 0.0}
 
 
-def assumptions() -> list[str]:
+def assumptions(study: LearningStudy) -> list[str]:
     """Say where the numbers of an answer come from.
+
+    Parameters
+    ----------
+    study : LearningStudy
+        Steps of reinforcement learning.
 
     Returns
     -------
@@ -89,7 +94,8 @@ def assumptions() -> list[str]:
         Sentences.
     """
     low, high = INTERVAL
-    return [f"Nine measured steps of NeMo RL lie between {low:g} and {high:g} times the prediction."]
+    texts = ["Parts overlap: the engine generates while the trainer works."] if study.staleness else []
+    return [*texts, f"Nine measured steps of NeMo RL lie between {low:g} and {high:g} times the prediction."]
 
 
 def table(study: LearningStudy) -> RenderableType:
@@ -113,5 +119,5 @@ def table(study: LearningStudy) -> RenderableType:
     for name, seconds in worked_parts(best).items():
         parts.add_row(name, duration(seconds), percent(seconds / best.step))
     plans = listing("Layouts", STEPS, study.steps[:SHOWN])
-    notes = [*assumptions(), f"Not modelled: {'; '.join(UNMODELLED)}."]
+    notes = [*assumptions(study), f"Not modelled: {'; '.join(UNMODELLED)}."]
     return Group(head, Text(), parts, Text(), plans, Text(), *(wrapped_text(note) for note in notes))

@@ -267,6 +267,10 @@ def assumptions(service: Service) -> list[str]:
         "Times are those of a simulation; the fixed point has them in --json (steady).",
         f"Published throughputs: 84 % lie between {low:g} and {high:g} times the prediction.",
     ]
+    if service.load.kind == "most" and not service.limits.bounds:
+        texts.append(
+            "All requests are there at once, so that first tokens wait in the queue; --rate or --ttft bound it."
+        )
     return texts if service.best is None else [*texts, f"Calibration: {service.best.candidate.phases.calibration}"]
 
 
@@ -290,9 +294,9 @@ def load_words(service: Service) -> str:
         "closed": f"{load.users:,} users who ask {duration(load.think)} after an answer",
         "trace": "The requests of a trace",
     }
-    what = kinds.get(load.kind, f"{load.rate:.3g} requests/s, {load.kind} arrivals")
+    arrival = kinds.get(load.kind, f"{load.rate:.3g} requests/s, {load.kind} arrivals")
     lengths = (float(np.asarray(each)) for each in (load.lengths.input, load.lengths.output))
-    return "{}; prompts of {:,.0f} tokens, answers of {:,.0f}.".format(what, *lengths)
+    return "{}; prompts of {:,.0f} tokens, answers of {:,.0f}.".format(arrival, *lengths)
 
 
 def _times(service: Service) -> RenderableType:

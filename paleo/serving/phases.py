@@ -70,7 +70,7 @@ SEARCH_SHARE = 0.5
 FUSED_PASS = 1.0 * MICROSECOND
 #: Share of the memory bandwidth that a kernel reaches which streams states or short sequences.
 STREAMED_SHARE = 0.8
-#: Exponent of the popularity of experts, the lesser of the two that engines' kernels were timed with.
+#: Exponent of the popularity of experts: between equal loads and the least uneven ones (1.01) of the timed kernels.
 POPULARITY = 0.5
 #: Products of sixteen bits behind weight-only kernels: share of their rate where arithmetic limits them.
 DEQUANTISED_SHARE = 0.85

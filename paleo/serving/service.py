@@ -44,7 +44,7 @@ INTERVAL = (0.7, 1.35)
 UNMODELLED = (
     "adapters and guided decoding",
     "the network between clients and the service",
-    "experts that are busier than in the tables that grouped products were fitted to",
+    "experts that are more or less busy than a power law of exponent 0.5 makes them",
 )
 NAMES = {"ttft": "to the first token", "tpot": "a token", "latency": "for the answer"}
 
@@ -168,7 +168,10 @@ class Service:
         notes = []
         off = (self.simulated_rate or 0.0) / self.best.requests_per_s - 1.0
         if abs(off) > DISAGREEMENT and self.load.kind in ("most", "poisson", "constant", "closed"):
-            notes.append(f"simulation and fixed point differ by {off:+.0%} in requests/s; the simulation has the ends")
+            notes.append(
+                f"the simulation serves {self.simulated_rate:.3g} requests/s, {abs(off):.0%} "
+                f"{'fewer' if off < 0 else 'more'} than the fixed point: count on the lower number"
+            )
         late = [part for part in self.limits.bounds if _late(self, part)]
         notes += [f"simulated time {NAMES[part]} is above its limit: {_late(self, part)}" for part in late]
         if self.best.candidate.formats.untimed(self.system.device):
@@ -180,7 +183,10 @@ class Service:
             notes.append(f"{self.gpus - self.best.gpus} GPUs are idle: replicas of {self.best.candidate.sharding.gpus}")
         if self.simulation.preemptions:
             share = self.simulation.preemptions / len(self.simulation.finish)
-            notes.append(f"the cache overflows: {share:.0%} as many stops of requests as requests")
+            notes.append(
+                f"the KV cache overflows: for 100 requests {100 * share:.0f} are stopped and computed again; "
+                "--sequences bounds how many run at once"
+            )
         return tuple(notes)
 
 
@@ -201,8 +207,9 @@ def _verdict(service: Service, plan: ServingPlan) -> str:
     within = f" within {limits} at {at}" if limits else ""
     formats = plan.candidate.formats
     subject = f"{service.gpus} x {service.system.device.name}"
+    verb = "serves" if service.gpus == 1 else "serve"
     return (
-        f"{subject} serve {plan.requests_per_s:.3g} requests/s ({plan.tokens_per_s:,.0f} output tokens/s) of "
+        f"{subject} {verb} {plan.requests_per_s:.3g} requests/s ({plan.tokens_per_s:,.0f} output tokens/s) of "
         f"{service.model.title} in {formats.weights}{within}{cost}; limited by {_article(plan.limited_by)}. "
         f"Plan: {plan.strategy} under {service.engine.title} {service.engine.release}.{_conditions(service)}"
     )
@@ -282,9 +289,9 @@ def refusal(service: Service) -> str:
     if load.rate and load.rate >= capacity:
         growth = load.rate - capacity
         return (
-            f"No: {load.rate:.3g} requests/s are above the {capacity:.3g} that {gpus} serve ({top.sharding.text}); "
-            f"the queue grows by {growth:.3g} requests a second. At most {capacity:.3g}/s, or "
-            f"{service.gpus * load.rate / capacity:.0f} GPUs and more."
+            f"No: {load.rate:.3g} requests/s are above the {capacity:.3g} that {gpus} can serve ({top.sharding.text}); "
+            f"the queue grows by {growth:.3g} requests a second. Ask for at most {capacity:.3g}/s, or for "
+            f"{math.ceil(service.gpus * load.rate / capacity):,} GPUs or more."
         )
     near = nearest(service.result.late, load, limits)
     if near is None or not limits.bounds:
