@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import gc
 import json
+import math
 import re
 import resource
 import statistics
@@ -156,7 +157,11 @@ def _counter() -> Any:
     ) -> int:  # fmt: skip
         return sum(output_mask[:2]) * conv_flop_count(x, weight, grad_out, transposed=transposed)
 
-    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: gradients})
+    def solved(left: Any, right: Any, *args: Any, out_shape: Any, **more: Any) -> int:
+        return 2 * math.prod(left) * right[-1]  # as kernels have it: the inverse, then a product
+
+    formulas = {torch.ops.aten.convolution_backward: gradients, torch.ops.aten.linalg_solve_triangular: solved}
+    return FlopCounterMode(display=False, custom_mapping=formulas)
 
 
 @contextlib.contextmanager

@@ -68,8 +68,9 @@ def answer(seed: int, number: int, kinds: Sequence[str], folder: Path) -> Answer
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = called(call) if name == "python" else run(call)
         fault = _fault(code, out.getvalue(), err.getvalue(), "--json" in call)
-    except HangError:
-        fault = "hang at " + "".join(traceback.format_exc().splitlines()[-3:-1]).strip()[:160]
+    except HangError as error:
+        frames = [each for each in traceback.extract_tb(error.__traceback__) if "paleo" in each.filename.split("/")]
+        fault = f"hang at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "hang"
     except BaseException as error:
         ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "paleo" in frame.filename.split("/")]
         where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
