@@ -350,8 +350,8 @@ def _stack(axes: Axes, names: Sequence[str], rows: Mapping[str, Sequence[float]]
     for key, colour in _PARTS.items():
         sizes = np.asarray(rows[key])
         if sizes.any():
-            look: dict[str, Any] = {"color": colour, "label": PARTS[key], "edgecolor": "white", "linewidth": 0.3}
-            bar(places, sizes, **look | {start: before})
+            look: dict[str, Any] = {"label": PARTS[key], "color": colour, start: before}
+            bar(places, sizes, edgecolor="white", linewidth=0.3, **look)
             before += sizes
     (axes.set_yticks if level else axes.set_xticks)(places, names)
     axes.grid(axis="y" if level else "x", visible=False)

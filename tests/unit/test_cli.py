@@ -420,3 +420,11 @@ def test_a_closed_pipe_is_quiet() -> None:
     command = f"{sys.executable} -m paleo list devices --json | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True, cwd=ROOT)
     assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("200", 200), ("7", 150), ("many", 150), ("", 150)])
+def test_a_pipe_is_as_wide_as_columns_says(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paleo.report.columns import console
+
+    monkeypatch.setenv("COLUMNS", columns)
+    assert console().width == width
