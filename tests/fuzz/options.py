@@ -21,7 +21,7 @@ USUAL: dict[str, tuple[str, ...]] = {
     "strategy": ("dp", "tp=2,pp=2", "zero=3", "owt", "fsdp"), "dtype": ("bf16", "fp32", "fp8"),
     "bytes_": ("1MB", "64KiB"),
     "operation": ("all_reduce", "all_gather"), "ranks": ("8", "2"),
-    "set_": ("bucket=50 MiB", "model.seq=64", "cut=time", "model.x=1"),
+    "set_": ("exchange.bucket=50 MiB", "model.seq=64", "pipeline.cut=time", "model.x=1"),
     "plot": ("p.png", "p.svg", "p.pdf", "/dev/null", "no/p.png"),
     "output": ("o.json", "o.html", "o.yaml", "/dev/null", "/dev/full", "."),
     "epochs": ("1", "90"), "price": ("2 USD/h",), "electricity": ("0.1 USD/kWh",), "kind": ("models", "links"),

@@ -70,7 +70,7 @@ def _run(rng: random.Random, chance: float = 0.15) -> Call:
         ("--jitter", ("0.1", "0.05,0.02", "traces")), ("--nodes", ("packed", "random", "spread:4")),
         ("--background", ("0.3",)), ("--neighbour", ("all_to_all:8:0.4",)), ("--calibration", ("ideal", "ppp=0.5")),
         ("--software", ("megatron-core", "fsdp2", "torchtitan", "xla-tpu", "tensorflow2", "deepspeed", "caffe")),
-        ("--set", ("input={decode: 5 ms}", "bucket=5 MiB", "clip=norm", "forward_only=true", "exchange=after", "offload=optimizer")),
+        ("--set", ("input={decode: 5 ms}", "exchange.bucket=5 MiB", "clip=norm", "forward_only=true", "exchange=after", "offload=optimizer")),
     )  # fmt: skip
 
 

@@ -364,7 +364,7 @@ def test_memory_of_the_search_is_small() -> None:
 def test_thousands_of_layers_are_cut_in_few_ways(layers: int) -> None:
     """4999 is prime: no number of chunks divides it."""
     sections = tuple(SimpleNamespace(repeat=repeat, name=str(repeat)) for repeat in (1, layers))
-    run, space = SimpleNamespace(cut=None), SimpleNamespace(chunks=None)
+    run, space = SimpleNamespace(pipeline=SimpleNamespace(cut=None)), SimpleNamespace(chunks=None)
     program, backend = cast(Any, SimpleNamespace(sections=sections)), cast(Any, SimpleNamespace(run=run))
     for stages in (2, 8, 16):
         counts = chunk_counts(program, stages, cast(Any, space), backend)

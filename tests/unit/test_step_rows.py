@@ -247,7 +247,7 @@ def test_fine_tuning_with_adapters_is_run_so() -> None:
     tuned, whole = (_transformers.prediction_of(row | {"model": name}) for name in ("LLAMA2-7B [LoRA]", "LLAMA2-7B"))
     assert tuned.run.fine_tuning.lora == _transformers.USUAL_LORA
     other = _transformers.run_of(WIDE | {"model": "Llama3 8B [LoRA]", "software": "nemo-automodel"})
-    assert other.lora == "8:all", "as its recipes state"
+    assert other.fine_tuning.lora == "8:all", "as its recipes state"
     assert whole.run.fine_tuning.lora is None and tuned.step_time < 0.8 * whole.step_time
 
 
