@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from paleo.cli import run
-from paleo.report import schemas
+from paleo.report import json_schemas
 
-FOLDER = Path(schemas.__file__).parent
+FOLDER = Path(json_schemas.__file__).parent / "schemas"
 SAMPLES = Path(__file__).parent / "fuzz" / "samples"
 NODE = ["--system", "dgx-a100-80gb"]
 #: Machines of one's own, and failures that turn a curve over.
@@ -261,7 +261,7 @@ def schema_from(command: str, values: list[Any]) -> dict[str, Any]:
     if command in ("list", "show"):  # keys are kinds of entries
         body = {"type": ["object"], "properties": {"schema": {}}, "required": ["schema"]}
     body["properties"]["schema"] = {"type": ["string"], "const": name}
-    return {"$schema": schemas.DRAFT, "$id": name, "title": f"What paleo {command} --json prints", **body}
+    return {"$schema": json_schemas.DRAFT, "$id": name, "title": f"What paleo {command} --json prints", **body}
 
 
 def main() -> None:
