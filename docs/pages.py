@@ -4,6 +4,7 @@ accuracy.md."""
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 import re
 import sys
@@ -342,7 +343,8 @@ def accuracy(everything: Sequence[Mapping[str, Any]]) -> str:
         "## All tables\n",
         table(_HEADS, [_errors(_table_name(r), r["overall"], r) for r in reports]),
     ]
-    parts += ["## Weakest slices\n", _weakest(reports), _reasons(reports), _left_out(everything), _held_out()]
+    parts += ["## Weakest slices\n", _weakest(reports), _reasons(reports), _left_out(everything), _sources_left_out()]
+    parts.append(_held_out())
     parts += [_rounds(report["file"]) for report in reports if report["kind"] == "training_runs"]
     for report in reports:
         parts.append(f"## {_table_name(report)}\n")
@@ -431,6 +433,16 @@ def ledger(reports: Sequence[Mapping[str, Any]]) -> str:
 
     whole = [(_table_name(report).partition(".")[0], report["overall"]) for report in reports]
     return f"{lines(whole)}\nThe weakest devices and sources:\n\n{lines(_slices(reports)[:6])}"
+
+
+def _sources_left_out() -> str:
+    """The ledger of steps as ``paleo calibrate --fit … --only ledger`` wrote it."""
+    with (ACCURACY.parent / "ledger.csv").open(encoding="utf-8", newline="") as file:
+        lines = list(csv.reader(file))
+    heads = [name.replace("_", " ") for name in lines[0]]
+    rows = [[*line[:3], *(f"{100 * float(cell):.1f} %" if cell else "-" for cell in line[3:])] for line in lines[1:]]
+    text = "Each source of six rows or more, as fitted, and with arithmetic and intervals fitted to all others.\n\n"
+    return f"## Sources of steps, left out\n\n{text}{table(heads, rows)}"
 
 
 def _held_out() -> str:

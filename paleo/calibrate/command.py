@@ -213,8 +213,8 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
     if unknown or output_dir is None:
         wrong = f"{unknown[0]!r} names a part" if unknown else "--output-dir says where to write"
         raise SpecError(f"--fit {paths[0]}: all tables of a folder are fitted together; {wrong}")
-    found = [sorted(map(str, Path(path).glob("*.csv*"))) if is_folder(path) else [path] for path in paths]
-    tables = [file for files in found for file in files]
+    listed = [sorted(map(str, Path(path).glob("*.csv*"))) if is_folder(path) else [path] for path in paths]
+    tables = [file for files in listed for file in files]
     names = {file: table_name(file) for file in tables}
     kernels = [file for file in tables if fits(file)]
     steps = [file for file in tables if names[file] in ledger.TABLES]
@@ -231,8 +231,8 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
             fit(files, output_dir=output_dir, only=only, today=today)
             forget()
     _print_sources_left_out(kernels)
-    others = [Path(file).name for file in tables if not any(file in files for files, _ in stages)]
-    sys.stderr.write(f"not fitted: {', '.join(others)}\n" if others else "")
+    unfitted = [Path(file).name for file in tables if not any(file in files for files, _ in stages)]
+    sys.stderr.write(f"not fitted: {', '.join(unfitted)}\n" if unfitted else "")
     return _write_ledger(steps, str(Path(output_dir) / "ledger.csv")) if dense else 0
 
 
@@ -259,14 +259,14 @@ def _write_ledger(files: Sequence[str], output: str | None) -> int:
     """Print what each source of steps would get had it been left out, and write it where a file is named."""
     place = None if output is None else checked_output(output, (".csv",))
     with _progress(3 * len(files) + len(arithmetic.GRID)) as report:
-        found = ledger.step_ledger(files, report)
+        errors = ledger.step_ledger(files, report)
     shares = [
         (line[0], line[1], str(line[2]), *(f"{100 * value:.1f}" for value in line[3:]))
-        for line in found.itertuples(index=False)
+        for line in errors.itertuples(index=False)
     ]
     console().print(_table([name.replace("_", " ") for name in ledger.COLUMNS], shares, "steps by source, %"))
     if place is not None:
-        write_text(place, found.to_csv(index=False))
+        write_text(place, errors.to_csv(index=False))
     return 0
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from paleo.calibrate import arithmetic, spreads
 from paleo.calibrate.files import LEAST_ROWS, FitJob, fit_of, table_name
 from paleo.calibrate.fit import Rows, count, predictions
 from paleo.tables.cells import text
@@ -54,31 +53,41 @@ def step_ledger(files: Sequence[str], report: Report = str) -> pd.DataFrame:
     DataFrame
         Columns as in `COLUMNS`, one source of `LEAST` rows or more a line.
     """
+    from paleo.calibrate import arithmetic, spreads
+
     known = arithmetic.dense_steps([file for file in files if table_name(file) == TRANSFORMERS], report)
-    without = {
+    calibrations = {
         str(name): arithmetic.calibration(arithmetic.fitted(known.of(known.sources != name)))
         for name in np.unique(known.sources)
     }
-    tested = spreads.cross_validated(spreads.evidence(files, report)).set_index("source")
+    coverages = spreads.cross_validated(spreads.evidence(files, report)).set_index("source")
     lines = []
     for file in files:
         report(f"{Path(file).name}: each source left out")
         whole = validate_file(file)
         for source, errors in whole.by(whole.sources).items():
             if errors.rows >= LEAST:
-                out = _left_out(whole, source, without) if source in without else errors
-                inside = tested["inside"].get(f"{whole.table.name}: {source}", np.nan)
-                values = (errors.mape, errors.bias, out.mape, out.bias, errors.coverage, inside, errors.baseline_mape)
+                tested = _left_out(whole, source, calibrations) if source in calibrations else errors
+                inside = coverages["inside"].get(f"{whole.table.name}: {source}", np.nan)
+                values = (
+                    errors.mape,
+                    errors.bias,
+                    tested.mape,
+                    tested.bias,
+                    errors.coverage,
+                    inside,
+                    errors.baseline_mape,
+                )
                 numbers = [np.nan if value is None else round(float(value), DIGITS) for value in values]
                 lines.append((Path(file).name, source, errors.rows, *numbers))
     return pd.DataFrame(lines, columns=COLUMNS)
 
 
-def _left_out(whole: FileReport, source: str, without: Mapping[str, Calibration]) -> ResidualErrors:
+def _left_out(whole: FileReport, source: str, calibrations: Mapping[str, Calibration]) -> ResidualErrors:
     """Errors of a source's rows with the arithmetic of all others."""
     chosen = whole.predicted & (whole.sources == source)
     table: Any = whole.table
-    seconds = table.with_calibration(without[source]).predict(whole.frame[chosen]).seconds
+    seconds = table.with_calibration(calibrations[source]).predict(whole.frame[chosen]).seconds
     return residual(seconds, whole.measured[chosen])
 
 
@@ -98,11 +107,11 @@ def kernel_sources(job: FitJob) -> Iterator[tuple[str, ResidualErrors]]:
     names = np.concatenate([text(rows.frame, "source").to_numpy() for rows in job.rows])
     for name in np.unique(names):
         parts = [_split(rows, str(name)) for rows in job.rows]
-        others = tuple(rest for _, rest in parts if len(rest.measured))
-        its = [part for part, rest in parts if len(part.measured) and len(rest.measured)]
-        if its and count(others) >= LEAST_ROWS:
-            fitted = fit_of(FitJob(job.kind, job.file, job.subject, job.family, job.stack, others), {}).result()
-            yield str(name), residual(*predictions(job.kind, its, fitted.parameters))
+        remainder = tuple(complement for _, complement in parts if len(complement.measured))
+        tested = [part for part, complement in parts if len(part.measured) and len(complement.measured)]
+        if tested and count(remainder) >= LEAST_ROWS:
+            result = fit_of(FitJob(job.kind, job.file, job.subject, job.family, job.stack, remainder), {}).result()
+            yield str(name), residual(*predictions(job.kind, tested, result.parameters))
 
 
 def _split(rows: Rows, source: str) -> tuple[Rows, Rows]:
@@ -133,8 +142,8 @@ def worse(before: pd.DataFrame, after: pd.DataFrame, points: float = 0.02) -> li
     """
     both = before.merge(after, on=["table", "source"], how="left", suffixes=("", "_now"))
     grown = both[~(both["left_out_error_now"] <= both["left_out_error"] + points)]
-    now, then = (100.0 * grown[name] for name in ("left_out_error_now", "left_out_error"))
+    errors, stored = (100.0 * grown[name] for name in ("left_out_error_now", "left_out_error"))
     return [
         (source, f"{table}, {source}: {new:.1f} % where the ledger has {old:.1f} %")
-        for table, source, new, old in zip(grown["table"], grown["source"], now, then, strict=True)
+        for table, source, new, old in zip(grown["table"], grown["source"], errors, stored, strict=True)
     ]

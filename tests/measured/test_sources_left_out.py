@@ -1,0 +1,33 @@
+"""The ledger of sources left out: none gets worse by more than two points unless CHANGELOG.md says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from paleo.calibrate.ledger import COLUMNS, TABLES, step_ledger, worse
+
+ROOT = Path(__file__).resolve().parents[2]
+LEDGER = ROOT / "docs" / "ledger.csv"
+
+
+def unreleased() -> str:
+    """The first section of the changelog, which a change adds its lines to."""
+    return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1]
+
+
+def test_the_ledger_names_each_source_once() -> None:
+    kept = pd.read_csv(LEDGER)
+    assert tuple(kept.columns) == COLUMNS and not kept.duplicated(["table", "source"]).any()
+    assert len(kept) >= 25 and kept["left_out_error"].between(0.0, 1.0).all()
+
+
+@pytest.mark.shared
+@pytest.mark.slow
+def test_no_source_left_out_gets_worse_without_a_line_in_the_changelog(shared: Path) -> None:
+    """``paleo calibrate --fit … --only ledger -o docs/ledger.csv`` writes it anew, once the changelog says why."""
+    now = step_ledger([str(shared / "measurements" / f"{name}.csv") for name in TABLES])
+    unexplained = [line for source, line in worse(pd.read_csv(LEDGER), now) if source not in unreleased()]
+    assert unexplained == []
