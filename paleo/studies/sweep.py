@@ -615,15 +615,15 @@ def _interrupts_held() -> Iterator[None]:
     if current_thread() is not main_thread():
         yield
         return
-    held: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
+    interrupts: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         signal.signal(signal.SIGINT, handler)
-        if held:
+        if interrupts:
             signal.raise_signal(signal.SIGINT)
 
 
@@ -729,11 +729,11 @@ def _watched(client: Any, scheduler: str, warn: Callable[[str], object]) -> Iter
     over = Event()
 
     def watch() -> None:
-        there = True
+        populated = True
         while not over.is_set():
             with suppress(OSError, CancelledError, RuntimeError):  # a scheduler that has gone is another's to say
-                before, there = there, bool(client.scheduler_info()["workers"])
-                if before and not there:
+                before, populated = populated, bool(client.scheduler_info()["workers"])
+                if before and not populated:
                     warn(
                         f"--scheduler {scheduler}: has no worker; waiting for one (start workers, or stop: {_GOES_ON})"
                     )

@@ -99,7 +99,7 @@ def test_speedup_of_nin_is_the_originals(batch: int, gpus: int, theirs: float) -
 def test_collectives_are_the_originals(
     model: str, system: str, calibration: str, algorithm: str, gpus: int, milliseconds: float, tolerance: float
 ) -> None:
-    found = made(model, system, calibration, gpus=gpus, batch=1, exchange={"algorithm": algorithm})
+    found = made(model, system, calibration, gpus=gpus, batch=1, **{"exchange.algorithm": algorithm})
     assert found.breakdown.communication_exposed == pytest.approx(milliseconds * MILLISECOND, rel=tolerance)
 
 
@@ -141,7 +141,7 @@ def test_alexnet_over_ethernet_needs_the_large_batch() -> None:
     for algorithm in ("one_to_all", "tree"):
         for batch, pays in ((256, False), (2048, True)):
             alone, many = (
-                strong(alexnet, batch, n, as_original(K80), ALEXNET, exchange={"algorithm": algorithm}).step_time
+                strong(alexnet, batch, n, as_original(K80), ALEXNET, **{"exchange.algorithm": algorithm}).step_time
                 for n in (1, 8)
             )
             assert (many < alone) is pays, f"{algorithm}, batch {batch}"
@@ -196,7 +196,7 @@ def test_speedup_of_one_weird_trick(calibration: str, gpus: int, measured: float
 
 
 def test_one_weird_trick_exchanges_convolutions_alone() -> None:
-    found = made("alexnet-v2-owt", K20, "ideal", gpus=8, batch=128, strategy="owt", exchange={"algorithm": None})
+    found = made("alexnet-v2-owt", K20, "ideal", gpus=8, batch=128, strategy="owt", **{"exchange.algorithm": None})
     gradients = [one for section in found.program.sections for one in section.gradients]
     weights = 64 * 3 * 121 + 192 * 64 * 25 + 384 * 192 * 9 + 384 * 384 * 9 + 256 * 384 * 9
     biases = 64 + 192 + 384 + 384 + 256
