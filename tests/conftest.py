@@ -24,6 +24,12 @@ gc.set_threshold(ALLOCATED, 50, 100)
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
+@pytest.fixture(autouse=True)
+def _plain_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as in a pipe, whatever the width of the terminal or of a test worker."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of measured tables and hardware facts; tests that ask for it are skipped by name without it."""

@@ -335,7 +335,10 @@ def _with_unit(group: Spec, name: str, value: Any) -> Any:
     optional = (each for choice in get_args(field.annotation) for each in getattr(choice, "__metadata__", ()))
     quantities = (each for each in (*field.metadata, *optional) if isinstance(each, Quantity))
     unit = next((UNITS[quantity.dimension] for quantity in quantities), None)
-    return value if unit is None else f"{value / unit[1]:.6g} {unit[0]}"
+    if unit is None:
+        return value
+    texts = [f"{each / unit[1]:.6g} {unit[0]}" for each in (value if isinstance(value, list) else [value])]
+    return texts if isinstance(value, list) else texts[0]
 
 
 #: What `--only` asks for.

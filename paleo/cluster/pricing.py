@@ -208,7 +208,8 @@ def _predicted(spec: JobSpec, system: System) -> Pricer:
     if run.global_batch is None:
         node = run.model_copy(update={"gpus": max(system.devices_per_node, 1), "strategy": "dp"})
         batch = predict(network, system, node).plan.global_batch
-        run = Run(**explicit_fields(run) | {"batch": None, "global_batch": batch})
+        fields = {path: value for path, value in explicit_fields(run).items() if path != "batch"}
+        run = Run(**fields | {"global_batch": batch})
     return _search(spec, network, system, run) if spec.kind == "tune" else _training(spec, network, system, run)
 
 

@@ -320,6 +320,8 @@ def _yaml_problem(error: Any) -> str:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     place = f"line {mark.line + 1}: " if mark is not None else ""
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
+    if "nesting depth" in problem:  # newer releases of the parser stop before `MAX_DEPTH` is looked at
+        return f"{place}nested deeper than {MAX_DEPTH} levels"
     return f"{place}not valid YAML: {problem}"
 
 

@@ -283,7 +283,7 @@ def curve_runs(run: Run) -> tuple[Run, ...]:
     Examples
     --------
     >>> from paleo.specs.run import Run
-    >>> [each.nodes for each in curve_runs(Run(nodes="random"))]
+    >>> [each.fabric.nodes for each in curve_runs(Run(nodes="random"))]
     ['packed', 'random']
     """
     models, places = listed(run.exchange.consistency), listed(run.fabric.nodes)

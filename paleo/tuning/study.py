@@ -437,7 +437,8 @@ def tuning_study(
     options = long_run or LongRunOptions()
     run, reason = with_one_software(model, system, run, per_trial or gpus)
     batch = run.global_batch or _usual_batch(model, system, run, per_trial or min(gpus, system.devices_per_node))
-    fixed = type(run)(**explicit_fields(run) | {"batch": None, "global_batch": batch})
+    fields = {path: value for path, value in explicit_fields(run).items() if path != "batch"}
+    fixed = type(run)(**fields | {"global_batch": batch})
     prices, refusals = _prices(model, system, fixed, tuning, options, [per_trial] if per_trial else _widths(gpus))
     if not prices:
         raise PlanError(f"no number of GPUs runs a trial: {refusals[-1]}")

@@ -14,6 +14,7 @@ import pytest
 
 import paleo
 from paleo.errors import PaleoError
+from paleo.specs.run import field_paths, path_of
 from paleo.specs.system import load_system
 from paleo.studies.what_if import change_system
 
@@ -62,8 +63,8 @@ FACTORS: dict[str, Factor] = {
     "background traffic": Factor({TIME: 1}, {"background": 0.5}),
     "nodes that lie apart": Factor({TIME: 1}, {"nodes": "spread:4"}),
     "decoding of inputs": Factor({TIME: 1}, {"input": {"decode": "50 ms"}}, before={"input": {"decode": "1 ms"}}),
-    "exchange after the backward pass": Factor({"breakdown_s.communication_exposed": 1}, {"exchange": "after"},
-                                               before={"exchange": "overlapped"}),
+    "attention with its scores in memory": Factor({MEMORY: 1}, {"kernels.attention": "unfused"},
+                                                  before={"kernels.attention": "fused"}, models=LANGUAGE),
     "sharded optimizer": Factor({MEMORY: -1}, {"strategy": "zero=1"}, before={"strategy": "dp"}),
     "sharded gradients": Factor({MEMORY: -1}, {"strategy": "zero=2"}, before={"strategy": "zero=1"}),
     "sharded parameters": Factor({"memory_bytes.parameters": -1}, {"strategy": "zero=3"},
@@ -83,7 +84,7 @@ FACTORS: dict[str, Factor] = {
                                    before=TRAINED | {"electricity": "0.1 USD/kWh"}),
     "power of a building": Factor({ENERGY: 1}, TRAINED | {"pue": 1.5}, before=TRAINED | {"pue": 1.1}),
     "power of hosts": Factor({ENERGY: 1}, TRAINED | {"host_power": "200 W"}, before=TRAINED | {"host_power": "100 W"}),
-    "failures": Factor({"goodput.fraction": -1}, FAILING | {"failures": "40/knodeday"}, before=FAILING),
+    "failures": Factor({"goodput.goodput": -1}, FAILING | {"failures": "40/knodeday"}, before=FAILING),
     "loads of a disk": Factor({TIME: -1}, {"input": {"sample": "1 MB", "storage": "4 GB/s"}},
                               before={"input": {"sample": "1 MB", "storage": "1 GB/s"}}),
     "design power": Factor({ENERGY: 1}, TRAINED, {"device.tdp": "x1.2"}, before=TRAINED),
@@ -112,7 +113,7 @@ def documents(name: str, number: int) -> tuple[str, list[dict[str, Any]]] | None
             changed = change_system(changed, path, value)
         for place, options in ((machine, factor.before), (changed, {**factor.before, **factor.options})):
             stated = {**run, **options, "model": {**MODELS[model], **options.get("model", {})}}
-            others = {key: stated.pop(key) for key in [*stated] if key not in paleo.Run.model_fields}
+            others = {key: stated.pop(key) for key in [*stated] if path_of(key) not in {*field_paths(), "model"}}
             answers.append(paleo.estimate(model, place, run=paleo.Run(**stated), **others).to_dict())
     except PaleoError:
         return None

@@ -34,7 +34,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"recompute": "selective", "software": "megatron-core"},
     {"offload": "optimizer,activations"},
     {"input": {"decode": "40 ms"}},
-    {"cut": "time"},
+    {"pipeline.cut": "time"},
     {"microbatch": 2},
     {"calibration": "ideal"},
 )
@@ -116,7 +116,7 @@ STATED: list[tuple[str, dict[str, Any], str | None]] = [
     ("resnet50", {}, "spatial=2"),
     ("alexnet", {}, "owt"),
     ("gpt2", {"placement": {"block.*.mlp1": {"ffn": None}}}, None),
-    ("gpt2", {"cut": (3, 3, 4, 2)}, "pp=4"),
+    ("gpt2", {"pipeline.cut": (3, 3, 4, 2)}, "pp=4"),
     ("gpt2", {"model": {"layers": 13}}, None),
 ]
 
@@ -153,7 +153,7 @@ def test_no_strategy_that_fits_beats_the_first_plan(layers: int) -> None:
         more = draw.choice(("", ",zero=1", ",zero=2", ",zero=1,shard=2"))
         strategy = f"tp={tensor},pp={pipeline}{more}" + (f",vp={chunks}" if chunks > 1 else "")
         recompute = draw.choice(({}, {}, {"recompute": "full", "recompute_layers": 1}))
-        cut = draw.choice(({}, {"cut": "time"})) if pipeline > 1 else {}
+        cut = draw.choice(({}, {"pipeline.cut": "time"})) if pipeline > 1 else {}
         free = {"strategy": strategy, "microbatch": draw.choice((1, 2)), "schedule": draw.choice(("1f1b", "zb-h1"))}
         try:
             alone = predict(network, machine, validate(Run, stated | free | recompute | cut, "test"))

@@ -10,7 +10,7 @@ import pytest
 import paleo
 from paleo.cli import run as call
 from paleo.errors import SpecError
-from paleo.report.schemas import schema_of
+from paleo.report.json_schemas import schema_of
 from paleo.specs.loading import validate
 from paleo.specs.run import (
     OLD_NAMES,

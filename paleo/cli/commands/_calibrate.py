@@ -31,7 +31,7 @@ def calibrate(
         list[str] | None,
         typer.Option(
             help="With --fit: fit only this device, system or software profile; also fabric, arithmetic, intervals, "
-            "ledger (sources left out), or waiting (hosts that wait for token counts of experts)."
+            "ledger (each source without a fit on it), or waiting (hosts that wait for token counts of experts)."
         ),
     ] = None,
     free: Annotated[

@@ -114,7 +114,7 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
             "topk": ("products", "bandwidth", "attention", "indexer", "passes", "depth"),
         }
         start = SparseParameters()
-        fallback = (replace(start, selection=0.001),) if "msa" in family else ()
+        fallback = (replace(start, selection=1.0 / 1000.0),) if "msa" in family else ()
         return FitPlan(start, alternatives=fallback, fixed=absent[part], starts=1, prior=0.2, training_rows=500)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:

@@ -237,8 +237,8 @@ class LatentAttentionTable(CapturedKernels):
 @cache
 def _experts_stack(library: str, version: str) -> str:
     releases = {"trtllm": ("1.2", "1.3.0rc10", "1.3.0rc15"), "sglang": ("0.5.6", "0.5.9", "0.5.10"), "vllm": ("0.19",)}
-    found = next((each for each in releases.get(library, ()) if version.startswith(each)), "")
-    return f"graph/{found}" if found else "graph"
+    release = next((each for each in releases.get(library, ()) if version.startswith(each)), "")
+    return f"graph/{release}" if release else "graph"
 
 
 @cache

@@ -66,7 +66,7 @@ def benchmark_of(row: Row) -> Benchmark:
     """Return the benchmark that a row runs; SpecError with the reason where it is not priced."""
     name = str(row["model"])
     if "MaxQ" in str(row.get("system_reported") or ""):
-        raise SpecError("MaxQ: the power limit, below the one that is sold, is not stated")
+        raise SpecError("MaxQ: its power limit, below the one that is sold, is unknown")
     for known, benchmark in BENCHMARKS.items():
         if name.startswith(known):
             return benchmark
