@@ -4,6 +4,7 @@ are."""
 from __future__ import annotations
 
 import gc
+import os
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -21,13 +22,10 @@ settings.load_profile("paleo")
 #: Objects made between collections of garbage: as for commands. At Python's 700 collections take a sixth of the suite.
 gc.set_threshold(ALLOCATED, 50, 100)
 
+#: Tables are as wide as in a pipe, whatever the width of the terminal that a test worker was told of.
+os.environ.pop("COLUMNS", None)
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-
-
-@pytest.fixture(autouse=True)
-def _plain_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are as wide as in a pipe, whatever the width of the terminal or of a test worker."""
-    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture(scope="session")
