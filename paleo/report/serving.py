@@ -171,7 +171,7 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         },
         "usd_per_million_tokens": service.usd_per_million,
         "joules_per_token": service.joules_per_token,
-        "limited_by": plan.limited_by,
+        "limited_by": service.limited_by,
         "strategy": plan.strategy,
         "capacity_requests_per_s": capacity_of(plan.candidate, service.load),
         "breakdown_s": parts_of(plan.candidate, plan.state),

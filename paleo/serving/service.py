@@ -13,6 +13,7 @@ import numpy as np
 from paleo.serving.energy import watts_of
 from paleo.serving.plans import (
     DISAGREEMENT,
+    LIMIT_NAMES,
     ReplicaLayout,
     ServicePlans,
     ServingLimits,
@@ -44,7 +45,7 @@ INTERVAL = (0.7, 1.35)
 UNMODELLED = (
     "adapters and guided decoding",
     "the network between clients and the service",
-    "experts that are more or less busy than a power law of exponent 0.5 makes them",
+    "experts that are more or less busy than a power law of exponent 1.01 makes them",
 )
 NAMES = {"ttft": "to the first token", "tpot": "a token", "latency": "for the answer"}
 
@@ -119,6 +120,16 @@ class Service:
         known = values[np.isfinite(values)]
         known = known if len(known) else np.zeros(1)
         return {"mean": float(known.mean())} | {f"p{p}": float(np.percentile(known, p)) for p in PERCENTILES}
+
+    @property
+    def limited_by(self) -> str | None:
+        """What limits the first plan; of several limits of latency the one that its simulated times are nearest to."""
+        if self.best is None or self.best.limited_by not in LIMIT_NAMES.values():
+            return None if self.best is None else self.best.limited_by
+        name = f"p{self.limits.percentile}" if self.limits.percentile else "mean"
+        times = {part: self.times(part) for part in self.limits.bounds}
+        shares = {part: times[part].get(name, times[part]["p99"]) / self.limits.bounds[part] for part in times}
+        return LIMIT_NAMES[max(shares, key=shares.__getitem__)]
 
     @property
     def simulated_rate(self) -> float | None:
@@ -210,7 +221,7 @@ def _verdict(service: Service, plan: ServingPlan) -> str:
     verb = "serves" if service.gpus == 1 else "serve"
     return (
         f"{subject} {verb} {plan.requests_per_s:.3g} requests/s ({plan.tokens_per_s:,.0f} output tokens/s) of "
-        f"{service.model.title} in {formats.weights}{within}{cost}; limited by {_article(plan.limited_by)}. "
+        f"{service.model.title} in {formats.weights}{within}{cost}; limited by {_article(str(service.limited_by))}. "
         f"Plan: {plan.strategy} under {service.engine.title} {service.engine.release}.{_conditions(service)}"
     )
 
