@@ -143,13 +143,14 @@ def _read_converters(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _model(plan: JobPlan) -> dict[str, Any]:
-    """The family and size of a network's name.
+    """The family and size of a network's name; torchtitan writes sizes in capitals.
 
     >>> _model(JobPlan(model="llama3-8b")), _model(JobPlan(model="deepseek_v3"))
-    ({'model.name': 'llama3', 'model.flavor': '8b'}, {'model.name': 'deepseek_v3', 'model.flavor': ''})
+    ({'model.name': 'llama3', 'model.flavor': '8B'}, {'model.name': 'deepseek_v3', 'model.flavor': '671B'})
     """
     family, _, flavor = plan.model.partition("-")
-    return {"model.name": family, "model.flavor": flavor}
+    family, flavor = next((name for name, model in _ALIASES.items() if model == plan.model), (family, flavor))
+    return {"model.name": family, "model.flavor": flavor.upper() if flavor[:1].isdigit() else flavor}
 
 
 def _read_model(settings: Settings, known: Settings) -> dict[str, Any]:
