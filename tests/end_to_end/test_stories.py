@@ -47,8 +47,15 @@ def test_each_question_has_a_page_with_a_command() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(ANSWERS)))
-def test_one_command_answers_on_its_first_screen(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_command_answers_on_its_first_screen(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a folder with the job file that the page shows, where it shows one."""
     code, verdict, further = ANSWERS[number]
+    file = re.search(r"`(\S+)`:\n\n```toml\n(.*?)```", (PAGES / f"{STORIES[number]}.md").read_text(), re.DOTALL)
+    if file is not None:
+        (tmp_path / file[1]).write_text(file[2])
+    monkeypatch.chdir(tmp_path)
     assert run(commands()[number]) == code
     screen = " ".join(capsys.readouterr().out.splitlines()[:SCREEN])
     assert re.search(verdict, screen), screen

@@ -579,7 +579,7 @@ OPTIONS: dict[str, tuple[list[str], str]] = {
     "set no equals": ([*LENET, "--set", "bucket"], "key=value"),
     "set no key": ([*LENET, "--set", "=5"], "key=value"),
     "set no value": ([*LENET, "--set", "exchange.bucket="], "key=value"),
-    "set unknown": ([*LENET, "--set", "buckett=1 MiB"], "nearest: 'bucket'"),
+    "set unknown": ([*LENET, "--set", "buckett=1 MiB"], "nearest: 'exchange.bucket'"),
     "set bare number": ([*LENET, "--set", "exchange.bucket=5"], "bucket"),
     "set negative": ([*LENET, "--set", "exchange.bucket=-5 MiB"], "bucket"),
     "set wrong unit": ([*LENET, "--set", "exchange.bucket=5 ms"], "bucket"),

@@ -56,7 +56,7 @@ FACTORS: dict[str, Factor] = {
     "peak of matrix units": Factor({TIME: -1, "mfu": -1}, system={"device.peak": "x2"}),
     "batch": Factor({TIME: 1, MEMORY: 1}, {"batch": 16}),
     "microbatch": Factor({MEMORY: 1}, {"microbatch": 4}, before={"microbatch": 1}),
-    "full recomputation": Factor({TIME: 1, MEMORY: -1}, {"recompute": "full"}),
+    "full recomputation": Factor({TIME: 1, MEMORY: -1}, {"recompute": "full"}, models=LANGUAGE),
     "selective recomputation": Factor({TIME: 1, MEMORY: -1}, {"recompute": "selective"}, models=LANGUAGE),
     "forward alone": Factor({TIME: -1, MEMORY: -1}, {"forward_only": True}),
     "jitter": Factor({TIME: 1}, {"jitter": 0.2}, before={"jitter": 0.05}),
