@@ -50,7 +50,9 @@ class TileParameters:
     )
     staging: float = parameter("0.8", "0.01..50", "share of the bandwidth of passes before and after the products")
     index: float = parameter("4", "0.01..300", "bytes of every routed element that ranks sort and read")
-    skew: float = parameter("1", "0.01..3", "excess of the busiest rank's tokens over that of the largest normal sum")
+    skew: float = parameter(
+        "0.3", "0.001..1.5", "power of the ranks by which the busiest has more tokens than the mean"
+    )
 
 
 def product_time(

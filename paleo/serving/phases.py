@@ -70,10 +70,8 @@ SEARCH_SHARE = 0.5
 FUSED_PASS = 1.0 * MICROSECOND
 #: Share of the memory bandwidth that a kernel reaches which streams states or short sequences.
 STREAMED_SHARE = 0.8
-#: Exponent of the popularity of experts: the least uneven loads of the timed kernels.
-POPULARITY = 1.01
-#: Kernels of experts whose products in fp8 have scales by block.
-_BLOCK_SCALED = ("deepgemm", "triton-sglang")
+#: Exponent of the popularity of experts: between equal loads and the least uneven ones (1.01) of the timed kernels.
+POPULARITY = 0.5
 #: Products of sixteen bits behind weight-only kernels: share of their rate where arithmetic limits them.
 DEQUANTISED_SHARE = 0.85
 
@@ -470,8 +468,7 @@ class _Pricing:
         device, families = self.backend.system.device, self._families
         dtype = self.formats.arithmetic(device)
         kernel = _of_architecture(self.engine.experts, device) or "cutlass"
-        narrow = {"fp8": "block8" if kernel in _BLOCK_SCALED else "tensor8"}.get(dtype, "block4")
-        name = narrow if precision(dtype).narrow else "bf16"
+        name = dtype if precision(dtype).narrow else "bf16"
         entry = families.parameters_of(TileParameters, f"experts.{kernel}.{name}")
         return {"device": figures(device, dtype), "parameters": entry.parameters}
 

@@ -45,7 +45,7 @@ INTERVAL = (0.7, 1.35)
 UNMODELLED = (
     "adapters and guided decoding",
     "the network between clients and the service",
-    "experts that are more or less busy than a power law of exponent 1.01 makes them",
+    "experts that are more or less busy than a power law of exponent 0.5 makes them",
 )
 NAMES = {"ttft": "to the first token", "tpot": "a token", "latency": "for the answer"}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.pricing.experts import experts_time, popularity
+from paleo.pricing.experts import experts_time
 from paleo.pricing.kernels import figures
 from paleo.pricing.latent_kernels import LatentParameters, latent_attention_time
 from paleo.pricing.narrow_products import narrow_product_time
@@ -82,21 +82,6 @@ def test_more_tokens_wider_experts_and_popular_ones_take_longer() -> None:
     assert experts(ep=16.0) < experts()
 
 
-def test_loads_of_experts_are_drawn_from_a_bounded_power_law() -> None:
-    """The density x^-1 (nearly) between 1 and 0.8 T: the mean is (0.8 T - 1) / log(0.8 T), the median its root."""
-    loads, spread = popularity(array(1.0001), np.array([True]), array(10_000.0))
-    high = 0.8 * 10_000
-    mean = (high - 1.0) / np.log(high)
-    assert loads.mean() == pytest.approx(1.0)
-    assert loads[3:5].mean() * mean == pytest.approx(high**0.5, rel=0.25)
-    assert spread[0] == pytest.approx(np.sqrt((high**2 - 1.0) / (2.0 * np.log(high))) / mean, rel=0.25)
-
-
-def test_one_token_keeps_at_least_one_expert_of_the_timed_rank_busy() -> None:
-    """The rank that is timed has a visit, however many ranks there are."""
-    assert experts(tokens=1.0, top_k=1.0, ep=8.0) == pytest.approx(experts(tokens=1.0, top_k=1.0, ep=64.0), rel=1e-6)
-
-
 #: Latent attention that reaches every rate, starts at once and splits no cache.
 IDEAL_LATENT = LatentParameters(
     launch=0.0, host=0.0, efficiency=1.0, bandwidth_efficiency=1.0, depth=0.0, epilogue=0.0, staging=np.inf, splits=1.0
@@ -133,25 +118,20 @@ def test_releases_with_other_passes_are_stacks() -> None:
         }
     )
     assert list(LatentAttentionTable().stack(rows)) == ["graph/first", "graph", "graph/first", "graph", "graph"]
-    assert list(Experts().stack(rows)) == ["graph/1.2", "graph", "graph/0.5.9", "graph", "graph"]
 
 
 @pytest.mark.parametrize(
-    ("library", "kernel", "scaling", "dtype", "family"),
+    ("library", "kernel", "dtype", "family"),
     [
-        ("sglang", "sglang_fused_moe_triton", "", "bf16", "experts.triton-sglang.bf16"),
-        ("vllm", "vllm_fused_moe", "", "fp8", "experts.triton-vllm.tensor8"),
-        ("vllm", "vllm_fused_moe", "block", "fp8", "experts.triton-vllm.block8"),
-        ("trtllm", "moe_torch_flow_min_latency", "block", "fp4", "experts.trtllm.block4"),
-        ("trtllm", "moe_torch_flow", "", "fp16", "experts.cutlass.bf16"),
-        ("sglang", "sglang_flashinfer_cutlass_moe", "", "bf16", "experts.flashinfer.bf16"),
-        ("trtllm", "deepgemm", "block", "fp8", "experts.deepgemm.block8"),
+        ("sglang", "sglang_fused_moe_triton", "bf16", "experts.triton-sglang.bf16"),
+        ("vllm", "vllm_fused_moe", "fp8", "experts.triton-vllm.fp8"),
+        ("trtllm", "moe_torch_flow_min_latency", "fp4", "experts.trtllm.fp4"),
+        ("trtllm", "moe_torch_flow", "fp16", "experts.cutlass.bf16"),
+        ("trtllm", "deepgemm", "fp8", "experts.deepgemm.fp8"),
     ],
 )
-def test_kernels_belong_to_the_family_of_their_library(
-    library: str, kernel: str, scaling: str, dtype: str, family: str
-) -> None:
-    assert Experts.family_of(library, kernel, scaling, dtype) == family
+def test_kernels_belong_to_the_family_of_their_library(library: str, kernel: str, dtype: str, family: str) -> None:
+    assert Experts.family_of(library, kernel, "", dtype) == family
     assert family in Experts.families
 
 

@@ -37,10 +37,6 @@ class CapturedKernels(TableKind[DeviceFigures]):
     dtypes: ClassVar[Mapping[str, float]]
     #: Parameters that the kind's formula does not have.
     absent: ClassVar[tuple[str, ...]] = ()
-    #: The most rows that a search sees, and searches.
-    searched: ClassVar[tuple[int, int]] = (1000, 2)
-    #: Parameters that each stack has of its own.
-    by_stack: ClassVar[tuple[str, ...]] = ("launch", "staging")
     host_parameters: ClassVar[tuple[str, ...]] = ("launch", "host", "staging")
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
@@ -63,9 +59,7 @@ class CapturedKernels(TableKind[DeviceFigures]):
         eager = stack == "eager"
         start = TileParameters(host=150 * MICROSECOND, launch=5 * MICROSECOND) if eager else TileParameters()
         unseen = ("launch", "staging") if eager else ("host",)
-        rows, starts = self.searched
-        fixed = (*self.absent, *unseen)
-        return FitPlan(start, per_stack=self.by_stack, fixed=fixed, training_rows=rows, starts=starts)
+        return FitPlan(start, per_stack=("launch", "staging"), fixed=(*self.absent, *unseen), starts=2)
 
     @staticmethod
     def family_of(library: str, kernel: str, scaling: str, dtype: str) -> str:
@@ -136,29 +130,20 @@ class Experts(CapturedKernels):
     )  # fmt: skip
     sizes: ClassVar[tuple[str, ...]] = configuration
     dtypes: ClassVar[Mapping[str, float]] = EXPERT_BYTES
-    searched: ClassVar[tuple[int, int]] = (500, 1)
-    by_stack: ClassVar[tuple[str, ...]] = ("launch", "staging", "efficiency", "bandwidth_efficiency")
     families: ClassVar[Mapping[str, type[Any]]] = {
-        f"experts.{kernel}.{scaling}": TileParameters
-        for kernel in ("triton-sglang", "triton-vllm", "cutlass", "flashinfer", "trtllm", "cutedsl", "deepgemm")
-        for scaling in ("bf16", "tensor8", "block8", "block4")
+        f"experts.{kernel}.{dtype}": TileParameters
+        for kernel in ("triton-sglang", "triton-vllm", "cutlass", "trtllm", "cutedsl", "deepgemm")
+        for dtype in ("bf16", "fp8", "fp4")
     }
-
-    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Releases, as each brings tuned tiles and other passes; the latest is the plain stack."""
-        words = map_words(frame, ("library", "version"), _experts_stack)
-        return pd.Series(words, index=frame.index, dtype=object)
 
     @staticmethod
     def family_of(library: str, kernel: str, scaling: str, dtype: str) -> str:
-        """Kernel and scaling: Triton's of each engine, CUTLASS by TensorRT-LLM or FlashInfer, and others."""
-        words = ("triton", "cutedsl", "deepgemm", "flashinfer_cutlass", "cutlass", "trtllm", "min_latency")
+        """Kernel and format: Triton's of each engine, CUTLASS, TensorRT-LLM's own, CuTe DSL, DeepGEMM."""
+        words = ("triton", "cutedsl", "deepgemm", "cutlass", "trtllm", "min_latency")
         word = next((word for word in words if word in kernel), "cutlass")
         if word == "triton" or kernel.endswith("fused_moe"):
             word = f"triton-{'sglang' if library == 'sglang' else 'vllm'}"
-        word = {"min_latency": "trtllm", "flashinfer_cutlass": "flashinfer"}.get(word, word)
-        blocks = "block" if scaling.startswith("block") else "tensor"
-        return f"experts.{word}.{blocks + dtype[2:] if dtype.startswith('fp') and dtype != 'fp16' else 'bf16'}"
+        return f"experts.{'trtllm' if word == 'min_latency' else word}.{dtype.replace('fp16', 'bf16')}"
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """FLOP of both products of the rank's share of tokens; its experts' weights once, its tokens twice."""
@@ -232,13 +217,6 @@ class LatentAttentionTable(CapturedKernels):
             token_rows=np.where(text(frame, "kernel_source").str.contains("triton"), TRITON_ROWS, TOKEN_ROWS),
             device=figures, parameters=parameters,
         )  # fmt: skip
-
-
-@cache
-def _experts_stack(library: str, version: str) -> str:
-    releases = {"trtllm": ("1.2", "1.3.0rc10", "1.3.0rc15"), "sglang": ("0.5.6", "0.5.9", "0.5.10"), "vllm": ("0.19",)}
-    release = next((each for each in releases.get(library, ()) if version.startswith(each)), "")
-    return f"graph/{release}" if release else "graph"
 
 
 @cache
