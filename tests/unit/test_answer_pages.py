@@ -63,7 +63,7 @@ def test_page_of_a_refusal_says_no_and_why():
     page = service_page(answer.service, date=DATE)
     assert not Balanced(page).open
     assert "No: Llama 3 70B does not fit" in page
-    assert "Layouts that were left out" in page
+    assert "Layouts that cannot run" in page
     assert "<figure>" not in page
 
 
