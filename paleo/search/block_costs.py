@@ -10,9 +10,8 @@ one call."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,8 +51,6 @@ SIZES = tuple(name for name in BYTES if name != "workspace_bytes")
 _COUNTS = 4
 #: Relative difference up to which a count lies on a surface.
 _SAME = 2.0**-36
-#: Results of lowerings that the next search of the same network may find; with more of them it starts anew.
-_MOST_RESULTS = 5000
 #: Microbatches that fill up every sparse count.
 _FULL = (2**16, 2**17)
 
@@ -230,31 +227,6 @@ class Graphs:
         #: Dispatcher of tokens, layout and microbatch -> numbers that were found on a surface.
         self.rows: dict[tuple[str, Key, int], Array] = {}
 
-    @classmethod
-    def recent(cls, model: ModelSpec, backend: Backend) -> Graphs:
-        """Return the graphs of the last search with what they know, if it was of this network; else new ones.
-
-        Parameters
-        ----------
-        model : ModelSpec
-            Network.
-        backend : Backend
-            Software, prices and links of the run; graphs do not depend on its number of GPUs and its batch.
-
-        Returns
-        -------
-        Graphs
-            Numbers that were found on surfaces are forgotten, so that answers do not depend on earlier searches.
-        """
-        run = backend.run.model_copy(update={"gpus": 1, "global_batch": None})
-        words = repr((run, backend.formats, backend.choices))
-        searched = _Searched(id(model), id(backend.system), words, model, backend)
-        if len(_graphs(searched)._family) > _MOST_RESULTS:
-            _graphs.cache_clear()
-        graphs = copy(_graphs(searched))
-        graphs.rows = {}
-        return graphs
-
     def numbers(self, section: Section) -> Numbers:
         """Return the numbers of a section, computed once for sections that several lowerings share.
 
@@ -288,22 +260,6 @@ class Graphs:
         if batch not in self._graphs:
             self._graphs[batch] = replace(self._build(batch), family=self._family)
         return self._graphs[batch]
-
-
-@dataclass(frozen=True, slots=True)
-class _Searched:
-    """What graphs depend on: a network and a system that are kept, so that their ids stay theirs, and the run."""
-
-    model_id: int
-    system_id: int
-    words: str
-    model: ModelSpec = field(compare=False)
-    backend: Backend = field(compare=False)
-
-
-@lru_cache(maxsize=1)
-def _graphs(searched: _Searched) -> Graphs:
-    return Graphs(searched.model, searched.backend)
 
 
 class _Blocks:

@@ -344,7 +344,7 @@ def _sources(model: ModelSpec, system: System, run: Run, space: Space) -> Iterat
     space = _compressible(space, backend.compression)
     if space.etp is None and backend.software.parallelism.expert_tensor == "none":
         space = replace(space, etp=(None, 1))
-    graphs = Graphs.recent(model, backend)
+    graphs = Graphs(model, backend)
     support = Support.of(space, graphs.at(1), run, system, backend.software, dtype)
     chosen = support.layouts(layouts(graphs.at(1), run.gpus, run.global_batch or 1, space, system.devices_per_node))
     if not chosen:
