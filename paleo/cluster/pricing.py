@@ -22,9 +22,9 @@ from paleo.serving.service import service_of
 from paleo.serving.steady import Lengths
 from paleo.specs.loading import validate
 from paleo.specs.model import ModelSpec, load_model
-from paleo.specs.run import Run, explicit_fields
+from paleo.specs.run import Run
 from paleo.studies.cost import Amount, parse_amount
-from paleo.studies.defaults import MANY, with_one_software, with_same_software
+from paleo.studies.defaults import MANY, with_one_software, with_same_software, with_usual_batch
 from paleo.studies.goodput import Interruption, LongRunOptions, RestartPath, interruption_of
 from paleo.studies.target import run_for_target
 from paleo.units import counted, parse
@@ -206,10 +206,7 @@ def _predicted(spec: JobSpec, system: System) -> Pricer:
     if spec.kind == "rl":
         return _learning(spec, network, system)
     if run.global_batch is None:
-        node = run.model_copy(update={"gpus": max(system.devices_per_node, 1), "strategy": "dp"})
-        batch = predict(network, system, node).plan.global_batch
-        fields = {path: value for path, value in explicit_fields(run).items() if path != "batch"}
-        run = Run(**fields | {"global_batch": batch})
+        run = with_usual_batch(network, system, run, max(system.devices_per_node, 1))
     return _search(spec, network, system, run) if spec.kind == "tune" else _training(spec, network, system, run)
 
 

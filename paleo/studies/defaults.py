@@ -290,6 +290,32 @@ def with_one_software(model: ModelSpec, system: System, run: Run, most: int) -> 
     return run.model_copy(update={"software": software}), reason
 
 
+def with_usual_batch(model: ModelSpec, system: System, run: Run, gpus: int) -> Run:
+    """State the global batch of a run, and no batch of a rank, so that all counts of GPUs train on the same samples.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The network.
+    system : System
+        The machine.
+    run : Run
+        What is stated; its global batch stays as it is.
+    gpus : int
+        Where none is stated, the batch is that of data parallelism on so many GPUs.
+
+    Returns
+    -------
+    Run
+        The run with its global batch.
+    """
+    batch = run.global_batch
+    if batch is None:
+        batch = predict(model, system, run.model_copy(update={"gpus": gpus, "strategy": "dp"})).plan.global_batch
+    fields = {path: value for path, value in explicit_fields(run).items() if path != "batch"}
+    return Run(**fields | {"global_batch": batch})
+
+
 def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDefaults:
     """Choose what a run leaves open where counts of GPUs are compared: one GPU takes the software of several, too.
 

@@ -13,9 +13,8 @@ import numpy as np
 from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.predict import predict
 from paleo.specs.prices import nodes_of
-from paleo.specs.run import explicit_fields
 from paleo.studies.cost import JOULES_PER_KWH, Tariff, energy, parse_amount, rent
-from paleo.studies.defaults import with_one_software, with_same_software
+from paleo.studies.defaults import with_one_software, with_same_software, with_usual_batch
 from paleo.studies.goodput import LongRunOptions, interruption_of
 from paleo.studies.target import forward_seconds
 from paleo.tuning.base import (
@@ -436,14 +435,13 @@ def tuning_study(
     """
     options = long_run or LongRunOptions()
     run, reason = with_one_software(model, system, run, per_trial or gpus)
-    batch = run.global_batch or _usual_batch(model, system, run, per_trial or min(gpus, system.devices_per_node))
-    fields = {path: value for path, value in explicit_fields(run).items() if path != "batch"}
-    fixed = type(run)(**fields | {"global_batch": batch})
+    fixed = with_usual_batch(model, system, run, per_trial or min(gpus, system.devices_per_node))
     prices, refusals = _prices(model, system, fixed, tuning, options, [per_trial] if per_trial else _widths(gpus))
     if not prices:
         raise PlanError(f"no number of GPUs runs a trial: {refusals[-1]}")
     counts = [gpus] if per_trial else [gpus // 2**halvings for halvings in range(gpus.bit_length())][:6]
     points = tuple(SearchTime(tuning, count, price) for count in counts for price in prices if price.gpus <= count)
+    batch = prices[0].predictions[0].plan.global_batch
     study = TuningStudy(
         model, system, tuning, tariff or Tariff(), points, gpus, batch, per_trial, tuple(refusals), reason
     )
@@ -451,12 +449,6 @@ def tuning_study(
     margin = None if deadline is None else _margin(best, system, deadline)
     regret = None if tuning.correlation is None else _regret(tuning, best, tuning.correlation)
     return replace(study, margin=margin, regret=regret)
-
-
-def _usual_batch(model: ModelSpec, system: System, run: Run, gpus: int) -> int:
-    """Global batch that a run on one node has by default."""
-    settings = run.model_copy(update={"gpus": gpus, "strategy": "dp", "global_batch": None})
-    return predict(model, system, settings).plan.global_batch
 
 
 def _widths(gpus: int) -> list[int]:
