@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 #: Size of a chart [inch].
 SIZE = (5.2, 3.4)
-_PARTS = {"ttft": "to the first token", "tpot": "a further token", "latency": "the answer"}
-_KEYS = ("mean", "p50", "p90", "p99")
 
 
 def _times(service: Service) -> Any:
     """Rows of latencies by name."""
+    from paleo.report import serving
+
     columns = [Attribute("", lambda row: row[0], "time")]
-    columns += [Attribute("", _quantile(key), key, "s") for key in _KEYS]
-    return sortable(columns, [(name, service.times(part)) for part, name in _PARTS.items()])
+    columns += [Attribute("", _quantile(key), key, "s") for key in serving.QUANTITIES]
+    return sortable(columns, [(name, service.times(part)) for part, name in serving.LATENCIES.items()])
 
 
 def _quantile(key: str) -> Callable[[Any], Any]:
@@ -66,9 +66,7 @@ def service_page(service: Service, systems: Sequence[Service] = (), *, date: str
     if len(systems) > 1:
         tables.append(("Systems", sortable(serving.SYSTEMS, systems), ""))
     if plan is not None:
-        memory = plan.candidate.memory
-        sizes = {"weights": memory.weights, "KV cache": memory.cache, "activations": memory.activations}
-        room = ", ".join(f"{name} {gibibytes(size)}" for name, size in sizes.items())
+        room = ", ".join(f"{name} {gibibytes(size)}" for name, size in serving.memory_parts(plan).items())
         tables.append(("Latency of the first plan", _times(service), f"Simulated. Memory of a GPU: {room}."))
         tables.append(("Plans", sortable(serving.PLANS, service.result.plans), "Click a heading to sort."))
         charts = [(title, _picture(title, picture, service)) for title, picture in serving.PICTURES.items()]

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 #: Plans that a table shows.
 SHOWN = 8
+#: Latencies of a service by the names of their rows, and the quantities of each.
+LATENCIES = {"ttft": "to the first token", "tpot": "a further token", "latency": "the answer"}
+QUANTITIES = ("mean", "p50", "p90", "p99")
 
 
 def document(service: Service, systems: Sequence[Service] = ()) -> dict[str, Any]:
@@ -300,18 +303,34 @@ def load_words(service: Service) -> str:
 
 
 def _times(service: Service) -> RenderableType:
-    facts = grid("Latency", ["time", "mean", "p50", "p90", "p99"])
-    for part, name in (("ttft", "to the first token"), ("tpot", "a further token"), ("latency", "the answer")):
+    facts = grid("Latency", ["time", *QUANTITIES])
+    for part, name in LATENCIES.items():
         times = service.times(part)
-        facts.add_row(name, *(duration(times[key]) for key in ("mean", "p50", "p90", "p99")))
+        facts.add_row(name, *(duration(times[key]) for key in QUANTITIES))
     return facts
+
+
+def memory_parts(plan: ServingPlan) -> dict[str, float]:
+    """Return what the network occupies of the memory of a GPU.
+
+    Parameters
+    ----------
+    plan : ServingPlan
+        Plan of a service.
+
+    Returns
+    -------
+    dict of str to float
+        Bytes by the name of the part.
+    """
+    memory = plan.candidate.memory
+    return {"weights": memory.weights, "KV cache": memory.cache, "activations": memory.activations}
 
 
 def _memory(plan: ServingPlan) -> RenderableType:
     memory = plan.candidate.memory
     facts = grid("Memory of a GPU", ["part", "size", "share"])
-    parts = {"weights": memory.weights, "KV cache": memory.cache, "activations": memory.activations}
-    for name, size in (*parts.items(), ("engine", memory.reserve)):
+    for name, size in (*memory_parts(plan).items(), ("engine", memory.reserve)):
         facts.add_row(name, gibibytes(size), percent(size / memory.capacity))
     return facts
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paleo.cli.application import DECIDE, NO, app, draw, picture_path, show_document, warn, written
+from paleo.cli.application import DECIDE, NO, app, draw, page_path, picture_path, show_document, warn, written
 from paleo.cli.options import (
     AsJson,
     Epochs,
@@ -143,13 +143,12 @@ def plan_(
     paleo plan llama3-70b --systems dgx-h100:1024,dgx-b200:512 --tokens 15T --objective cost --global-batch 2048
     """
     from paleo import questions
-    from paleo.files import checked_output
 
     if options.from_ and gpus is not None:
         options = replace(options, gpus=questions.gpu_counts(gpus)[0])
     path, names, run = picture_path(plot), _systems(system, systems), options.run(searched=True)
     network, gpus = options.network(model), _counts(gpus, options)
-    page = None if explore is None else checked_output(explore, (".html",), option="--explore")
+    page = page_path(explore)
     modes = staleness_cost is not None or noise_scale is not None
     _check_outputs(page, path, len(names), per_layer, modes)
     if gpus is None and (modes or per_layer):
