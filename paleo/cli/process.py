@@ -202,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prepare()
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries; ours are lines of the output
-        warnings.filterwarnings("default", category=FutureWarning, module=r"paleo\.specs")
+        warnings.filterwarnings("once", category=FutureWarning, module=r"paleo\.specs")
         warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
     code = run(sys.argv[1:] if arguments is None else arguments)
     if signal.getsignal(signal.SIGINT) is _interrupt:
