@@ -250,7 +250,7 @@ def _gantt(axes: Any, study: FleetStudy) -> None:
 
 
 def _name(axes: Any, study: FleetStudy, job: int, ends: tuple[float, float], height: float) -> None:
-    """Write the name of a job into its bar, upright or to the right of it where the bar is too short."""
+    """Write the name of a job into its bar, or to the right of it where the bar is too short, above names there."""
     name, span = study.fleet.cluster_jobs[job].name, study.result.span / HOUR
     if not span:
         return
@@ -258,4 +258,8 @@ def _name(axes: Any, study: FleetStudy, job: int, ends: tuple[float, float], hei
     if not inside and len(study.fleet.cluster_jobs) > _LISTED:
         return
     place, side = (sum(ends) / 2.0, "center") if inside else (ends[1] + 0.005 * span, "left")
+    step = 0.03 * sum(pool.gpus for pool in study.fleet.pools(study.nodes))
+    written = [(*text.get_position(), max(len(text.get_text()), len(name))) for text in axes.texts]
+    while any(abs(y - height) < step and abs(x - place) < 0.012 * longest * span for x, y, longest in written):
+        height += step
     axes.text(place, height, name, ha=side, va="center", fontsize=7, clip_on=True)
