@@ -161,7 +161,7 @@ class SoftwareJob:
 
     @property
     def label(self) -> str:
-        """For people: profile and count of rows."""
+        """Name of the profile with its number of measured steps, for messages."""
         return f"{self.profile.name} ({self.steps} steps)"
 
 

@@ -40,7 +40,7 @@ class PowerSGD:
 
     @property
     def summary(self) -> str:
-        """What the method does, in a few words."""
+        """Description of the method in a few words."""
         return f"matrices of gradients as factors of rank {self.rank:g}"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
@@ -142,7 +142,7 @@ class Cast:
 
     @property
     def summary(self) -> str:
-        """What the method does, in a few words."""
+        """Description of the method in a few words."""
         return f"gradients are summed in {self.name}"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
@@ -193,7 +193,7 @@ class Quantised:
 
     @property
     def summary(self) -> str:
-        """What the method does, in a few words."""
+        """Description of the method in a few words."""
         return f"{self.bits:g} bits an element, decoded and summed by the owner of each part"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
@@ -369,7 +369,7 @@ class _Sparse:
 
     @property
     def summary(self) -> str:
-        """What the method does, in a few words."""
+        """Description of the method in a few words."""
         return f"the largest {self.density:g} of the elements, with their indices"
 
     def schemes(self, gradient: SummedGradient) -> dict[str, tuple[Message, ...]]:
@@ -430,7 +430,7 @@ class GlobalTopK:
 
     @property
     def summary(self) -> str:
-        """What the method does, in a few words."""
+        """Description of the method in a few words."""
         return f"the largest {self.density:g} of all ranks' elements"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:

@@ -77,12 +77,12 @@ class Gossip:
 
     @property
     def summary(self) -> str:
-        """What the method does, in a few words."""
+        """Description of the method in a few words."""
         return f"each worker averages with its neighbours ({self.kind})"
 
     @property
     def reference(self) -> str:
-        """Where the topology comes from."""
+        """Source of the topology."""
         return _TOPOLOGIES[self.kind].reference
 
     def cycle(self, workload: Workload) -> Cycle:
@@ -134,7 +134,7 @@ class Periodic:
 
     @property
     def summary(self) -> str:
-        """What the method does, in a few words."""
+        """Description of the method in a few words."""
         return f"workers average every {self.steps} steps"
 
     @property

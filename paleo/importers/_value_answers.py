@@ -194,7 +194,7 @@ def _all_selected(tensor: Any, index: Any, mask: Any, rows: int) -> Any:
 
 
 def _counts(tape: Guessing, tokens: Any) -> list[int] | None:
-    """How many tokens each expert gets of a tensor that counts them; None for any other tensor."""
+    """Return the tokens of each expert if the tensor counts them, else None."""
     router = _router(tape, tokens)
     if router is None or tokens.shape[0] != router[0]:
         return None

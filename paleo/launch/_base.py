@@ -286,7 +286,7 @@ def accumulation(microbatch: str, steps: str, usual: int = 1) -> Together:
 
 
 class Format(Protocol):
-    """How settings stand in a file."""
+    """File format of a framework's settings: it writes them and reads them."""
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
         """The text of a file."""
@@ -443,7 +443,7 @@ def number(settings: Settings, key: str, usual: int = 1) -> int:
 
 
 def true(value: object) -> bool:
-    """Whether a file's value means yes."""
+    """Return True if a file's value means yes."""
     return str(value).lower() in ("true", "1", "yes", "auto")
 
 
@@ -462,7 +462,7 @@ ALL_PARTS = ("gradients", "optimizer", "parameters")
 
 
 def offloads_all(plan: JobPlan) -> bool:
-    """Whether a plan offloads what FSDP can; LaunchError for other parts."""
+    """Return True if a plan offloads what FSDP can; other parts raise LaunchError."""
     if plan.offload not in ((), ALL_PARTS):
         raise LaunchError("FSDP offloads parameters, gradients and optimizer together")
     return bool(plan.offload)

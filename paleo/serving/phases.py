@@ -78,7 +78,7 @@ DEQUANTISED_SHARE = 0.85
 
 @dataclass(frozen=True, slots=True)
 class EngineKernels:
-    """What of an engine prices its kernels.
+    """Choices of an engine that decide how its kernels are priced.
 
     Attributes
     ----------
@@ -672,8 +672,8 @@ class _Pricing:
 
     @property
     def unpacked(self) -> bool:
-        """Whether attention of an iteration with prompts reads the cache for each query head: FlashAttention-2's, which
-        has neither latent caches nor sinks."""
+        """Return True if attention of an iteration with prompts reads the cache for each query head:
+        FlashAttention-2's, which has neither latent caches nor sinks."""
         sinks = any(each.short.name.endswith(".sinks") for each in self.work.layers)
         return self._kernel() == "fa2" and not sinks and not any(group.latent for group in self.work.attention)
 

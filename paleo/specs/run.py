@@ -52,7 +52,7 @@ class InputOptions(Spec):
 
 
 class RecomputeOptions(Spec):
-    """Which activations are computed again before the backward pass."""
+    """Options of recomputation: the activations that are computed again before the backward pass."""
 
     policy: Recompute = Field("none", description="which activations are computed again before the backward pass")
     layers: Annotated[int, Field(strict=True, ge=0)] | None = Field(
@@ -81,7 +81,7 @@ class RecomputeOptions(Spec):
 
 
 class ExpertOptions(Spec):
-    """How tokens reach the experts of a layer."""
+    """Options of experts: how tokens reach them, and how evenly."""
 
     imbalance: Annotated[float, Field(ge=1)] = Field(
         1.0, description="tokens of the busiest rank of experts over their mean"
@@ -101,7 +101,7 @@ class ExpertOptions(Spec):
 
 
 class PipelineOptions(Spec):
-    """How a network is divided into pieces, and the order of their passes."""
+    """Options of a pipeline: the pieces of the network, and the order of their passes."""
 
     schedule: Text = Field("1f1b", description="order of a pipeline's passes (`paleo list schedules`)")
     cut: Cut | None = Field(
@@ -113,7 +113,7 @@ class PipelineOptions(Spec):
 
 
 class KernelOptions(Spec):
-    """Which kernels run, and in which formats; what is left out is as the software does it."""
+    """Options of kernels and their number formats; the software decides what is not given."""
 
     cuda_graph: Literal["none", "full_iteration"] | None = Field(None, description="what of a step is one CUDA graph")
     cudnn: Annotated[float, Field(gt=0)] | None = Field(None, description="release of the library of convolutions")
@@ -126,7 +126,7 @@ class KernelOptions(Spec):
 
 
 class ExchangeOptions(Spec):
-    """How gradients are exchanged, and how workers wait for one another."""
+    """Options of the gradient exchange, and of how workers wait for one another."""
 
     when: Exchange | None = Field(None, description="when and how gradients are exchanged")
     bucket: Bytes | None = Field(
@@ -144,7 +144,7 @@ class ExchangeOptions(Spec):
 
 
 class FabricOptions(Spec):
-    """Where the nodes of a run lie in the fabric, and who else uses it."""
+    """Options of the fabric: where the nodes of a run lie, and who else uses it."""
 
     nodes: Text = Field("packed", description="where nodes lie: packed, random or `spread:8` leaf switches")
     background: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -158,7 +158,7 @@ class FabricOptions(Spec):
 
 
 class VariationOptions(Spec):
-    """How much the work of ranks and steps varies."""
+    """Options of variation: how much the work of ranks and steps differs."""
 
     jitter: Annotated[float, Field(ge=0, le=3)] = Field(
         0.0,
@@ -191,7 +191,7 @@ class VariationOptions(Spec):
 
 
 class OffloadOptions(Spec):
-    """What lives in host memory."""
+    """Options of offloading: the states and activations that live in host memory."""
 
     states: Text = Field("none", description="what lives in host memory: optimizer, gradients, parameters, activations")
     layers: Annotated[int, Field(strict=True, ge=0)] | None = Field(
@@ -202,7 +202,7 @@ class OffloadOptions(Spec):
 
 
 class FineTuningOptions(Spec):
-    """Which weights are trained, where it is not all of them."""
+    """Options of fine-tuning: the weights that are trained, where it is not all of them."""
 
     lora: Annotated[Text, BeforeValidator(_rank_as_text)] | None = Field(
         None,
@@ -314,7 +314,7 @@ class Run(Spec):
         return _grouped(by_path(data)) if isinstance(data, Mapping) else data
 
     def __hash__(self) -> int:
-        """By the fields of groups too: runs that differ in one of them are many."""
+        """Return a hash of all fields, those of groups too, as many runs differ in one of them only."""
         return hash((super().__hash__(), *(value for value in self.__dict__.values() if isinstance(value, Spec))))
 
     @classmethod
@@ -451,7 +451,7 @@ def by_path(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _paths_of_key(key: str, value: Any) -> dict[str, Any]:
-    """What one key of a run states: a whole group or a single field."""
+    """Return the fields that one key of a run gives: a whole group or a single field."""
     if isinstance(value, Spec):
         value = {name: getattr(value, name) for name in value.model_fields_set}
     if isinstance(value, Mapping) and (key in _OPEN_GROUPS or _group(key) is not None):

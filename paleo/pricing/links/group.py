@@ -61,7 +61,7 @@ class LinkLevel:
 
     @property
     def bandwidth(self) -> Array:
-        """What the group may use of one unit's links [byte/s]."""
+        """Bandwidth of one unit's links that the group may use [byte/s]."""
         return np.asarray(self.port_bandwidth) * self.ports
 
     def bandwidth_of(self, senders: Numeric | None) -> Array:

@@ -134,7 +134,7 @@ def _sizes_of(model: str) -> AttentionSizes | None:
 
 
 def _work(frame: pd.DataFrame) -> SparseWork:
-    """What each row does, by the sizes of its network; parts do what they are alone."""
+    """Return the work of each row by the sizes of its network; a row of one part has the work of that part."""
     sizes = [_sizes_of(model) or NETWORKS["V3.2"] for model in text(frame, "model")]
     hidden, q_rank, query, value, index_heads, top_k, all_heads, groups = np.array(sizes, dtype=np.float64).T
     kind, part = (text(frame, column).to_numpy(dtype=object) for column in ("kind", "part"))
