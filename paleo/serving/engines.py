@@ -14,7 +14,7 @@ from paleo.errors import SpecError
 from paleo.serving.phases import EngineKernels
 from paleo.specs.catalog import names, read_entry
 from paleo.specs.loading import Flag, PositiveCount, Spec, Text, validate
-from paleo.units import Bytes, Seconds
+from paleo.units import MEBIBYTE, Bytes, Seconds
 
 if TYPE_CHECKING:
     from paleo.specs.device import Device
@@ -59,9 +59,16 @@ class Engine(Spec):
     page: PositiveCount = Field(description="tokens of a page of the cache")
     prefix_cache: Flag = Field(description="whether prompts that begin alike share their pages")
     host: Seconds = Field(description="seconds of the host between two iterations that the device waits for")
-    request: Seconds = Field(description="seconds of the server for each request before it is queued, one by one")
+    drafting_host: Seconds = Field(
+        0.0, description="seconds of the host that an iteration waits for beside those, where it drafts and verifies"
+    )
+    request: Seconds = Field(
+        description="seconds of the server for each request before it is queued, one by one; those of one instant are "
+        "handled in turns and queued together"
+    )
     streamed: Seconds = Field(0.0, description="seconds of the server for each token that is sent, one by one")
     all_reduce: Seconds = Field(0.0, description="shortest sum over peers by its own kernel; 0: by the library alone")
+    all_reduce_most: Bytes = Field(8.0 * MEBIBYTE, description="bytes of a sum from which on it is left to the library")
     attention: dict[Text, Text] = Field(
         default_factory=dict, description="attention kernels by architecture, where they are not the usual ones"
     )
@@ -77,10 +84,17 @@ class Engine(Spec):
     )
     largest_graph: Annotated[int, Field(ge=0)] = Field(description="most sequences of a captured graph of decode")
     drafted: Annotated[int, Field(ge=0, le=64)] = Field(
-        0, description="tokens that a head of one layer drafts for each sequence and iteration (EAGLE, MTP)"
+        0, description="places for which a head of one layer drafts in an iteration, one after the other (EAGLE, MTP)"
     )
     acceptance: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.6, description="probability that a drafted token is accepted where all before it were"
+    )
+    branches: PositiveCount = Field(1, description="tokens that it drafts for each place: a tree where more than one")
+    verified: Annotated[int, Field(ge=0)] = Field(
+        0, description="tokens of a sequence that an iteration verifies, its last one among them; 0: those of a chain"
+    )
+    draft_vocabulary: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="tokens that the head chooses from; 0: all that the network has"
     )
     drafted_sequences: PositiveCount | None = Field(None, description="most sequences of an iteration with such a head")
     overlapped_scheduler: Flag = Field(True, description="whether it schedules an iteration while another runs")
@@ -119,12 +133,18 @@ class Engine(Spec):
         raise SpecError(f"engine {self.name}: no limit fits {device.name}; give --batch-tokens and --sequences")
 
     @property
+    def pause(self) -> float:
+        """Seconds between two iterations, for each token that they give a sequence."""
+        return (self.host + self.drafting_host) / self.kernels.emitted if self.drafted else self.host
+
+    @property
     def kernels(self) -> EngineKernels:
         """Properties of the engine that decide on the prices of its kernels."""
         return EngineKernels(
             all_reduce=self.all_reduce, attention=tuple(self.attention.items()),
             experts=tuple(self.experts.items()), latent=self.latent, joint_attention=self.joint_attention,
-            converts=self.converts, drafted=self.drafted, acceptance=self.acceptance,
+            converts=self.converts, drafted=self.drafted, acceptance=self.acceptance, branches=self.branches,
+            verified=self.verified, draft_vocabulary=self.draft_vocabulary, all_reduce_most=self.all_reduce_most,
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from paleo.serving.memory import serving_memory
 from paleo.serving.phases import Phases, phases
 from paleo.serving.plans import ReplicaLayout
 from paleo.serving.simulation import Simulated, simulate
-from paleo.serving.steady import Lengths, saturated
+from paleo.serving.steady import Lengths
 from paleo.specs.catalog import systems_with
 from paleo.specs.model import load_model
 from paleo.specs.system import System, load_system
@@ -114,7 +114,7 @@ def engine_of(row: Row, offline: bool) -> tuple[Engine, BatchLimit | None]:
     """Return the engine at the row's release, and limits of its iterations that the row states."""
     engine = engine_of_release(str(row["engine"]), str(row.get("engine_version") or ""))
     command = read_command(_command(row))
-    changes: dict[str, object] = {"drafted": command.drafted}
+    changes: dict[str, object] = dict(command.speculation)
     if command.memory_share:
         changes["memory_share"] = command.memory_share
     if offline:
@@ -181,8 +181,6 @@ def outcome_of(row: Row, trace: Requests | None = None) -> Outcome:
         result = _simulated(layout, trace)
         return _latency(layout, result)
     lengths = lengths_of(row)
-    if offline:
-        return _offline(layout, lengths, float(row["requests"]))
     if load == "closed loop":
         users = int(float(row["concurrency"]))
         count = int(float(row["requests"])) if filled(row, "requests") else OF_USER * users
@@ -247,14 +245,6 @@ def _simulated(layout: ReplicaLayout, requests: Requests, users: int | None = No
     each = requests if users is not None else requests.every(layout.replicas)
     share = None if users is None else max(users // layout.replicas, 1)
     return simulate(layout.phases, batching, each, capacity=capacity, reservation=layout.reservation, users=share)
-
-
-def _offline(layout: ReplicaLayout, lengths: Lengths, requests: float) -> Outcome:
-    """All requests queued at once, as many as keep the replica full to the end."""
-    places = min(layout.places(lengths), requests / layout.replicas)
-    state = saturated(layout.phases, layout.batching(), lengths, places)
-    value = layout.replicas * float(state.tokens_per_s)
-    return Outcome(value, 1.0 / _token_time(layout), {"tpot_mean_s": float(state.tpot)})
 
 
 def _token_time(layout: ReplicaLayout) -> float:
