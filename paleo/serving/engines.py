@@ -66,6 +66,10 @@ class Engine(Spec):
         description="seconds of the server for each request before it is queued, one by one; those of one instant are "
         "handled in turns and queued together"
     )
+    delay: Seconds = Field(
+        0.0, description="seconds that a request takes in the server beside those in which it takes no other: between "
+        "processes, to and from the network"
+    )  # fmt: skip
     streamed: Seconds = Field(0.0, description="seconds of the server for each token that is sent, one by one")
     all_reduce: Seconds = Field(0.0, description="shortest sum over peers by its own kernel; 0: by the library alone")
     all_reduce_most: Bytes = Field(8.0 * MEBIBYTE, description="bytes of a sum from which on it is left to the library")
@@ -97,6 +101,9 @@ class Engine(Spec):
         0.0, description="tokens that the head chooses from; 0: all that the network has"
     )
     drafted_sequences: PositiveCount | None = Field(None, description="most sequences of an iteration with such a head")
+    suggested: dict[Text, dict[Text, Seconds]] = Field(
+        default_factory=dict, description="values that sources of rows suggest of a fact, by its name and theirs"
+    )
     overlapped_scheduler: Flag = Field(True, description="whether it schedules an iteration while another runs")
     source: Text
     notes: Text | None = None
@@ -131,6 +138,37 @@ class Engine(Spec):
                 most = self.drafted_sequences if self.drafted else None
                 return rule.model_copy(update={"sequences": min(most, rule.sequences)}) if most else rule
         raise SpecError(f"engine {self.name}: no limit fits {device.name}; give --batch-tokens and --sequences")
+
+    def without(self, source: str) -> Engine:
+        """Return the engine as it would be had a source of measured rows never been seen.
+
+        Parameters
+        ----------
+        source : str
+            The source.
+
+        Returns
+        -------
+        Engine
+            Facts that it suggested are the mean of what others suggest, and 0 where none does.
+
+        Examples
+        --------
+        >>> engine = load_engine("vllm")
+        >>> engine.request, engine.without("GPUStack performance lab").request
+        (0.004, 0.0)
+        """
+        others = {
+            fact: [value for name, value in values.items() if name != source]
+            for fact, values in self.suggested.items()
+            if source in values
+        }
+        return self.model_copy(update={fact: sum(each) / max(len(each), 1) for fact, each in others.items()})
+
+    @property
+    def offline(self) -> Engine:
+        """The engine without a server in front."""
+        return self.model_copy(update={"request": 0.0, "delay": 0.0, "streamed": 0.0})
 
     @property
     def pause(self) -> float:

@@ -210,6 +210,7 @@ class ReplicaLayout:
             mixed=self.engine.batching == "mixed",
             host=self.engine.pause,
             request=self.engine.request,
+            delay=self.engine.delay,
             streamed=self.engine.streamed,
             batches=self.sharding.pp,
         )

@@ -241,7 +241,7 @@ class Replica:
         for arrival, together in groupby(self.arrival[:first]):
             number = len(list(together))
             self.front = max(self.front, arrival) + number * self.batching.request
-            self.entered += [self.front] * number
+            self.entered += [self.front + self.batching.delay] * number
 
     def run(self) -> None:
         """Serve all requests."""
@@ -370,7 +370,7 @@ class Replica:
             number = len(self.entered)
             self.arrival[number] = state.now + self.think
             self.front = max(self.front, self.arrival[number]) + self.batching.request
-            self.entered.append(self.front)
+            self.entered.append(self.front + self.batching.delay)
 
     def _advance(self, turns: int) -> None:
         """Turns of decode have passed: each running request has as many tokens more, some end."""

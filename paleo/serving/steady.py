@@ -51,6 +51,8 @@ class Batching:
         Seconds between iterations.
     request, streamed : float
         Seconds of the server for each request and each token sent.
+    delay : float
+        Seconds that a request takes in the server beside those.
     batches : int
         Batches under way at once (stages of a pipeline).
     """
@@ -62,6 +64,7 @@ class Batching:
     request: float = 0.0
     streamed: float = 0.0
     batches: int = 1
+    delay: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +413,7 @@ def _state(
     prompt = np.maximum(busy - plain, 0.0) * pieces / together
     passes = plain * np.ceil(pieces - TINY) if batching.mixed else 0.0 * plain
     half = 0.5 * seconds if batching.mixed else 0.5 * plain**2 / np.maximum(seconds, TINY)
-    ttft = batching.request + half + passes + prompt
+    ttft = batching.request + batching.delay + half + passes + prompt
     turns = np.maximum(output - 1.0, 0.0)
     zeros = np.zeros_like(seconds)
     return SteadyState(

@@ -83,7 +83,7 @@ def served_by(row: Row, weights: str) -> tuple[Engine, Formats]:
     published = name.lower() == "vllm"
     engine = engine_of_release("vllm", release) if published else load_engine("tensorrt-llm")
     formats = Formats("bf16") if published else Formats(weights, "fp8")
-    return engine.model_copy(update={"request": 0.0, "streamed": 0.0}), formats
+    return engine.offline, formats
 
 
 @cache

@@ -113,13 +113,13 @@ def sharding_of(row: Row) -> Sharding:
 def engine_of(row: Row, offline: bool) -> tuple[Engine, BatchLimit | None]:
     """Return the engine at the row's release, and limits of its iterations that the row states."""
     engine = engine_of_release(str(row["engine"]), str(row.get("engine_version") or ""))
+    engine = engine.without(str(row.get("left_out") or ""))
     command = read_command(_command(row))
     changes: dict[str, object] = dict(command.speculation)
     if command.memory_share:
         changes["memory_share"] = command.memory_share
-    if offline:
-        changes |= {"request": 0.0, "streamed": 0.0}
     engine = engine.model_copy(update=changes)
+    engine = engine.offline if offline else engine
     tokens = _cell(row, "max_num_batched_tokens") or command.tokens
     sequences = _cell(row, "max_num_seqs") or command.sequences
     if not tokens and not sequences:
@@ -292,6 +292,13 @@ class ServingRuns(StepTable):
     measured_unit = 1.0
     measured_columns = ("output_tokens_per_s", "latency_mean_s", "tpot_mean_s")
     calibrates = False
+    left_out = ""
+
+    def without(self, source: str) -> ServingRuns:
+        """Return the same kind of table, priced by engines as they would be without what a source suggests."""
+        table = ServingRuns()
+        table.left_out = source
+        return table
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """Mean latency at a stated rate or of a trace, else output tokens a second, else the time of a token."""
@@ -325,7 +332,7 @@ class ServingRuns(StepTable):
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predict all rows; traces lie beside the table."""
         folder = str(Path(str(frame.attrs.get("path", "."))).parent)
-        return super().predict(frame.assign(folder=folder))
+        return super().predict(frame.assign(folder=folder, left_out=self.left_out))
 
     def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
         """Times to the first and of further tokens, and the last percentile of latency."""
