@@ -294,6 +294,7 @@ def purchase_document(reply: PurchasePlans) -> Document:
         "objective": reply.wish.objective,
         "verdict": purchase_verdict(reply),
         "flags": reply.flags,
+        "before_launch": reply.before_launch,
         "software": reply.plans[0].row.run.software,
         "choices": dict(reply.choices),
         "global_batch_size": reply.global_batch,
@@ -347,6 +348,8 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
         parts += [Text(), Pasted(words, reply.plans[0].command)]
     if flags := reply.flags:
         parts += [Text(), Pasted("Launch it", flags)]
+        if before := reply.before_launch:
+            parts.append(wrapped_text(f"Before: {before}."))
     return Group(*parts)
 
 
