@@ -10,7 +10,7 @@ Times in a table are microseconds (``time_us``); everything that a method return
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Generic, TypeVar
@@ -24,7 +24,7 @@ from paleo.pricing.kernels import DeviceFigures, figures
 from paleo.registry import Registry
 from paleo.specs.device import find_device
 from paleo.tables.cells import Array, combine_codes, map_words, number, text, word_codes
-from paleo.tables.columns import best_match, columns_of
+from paleo.tables.columns import columns_of
 from paleo.units import MICROSECOND
 
 Figures = TypeVar("Figures")
@@ -364,30 +364,6 @@ def row_groups(
     for place, key in sorted(enumerate(combinations), key=lambda pair: pair[1]):
         subject, family, stack, dtype, compute = key
         yield RowGroup(subject, family, stack, dtype, compute, frame.iloc[np.flatnonzero(combination_of == place)])
-
-
-def kind_of(columns: Iterable[str]) -> TableKind[Any]:
-    """Find the kind of table that has some columns.
-
-    Of the kinds whose header is complete, the one with the most columns is chosen.
-
-    Parameters
-    ----------
-    columns : iterable of str
-        Column names.
-
-    Returns
-    -------
-    TableKind[Any]
-        The kind.
-
-    Raises
-    ------
-    SpecError
-        If no header is complete; the message names the nearest kind and what it lacks.
-    """
-    headers = {name: kind.header for name, kind in KINDS.items()}
-    return KINDS[best_match(columns, headers, headers)]
 
 
 def by_arithmetic(

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from paleo.collectives.base import OPERATIONS
@@ -54,7 +53,6 @@ OTHER_SERVERS = {("l40s-pcie-8gpu", "SGLang 0.5.12"): "l40s-8-p2p"}
 #: Most ranks over PCIe that engines' own kernels join; beyond, they leave it to NCCL (vLLM and SGLang,
 #: custom_all_reduce.py: not supported on more than two PCIe-only GPUs).
 MOST_OVER_PCIE = 2
-Flags = npt.NDArray[np.bool_]
 #: Largest payload of the engines' own kernels [byte]; vLLM's must be below 8 MiB, so 4 MiB is its last power of two.
 LARGEST = {"vllm": 2.0**22, "sglang": 2.0**23, "sglang-0.5.14": 2.0**24, "trtllm": 2.0**22}
 
