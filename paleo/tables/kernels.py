@@ -9,10 +9,11 @@ Times in a table are microseconds (``time_us``); everything that a method return
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial, wraps
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -116,11 +117,11 @@ class TableKind(ABC, Generic[Figures]):
             One reason a row; empty if the row can be modelled.
         """
 
-    @abstractmethod
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Tell how each row was timed: graph, kernel, eager, back-to-back, or a key of the kind.
 
-        ``key/variant`` marks rows that share all but the host parameters with other variants of ``key``.
+        ``key/variant`` marks rows that share all but the host parameters with other variants of ``key``. Where a kind
+        does not say, engines and frameworks replay captured graphs.
 
         Parameters
         ----------
@@ -132,6 +133,7 @@ class TableKind(ABC, Generic[Figures]):
         Series[str]
             One key a row.
         """
+        return pd.Series("graph", index=frame.index, dtype=object)
 
     def starts(self, family: str, figures: Figures) -> Sequence[Any]:
         """Return the parameters from which a fit may start; the first is also the centre of its prior.
@@ -364,6 +366,28 @@ def row_groups(
     for place, key in sorted(enumerate(combinations), key=lambda pair: pair[1]):
         subject, family, stack, dtype, compute = key
         yield RowGroup(subject, family, stack, dtype, compute, frame.iloc[np.flatnonzero(combination_of == place)])
+
+
+def by_words(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], pd.Series[str]]:
+    """Decorate a method of the words of one row, so that it takes a table.
+
+    Parameters
+    ----------
+    method : callable
+        Its arguments are named as the columns are whose words it takes; it is called once for each combination.
+
+    Returns
+    -------
+    callable
+        A method of a table, with one text a row.
+    """
+    columns = tuple(inspect.signature(method).parameters)[1:]
+
+    @wraps(method)
+    def of_table(kind: Any, frame: pd.DataFrame) -> pd.Series[str]:
+        return pd.Series(map_words(frame, columns, partial(method, kind)), index=frame.index, dtype=object)
+
+    return of_table
 
 
 def by_arithmetic(

@@ -572,6 +572,13 @@ class StepTable(ABC):
             return _reason(error, row)
 
 
+class QuantityTable(StepTable):
+    """Kind of table whose rows measure something else than steps; software and links are not fitted to it."""
+
+    measured_unit = 1.0
+    calibrates = False
+
+
 def _above_zero(cell: object) -> bool:
     try:
         return 0 < float(str(cell)) < math.inf

@@ -24,7 +24,7 @@ from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan, text
 from paleo.tables.kinds._consistency import BACKWARD, HOST_MEMORY_RING, TCP_LIMIT
 from paleo.tables.kinds._systems import with_device
-from paleo.tables.steps import Row, Step, StepTable, filled, row_dicts, whole_cell
+from paleo.tables.steps import QuantityTable, Row, Step, filled, row_dicts, whole_cell
 from paleo.tables.tables import STEPS, Predictions
 from paleo.units import MEBIBYTE, TERA
 
@@ -112,7 +112,7 @@ class _Cluster:
         return float(coding.bytes) / self.memory + float(coding.tensor_calls) * call
 
 
-class CompressionSteps(StepTable):
+class CompressionSteps(QuantityTable):
     """One run a row; its quantity is that of the measured column that is filled."""
 
     name = "compression"
@@ -123,9 +123,7 @@ class CompressionSteps(StepTable):
     )
     configuration = ("model", "parameters", "tokens_per_gpu", "batch_per_gpu", "device", "transport", "sharding")
     measured_column = "value"
-    measured_unit = 1.0
     measured_columns = tuple(MEASURED)
-    calibrates = False
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """The first filled column of `MEASURED`, in SI."""
