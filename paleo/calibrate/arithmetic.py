@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from paleo.calibrate.files import steps_table
-from paleo.calibrate.sources import Array, SourceRows, Words, cited, entry_of_steps, least_loss
+from paleo.calibrate.files import cited, entry_of_steps, steps_table
+from paleo.calibrate.fit import Array, SourceRows, Words, least_loss
 from paleo.errors import SpecError
 from paleo.pricing.power import ARITHMETIC_FAMILY, SustainedParameters
 from paleo.specs.calibration import STEPS, Calibration, Entry
@@ -185,8 +185,8 @@ def fit_arithmetic(files: Sequence[str], report: Callable[[str], object] = str) 
     known = dense_steps(files, report)
     report(f"arithmetic of {counted(len(known.measured), 'step')}")
     factors, lines = fitted(known), []
-    for name, part, rest in known.left_out():
-        others = fitted(rest)
+    for name, part, remaining in known.left_out():
+        others = fitted(remaining)
         errors = {"before": SustainedParameters(), "fitted": factors, "left out": others}
         logs = {word: part.errors(values) for word, values in errors.items()}
         line = {"source": name, "rows": len(part.measured), "errors": logs["left out"], **asdict(others)}

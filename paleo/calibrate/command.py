@@ -296,14 +296,14 @@ def _fit_kernels(request: _Request) -> int:
     return 0
 
 
-def _enough(work: Sequence[Job], what: str, steps: str) -> list[Job]:
+def _enough(work: Sequence[Job], subject: str, steps: str) -> list[Job]:
     """Pick the jobs with rows enough to fit some and test others, and say which are too small."""
     for job in work:
         if job.steps < LEAST_STEPS:
             sys.stderr.write(f"{job.name}: {job.steps} {steps}, too few to fit and test; {LEAST_STEPS} are needed\n")
     enough = [job for job in work if job.steps >= LEAST_STEPS]
     if not enough:
-        raise SpecError(f"no {what} has the {LEAST_STEPS} {steps} that a fit needs")
+        raise SpecError(f"no {subject} has the {LEAST_STEPS} {steps} that a fit needs")
     return enough
 
 

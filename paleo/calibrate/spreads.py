@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from paleo.calibrate.files import rounded, steps_table
-from paleo.calibrate.fit import conformal_factors
-from paleo.calibrate.sources import WHOLE_SOURCE, Array, Flags, SourceRows, cited, entry_of_steps, least_loss
+from paleo.calibrate.files import cited, entry_of_steps, rounded, steps_table
+from paleo.calibrate.fit import WHOLE_SOURCE, Array, Flags, SourceRows, conformal_factors, least_loss
 from paleo.errors import SpecError
 from paleo.specs.calibration import Entry, IntervalBin
 from paleo.step.interval import INTERVAL_FAMILY, Spreads, Uncertainty

@@ -34,7 +34,7 @@ from paleo.studies.sweep import load_study
 from paleo.units import HOUR, counted, duration, engineering, gibibytes
 
 if TYPE_CHECKING:
-    from paleo.tables.tables import MeasuredTable
+    from paleo.tables.base import MeasuredTable
 
 #: A name and its value, as people read them.
 Fact = tuple[str, str]

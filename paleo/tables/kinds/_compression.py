@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -25,8 +26,11 @@ from paleo.tables.cells import Array, number_or_nan, text
 from paleo.tables.kinds._consistency import BACKWARD, HOST_MEMORY_RING, TCP_LIMIT
 from paleo.tables.kinds._systems import with_device
 from paleo.tables.steps import QuantityTable, Row, Step, filled, row_dicts, whole_cell
-from paleo.tables.tables import STEPS, Predictions
+from paleo.tables.tables import STEPS
 from paleo.units import MEBIBYTE, TERA
+
+if TYPE_CHECKING:
+    from paleo.tables.base import Predictions
 
 #: Columns that may hold what was measured, the first filled one counts, and their units.
 MEASURED = {"step_s": 1.0, "tflops_per_gpu": TERA, "speedup_over_1": 1.0, "time_over_dense": 1.0}

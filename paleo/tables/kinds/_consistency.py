@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,10 @@ from paleo.specs.software import SERVER_CALL, Software
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan, text
 from paleo.tables.steps import QuantityTable, Row, Step, filled, whole_cell
-from paleo.tables.tables import STEPS, Predictions
+from paleo.tables.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.tables.base import Predictions
 
 #: TensorFlow's parameter server on a cloud machine of four virtual cores: 0.102 ms a tensor and 0.68 GB/s of push,
 #: update and pull, fitted to four saturated rates of P100 workers; 6.5 % on 93 other rates (other cards, other years).

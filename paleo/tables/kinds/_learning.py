@@ -14,10 +14,11 @@ from paleo.learning.laws import CHINCHILLA, RESNET32, STEP_LAW, ReferencePoints,
 from paleo.specs.task import task_of
 from paleo.studies.cost import NINETY
 from paleo.tables.steps import QuantityTable, Row, Step, filled, whole_cell
-from paleo.tables.tables import STEPS, Predictions
+from paleo.tables.tables import STEPS
 
 if TYPE_CHECKING:
     from paleo.specs.software import Software
+    from paleo.tables.base import Predictions
 
 
 def loss_of_row(row: Row) -> tuple[float, float, str]:

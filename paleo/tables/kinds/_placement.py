@@ -29,11 +29,12 @@ from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, read_table
 from paleo.tables.steps import QuantityTable, Row, Step, ideal_seconds, row_dicts, whole_cell
-from paleo.tables.tables import STEPS, Predictions
+from paleo.tables.tables import STEPS
 
 if TYPE_CHECKING:
     from paleo.pricing.links.fabric import FabricParameters
     from paleo.specs.software import Software
+    from paleo.tables.base import Predictions
 
 
 #: The table of networks, beside that of the steps.
