@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from paleo.cli.application import DECIDE, NO, app, draw, picture_path, show_document
-from paleo.cli.options import (
-    AsJson,
-    LongRunFlags,
-    ModelName,
-    Plot,
-    RunOptions,
-    SystemName,
-    TariffOptions,
-    takes_long_run,
-    takes_run,
-    takes_tariff,
-    whole,
-    words,
-)
+from paleo.cli.options import AsJson, ModelName, Plot, PricedRunOptions, SystemName, takes_priced_run, whole, words
 
 _NAMES = ("asha", "asha-stopping", "evolution", "grid", "halving", "hyperband", "median", "pbt", "random")
 Gpus = Annotated[int, typer.Option("--gpus", parser=whole, metavar="N", help="Total number of GPUs.")]
@@ -81,17 +67,13 @@ Seed = Annotated[int, typer.Option(help="Random seed of the scores.")]
 
 
 @app.command(rich_help_panel=DECIDE)
-@takes_run
-@takes_tariff
-@takes_long_run
+@takes_priced_run
 def tune(
     model: ModelName,
     system: SystemName,
     gpus: Gpus,
     trials: Trials,
-    options: RunOptions,
-    rates: TariffOptions,
-    long_run: LongRunFlags,
+    options: PricedRunOptions,
     method: MethodName = "asha",
     max_tokens: MaxTokens = None,
     max_samples: MaxSamples = None,
@@ -125,7 +107,7 @@ def tune(
         max_epochs=max_epochs, min_tokens=min_tokens, min_samples=min_samples, min_epochs=min_epochs, eta=eta,
         gpus_per_trial=gpus_per_trial, population=population, vary=vary or (), evaluation_samples=evaluation_samples,
         from_scratch=from_scratch, deadline=deadline, rank_correlation=rank_correlation, seed=seed,
-        run=options.run(), **long_run.keywords(), **asdict(rates),
+        run=options.run(), **options.terms(),
     )  # fmt: skip
     if path is not None:
         from paleo.report.tuning import figure
