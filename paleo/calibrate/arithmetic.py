@@ -185,7 +185,7 @@ def fit_arithmetic(files: Sequence[str], report: Callable[[str], object] = str) 
     known = dense_steps(files, report)
     report(f"arithmetic of {counted(len(known.measured), 'step')}")
     factors, lines = fitted(known), []
-    for name, part, remaining in known.left_out():
+    for name, part, remaining in known.by_source():
         others = fitted(remaining)
         errors = {"before": SustainedParameters(), "fitted": factors, "left out": others}
         logs = {word: part.errors(values) for word, values in errors.items()}

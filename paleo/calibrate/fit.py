@@ -495,7 +495,7 @@ class SourceRows:
         shares = np.minimum(counts / WHOLE_SOURCE, 1.0)
         return np.asarray((shares / counts / shares.sum())[place])
 
-    def left_out(self, least: int = 1) -> Iterator[tuple[str, Self, Self]]:
+    def by_source(self, least: int = 1) -> Iterator[tuple[str, Self, Self]]:
         """Yield each source of some rows at least, with its rows and with those of all others.
 
         Parameters

@@ -56,7 +56,7 @@ def step_ledger(files: Sequence[str], report: Report = str) -> pd.DataFrame:
     from paleo.calibrate import arithmetic, spreads
 
     known = arithmetic.dense_steps([file for file in files if table_name(file) == TRANSFORMERS], report)
-    calibrations = {name: arithmetic.calibration(arithmetic.fitted(others)) for name, _, others in known.left_out()}
+    calibrations = {name: arithmetic.calibration(arithmetic.fitted(others)) for name, _, others in known.by_source()}
     coverages = spreads.cross_validated(spreads.evidence(files, report)).set_index("source")
     lines = []
     for file in files:

@@ -185,7 +185,7 @@ def cross_validated(known: Evidence, level: float = _LEVEL) -> pd.DataFrame:
     if len(names) < 2:
         raise SpecError(f"rows of one source alone ({', '.join(names)}): nothing is left when it is left out")
     lines = []
-    for _, rows, others in known.left_out(WHOLE_SOURCE):
+    for _, rows, others in known.by_source(WHOLE_SOURCE):
         spreads = fitted(others, level)
         lines.append({**coverage(rows, spreads), **asdict(spreads)})
     return pd.DataFrame(lines)
@@ -299,5 +299,5 @@ def fit_spreads(files: Sequence[str], report: Report = str, level: float = _LEVE
     known = evidence(files, report)
     report(f"spreads of {counted(len(known.errors), 'step')}")
     tested, spreads = cross_validated(known, level), fitted(known, level)
-    inside = [coverage(rows, spreads) for _, rows, _ in known.left_out(WHOLE_SOURCE)]
+    inside = [coverage(rows, spreads) for _, rows, _ in known.by_source(WHOLE_SOURCE)]
     return SpreadsFitted(known, spreads, pd.DataFrame(inside), tested)

@@ -456,18 +456,21 @@ def packs(argument: str, options: type[Any]) -> Callable[[Callable[..., None]], 
         stated = inspect.signature(command, eval_str=True).parameters
         hints = get_type_hints(options, include_extras=True)
         shared = [field for field in fields(options) if field.name not in stated]
-        parameters = [parameter for name, parameter in stated.items() if name != argument]
-        parameters += [
-            inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-            )
+        packed = [
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
+                              annotation=hints[field.name])
             for field in shared
+        ]  # fmt: skip
+        parameters = [
+            each
+            for name, parameter in stated.items()
+            for each in (packed if name == argument else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)])
         ]
 
         @functools.wraps(command)
         def wrapper(**values: Any) -> None:
-            packed = options(**{field.name: values.pop(field.name) for field in shared})
-            command(**{argument: packed}, **values)
+            group = options(**{field.name: values.pop(field.name) for field in shared})
+            command(**{argument: group}, **values)
 
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
