@@ -261,6 +261,9 @@ class Gradients(Spec):
         description="bytes for each parameter beside a gradient in sixteen bits, to which a pass of its own adds it "
         "after every backward pass, and which is what is exchanged",
     )
+    accumulator_cast: Flag = Field(
+        False, description="whether that pass reads a copy of the gradient in its own format, which another pass makes"
+    )
     tied: Literal["sum", "slices"] = Field(
         "sum",
         description="a table that is both looked up and multiplied by. sum: its gradients are added as they are; "
@@ -285,6 +288,11 @@ class Gradients(Spec):
     bucket_buffers: Factor = Field(
         2.0,
         description="buckets that take memory beside the gradients; 0: they are parts of one buffer of all gradients",
+    )
+    flat_copies: tuple[Factor, Factor] = Field(
+        (0.0, 0.0),
+        description="bytes for each parameter of flat copies that are made of the gradients once the last backward "
+        "pass is over: of all that a rank has, and of those whose states it owns",
     )
     whole_sums: Flag = Field(
         False,

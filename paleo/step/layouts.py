@@ -727,6 +727,7 @@ class Layouts:
             backend.formats,
             training=self.training,
             deferred=deferred,
+            flat_copies=backend.software.gradients.flat_copies,
         )
         rule = backend.optimizer
         if rule.matrices is not None and self.training:

@@ -22,6 +22,7 @@ from paleo.specs.software import Software, load_software
 from paleo.specs.system import load_system
 from paleo.step.memory import Footprint
 from paleo.tables.kinds._memory import MemoryTable
+from paleo.tables.steps import profile_at_release
 
 
 def kept(choices: Choices, layer: str, x: Tensor, **options: Any) -> dict[str, float]:
@@ -312,6 +313,39 @@ def test_an_allocator_does_not_reserve_more_than_there_is() -> None:
     assert (full.total, full.allocated, full.cached, full.used) == (79.0, 78.0, 79.0, 80.0)
     beyond = Footprint(60.0, 20.0, 10.0, 6.0, 3.0, 1.0, 0.058, capacity=80.0)
     assert not beyond.fits and beyond.used == beyond.total == 99.0
+
+
+def test_flat_copies_of_gradients_are_reserved_beside_what_they_follow() -> None:
+    """GPT-2 XL's bf16 sums, 2 bytes a parameter, and 6 for each that a rank owns: no more is allocated where
+    activations were larger, and a short step holds the copies in their place."""
+
+    def memory(copies: tuple[float, float], seq: int) -> Footprint:
+        run = Run(gpus=4, dtype="bf16", batch=4, strategy="zero=1", model={"seq": seq})
+        profile = load_software("megatron-core").changed({"gradients.flat_copies": copies})
+        return predict(load_model("gpt2-xl"), load_system("dgx-h100"), run, profile).memory
+
+    plain, copied = memory((0, 0), 1024), memory((2, 6), 1024)
+    size = (2 + 6 / 4) * plain.parameters / 2
+    assert copied.total == plain.total and copied.apart == pytest.approx(size)
+    assert copied.cached - plain.cached == pytest.approx(size) == pytest.approx(copied.used - plain.used)
+    short, instead = memory((0, 0), 16), memory((2, 6), 16)
+    left = short.activations + short.workspace - short.reserved
+    assert left < size and instead.apart == pytest.approx(left)
+    assert instead.total - short.total == pytest.approx(size - left)
+
+
+def test_a_diary_dates_the_state_of_its_software() -> None:
+    """Until 2022-02-27 gradients are summed in bf16, later in fp32, too."""
+    rows = {"software": "megatron-2021", "source": "BigScience", "framework": "Megatron-DeepSpeed 2022"}
+    cited = "train/tr11-176B-ml/chronicles-prequel.md#L"
+    early, late = (profile_at_release(rows | {"url_or_path": f"{cited}{n}"}, "megatron-deepspeed") for n in (892, 906))
+    assert (early, late) == ("megatron-deepspeed@2022-02-27", "megatron-deepspeed")
+    assert profile_at_release(rows | {"url_or_path": "another.md#L1"}, "megatron-deepspeed") == late
+    sums = [load_software(name).gradients for name in (early, late)]
+    assert [(each.accumulator, each.accumulator_cast, each.flat_copies) for each in sums] == [
+        (0, True, (0, 6)),
+        (4, True, (2, 0)),
+    ]
 
 
 def test_what_an_allocator_reserved_is_compared_where_notes_state_it() -> None:
