@@ -289,6 +289,11 @@ class Gradients(Spec):
         2.0,
         description="buckets that take memory beside the gradients; 0: they are parts of one buffer of all gradients",
     )
+    unreduced: Literal["narrow", "fp32"] = Field(
+        "narrow",
+        description="the format in which a rank keeps whole gradients where ZeRO-3 sums them up over ranks once a step "
+        "(FSDP2 keeps them in that of the reduction)",
+    )
     flat_copies: tuple[Factor, Factor] = Field(
         (0.0, 0.0),
         description="bytes for each parameter of flat copies that are made of the gradients once the last backward "
@@ -410,6 +415,11 @@ class Parallelism(Spec):
         "kept",
         description="what a stage does with an output that it has sent, at which autograd begins its backward pass: "
         "keeps it until then, or frees its numbers (Megatron-Core's deallocate_pipeline_outputs)",
+    )
+    gather_buffers: Literal["sections", "root"] = Field(
+        "sections",
+        description="what ZeRO-3 has gathered at a time. sections: two of the largest; root: all that is outside "
+        "repeated blocks, and two blocks, and beside them the flat buffers that they were copied out of (FSDP2)",
     )
     gradient_scatters: Literal["pass", "step"] = Field(
         "pass",

@@ -334,6 +334,32 @@ def test_flat_copies_of_gradients_are_reserved_beside_what_they_follow() -> None
     assert instead.total - short.total == pytest.approx(size - left)
 
 
+def test_fsdp2_has_its_root_two_blocks_and_flat_buffers_gathered() -> None:
+    """Llama 3 8B: embedding and head, 128,256 x 4,096 each, and the last norm stay; of 218 M in a block two; and flat
+    buffers of the root, which is larger than two blocks. Llama 3 70B's blocks, 856 M each, take twice as much."""
+    block = {"llama3-8b": 218_112_000, "llama3-70b": 855_654_400}
+    for name, hidden in (("llama3-8b", 4096), ("llama3-70b", 8192)):
+        run = Run(gpus=64, dtype="bf16", batch=1, strategy="zero=3", recompute="full", software="torchtitan")
+        sections, root = (
+            predict(load_model(name), load_system("dgx-h100"), run, profile).steps.stage_memory.states.gathered[0, 0]
+            for profile in (
+                load_software("torchtitan").changed({"parallelism.gather_buffers": "sections"}),
+                load_software("torchtitan"),
+            )
+        )
+        outside = 2 * 128_256 * hidden + hidden
+        assert sections == 2 * 2 * max(128_256 * hidden, block[name])
+        assert root == 2 * (outside + 2 * block[name] + max(outside, 2 * block[name]))
+
+
+@pytest.mark.parametrize(("strategy", "bytes_kept"), [("pp=2,dp=4,zero=1", 4), ("zero=3", 2 / 8)])
+def test_fsdp2_keeps_whole_gradients_beside_a_pipeline_in_fp32(strategy: str, bytes_kept: float) -> None:
+    run = Run(gpus=8, dtype="bf16", batch=2, strategy=strategy, software="torchtitan")
+    memory = predict(load_model("llama3-8b"), load_system("dgx-h100"), run).memory
+    narrow = 2 / 8 if strategy == "zero=3" else 2
+    assert memory.gradients / memory.parameters == pytest.approx(bytes_kept / narrow)
+
+
 def test_a_diary_dates_the_state_of_its_software() -> None:
     """Until 2022-02-27 gradients are summed in bf16, later in fp32, too."""
     rows = {"software": "megatron-2021", "source": "BigScience", "framework": "Megatron-DeepSpeed 2022"}
