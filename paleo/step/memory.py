@@ -382,8 +382,8 @@ def state_memory(
     deferred : bool, optional
         Gradients are scattered only after the backward pass, until when each rank holds them whole.
     flat_copies : tuple of float, optional
-        Bytes for each parameter of flat copies of gradients between the backward pass and the update: of all that the
-        stage has, and of those whose states the rank owns.
+        Bytes for each parameter of flat copies of gradients between the backward pass and the update, where there are
+        fp32 masters: of all that the stage has, and of those whose states the rank owns (ZeRO-1 and 2).
 
     Returns
     -------
@@ -396,7 +396,8 @@ def state_memory(
     """
     share = [1.0 / np.asarray(ranks) if zero >= stage else 1.0 for stage in (3, 2, 1)]
     share[1] = 1.0 if deferred else share[1]
-    copies = trained * ((flat_copies[0] + flat_copies[1] * share[2]) * training)
+    whole, owned = (each * (training and formats.master > 0) for each in flat_copies)
+    copies = trained * (whole + np.where((zero in (1, 2)) | (np.asarray(ranks) == 1), owned * share[2], 0.0))
     return StateMemory(
         parameters * formats.parameter * share[0],
         trained * ((formats.gradient + formats.accumulator) * training) * share[1],

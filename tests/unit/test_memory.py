@@ -319,8 +319,8 @@ def test_flat_copies_of_gradients_are_reserved_beside_what_they_follow() -> None
     """GPT-2 XL's bf16 sums, 2 bytes a parameter, and 6 for each that a rank owns: no more is allocated where
     activations were larger, and a short step holds the copies in their place."""
 
-    def memory(copies: tuple[float, float], seq: int) -> Footprint:
-        run = Run(gpus=4, dtype="bf16", batch=4, strategy="zero=1", model={"seq": seq})
+    def memory(copies: tuple[float, float], seq: int, **options: Any) -> Footprint:
+        run = Run(gpus=4, batch=4, model={"seq": seq}, **{"dtype": "bf16", "strategy": "zero=1", **options})
         profile = load_software("megatron-core").changed({"gradients.flat_copies": copies})
         return predict(load_model("gpt2-xl"), load_system("dgx-h100"), run, profile).memory
 
@@ -328,6 +328,8 @@ def test_flat_copies_of_gradients_are_reserved_beside_what_they_follow() -> None
     size = (2 + 6 / 4) * plain.parameters / 2
     assert copied.total == plain.total and copied.apart == pytest.approx(size)
     assert copied.cached - plain.cached == pytest.approx(size) == pytest.approx(copied.used - plain.used)
+    assert memory((2, 6), 1024, strategy="dp").apart == pytest.approx(plain.parameters)
+    assert memory((2, 6), 1024, dtype="fp32").apart == 0.0
     short, instead = memory((0, 0), 16), memory((2, 6), 16)
     left = short.activations + short.workspace - short.reserved
     assert left < size and instead.apart == pytest.approx(left)
