@@ -199,9 +199,30 @@ _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct",
 _DATED = re.compile(rf"\b(?:({'|'.join(_MONTHS)})[a-z]*[- ])?(20[12][0-9])\b|\b(?:sc|mlsys|asplos) ?'?([12][0-9])\b")
 
 
+#: Days of a diary by its last line of each (as far as rows of steps, which state both, cite it).
+DIARIES = {
+    "chronicles-prequel.md": (
+        (478, "2022-02-20"), (660, "2022-02-21"), (810, "2022-02-25"), (869, "2022-02-26"), (892, "2022-02-27"),
+        (950, "2022-02-28"),
+    ),
+}  # fmt: skip
+
+
+def _diary_days(cited: str) -> Iterator[str]:
+    """The day on which a run was written into a diary that a row cites by its line.
+
+    >>> list(_diary_days("train/tr11-176B-ml/chronicles-prequel.md#L884"))
+    ['2022-02-27']
+    """
+    line = re.search(r"([^/]+)#L(\d+)$", cited)
+    days = DIARIES.get(line[1], ()) if line else ()
+    yield from [day for last, day in days if line and int(line[2]) <= last][:1]
+
+
 def _versions(row: Row) -> Iterator[str]:
     """What may be the release or the date of a row's software, the surest first."""
     texts = [str(row[key]).lower() for key in ("release", "framework", "source") if filled(row, key)]
+    yield from _diary_days(str(row.get("url_or_path", "")))
     if filled(row, "release"):
         yield texts[0].strip()
     for words in texts:
@@ -305,6 +326,21 @@ class StepTable(MeasuredTable):
 
     measured_column = "iteration_ms"
     measured_unit = MILLISECOND
+
+    def without(self, source: str) -> StepTable:
+        """Return the same kind of table, priced by facts that a source of rows did not suggest.
+
+        Parameters
+        ----------
+        source : str
+            The source.
+
+        Returns
+        -------
+        StepTable
+            The table; itself where no fact came from rows.
+        """
+        return self
 
     def calibration_of(self, system: System) -> Calibration | None:
         """Return the user's calibration if it applies to a system.
