@@ -20,7 +20,7 @@ from paleo.serving.lowered import Sharding
 from paleo.serving.plans import ServingLimits, ServingLoad
 from paleo.serving.service import Service, best_engine, service_of
 from paleo.serving.steady import Lengths
-from paleo.specs.loading import MAX_FILE_BYTES, MOST_COUNT
+from paleo.specs.loading import MAX_FILE_BYTES, MOST_COUNT, plain_arguments
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.system import System, loaded_system
 from paleo.studies.cost import parse_tariff, rent
@@ -59,6 +59,7 @@ class Served(StudyResult):
         return self.service.warnings
 
 
+@plain_arguments
 def serve(
     model: str | Path | ModelSpec | None,
     system: str | Path | System,
@@ -383,6 +384,7 @@ class ReinforcementAnswer(StudyResult):
         return bool(self.study.steps)
 
 
+@plain_arguments
 def rl(
     model: str | Path | ModelSpec,
     system: str | Path | System,
