@@ -21,7 +21,7 @@ from paleo.serving.plans import ServingLimits, ServingLoad
 from paleo.serving.service import Service, best_engine, service_of
 from paleo.serving.single_pass import BatchedService, batched_service, is_single_pass
 from paleo.serving.steady import Lengths
-from paleo.specs.loading import MAX_FILE_BYTES, MOST_COUNT
+from paleo.specs.loading import MAX_FILE_BYTES, MOST_COUNT, plain_arguments
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.system import System, loaded_system
 from paleo.studies.cost import parse_tariff, rent
@@ -81,6 +81,7 @@ class Batched(StudyResult):
         return ()
 
 
+@plain_arguments
 def serve(
     model: str | Path | ModelSpec | None,
     system: str | Path | System,
@@ -456,6 +457,7 @@ class ReinforcementAnswer(StudyResult):
         return bool(self.study.steps)
 
 
+@plain_arguments
 def rl(
     model: str | Path | ModelSpec,
     system: str | Path | System,
