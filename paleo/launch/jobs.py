@@ -296,6 +296,24 @@ def files_of(launcher: Launcher, job: JobPlan, path: str) -> dict[str, str]:
     return files
 
 
+def before_launch(prediction: Prediction, file: str = "") -> str:
+    """Return what must be done before the launch settings of a plan start it.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of a run.
+    file : str
+        Name of the launch file, as `write_launch` takes it; empty for the framework's own.
+
+    Returns
+    -------
+    str
+        Words without a full stop, such as that the framework ships no such network; empty if nothing must be done.
+    """
+    return launcher_of(prediction.run.software, file).before(job_of(prediction))
+
+
 def flags_of(prediction: Prediction) -> str:
     """Write the settings of a plan in one line, as its framework takes them.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from paleo.errors import CapacityError, PaleoError, PlanError, SpecError, near
 from paleo.launch.commands import estimate_command
-from paleo.launch.jobs import flags_of
+from paleo.launch.jobs import before_launch, flags_of
 from paleo.network.graph import build_graph
 from paleo.parallel.abilities import network_quantities
 from paleo.parallel.placement import without_replicas
@@ -766,11 +766,18 @@ class PurchasePlans:
     @property
     def flags(self) -> str:
         """How the framework is started with the first plan."""
-        if not self.plans:
-            return ""
+        return flags_of(self._first) if self.plans else ""
+
+    @property
+    def before_launch(self) -> str:
+        """What must be done before the flags start the first plan; empty if nothing."""
+        return before_launch(self._first) if self.flags else ""
+
+    @property
+    def _first(self) -> Prediction:
         first = self.plans[0]
         unchanged = first.row.run == first.lead.run
-        return flags_of(first.lead if unchanged else predict(self.model, first.system, first.row.run))
+        return first.lead if unchanged else predict(self.model, first.system, first.row.run)
 
 
 #: The software and the choices of a search on a system with so many GPUs.
