@@ -1,13 +1,17 @@
 """The experts of one rank, forward: tokens are sorted by expert, multiplied in groups, and put together again.
 
 A rank holds E / ep experts, each split over tp ranks. Of T tokens that visit k experts each, T k / ep reach the rank on
-average; where popularity follows a power law, the busiest rank has ep^skew times as many.
+average. Where popularity follows a power law, the busiest of the ranks is priced:
 
-    an expert of rank i in popularity has tokens in proportion to i^-a (a = 0: balanced)
-    experts that are hit: 1 - exp(-tokens) of them where routing is random
+    loads of experts are drawn from the density x^-a between 1 and 0.8 T, or 200 for few tokens (a = 0: even)
+    n = experts of a rank;  σ, μ, g: deviation, mean and skewness of the loads;  y = largest of ep normal numbers
+    busiest rank = mean · (1 + z · σ / (μ √n) · √(1 - 1/ep)),  z = y + (y² - 1) · g / (6 √n)
+    experts that are hit: 1 - (1 - load / T)^T of them; the rank that is priced has a visit
     time = launch + Σ over both products joined(grouped tiles, weights of the experts that are hit) + sorting
 
-References: Fedus et al., Switch Transformer, arXiv:2101.03961; Gale et al., MegaBlocks, MLSys 2023 (grouped products).
+References: Fedus et al., Switch Transformer, arXiv:2101.03961; Gale et al., MegaBlocks, MLSys 2023 (grouped products);
+Blom, Statistical Estimates and Transformed Beta-Variables, 1958 (largest of normal numbers); Cornish and Fisher, 1938,
+Moments and Cumulants in the Specification of Distributions (skewness).
 """
 
 from __future__ import annotations
@@ -25,10 +29,84 @@ if TYPE_CHECKING:
 TILES = ((16, 128), (32, 128), (64, 128), (128, 128), (128, 256))
 #: Classes of popularity that a rank's experts are summed up in.
 CLASSES = 8
+#: Loads in benchmarks of mixtures: at most this share of the tokens beside at least one, and the ratio of the most to
+#: the least where there are no more visits than experts.
+MOST_POPULAR, FEW = 0.8, 200.0
 #: Bytes of a token's element in the passes around the products: read in 16 bits, written in 16, added up in fp32.
 PASS_BYTES = 8.0
 #: Fewest experts that are hit, so that no division is by zero.
 LEAST_HIT = 2.0**-30
+#: Added to exponents, so that no integral of a power is a logarithm.
+OFF_INTEGER = 2.0**-20
+
+
+def largest_normal(count: Array) -> Array:
+    """Return the expected largest of normal numbers, by Blom's plotting position.
+
+    Parameters
+    ----------
+    count : array
+        How many numbers are drawn.
+
+    Returns
+    -------
+    array
+        In standard deviations above the mean.
+
+    References
+    ----------
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.2.22 (inverse of the normal distribution).
+
+    Examples
+    --------
+    >>> largest_normal(np.array([1.0, 2.0, 64.0])).round(2)
+    array([0.  , 0.58, 2.34])
+    """
+    t = np.sqrt(2.0 * np.log((count + 0.25) / 0.625))
+    return np.where(count > 1.0, t - (2.30753 + 0.27061 * t) / (1.0 + 0.99229 * t + 0.04481 * t * t), 0.0)
+
+
+def popularity(exponent: Array, ratio: Array, ranks: Array, local: Array) -> tuple[Array, Array]:
+    """Return loads of experts whose popularity follows a power law: of classes of experts, and of the busiest rank.
+
+    Loads have the density x^-a between 1 and `ratio`. Their moments have a closed form, as has the share of all visits
+    that the less popular experts have.
+
+    Parameters
+    ----------
+    exponent : array, shape (rows,)
+        Exponent a of the density.
+    ratio : array, shape (rows,)
+        Most over least load of an expert.
+    ranks : array, shape (rows,)
+        Ranks that share the experts.
+    local : array, shape (rows,)
+        Experts of a rank.
+
+    Returns
+    -------
+    classes, busiest : array, shapes (CLASSES, rows) and (rows,)
+        Over the mean load of an expert, and of a rank.
+    """
+    power = exponent + OFF_INTEGER
+
+    def integral(order: float, end: Array) -> Array:
+        return np.asarray((end ** (order - power) - 1.0) / (order - power))
+
+    whole, mean, square, cube = (integral(order, ratio) for order in (1.0, 2.0, 3.0, 4.0))
+    mean, square, cube = mean / whole, square / whole, cube / whole
+    deviation = np.sqrt(square - mean**2)
+    skewness = (cube - 3.0 * mean * square + 2.0 * mean**3) / deviation**3
+    z = largest_normal(ranks)
+    z = z + (ranks > 1.0) * np.maximum((z * z - 1.0) * skewness / (6.0 * np.sqrt(local)), -z)
+    busiest = 1.0 + z * deviation / mean * np.sqrt((1.0 - 1.0 / ranks) / local)
+    groups = np.clip(np.round(local), 1.0, CLASSES)
+    group = np.floor((np.arange(CLASSES) + 0.5)[:, None] / CLASSES * groups)
+    parts = ((group + step) / groups for step in (0.0, 1.0))
+    ends = ((1.0 + part * (ratio ** (1.0 - power) - 1.0)) ** (1.0 / (1.0 - power)) for part in parts)
+    less, more = (integral(2.0, end) for end in ends)
+    classes = more - less
+    return classes / classes.mean(axis=0), busiest
 
 
 def experts_time(
@@ -76,12 +154,12 @@ def experts_time(
     """
     width, local = inner / tp, experts / ep
     uneven = exponent > 0
-    busiest = np.where(uneven, ep**parameters.skew, 1.0)
-    rows = np.minimum(tokens * top_k / ep * busiest, tokens * np.minimum(top_k, local))
-    places = (np.arange(CLASSES) + 0.5)[:, None] / CLASSES * local + 0.5
-    popularity = places**-exponent
-    share = rows / local * popularity / popularity.mean(axis=0)
-    hit = np.where(uneven, -np.expm1(-share), np.minimum(share, 1.0))
+    ratio = np.where(tokens * top_k > experts, np.maximum(MOST_POPULAR * tokens, 1.5), FEW)
+    loads, busiest = popularity(exponent, ratio, ep, local)
+    rows = np.maximum(tokens * top_k / ep * np.where(uneven, busiest, 1.0), 1.0)
+    rows = np.minimum(rows, tokens * np.minimum(top_k, local))
+    share = np.minimum(rows / local * np.where(uneven, loads, 1.0), tokens)
+    hit = np.where(uneven, 1.0 - (1.0 - share / tokens) ** tokens, np.minimum(share, 1.0))
     of_expert, count = share / np.maximum(hit, LEAST_HIT), hit * local / CLASSES
     seconds = np.zeros(rows.shape)
     for columns, length in (((1.0 + gated) * width, hidden), (hidden, width)):
@@ -91,5 +169,5 @@ def experts_time(
         )  # fmt: skip
         moved = count.sum(axis=0) * columns * length * element_bytes + rows * (length * element_bytes + 2.0 * columns)
         seconds = seconds + joined(compute, moved / (parameters.bandwidth_efficiency * device.memory_bandwidth))
-    passes = hidden * (rows * PASS_BYTES + tokens * parameters.index)
+    passes = hidden * rows * PASS_BYTES + tokens * top_k * (hidden + width) * parameters.index
     return parameters.launch + seconds + passes / (parameters.staging * device.memory_bandwidth)

@@ -39,10 +39,9 @@ from paleo.pricing.memory import (
     softmax_passes,
     transposed_time,
 )
-from paleo.pricing.power import ARITHMETIC_FAMILY, SustainedParameters, operand_energy, slow_down
+from paleo.pricing.power import operand_energy, slow_down, switching_activity
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
 from paleo.pricing.training import STREAMS, TrainingParameters, trained_attention
-from paleo.specs.calibration import of_steps
 
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
@@ -405,11 +404,7 @@ def _attention_activity(prices: FamilyPrices) -> float:
 
 def _activity(prices: FamilyPrices, products: GemmParameters, dtype: str) -> float:
     """Energy of training's products on tensor cores against that of the calibration's rows."""
-    energy = products.training_activity * operand_energy(dtype)
-    if precision(dtype).operand < BYTES["bf16"] or not prices.device.memory.kind.startswith("HBM"):
-        return energy
-    sustained = of_steps(SustainedParameters, ARITHMETIC_FAMILY, prices.user_calibration)
-    return energy * sustained.of(prices.device.architecture)
+    return switching_activity(products.training_activity, dtype, prices.figures(dtype), prices.user_calibration)
 
 
 @FAMILIES.register("memory")

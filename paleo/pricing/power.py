@@ -13,15 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.operations.tensor import BYTES, precision
 from paleo.pricing.kernels import DeviceFigures, floats
-from paleo.specs.calibration import parameter
+from paleo.specs.calibration import of_steps, parameter
 from paleo.units import MILLISECOND, TERA
+
+if TYPE_CHECKING:
+    from paleo.specs.calibration import Calibration
 
 Array = npt.NDArray[np.float64]
 Numbers = npt.ArrayLike
@@ -193,6 +196,33 @@ class SustainedParameters:
             1 for those that are not named.
         """
         return float(getattr(self, architecture.lower().replace(" ", "_"), 1.0))
+
+
+def switching_activity(
+    training_activity: float, dtype: str, device: DeviceFigures, calibration: Calibration | None = None
+) -> float:
+    """Return the energy of products on tensor cores under long load, over that of the calibration's rows.
+
+    Parameters
+    ----------
+    training_activity : float
+        That of the products' calibration (``GemmParameters.training_activity``).
+    dtype : str
+        Number format.
+    device : DeviceFigures
+        Its architecture and kind of memory count.
+    calibration : Calibration, optional
+        The user's, which may hold `SustainedParameters`.
+
+    Returns
+    -------
+    float
+        A factor.
+    """
+    energy = training_activity * operand_energy(dtype)
+    if precision(dtype).operand < BYTES["bf16"] or not device.memory_kind.startswith("HBM"):
+        return energy
+    return energy * of_steps(SustainedParameters, ARITHMETIC_FAMILY, calibration).of(device.architecture)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class TileParameters:
 
     launch: float = parameter("20 us", "0.5..400 us", "launches of all kernels of a call")
     host: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
-    efficiency: float = parameter("0.6", "0.05..1.2", "share of peak that the main loop of a full tile reaches")
+    efficiency: float = parameter("0.6", "0.05..1", "share of peak that the main loop of a full tile reaches")
     bandwidth_efficiency: float = parameter("0.75", "0.2..1.1", "share of the memory bandwidth that streams reach")
     depth: float = parameter("2 cycle", "0.0002..200", "least cycles of a block for an element of its sum")
     epilogue: float = parameter("2000 cycle", "1..100000", "prologue and epilogue of a 128 x 128 tile")
@@ -50,9 +50,6 @@ class TileParameters:
     )
     staging: float = parameter("0.8", "0.01..50", "share of the bandwidth of passes before and after the products")
     index: float = parameter("4", "0.01..300", "bytes of every routed element that ranks sort and read")
-    skew: float = parameter(
-        "0.3", "0.001..1.5", "power of the ranks by which the busiest has more tokens than the mean"
-    )
 
 
 def product_time(

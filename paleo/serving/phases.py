@@ -28,6 +28,7 @@ from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import Calibrated, figures
 from paleo.pricing.latent_kernels import CACHED as LATENT_CACHED
 from paleo.pricing.latent_kernels import TOKEN_ROWS, TRITON_ROWS, LatentParameters, latent_attention_time
+from paleo.pricing.power import slow_down, switching_activity
 from paleo.pricing.tiles import TileParameters
 from paleo.serving.formats import WEIGHT_BYTES
 from paleo.serving.lowered import LONG, Attending, Lowered, Scaled, Sharding, lowered
@@ -474,20 +475,41 @@ class _Pricing:
         slices, places = (1.0, group) if self.sharding.expert_parallel else (group, 1.0)
         for up, down in zip(chosen[::2], chosen[1::2], strict=True):
             first, second = up.long.shape, down.long.shape
-            total = total + up.count * experts_time(
+            top_k, gated = first["m"] * first["batch"] / LONG, first["n"] / second["k"] - 1.0
+            seconds = experts_time(
                 tokens=TOKENS * ranks, hidden=ones * first["k"], inner=ones * second["k"] * self.sharding.tp,
-                top_k=ones * first["m"] * first["batch"] / LONG, experts=ones * first["batch"], tp=ones * slices,
-                ep=ones * places, gated=ones * (first["n"] / second["k"] - 1.0), exponent=ones * POPULARITY,
-                element_bytes=self.formats.weight_bytes, **self._grouped(),
+                top_k=ones * top_k, experts=ones * first["batch"], tp=ones * slices, ep=ones * places,
+                gated=ones * gated, exponent=ones * POPULARITY, element_bytes=self.formats.weight_bytes,
+                **self._grouped(),
             )  # fmt: skip
+            width = second["k"] * self.sharding.tp / slices
+            flops = 2.0 * TOKENS * ranks * top_k / places * (2.0 + gated) * first["k"] * width
+            total = total + up.count * self._sustained(seconds, flops)
         return total
 
+    def _sustained(self, seconds: Array, flops: Array) -> Array:
+        """Seconds of grouped products at the clock that the limit of power leaves them after long load; their
+        calibration is from short runs."""
+        device, families = self.backend.system.device, self._families
+        dtype = self.formats.arithmetic(device)
+        family = f"gemm.{dtype}" if precision(dtype).narrow else "gemm.tensor"
+        products, card = families.parameters_of(GemmParameters, family).parameters, figures(device, dtype)
+        activity = switching_activity(products.training_activity, dtype, card, families.user_calibration)
+        factor = slow_down(busy=seconds, flops=flops, dram=0.0, energy=products.energy, activity=activity, device=card)
+        return np.asarray(seconds * factor)
+
     def _grouped(self) -> dict[str, Any]:
-        """Device and parameters of the engine's kernel of experts."""
+        """Device and parameters of the engine's kernel of experts.
+
+        In fp8, weights have scales by block where SGLang's Triton multiplies them, and in networks with latent
+        attention (DeepSeek-V3 technical report, arXiv:2412.19437, section 3.3: blocks of 128 x 128)."""
         device, families = self.backend.system.device, self._families
         dtype = self.formats.arithmetic(device)
         kernel = _of_architecture(self.engine.experts, device) or "cutlass"
-        name = dtype if precision(dtype).narrow else "bf16"
+        blocks = kernel == "triton-sglang" or any(group.latent for group in self.work.attention)
+        if blocks and kernel == "cutlass" and dtype == "fp8" and device.architecture.startswith("Blackwell"):
+            kernel = "deepgemm"
+        name = {"fp8": "block8" if blocks else "tensor8", "fp4": "block4"}.get(dtype, "bf16")
         entry = families.parameters_of(TileParameters, f"experts.{kernel}.{name}")
         return {"device": figures(device, dtype), "parameters": entry.parameters}
 

@@ -53,7 +53,7 @@ CALIBRATED: list[tuple[str, float, int, dict[str, list[str]]]] = [
         },
     ),
     ("gemm_lowbit.csv.gz", 0.13, 9456, {"aiconfigurator": ["b200", "gb200", "h100-sxm5-80gb"]}),
-    ("moe.csv.gz", 0.225, 14310, {"aiconfigurator": ["a100-sxm4-80gb", "b200", "h100-sxm5-80gb"]}),
+    ("moe.csv.gz", 0.2, 14310, {"aiconfigurator": ["a100-sxm4-80gb", "b200", "h100-sxm5-80gb"]}),
     ("mla.csv.gz", 0.10, 6284, {"aiconfigurator": ["a100-sxm4-80gb", "b200", "h100-sxm5-80gb"]}),
     (
         "cnn_layers.csv", 0.23, 380,

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.pricing.experts import experts_time
+from paleo.pricing.experts import CLASSES, experts_time, popularity
 from paleo.pricing.kernels import figures
 from paleo.pricing.latent_kernels import LatentParameters, latent_attention_time
 from paleo.pricing.narrow_products import narrow_product_time
@@ -20,7 +20,7 @@ B200 = figures(load_device("b200"), "fp8")
 #: Kernels that reach every peak and start at once.
 IDEAL = TileParameters(
     launch=0.0, host=0.0, efficiency=1.0, bandwidth_efficiency=1.0, depth=0.0, epilogue=0.0, operands=0.0,
-    staging=np.inf, index=0.0, skew=0.0,
+    staging=np.inf, index=0.0,
 )  # fmt: skip
 
 
@@ -87,6 +87,42 @@ def test_more_tokens_wider_experts_and_popular_ones_take_longer() -> None:
     assert experts(ep=16.0) < experts()
 
 
+def test_loads_of_experts_are_drawn_from_a_bounded_power_law() -> None:
+    """The density x^-1 between 1 and r has the mean (r - 1) / log r; its median is the root of r."""
+    ratio = 8000.0
+    classes, busiest = popularity(array(1.0), array(ratio), array(1.0), array(512.0))
+    mean = (ratio - 1.0) / np.log(ratio)
+    assert classes.mean() == pytest.approx(1.0)
+    assert classes[3, 0] * mean < ratio**0.5 < classes[4, 0] * mean
+    assert classes[-1, 0] == pytest.approx(CLASSES * (ratio - ratio ** (1.0 - 1.0 / CLASSES)) / (ratio - 1.0), rel=1e-3)
+    assert busiest[0] == 1.0
+
+
+@pytest.mark.parametrize(("ranks", "local"), [(2.0, 64.0), (8.0, 16.0), (32.0, 8.0), (64.0, 4.0)])
+def test_the_busiest_rank_is_that_of_drawn_loads(ranks: float, local: float) -> None:
+    """Loads are drawn 400 times, normalised, and summed by rank; the law is within 6 % of the largest sum's mean."""
+    ratio, generator = 0.8 * 4096, np.random.default_rng(0)
+    power = 1.0 - 1.2
+    drawn = (1.0 + generator.random((400, int(ranks), int(local))) * (ratio**power - 1.0)) ** (1.0 / power)
+    sums = drawn.sum(axis=2)
+    largest = float((sums.max(axis=1) / sums.mean(axis=1)).mean())
+    _, busiest = popularity(array(1.2), array(ratio), array(ranks), array(local))
+    assert busiest[0] == pytest.approx(largest, rel=0.06)
+
+
+def test_few_experts_of_a_rank_share_its_tokens() -> None:
+    """One expert has all of them; of two, the more popular one has more."""
+    for local in (1.0, 2.0):
+        classes, _ = popularity(array(1.2), array(1000.0), array(64.0), array(local))
+        assert len(np.unique(classes.round(9))) == local
+        assert classes.mean() == pytest.approx(1.0)
+
+
+def test_one_token_keeps_at_least_one_expert_of_the_timed_rank_busy() -> None:
+    """The rank that is timed has a visit, however many ranks there are."""
+    assert experts(tokens=1.0, top_k=1.0, ep=8.0) == pytest.approx(experts(tokens=1.0, top_k=1.0, ep=64.0), rel=1e-6)
+
+
 #: Latent attention that reaches every rate, starts at once and splits no cache.
 IDEAL_LATENT = LatentParameters(
     launch=0.0, host=0.0, efficiency=1.0, bandwidth_efficiency=1.0, depth=0.0, epilogue=0.0, staging=np.inf, splits=1.0
@@ -126,17 +162,21 @@ def test_releases_with_other_passes_are_stacks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("library", "kernel", "dtype", "family"),
+    ("library", "kernel", "scaling", "dtype", "family"),
     [
-        ("sglang", "sglang_fused_moe_triton", "bf16", "experts.triton-sglang.bf16"),
-        ("vllm", "vllm_fused_moe", "fp8", "experts.triton-vllm.fp8"),
-        ("trtllm", "moe_torch_flow_min_latency", "fp4", "experts.trtllm.fp4"),
-        ("trtllm", "moe_torch_flow", "fp16", "experts.cutlass.bf16"),
-        ("trtllm", "deepgemm", "fp8", "experts.deepgemm.fp8"),
+        ("sglang", "sglang_fused_moe_triton", "", "bf16", "experts.triton-sglang.bf16"),
+        ("vllm", "vllm_fused_moe", "", "fp8", "experts.triton-vllm.tensor8"),
+        ("vllm", "vllm_fused_moe", "block", "fp8", "experts.triton-vllm.block8"),
+        ("trtllm", "moe_torch_flow_min_latency", "block", "fp4", "experts.trtllm.block4"),
+        ("trtllm", "moe_torch_flow", "", "fp16", "experts.cutlass.bf16"),
+        ("sglang", "sglang_flashinfer_cutlass_moe", "", "bf16", "experts.flashinfer.bf16"),
+        ("trtllm", "deepgemm", "block", "fp8", "experts.deepgemm.block8"),
     ],
 )
-def test_kernels_belong_to_the_family_of_their_library(library: str, kernel: str, dtype: str, family: str) -> None:
-    assert family_of(Experts(), library, kernel, "", dtype) == family
+def test_kernels_belong_to_the_family_of_their_library(
+    library: str, kernel: str, scaling: str, dtype: str, family: str
+) -> None:
+    assert family_of(Experts(), library, kernel, scaling, dtype) == family
     assert family in Experts.families
 
 

@@ -29,6 +29,11 @@ from paleo.units import MICROSECOND
 #: Bytes of an element of the experts' weights and activations, scales included.
 EXPERT_BYTES = {"bf16": 2.0, "fp16": 2.0, **ELEMENT_BYTES}
 
+#: Visits of a mean expert below which the most popular one's round to none.
+ROUNDED = 0.1
+#: Releases beside TensorRT-LLM's whose benchmark gives all visits to one rank then.
+_GATHERING = {"vllm": ("0.14.0",), "sglang": ("0.5.6.post2", "0.5.9")}
+
 
 class CapturedKernels(TableKind[DeviceFigures]):
     """Kernels that are timed in captured graphs, a family for each library and format."""
@@ -60,7 +65,7 @@ class NarrowProducts(CapturedKernels):
     configuration = ("m", "n", "k")
     sizes = ("m", "n", "k")
     dtypes = ELEMENT_BYTES
-    absent = ("index", "skew")
+    absent = ("index",)
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"narrow.{scaling}.{library}": TileParameters
         for scaling in ("tensor8", "block8", "block4")
@@ -109,20 +114,23 @@ class Experts(CapturedKernels):
     )  # fmt: skip
     sizes = configuration
     dtypes = EXPERT_BYTES
+    absent = ("operands",)
     families: ClassVar[Mapping[str, type[Any]]] = {
-        f"experts.{kernel}.{dtype}": TileParameters
-        for kernel in ("triton-sglang", "triton-vllm", "cutlass", "trtllm", "cutedsl", "deepgemm")
-        for dtype in ("bf16", "fp8", "fp4")
+        f"experts.{kernel}.{scaling}": TileParameters
+        for kernel in ("triton-sglang", "triton-vllm", "cutlass", "flashinfer", "trtllm", "cutedsl", "deepgemm")
+        for scaling in ("bf16", "tensor8", "block8", "block4")
     }
 
     @by_words
-    def family(self, library: str, kernel_source: str, dtype: str) -> str:
-        """Kernel and format: Triton's of each engine, CUTLASS, TensorRT-LLM's own, CuTe DSL, DeepGEMM."""
-        words = ("triton", "cutedsl", "deepgemm", "cutlass", "trtllm", "min_latency")
+    def family(self, library: str, kernel_source: str, scaling: str, dtype: str) -> str:
+        """Kernel and scaling: Triton's of each engine, CUTLASS by TensorRT-LLM or FlashInfer, and others."""
+        words = ("triton", "cutedsl", "deepgemm", "flashinfer_cutlass", "cutlass", "trtllm", "min_latency")
         word = next((word for word in words if word in kernel_source), "cutlass")
         if word == "triton" or kernel_source.endswith("fused_moe"):
             word = f"triton-{'sglang' if library == 'sglang' else 'vllm'}"
-        return f"experts.{'trtllm' if word == 'min_latency' else word}.{dtype.replace('fp16', 'bf16')}"
+        word = {"min_latency": "trtllm", "flashinfer_cutlass": "flashinfer"}.get(word, word)
+        blocks = "block" if scaling.startswith("block") else "tensor"
+        return f"experts.{word}.{blocks + dtype[2:] if dtype.startswith('fp') and dtype != 'fp16' else 'bf16'}"
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """FLOP of both products of the rank's share of tokens; its experts' weights once, its tokens twice."""
@@ -136,10 +144,15 @@ class Experts(CapturedKernels):
         """Seconds of rows of one device, format, family and stack."""
         tokens, hidden, inner, top_k, experts, tp, ep = (number(frame, name) for name in self.configuration)
         law = text(frame, "distribution").str.extract(r"power_law_([\d.]+)")[0].astype(float).fillna(0.0)
+        exponent = np.asarray(law, np.float64)
+        few = (exponent > 0) & (tokens * top_k < ROUNDED * experts)
+        together = few & np.asarray(map_words(frame, ("library", "version"), _gathers, np.float64), dtype=bool)
+        exponent = np.where(few, 0.0, exponent)
+        experts, ep = np.where(together, experts / ep, experts), np.where(together, 1.0, ep)
         element = EXPERT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 2.0
         return experts_time(
             tokens=tokens, hidden=hidden, inner=inner, top_k=top_k, experts=experts, tp=tp, ep=ep, gated=_gated(frame),
-            exponent=np.asarray(law, np.float64), element_bytes=element, device=figures, parameters=parameters,
+            exponent=exponent, element_bytes=element, device=figures, parameters=parameters,
         )  # fmt: skip
 
 
@@ -198,6 +211,11 @@ class LatentAttentionTable(CapturedKernels):
             token_rows=np.where(text(frame, "kernel_source").str.contains("triton"), TRITON_ROWS, TOKEN_ROWS),
             device=figures, parameters=parameters,
         )  # fmt: skip
+
+
+def _gathers(library: str, version: str) -> float:
+    """Whether a release is timed with all visits on one rank where they are so few that all loads round to none."""
+    return float(library == "trtllm" or version in _GATHERING.get(library, ()))
 
 
 def _gated(frame: pd.DataFrame) -> Array:
