@@ -7,6 +7,9 @@ pipeline fills in less time.
 
 from __future__ import annotations
 
+import itertools
+from functools import lru_cache
+
 import numpy as np
 
 from paleo.schedules.base import (
@@ -121,21 +124,19 @@ def _interleaved_order(stage: int, stages: int, microbatches: int, chunks: int) 
 
     2·(stages − stage − 1) + (chunks − 1)·stages forward passes fill a stage.
     """
-    total = microbatches * chunks
-    fill = min(2 * (stages - stage - 1) + (chunks - 1) * stages, total)
-    forward = [_microbatch_and_chunk(k, stages, chunks) for k in range(total)]
-    backward = [(i, chunks - 1 - chunk) for i, chunk in forward]
-    actions = [Action("F", *forward[k]) for k in range(fill)]
-    for k in range(total - fill):
-        actions += [Action("F", *forward[fill + k]), Action("B", *backward[k])]
-    return actions + [Action("B", *backward[k]) for k in range(total - fill, total)]
+    forward, backward = _interleaved_passes(stages, microbatches, chunks)
+    fill = min(2 * (stages - stage - 1) + (chunks - 1) * stages, len(forward))
+    pairs = zip(forward[fill:], backward, strict=False)
+    return [*forward[:fill], *itertools.chain.from_iterable(pairs), *backward[len(forward) - fill :]]
 
 
-def _microbatch_and_chunk(k: int, stages: int, chunks: int) -> tuple[int, int]:
-    """Return the microbatch and chunk of the k-th pass of a stage."""
-    group, inside = divmod(k, stages * chunks)
-    chunk, place = divmod(inside, stages)
-    return group * stages + place, chunk
+@lru_cache(maxsize=64)
+def _interleaved_passes(stages: int, microbatches: int, chunks: int) -> tuple[list[Action], list[Action]]:
+    """List the forward and the backward passes of a stage, which are the same on all stages."""
+    places = itertools.product(range(0, microbatches, stages), range(chunks), range(stages))
+    units = [(first + place, chunk) for first, chunk, place in itertools.islice(places, microbatches * chunks)]
+    forward = [Action("F", microbatch, chunk) for microbatch, chunk in units]
+    return forward, [Action("B", microbatch, chunks - 1 - chunk) for microbatch, chunk in units]
 
 
 def _interleaved_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
