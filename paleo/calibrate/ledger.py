@@ -56,10 +56,7 @@ def step_ledger(files: Sequence[str], report: Report = str) -> pd.DataFrame:
     from paleo.calibrate import arithmetic, spreads
 
     known = arithmetic.dense_steps([file for file in files if table_name(file) == TRANSFORMERS], report)
-    calibrations = {
-        str(name): arithmetic.calibration(arithmetic.fitted(known.of(known.sources != name)))
-        for name in np.unique(known.sources)
-    }
+    calibrations = {name: arithmetic.calibration(arithmetic.fitted(others)) for name, _, others in known.by_source()}
     coverages = spreads.cross_validated(spreads.evidence(files, report)).set_index("source")
     lines = []
     for file in files:
@@ -69,15 +66,8 @@ def step_ledger(files: Sequence[str], report: Report = str) -> pd.DataFrame:
             if errors.rows >= LEAST:
                 tested = _left_out(whole, source, calibrations) if source in calibrations else errors
                 inside = coverages["inside"].get(f"{whole.table.name}: {source}", np.nan)
-                values = (
-                    errors.mape,
-                    errors.bias,
-                    tested.mape,
-                    tested.bias,
-                    errors.coverage,
-                    inside,
-                    errors.baseline_mape,
-                )
+                shares = errors.coverage, inside, errors.baseline_mape
+                values = (errors.mape, errors.bias, tested.mape, tested.bias, *shares)
                 numbers = [np.nan if value is None else round(float(value), DIGITS) for value in values]
                 lines.append((Path(file).name, source, errors.rows, *numbers))
     return pd.DataFrame(lines, columns=COLUMNS)

@@ -472,17 +472,20 @@ class _Lowering:
     def _gradient_passes(self, section: str, elements: float, tensors: float) -> Iterable[CountedKernel]:
         """Yield the framework's passes over each gradient after the backward pass has computed it.
 
-        An accumulator adds it in one launch per tensor. Otherwise autograd adds it, without a launch, or the product
-        itself reads and writes the sum instead of a sixteen-bit result. Further accesses take one launch per two
-        accesses, for each tensor or for all tensors of a flat buffer.
+        An accumulator adds it in one launch per tensor, or two if a cast comes first. Otherwise autograd adds it,
+        without a launch, or the product itself reads and writes the sum instead of a sixteen-bit result. Further
+        accesses take one launch per two accesses, for each tensor or for all tensors of a flat buffer.
         """
         formats, half = self.precision, self.precision.gradient_accesses / 2.0
         moved = half * formats.gradient
         launches = half if formats.flat_gradients else tensors * half
         passes = [("gradients", moved, moved, half, launches)]
         if formats.accumulator:
-            read = formats.gradient + formats.accumulator
+            cast = formats.accumulator_cast
+            read = (formats.accumulator if cast else formats.gradient) + formats.accumulator
             passes.insert(0, ("accumulation", read, formats.accumulator, 1.0, tensors))
+            if cast:
+                passes.insert(0, ("widening", formats.gradient, formats.accumulator, 0.0, tensors))
         if formats.added:
             passes.insert(0, ("additions", 2.0 * formats.gradient, formats.gradient, 1.0, 0.0))
         if formats.accumulated:

@@ -55,6 +55,8 @@ class Precision:
     #: A second copy of the gradients (Megatron-LM's ``main_grad``), to which the framework adds each gradient in an
     #: extra pass. It is exchanged, clipped and read by the optimizer. 0: there is none.
     accumulator: float = 0.0
+    #: True if the pass that adds a gradient to that copy reads it in the copy's format, cast in an earlier pass.
+    accumulator_cast: bool = False
     #: True if weights stay fp32: each pass casts them to narrow copies for products, and their gradients back.
     casts: bool = False
     #: Reads and writes per gradient number after every backward pass, for unscaling, norms and clipping.

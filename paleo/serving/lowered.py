@@ -248,6 +248,20 @@ def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) ->
     return result, backend
 
 
+def attends_backwards(model: ModelSpec, system: System) -> bool:
+    """Return whether tokens of a network see only those before them, so that it generates one after the other.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The network.
+    system : System
+        The machine.
+    """
+    program, _ = _program(model, system, 1, "bf16", 1, _graphs())
+    return any(each.causal for each in _attending(program)) or _scans(program)
+
+
 def _graphs() -> Software:
     """The software that engines drive a device by: captured graphs of fused passes and grouped products."""
     return load_software("cuda-graph").changed({"fusion.passes": True, "fusion.experts": "fused"})

@@ -334,7 +334,8 @@ def live_microbatches(schedule: Schedule, stages: int, microbatches: Numeric, ch
 class StateMemory:
     """Memory of parameters, gradients and optimizer states on each stage, shape (stages, …) [byte].
 
-    ``gathered`` are parameters that sharding gathers at a time, ``update`` the temporaries of the optimizer update.
+    ``gathered`` are parameters that sharding gathers at a time, ``update`` the temporaries of the optimizer update, and
+    ``copies`` the flat copies of gradients before it.
     """
 
     parameters: Array
@@ -342,6 +343,7 @@ class StateMemory:
     optimizer: Array
     gathered: Numeric
     update: Numeric
+    copies: Numeric
 
 
 def state_memory(
@@ -355,6 +357,7 @@ def state_memory(
     *,
     training: bool = True,
     deferred: bool = False,
+    flat_copies: tuple[float, float] = (0.0, 0.0),
 ) -> StateMemory:
     """Return the bytes of parameters, gradients and optimizer states on each stage.
 
@@ -378,6 +381,9 @@ def state_memory(
         False for inference, which has parameters only.
     deferred : bool, optional
         True if gradients are scattered only after the backward pass, until when each rank holds them whole.
+    flat_copies : tuple of float, optional
+        Bytes per parameter of flat copies of gradients between the backward pass and the update, if there are fp32
+        masters: of all parameters of the stage, and of those whose states the rank owns (ZeRO-1 and 2).
 
     Returns
     -------
@@ -390,12 +396,15 @@ def state_memory(
     """
     share = [1.0 / np.asarray(ranks) if zero >= stage else 1.0 for stage in (3, 2, 1)]
     share[1] = 1.0 if deferred else share[1]
+    whole, owned = (each * (training and formats.master > 0) for each in flat_copies)
+    copies = trained * (whole + np.where((zero in (1, 2)) | (np.asarray(ranks) == 1), owned * share[2], 0.0))
     return StateMemory(
         parameters * formats.parameter * share[0],
         trained * ((formats.gradient + formats.accumulator) * training) * share[1],
         trained * (optimizer.state_bytes(formats) * training) * share[2],
         2.0 * largest * formats.parameter if zero == 3 else 0.0 * np.asarray(largest),
-        trained * (optimizer.temporary_bytes(formats) * training) * share[2],
+        np.maximum(trained * (optimizer.temporary_bytes(formats) * training) * share[2], copies),
+        copies,
     )
 
 
@@ -531,7 +540,8 @@ class Footprint:
     and communication buckets, or the temporaries of the update if they exceed these and the activations. It includes
     ``reserved``, the memory outside tensors: the context of the process and buffers of its communicators.
     ``fragmentation`` is the memory that the framework's allocator caches in addition to its tensors, as a share of
-    them. It is freed before memory runs out, so it is not part of the total.
+    them. ``apart`` is what it caches for flat buffers, for which the blocks of smaller tensors are too small. Both are
+    freed before memory runs out, so they are not part of the total.
 
     >>> shown = Footprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=20.5)
     >>> shown.allocated, shown.cached, shown.used, shown.fits
@@ -546,6 +556,7 @@ class Footprint:
     reserved: float
     fragmentation: float
     capacity: float
+    apart: float = 0.0
 
     @property
     def parts(self) -> dict[str, float]:
@@ -567,7 +578,8 @@ class Footprint:
 
         It is at most the device's memory, unless the tensors exceed that.
         """
-        return max(self.allocated, min(self.allocated * (1.0 + self.fragmentation), self.capacity - self.reserved))
+        blocks = self.allocated * (1.0 + self.fragmentation) + self.apart
+        return max(self.allocated, min(blocks, self.capacity - self.reserved))
 
     @property
     def used(self) -> float:
@@ -877,7 +889,9 @@ def divide_offloaded(
     offloaded.append(states.optimizer * offload.holds("optimizer"))
     gathered = np.maximum(states.gathered, 2.0 * largest * formats.parameter * offload.holds("parameters"))
     kept = states.parameters - offloaded[0], states.gradients - offloaded[1], states.optimizer - offloaded[2]
-    stays = StateMemory(*kept, gathered, states.update * (not offload.holds("optimizer")))
+    stays = StateMemory(
+        *kept, gathered, *(each * (not offload.holds("optimizer")) for each in (states.update, states.copies))
+    )
     return stays, offloaded[0] + offloaded[1] + offloaded[2]
 
 

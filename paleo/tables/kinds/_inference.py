@@ -6,16 +6,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from paleo.errors import PaleoError, SpecError
 from paleo.serving.engines import load_engine
 from paleo.serving.formats import Formats
 from paleo.serving.lowered import Sharding
 from paleo.serving.memory import serving_memory
-from paleo.serving.phases import EngineKernels, phases
+from paleo.serving.phases import phases
 from paleo.serving.plans import ReplicaLayout, ServingLimits, ServingLoad, plan_of
-from paleo.serving.single_pass import best_batching
+from paleo.serving.single_pass import batchings, best_of
 from paleo.serving.steady import Lengths
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
@@ -74,8 +72,8 @@ REASONS = {
     "3d-unet": "the windows of a scan, which differ in number, are not stated",
     "dlrm": "recommendation is not modelled as a service",
 }
-#: Factors of the 90 % interval; degrees of a replica that submitters take; tokens of an iteration of an encoder.
-INTERVAL, DEGREES, ENCODED = (0.7, 1.4), (1, 2, 4, 8), 16384.0
+#: Factors of the 90 % interval; degrees of a replica that submitters take.
+INTERVAL, DEGREES = (0.7, 1.4), (1, 2, 4, 8)
 
 
 def benchmark_of(row: Row) -> Benchmark | ImageBenchmark:
@@ -119,12 +117,8 @@ def answered(row: Row) -> float:
     scenario = str(row["scenario"])
     if scenario not in ("offline", "server", "interactive"):
         raise SpecError(f"scenario {scenario!r} is one request at a time: not modelled")
-    if isinstance(benchmark, ImageBenchmark):
-        limit = None if scenario == "offline" else _limit(row, "latency_limit_s")
-        system, formats = system_of_device(str(row["device"])), Formats(benchmark.weights)
-        return gpus * best_batching(load_model(benchmark.model), system, formats, limit, benchmark.fused).rate
-    if benchmark.answer == 0.0:
-        return _encoded(row, benchmark, gpus, scenario)
+    if isinstance(benchmark, ImageBenchmark) or benchmark.answer == 0.0:
+        return _passed(row, benchmark, gpus, scenario)
     answer = float(row["output_tokens_per_sample"]) if filled(row, "output_tokens_per_sample") else benchmark.answer
     limits = ServingLimits()
     if scenario != "offline":
@@ -150,21 +144,23 @@ def _limit(row: Row, column: str) -> float | None:
     return value if value > 0 else None
 
 
-def _encoded(row: Row, benchmark: Benchmark, gpus: int, scenario: str) -> float:
-    """Samples a second of an encoder: batches of whole samples, of which two fit into the limit of latency.
+def _passed(row: Row, benchmark: Benchmark | ImageBenchmark, gpus: int, scenario: str) -> float:
+    """Samples a second of a network that answers in forward passes alone.
 
-    Numbers between its kernels have eight bits, and sixteen where 99.9 % of the accuracy is asked.
+    Numbers between the kernels of an encoder have eight bits, and sixteen where 99.9 % of the accuracy is asked.
     """
-    system = system_of_device(str(row["device"]))
-    kernels = EngineKernels(encoder_bytes=2.0 if str(row["model"]).endswith("99.9") else 1.0)
-    prices = phases(load_model(benchmark.model), system, Sharding(), Formats(benchmark.weights), kernels)
-    samples = np.maximum(ENCODED / benchmark.prompt / np.array([16.0, 8.0, 4.0, 2.0, 1.0]), 1.0)
-    seconds = prices.products(samples * benchmark.prompt) + prices.prefilling(samples, benchmark.prompt)
-    rates = samples / seconds
-    limit = _limit(row, "latency_limit_s")
-    if scenario != "offline" and limit is not None:
-        rates = np.where(2.0 * seconds <= limit, rates, 0.0)
-    return gpus * float(rates.max())
+    system, formats = system_of_device(str(row["device"])), Formats(benchmark.weights)
+    limit = None if scenario == "offline" else _limit(row, "latency_limit_s")
+    if isinstance(benchmark, ImageBenchmark):
+        tried = batchings(load_model(benchmark.model), system, formats, benchmark.fused)
+    else:
+        between = 2.0 if str(row["model"]).endswith("99.9") else 1.0
+        length = benchmark.prompt
+        tried = batchings(load_model(benchmark.model), system, formats, length=length, between=between)
+    best = best_of(tried, limit)
+    if best is None:
+        raise SpecError("no batch keeps the limit of latency")
+    return gpus * best.rate
 
 
 class InferenceRuns(StepTable):

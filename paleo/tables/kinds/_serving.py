@@ -27,12 +27,13 @@ from paleo.specs.model import load_model
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan
 from paleo.tables.steps import Row, Step, StepTable, filled, row_dicts
-from paleo.tables.tables import STEPS, Predictions
+from paleo.tables.tables import STEPS
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from paleo.specs.software import Software
+    from paleo.tables.base import Predictions
 
 #: Networks of the catalog by other names in tables.
 MODELS = {"deepseek-r1": "deepseek_v3", "deepseek-v3": "deepseek_v3"}
