@@ -131,7 +131,10 @@ class Gru(Recurrent):
 def _short_convolution(
     name: str, x: Tensor, rows: dict[str, Size], mixed: Size, taps: int, more: tuple[Tensor, ...] = ()
 ) -> MemoryPass:
-    """A causal convolution over ``taps`` positions of ``mixed`` entries of each group, the last of ``rows``."""
+    """Build a causal convolution over ``taps`` positions of the ``mixed`` entries of each group.
+
+    The groups are the last dim of ``rows``.
+    """
     before = x.reshaped(rows | {"mixed": mixed}, name=f"{name}.mixed")
     (group, groups) = list(rows.items())[-1]
     weight = Tensor(f"{name}.conv.weight", (group, "mixed", "taps"), (groups, mixed, taps), "parameter")
@@ -140,7 +143,7 @@ def _short_convolution(
 
 
 def _gated_norm(name: str, flat: Tensor, gate: Tensor, scale: Tensor) -> MemoryPass:
-    """The norm of what a mixer gives, times its gate."""
+    """Build the norm of a mixer's output, multiplied by its gate."""
     normed, inputs = flat.like(f"{name}.norm"), (flat, gate)
     return MemoryPass(normed.name, "norm", inputs, normed, (scale,), inputs, flops_per_element=14.0, reduces=("inner",))
 

@@ -751,8 +751,11 @@ class Layouts:
         return whole, np.zeros_like(whole.parameters)
 
     def _root_gathered(self, kinds: StageKinds) -> Array:
-        """Elements that FSDP2 has gathered at a time in each kind of stage: what is outside repeated blocks and two
-        blocks, and the flat buffers of whichever are larger, from which they were copied: (kinds, layouts)."""
+        """Count the elements that FSDP2 has gathered at a time in each kind of stage, shape (kinds, layouts).
+
+        They are the layers outside repeated blocks and two blocks, and the flat buffers of the larger of these, from
+        which they were copied.
+        """
         elements, repeated = self.parameters(trained=False), recomputed_sections(self.programs[0])
         count = len(repeated)
         outside = kinds.holdings[:, count:] @ elements[count:]
