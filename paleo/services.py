@@ -169,13 +169,15 @@ def serve(
     Served or Batched
         The answer; ``possible`` is False where no plan, or no batch, keeps the limits.
     """
+    drafts: dict[str, Any] = {}
     if command is not None:
         stated = _stated(command)
         model = model or stated["model"]
         engine, strategy = (stated["engine"] or engine) if engine == "vllm" else engine, strategy or stated["strategy"]
         weights, cache = stated["weights"] if weights == "bf16" else weights, cache or stated["cache"]
         batch_tokens, sequences = batch_tokens or stated["tokens"], sequences or stated["sequences"]
-        speculate = speculate or stated["drafted"]
+        drafts = {} if speculate else stated["speculation"]
+        speculate = speculate or drafts["drafted"]
     if not model:
         raise SpecError("no network is named; state MODEL, such as llama3-8b")
     network = model if isinstance(model, ModelSpec) else load_model(model)
@@ -189,7 +191,7 @@ def serve(
         if unfit:
             raise SpecError(f"--{unfit[0]}: {network.name} generates no tokens; state --weights, --latency or --input")
         return _batched(network, system, gpus, str(weights), _seconds("latency", latency), input, tariff)
-    changes = _speculation(speculate, acceptance)
+    changes = drafts | _speculation(speculate, acceptance)
     names = ENGINES if engine == "auto" else (engine,)
     profiles = [load_engine(each).model_copy(update=changes) for each in names]
     load = _load(input, output, trace, rate, concurrency or users, think, arrivals, prefix_hit, length_variation)
@@ -276,7 +278,7 @@ def _stated(text: str) -> dict[str, Any]:
     return {
         "model": stated.model, "engine": stated.engine, "strategy": degrees.text if degrees.gpus > 1 else None,
         "weights": stated.weights or "bf16", "cache": stated.cache, "tokens": stated.tokens,
-        "sequences": stated.sequences, "drafted": stated.drafted,
+        "sequences": stated.sequences, "speculation": stated.speculation,
     }  # fmt: skip
 
 

@@ -199,6 +199,11 @@ class Lowered:
         return sum(each.weights * each.count for each in self.layers if each.of_experts)
 
     @property
+    def vocabulary(self) -> float:
+        """Tokens of the head's vocabulary on a rank; 0 without a head."""
+        return max((each.short.shape["n"] for each in self.head if each.weights), default=0.0)
+
+    @property
     def mixture_layers(self) -> float:
         """Layers that have experts."""
         names = {each.short.name.rpartition(".expert")[0] for each in self.layers if each.of_experts}

@@ -327,6 +327,21 @@ class StepTable(MeasuredTable):
     measured_column = "iteration_ms"
     measured_unit = MILLISECOND
 
+    def without(self, source: str) -> StepTable:
+        """Return the same kind of table, priced by facts that a source of rows did not suggest.
+
+        Parameters
+        ----------
+        source : str
+            The source.
+
+        Returns
+        -------
+        StepTable
+            The table; itself where no fact came from rows.
+        """
+        return self
+
     def calibration_of(self, system: System) -> Calibration | None:
         """Return the user's calibration if it applies to a system.
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 from paleo.errors import PaleoError, SpecError
-from paleo.serving.engines import load_engine
+from paleo.serving.engines import Engine, engine_of_release, load_engine
 from paleo.serving.formats import Formats
 from paleo.serving.lowered import Sharding
 from paleo.serving.memory import serving_memory
@@ -89,12 +89,24 @@ def benchmark_of(row: Row) -> Benchmark | ImageBenchmark:
     raise SpecError(f"{name}: {reason}")
 
 
+def served_by(row: Row, weights: str) -> tuple[Engine, Formats]:
+    """Return the engine that a row names, TensorRT-LLM where it names none, and formats of weights and cache.
+
+    NVIDIA's engine is built in the benchmark's narrow format; vLLM serves the checkpoint as it is published.
+    """
+    name, _, release = str(row.get("framework") or "").partition(" ")
+    published = name.lower() == "vllm"
+    engine = engine_of_release("vllm", release) if published else load_engine("tensorrt-llm")
+    formats = Formats("bf16") if published else Formats(weights, "fp8")
+    return engine.offline, formats
+
+
 @cache
-def replicas_of(model: str, device: str, weights: str, gpus: int, length: float) -> tuple[ReplicaLayout, ...]:
+def replicas_of(
+    model: str, device: str, engine: Engine, formats: Formats, gpus: int, length: float
+) -> tuple[ReplicaLayout, ...]:
     """Return the layouts of a box that hold the network, one for each degree of tensor parallelism."""
-    engine = load_engine("tensorrt-llm").model_copy(update={"request": 0.0, "streamed": 0.0})
     system = system_of_device(device)
-    formats = Formats(weights, "fp8")
     fitting = []
     for degree in DEGREES:
         if degree > min(gpus, max(system.devices_per_node, 1)):
@@ -123,14 +135,16 @@ def answered(row: Row) -> float:
     limits = ServingLimits()
     if scenario != "offline":
         limits = ServingLimits(_limit(row, "ttft_limit_s"), _limit(row, "tpot_limit_s"), _limit(row, "latency_limit_s"))
-    return _best(benchmark, str(row["device"]), gpus, round(answer), limits)
+    return _best(benchmark, str(row["device"]), *served_by(row, benchmark.weights), gpus, round(answer), limits)
 
 
 @cache
-def _best(benchmark: Benchmark, device: str, gpus: int, answer: int, limits: ServingLimits) -> float:
-    layouts = replicas_of(benchmark.model, device, benchmark.weights, gpus, 4.0 * benchmark.prompt)
+def _best(
+    benchmark: Benchmark, device: str, engine: Engine, formats: Formats, gpus: int, answer: int, limits: ServingLimits
+) -> float:
+    layouts = replicas_of(benchmark.model, device, engine, formats, gpus, 4.0 * benchmark.prompt)
     if not layouts:
-        raise SpecError(f"{benchmark.model} in {benchmark.weights} does not fit on {gpus} of {device}")
+        raise SpecError(f"{benchmark.model} in {formats.weights} does not fit on {gpus} of {device}")
     lengths = Lengths(benchmark.prompt / benchmark.beams, float(answer), benchmark.spread, benchmark.spread)
     plans = [plan_of(layout, ServingLoad("most", lengths), limits) for layout in layouts]
     rates = [plan.requests_per_s for plan in plans if plan is not None]
@@ -171,9 +185,11 @@ class InferenceRuns(StepTable):
     reads: ClassVar[str] = (
         "round submitter device nodes gpus_per_node tokens_per_s weight_dtype_reported input_dtype_reported"
         " ttft_limit_s tpot_limit_s latency_limit_s ttft_p99_s tpot_p99_s output_tokens_per_sample samples_per_query"
-        " valid system_reported division"
+        " valid system_reported division framework"
     )
-    configuration = ("device", "submitter", "system_reported", "output_tokens_per_sample", "latency_limit_s")
+    configuration = (
+        "device", "submitter", "system_reported", "framework", "output_tokens_per_sample", "latency_limit_s",
+    )  # fmt: skip
     measured_column = "samples_per_s"
     measured_unit = 1.0
     calibrates = False
