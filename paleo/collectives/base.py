@@ -115,12 +115,12 @@ class Traffic:
 
     @property
     def wire_bytes(self) -> Numeric:
-        """Bytes over all levels: of a flat group, what its busiest rank sends [byte]."""
+        """Bytes summed over all levels [byte]. In a group of one level: the bytes that its busiest rank sends."""
         return _total([level.wire_bytes for level in self.levels])
 
     @property
     def reduced_bytes(self) -> Numeric:
-        """Bytes that one rank combines with its own [byte]."""
+        """Bytes received that one rank adds to its own data, over all phases and levels [byte]."""
         return _total([level.reduced_bytes for level in self.levels])
 
 
@@ -133,8 +133,8 @@ def _total(values: Sequence[Numeric]) -> Numeric:
 
 #: Every operation that some algorithm serves.
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_recv")
-#: Libraries whose choice of algorithm is modelled. ``textbook`` stands for alpha-beta with constant rates, where the
-#: fastest algorithm of the literature is taken; ``xla`` for collectives of TPUs, on tori.
+#: Libraries whose choice of algorithm is modelled. ``textbook`` takes the fastest algorithm of the literature at
+#: constant alpha and beta; ``xla`` is for collectives of TPUs on tori.
 LIBRARIES = ("textbook", "nccl", "xla")
 
 TrafficFormula = Callable[[Array, tuple[Array, ...]], Traffic]
@@ -184,7 +184,7 @@ class Algorithm:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """Operations that it has a formula for."""
+        """Operations for which the algorithm has a formula."""
         return tuple(self.formulas)
 
     def belongs_to(self, library: str, operation: str) -> bool:
@@ -357,7 +357,7 @@ def ranks_of(group: tuple[Array, ...]) -> Array:
 
 
 def members_below(group: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Count the ranks of one unit on each level's lower side.
+    """Count the ranks inside one unit of each level.
 
     Parameters
     ----------
@@ -373,7 +373,7 @@ def members_below(group: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def units_above(group: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Count the units of each level that the whole group fills.
+    """Count the units of each level's parent that the group spans.
 
     Parameters
     ----------
@@ -389,7 +389,7 @@ def units_above(group: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def rounds(fan_out: Array) -> Array:
-    """Count the rounds in which one becomes ``fan_out`` by doubling, ceil(log2).
+    """Count the rounds of doubling that reach ``fan_out`` units: ceil(log2(fan_out)).
 
     Parameters
     ----------
@@ -405,7 +405,7 @@ def rounds(fan_out: Array) -> Array:
 
 
 def active(fan_out: Array) -> Array:
-    """Return 1 where a level has several units of the group, else 0: an idle level carries nothing.
+    """Return 1 where a level joins several units of the group, else 0: a level with one unit carries no traffic.
 
     Parameters
     ----------
@@ -435,7 +435,7 @@ def remote_share(fan_out: Array) -> Array:
 
 
 def tree_imbalance(units: Numeric) -> Array:
-    """Compute the bytes of the busiest unit of a double binary tree over those of the mean.
+    """Compute the ratio of the bytes of the busiest unit of a double binary tree to those of the mean unit.
 
     Parameters
     ----------
@@ -462,7 +462,7 @@ def tree_imbalance(units: Numeric) -> Array:
 
 
 def one_level_at_a_time(levels: list[LevelTraffic]) -> Traffic:
-    """Build traffic in which each level is a phase by itself, the inner one first: levels do not overlap.
+    """Build traffic in which each level is its own phase, the inner level first, so that levels do not overlap.
 
     Parameters
     ----------
@@ -482,7 +482,7 @@ def one_level_at_a_time(levels: list[LevelTraffic]) -> Traffic:
 
 
 def outer_first(traffic: Traffic) -> Traffic:
-    """Reverse the order of phases: how a reduction's tree is walked back.
+    """Reverse the order of the phases, as an all-gather retraces the levels of a reduce-scatter.
 
     Parameters
     ----------

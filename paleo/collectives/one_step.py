@@ -1,4 +1,8 @@
-"""Collectives of one step: in the switch, pairwise, through servers."""
+"""Collectives that take one step at each level: reduction inside the switch, pairwise messages, and parameter servers.
+
+Formulas are written in alpha [s per step], beta [s/byte sent] and gamma [s/byte reduced], with S the payload, P the
+ranks and N the units of the outer levels.
+"""
 
 from __future__ import annotations
 
@@ -24,45 +28,49 @@ from paleo.collectives.base import (
 )
 from paleo.collectives.trees import double_tree_all_reduce, double_tree_broadcast
 
-# In-switch reduction (NVLink SHARP): the switches of the inner level add and multicast; outer levels use two trees
+# In-switch reduction (NVLink SHARP): the switches of the inner level add and multicast; outer levels use a double
+# binary tree
 
 
 def _all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """2 alpha + beta S (1 + 1/P) inside; 2 alpha log2 N + 2 beta S (N-1)/N over N units, in a pipeline.
+    """Count an all-reduce inside the inner level's switch, in a pipeline with a double tree over N outer units.
 
-    Each rank lets the switch read all of its buffer (S) and multicasts the 1/P that it owns; the switch adds.
+    The inner level costs 2 alpha + beta S (1 + 1/P), the outer ones 2 alpha log2 N + 2 beta S (N-1)/N. The switch reads
+    the whole buffer S of each rank and adds; each rank then multicasts its 1/P of the sum.
     """
     inner = LevelTraffic(2.0 * active(group[0]), payload * (1.0 + 1.0 / group[0]) * active(group[0]))
-    return _with_trees(inner, payload, group, double_tree_all_reduce)
+    return _with_outer_trees(inner, payload, group, double_tree_all_reduce)
 
 
 def _reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """alpha + beta S of one level: the switch reads all of every buffer, and sends 1/P of the sum to each rank."""
+    """Count alpha + beta S of one level: the switch reads every buffer and sends 1/P of the sum to each rank."""
     return Traffic.of(LevelTraffic(active(group[0]), payload * active(group[0]))) + _outer_ring(payload, group, 1.0)
 
 
 def _all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """alpha + beta S (P-1)/P: each rank multicasts its shard; the limit is the (P-1)/P of S that each rank receives."""
+    """Count alpha + beta S (P-1)/P: each rank multicasts its shard; receiving (P-1)/P of the payload is the limit."""
     return _outer_ring(payload, group, 0.0) + Traffic.of(
         LevelTraffic(active(group[0]), remote_share(group[0]) * payload)
     )
 
 
 def _broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """alpha + beta S inside: one multicast."""
+    """Count one multicast inside the switch: alpha + beta S."""
     inner = LevelTraffic(active(group[0]), payload * active(group[0]))
-    return _with_trees(inner, payload, group, double_tree_broadcast)
+    return _with_outer_trees(inner, payload, group, double_tree_broadcast)
 
 
-def _with_trees(
+def _with_outer_trees(
     inner: LevelTraffic, payload: Array, group: tuple[Array, ...], outer: Callable[[Array, tuple[Array, ...]], Traffic]
 ) -> Traffic:
+    """Join the traffic inside the switch with a tree algorithm over the outer levels, as one pipeline."""
     if len(group) == 1:
         return Traffic.of(inner)
     return Traffic.of(inner, *outer(payload, group[1:]).phases[0])
 
 
 def _outer_ring(payload: Array, group: tuple[Array, ...], reduced: float) -> Traffic:
+    """Count one pass of a ring over the units of the outer levels; empty for a group of one level."""
     if len(group) == 1:
         return Traffic()
     units = ranks_of(group[1:])
@@ -98,13 +106,13 @@ add_algorithm(
 
 
 def _send_recv(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """alpha + beta S over the outermost level that the group spans, through the ports of the one rank that sends."""
+    """Count one message: alpha + beta S over the outermost level that the group spans, through one sender's ports."""
     crosses = [active(fan_out) * (above == 1) for fan_out, above in zip(group, units_above(group), strict=True)]
     return Traffic.of(*(LevelTraffic(cross, cross * payload, senders=1.0) for cross in crosses))
 
 
 def _pairwise_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """alpha (P-1) + beta S (P-1)/P; a unit of m ranks sends m S (P-m)/P through its own ports."""
+    """Count alpha (P-1) + beta S (P-1)/P; a unit of m ranks sends m S (P-m)/P through its own ports."""
     ranks = ranks_of(group)
     return Traffic.of(
         *(
@@ -115,7 +123,7 @@ def _pairwise_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def _bruck_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """alpha log2 P + beta (S/2) log2 P: in every round each rank forwards half of its buffer."""
+    """Count alpha log2 P + beta (S/2) log2 P: in every round each rank forwards half of its buffer."""
     return one_level_at_a_time(
         [
             LevelTraffic(rounds(fan_out), 0.5 * rounds(fan_out) * inside * payload)
@@ -161,10 +169,10 @@ add_algorithm(
 
 
 def _parameter_server_all_reduce(payload: Array, group: tuple[Array, ...], *, servers: Numeric) -> Traffic:
-    """2 alpha + 2 beta P S/s: what the port of one of ``servers`` servers (1..P, spread evenly) takes in and gives out.
+    """Count 2 alpha + 2 beta P S/s: push and pull through the port of one of s servers, spread over the ranks.
 
-    All P workers talk to a server over its innermost port; over an outer level only those of other units do. The
-    arrival of P messages is not charged P latencies (they overlap), as in the literature.
+    All P workers talk to a server over its innermost port; over an outer level only the workers of other units do. The
+    P messages overlap, so their arrival costs one alpha, not P, as in the literature.
     """
     ranks = ranks_of(group)
     levels = []
@@ -178,16 +186,17 @@ def _parameter_server_all_reduce(payload: Array, group: tuple[Array, ...], *, se
 
 
 def _central_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """One server: 2 alpha + 2 beta P S."""
+    """Count a single parameter server: 2 alpha + 2 beta P S."""
     return _parameter_server_all_reduce(payload, group, servers=1.0)
 
 
 def _sharded_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Return the traffic of a server on every worker's node (s = P): 2 alpha + 2 beta S."""
+    """Count parameter servers on every rank (s = P): 2 alpha + 2 beta S."""
     return _parameter_server_all_reduce(payload, group, servers=ranks_of(group))
 
 
-def _root_sends(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:
+def _root_exchange(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:
+    """Count a root's messages with all other ranks, one after another: once (broadcast) or twice (all-reduce)."""
     ranks = ranks_of(group)
     return Traffic.of(
         *(
@@ -202,13 +211,13 @@ def _root_sends(payload: Array, group: tuple[Array, ...], *, times: float, reduc
 
 
 def _one_to_all_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """2 alpha (P-1) + 2 beta S (P-1) + gamma S (P-1); without latency the original Paleo's 2 (n-1) S / B."""
-    return _root_sends(payload, group, times=2.0, reduced=1.0)
+    """Count 2 alpha (P-1) + 2 beta S (P-1) + gamma S (P-1); without alpha, gamma: Paleo's 2 (n-1) S / B."""
+    return _root_exchange(payload, group, times=2.0, reduced=1.0)
 
 
 def _one_to_all_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """alpha (P-1) + beta S (P-1)."""
-    return _root_sends(payload, group, times=1.0, reduced=0.0)
+    """Count alpha (P-1) + beta S (P-1)."""
+    return _root_exchange(payload, group, times=1.0, reduced=0.0)
 
 
 _REFERENCE = "Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014"

@@ -1,8 +1,12 @@
 """Ring collectives: every rank passes pieces of its buffer to its neighbour.
 
-``ring`` is one ring through all ranks. ``hierarchical`` runs rings inside every unit, then over the units, each rank
-with its own shard, level by level. ``torus`` runs rings along all dimensions of a torus at the same time; each piece of
-the payload begins with another dimension, and a level is one dimension (a unit is a chip, then a row, then a plane).
+``ring`` is one ring through all ranks. ``hierarchical`` runs rings level by level: first inside every unit, then
+between units, where each rank exchanges its own shard. ``torus`` runs rings along all dimensions of a torus at the same
+time: the payload is cut into pieces, and each piece starts with another dimension. There a level is one dimension, and
+a unit is a chip, then a row, then a plane.
+
+Formulas are written in alpha [s per step], beta [s/byte sent] and gamma [s/byte reduced], with S the payload, P the
+ranks, f the fan-out of a level and m the ranks inside one of its units.
 """
 
 from __future__ import annotations
@@ -27,10 +31,10 @@ from paleo.collectives.base import (
 
 
 def _ring_passes(payload: Array, group: tuple[Array, ...], *, passes: float, share: Array, reduced: float) -> Traffic:
-    """Count passes of the ring in which every unit sends ``share`` of the payload a pass through its ports.
+    """Count ``passes`` trips round one ring; in each, every unit sends ``share`` of the payload through its ports.
 
     A ring that enters every unit once crosses the level of fan-out f in (f - 1) hops per parent unit, P - 1 in all.
-    Reduced bytes (``reduced`` times the share) are laid to the levels by their hops.
+    Reduced bytes (``reduced`` times the share) are divided among the levels in proportion to their hops.
     """
     total_hops = np.maximum(ranks_of(group) - 1.0, 1.0)
     hops_of = [(fan_out - 1.0) * above for fan_out, above in zip(group, units_above(group), strict=True)]
@@ -47,30 +51,27 @@ def _ring_passes(payload: Array, group: tuple[Array, ...], *, passes: float, sha
 
 
 def _ring_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """2 alpha (P-1) + 2 beta S (P-1)/P + gamma S (P-1)/P."""
+    """Count 2 alpha (P-1) + 2 beta S (P-1)/P + gamma S (P-1)/P."""
     return _ring_passes(payload, group, passes=2.0, share=remote_share(ranks_of(group)), reduced=1.0)
 
 
 def _ring_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """alpha (P-1) + beta S (P-1)/P + gamma S (P-1)/P."""
+    """Count alpha (P-1) + beta S (P-1)/P + gamma S (P-1)/P."""
     return _ring_passes(payload, group, passes=1.0, share=remote_share(ranks_of(group)), reduced=1.0)
 
 
 def _ring_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """alpha (P-1) + beta S (P-1)/P."""
+    """Count alpha (P-1) + beta S (P-1)/P."""
     return _ring_passes(payload, group, passes=1.0, share=remote_share(ranks_of(group)), reduced=0.0)
 
 
 def _ring_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Return the traffic of a pipelined chain: alpha (P-1) + beta S.
-
-    Its pieces are so small that filling the chain is all latency.
-    """
+    """Count a pipelined chain: alpha (P-1) + beta S. Pieces are so small that filling the chain costs latency only."""
     return _ring_passes(payload, group, passes=1.0, share=active(ranks_of(group)), reduced=0.0)
 
 
 def _level_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Per level of fan-out f: alpha (f-1) + beta S (f-1)/f, gamma over the shard that a rank has there."""
+    """Count alpha (f-1) + beta S (f-1)/f + gamma S (f-1)/(f m) at each level: ranks reduce only their shard."""
     return one_level_at_a_time(
         [
             LevelTraffic(fan_out - 1.0, remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside)
@@ -80,22 +81,22 @@ def _level_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def _level_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Per level of fan-out f: alpha (f-1) + beta S (f-1)/f, the outer level first."""
+    """Count, at each level of fan-out f, alpha (f-1) + beta S (f-1)/f, the outer level first."""
     return outer_first(
         one_level_at_a_time([LevelTraffic(fan_out - 1.0, remote_share(fan_out) * payload) for fan_out in group])
     )
 
 
 def _level_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Reduce-scatter inwards out, all-gather outwards in: sum over levels of 2 alpha (f-1) + 2 beta S (f-1)/f."""
+    """Count a reduce-scatter from the inner level outwards and an all-gather back: 2 alpha (f-1) + 2 beta S (f-1)/f."""
     return _level_reduce_scatter(payload, group) + _level_all_gather(payload, group)
 
 
 def _level_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """One exchange per level, inner first: sum over levels of alpha (f-1) + beta m S (f-1)/f.
+    """Count one exchange per level, the inner level first: the sum of alpha (f-1) + beta m S (f-1)/f.
 
-    Ranks of a unit first bring together what goes to the same place. Messages get fewer (f - 1 per level) and larger,
-    and every byte is moved once per level.
+    Ranks of a unit first collect what goes to the same destination. There are fewer (f - 1 per level) and larger
+    messages, and every byte moves once per level.
     """
     return one_level_at_a_time(
         [
@@ -105,8 +106,8 @@ def _level_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     )
 
 
-def _round_all(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:
-    """Each chip sends ``times`` S (P-1)/P, in equal parts over the k dimensions of more than one unit."""
+def _along_all_dimensions(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:
+    """Count ``times`` S (P-1)/P sent by each chip, divided equally among the dimensions with more than one unit."""
     dimensions = np.maximum(sum((active(extent) for extent in group), np.zeros(())), 1.0)
     share = remote_share(ranks_of(group)) * payload / dimensions
     return Traffic.of(
@@ -122,22 +123,22 @@ def _round_all(payload: Array, group: tuple[Array, ...], *, times: float, reduce
 
 
 def _torus_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """2 alpha sum(n/2) + 2 beta S (P-1)/P over all 2 k links of a chip together."""
-    return _round_all(payload, group, times=2.0, reduced=1.0)
+    """Count 2 alpha sum(n/2) + 2 beta S (P-1)/P over all 2 k links of a chip, n the extents of its k dimensions."""
+    return _along_all_dimensions(payload, group, times=2.0, reduced=1.0)
 
 
 def _torus_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """alpha sum(n/2) + beta S (P-1)/P over all 2 k links."""
-    return _round_all(payload, group, times=1.0, reduced=1.0)
+    """Count alpha sum(n/2) + beta S (P-1)/P over all 2 k links of a chip."""
+    return _along_all_dimensions(payload, group, times=1.0, reduced=1.0)
 
 
 def _torus_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """alpha sum(n/2) + beta S (P-1)/P over all 2 k links."""
-    return _round_all(payload, group, times=1.0, reduced=0.0)
+    """Count alpha sum(n/2) + beta S (P-1)/P over all 2 k links of a chip."""
+    return _along_all_dimensions(payload, group, times=1.0, reduced=0.0)
 
 
 def _torus_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """alpha sum(n/2) + beta S n/4 over the links of the longest dimension: half of all messages cross its middle."""
+    """Count alpha sum(n/2) + beta S n/4 over the longest dimension, whose middle half of all messages cross."""
     return Traffic.of(
         *(
             LevelTraffic(np.floor(extent / 2.0), inside * payload * extent / 4.0 * active(extent))

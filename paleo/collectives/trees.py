@@ -1,4 +1,8 @@
-"""Collectives of logarithmic depth: trees and butterflies."""
+"""Collectives of logarithmic depth: trees and butterflies.
+
+Formulas are written in alpha [s per step], beta [s/byte sent] and gamma [s/byte reduced], with S the payload, P the
+ranks and f the fan-out of a level.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from paleo.collectives.base import (
 
 
 def _butterfly_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """alpha log2 P + beta S log2 P + gamma S log2 P; without latency the original Paleo's ceil(log2 n) S / B.
+    """Count alpha log2 P + beta S log2 P + gamma S log2 P; without alpha, gamma: Paleo's ceil(log2 n) S / B.
 
     Every rank exchanges its whole buffer in every round, so a unit of m ranks sends m S a round.
     """
@@ -34,10 +38,10 @@ def _butterfly_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def _reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Recursive halving: alpha log2 P + beta S (P-1)/P + gamma S (P-1)/P.
+    """Count recursive halving: alpha log2 P + beta S (P-1)/P + gamma S (P-1)/P.
 
-    The inner level goes first. The level above has S over the ranks below it, and the ranks of a unit send together
-    S (f-1)/f.
+    The inner level goes first. At the next level each rank holds S divided by the ranks below it, so the ranks of a
+    unit together send S (f-1)/f.
     """
     return one_level_at_a_time(
         [
@@ -48,19 +52,19 @@ def _reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def _all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Recursive doubling: alpha log2 P + beta S (P-1)/P, the outer level first."""
+    """Count recursive doubling: alpha log2 P + beta S (P-1)/P, the outer level first."""
     return outer_first(
         one_level_at_a_time([LevelTraffic(rounds(fan_out), remote_share(fan_out) * payload) for fan_out in group])
     )
 
 
 def _rabenseifner_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """2 alpha log2 P + 2 beta S (P-1)/P + gamma S (P-1)/P."""
+    """Count 2 alpha log2 P + 2 beta S (P-1)/P + gamma S (P-1)/P."""
     return _reduce_scatter(payload, group) + _all_gather(payload, group)
 
 
 def _rabenseifner_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Scatter down a tree, then all-gather (van de Geijn): 2 alpha log2 P + 2 beta S (P-1)/P."""
+    """Count a scatter down a tree and an all-gather (van de Geijn): 2 alpha log2 P + 2 beta S (P-1)/P."""
     return _all_gather(payload, group) + _all_gather(payload, group)
 
 
@@ -87,10 +91,11 @@ add_algorithm(
 )
 
 
-# Tree collectives: buffers climb a tree to a root, and the result climbs down
+# Tree collectives: whole buffers are sent up a tree to its root, and the result is sent back down
 
 
-def _climb(payload: Array, group: tuple[Array, ...], *, reduced: float) -> Traffic:
+def _binomial_tree(payload: Array, group: tuple[Array, ...], *, reduced: float) -> Traffic:
+    """Count the messages of one pass up a binomial tree: log2 f rounds a level, each with the whole payload."""
     return one_level_at_a_time(
         [
             LevelTraffic(rounds(fan_out), rounds(fan_out) * payload, reduced * rounds(fan_out) * payload)
@@ -100,13 +105,13 @@ def _climb(payload: Array, group: tuple[Array, ...], *, reduced: float) -> Traff
 
 
 def _tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """2 alpha log2 P + 2 beta S log2 P + gamma S log2 P; without latency the original Paleo's 2 ceil(log2 n) S / B."""
-    return _climb(payload, group, reduced=1.0) + _tree_broadcast(payload, group)
+    """Count 2 alpha log2 P + 2 beta S log2 P + gamma S log2 P; without alpha, gamma: Paleo's 2 ceil(log2 n) S / B."""
+    return _binomial_tree(payload, group, reduced=1.0) + _tree_broadcast(payload, group)
 
 
 def _tree_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """alpha log2 P + beta S log2 P, the outer level first."""
-    return outer_first(_climb(payload, group, reduced=0.0))
+    """Count alpha log2 P + beta S log2 P, the outer level first."""
+    return outer_first(_binomial_tree(payload, group, reduced=0.0))
 
 
 def double_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -125,10 +130,10 @@ def double_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
     Notes
     -----
-    Pieces are small enough that filling the pipe is all latency. At a level of fan-out f both trees together have
-    2 (f-1) edges that carry S/2 up and S/2 down: 2 S (f-1)/f of each unit in the mean (`tree_imbalance` of the
-    busiest). Bytes that a rank combines at a level were shared among the ranks below it, so that all levels add up to
-    S (P-1)/P.
+    Pieces are so small that filling the pipeline costs latency only. At a level of fan-out f the two trees have
+    2 (f-1) edges together, and each carries S/2 up and S/2 down. A unit sends 2 S (f-1)/f on average; `tree_imbalance`
+    gives the factor of the busiest unit. The ranks of a unit share the reduction at each level, so that the reduced
+    bytes of all levels add up to S (P-1)/P.
     """
     return Traffic.of(
         *(
@@ -158,10 +163,10 @@ def double_tree_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def _chain_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """2 alpha (f-1) + 2 beta S (f-1)/f over the f ranks of a node, in a pipeline with the trees between nodes.
+    """Count a chain inside each node, in a pipeline with a double tree between nodes (NCCL's ``Tree``).
 
-    Along a chain of f ranks S goes up and S comes down over f - 1 links. The channels' chains begin at different ranks,
-    so that the load is even.
+    Inside a node of f ranks: 2 alpha (f-1) + 2 beta S (f-1)/f. The payload goes up the chain's f - 1 links and comes
+    back. Chains of different channels begin at different ranks, so that all ranks carry equal load.
     """
     ranks = group[0]
     chain = LevelTraffic(2.0 * (ranks - 1.0), 2.0 * remote_share(ranks) * payload, remote_share(ranks) * payload)

@@ -1,4 +1,4 @@
-"""Methods of compression: low rank, few bits, few elements."""
+"""Methods of gradient compression: low-rank factors, fewer bits per element, and fewer elements."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from paleo.compression.base import (
 
 @dataclass(frozen=True, slots=True)
 class PowerSGD:
-    """One step of a power iteration of ``rank`` r: P = M Q is summed and orthogonalised, Q = Mᵀ P is summed.
+    """Low-rank factors of each gradient matrix by one step of power iteration (PowerSGD).
 
-    Vectors stay dense. It takes 4 r a b FLOP, 2 r (a + b) values on the wire of two all-reduces, and error feedback.
+    P = M Q is summed over the ranks and orthogonalised, then Q = Mᵀ P is summed. For a matrix (a, b) and rank r this
+    takes 4 r a b FLOP and two all-reduces of r (a + b) values together, with error feedback. Vectors are sent
+    uncompressed.
     """
 
     rank: float
@@ -44,19 +46,19 @@ class PowerSGD:
         return f"matrices of gradients as factors of rank {self.rank:g}"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
-        """Two all-reduces of the factors, (a and b sides), with the vectors in the first."""
+        """Count the all-reduces of the two factors, with a and b rows; the first also carries the vectors."""
         factors = self._factors(gradient)
         vectors = (gradient.elements - np.asarray(gradient.matrix_elements)) * gradient.width
         return Message("all_reduce", np.asarray(factors / 2.0 + vectors)), Message("all_reduce", factors / 2.0)
 
     def encode(self, gradient: SummedGradient) -> Coding:
-        """M Q and Mᵀ P read the matrix each; the error is added before and kept behind."""
+        """Count the products M Q and Mᵀ P, each of which reads the matrix, and the update of the error."""
         matrix = VALUE_BYTES * np.asarray(gradient.matrix_elements, dtype=np.float64)
         flops = 4.0 * self.rank * gradient.matrix_elements + 2.0 * self.rank**2 * gradient.matrix_sides
         return Coding.of(4.0 * matrix, 2.0 * matrix, flops=flops, launches=4.0 * gradient.tensors)
 
     def decode(self, gradient: SummedGradient) -> Coding:
-        """P Qᵀ is written, the error is what is left."""
+        """Count the product P Qᵀ, its write, and the write of the new error (the difference to the gradient)."""
         matrix = VALUE_BYTES * np.asarray(gradient.matrix_elements, dtype=np.float64)
         flops = 2.0 * self.rank * gradient.matrix_elements
         return Coding.of(matrix, 2.0 * matrix, flops=flops, launches=np.asarray(gradient.tensors))
@@ -71,10 +73,10 @@ class PowerSGD:
 
 @dataclass(frozen=True, slots=True)
 class SufficientFactors:
-    """Factors of the gradient of a fully connected layer: activations and output gradients, B samples a rank.
+    """Exact factors of the gradients of fully connected layers: their activations and output gradients.
 
-    Ranks gather both, B (a + b) values, and multiply them. It pays where P B (a + b) < 2 a b; other layers stay as they
-    are.
+    With B samples a rank, ranks gather B (a + b) values each and multiply them. This sends fewer bytes where P B (a +
+    b) < 2 a b; elsewhere, and in other layers, the gradient is all-reduced.
     """
 
     reference = "Xie et al., Distributed machine learning via sufficient factor broadcasting, 2015; Poseidon, ATC 2017"
@@ -93,7 +95,7 @@ class SufficientFactors:
         return Coding.of(np.zeros(np.shape(gradient.bytes)), 0.0, launches=0.0)
 
     def decode(self, gradient: SummedGradient) -> Coding:
-        """Count the work to rebuild the gradient from all ranks' factors: 2 P B a b FLOP."""
+        """Count the product that rebuilds the gradient from all ranks' factors: 2 P B a b FLOP."""
         flops = 2.0 * gradient.ranks * gradient.samples * np.asarray(gradient.dense_elements)
         read = gradient.ranks * gradient.samples * np.asarray(gradient.dense_sides) * gradient.width
         written = np.asarray(gradient.dense_elements) * gradient.width
@@ -104,33 +106,34 @@ class SufficientFactors:
         return np.zeros(np.shape(gradient.bytes))
 
     def _pays(self, gradient: SummedGradient) -> npt.NDArray[np.bool_]:
+        """Return True where the gathered factors are smaller than the all-reduced gradient."""
         spent = gradient.ranks * gradient.samples * np.asarray(gradient.dense_sides, dtype=np.float64)
         return np.asarray(spent < 2.0 * np.asarray(gradient.dense_elements))
 
 
 @COMPRESSIONS.register("powersgd")
 def powersgd(argument: str) -> Compression:
-    """``powersgd:R``."""
+    """Build ``powersgd:R``: factors of rank R."""
     return PowerSGD(number_argument("powersgd", argument, "the rank of the factors", 1.0, 1023.0, whole=True))
 
 
 @COMPRESSIONS.register("factors")
 def factors(argument: str) -> Compression:
-    """``factors``."""
+    """Build ``factors``, which takes no argument."""
     no_argument("factors", argument)
     return SufficientFactors()
 
 
-# Gradients in fewer bits: narrower formats that sum on the wire, quantised values that ranks decode, and ZeRO++
+# Gradients in fewer bits: narrower formats that an all-reduce can sum, quantised values that ranks decode, and ZeRO++
 
-#: Elements that share one fp32 scale, in formats with few exponents.
+#: Elements that share one fp32 scale in formats of narrow range (fp8, int8).
 _BLOCK = 256.0
 _SCALE_BYTES = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """``bytes_per_element`` on the wire, with one fp32 scale a block where ``scaled``."""
+    """Gradients in a narrower format of ``bytes_per_element``, with one fp32 scale per block if ``scaled``."""
 
     name: str
     bytes_per_element: float
@@ -150,7 +153,7 @@ class Cast:
         return (Message("all_reduce", np.asarray(gradient.elements * (self.bytes_per_element + scales))),)
 
     def encode(self, gradient: SummedGradient) -> Coding:
-        reads = 1.0 + self.scaled  # the largest of each block comes first
+        reads = 1.0 + self.scaled  # a first pass finds the largest value of each block
         return Coding.of(reads * gradient.bytes, gradient.elements * self.bytes_per_element, launches=1.0 + self.scaled)
 
     def decode(self, gradient: SummedGradient) -> Coding:
@@ -175,10 +178,10 @@ _register("int8", 1.0, scaled=True)
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """Gradients of ``bits`` an element, all tensors as one flat buffer.
+    """Gradients quantised to ``bits`` per element, all tensors in one flat buffer.
 
-    ``warm_up`` is the share of the steps, the first ones, that are dense. ``feedback`` counts fp32 values an element
-    that remember what coding lost, on the worker and on the owner of a part; ``norm``: a pass finds the scale first.
+    ``warm_up`` is the share of the training's first steps that send uncompressed gradients. With ``feedback`` fp32
+    error values are kept on the worker and on the owner of each part. With ``norm`` an extra pass finds the scale.
     """
 
     name: str
@@ -201,10 +204,10 @@ class Quantised:
         return Message("all_to_all", payload), Message("all_gather", payload)
 
     def encode(self, gradient: SummedGradient) -> Coding:
-        """Count the work to scale and pack.
+        """Count the work to scale and pack the gradient.
 
-        With ``feedback`` each line of Tang et al.'s algorithm 1 is an operation of the framework on fp32 values (of
-        momentum and error): sum with the error, norm, scaled signs, new error, bits.
+        With ``feedback`` each line of Tang et al.'s algorithm 1 is one operation of the framework on fp32 values (of
+        momentum and error): sum with the error, norm, scaled signs, new error, packed bits.
         """
         packed = gradient.elements * self.bits / 8.0
         if not self.feedback:
@@ -212,7 +215,7 @@ class Quantised:
         return _coded_with_error(gradient.elements, packed)
 
     def decode(self, gradient: SummedGradient) -> Coding:
-        """Count the work to unpack: the owner sums and packs its part, then every rank unpacks the whole.
+        """Count the work to unpack: each owner sums and packs its part, then every rank unpacks the whole.
 
         With ``feedback`` the values are fp32 and another operation scales them.
         """
@@ -231,11 +234,7 @@ class Quantised:
 
 
 def _coded_with_error(elements: Numeric, packed: Numeric) -> Coding:
-    """Count reads and writes of five passes over fp32 values.
-
-    Value and error are added, the sum's norm is taken, its signs are scaled, what they miss is the new error, and they
-    are packed.
-    """
+    """Count the bytes of five passes over fp32 values: add the error, norm, scale the signs, new error, pack."""
     values = VALUE_BYTES * np.asarray(elements, dtype=np.float64)
     return Coding.of(7.0 * values, 3.0 * values + packed, launches=5.0)
 
@@ -244,7 +243,7 @@ def _coded_with_error(elements: Numeric, packed: Numeric) -> Coding:
 def onebit(argument: str) -> Compression:
     """Build ``onebit`` or ``onebit:W``: signs with error feedback (1-bit SGD, 1-bit Adam and LAMB).
 
-    A dense warm-up of a share W of all steps comes first, 0.15 to 0.25 for 1-bit Adam.
+    W is the share of all steps that are uncompressed and come first: 0.15 to 0.25 for 1-bit Adam.
     """
     warm_up = number_argument("onebit", argument, "the share of dense steps", 0.0, 1.0) if argument else 0.0
     source = "Seide et al., Interspeech 2014; Tang et al., 1-bit Adam, ICML 2021"
@@ -253,7 +252,7 @@ def onebit(argument: str) -> Compression:
 
 @COMPRESSIONS.register("qsgd")
 def qsgd(argument: str) -> Compression:
-    """``qsgd:B``: B bits, rounded at random."""
+    """Build ``qsgd:B``: B bits per element, with stochastic rounding."""
     bits = number_argument("qsgd", argument, "the bits of an element", 2.0, 16.0)
     source = "Alistarh et al., QSGD, NIPS 2017"
     return Quantised("qsgd", bits, feedback=False, norm=True, unbiased=True, reference=source)
@@ -261,19 +260,22 @@ def qsgd(argument: str) -> Compression:
 
 @COMPRESSIONS.register("terngrad")
 def terngrad(argument: str) -> Compression:
-    """``terngrad``: −1, 0 or 1, rounded at random, in two bits."""
+    """Build ``terngrad``: −1, 0 or 1 in two bits, with stochastic rounding."""
     no_argument("terngrad", argument)
     source = "Wen et al., TernGrad, NIPS 2017"
     return Quantised("terngrad", 2.0, feedback=False, norm=True, unbiased=True, reference=source)
 
 
-#: Bytes of an element in the gather of the forward pass and in the scatter of gradients, and of the 16-bit copy.
+#: Bytes per element of ZeRO++: in the forward all-gather, in the gradients' all-to-all, and in the copy inside a node.
 _WEIGHT_BYTES, _GRADIENT_BYTES, _COPY_BYTES = 1.0, 0.5, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class _ZeroPlusPlus:
-    """Messages of one pass over all parameters: gather forward, gather backward inside the node, two scatters."""
+    """ZeRO++: the messages of one pass over all parameters.
+
+    They are the forward all-gather, the backward all-gather inside the node, and two all-to-alls of gradients.
+    """
 
     summary = "8-bit gathers, 16-bit copies inside a node, 4-bit scatters of sharded training"
     reference = "Wang et al., ZeRO++, 2023"
@@ -292,7 +294,7 @@ class _ZeroPlusPlus:
         )
 
     def encode(self, gradient: SummedGradient) -> Coding:
-        """Count the work to code a rank's shard of the parameters, and its gradients twice: before each all-to-all."""
+        """Count the work to quantise a rank's shard of the parameters, and its gradients before two all-to-alls."""
         shard = gradient.elements / np.maximum(np.asarray(gradient.ranks, dtype=np.float64), 1.0)
         second = gradient.elements / np.maximum(np.asarray(gradient.ranks_per_node, dtype=np.float64), 1.0)
         read = _COPY_BYTES * shard + gradient.bytes + _COPY_BYTES * second
@@ -300,7 +302,7 @@ class _ZeroPlusPlus:
         return Coding.of(read, written, launches=3.0 * gradient.tensors)
 
     def decode(self, gradient: SummedGradient) -> Coding:
-        """Gathered parameters are widened, gradients summed behind each all-to-all."""
+        """Count the work to widen gathered parameters and to sum gradients after each all-to-all."""
         elements = np.asarray(gradient.elements, dtype=np.float64)
         second = elements / np.maximum(np.asarray(gradient.ranks_per_node, dtype=np.float64), 1.0)
         read = _WEIGHT_BYTES * elements + _GRADIENT_BYTES * (elements + second)
@@ -308,24 +310,24 @@ class _ZeroPlusPlus:
         return Coding.of(read, written, launches=3.0 * gradient.tensors)
 
     def state(self, gradient: SummedGradient) -> Array:
-        """Return the bytes of the second shard."""
+        """Count the bytes of the second copy of the parameters, sharded inside each node."""
         return np.asarray(_COPY_BYTES * np.asarray(gradient.elements) / np.maximum(gradient.ranks_per_node, 1.0))
 
 
 @COMPRESSIONS.register("zeropp")
 def zeropp(argument: str) -> Compression:
-    """``zeropp``: for zero=3."""
+    """Build ``zeropp``, quantised collectives for ZeRO-3."""
     no_argument("zeropp", argument)
     return _ZeroPlusPlus()
 
 
-# The largest elements alone: values with their indices, gathered from all ranks, or summed as they go
+# Only the largest elements: values with their indices, gathered from all ranks or summed on their way
 
 _PAIR_BYTES = VALUE_BYTES + INDEX_BYTES
 
 
 def union_density(density: Numeric, ranks: Numeric) -> Array:
-    """Share of elements that at least one of ``ranks`` sends: 1 − (1 − d)^P.
+    """Compute the share of elements that at least one of ``ranks`` sends: 1 − (1 − d)^P for independent choices.
 
     >>> float(union_density(0.01, 64.0).round(4))
     0.4744
@@ -334,14 +336,14 @@ def union_density(density: Numeric, ranks: Numeric) -> Array:
 
 
 def _entry_bytes(density: Numeric) -> Array:
-    """Bytes of a vector an element of its full length, sparse or dense, whichever is less."""
+    """Compute the bytes per element of a vector: those of its sparse or dense form, whichever is smaller."""
     return np.asarray(np.minimum(_PAIR_BYTES * np.asarray(density), VALUE_BYTES))
 
 
 def doubling_bytes(density: Numeric, ranks: Numeric) -> Array:
-    """Return the bytes that a rank sends an element of the gradient in recursive doubling.
+    """Count the bytes that a rank sends per element of the gradient in recursive doubling.
 
-    In ⌈log₂ P⌉ rounds it sends the union of 1, 2, 4, … ranks, dense from the round on where that is less.
+    In round i of ⌈log₂ P⌉ it sends the union of the choices of 2^i ranks, in dense form once that is smaller.
     """
     ranks = np.asarray(ranks, dtype=np.float64)
     rounds = np.ceil(np.log2(np.maximum(ranks, 1.0)))
@@ -353,10 +355,9 @@ def doubling_bytes(density: Numeric, ranks: Numeric) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Sparse:
-    """Gradients of a ``density`` of the elements, chosen by size.
+    """The share ``density`` of a gradient's elements with the largest magnitude (top-k).
 
-    ``momentum``: velocity and momentum are saved and corrected with what was not sent (DGC), else only the remainder
-    is.
+    The rest is added to the next gradient. With ``momentum`` the optimizer's momentum is also kept and corrected (DGC).
     """
 
     name: str
@@ -373,9 +374,9 @@ class _Sparse:
         return f"the largest {self.density:g} of the elements, with their indices"
 
     def schemes(self, gradient: SummedGradient) -> dict[str, tuple[Message, ...]]:
-        """Return the ways to sum sparse gradients, as payloads of an all-gather; a rank sends (P - 1) / P of it.
+        """List the ways to sum sparse gradients as messages; a rank sends (P - 1) / P of an all-gather's payload.
 
-        They are: all entries gathered; split among ranks and the sums gathered; recursive doubling (SparCML).
+        They are: gather all entries; split them among ranks, sum, and gather the sums; recursive doubling (SparCML).
         """
         ranks, elements = np.asarray(gradient.ranks, dtype=np.float64), np.asarray(gradient.elements)
         pairs = _PAIR_BYTES * self.density * elements
@@ -389,7 +390,7 @@ class _Sparse:
         }
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
-        """Return the cheapest of the schemes, by the bytes that a rank sends."""
+        """Choose, for each configuration, the scheme in which a rank sends the fewest bytes."""
         schemes = self.schemes(gradient)
         sent = np.stack(np.broadcast_arrays(*(wire_bytes(messages, gradient) for messages in schemes.values())))
         gathered = np.stack(np.broadcast_arrays(*(messages[-1].payload for messages in schemes.values())))
@@ -398,14 +399,14 @@ class _Sparse:
         return Message("all_to_all", pairs), Message("all_gather", np.take_along_axis(gathered, best[None], 0)[0])
 
     def encode(self, gradient: SummedGradient) -> Coding:
-        """Momentum and velocity are read and written, a threshold is found on a sample, and entries are selected."""
+        """Count the work to update momentum and velocity, find a threshold on a sample, and select the entries."""
         kept = VALUE_BYTES * gradient.elements * (2.0 if self.momentum else 1.0)
         chosen = _PAIR_BYTES * self.density * gradient.elements
         read = gradient.bytes + kept + VALUE_BYTES * gradient.elements
         return Coding.of(read, kept + chosen, launches=4.0 + 2.0 * self.momentum, calls=gradient.matrices)
 
     def decode(self, gradient: SummedGradient) -> Coding:
-        """Entries of all ranks, or their sums, are added into an empty gradient."""
+        """Count the work to add the entries of all ranks, or their sums, into a zeroed gradient."""
         ranks = np.asarray(gradient.ranks, dtype=np.float64)
         entries = np.minimum(ranks * self.density, union_density(self.density, ranks) + self.density)
         moved = _PAIR_BYTES * entries * gradient.elements
@@ -417,9 +418,9 @@ class _Sparse:
 
 @dataclass(frozen=True, slots=True)
 class GlobalTopK:
-    """Largest entries of all ranks: each of log₂ P rounds merges two choices and selects anew.
+    """The largest entries over all ranks (gTop-k): in each of log₂ P rounds two selections merge into one.
 
-    So a message never grows: 2 k log₂ P pairs.
+    A message never grows: a rank sends 2 k log₂ P pairs in all.
     """
 
     density: float
@@ -436,7 +437,7 @@ class GlobalTopK:
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         ranks = np.maximum(np.asarray(gradient.ranks, dtype=np.float64), 1.0)
         pairs = _PAIR_BYTES * self.density * np.asarray(gradient.elements)
-        # as an all-gather's payload, of which a rank sends (P - 1) / P
+        # the payload of the all-gather of which a rank sends (P - 1) / P
         share = np.divide(ranks, ranks - 1.0, out=np.zeros_like(ranks), where=ranks > 1.0)
         return (Message("all_gather", np.asarray(2.0 * pairs * np.ceil(np.log2(ranks)) * share)),)
 
@@ -460,17 +461,17 @@ def _density(name: str, argument: str) -> float:
 
 @COMPRESSIONS.register("topk")
 def topk(argument: str) -> Compression:
-    """``topk:D``: a density D, what is left out is added to the next gradient."""
+    """Build ``topk:D``: the share D of the elements is sent, the rest is added to the next gradient."""
     return _Sparse("topk", _density("topk", argument), momentum=False, reference="Renggli et al., SparCML, SC 2019")
 
 
 @COMPRESSIONS.register("dgc")
 def dgc(argument: str) -> Compression:
-    """``dgc:D``: deep gradient compression, with momentum correction."""
+    """Build ``dgc:D``: deep gradient compression, which is top-k with momentum correction."""
     return _Sparse("dgc", _density("dgc", argument), momentum=True, reference="Lin et al., DGC, ICLR 2018")
 
 
 @COMPRESSIONS.register("gtopk")
 def gtopk(argument: str) -> Compression:
-    """``gtopk:D``: the global top-k."""
+    """Build ``gtopk:D``: the largest share D of all ranks' elements."""
     return GlobalTopK(_density("gtopk", argument))

@@ -1,13 +1,13 @@
-"""What a compression of gradients is: which collectives carry how many bytes, and what coding and decoding cost.
+"""Gradient compression: which collectives carry how many bytes, and what encoding and decoding cost.
 
-A method is hardware-free: it counts `Message` s, which are collectives that exist already, and `Coding`, which is
-passes over memory and products. Links and kernels are priced as everything else is. Counts broadcast over
-configurations. A module of this folder registers its methods under the names that ``--compress`` takes::
+A method knows no hardware. It counts `Message` s, which are collectives with a payload, and `Coding`, which is passes
+over memory and products. Links and kernels are priced as for any other operation. Counts broadcast over configurations.
+A module of this folder registers its methods under the names that ``--compress`` takes::
 
     @COMPRESSIONS.register("topk")
     def topk(argument: str) -> Compression: ...
 
-What compression does to accuracy is not predicted.
+The effect of compression on accuracy is not predicted.
 """
 
 from __future__ import annotations
@@ -24,19 +24,30 @@ from paleo.registry import Registry
 
 Array = npt.NDArray[np.float64]
 Numeric = float | npt.NDArray[np.floating[Any]]
-#: Bytes of an fp32 value and of the index beside it in a sparse message.
+#: Bytes of an fp32 value, and of its index in a sparse message.
 VALUE_BYTES, INDEX_BYTES = 4.0, 4.0
-#: Ranks that a message goes round: all replicas, those of one node, or one of each node.
+#: Ranks that take part in a message: all replicas, those of one node, or one rank of each node.
 Scope = Literal["all", "node", "across"]
 
 
 @dataclass(frozen=True, slots=True)
 class SummedGradient:
-    """The gradient that a group of ``ranks`` sums, as each rank holds it.
+    """Sizes of the gradient that a group of ranks sums, as each rank holds it.
 
-    ``elements`` in ``tensors``, of ``width`` bytes each. ``matrix_elements`` of them are in ``matrices`` (a, b), whose
-    sides a + b add up to ``matrix_sides``; ``dense_elements`` and ``dense_sides`` are those of fully connected layers
-    alone. ``samples``: rows a rank's batch multiplies those with. ``ranks_per_node``: ranks of the group in one node.
+    Attributes
+    ----------
+    elements, tensors : float or ndarray
+        Elements of the gradient, and tensors that they are in.
+    ranks, ranks_per_node : float or ndarray
+        Ranks of the group, and those of them in one node.
+    width : float or ndarray
+        Bytes of an element.
+    matrices, matrix_elements, matrix_sides : float or ndarray
+        Matrices (a, b) among the tensors, their elements, and the sum of their sides a + b.
+    dense_elements, dense_sides : float or ndarray
+        The same elements and sides, of fully connected layers only.
+    samples : float or ndarray
+        Rows of a rank's batch that the fully connected layers multiply.
     """
 
     elements: Numeric
@@ -58,13 +69,13 @@ class SummedGradient:
 
     @property
     def peers(self) -> Array:
-        """Ranks that a rank exchanges with."""
+        """Other ranks of the group: P - 1."""
         return np.asarray(np.maximum(np.asarray(self.ranks, dtype=np.float64) - 1.0, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Collective over the group, or over its part ``scope``, with its payload [byte].
+    """Collective of a compressed gradient: operation, payload [byte], and ranks that take part (``scope``).
 
     The payload follows the operation's convention: the whole buffer for all_reduce, all_gather, reduce_scatter and
     all_to_all.
@@ -77,10 +88,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """Work of a rank to compress and decompress a gradient.
+    """Work of a rank to compress or decompress a gradient.
 
-    ``read`` and ``written`` are bytes of element-wise passes, ``flops`` those of products, ``launches`` kernels, and
-    ``tensor_calls`` calls of the framework for single matrices.
+    ``read`` and ``written`` are bytes of element-wise passes, ``flops`` the FLOP of products, ``launches`` the number
+    of kernels, and ``tensor_calls`` the calls of the framework for single matrices.
     """
 
     read: Array
@@ -128,7 +139,7 @@ class Coding:
 
 
 class Compression(Protocol):
-    """A method of compression with its arguments, frozen."""
+    """Protocol of a method of compression with its arguments."""
 
     @property
     def summary(self) -> str:
@@ -140,15 +151,15 @@ class Compression(Protocol):
 
     @property
     def linear(self) -> bool:
-        """Whether compressed gradients can be summed on the wire."""
+        """True if compressed gradients can be summed by an all-reduce without decoding them."""
 
     @property
     def unbiased(self) -> bool:
-        """Whether the decoded sum is the gradient on average, without error feedback."""
+        """True if the expected value of the decoded sum is the gradient, without error feedback."""
 
     @property
     def sharded(self) -> bool:
-        """Whether its messages are the gathers and scatters of sharded parameters (ZeRO-3), not sums of gradients."""
+        """True if the messages are the all-gathers and reduce-scatters of ZeRO-3, not sums of whole gradients."""
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         """List the collectives that take the place of the gradient's all-reduce, one after another.
@@ -164,7 +175,7 @@ class Compression(Protocol):
         """
 
     def encode(self, gradient: SummedGradient) -> Coding:
-        """Count the work before the messages, which occupies the computing stream.
+        """Count the work of a rank before its collectives; it occupies the compute stream.
 
         Parameters
         ----------
@@ -190,7 +201,7 @@ class Compression(Protocol):
         """
 
     def state(self, gradient: SummedGradient) -> Array:
-        """Count the bytes that a rank keeps from step to step (error feedback, its momentum).
+        """Count the bytes that a rank keeps from step to step, such as error feedback and momentum.
 
         Parameters
         ----------
@@ -203,12 +214,12 @@ class Compression(Protocol):
         """
 
 
-#: Name -> maker of a method from its argument, the text behind the colon.
+#: Name of a method -> function that builds it from its argument, the text after the colon.
 COMPRESSIONS: Registry[Callable[[str], Compression]] = Registry("compression", "paleo.compression")
 
 
 def compression(text: str) -> Compression:
-    """Look up a method by its text.
+    """Build the method that a text such as ``topk:0.001`` names.
 
     Parameters
     ----------
@@ -236,7 +247,7 @@ def compression(text: str) -> Compression:
 def wire_bytes(messages: tuple[Message, ...], gradient: SummedGradient) -> Array:
     """Count the bytes that a rank sends for its messages.
 
-    all_reduce sends 2 (P − 1) / P of its payload, others (P − 1) / P.
+    all_reduce sends 2 (P − 1) / P of its payload, every other operation (P − 1) / P.
 
     Parameters
     ----------
@@ -262,9 +273,9 @@ def wire_bytes(messages: tuple[Message, ...], gradient: SummedGradient) -> Array
 
 
 def break_even_rate(dense: Numeric, compressed: Numeric, coding_seconds: Numeric) -> Array:
-    """Return the link rate below which a compression pays where nothing overlaps.
+    """Compute the link bandwidth below which a compression saves time if nothing overlaps.
 
-    B* = (V_dense − V_compressed) / (T_encode + T_decode), V the bytes that a rank sends.
+    B* = (V_dense − V_compressed) / (T_encode + T_decode), with V the bytes that a rank sends.
 
     Parameters
     ----------
@@ -276,7 +287,7 @@ def break_even_rate(dense: Numeric, compressed: Numeric, coding_seconds: Numeric
     Returns
     -------
     ndarray
-        byte/s; 0 where it sends no less, infinite where coding is free.
+        Bandwidth [byte/s]; 0 where the method sends no fewer bytes, infinite where coding takes no time.
 
     Examples
     --------
@@ -299,7 +310,7 @@ def number_argument(name: str, argument: str, meaning: str, least: float, most: 
     name : str
         The method.
     argument : str
-        What stands after the colon of the name; empty where nothing does.
+        Text after the colon; empty without a colon.
     meaning : str
         What the number stands for.
     least, most : float
@@ -314,7 +325,7 @@ def number_argument(name: str, argument: str, meaning: str, least: float, most: 
     Raises
     ------
     PlanError
-        If it is no such number; says what it stands for.
+        If the argument is no number of that range; the message says what the number stands for.
     """
     try:
         number = float(argument)
@@ -335,12 +346,12 @@ def no_argument(name: str, argument: str) -> None:
     name : str
         The method.
     argument : str
-        What stands after the colon of the name; empty where nothing does.
+        Text after the colon; empty without a colon.
 
     Raises
     ------
     PlanError
-        If it has one.
+        If there is an argument.
     """
     if argument:
         raise PlanError(f"compress {name}:{argument}: {name} takes no argument")

@@ -1,5 +1,4 @@
-"""Attention: multi-head, grouped-query and multi-query, latent (MLA); causal, sliding-window, cross; fused or
-unfused."""
+"""Attention layers: multi-head, grouped-query, multi-query, latent (MLA), additive, relative, and graph attention."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from paleo.operations.base import MemoryPass, Operation
 from paleo.operations.contraction import Contraction, FusedAttention, SteppedGradient, visible_share
 from paleo.operations.tensor import Rotation, Size, Tensor
 
-#: Operations that a host issues, forward and backward.
+#: Calls of the host, forward and backward.
 Calls = tuple[float, float]
 
 
@@ -29,11 +28,11 @@ def attend(
     dropout: float,
     choices: Choices,
 ) -> tuple[tuple[Operation, ...], Tensor]:
-    """Softmax(q·kᵀ)·v: one fused kernel, or the chain of scores, softmax, dropout and sum that keeps every score.
-    Plain code (``stepwise``) also lays the heads out side by side and back, scales the scores and adds the mask.
+    """Build softmax(q·kᵀ)·v: one fused kernel, or scores (saved), softmax, dropout and weighted sum.
 
-    query (batch, seq, kv_heads, group, head_dim); key (batch, keys, kv_heads, head_dim); value (batch, keys, kv_heads,
-    value_dim).
+    Shapes: query (batch, seq, kv_heads, group, head_dim); key (batch, keys, kv_heads, head_dim); value (batch, keys,
+    kv_heads, value_dim). With ``choices.attention`` ``stepwise``, plain code also copies heads to contiguous rows and
+    back, scales the scores and adds the mask in separate passes.
     """
     batch, seq, kv_heads, group, _ = query.dims
     keys = key.dims[1]
@@ -65,8 +64,11 @@ def _weighted(
     choices: Choices,
     transposed: bool = False,
 ) -> tuple[Operation, ...]:
-    """Softmax of kept scores over their last dim, dropout, and the sum of values; plain code copies that back. Scores
-    that are ``transposed``, their keys not the last dim, are transposed for the softmax, back, and for the sum."""
+    """Build the softmax of saved scores over their last dim, dropout, and the weighted sum of values.
+
+    Plain code (``stepwise``) also copies the result back to its layout. If ``transposed``, keys are not the last dim in
+    memory: scores are transposed before the softmax, after it, and before the sum.
+    """
     weights = choices.output(scores.like(f"{name}.core.softmax"), "softmax")
     keys = scores.dims[-1]
     chain: list[Operation] = []
@@ -90,14 +92,14 @@ def _weighted(
 
 
 def _transposed(x: Tensor, chain: list[Operation]) -> Tensor:
-    """A tensor with its dims in another order, by a pass that is added to ``chain``."""
+    """Append a copy to ``chain`` that changes the order of a tensor's dims in memory, and return its output."""
     out = x.like(f"{x.name}.transposed")
     chain.append(MemoryPass(out.name, "copy", (x,), out, flops_per_element=0.0))
     return out
 
 
 def _narrowed(x: Tensor, chain: list[Operation]) -> Tensor:
-    """A tensor in the format of products, by a pass that is added to ``chain`` where it is in another."""
+    """Append a cast to the format of products to ``chain`` if the tensor is in fp32, and return its output."""
     if not x.wide:
         return x
     out = replace(x.like(f"{x.name}.narrow"), wide=False)
@@ -106,14 +108,14 @@ def _narrowed(x: Tensor, chain: list[Operation]) -> Tensor:
 
 
 def _masked(name: str, scores: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
-    """Scores divided by √head_dim, and the mask added (its gradient is that of the sum)."""
+    """Build the passes that divide scores by √head_dim and add the mask, which passes its gradient on."""
     scaled, masked = scores.like(f"{name}.scaled"), scores.like(f"{name}.masked")
     scale = MemoryPass(scaled.name, "elementwise", (scores,), scaled)
     return (scale, MemoryPass(masked.name, "elementwise", (scaled,), masked, backward_pass="free")), masked
 
 
 def _copied(name: str, *tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
-    """Query, key and value laid out so that each head's rows lie together, as batched products want them."""
+    """Build the copies of query, key and value that make each head's rows contiguous, as batched products need them."""
     copies = tuple(t.like(f"{t.name}.heads") for t in tensors)
     pairs = zip(tensors, copies, strict=True)
     return tuple(MemoryPass(u.name, "copy", (t,), u, flops_per_element=0.0) for t, u in pairs), copies
@@ -122,9 +124,11 @@ def _copied(name: str, *tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[T
 def rotate(
     query: Tensor, key: Tensor, *, calls: Calls = (2.0, 2.0), shared: tuple[Tensor, ...] = ()
 ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor]]:
-    """Rotary position embedding (Su et al., 2021) of query and key: a pass over each; its gradient needs nothing
-    kept. ``calls``: operations that the host issues for both, forward and backward; ``shared``: what all heads have in
-    common of their keys."""
+    """Build the rotary position embedding (Su et al., 2021) of query and key: one pass for each, which saves nothing.
+
+    ``calls`` are the host's calls for both passes, forward and backward. ``shared`` are further inputs of the key's
+    pass: the rotary key that all heads share.
+    """
     each = calls[0] / 2.0, calls[1] / 2.0
     new_query, new_key = (old.like(f"{old.name}.rotated") for old in (query, key))
     passes = (
@@ -135,10 +139,12 @@ def rotate(
 
 
 def rotate_by_steps(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Tensor]:
-    """Rotary position embedding as plain code has it, pass by pass: pairs laid out as halves, times cosines; one half
-    negative, the halves in turn, times sines; the sum, and a copy (Megatron-Core's _apply_rotary_pos_emb_bshd in
-    rope_utils.py). Linear, so nothing is kept, and partial sums go through. Of its backward pass the passes that put
-    strided gradients of pairs in place and add them up are left out."""
+    """Build the rotary position embedding of plain code, one pass for each step.
+
+    The steps (Megatron-Core's _apply_rotary_pos_emb_bshd in rope_utils.py): reorder pairs as halves; multiply by
+    cosines; negate one half; swap the halves; multiply by sines; add; copy. All are linear, so nothing is saved, and
+    partial sums remain valid. Not counted: the backward passes that place the strided gradients of pairs and add them.
+    """
     halves, cosines, rotated_half, sines, total, out = (
         part.like(f"{name}.{step}") for step in ("halves", "cosines", "rotated_half", "sines", "sum", "rotated")
     )
@@ -157,7 +163,7 @@ def rotate_by_steps(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Te
 
 
 def _rotated_as(rotation: Rotation, query: Tensor, key: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor]]:
-    """Query and key rotated by one kernel each, or pass by pass as plain code has it."""
+    """Rotate query and key, with one kernel each or with the passes of plain code."""
     if rotation not in ("complex", "halves"):
         return rotate(query, key)
     steps = _rotate_complex if rotation == "complex" else rotate_by_steps
@@ -167,29 +173,32 @@ def _rotated_as(rotation: Rotation, query: Tensor, key: Tensor) -> tuple[tuple[O
 
 
 def _rotate_complex(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Tensor]:
-    """Rotary position embedding as products of complex numbers in fp32: cast, product, cast back (apply_rotary_emb of
-    torchtitan, models/llama/model.py of 2024). 20 bytes an element each way in sixteen bits."""
+    """Build the rotary position embedding as complex products in fp32: cast, product, cast back.
+
+    It moves 20 bytes an element in each direction with sixteen-bit activations (apply_rotary_emb of torchtitan,
+    models/llama/model.py of 2024).
+    """
     wide, turned = (replace(part.like(f"{name}.{step}"), wide=True) for step in ("wide", "product"))
     out = part.like(f"{name}.rotated")
     return (_plain((part,), wide), _plain((wide,), turned), _plain((turned,), out)), out
 
 
 def _plain(inputs: tuple[Tensor, ...], out: Tensor) -> MemoryPass:
-    """A pass of plain code that no compiler merges with others."""
+    """Build a pass of plain code, which compilers do not fuse with others."""
     return MemoryPass(out.name, "eager", inputs, out, linear=True)
 
 
 @LAYERS.register("attention")
 class Attention(Layer):
-    """Projections, attention and output projection over (batch, seq, hidden).
+    """Multi-head attention with its projections, over (batch, seq, hidden).
 
-    ``kv_heads`` < ``heads`` is grouped-query attention, 1 is multi-query. ``window`` limits how far back a query looks.
-    A second input is the memory of a cross attention. ``head_dim`` defaults to hidden / heads, ``value_dim`` to
-    ``head_dim``; with ``shared_value`` the values are the keys as they come out of their product, so that no weight
-    makes them (Gemma 4). ``qk_norm`` is true for a norm of each head's query and key, ``all heads`` for one over all of
-    them together (MiniMax M2). ``gate`` multiplies what the heads give by a sigmoid of the input, for each ``element``
-    (Qwen3-Next) or each ``head`` (Step 3.7). ``key_bias`` and ``out_bias`` default to ``bias``; ``sinks`` adds a
-    learned score to each head's softmax.
+    ``kv_heads`` < ``heads`` is grouped-query attention, 1 is multi-query. ``window`` limits how many earlier positions
+    a query attends to. A second input makes it a cross attention: keys and values come from it. ``head_dim`` defaults
+    to hidden / heads, ``value_dim`` to ``head_dim``. With ``shared_value`` the values are the keys before norm and
+    rotation, so that they have no weight (Gemma 4). ``qk_norm`` is true for a norm of each head's query and key, ``all
+    heads`` for one norm over all heads together (MiniMax M2). ``gate`` multiplies the heads' output by a sigmoid of the
+    input, for each ``element`` (Qwen3-Next) or each ``head`` (Step 3.7). ``key_bias`` and ``out_bias`` default to
+    ``bias``. ``sinks`` adds a learned score to each head's softmax.
     """
 
     optional_inputs: ClassVar[int] = 1
@@ -238,7 +247,7 @@ class Attention(Layer):
         return Expansion((*operations, *core, output), out)
 
     def _head_shape(self, name: str, hidden: int) -> tuple[int, int, int]:
-        """Heads of keys, heads of queries for each of these, numbers of a head."""
+        """Return the number of key heads, query heads per key head, and entries of a head."""
         kv_heads = self.kv_heads or self.heads
         if self.heads % kv_heads:
             raise GraphError(f"{name}: heads {self.heads} must be a multiple of kv_heads {kv_heads}")
@@ -249,8 +258,10 @@ class Attention(Layer):
     def _projections(
         self, name: str, inputs: tuple[Tensor, ...], shape: tuple[int, int, int]
     ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor, Tensor]]:
-        """Query, key and value: one product of the packed weight for self attention, two where keys come from
-        elsewhere. Each rank norms and rotates its own part of the keys, before others see them."""
+        """Build query, key and value: one product of the packed weight, or two for cross attention.
+
+        Norms and rotations apply to each rank's part of the keys before context parallelism exchanges them.
+        """
         kv_heads, group, head_dim = shape
         value_dim = self.value_dim or head_dim
         x, memory = inputs[0], inputs[-1]
@@ -263,38 +274,38 @@ class Attention(Layer):
         if len(inputs) == 1:
             width = (group + 1) * head_dim + gates + (0 if self.shared_value else value_dim)
             packed, _ = project(f"{name}.qkv", x, {"kv_heads": kv_heads, "packed": width}, bias=self.bias)
-            return (self._keyless(packed, width - head_dim),), (q, k, v)
+            return (self._without_key_bias(packed, width - head_dim),), (q, k, v)
         if gates or self.shared_value or value_dim != head_dim:
             raise GraphError(f"{name}: gate, shared_value and value_dim go with self attention")
         if memory.dims[0] != x.dims[0] or memory.sizes[0] != x.sizes[0] or len(memory.dims) != 3:
             raise GraphError(f"{name}: memory {describe(memory)} does not go with the input {describe(x)}")
         first, _ = project(f"{name}.q", x, {"kv_heads": kv_heads, "packed": group * head_dim}, bias=self.bias)
         second, _ = project(f"{name}.kv", memory, {"kv_heads": kv_heads, "packed": 2 * head_dim}, bias=self.bias)
-        return (first, self._keyless(second, head_dim)), (q, k, v)
+        return (first, self._without_key_bias(second, head_dim)), (q, k, v)
 
-    def _keyless(self, product: Contraction, packed: int) -> Contraction:
-        """The same with a bias of ``packed`` entries a head, where keys have none (Whisper, BEiT)."""
+    def _without_key_bias(self, product: Contraction, packed: int) -> Contraction:
+        """Shorten the bias to ``packed`` entries a head if keys have none (Whisper, BEiT)."""
         if product.bias is None or self.key_bias is not False:
             return product
         return replace(product, bias=replace(product.bias, sizes=(product.bias.sizes[0], packed)))
 
 
 def normed(x: Tensor, name: str | None = None) -> MemoryPass:
-    """The RMS norm over the last dim of a query, a key or a latent vector, with a weight."""
+    """Build the RMS norm, with a weight, over the last dim of a query, a key or a latent vector."""
     out = x.like(name or f"{x.name}.normed")
     weight = vector(f"{out.name}.weight", x, x.dims[-1])
     return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS, reduces=(x.dims[-1],))
 
 
 def _jointly_normed(x: Tensor) -> MemoryPass:
-    """The RMS norm over all heads of a query or a key, with a weight for each entry of each head."""
+    """Build the RMS norm over all heads of a query or a key, with a weight for each entry of each head."""
     out = x.like(f"{x.name}.normed")
     weight = Tensor(f"{out.name}.weight", x.dims[2:], x.sizes[2:], "parameter")
     return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS, reduces=x.dims[2:])
 
 
 def gated(name: str, context: Tensor, *, per_head: bool = False) -> tuple[MemoryPass, Tensor]:
-    """What the heads give, times a sigmoid of a projection of the input that lies beside the queries."""
+    """Multiply the heads' output by a sigmoid of gates, which the query's projection also yields."""
     gates = context.like(f"{name}.gates")
     gates = gates.without(context.dims[-1], name=gates.name) if per_head else gates
     out = context.like(f"{name}.gated")
@@ -303,8 +314,7 @@ def gated(name: str, context: Tensor, *, per_head: bool = False) -> tuple[Memory
 
 
 def _sinks(name: str, shape: tuple[int, int, int]) -> MemoryPass:
-    """One more score for each head, that no value belongs to (Xiao et al., Attention sinks, ICLR 2024); read with the
-    scores."""
+    """Build the read of the attention sinks: one learned score a head without a value (Xiao et al., ICLR 2024)."""
     scores = Tensor(f"{name}.sinks", ("kv_heads", "group"), shape[:2], "parameter")
     return MemoryPass(f"{name}.sinks", "copy", (), scores.like(f"{name}.sink_scores", role="statistic"), (scores,))
 
@@ -316,17 +326,16 @@ def _headed(name: str, x: Tensor, heads: dict[str, Size]) -> Tensor:
 
 @LAYERS.register("latent_attention")
 class LatentAttention(Layer):
-    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values come out of a narrow latent vector; rotary dims
-    are apart.
+    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values are projected from a low-rank latent vector.
 
-    A head's query and key have ``nope_dim`` + ``rope_dim`` entries, its value ``value_dim``; the rotary key is shared
-    by all heads. Without ``query_rank`` the query is projected directly; without ``rotary`` nothing is rotated, with a
-    ``gate`` what the heads give is multiplied by a sigmoid of a projection of the input (Kimi K3).
+    A head's query and key have ``nope_dim`` + ``rope_dim`` entries, its value ``value_dim``. All heads share the rotary
+    key. Without ``query_rank`` the query is projected directly from the input; without ``rotary`` there is no rotation.
+    With ``gate`` the heads' output is multiplied by a sigmoid of a projection of the input (Kimi K3).
 
-    Where a framework projects latents of each rank's ``own`` tokens alone, the sequence is called ``in_seq`` up to the
-    latents and their norms: split over tp there, the latents and the rotary key are gathered for what the heads make
-    of them (Megatron-Core's multi_latent_attention.py, whose down projections every rank has whole), and their
-    gradients scattered.
+    Some frameworks project the latents of each rank's ``own`` tokens only (`Choices.latents`). The sequence is then
+    called ``in_seq`` up to the latents and their norms. If tp splits it there, latents and rotary key are all-gathered
+    before the heads' projections, and their gradients reduce-scattered (Megatron-Core's multi_latent_attention.py,
+    where every rank has the whole down projections).
     """
 
     tensor_dims = ("kv_heads",)
@@ -370,8 +379,10 @@ class LatentAttention(Layer):
     def _rotated_by_steps(
         self, query: Tensor, key: Tensor, value: Tensor, rotary: Tensor, calls: Calls
     ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor, Tensor]]:
-        """The rotary parts of query and key pass by pass, each joined to the rest of its heads, and the values copied
-        out of the product that they share with the keys."""
+        """Rotate the rotary parts of query and key pass by pass, join them to the other parts, and copy the values.
+
+        The values are copied because one product yields them together with the keys.
+        """
         rope_query = query.reshaped(dict(zip(query.dims, (*query.sizes[:-1], self.rope_dim), strict=True)))
         nope_key = key.reshaped(dict(zip(key.dims, (*key.sizes[:-1], self.nope_dim), strict=True)))
         of_query, query_part = rotate_by_steps(f"{query.name}.rotary", rope_query)
@@ -392,7 +403,7 @@ class LatentAttention(Layer):
         return (down,), latent
 
     def _query(self, name: str, x: Tensor, latent: Tensor | None) -> tuple[tuple[Operation, ...], Tensor]:
-        """Queries of all heads, out of the latent vector or the input itself."""
+        """Build the queries of all heads, from the latent vector or from the input."""
         wide: dict[str, Size] = {"kv_heads": self.heads, "group": 1, "head_dim": self.nope_dim + self.rope_dim}
         if latent is None:
             direct, query = project(f"{name}.query", x, wide)
@@ -403,7 +414,7 @@ class LatentAttention(Layer):
         return (norm, up), query
 
     def _key_value(self, name: str, x: Tensor, packed: Tensor) -> tuple[tuple[Operation, ...], Tensor, Tensor]:
-        """Keys and values of all heads out of the latent vector beside the rotary key."""
+        """Build the keys and values of all heads from the latent vector; the same product yields the rotary key."""
         batch, seq, _ = packed.dims
         latent = packed.reshaped(
             {batch: packed.sizes[0], seq: packed.sizes[1], "kv_rank": self.kv_rank}, name=f"{name}.latent"
@@ -421,9 +432,9 @@ class LatentAttention(Layer):
 class AdditiveAttention(Layer):
     """Attention whose score is v · tanh(W·query + U·key) (Bahdanau et al., ICLR 2015).
 
-    Inputs query and memory, output the context. Every pair of query and key makes a vector of ``hidden`` entries, so
-    its time is that of memory. ``normalized`` scales v to a learned length and adds a bias (Salimans and Kingma, 2016),
-    as GNMT does.
+    Inputs are query and memory, the output is the context. Each pair of query and key has a vector of ``hidden``
+    entries, so that memory traffic determines the time. ``normalized`` scales v to a learned length and adds a bias
+    (Salimans and Kingma, 2016), as GNMT does.
     """
 
     arity: ClassVar[int | None] = 2
@@ -444,7 +455,7 @@ class AdditiveAttention(Layer):
         tanh = MemoryPass(f"{name}.tanh", "elementwise", (query, key), mixed, extra, (mixed,), flops_per_element=6.0)
         mixing: tuple[Operation, ...] = (tanh,)
         if choices.recurrence == "looped":
-            mixing, mixed = _stepped(name, query, mixed, extra, source)
+            mixing, mixed = _step_by_step(name, query, mixed, extra, source)
         weight, scores = vector(f"{name}.weight", pairs, "units"), pairs.without("units", name=f"{name}.scores")
         weights, context = scores.like(f"{name}.softmax"), Tensor(name, x.dims, (*x.sizes[:2], memory.sizes[-1]))
         length = (Tensor(f"{name}.length", ("one",), (1,), "parameter"),) if self.normalized else ()
@@ -453,17 +464,19 @@ class AdditiveAttention(Layer):
         return Expansion((*operations, Contraction(f"{name}.core.context", weights, source, context)), context)
 
 
-#: Calls of the host for each of the four passes of a step of additive attention in a loop, forward and backward: with
-#: the products, softmax, sums, reshapes and the join to the cell's input 16 and 28 operations a step (TensorFlow's
-#: attention_wrapper.py, by name).
+#: Calls of the host for each of the four passes of a step of additive attention in a loop, forward and backward. With
+#: products, softmax, sums, reshapes and the concatenation to the cell's input, a step has 16 and 28 operations
+#: (TensorFlow's attention_wrapper.py, by name).
 CALLS_OF_STEP = (4.0, 7.0)
 
 
-def _stepped(
+def _step_by_step(
     name: str, query: Tensor, mixed: Tensor, bias: tuple[Tensor, ...], memory: Tensor
 ) -> tuple[tuple[Operation, ...], Tensor]:
-    """tanh(query + key + b) times v, a step of the query at a time: every step reads all keys and adds its gradients of
-    keys and memory to those of the steps before; sum, bias, tanh and product are passes of their own."""
+    """Build tanh(query + key + b) times v for one query step at a time, in four separate passes a step.
+
+    Every step reads all keys, and adds its gradients of keys and memory to those of the other steps.
+    """
     steps = float(query.sizes[1])
     calls = CALLS_OF_STEP[0] * steps, CALLS_OF_STEP[1] * steps
     keys, summed, shifted, weighted = (mixed.like(f"{name}.{part}") for part in ("keys", "sum", "shifted", "weighted"))
@@ -480,15 +493,18 @@ def _stepped(
 
 @LAYERS.register("relative_attention")
 class RelativeAttention(Layer):
-    """Causal attention over the states of ``memory`` positions before the segment and its own, scored by content and by
-    distance: (q + u) · k + (q + v) · r, r a projection of encoded distances. No gradient reaches the memory.
+    """Causal attention with relative positions over a segment and the saved states of ``memory`` earlier positions.
 
-    Query, key and value of memory and segment come out of one product. The projection of distances, the same for all
-    samples, counts as a pass over its weight whose result is not kept. All scores are: kernels of fused attention do
-    not know them. Those by distance are shifted in a pass, so that each row begins at its own position.
+    Scores depend on content and distance: (q + u) · k + (q + v) · r, with r a projection of encoded distances. No
+    gradient flows to the saved states.
 
-    Code that keeps heads last (``relative`` of `Choices`: that of the paper) turns scores round after each product and
-    before the sum, and twice for the softmax, shifts them by a pad and a slice, and masks them by a product and a sum.
+    One product yields query, key and value of saved states and segment. The projection of distances is the same for all
+    samples; it counts as a pass over its weight whose result is not saved. All scores are saved, as no fused kernel
+    supports them. An extra pass shifts the scores by distance, so that each row starts at its own position.
+
+    Code that keeps heads as the last dim (`Choices.relative`, as the paper's code does) transposes scores after each
+    product, before the sum, and twice for the softmax. It shifts them by a pad and a slice, and masks them by a product
+    and a sum.
 
     Reference: Dai et al., Transformer-XL, ACL 2019, section 3.3.
     """
@@ -523,7 +539,7 @@ class RelativeAttention(Layer):
         return Expansion((*host_copies, join, packed, *scored, *core, output), out)
 
     def _memories_through_host(self, name: str, x: Tensor) -> tuple[Operation, ...]:
-        """States of the memory that the host copies out of the step before and into this one, in fp32."""
+        """Build the copy, through the host and in fp32, of saved states from the last step to this one."""
         sizes: dict[str, Size] = {x.dims[0]: x.sizes[0], "remembered": self.memory, x.dims[2]: x.sizes[2]}
         states = Tensor(f"{name}.memory", tuple(sizes), tuple(sizes.values()), grad=False, wide=True)
         copied = replace(states, name=f"{name}.fed")
@@ -532,7 +548,7 @@ class RelativeAttention(Layer):
     def _scores(
         self, name: str, query: Tensor, key: Tensor, x: Tensor, *, transposed: bool
     ) -> tuple[tuple[Operation, ...], Tensor]:
-        """Scores by content and by distance, shifted, summed, scaled and masked."""
+        """Build the scores by content and by distance: shifted, summed, scaled and masked."""
         batch, seq, heads, head_dim = query.dims
         head_sizes: dict[str, Size] = {heads: query.size(heads), head_dim: query.size(head_dim)}
         weight = Tensor(
@@ -574,13 +590,12 @@ class RelativeAttention(Layer):
 
 @LAYERS.register("relational_graph_attention")
 class RelationalGraphAttention(Layer):
-    """Attention of nodes over their sampled neighbours, apart for each of ``relations`` kinds of edges, and summed:
-    (batch, nodes, features) to (batch, targets, heads · features).
+    """Graph attention over sampled neighbours, computed for each of ``relations`` kinds of edges and summed.
 
-    The first ``targets`` nodes of a sample receive messages; ``edges`` edges of a sample carry them, all relations
-    together. Each relation has a projection to ``heads`` of ``head_dim`` and two vectors of scores a head
-    (Velickovic et al., ICLR 2018; Busbridge et al., Relational graph attention networks, 2019). Nodes of
-    many kinds take part in several relations: ``projected`` is how often a node is projected, on average.
+    Shapes: (batch, nodes, features) to (batch, targets, heads · features). The first ``targets`` nodes of a sample
+    receive messages over its ``edges`` edges of all relations. Each relation has a projection to ``heads`` of
+    ``head_dim``, and two score vectors a head (Velickovic et al., ICLR 2018; Busbridge et al., Relational graph
+    attention networks, 2019). ``projected`` is the average number of relations that project a node.
     """
 
     arity: ClassVar[int | None] = 1

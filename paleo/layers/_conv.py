@@ -1,4 +1,4 @@
-"""Convolutions, pooling, and features of regions."""
+"""Convolutions, pooling, and the region layers of two-stage detectors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ Padding = NonNegativeInt | Annotated[list[NonNegativeInt], Field(min_length=1, m
 
 
 def padded(padding: Padding, kernel: tuple[int, ...], dilation: tuple[int, ...], *, name: str) -> tuple[float, ...]:
-    """Zeros on each side of every spatial dim, on average; ``same`` keeps the size at stride 1 and gives ceil(n /
-    stride)."""
+    """Return the zeros on each side of every spatial dim, on average over both sides.
+
+    ``same`` gives an output of ceil(n / stride), which at stride 1 is the size of the input.
+    """
     if padding == "valid":
         return (0.0,) * len(kernel)
     if padding == "same":
@@ -30,8 +32,10 @@ def padded(padding: Padding, kernel: tuple[int, ...], dilation: tuple[int, ...],
 
 
 def window_count(size: Size, kernel: int, stride: int, dilation: int, padding: float, *, ceil: bool = False) -> int:
-    """Positions of a sliding window: floor((n + 2p − d(k−1) − 1) / s) + 1, or its ceiling that no window starts in
-    padding."""
+    """Count the positions of a sliding window: floor((n + 2p − d(k−1) − 1) / s) + 1.
+
+    With ``ceil`` the quotient is rounded up, unless the last window would start in the padding.
+    """
     span = size + 2 * padding - dilation * (kernel - 1) - 1
     if span < 0:
         return 0
@@ -43,10 +47,10 @@ def window_count(size: Size, kernel: int, stride: int, dilation: int, padding: f
 
 @LAYERS.register("conv")
 class Conv(Layer):
-    """A convolution to ``channels``; the input is (batch, channels, one to three spatial dims).
+    """Convolution to ``channels`` output channels, over (batch, channels, one to three spatial dims).
 
-    ``groups: depthwise`` means one group for each input channel. ``kernel``, ``stride``, ``padding`` and ``dilation``
-    are one number or one for each spatial dim.
+    ``groups: depthwise`` means one group per input channel. ``kernel``, ``stride``, ``padding`` and ``dilation`` are
+    one number, or one per spatial dim.
     """
 
     channels: PositiveInt
@@ -85,8 +89,10 @@ class Conv(Layer):
 
 @LAYERS.register("transposed_conv")
 class TransposedConv(Layer):
-    """The data gradient of a convolution as a layer: n → (n − 1)·stride − 2·padding + dilation·(kernel − 1) +
-    output_padding + 1."""
+    """Transposed convolution: the data gradient of a convolution as a layer.
+
+    A spatial size n becomes (n − 1)·stride − 2·padding + dilation·(kernel − 1) + output_padding + 1.
+    """
 
     channels: PositiveInt
     kernel: Extent
@@ -128,8 +134,7 @@ def contract(
     *,
     transposed: bool = False,
 ) -> Expansion:
-    """A convolution as a contraction over (groups,) input channels and kernel dims, with one window for each spatial
-    dim."""
+    """Build a convolution as a contraction over input channels and kernel dims, with one window per spatial dim."""
     if min(space) < 1:
         raise GraphError(f"{name}: kernel {list(kernel)} does not fit the input {describe(x)}")
     dims = x.dims[2:]
@@ -156,11 +161,11 @@ def contract(
     return Expansion((operation,), out.reshaped(batch | {"channels": channels} | target))
 
 
-# Pooling over windows or over all of space
+# Pooling over windows, or over all spatial positions
 
 
 class Pool(Layer):
-    """A window slides over every spatial dim; the stride defaults to the kernel."""
+    """Base of pooling layers: a window slides over every spatial dim; the stride defaults to the kernel."""
 
     kernel: Extent
     stride: Extent | None = None
@@ -168,7 +173,7 @@ class Pool(Layer):
     ceil: bool = False
 
     def pooled(self, name: str, x: Tensor) -> tuple[Tensor, tuple[Window, ...]]:
-        """The output tensor and the windows that slide over space."""
+        """Return the output tensor and the windows along spatial dims."""
         self.check_rank(name, x, (3, 4, 5))
         rank = len(x.dims) - 2
         kernel = option(self.kernel, rank, field="kernel", name=name)
@@ -191,8 +196,11 @@ def _elements(windows: tuple[Window, ...]) -> int:
 
 @LAYERS.register("max_pool")
 class MaxPool(Pool):
-    """The largest of each window; keeps where it was found (int64 in the frameworks of today), and perhaps its input,
-    as PyTorch does."""
+    """Maximum of each window.
+
+    It saves the positions of the maxima (int64, as current frameworks do) and, with ``keeps_input``, its input, as
+    PyTorch does.
+    """
 
     keeps_input: bool = False
 
@@ -208,7 +216,7 @@ class MaxPool(Pool):
 
 @LAYERS.register("avg_pool")
 class AvgPool(Pool):
-    """The mean of each window."""
+    """Mean of each window."""
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
@@ -219,7 +227,7 @@ class AvgPool(Pool):
 
 @LAYERS.register("global_pool")
 class GlobalPool(Layer):
-    """One number for each channel; ``keep_space`` leaves spatial dims of size 1."""
+    """Mean or maximum of each channel over all spatial positions; ``keep_space`` keeps spatial dims of size 1."""
 
     operation: Literal["avg", "max"] = "avg"
     keep_space: bool = False
@@ -236,7 +244,7 @@ class GlobalPool(Layer):
 
 @LAYERS.register("adaptive_avg_pool")
 class AdaptiveAvgPool(Layer):
-    """Averages down to a fixed ``size`` of every spatial dim."""
+    """Average pooling to a fixed ``size`` of every spatial dim."""
 
     size: PositiveInt
 
@@ -248,15 +256,16 @@ class AdaptiveAvgPool(Layer):
         return Expansion((MemoryPass(name, "pool", (x,), out),), out)
 
 
-# Regions of images: boxes that are proposed, thinned out and cut from feature maps (two-stage detectors)
+# Regions of images in two-stage detectors: proposals, their non-maximum suppression, and crops of feature maps
 
 
 @LAYERS.register("proposals")
 class Proposals(Layer):
-    """Boxes worth a second look: scores of all anchors (batch, anchors, …) are sorted, the best ``considered`` compared
-    pair by pair (non-maximum suppression), and ``kept`` of them handed on: (batch, regions, box).
+    """Region proposals: the best ``kept`` boxes after non-maximum suppression, as (batch, regions, box).
 
-    Comparisons are bits of a matrix of considered x considered that is written and read once; nothing goes back.
+    Scores of all anchors (batch, anchors, …) are sorted, and the best ``considered`` boxes are compared pair by pair.
+    The comparisons form a bit matrix, considered x considered, that is written and read once. There is no backward
+    pass.
     """
 
     kept: PositiveInt
@@ -279,9 +288,10 @@ class Proposals(Layer):
 
 @LAYERS.register("roi_align")
 class RoiAlign(Layer):
-    """Regions cut out of a feature map and brought to ``size`` x ``size``, bilinearly, ``samples`` points a side of
-    each cell: (batch, channels, height, width) and boxes (batch, regions, 4) to (regions, channels, height, width),
-    the regions of all images as the batch.
+    """Crops of a feature map, resampled bilinearly to ``size`` x ``size`` with ``samples`` x ``samples`` points a cell.
+
+    Inputs: a feature map (batch, channels, height, width) and boxes (batch, regions, 4). Output: (regions, channels,
+    height, width), with the regions of all images as its batch.
 
     Reference: He et al., Mask R-CNN, ICCV 2017, section 3.
     """
@@ -289,7 +299,7 @@ class RoiAlign(Layer):
     arity: ClassVar[int | None] = 2
     size: PositiveInt
     samples: PositiveInt = 2
-    #: Regions of an image that are cut, where fewer than there are boxes (positives of the mask branch).
+    #: Regions cropped per image, if fewer than there are boxes (positives of the mask branch).
     regions: PositiveInt | None = None
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:

@@ -1,4 +1,4 @@
-"""Layers of diffusion transformers: adaptive norms, blocks of two streams."""
+"""Layers of diffusion transformers (blocks with adaptive norms), and layers over a clustered vocabulary."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, proje
 from paleo.operations.base import MemoryPass, Operation
 from paleo.operations.tensor import Size, Tensor
 
-# A vocabulary in clusters by frequency: the softmax that computes the logits of a cluster only for tokens whose word
+# A vocabulary in clusters by frequency: a cluster's logits are computed only for the tokens whose word is in it
 
 
 class Clustered(Layer):
-    """``sizes``: words of each cluster, the most frequent first; ``shares``: parts of all tokens whose word lies in
-    each, a fact of the data. Entries of cluster i are narrower by ``narrowing`` to the power of i than the hidden
-    states, and a projection of each cluster joins them.
+    """Base of layers whose vocabulary is divided into clusters of similar frequency.
+
+    ``sizes`` are the words of each cluster, the most frequent first. ``shares`` are the parts of all tokens whose word
+    is in each cluster, which depend on the data. Embeddings of cluster i have hidden / ``narrowing``^i entries, and a
+    projection of each cluster widens them to the hidden size.
 
     Reference: Grave et al., Efficient softmax approximation for GPUs, ICML 2017; Baevski and Auli, ICLR 2019.
     """
@@ -31,7 +33,7 @@ class Clustered(Layer):
     narrowing: PositiveInt = 1
 
     def widths(self, name: str, hidden: int) -> list[int]:
-        """Entries of each cluster; GraphError where shares are not those of all clusters, or entries vanish."""
+        """List the embedding width of each cluster. GraphError if shares do not match the clusters, or a width is 0."""
         if len(self.shares) != len(self.sizes) or round(sum(self.shares), 3) != 1.0:
             raise GraphError(
                 f"{name}: shares {self.shares} are not {len(self.sizes)} parts of one, one for each cluster"
@@ -44,8 +46,7 @@ class Clustered(Layer):
 
 @LAYERS.register("adaptive_embedding")
 class AdaptiveEmbedding(Clustered):
-    """One row of a cluster's table for each index: adds the dim ``hidden`` of ``features`` entries. Only the rows read
-    move."""
+    """Embedding with one table per cluster: adds the dim ``hidden`` of ``features`` entries."""
 
     features: PositiveInt
 
@@ -67,9 +68,12 @@ class AdaptiveEmbedding(Clustered):
 
 @LAYERS.register("adaptive_softmax")
 class AdaptiveSoftmax(Clustered):
-    """The loss of each token: logits of the most frequent words, and of the other clusters as wholes, for all tokens;
-    those of a cluster's words for the tokens among them alone, whose states are copied out. ``tie`` takes the tables of
-    an adaptive embedding, and the projections of all but its first."""
+    """Adaptive softmax: the loss of each token, with logits of rare words only where they are needed.
+
+    For all tokens it computes the logits of the most frequent words and one logit per further cluster. The words of a
+    further cluster get logits only for the tokens in it, whose states are gathered. ``tie`` uses the tables of an
+    adaptive embedding, and the projections of all clusters but the first.
+    """
 
     tie: str | None = None
 
@@ -90,7 +94,7 @@ class AdaptiveSoftmax(Clustered):
         return Expansion((clusters, *operations), out)
 
     def _cluster(self, name: str, states: Tensor, cluster: int, width: int, choices: Choices) -> tuple[Operation, ...]:
-        """Logits of one cluster and their loss."""
+        """Build the logits of one cluster and their loss."""
         operations: list[Operation] = []
         tables = f"{self.tie}.{cluster}" if self.tie else name
         if self.narrowing > 1:
@@ -105,15 +109,16 @@ class AdaptiveSoftmax(Clustered):
 
 
 def _part(x: Tensor, share: float) -> Tensor:
-    """A share of each sample's tokens."""
+    """Return the tensor that holds a share of each sample's tokens."""
     return Tensor(x.name, x.dims, (x.sizes[0], x.sizes[1] * share, *x.sizes[2:]), x.role, x.grad)
 
 
-# Blocks of diffusion transformers: image and text as one sequence, with weights apart or shared, modulated by a vecto
+# Blocks of diffusion transformers: attention over image and text together, with separate or shared weights, modulated
+# by a conditioning vector
 
 
 def _modulation(name: str, conditioning: Tensor, count: int) -> list[Operation]:
-    """``count`` vectors of shifts, scales and gates for each sample, from the conditioning vector."""
+    """Build ``count`` vectors of shifts, scales and gates per sample from the conditioning vector."""
     activated = conditioning.like(f"{name}.silu")
     width = int(conditioning.sizes[-1])
     product, _ = project(f"{name}.vectors", activated, {"modulation": count * width}, bias=True)
@@ -122,7 +127,7 @@ def _modulation(name: str, conditioning: Tensor, count: int) -> list[Operation]:
 
 
 def _modulated_norm(name: str, x: Tensor) -> tuple[MemoryPass, Tensor]:
-    """Layer norm without weights, then scale and shift of the sample."""
+    """Build a layer norm without weights, with scale and shift of each sample."""
     out = x.like(name)
     statistic = x.without(x.dims[-1], name=f"{name}.statistics", role="statistic")
     return MemoryPass(name, "norm", (x,), out, (), (x, statistic), 10.0, reduces=(x.dims[-1],)), out
@@ -134,7 +139,7 @@ def _gated_sum(name: str, x: Tensor, update: Tensor) -> tuple[MemoryPass, Tensor
 
 
 def _heads(name: str, x: Tensor, heads: int, head_dim: int) -> tuple[list[Operation], tuple[Tensor, Tensor, Tensor]]:
-    """Normalised query and key, and value, as views of one packed product over ``x``."""
+    """Build query and key, normalised and rotated, and value, as views of one packed product over ``x``."""
     batch, seq = x.dims[:2]
     query = Tensor(f"{name}.query", (batch, seq, "kv_heads", "group", "head_dim"), (*x.sizes[:2], heads, 1, head_dim))
     key, value = (
@@ -148,14 +153,14 @@ def _heads(name: str, x: Tensor, heads: int, head_dim: int) -> tuple[list[Operat
 
 
 class StreamBlock(Layer):
-    """Base of both blocks: input (batch, seq, hidden) with the text first, and the conditioning vector."""
+    """Base of both blocks. Inputs: (batch, seq, hidden) with the text first, and the conditioning vector."""
 
     arity: ClassVar[int | None] = 2
     heads: PositiveInt
     ffn: PositiveInt
 
     def head_dim(self, name: str, x: Tensor, conditioning: Tensor) -> int:
-        """Entries of a head; GraphError where the inputs do not go together."""
+        """Return the entries of a head. Raises GraphError if the inputs do not match."""
         if len(x.dims) != 3 or len(conditioning.dims) != 2 or int(x.sizes[-1]) % self.heads:
             raise GraphError(f"{name}: {describe(x)} and {describe(conditioning)} do not make {self.heads} heads")
         return int(x.sizes[-1]) // self.heads
@@ -163,8 +168,10 @@ class StreamBlock(Layer):
 
 @LAYERS.register("double_stream")
 class DoubleStream(StreamBlock):
-    """Text and image with weights of their own that attend to both (Esser et al., Scaling rectified flow transformers,
-    2024, figure 2b). ``text`` is how many positions are text."""
+    """Diffusion block with separate weights for text and image, and attention over both.
+
+    ``text`` is the number of text positions (Esser et al., Scaling rectified flow transformers, 2024, figure 2b).
+    """
 
     text: PositiveInt
 
@@ -194,7 +201,7 @@ class DoubleStream(StreamBlock):
     def _after_attention(
         self, name: str, x: Tensor, context: Tensor, length: float, choices: Choices
     ) -> list[Operation]:
-        """Output projection, gated sum, and the feed-forward pair of one stream."""
+        """Build output projection, gated sum and feed-forward layers of one stream."""
         hidden = x.dims[-1]
         part = x.reshaped({x.dims[0]: x.sizes[0], x.dims[1]: length, hidden: x.sizes[-1]})
         share = context.reshaped(dict(zip(context.dims, (context.sizes[0], length, *context.sizes[2:]), strict=True)))
@@ -209,8 +216,11 @@ class DoubleStream(StreamBlock):
 
 @LAYERS.register("single_stream")
 class SingleStream(StreamBlock):
-    """Attention and feed-forward side by side over the joint sequence, with one product before and one after
-    (Dehghani et al., Scaling vision transformers to 22 billion parameters, 2023, as FLUX.1 has it)."""
+    """Diffusion block with parallel attention and feed-forward over the joint sequence.
+
+    One product comes before both and one after both (Dehghani et al., Scaling vision transformers to 22 billion
+    parameters, 2023, as in FLUX.1).
+    """
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         x, conditioning = inputs

@@ -1,4 +1,4 @@
-"""Linear layers and embeddings."""
+"""Linear layers, feed-forward layers, embeddings, and the tables and interactions of recommendation models."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from paleo.operations.tensor import Precision
 
 
-# Linear layers: one matrix product of the last dim with a weight, the feed-forward pair of a transformer, rows in gro
+# Linear layers: a product of the last dim with a weight, the feed-forward layers of a transformer, grouped products
 
 
 @LAYERS.register("linear")
 class Linear(Layer):
-    """y = x · W + b over the last dim. ``dim`` names the new last dim, ``tie`` takes the weight of another layer (an
-    embedding)."""
+    """Linear layer: y = x · W + b over the last dim.
+
+    ``dim`` names the new last dim. ``tie`` uses the weight of another layer, such as an embedding.
+    """
 
     tensor_dims = ("vocab",)
     features: PositiveInt
@@ -39,14 +41,16 @@ class Linear(Layer):
         return Expansion((*tied, operation), out)
 
 
-#: Gated activations: the function of the gate.
+#: Gated activations -> the function of their gate.
 GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "clamped_swiglu": "silu"}
 
 
 @LAYERS.register("mlp")
 class Mlp(Layer):
-    """The feed-forward block of a transformer: up, activation (perhaps gated), down, over dims hidden → ffn →
-    hidden."""
+    """Feed-forward layers of a transformer: up projection, activation (or gated activation), down projection.
+
+    Their dims are hidden → ffn → hidden.
+    """
 
     tensor_dims = ("ffn",)
     ffn: PositiveInt
@@ -77,8 +81,7 @@ def feed_forward(
     shared: tuple[str, ...] = (),
     dim: str = "ffn",
 ) -> tuple[tuple[Operation, ...], Tensor]:
-    """The up projection to ``dim`` and its activation; a gate and its partner come from one product of twice the
-    width."""
+    """Build the up projection to ``dim`` and its activation; for a gated activation one product of twice the width."""
     if activation in GATED:
         up, wide = project(f"{name}.up", x, {"gates": 2, dim: ffn}, bias=bias, shared=shared)
         separate = choices.gates == "separate"
@@ -91,10 +94,9 @@ def feed_forward(
 
 @LAYERS.register("grouped_linear")
 class GroupedLinear(Layer):
-    """(rows, features) to (rows, ``features``): each of ``groups`` equal shares of the rows times its own matrix.
+    """Grouped product: (rows, features) to (rows, ``features``), with a matrix for each of ``groups`` row groups.
 
-    How many rows an expert gets depends on data; equal shares are the mean. FLOP are those of the rows, whatever their
-    shares.
+    The rows of each group depend on the data; equal shares are their mean. The FLOP do not depend on the shares.
     """
 
     groups: PositiveInt
@@ -112,10 +114,7 @@ class GroupedLinear(Layer):
 
 @LAYERS.register("cross_network")
 class CrossNetwork(Layer):
-    """``layers`` times x ← x0 · (V (U x) + b) + x over (batch, features), U and V of rank ``rank``.
-
-    Reference: Wang et al., DCN V2, WWW 2021, eq. 2 (mixture of one).
-    """
+    """Cross network (DCN V2): ``layers`` times x ← x0 · (V (U x) + b) + x, with U and V of ``rank``."""
 
     layers: PositiveInt
     rank: PositiveInt
@@ -137,16 +136,16 @@ class CrossNetwork(Layer):
         return Expansion(tuple(operations), x)
 
 
-# Table look-ups: word embeddings and the bags of recommendation models, and how the latter meet; tables too large for
+# Table look-ups: word embeddings; the embedding bags of recommendation models and their interaction; sharded tables
 
 
 @LAYERS.register("embedding")
 class Embedding(Layer):
-    """One row of a table for each index: adds the dim ``dim`` of ``features`` entries. Only the rows read move.
+    """Embedding: adds the dim ``dim`` of ``features`` entries, one row of a table per index. Only the rows read move.
 
-    ``tie`` takes the table of another embedding (source and target language of a translation model). ``rows`` is the
-    dim of the table's rows: tensor parallelism splits a ``vocab``; tables of a few kinds (the segments of BERT) have
-    another and stay whole, as Megatron-LM keeps them.
+    ``tie`` uses the table of another embedding (source and target language of a translation model). ``rows`` names the
+    dim of the table's rows. Tensor parallelism splits a ``vocab``; small tables (the segments of BERT) use another name
+    and stay whole, as in Megatron-LM.
     """
 
     tensor_dims = ("vocab",)
@@ -167,12 +166,11 @@ class Embedding(Layer):
 
 @dataclass(frozen=True, slots=True)
 class JoinedSlices:
-    """The gradient of a ``table`` that is looked up and multiplied by, where a framework keeps it as rows with their
-    indices: those of all products are joined to one tensor, whose rows are then added up, by atomic sums, in a table of
-    zeros. Rows that were looked up are few and not counted.
+    """Gradient accumulation of a table that is both an embedding and a weight, as rows with indices (TensorFlow).
 
-    Of a table that products read in ``parts``, the gradient of each part is a tensor as large as the whole, of zeros
-    but for its own rows.
+    The framework concatenates the gradients of all products to one tensor and adds its rows, with atomic sums, into a
+    zeroed table. Rows that were looked up are few and not counted. If products read the table in ``parts``, the
+    gradient of each part is as large as the whole table and zero outside its own rows.
 
     Reference: Cavdar et al., Densifying assumed-sparse tensors, ISC 2019 (TensorFlow's accumulation).
     """
@@ -187,7 +185,7 @@ class JoinedSlices:
 
     @property
     def out(self) -> Tensor:
-        """The joined tensor; nothing of a table that is not trained."""
+        """The concatenated gradients; empty for a table that is not trained."""
         sizes = (self.parts * self.table.grad, *self.table.sizes)
         return Tensor(self.name, ("parts", *self.table.dims), sizes, "statistic")
 
@@ -215,7 +213,7 @@ class JoinedSlices:
 
 
 def tied_gradient(name: str, table: Tensor, choices: Choices, parts: int = 1) -> tuple[JoinedSlices, ...]:
-    """What the gradient of a tied ``table`` costs beside the products that make it."""
+    """Return the passes that the gradient of a tied ``table`` needs in addition to its products."""
     if choices.tied == "sum":
         return ()
     return (JoinedSlices(f"{name}.slices", table, parts),)
@@ -223,10 +221,7 @@ def tied_gradient(name: str, table: Tensor, choices: Choices, parts: int = 1) ->
 
 @LAYERS.register("embedding_bag")
 class EmbeddingBag(Layer):
-    """Many tables at once, one sum of ``bag`` rows from each: (batch) to (batch, tables, features).
-
-    ``entries`` lists the rows of every table (DLRM: the categories of each feature).
-    """
+    """Embedding bags of many tables: (batch) to (batch, tables, features), each the sum of ``bag`` rows."""
 
     entries: list[PositiveInt]
     features: PositiveInt
@@ -244,10 +239,10 @@ class EmbeddingBag(Layer):
 
 @LAYERS.register("dot_interaction")
 class DotInteraction(Layer):
-    """All pairwise dot products of the dense vector and the table rows, joined to the dense vector (DLRM, Naumov et
-    al., 2019).
+    """All pairwise dot products of a dense vector and embeddings, concatenated to the dense vector (DLRM).
 
-    Inputs: dense (batch, features) and rows (batch, tables, features). Output (batch, features + pairs).
+    Inputs: dense (batch, features) and rows (batch, tables, features). Output: (batch, features + pairs). Reference:
+    Naumov et al., 2019.
     """
 
     arity = 2
@@ -270,20 +265,19 @@ class DotInteraction(Layer):
         return Expansion((stack, Contraction(f"{name}.products", stacked, other, products), join), out)
 
 
-#: Bytes of a row's entry that a sparse update touches: the fp32 weight is read and written.
+#: Bytes that a sparse update moves per entry of a row: the fp32 weight is read and written.
 SPARSE_UPDATE = 8.0
 
 
 @LAYERS.register("sharded_embedding_bag")
 class ShardedEmbeddingBag(Layer):
-    """The look-ups of a recommendation model in many tables, a sum of ``bags`` rows from each (one number for all
-    tables, or one for each): (batch, categories) to (batch, tables, features).
+    """Embedding bags of many model-parallel tables: (batch, categories) to (batch, tables, features).
 
-    Tables are model-parallel: with the placement ``{batch: null, tables: dp}`` each rank looks up its share of the
-    tables for the global batch, whose indices it reads itself, and the sums return to the ranks of their samples by an
-    all-to-all (Naumov et al., Software-hardware co-design for fast and scalable training of deep learning
-    recommendation models, 2021). Only rows that were looked up are updated; no dense gradient exists, and none is
-    exchanged.
+    Each output is the sum of ``bags`` rows (one number for all tables, or one per table). With the placement ``{batch:
+    null, tables: dp}`` each rank reads the indices of the global batch and looks up its share of the tables. An
+    all-to-all returns the sums to the ranks of their samples (Naumov et al., Software-hardware co-design for fast and
+    scalable training of deep learning recommendation models, 2021). Only rows that were looked up are updated: no dense
+    gradient exists, and none is exchanged.
     """
 
     entries: list[PositiveInt] = Field(min_length=1)
@@ -302,9 +296,9 @@ class ShardedEmbeddingBag(Layer):
 
 @dataclass(frozen=True, slots=True)
 class RowLookup:
-    """Rows of tables summed to one for each table and sample, and backward the sparse update of those rows.
+    """Look-up and sum of table rows, one sum per table and sample, and the sparse update of those rows.
 
-    ``rows_each`` is how many rows make up one row of ``out``, on average.
+    ``rows_each`` is the average number of rows in a sum.
     """
 
     name: str

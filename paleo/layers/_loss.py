@@ -1,4 +1,4 @@
-"""Losses."""
+"""Losses, and the layers of RNN transducers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
 
-# Softmax and the losses that end a network: of classes, and of numbers (boxes of detectors, noise of diffusion)
+# Softmax, and losses of classes and of numbers (boxes of detectors, noise of diffusion models)
 
 
 @LAYERS.register("softmax")
 class Softmax(Layer):
-    """Over the last dim; keeps its output."""
+    """Softmax over the last dim; saves its output."""
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
@@ -25,15 +25,15 @@ class Softmax(Layer):
         return Expansion((pass_,), out)
 
 
-#: Tensors as large as the kept one that PyTorch's loss over a divided vocabulary holds in its backward pass, measured
-#: by the lifetimes of its tensors: zeros less one at the target, their sum with e^x, the product with the gradient
+#: Temporaries of PyTorch's vocabulary-parallel loss in its backward pass, each as large as the saved tensor: zeros less
+#: one at the target, their sum with e^x, and the product with the gradient. Measured by tensor lifetimes
 #: (torch/distributed/tensor/parallel/loss.py of 2.13, _nll_loss_and_log_softmax_backward).
 PARALLEL_TEMPORARIES = 3
 
 
 @LAYERS.register("cross_entropy")
 class CrossEntropy(Layer):
-    """Log-softmax over ``dim`` (default: the last) and the loss of each row; keeps the log-probabilities in fp32."""
+    """Cross-entropy of classes over ``dim`` (default: the last), one loss per row; saves log-probabilities in fp32."""
 
     tensor_dims = ("vocab",)
     dim: str | None = None
@@ -65,8 +65,7 @@ class CrossEntropy(Layer):
 
 
 def _metric(name: str, logits: Tensor, last: str) -> tuple[MemoryPass, ...]:
-    """A loss that nothing is learned from, as PyTorch's autocast computes it: logits in fp32, and their
-    log-softmax."""
+    """Build a loss without gradient, for training metrics, as PyTorch's autocast does: cast to fp32, log-softmax."""
     wide = logits.like(f"{name}.fp32", role="statistic")
     logarithms = logits.like(f"{name}.log_probabilities", role="statistic")
     return (
@@ -77,7 +76,7 @@ def _metric(name: str, logits: Tensor, last: str) -> tuple[MemoryPass, ...]:
 
 
 def _steps(name: str, wide: Tensor, last: str) -> tuple[MemoryPass, ...]:
-    """The passes of Megatron-LM's loss before its last one: maximum, difference, exponential, sum."""
+    """Build the passes of Megatron-LM's loss before its last one: maximum, difference, exponential, sum."""
     row = wide.without(last, name=f"{name}.row", role="statistic")
     shifted, powers = wide.like(f"{name}.shifted"), wide.like(f"{name}.powers")
     return (
@@ -90,7 +89,7 @@ def _steps(name: str, wide: Tensor, last: str) -> tuple[MemoryPass, ...]:
 
 @LAYERS.register("binary_cross_entropy")
 class BinaryCrossEntropy(Layer):
-    """The loss of a yes-or-no answer, element by element."""
+    """Cross-entropy of a yes-or-no label, for each element."""
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
@@ -100,9 +99,11 @@ class BinaryCrossEntropy(Layer):
 
 @LAYERS.register("ctc")
 class Ctc(Layer):
-    """Connectionist temporal classification (Graves et al., 2006): softmax over the alphabet, then a forward-backward
-    recursion over time and the 2·label_length + 1 positions of the blank-extended label; both tables are kept in
-    fp32."""
+    """Connectionist temporal classification (Graves et al., 2006).
+
+    A softmax over the alphabet is followed by a forward-backward recursion over time and the 2·label_length + 1
+    positions of the label with blanks. Both tables are saved in fp32.
+    """
 
     label_length: PositiveInt = 100
 
@@ -128,7 +129,7 @@ class Ctc(Layer):
 
 
 class RegressionLoss(Layer):
-    """An element-wise function of the difference to the target; keeps its input."""
+    """Base of element-wise losses of the difference to the target; saves its input."""
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
@@ -138,20 +139,20 @@ class RegressionLoss(Layer):
 
 @LAYERS.register("squared_error")
 class SquaredError(RegressionLoss):
-    """(x − target)²."""
+    """Squared error: (x − target)²."""
 
 
 @LAYERS.register("smooth_l1")
 class SmoothL1(RegressionLoss):
-    """Quadratic near zero, linear beyond (Girshick, Fast R-CNN, ICCV 2015)."""
+    """Smooth L1 loss: quadratic near zero, linear beyond (Girshick, Fast R-CNN, ICCV 2015)."""
 
 
-# What an RNN transducer adds to recurrent layers: stacked frames, the joint network, its loss
+# Layers of RNN transducers: stacked frames, the joint network, the loss
 
 
 @LAYERS.register("stack_frames")
 class StackFrames(Layer):
-    """``factor`` neighbouring frames as one: (batch, seq, features) to (batch, seq / factor, factor · features)."""
+    """Concatenation of ``factor`` frames: (batch, seq, features) to (batch, seq / factor, factor · features)."""
 
     factor: PositiveInt = 2
 
@@ -165,10 +166,9 @@ class StackFrames(Layer):
 
 @LAYERS.register("joint")
 class Joint(Layer):
-    """Every frame of the encoder with every label of the prediction network: their sum (batch, seq · labels, hidden)
-    after a rectifier (Graves, Sequence transduction with recurrent neural networks, 2012).
+    """Joint network of an RNN transducer: the sum of every encoder frame with every label, after a rectifier.
 
-    ``packed`` computes only pairs of real frames and labels; the fraction of the rectangle that these are.
+    Output: (batch, seq · labels, hidden) (Graves, Sequence transduction with recurrent neural networks, 2012).
     """
 
     arity: ClassVar[int | None] = 2
@@ -187,8 +187,11 @@ class Joint(Layer):
 
 @LAYERS.register("transducer_loss")
 class TransducerLoss(Layer):
-    """Log-softmax over the alphabet at every pair of frame and label, then sums over all alignments forward and
-    backward; both tables are kept in fp32 (Graves 2012, section 2.4)."""
+    """Loss of an RNN transducer (Graves 2012, section 2.4).
+
+    A log-softmax over the alphabet at every pair of frame and label is followed by forward and backward sums over all
+    alignments. Both tables are saved in fp32.
+    """
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs

@@ -1,12 +1,10 @@
-"""Mixture of experts: a router, routed experts of which each token visits ``top_k``, and experts that all tokens
-share.
+"""Mixture of experts: a router, routed experts of which each token visits ``top_k``, and shared experts.
 
-Experts with biases and clamped gates, pass by pass, as a framework computes them that has no kernel for these.
-
-Biases are added expert by expert, in fp32 as the probabilities are, and the pieces joined and narrowed again; the gate
-x · sigmoid(1.702 x) · (y + 1) of clamped x and y (gpt-oss model card, OpenAI, 2025) takes a pass for each term, its
-product with the probabilities another two. Forward and backward together these are about 270 bytes for each routed
-token and element of the width, and 100 more where activations are recomputed.
+`clamped_experts` counts experts with biases and clamped gates as a framework without fused kernels computes them.
+Biases are added expert by expert in fp32, the format of the probabilities, and the pieces are concatenated and cast
+back. The gate x · sigmoid(1.702 x) · (y + 1) of clamped x and y (gpt-oss model card, OpenAI, 2025) takes one pass per
+term, and its product with the probabilities two more. Forward and backward together move about 270 bytes per routed
+token and element of the width, and 100 more if activations are recomputed.
 """
 
 from __future__ import annotations
@@ -22,13 +20,15 @@ from paleo.layers.base import LAYERS, NORM_FLOPS, Choices, Expansion, Layer, pro
 from paleo.operations.base import MemoryPass, Operation
 from paleo.operations.tensor import Size, Tensor
 
-#: Passes that no compiler merges: each expert's share is cut out by counts that the host knows.
+#: Kind of passes that no compiler fuses, because the host cuts each expert's share by the counts of its tokens.
 EAGER = "eager"
 
 
 def clamped_experts(name: str, sent: Tensor, ffn: int, back: dict[str, Size]) -> tuple[tuple[Operation, ...], Tensor]:
-    """Tokens (experts, in_capacity, hidden) through up projection, gate and down projection; ``back``: the dim of the
-    output and its size."""
+    """Build the up projection, clamped gate and down projection of experts on tokens (experts, in_capacity, hidden).
+
+    ``back`` maps the dim of the output to its size.
+    """
     up, wide = project(f"{name}.up", sent, {"gates": 2, "ffn": ffn}, shared=("experts",))
     added, biased = _biased(f"{name}.act.bias", wide)
     gated, inner = _gated(f"{name}.act", biased)
@@ -38,7 +38,7 @@ def clamped_experts(name: str, sent: Tensor, ffn: int, back: dict[str, Size]) ->
 
 
 def _biased(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
-    """Each expert's bias, times probabilities, is written out in fp32 and added; pieces are joined and narrowed."""
+    """Build the passes that write each expert's bias times probabilities in fp32, add it, concatenate and cast back."""
     features = {dim: size for dim, size in zip(x.dims, x.sizes, strict=True) if dim != x.dims[1]}
     bias = Tensor(f"{name}.vector", tuple(features), tuple(features.values()), "parameter")
     chances = x.without(*(dim for dim in x.dims[2:]), name=f"{name}.probabilities", role="statistic")
@@ -54,7 +54,7 @@ def _biased(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
 
 
 def _gated(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
-    """The two halves of ``x`` along ``gates``, clamped and multiplied, and times probabilities in fp32."""
+    """Build the gate: the halves of ``x`` along ``gates``, clamped and multiplied, times the probabilities in fp32."""
     half = x.without("gates", name=f"{name}.half")
     gate, value, low, high, scaled, open_gate, opened, shifted, product = (
         half.like(f"{name}.{part}")
@@ -79,21 +79,23 @@ def _gated(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
 
 @LAYERS.register("moe")
 class MixtureOfExperts(Layer):
-    """Router, dispatch, expert feed-forward blocks, combine, over (batch, seq, hidden).
+    """Mixture of experts over (batch, seq, hidden): router, dispatch, expert feed-forward layers, combine.
 
-    Tokens spread evenly: each expert sees tokens · top_k / experts of them (``capacity_factor`` pads that). ``shared``
-    experts of width ``shared_ffn`` see every token. ``router_bias`` shifts the logits of the router; ``score_bias`` is
-    the load-balancing bias of DeepSeek-V3. ``groups``: the groups of experts among which the router chooses first
-    (DeepSeek-V2, 2024, section 2.2.2); ``scores``: how it turns logits into scores, by sigmoids with a bias that
-    balances loads in DeepSeek-V3 (technical report, 2024, section 2.1.2). Both cost the host alone. Routed experts work
-    on ``latent`` entries of each token, between two projections that all tokens share (Nemotron 3 Super, 2025).
+    Tokens are spread evenly: each expert processes tokens · top_k / experts of them, multiplied by ``capacity_factor``.
+    ``shared`` experts of width ``shared_ffn`` process every token. ``router_bias`` shifts the logits of the router;
+    ``score_bias`` is the load-balancing bias of DeepSeek-V3. ``groups`` is the number of expert groups among which the
+    router chooses first (DeepSeek-V2, 2024, section 2.2.2). ``scores`` is the function from logits to scores;
+    DeepSeek-V3 uses sigmoids with a balancing bias (technical report, 2024, section 2.1.2). Groups and sigmoids cost
+    only calls of the host. With ``latent``, routed experts work on that many entries per token, between two projections
+    that all tokens share (Nemotron 3 Super, 2025).
 
-    Shared experts are feed-forward layers of their own, ``shared_ffn`` wide over ``in_seq``: split over tp also where
-    routed ones are folded over it and take their tokens from a sequence divided over tp, which is gathered for the
-    shared ones (Megatron-Core's SharedExpertMLP).
+    Shared experts are feed-forward layers, ``shared_ffn`` wide, over the dim ``in_seq``. Tensor parallelism splits them
+    even if routed experts take their tokens from a sequence split over tp; that sequence is then all-gathered for the
+    shared experts (Megatron-Core's SharedExpertMLP).
 
-    Places of tokens are called ``capacity`` on their way to routed experts and back, and ``in_capacity`` beside them: a
-    split that divides the former alone over tp has them gathered there, and the sums of what experts make scattered.
+    The dim of token places is called ``capacity`` in dispatch and combine, and ``in_capacity`` inside the experts. If
+    only ``capacity`` is split over tp, tokens are all-gathered before the experts, and the experts' partial sums
+    reduce-scattered.
     """
 
     tensor_dims = ("ffn",)
@@ -141,7 +143,7 @@ class MixtureOfExperts(Layer):
         return Expansion((*shared, *route, *narrowed, dispatch, *expert_ops, combine, *widened, *join), out)
 
     def _narrowed(self, name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
-        """The tokens as routed experts see them: narrower where a ``latent`` width is stated."""
+        """Build the tokens that routed experts read: projected to the ``latent`` width if there is one."""
         if self.latent is None:
             return (), x
         down, tokens = project(f"{name}.latent_down", x, {"latent": self.latent})
@@ -154,8 +156,10 @@ class MixtureOfExperts(Layer):
     def _experts(
         self, name: str, sent: Tensor, back: dict[str, Size], choices: Choices
     ) -> tuple[tuple[Operation, ...], Tensor]:
-        """The feed-forward blocks of all experts; their probabilities are applied inside, so that what comes back is
-        not kept (Megatron-Core 0.12 and later)."""
+        """Build the feed-forward layers of all experts.
+
+        Probabilities are applied inside them, so that their output is not saved (Megatron-Core 0.12 and later).
+        """
         if choices.experts == "stepwise" and self.bias and self.activation == "clamped_swiglu":
             return clamped_experts(name, sent, self.ffn, back)
         shared = ("experts",)
@@ -164,7 +168,7 @@ class MixtureOfExperts(Layer):
         return (*operations, down), out
 
     def _route(self, name: str, x: Tensor, choices: Choices) -> tuple[tuple[Operation, ...], Tensor]:
-        """Scores of every expert for every token, their softmax and the top k."""
+        """Build the router: scores of every expert for every token, their softmax and the top k."""
         more = (choices.grouped_router, self.groups is not None), (choices.sigmoid_router, self.scores == "sigmoid")
         forward, backward = (1.0 + sum(count[phase] for count, present in more if present) for phase in (0, 1))
         router, logits = project(f"{name}.router", x, {"choices": self.experts}, bias=self.router_bias)
@@ -179,8 +183,10 @@ class MixtureOfExperts(Layer):
     def _shared(
         self, name: str, x: Tensor, out: Tensor, choices: Choices
     ) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:
-        """The experts that every token visits, which run before tokens are dispatched to the others (Megatron-Core's
-        MoELayer, NeMo AutoModel's MoE), and the sum of both."""
+        """Build the shared experts, and the sum of their output and that of the routed experts.
+
+        They run before tokens are dispatched (Megatron-Core's MoELayer, NeMo AutoModel's MoE).
+        """
         if not self.shared:
             return (), ()
         width, tokens = self.shared * (self.shared_ffn or self.ffn), x.renamed({x.dims[1]: "in_seq"})

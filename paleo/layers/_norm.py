@@ -1,4 +1,4 @@
-"""Norms, and connections around layers."""
+"""Norms, and hyper-connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paleo.layers.base import LAYERS, NORM_FLOPS, Choices, Expansion, Layer, des
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Size, Tensor
 
-# Normalisation layers. Each keeps its input and its statistics for the backward pass, but for batch normalisation who
+# Normalisation layers. Each saves its input and its statistics for the backward pass
 
 
 def _normalise(
@@ -25,6 +25,7 @@ def _normalise(
     *,
     local: bool = False,
 ) -> Expansion:
+    """Build the pass of a norm; ``local`` marks batch normalisation, whose statistics stay inside a replica."""
     out = x.like(name) if local else choices.output(x.like(name), "norm")
     pass_ = MemoryPass(
         name,
@@ -42,9 +43,9 @@ def _normalise(
 
 @LAYERS.register("batch_norm")
 class BatchNorm(Layer):
-    """Per-channel statistics over batch and space (Ioffe and Szegedy, 2015); each replica keeps its own.
+    """Batch normalisation: per-channel statistics over batch and space (Ioffe and Szegedy, 2015), of each replica.
 
-    ``dim`` names the channels where they are not the second dim (features of a sequence).
+    ``dim`` names the channels if they are not the second dim (features of a sequence).
     """
 
     tensor_dims = ()
@@ -68,7 +69,7 @@ class BatchNorm(Layer):
 
 @LAYERS.register("layer_norm")
 class LayerNorm(Layer):
-    """Mean and variance over the last dim (Ba et al., 2016)."""
+    """Layer normalisation: mean and variance over the last dim (Ba et al., 2016)."""
 
     tensor_dims = ()
     affine: bool = True
@@ -85,10 +86,10 @@ class LayerNorm(Layer):
 
 @LAYERS.register("rms_norm")
 class RmsNorm(Layer):
-    """Root mean square over the last dim, a scale and no shift (Zhang and Sennrich, 2019).
+    """Root-mean-square norm over the last dim, with a scale and no shift (Zhang and Sennrich, 2019).
 
-    ``keeps: normalised`` says that the code scales in a pass of its own, for which it keeps what it scales beside its
-    input, as plain code of a framework does.
+    With ``keeps: normalised`` the code applies the scale in a separate pass and saves the normalised input for it, as
+    plain framework code does.
     """
 
     tensor_dims = ()
@@ -114,17 +115,17 @@ class RmsNorm(Layer):
         return Expansion((replace(norm, keeps=(*norm.keeps, x.like(f"{name}.normalised"))),), plain.out)
 
 
-#: Bytes that the gradient of x² moves as autograd writes it, a copy, twice that, and its product with the gradient,
-#: over those of one pass: 28 of 12 an element.
+#: Bytes moved by autograd's gradient of x² (a copy, a doubling, a product with the gradient), 28 an element, relative
+#: to the 12 of a single pass.
 _POWER_GRADIENT = 28.0 / 12.0
 
 
 def _root_mean_square_by_steps(name: str, x: Tensor) -> Expansion:
-    """The plain code of a root-mean-square norm, a pass for each step: cast to fp32, squares, their mean, the product
-    with its inverse root, the cast back and the scale; autograd keeps the fp32 input and what is scaled.
+    """Build the plain code of a root-mean-square norm, one pass per step.
 
-    36 bytes an element forward in sixteen bits, about twice that backward (torchtitan's RMSNorm, models/norms.py of
-    2024; LlamaRMSNorm of transformers).
+    The steps are a cast to fp32, squares, their mean, the product with its inverse root, the cast back and the scale.
+    Autograd saves the fp32 input and the input of the scale. It moves 36 bytes an element forward in sixteen bits,
+    about twice that backward (torchtitan's RMSNorm, models/norms.py of 2024; LlamaRMSNorm of transformers).
     """
     last = x.dims[-1]
     wide, squares, scaled = (replace(x.like(f"{name}.{step}"), wide=True) for step in ("wide", "squares", "scaled"))
@@ -146,7 +147,7 @@ def _root_mean_square_by_steps(name: str, x: Tensor) -> Expansion:
 
 @LAYERS.register("group_norm")
 class GroupNorm(Layer):
-    """Statistics over groups of channels and space (Wu and He, 2018)."""
+    """Group normalisation: statistics over groups of channels and space (Wu and He, 2018)."""
 
     tensor_dims = ()
     groups: PositiveInt = 32
@@ -164,7 +165,7 @@ class GroupNorm(Layer):
 
 @LAYERS.register("local_response_norm")
 class LocalResponseNorm(Layer):
-    """Across ``size`` neighbouring channels (Krizhevsky et al., 2012)."""
+    """Local response normalisation across ``size`` neighbouring channels (Krizhevsky et al., 2012)."""
 
     size: PositiveInt = 5
 
@@ -180,9 +181,10 @@ class LocalResponseNorm(Layer):
 
 @LAYERS.register("frozen_batch_norm")
 class FrozenBatchNorm(Layer):
-    """x · scale + shift along the channels, all four constants kept as buffers that are not trained.
+    """Batch normalisation with constant statistics: x · scale + shift along the channels.
 
-    No parameters are counted (torchvision keeps them as buffers), and nothing is kept for backward but the scale.
+    No parameters are counted, as torchvision stores the four constants as buffers. The backward pass needs only the
+    scale.
     """
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
@@ -190,12 +192,12 @@ class FrozenBatchNorm(Layer):
         return Expansion((MemoryPass(name, "elementwise", (x,), x.like(name), flops_per_element=2.0),), x.like(name))
 
 
-# Hyper-connections: several residual streams, mixed by learned weights of each token before and after every half of a
+# Hyper-connections: several residual streams, mixed by learned weights of each token around every half of a layer
 
 
 @LAYERS.register("hyper_split")
 class HyperSplit(Layer):
-    """The token (batch, seq, hidden) as ``streams`` equal streams (batch, seq, streams, hidden)."""
+    """Copies of the tokens (batch, seq, hidden) as ``streams`` residual streams (batch, seq, streams, hidden)."""
 
     tensor_dims = ()
     streams: PositiveInt
@@ -210,10 +212,10 @@ class HyperSplit(Layer):
 
 @LAYERS.register("hyper_read")
 class HyperRead(Layer):
-    """One weighted sum of the streams (batch, seq, streams, hidden), by weights that a product over all streams makes.
+    """Weighted sum of the residual streams (batch, seq, streams, hidden), with weights from a product over all streams.
 
-    ``mixes`` also makes the weights by which `hyper_write` mixes the streams, a doubly stochastic matrix after
-    ``iterations`` of Sinkhorn and Knopp's normalisation.
+    With ``mixes`` the product also yields the weights by which `hyper_write` mixes the streams: a doubly stochastic
+    matrix after ``iterations`` of Sinkhorn and Knopp's normalisation.
     """
 
     tensor_dims = ()
@@ -242,7 +244,7 @@ class HyperRead(Layer):
 
 @LAYERS.register("hyper_write")
 class HyperWrite(Layer):
-    """New streams: the old ones (second input) mixed, and the result of half a layer (first input) added to each."""
+    """New residual streams: the old ones (second input) mixed, plus the output of a half layer (first input)."""
 
     tensor_dims = ()
     arity: ClassVar[int | None] = 2

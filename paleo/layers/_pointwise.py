@@ -1,4 +1,4 @@
-"""Element-wise layers, joins and reshapes."""
+"""Element-wise layers, joins, reshapes and copies."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from paleo.operations.tensor import Size, Tensor
 
 
 class Activation(Layer):
-    """An element-wise function; one layer type is registered for each entry of ``ACTIVATIONS``.
+    """Base of element-wise functions; one layer type is registered for each entry of ``ACTIVATIONS``.
 
-    ``keeps: input`` says that it keeps its input where its gradient could do with the output, as PyTorch does out of
-    place for all but relu, sigmoid and tanh.
+    With ``keeps: input`` it saves its input even if its gradient could be computed from the output, as PyTorch does out
+    of place for all functions but relu, sigmoid and tanh.
     """
 
     function: ClassVar[str]
@@ -37,7 +37,7 @@ for _function in ACTIVATIONS:
 
 @LAYERS.register("dropout")
 class Dropout(Layer):
-    """Zero a share ``rate`` of the elements; keeps a mask of one byte an element."""
+    """Dropout: zeroes a share ``rate`` of the elements; saves a mask of one byte an element."""
 
     rate: Annotated[float, Field(ge=0, lt=1)] = 0.5
 
@@ -51,7 +51,7 @@ class Dropout(Layer):
 
 
 class Join(Layer):
-    """Two or more tensors of one shape into one."""
+    """Base of layers that combine two or more tensors into one."""
 
     arity: ClassVar[int | None] = None
 
@@ -67,7 +67,7 @@ class Join(Layer):
 
 @LAYERS.register("add")
 class Add(Join):
-    """Sum; its gradient is passed through, so backward costs nothing here."""
+    """Sum; its gradient is that of the output, so the backward pass costs nothing."""
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         largest = self.same_shapes(name, inputs, broadcast=True)
@@ -80,9 +80,9 @@ class Add(Join):
 
 @LAYERS.register("multiply")
 class Multiply(Join):
-    """Product element by element, with broadcast over dims of size 1 (squeeze-and-excitation).
+    """Element-wise product, with broadcast over dims of size 1 (squeeze-and-excitation).
 
-    Without a compiler the gradient of what was broadcast is first made as large as the product, then summed up.
+    Without a compiler the gradient of a broadcast input is first computed at the size of the product, then summed.
     """
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
@@ -94,7 +94,7 @@ class Multiply(Join):
 
 @LAYERS.register("concat")
 class Concat(Join):
-    """Join along one dim (default: channels of an image, else the last dim)."""
+    """Concatenation along one dim (default: channels of an image, else the last dim)."""
 
     dim: str | None = None
 
@@ -114,7 +114,7 @@ class Concat(Join):
 
 @LAYERS.register("identity")
 class Identity(Layer):
-    """Hands its input on: the straight branch of a residual block."""
+    """Identity: the skip branch of a residual block."""
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         return Expansion((), inputs[0])
@@ -122,7 +122,7 @@ class Identity(Layer):
 
 @LAYERS.register("flatten")
 class Flatten(Layer):
-    """Folds all dims but the first into one; a view."""
+    """View that merges all dims but the first."""
 
     dim: str = "features"
 
@@ -133,7 +133,7 @@ class Flatten(Layer):
 
 @LAYERS.register("reshape")
 class Reshape(Layer):
-    """The same elements under other dims, in the order given; the batch dim stays first. A view."""
+    """View of the same elements under other dims, in the order given; the batch dim stays first."""
 
     dims: dict[str, PositiveInt]
 
@@ -148,8 +148,7 @@ class Reshape(Layer):
 
 @LAYERS.register("to_sequence")
 class ToSequence(Layer):
-    """(batch, channels, space…) to (batch, sequence, hidden): the patches of a vision transformer. A transposing
-    copy."""
+    """Transposing copy from (batch, channels, space…) to (batch, sequence, hidden), as in vision transformers."""
 
     dim: str = "hidden"
     sequence: str = "seq"
@@ -163,8 +162,7 @@ class ToSequence(Layer):
 
 @LAYERS.register("spectrogram_to_sequence")
 class SpectrogramToSequence(Layer):
-    """(batch, channels, frequency, time) to (batch, time, features): how a speech model goes from convolution to
-    recurrence."""
+    """Copy from (batch, channels, frequency, time) to (batch, time, features), for recurrent layers."""
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
@@ -176,7 +174,7 @@ class SpectrogramToSequence(Layer):
 
 @LAYERS.register("select")
 class Select(Layer):
-    """One entry along a dim (the class token, the last step); the dim goes away."""
+    """One entry along a dim, which is removed (the class token, the last step)."""
 
     dim: str = "seq"
 
@@ -191,7 +189,7 @@ class Select(Layer):
 
 @LAYERS.register("take")
 class Take(Layer):
-    """``count`` chosen entries along a dim, e.g. the masked tokens that a language model is asked for."""
+    """``count`` entries along a dim, such as the masked tokens that a language model predicts."""
 
     count: PositiveInt
     dim: str = "seq"
@@ -221,7 +219,7 @@ class Mean(Layer):
 
 @LAYERS.register("upsample")
 class Upsample(Layer):
-    """Repeat or interpolate every spatial dim ``factor`` times."""
+    """Upsampling of every spatial dim by ``factor``, by repetition or bilinear interpolation."""
 
     factor: PositiveInt = 2
     bilinear: bool = False
@@ -235,8 +233,7 @@ class Upsample(Layer):
 
 @LAYERS.register("crop")
 class Crop(Layer):
-    """The middle of every spatial dim, as large as ``size`` or as a second input (the skip connections of the original
-    U-Net)."""
+    """Centre crop of every spatial dim to ``size`` or to a second input (skip connections of the original U-Net)."""
 
     optional_inputs: ClassVar[int] = 1
     size: PositiveInt | list[PositiveInt] | None = None
@@ -260,7 +257,7 @@ class Crop(Layer):
 
 @LAYERS.register("detach")
 class Detach(Layer):
-    """Hands its input on, and no gradient back: what the discriminator of a GAN sees of the generator."""
+    """Identity without a backward pass, such as the input of a GAN's discriminator from the generator."""
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         return Expansion((), replace(inputs[0], grad=False))
@@ -268,7 +265,7 @@ class Detach(Layer):
 
 @LAYERS.register("class_token")
 class ClassToken(Layer):
-    """A learned token put before the sequence."""
+    """Concatenation of a learned token before the sequence."""
 
     tensor_dims = ()
 
@@ -283,8 +280,7 @@ class ClassToken(Layer):
 
 @LAYERS.register("position_embedding")
 class PositionEmbedding(Layer):
-    """A vector added to each position; the table may be longer than the sequence. ``learned: false`` adds fixed
-    sinusoids."""
+    """Sum with a vector per position: a learned table, which may be longer than the sequence, or fixed sinusoids."""
 
     tensor_dims = ()
     positions: PositiveInt | None = None
@@ -307,7 +303,7 @@ class PositionEmbedding(Layer):
 
 @LAYERS.register("scale")
 class Scale(Layer):
-    """A learned factor for each entry of the last dim (layer scale)."""
+    """Product with a learned factor for each entry of the last dim (layer scale)."""
 
     tensor_dims = ()
 

@@ -17,13 +17,14 @@ from paleo.operations.tensor import Size, Tensor
 
 
 class Recurrent(Layer):
-    """The input products of all time steps as one contraction, then the steps themselves; input (batch, seq, features).
+    """Base of recurrent layers over (batch, seq, features): one input product of all steps, then the sequential steps.
 
-    ``biases`` counts bias vectors for each gate: 2 as in cuDNN and PyTorch, 1 as in most papers, 0 for none. Without
-    ``project`` the input already holds gates x hidden entries, which both directions read (cuDNN's skip-input mode).
-    ``merge`` says how the two directions meet. ``projection`` narrows the state that goes from step to step (Sak et
-    al., 2014); its products are counted for all steps at once. ``kept_per_state`` says how many numbers stay for the
-    backward pass for each of the state (PyTorch without cuDNN: 7 for an LSTM, 8 for a GRU).
+    ``biases`` is the number of bias vectors per gate: 2 as in cuDNN and PyTorch, 1 as in most papers, 0 for none.
+    Without ``project`` the input already holds gates x hidden entries, which both directions read (cuDNN's skip-input
+    mode). ``merge`` is how the outputs of two directions are combined. ``projection`` narrows the state that one step
+    passes to the next (Sak et al., 2014); its products are counted for all steps at once. ``kept_per_state`` is how
+    many numbers are saved for the backward pass per number of the state (PyTorch without cuDNN: 7 for an LSTM, 8 for a
+    GRU).
     """
 
     cell: ClassVar[str]
@@ -76,7 +77,7 @@ class Recurrent(Layer):
         )
 
     def _projected(self, name: str, wide: Tensor, directions: int, projection: int) -> tuple[Contraction, Tensor]:
-        """The states of each direction times a matrix of that direction, all steps in one product."""
+        """Build the projection of the states, with one matrix per direction, for all steps in one product."""
         batch, seq, _ = wide.dims
         rows: dict[str, Size] = {batch: wide.sizes[0], seq: wide.sizes[1], "directions": directions}
         sizes: dict[str, Size] = {"directions": directions, "states": self.hidden, "projection": projection}
@@ -87,7 +88,7 @@ class Recurrent(Layer):
         return product, result.reshaped({batch: wide.sizes[0], seq: wide.sizes[1], "features": directions * projection})
 
     def _gates(self, name: str, x: Tensor, directions: int, gates: int) -> tuple[tuple[Operation, ...], Tensor]:
-        """The part of every gate that does not wait for the step before."""
+        """Build the part of the gates that depends on the input only, for all steps at once."""
         if not self.project:
             if x.sizes[-1] != gates:
                 raise GraphError(
@@ -108,21 +109,21 @@ class Recurrent(Layer):
 
 @LAYERS.register("rnn")
 class Rnn(Recurrent):
-    """h[t] = f(x[t]·W + h[t−1]·U)."""
+    """Vanilla recurrent layer: h[t] = f(x[t]·W + h[t−1]·U)."""
 
     cell = "vanilla"
 
 
 @LAYERS.register("lstm")
 class Lstm(Recurrent):
-    """Four gates (Hochreiter and Schmidhuber, 1997)."""
+    """LSTM, with four gates (Hochreiter and Schmidhuber, 1997)."""
 
     cell = "lstm"
 
 
 @LAYERS.register("gru")
 class Gru(Recurrent):
-    """Three gates (Cho et al., 2014)."""
+    """GRU, with three gates (Cho et al., 2014)."""
 
     cell = "gru"
 
@@ -130,7 +131,10 @@ class Gru(Recurrent):
 def _short_convolution(
     name: str, x: Tensor, rows: dict[str, Size], mixed: Size, taps: int, more: tuple[Tensor, ...] = ()
 ) -> MemoryPass:
-    """A causal convolution over ``taps`` positions of ``mixed`` entries of each group, the last of ``rows``."""
+    """Build a causal convolution over ``taps`` positions of the ``mixed`` entries of each group.
+
+    The groups are the last dim of ``rows``.
+    """
     before = x.reshaped(rows | {"mixed": mixed}, name=f"{name}.mixed")
     (group, groups) = list(rows.items())[-1]
     weight = Tensor(f"{name}.conv.weight", (group, "mixed", "taps"), (groups, mixed, taps), "parameter")
@@ -139,7 +143,7 @@ def _short_convolution(
 
 
 def _gated_norm(name: str, flat: Tensor, gate: Tensor, scale: Tensor) -> MemoryPass:
-    """The norm of what a mixer gives, times its gate."""
+    """Build the norm of a mixer's output, multiplied by its gate."""
     normed, inputs = flat.like(f"{name}.norm"), (flat, gate)
     return MemoryPass(normed.name, "norm", inputs, normed, (scale,), inputs, flops_per_element=14.0, reduces=("inner",))
 
@@ -149,12 +153,12 @@ def _gated_norm(name: str, flat: Tensor, gate: Tensor, scale: Tensor) -> MemoryP
 
 @LAYERS.register("mamba2")
 class Mamba2(Layer):
-    """A Mamba-2 mixer over (batch, seq, hidden): input projection, causal convolution over ``conv`` positions,
-    selective scan, gated norm, output projection (Dao and Gu, Transformers are SSMs, ICML 2024).
+    """Mamba-2 mixer over (batch, seq, hidden): projection, causal convolution, selective scan, gated norm, projection.
 
     ``heads`` of ``head_dim`` entries share keys and queries of ``state`` entries in ``groups``, which tensor
-    parallelism divides. The scan works in chunks of ``chunk`` positions: products inside a chunk, and a state that goes
-    from one to the next; its kernels keep their inputs alone and run again backward.
+    parallelism splits. The convolution covers ``conv`` positions. The scan works in chunks of ``chunk`` positions:
+    products inside a chunk, and a state passed from one chunk to the next. Its kernels save only their inputs and
+    recompute the rest in the backward pass (Dao and Gu, Transformers are SSMs, ICML 2024).
     """
 
     tensor_dims: ClassVar[tuple[str, ...]] = ("ssm_groups",)
@@ -186,12 +190,15 @@ class Mamba2(Layer):
 
     @property
     def _inner(self) -> int:
-        """Entries of the heads of a group."""
+        """Entries of all heads of a group."""
         return self.heads // self.groups * self.head_dim
 
     def _scan(self, name: str, rows: dict[str, Size]) -> tuple[Operation, Tensor]:
-        """The scan in chunks: scores of each chunk's positions, what a chunk adds to the state, the state from chunk to
-        chunk, and both contributions to the output."""
+        """Build the scan in chunks, as one kernel, and its output.
+
+        Its products are the scores inside each chunk, each chunk's contribution to the state, and the output from
+        scores and state.
+        """
         batch, seq, _ = rows
         heads: dict[str, Size] = {"heads": self.heads // self.groups}
         entries = heads | {"head_dim": self.head_dim}
@@ -251,14 +258,15 @@ class Mamba2(Layer):
 
 @LAYERS.register("delta_net")
 class DeltaNet(Layer):
-    """A mixer over (batch, seq, hidden) whose state of each head is a matrix: S ← S (α − β k kᵀ) + β v kᵀ, o = S q.
+    """Gated delta-rule mixer over (batch, seq, hidden), with a state matrix per head.
 
-    ``heads`` of keys and queries of ``key_dim`` entries, ``value_heads`` (a multiple) of values of ``value_dim``; short
-    convolutions over ``conv`` positions before, a gated norm and the output projection behind. The decay α is a number
-    for each ``head``, or for each ``channel`` of a key out of a projection through ``decay_rank`` entries. The gate of
-    the output comes out of the input, through ``gate_rank`` entries where that is not 0. The rule works in chunks of
-    ``chunk`` positions: products inside a chunk, and a state that goes from one to the next; its kernels keep their
-    inputs alone and run again backward.
+    Its rule is S ← S (α − β k kᵀ) + β v kᵀ, o = S q. There are ``heads`` of keys and queries of ``key_dim`` entries,
+    and ``value_heads`` (a multiple) of values of ``value_dim``. Short convolutions over ``conv`` positions come first,
+    a gated norm and the output projection last. The decay α is one number per ``head``, or one per ``channel`` of a
+    key, from a projection through ``decay_rank`` entries. The output gate is projected from the input, through
+    ``gate_rank`` entries if that is not 0. The rule works in chunks of ``chunk`` positions: products inside a chunk,
+    and a state passed from one chunk to the next. Its kernels save only their inputs and recompute the rest in the
+    backward pass.
     """
 
     tensor_dims: ClassVar[tuple[str, ...]] = ("delta_heads",)
@@ -284,8 +292,10 @@ class DeltaNet(Layer):
             f"{name}.in", x, {"delta_heads": self.heads, "packed": mixed + gates + self._group + decays}
         )
         low_rank = [
-            *self._through(f"{name}.decay", x, self.decay_rank if self.decay == "channel" else 0, self.key_dim),
-            *self._through(f"{name}.gate", x, self.gate_rank, self._values),
+            *self._low_rank_projection(
+                f"{name}.decay", x, self.decay_rank if self.decay == "channel" else 0, self.key_dim
+            ),
+            *self._low_rank_projection(f"{name}.gate", x, self.gate_rank, self._values),
         ]
         convolution = _short_convolution(name, x, rows, mixed, self.conv)
         rule, out_heads = self._rule(name, rows)
@@ -298,16 +308,16 @@ class DeltaNet(Layer):
 
     @property
     def _group(self) -> int:
-        """Heads of values for each of keys."""
+        """Value heads per key head."""
         return (self.value_heads or self.heads) // self.heads
 
     @property
     def _values(self) -> int:
-        """Entries of the values that share a key."""
+        """Entries of all values that share a key."""
         return self._group * self.value_dim
 
-    def _through(self, name: str, x: Tensor, rank: int, width: int) -> tuple[Operation, ...]:
-        """A projection to ``width`` entries of each head through ``rank`` entries; none for a rank of 0."""
+    def _low_rank_projection(self, name: str, x: Tensor, rank: int, width: int) -> tuple[Operation, ...]:
+        """Build a projection to ``width`` entries of each head through ``rank`` entries; nothing for a rank of 0."""
         if not rank:
             return ()
         down, low = project(f"{name}.down", x, {"rank": rank})
@@ -315,7 +325,7 @@ class DeltaNet(Layer):
         return down, up
 
     def _rule(self, name: str, rows: dict[str, Size]) -> tuple[Operation, Tensor]:
-        """The delta rule in chunks, from queries, keys, values, step sizes and decays."""
+        """Build the delta rule in chunks, as one kernel, from queries, keys, values, step sizes and decays."""
         batch, seq, _ = rows
         widths = {"q": self.key_dim, "k": self.key_dim, "v": self._values, "beta": self._group}
         widths["decay"] = self.key_dim if self.decay == "channel" else self._group
@@ -342,8 +352,11 @@ class DeltaNet(Layer):
         return RecomputedChain(out.name, inputs, out, chain, kernel, frozenset({seq})), out
 
     def _products(self, name: str, chunks: dict[str, Size], length: int) -> tuple[Operation, ...]:
-        """Products of one chunk: its keys with each other, the inverse that orders them (a third of a product, by
-        substitution), what they read of and write to the state, its queries with its keys and with the state."""
+        """Build the products of one chunk: keys with keys, their inverse, reads and writes of the state, and queries.
+
+        The inverse is found by substitution, which costs a third of a product. Queries are multiplied with keys and
+        with the state.
+        """
 
         def tensor(part: str, **dims: Size) -> Tensor:
             sizes = chunks | dims

@@ -1,4 +1,4 @@
-"""Attention to chosen or compressed tokens."""
+"""Attention to selected keys or to compressed keys."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from paleo.operations.base import Kind, MemoryPass, Operation, add_kind
 from paleo.operations.contraction import Contraction, FusedAttention, visible_share
 from paleo.operations.tensor import Size, Tensor
 
-# Sparse attention over keys that an indexer chooses: of latent vectors (DeepSeek-V3.2, GLM 5) and of blocks of keys (
+# Sparse attention over keys that an indexer selects: latent vectors (DeepSeek-V3.2, GLM 5) or blocks of keys
+# (MiniMax M3)
 
 add_kind(Kind("key_top_k", "the keys with the highest scores of each query"))
-#: Operations for each score of a top-k: the passes of a radix selection over four bytes.
+#: FLOP per score of a top-k selection: the passes of a radix selection over four bytes.
 TOP_K_FLOPS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """Scores of keys for each query: sum over ``heads`` of weight · relu(q · k), in ``dim`` entries.
+    """Indexer that selects keys for each query by scores: sum over ``heads`` of weight · relu(q · k).
 
-    ``chosen`` entries of what is scored are kept. ``weighted``: a learned weight for each head and query; without it
-    each head chooses for its own group of queries, and scores are the largest of each ``block`` of keys.
+    It selects ``chosen`` keys, or blocks of ``block`` keys, of which the largest score counts. If ``weighted``, each
+    head and query has a learned weight. Otherwise each head selects for its own group of queries.
     """
 
     heads: int
@@ -38,10 +39,10 @@ class Indexer:
     def choose(
         self, name: str, x: Tensor, source: Tensor, keys: Tensor | None = None
     ) -> tuple[tuple[Operation, ...], Tensor]:
-        """Operations of the indexer, and the chosen places of each query.
+        """Build the operations of the indexer, and the tensor of the selected positions of each query.
 
-        ``source`` is what queries are projected from; ``keys`` (batch, keys, dim) are given, or projected from ``x``.
-        Both are read without a gradient.
+        Queries are projected from ``source``. ``keys`` (batch, keys, dim) are given, or projected from ``x``. No
+        gradient flows to either.
         """
         x, source = replace(x, grad=False), replace(source, grad=False)
         batch, seq = x.dims[:2]
@@ -67,10 +68,10 @@ class Indexer:
         operations.append(
             MemoryPass(picked.name, "key_top_k", (scores,), picked, flops_per_element=TOP_K_FLOPS, backward_pass="free")
         )
-        return (*operations, *self._own_loss(name, x, query, keys, chosen * self.block)), picked
+        return (*operations, *self._indexer_loss(name, x, query, keys, chosen * self.block)), picked
 
-    def _own_loss(self, name: str, x: Tensor, query: Tensor, keys: Tensor, chosen: int) -> tuple[Operation, ...]:
-        """Scores of the chosen keys with their gradient: the loss by which the indexer learns."""
+    def _indexer_loss(self, name: str, x: Tensor, query: Tensor, keys: Tensor, chosen: int) -> tuple[Operation, ...]:
+        """Build the indexer's own loss: scores of the selected keys, with their gradient."""
         batch, seq = x.dims[:2]
         sizes: dict[str, Size] = {batch: x.sizes[0], "chosen": min(chosen, int(keys.sizes[1])), "index_dim": self.dim}
         picked_keys = keys.reshaped(sizes, name=f"{name}.chosen_keys")
@@ -94,12 +95,12 @@ class Indexer:
 
 
 def _statistic(name: str, sizes: dict[str, Size]) -> Tensor:
-    """Numbers of four bytes, such as scores and places of keys."""
+    """Return a tensor of four-byte numbers, such as scores or positions of keys."""
     return Tensor(name, tuple(sizes), tuple(sizes.values()), "statistic")
 
 
 def _layer_norm(x: Tensor) -> MemoryPass:
-    """A layer norm over the last dim, with scale and shift."""
+    """Build a layer norm over the last dim, with scale and shift."""
     out, dim = x.like(f"{x.name}.normed"), x.dims[-1]
     learned = vector(f"{out.name}.weight", x, dim), vector(f"{out.name}.bias", x, dim)
     return MemoryPass(out.name, "norm", (x,), out, learned, (x,), NORM_FLOPS, reduces=(dim,))
@@ -107,12 +108,12 @@ def _layer_norm(x: Tensor) -> MemoryPass:
 
 @LAYERS.register("sparse_latent_attention")
 class SparseLatentAttention(LatentAttention):
-    """Latent attention of each query to the ``top_k`` keys that an indexer of ``index_heads`` heads of ``index_dim``
-    entries chooses (DeepSeek sparse attention).
+    """Latent attention to the ``top_k`` keys that an indexer selects for each query (DeepSeek sparse attention).
 
-    Sequences that are longer than ``top_k`` attend in latent space, where one key serves all heads: queries are
-    multiplied by the key half of the up projection, contexts by the value half. Shorter ones attend to all keys as
-    latent attention does. A layer that ``shares_index`` takes the choice of an earlier one (GLM 5.2).
+    The indexer has ``index_heads`` heads of ``index_dim`` entries. Sequences longer than ``top_k`` attend in latent
+    space, where all heads share one key: queries are multiplied by the key half of the up projection, contexts by the
+    value half. Shorter sequences attend to all keys, as latent attention does. A layer that ``shares_index`` uses the
+    selection of an earlier layer (GLM 5.2).
     """
 
     index_heads: PositiveInt = 64
@@ -130,18 +131,18 @@ class SparseLatentAttention(LatentAttention):
         return Expansion((*self._latents(name, dense.operations), *index, *self._gathered(name, x, dense)), dense.out)
 
     def _index(self, name: str, x: Tensor, operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
-        """The indexer, whose queries come out of the latent vector of the attention's where it has one."""
+        """Build the indexer; its queries are projected from the attention's latent query if there is one."""
         latent = next((op.out for op in operations if op.name == f"{name}.q_norm"), x)
         source = latent.renamed({latent.dims[1]: x.dims[1]})
         return Indexer(self.index_heads, self.index_dim, self.top_k).choose(f"{name}.index", x, source)[0]
 
     def _latents(self, name: str, operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
-        """What latent attention does before its heads: the latent vectors, their norms and the queries."""
+        """Select the operations of latent attention before its heads: latent vectors, their norms and the queries."""
         kept = {f"{name}.{part}" for part in ("q_down", "q_norm", "query", "kv_down", "kv_norm")}
         return tuple(operation for operation in operations if operation.name in kept)
 
     def _gathered(self, name: str, x: Tensor, dense: Expansion) -> tuple[Operation, ...]:
-        """Attention in latent space to the chosen keys, each of which all heads share."""
+        """Build attention in latent space to the selected keys, which all heads share."""
         batch, seq, hidden = x.dims
         rows: dict[str, Size] = {batch: x.sizes[0], seq: x.sizes[1]}
         heads: dict[str, Size] = {"kv_heads": self.heads, "group": 1}
@@ -167,10 +168,10 @@ def _tensor(name: str, sizes: dict[str, Size]) -> Tensor:
 
 @LAYERS.register("sparse_attention")
 class SparseAttention(Attention):
-    """Grouped-query attention of each query to the ``top_k`` blocks of ``block`` keys that an indexer chooses.
+    """Grouped-query attention to the ``top_k`` blocks of ``block`` keys that an indexer selects for each query.
 
-    The indexer has ``index_heads`` heads of ``index_dim`` entries; the query's own block is among its choice (MiniMax
-    M3).
+    The indexer has ``index_heads`` heads of ``index_dim`` entries. The query's own block is among the selected ones
+    (MiniMax M3).
     """
 
     index_heads: PositiveInt = 4
@@ -190,19 +191,20 @@ class SparseAttention(Attention):
         return Expansion((*expansion.operations[:1], *index, *expansion.operations[1:]), expansion.out)
 
 
-# Attention over a window and over compressed keys (DeepSeek-V4): one key that is its own value serves all heads; far
+# Attention over a sliding window and over compressed keys (DeepSeek-V4); all heads share one key, which is also the
+# value
 
 
 @LAYERS.register("compressed_attention")
 class CompressedAttention(Layer):
-    """Attention of ``heads`` of ``head_dim`` entries to the last ``window`` positions and to compressed entries.
+    """Attention of ``heads`` of ``head_dim`` entries to the last ``window`` positions and to compressed keys.
 
-    Queries come out of a latent vector of ``query_rank`` entries, all heads share one key, which is its own value. With
-    a ``ratio`` above 0 a softmax over as many positions makes each compressed entry; ``overlap``: over twice as many,
-    half of them of the entry before. With ``top_k`` an indexer of ``index_heads`` heads of ``index_dim`` entries
-    chooses among the compressed entries, else all of them are attended to. The output projection has a matrix of
-    ``out_rank`` columns for each of ``out_groups`` groups of heads, which tensor parallelism divides, and one over
-    all of these.
+    Queries are projected from a latent vector of ``query_rank`` entries. All heads share one key, which is also the
+    value. With a ``ratio`` above 0, each compressed key is a mean, weighted by a softmax, of that many positions; with
+    ``overlap``, of twice as many, half of which the key before also covers. With ``top_k`` an indexer of
+    ``index_heads`` heads of ``index_dim`` entries selects compressed keys; without it all are attended to. The output
+    projection has a matrix of ``out_rank`` columns for each of ``out_groups`` groups of heads, which tensor parallelism
+    splits, and a common matrix after them.
     """
 
     tensor_dims = ("kv_heads",)
@@ -255,9 +257,9 @@ class CompressedAttention(Layer):
         return Expansion((*operations, *far, joined, read, core, grouped, output), out)
 
     def _compressed(self, name: str, x: Tensor, latent: Tensor) -> tuple[tuple[Operation, ...], Tensor | None, int]:
-        """Compressed entries, and how many of them a query sees at most."""
+        """Build the compressed keys, and count how many of them a query attends to at most."""
         if not self.ratio or x.sizes[1] < self.ratio:
-            return self._unread(name, x), None, 0
+            return self._unused_compressor(name, x), None, 0
         operations, entries = self._pooled(f"{name}.compressor", x, self.head_dim)
         if self.top_k is None:
             return operations, entries, int(entries.sizes[1])
@@ -268,14 +270,14 @@ class CompressedAttention(Layer):
         )
         return (*operations, *index_ops, *choice), entries, min(self.top_k, int(entries.sizes[1]))
 
-    def _unread(self, name: str, x: Tensor) -> tuple[Operation, ...]:
-        """The weights of a compressor that a short sequence leaves idle."""
+    def _unused_compressor(self, name: str, x: Tensor) -> tuple[Operation, ...]:
+        """Build the compressor for a sequence too short for it: its weights exist, its output is not used."""
         if not self.ratio:
             return ()
         return self._pooled(f"{name}.compressor", x, self.head_dim)[0]
 
     def _pooled(self, name: str, x: Tensor, dim: int) -> tuple[tuple[Operation, ...], Tensor]:
-        """Entries (batch, entries, dim): means of ``ratio`` positions each, weighted by a softmax of learned scores."""
+        """Build compressed keys (batch, entries, dim): means of ``ratio`` positions, weighted by a learned softmax."""
         width = 2 * dim if self.overlap else dim
         both, packed = project(f"{name}.up", x, {"gates": 2, "pooled": width})
         bias = Tensor(f"{name}.bias", ("positions", "pooled"), (self.ratio, width), "parameter")

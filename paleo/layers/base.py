@@ -1,5 +1,8 @@
-"""What a layer is: its YAML schema (pydantic fields) and one method that states its operations over named dims; and
-which of its tensors need a gradient: those that something trained has gone into."""
+"""Base of layers: a YAML schema (pydantic fields), and a method that returns operations over named dims.
+
+`Choices` says how a framework implements layers. `with_gradients_as_needed` removes gradients that no trained weight
+needs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from paleo.operations.contraction import Contraction
 from paleo.operations.tensor import LossKernels, Rotation, Size, Tensor
 from paleo.registry import Registry
 
-#: GELUs that plain framework code writes out.
+#: GELU variants that plain framework code computes term by term.
 _WRITTEN_OUT = ("gelu_tanh", "quick_gelu")
 Attending = Literal["fused", "unfused", "stepwise"]
 LAYERS: Registry[type[Layer]] = Registry("layer type", "paleo.layers")
@@ -22,52 +25,52 @@ LAYERS: Registry[type[Layer]] = Registry("layer type", "paleo.layers")
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """How a framework carries layers out where it has a choice; a software profile sets it."""
+    """How a framework implements layers where implementations differ; a software profile sets it."""
 
-    #: ``fused``: one kernel; ``unfused``: scores are kept, one kernel for scale, mask and softmax; ``stepwise``: a pass
-    #: for each of those, and heads are copied next to each other, as plain framework code does.
+    #: Attention. ``fused``: one kernel. ``unfused``: scores are saved; one kernel for scale, mask and softmax.
+    #: ``stepwise``: a pass for each of those, and copies that make heads contiguous, as in plain framework code.
     attention: Attending = "fused"
-    #: ``fused``: reads the logits, writes log-probabilities; ``recomputed``: keeps the logits and a number a row, as
-    #: the kernels of Apex and FlashAttention do; ``tiled``: head and loss together, a tile of tokens at a time, so that
-    #: logits are never whole (Liger's fused linear cross-entropy, DeepSpeed's tiled logits); ``upcast``: logits are
-    #: first written in fp32, as PyTorch's autocast does; ``stepwise``: a pass for each step of the vocabulary-parallel
-    #: loss (Megatron-LM).
+    #: Cross-entropy. ``fused``: reads logits, writes log-probabilities. ``recomputed``: saves the logits and one number
+    #: per row, as the kernels of Apex and FlashAttention do. ``tiled``: head and loss in one kernel over tiles of
+    #: tokens, so that the logits never exist in memory (Liger's fused linear cross-entropy, DeepSpeed's tiled logits).
+    #: ``upcast``: logits are first written in fp32, as PyTorch's autocast does. ``stepwise``: a pass for each step of
+    #: the vocabulary-parallel loss (Megatron-LM).
     loss: LossKernels = "fused"
-    #: ``separate``: a pass for the function of a gate and one for the product, as eager frameworks make them.
+    #: Gated activations. ``separate``: one pass for the gate's function and one for the product, as in eager mode.
     gates: Literal["fused", "separate"] = "fused"
-    #: ``tanh-stepwise``: a pass for each term of ``gelu_tanh`` and ``quick_gelu``; ``stepwise``: every gelu so.
+    #: GELU. ``tanh-stepwise``: a pass for each term of ``gelu_tanh`` and ``quick_gelu``; ``stepwise``: of every GELU.
     gelu: Literal["fused", "tanh-stepwise", "stepwise"] = "fused"
-    #: ``stepwise``: a pass for each term of biases and clamped gates of experts.
+    #: Experts. ``stepwise``: a pass for each term of their biases and clamped gates.
     experts: Literal["fused", "stepwise"] = "fused"
-    #: What mixed precision computes and hands on in fp32.
+    #: Functions that mixed precision computes in fp32, with fp32 output.
     wide: frozenset[str] = frozenset()
-    #: How often the loss is computed again, in fp32, for metrics of training.
+    #: Extra evaluations of the loss, in fp32, for training metrics.
     metrics: int = 0
-    #: ``layer``: kernels for all steps of a recurrent layer; ``looped``: the operations of each step by themselves.
+    #: Recurrent layers. ``layer``: one kernel for all steps; ``looped``: separate operations for each step.
     recurrence: Literal["layer", "looped"] = "layer"
-    #: Where relative attention keeps heads in its scores.
+    #: Position of the heads dim in the scores of relative attention.
     relative: Literal["heads first", "heads last"] = "heads first"
-    #: How gradients of a table that is looked up and multiplied by meet.
+    #: How gradients of a table that serves as embedding and as weight are accumulated.
     tied: Literal["sum", "slices"] = "sum"
-    #: Whether states for the next step pass through the host.
+    #: True if saved states for the next step are copied through the host.
     memories_through_host: bool = False
-    #: Operations, forward and backward, that rotate query and key of latent attention.
+    #: Calls of the host, forward and backward, to rotate query and key of latent attention.
     latent_rotation: tuple[float, float] = (2.0, 2.0)
-    #: Operations that a router with groups of experts has more than one without.
+    #: Extra calls of the host, forward and backward, for a router with groups of experts.
     grouped_router: tuple[float, float] = (0.0, 0.0)
-    #: Operations that a router with sigmoids has more than one with a softmax.
+    #: Extra calls of the host, forward and backward, for a router with sigmoids instead of a softmax.
     sigmoid_router: tuple[float, float] = (0.0, 0.0)
-    #: Of which tokens a rank projects the latent vectors of latent attention where sequences are split over tp.
+    #: Tokens whose latent vectors a rank projects in latent attention if sequences are split over tp.
     latents: Literal["own", "all"] = "all"
-    #: ``stepwise``: a pass for each step of the rotation of latent attention's query and key; ``complex``, ``halves``:
-    #: of all queries and keys, as complex products in fp32 or by halves of heads.
+    #: Rotary embedding. ``stepwise``: a pass for each step, of latent attention only. ``complex``, ``halves``: separate
+    #: passes in every attention, as complex products in fp32 or by halves of heads.
     rotation: Rotation = "fused"
     #: Root-mean-square norms. ``upcast``: of inputs that are cast to fp32; ``stepwise``: a pass for each step.
     rms_norm: Literal["fused", "upcast", "stepwise"] = "fused"
 
     @property
     def stepwise(self) -> tuple[str, ...]:
-        """Activations that are computed term by term."""
+        """Activations that the framework computes term by term."""
         return {"fused": (), "tanh-stepwise": _WRITTEN_OUT, "stepwise": ("gelu", *_WRITTEN_OUT)}[self.gelu]
 
     def output(self, out: Tensor, by: str) -> Tensor:
@@ -92,7 +95,7 @@ class Choices:
 class Expansion:
     """Operations of one layer, in order, and its output.
 
-    ``whole`` is the tensor whose storage the output lies in, if the output is a part of one.
+    ``whole`` is the tensor whose storage holds the output, if the output is a view of part of it.
     """
 
     operations: tuple[Operation, ...]
@@ -101,19 +104,18 @@ class Expansion:
 
 
 class Layer(BaseModel):
-    """Base of all layers: fields are what a model file may say, ``expand`` is what the layer does.
+    """Base of all layers: fields are the options in a model file, ``expand`` returns the operations.
 
-    A subclass registers itself with ``@LAYERS.register("name")``; ``arity`` is how many inputs it takes (None: two or
-    more). ``tensor_dims`` are the dims that tensor parallelism divides (empty: every rank of a group keeps all of it,
-    as it costs little; None: nobody has said, so that a prediction warns where such a layer has parameters),
-    ``expert_dims`` those that expert parallelism divides, ``shared_dims`` those of a mixture that tp divides whatever
-    the tensor degree of its experts is, ``token_dims`` those that are divided as the sequence is between
-    tensor-parallel layers.
+    A subclass registers itself with ``@LAYERS.register("name")``. ``arity`` is the number of inputs (None: two or
+    more). ``tensor_dims`` are the dims that tensor parallelism splits. If it is empty, every rank of a group computes
+    the whole layer, as it costs little; if it is None, a prediction warns if the layer has parameters. ``expert_dims``
+    are split by expert parallelism. ``shared_dims`` are those of a mixture's shared experts, which tp splits whatever
+    the tensor degree of the experts. ``token_dims`` are split as the sequence is between tensor-parallel layers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
     arity: ClassVar[int | None] = 1
-    #: Names of the inputs after the first that a layer may take, e.g. the memory of a cross attention.
+    #: Number of optional inputs after the required ones, such as the encoder output of a cross attention.
     optional_inputs: ClassVar[int] = 0
     tensor_dims: ClassVar[tuple[str, ...] | None] = None
     expert_dims: ClassVar[tuple[str, ...]] = ()
@@ -168,7 +170,7 @@ class Layer(BaseModel):
 
 
 def describe(x: Tensor) -> str:
-    """Write a shape for people: ``batch=32 × channels=3``.
+    """Format a shape for messages: ``batch=32 × channels=3``.
 
     Parameters
     ----------
@@ -193,9 +195,9 @@ def project(
     shared: tuple[str, ...] = (),
     weight: str | None = None,
 ) -> tuple[Contraction, Tensor]:
-    """Multiply the last dims of a tensor with a weight.
+    """Multiply the last dims of a tensor by a weight.
 
-    A summed dim whose name is also an output dim is called ``in_<dim>`` inside, so that a strategy can split either
+    A summed dim whose name is also an output dim is renamed ``in_<dim>`` inside, so that a strategy can split either
     one.
 
     Parameters
@@ -207,7 +209,7 @@ def project(
     outputs : dict of str to Size
         Sizes of the output dims by name.
     bias : bool, optional
-        Add a bias vector.
+        True to add a bias vector.
     contract : int, optional
         Number of trailing dims that are summed.
     shared : tuple of str, optional
@@ -264,11 +266,11 @@ def vector(name: str, x: Tensor, dim: str) -> Tensor:
     return Tensor(name, (dim,), (x.size(dim),), "parameter")
 
 
-#: FLOP of a norm for each element: difference, square, sum, scale, shift; memory traffic decides its time.
+#: FLOP of a norm per element: difference, square, sum, scale, shift. Its time follows from memory traffic.
 NORM_FLOPS = 8.0
 
-#: Element-wise functions: FLOP per element (a transcendental counts as one), and what backward needs: the input or the
-#: output.
+#: Element-wise functions -> FLOP per element (a transcendental function counts as one), and whether the backward pass
+#: needs the input or the output.
 ACTIVATIONS: dict[str, tuple[float, Literal["input", "output"]]] = {
     "relu": (1.0, "output"),
     "relu6": (2.0, "output"),
@@ -297,7 +299,7 @@ def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tup
     x : Tensor
         The input.
     choices : Choices
-        Whether the framework computes the function step by step.
+        Implementation of the framework, which may compute the function term by term.
 
     Returns
     -------
@@ -313,8 +315,10 @@ def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tup
 
 
 def _gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
-    """x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) term by term (Hendrycks and Gimpel, 2016), as BERT's and GPT-2's
-    own code has it; sums hand their gradient on."""
+    """Build x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) term by term, as the original code of BERT and GPT-2 does.
+
+    Sums pass their gradient on without a kernel. Reference: Hendrycks and Gimpel, 2016.
+    """
     cube = choices.output(x.like(f"{name}.cube"), "gelu")
     scaled, summed, inner, tanh, shifted, out = (
         cube.like(f"{name}{part}") for part in (".scaled", ".sum", ".inner", ".tanh", ".shifted", "")
@@ -334,7 +338,7 @@ def _gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPas
 
 
 def _quick_gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
-    """x · sigmoid(1.702 x) term by term (Hendrycks and Gimpel, 2016), as CLIP's own code has it."""
+    """Build x · sigmoid(1.702 x) term by term (Hendrycks and Gimpel, 2016), as the original code of CLIP does."""
     out = choices.output(x.like(name), "gelu")
     scaled, opened = (out.like(f"{name}.{part}") for part in ("scaled", "opened"))
     steps = (
@@ -363,7 +367,7 @@ def gate(
     gates_dim : str
         Dim of size 2 that separates them.
     separate : bool, optional
-        Activation and product are two passes.
+        True if activation and product are two passes.
 
     Returns
     -------
@@ -424,7 +428,7 @@ def frozen(expansion: Expansion) -> Expansion:
     Returns
     -------
     Expansion
-        A copy whose parameters need no gradient.
+        Copy whose parameters need no gradient.
     """
 
     def untrained(tensor: Tensor) -> Tensor:
@@ -436,10 +440,10 @@ def frozen(expansion: Expansion) -> Expansion:
 
 
 def with_gradients_as_needed(expansion: Expansion, inputs: tuple[Tensor, ...]) -> Expansion:
-    """Mark tensors that need no gradient because neither an input nor an earlier weight of the layer does.
+    """Remove gradients of a layer's tensors that no trained weight needs.
 
-    Such operations save nothing. A layer whose inputs need no gradient computes without gradients up to its first
-    weight.
+    If no input needs a gradient, the layer computes none before its first trained weight, and the operations before it
+    save nothing.
 
     Parameters
     ----------
@@ -451,7 +455,7 @@ def with_gradients_as_needed(expansion: Expansion, inputs: tuple[Tensor, ...]) -
     Returns
     -------
     Expansion
-        A copy.
+        Copy with these tensors marked.
     """
     if any(tensor.grad for tensor in inputs) or not expansion.operations:
         return expansion

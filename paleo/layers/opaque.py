@@ -1,5 +1,4 @@
-"""What importers need beside the layers of people: views, products by equation, passes known by their shapes, learned
-tables."""
+"""Layers for importers: views, products by equation, known memory passes, unknown functions, and learned tables."""
 
 from __future__ import annotations
 
@@ -16,15 +15,18 @@ from paleo.operations.base import KINDS, Kernel, Kind, MemoryPass, Phase, add_ki
 from paleo.operations.contraction import Contraction
 from paleo.operations.tensor import Precision, Size, Tensor, split_all
 
-#: Whatever a pass has more inputs than this, it is no pass.
+#: Largest number of inputs of a pass.
 MOST_INPUTS = 10_000
 
 
 @LAYERS.register("view")
 class View(Layer):
-    """The same numbers under other dims, in any order, a part of them (a slice), or each many times (a broadcast);
-    costs nothing. A ``constant`` stands for numbers that are there all the time: no activation; a ``learned`` one
-    takes a gradient. A part that ``keeps_whole`` is kept with all of what it is a part of: they share their storage."""
+    """View of the same numbers under other dims: all in any order, a part (slice), or each many times (broadcast).
+
+    It costs nothing. A ``constant`` view holds numbers that exist throughout, not an activation; a ``learned`` constant
+    has a gradient. With ``keeps_whole``, saving a part saves all of the tensor that it is a part of, as they share
+    storage.
+    """
 
     dims: dict[str, PositiveInt]
     constant: bool = False
@@ -43,10 +45,10 @@ class View(Layer):
 
 @LAYERS.register("einsum")
 class Einsum(Layer):
-    """A product of two tensors: ``b h q d, b h k d -> b h q k``. ``dims`` names the dims of the output, letter by
-    letter.
+    """Product of two tensors by an equation such as ``b h q d, b h k d -> b h q k``.
 
-    With one input the second factor is a weight of the sizes ``weight``. A letter that the output lacks is summed.
+    ``dims`` names the dims of the output, one per letter. With one input the second factor is a weight of the sizes
+    ``weight``. Letters missing from the output are summed.
     """
 
     optional_inputs: ClassVar[int] = 1
@@ -92,19 +94,18 @@ class Einsum(Layer):
 
 
 def _lettered(name: str, x: Tensor, letters: list[str], names: Mapping[str, str]) -> Tensor:
-    """The tensor with its dims named by letters; dims of one entry that are repeated for the other factor are left
-    out."""
+    """Rename a tensor's dims by the letters of the equation, which has none for broadcast dims of size one."""
     if len(x.dims) != len(letters):
         raise GraphError(f"{name}: {describe(x)} does not fit {' '.join(letters)!r}")
     return replace(x, dims=tuple(names.get(letter, f"in_{letter}") for letter in letters))
 
 
 class Pass(Layer):
-    """A pass over memory from any number of inputs to an output of the sizes ``dims``.
+    """Base of memory passes from any number of inputs to one output of the sizes ``dims``.
 
-    ``parameters`` are learned numbers that it reads. ``keeps`` says what stays for the backward pass: some of the
-    inputs by their places, or a word for them; ``kept_per_element`` are numbers beside them, for each of the largest
-    tensor that it reads or writes.
+    ``parameters`` is the number of learned numbers that it reads. ``keeps`` says which tensors are saved for the
+    backward pass: inputs by their positions, or a word. ``kept_per_element`` is how many further numbers are saved, per
+    element of the largest tensor read or written.
     """
 
     arity: ClassVar[int | None] = 1
@@ -115,7 +116,7 @@ class Pass(Layer):
     kept_per_element: Annotated[float, Field(ge=0)] = 0.0
 
     def saved_tensors(self, name: str, inputs: tuple[Tensor, ...], out: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors that stay for the backward pass.
+        """Return the tensors that are saved for the backward pass.
 
         Parameters
         ----------
@@ -148,8 +149,10 @@ class Pass(Layer):
 
 @LAYERS.register("pass")
 class KnownPass(Pass):
-    """Element-wise work, copies, reductions and gathers whose cost is that of their bytes. ``of`` is the function's
-    name."""
+    """Element-wise work, copies, reductions and gathers, whose time follows from their bytes.
+
+    ``of`` is the name of the imported function.
+    """
 
     kind: Annotated[str, AfterValidator(lambda name: KINDS[name].name)] = "elementwise"
     of: str = ""
@@ -171,11 +174,11 @@ add_kind(Kind("opaque", "a function that an importer did not know"))
 
 @LAYERS.register("opaque")
 class Opaque(Pass):
-    """A function that an importer did not know: priced by its bytes and by the FLOP that were seen inside it, as a
-    product of that size is.
+    """Function that an importer does not know: priced by its bytes and by the FLOP recorded inside it, as one product.
 
-    ``flops_per_element`` are those of contractions, for each number of the output. Its backward pass is taken for one
-    product of the same FLOP for each tensor that needs a gradient, two at most. Predictions list it as unmodelled.
+    ``flops_per_element`` are FLOP of contractions per element of the output. The backward pass is assumed to be one
+    product of the same FLOP for each tensor that needs a gradient, at most two. Predictions list the function as
+    unmodelled.
     """
 
     of: str
@@ -190,7 +193,7 @@ class Opaque(Pass):
 
 @dataclass(frozen=True, slots=True)
 class Unmodelled:
-    """The operation of an opaque layer."""
+    """Operation of an opaque layer."""
 
     name: str
     label: str
@@ -240,7 +243,7 @@ class Unmodelled:
 
 @LAYERS.register("learned")
 class Learned(Layer):
-    """Learned numbers that are read but make no tensor of their own here: the input goes through."""
+    """Learned numbers that are read without an output of their own; the input passes through."""
 
     parameters: PositiveInt
     of: str = ""
@@ -255,10 +258,9 @@ class Learned(Layer):
 
 @LAYERS.register("relative_bias")
 class RelativeBias(Layer):
-    """A learned bias of the scores for each head and bucket of distances (Raffel et al., T5, 2020), made once for many
-    layers.
+    """Learned bias of the scores per head and bucket of distances (Raffel et al., T5, 2020), for many layers.
 
-    The input (batch, seq, hidden) goes through; the table of scores (heads, seq, seq) is written once.
+    The input (batch, seq, hidden) passes through; the table of scores (heads, seq, seq) is written once.
     """
 
     tensor_dims = ()

@@ -1,13 +1,13 @@
-"""The launches of a layer: which passes a kernel merges, and which operations run again before the backward pass.
+"""The launches of a layer: which passes are fused into one kernel, and which operations recomputation runs again.
 
-Fusion of element-wise passes is what a compiler, or a framework's hand-written kernels, merge into one launch. A pass
-that reads what the pass before it wrote, and alone reads it, need not meet memory in between: the tensor is neither
-written nor read again (nor is its gradient on the way back), unless it is kept for the backward pass. Batch
-normalisation takes the passes after it into its second sweep; the first, over its input, stays.
+A compiler, or a framework's hand-written kernels, fuse element-wise passes into one launch. If only one pass reads the
+output of the pass before it, that tensor need not be in memory: it is neither written nor read (nor is its gradient in
+the backward pass), unless it is saved for the backward pass. Batch normalisation reads its input twice; later passes
+are fused into the second read.
 
-Full and selective recomputation run operations again by the way in which a framework checkpoints. A `RecomputeModule`
-names the operations of one kind, and what is kept for them. These choices of the software, and how tokens reach their
-experts, are `LoweringOptions`.
+Full and selective recomputation run operations again in the way in which a framework checkpoints. A `RecomputeModule`
+selects the operations of one kind, and the tensors that are not saved. `LoweringOptions` holds these choices of the
+software, and the way in which tokens reach their experts.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class OperationKernels:
     backward : tuple of Kernel
         Kernels of the backward pass.
     recomputed : float
-        How often full recomputation runs the operation again.
+        Additional runs of the operation under full recomputation.
     selected : float
-        How often selective recomputation runs it again.
+        Additional runs under selective recomputation.
     """
 
     operation: Operation
@@ -58,9 +58,9 @@ class OperationKernels:
     selected: float = 0.0
 
 
-#: Chains that are one kernel: none; a sum, a rectifier or both after a batch normalisation, which libraries have
-#: kernels for, in the forward pass alone or both ways; whatever touches each element on its own; or that, and what only
-#: convolutions read as part of them.
+#: Chains of passes that are one kernel. ``none``. ``norms``: a sum, a rectifier or both after a batch normalisation,
+#: for which libraries have kernels; ``norms forward``: in the forward pass only. ``all``: any element-wise passes.
+#: ``convolutions``: those, and passes whose output only convolutions read are fused into the convolutions.
 Chains = Literal["none", "norms forward", "norms", "all", "convolutions"]
 
 
@@ -71,7 +71,7 @@ def fuse_passes(
 
     Parameters
     ----------
-    launches : sequence of Launches
+    launches : sequence of OperationKernels
         Launches of a layer, in order.
     readers : dict of str to int
         Number of operations that read each tensor, by tensor name.
@@ -82,7 +82,7 @@ def fuse_passes(
 
     Returns
     -------
-    list of Launches
+    list of OperationKernels
         Fewer launches, in order.
     """
     merged: list[OperationKernels] = []
@@ -118,15 +118,15 @@ def convolved_tensors(nodes: Iterable[Node]) -> frozenset[str]:
 def fused_into_convolution(
     launch: OperationKernels, convolved: frozenset[str], precision: Precision
 ) -> OperationKernels:
-    """Merge a pass into the convolutions that read its result.
+    """Fuse a pass into the convolutions that read its output.
 
-    The convolutions read what the pass reads, and compute the pass again in the backward pass instead of saving its
-    result.
+    The convolutions read the input of the pass, and compute the pass again in the backward pass instead of saving its
+    output.
 
     Parameters
     ----------
-    launch : Launches
-        The pass; anything else is returned as it is.
+    launch : OperationKernels
+        The pass; any other launch is returned unchanged.
     convolved : frozenset of str
         Names of tensors that only convolutions read.
     precision : Precision
@@ -134,7 +134,7 @@ def fused_into_convolution(
 
     Returns
     -------
-    Launches
+    OperationKernels
         The launch with the bytes that remain.
     """
     operation = launch.operation
@@ -150,25 +150,25 @@ def fused_into_convolution(
 
 
 def unfused_softmax(launch: OperationKernels, multiple: int, precision: Precision) -> OperationKernels:
-    """Replace a fused softmax of attention by separate passes where the framework's kernel does not apply.
+    """Replace a fused softmax of attention by separate passes if the framework's fused kernel does not apply.
 
-    The passes are: cast to fp32, scale, mask, softmax, cast back; and the same way back. The fused kernel of
-    Megatron-LM (2021) takes matrices of scores (batch times heads of a rank) by fours, one for each warp of a block.
-    Tensors that the separate passes save besides the weights are not counted as memory.
+    The passes are: cast to fp32, scale, mask, softmax, cast back; the backward pass has as many. The fused kernel of
+    Megatron-LM (2021) requires a number of score matrices (batch times heads of a rank) that is a multiple of four, one
+    for each warp of a block. The memory of tensors that the separate passes save besides the weights is not counted.
 
     Parameters
     ----------
-    launch : Launches
-        The softmax; anything else is returned as it is.
+    launch : OperationKernels
+        The softmax; any other launch is returned unchanged.
     multiple : int
-        Number of matrices that the fused kernel takes at a time; 1 if it takes any.
+        Number of matrices that the fused kernel processes together; 1 if it accepts any number.
     precision : Precision
         Bytes of each role of a number.
 
     Returns
     -------
-    Launches
-        The launch, with one kernel a pass.
+    OperationKernels
+        The launch, with one kernel per pass.
     """
     softmax = launch.operation
     if (
@@ -189,7 +189,7 @@ def unfused_softmax(launch: OperationKernels, multiple: int, precision: Precisio
 
 
 def _passes(fused: tuple[Kernel, ...], elements: float, steps: Sequence[tuple[float, float]]) -> tuple[Kernel, ...]:
-    """A fused kernel divided into passes; ``steps``: bytes read and written by each, per element."""
+    """Split a fused kernel into passes; ``steps`` are the bytes that each reads and writes per element."""
     return tuple(
         replace(kernel, bytes_read=elements * read, bytes_written=elements * written)
         for kernel in fused
@@ -205,7 +205,7 @@ def section_nodes(nodes: Sequence[Node], chains: Chains) -> list[slice]:
     nodes : sequence of Node
         Layers in topological order.
     chains : Chains
-        Merged chains of passes; a layer of such passes joins the section of the layer before.
+        Fused chains of passes; a layer of such passes belongs to the section of the layer before.
 
     Returns
     -------
@@ -218,8 +218,11 @@ def section_nodes(nodes: Sequence[Node], chains: Chains) -> list[slice]:
 
 
 def _section_names(nodes: Iterable[Node], chains: Chains) -> Iterable[str]:
-    """The section of each layer: its repeated block, or one of its own. Where chains of passes are merged, a layer of
-    passes over the output of the layer before belongs to that layer's section."""
+    """Yield the section of each layer: its repeated block, or a section for a single layer.
+
+    If chains of passes are fused, a layer of passes over the output of the layer before belongs to that layer's
+    section.
+    """
     name, before = "", None
     for node in nodes:
         joins = chains != "none" and before is not None and not before.repeats and _passes_over(node, before)
@@ -229,7 +232,7 @@ def _section_names(nodes: Iterable[Node], chains: Chains) -> Iterable[str]:
 
 
 def _passes_over(node: Node, before: Node) -> bool:
-    """Whether a layer outside repeated blocks touches each element of the other's result on its own."""
+    """Return True if a layer outside repeated blocks consists of element-wise passes over the previous output."""
     written = {operation.out.name for operation in before.operations}
     pointwise = all(isinstance(operation, MemoryPass) and operation.kind.pointwise for operation in node.operations)
     return not node.repeats and bool(node.operations) and pointwise and any(t.name in written for t in node.inputs)
@@ -245,13 +248,13 @@ def _fusable(first: OperationKernels, second: OperationKernels, readers: dict[st
 
 
 def _follows_norm(first: OperationKernels, second: OperationKernels) -> bool:
-    """Whether the chain starts with a normalisation and goes on with one operation an element: a sum, a rectifier."""
+    """Return True if a chain is a normalisation followed by one FLOP per element: a sum, a rectifier."""
     starts = first.forward[0].kind.two_sweeps if first.forward else False
     return starts and isinstance(second.operation, MemoryPass) and second.operation.flops_per_element <= 1.0
 
 
 def _join(first: OperationKernels, second: OperationKernels, precision: Precision) -> OperationKernels:
-    """One launch for both: the tensor between them is spared, forward and (where both have a pass) backward."""
+    """Fuse two launches: the tensor between them is not moved, forward and (if both have a pass) backward."""
     between = first.operation.out.bytes(precision)
     kept = first.operation.out.name in {t.name for t in (*first.operation.saves, *second.operation.saves)}
     forward = _merged(first.forward, second.forward, 0.0 if kept else between, between)
@@ -263,7 +266,7 @@ def _join(first: OperationKernels, second: OperationKernels, precision: Precisio
 
 
 def _merged(first: tuple[Kernel, ...], second: tuple[Kernel, ...], written: float, read: float) -> tuple[Kernel, ...]:
-    """The second launch with the work of the first, less what is no longer written and read between them."""
+    """Add the work of the first kernel to the second, without the bytes written and read between them."""
     if not (first and second):
         return first or second
     a, b = first[0], second[0]
@@ -286,10 +289,10 @@ Selective = Literal["attention", "products"]
 class RecomputeModule:
     """Part of a block that selective recomputation runs again, named as in Megatron-Core's ``--recompute-modules``.
 
-    ``selects(layer, name of an operation within it, operation)`` says which operations it runs again. What
-    they make is not kept, but for tensors that others read, too; a module that ``discards`` its outputs gives those up
-    as well (they are made again before whoever reads them runs backward), with the ``views`` of them, by the ends of
-    their names.
+    ``selects(layer, name of an operation inside it, operation)`` returns True for the operations to run again. Their
+    outputs are not saved unless other layers read them. A module that ``discards`` its outputs does not save those
+    either: they are recomputed before the backward pass of their readers. ``views`` are suffixes of the names of views
+    of these outputs, which are not saved either.
     """
 
     name: str
@@ -308,7 +311,7 @@ def _add_recompute_module(module: RecomputeModule) -> RecomputeModule:
 
 
 def _is_norm(layer: Node, part: str, operation: Operation) -> bool:
-    """A normalisation of a repeated block, not that before the head."""
+    """Return True for a normalisation of a repeated block; the one before the head is not in a block."""
     return bool(layer.repeats) and layer.type in ("layer_norm", "rms_norm") and isinstance(operation, MemoryPass)
 
 
@@ -355,10 +358,11 @@ _add_recompute_module(
 class Checkpoints:
     """How a framework recomputes.
 
-    A block ``stops_early`` where its backward pass has all that it needs (PyTorch's non-reentrant checkpoints, 2.1 and
-    later), or runs to its end. ``selective`` recomputation is of ``modules`` (the core of attention alone, Korthikanti
-    et al., 2022), or of all but that core and every second of the ``products`` of repeated blocks (torchtitan's
-    selective activation checkpointing by operation, which wraps each of `model.layers` and neither head nor loss).
+    If it ``stops_early``, recomputation of a block ends when its backward pass has all inputs (PyTorch's non-reentrant
+    checkpoints, 2.1 and later); otherwise it runs to the end of the block. ``selective`` is ``attention`` to recompute
+    ``modules`` (by default the core of attention, Korthikanti et al., 2022). It is ``products`` to recompute all but
+    that core and every second product of repeated blocks. That is torchtitan's selective activation checkpointing by
+    operation, which wraps each of `model.layers`, but not head or loss.
     """
 
     stops_early: bool = False
@@ -366,14 +370,14 @@ class Checkpoints:
     modules: tuple[str, ...] = (CORE.name,)
 
     def recomputed(self, operation: Operation, left_out: frozenset[str]) -> float:
-        """Return how often full recomputation runs an operation again.
+        """Return the additional runs of an operation under full recomputation.
 
         Parameters
         ----------
         operation : Operation
             An operation of the block.
         left_out : frozenset of str
-            Names of operations at the end of the block that backward does not need (`unneeded_for_backward`).
+            Names of operations at the end of the block whose output backward does not need (`unneeded_for_backward`).
 
         Returns
         -------
@@ -383,7 +387,7 @@ class Checkpoints:
         return 0.0 if self.stops_early and operation.name in left_out else 1.0
 
     def selected(self, node: Node, operation: Operation, left_out: frozenset[str]) -> float:
-        """Return how often selective recomputation runs an operation again.
+        """Return the additional runs of an operation under selective recomputation.
 
         Parameters
         ----------
@@ -407,7 +411,7 @@ class Checkpoints:
         return 0.0 if is_core(operation) else once * self.recomputed(operation, left_out)
 
     def _run_again(self, node: Node) -> frozenset[str]:
-        """Names of the operations of a layer that modules of selective recomputation run again."""
+        """List the operations of a layer that modules of selective recomputation run again, by name."""
         if self.selective != "attention":
             return frozenset()
         return frozenset(each.name for each in node.operations if self.selected(node, each, frozenset()))
@@ -433,7 +437,7 @@ def _selects(module: RecomputeModule, node: Node, operation: Operation) -> bool:
 
 
 def unmatched_module_warnings(modules: Iterable[str], graph: Graph) -> list[str]:
-    """Warn about recomputed modules that no layer of the network has.
+    """Warn about recomputed modules that match no layer of the network.
 
     Parameters
     ----------
@@ -453,8 +457,10 @@ def unmatched_module_warnings(modules: Iterable[str], graph: Graph) -> list[str]
 
 
 def _freed(module: RecomputeModule, nodes: Sequence[Node]) -> set[str]:
-    """Tensors that a recomputed module writes or keeps for itself. Outputs that other layers read stay, unless the
-    module discards its outputs."""
+    """List the tensors that a recomputed module writes or saves.
+
+    Outputs that other layers read are not freed, unless the module discards its outputs.
+    """
     inner, outer = set[str](), set[str]()
     for node in nodes:
         for operation in node.operations:
@@ -470,53 +476,53 @@ def _freed(module: RecomputeModule, nodes: Sequence[Node]) -> set[str]:
     return inner - outer - {node.out.name for node in nodes}
 
 
-#: Blocks run again to their end, or the core of their attention.
+#: Full recomputation of whole blocks, or selective recomputation of attention's core.
 WHOLE_BLOCKS = Checkpoints()
 
 
-#: What a device works on while tokens go to experts or return.
+#: Computation that overlaps with the dispatch of tokens to experts and their return.
 BesideDispatch = Literal["shared experts", "microbatch"]
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """How tokens travel to their experts.
+    """How tokens are sent to their experts.
 
-    With ``targets`` a token travels once to each of these nodes or devices, however many of its experts are there; with
-    None it travels once to each expert. ``beside`` is what overlaps with the exchange.
+    With ``targets`` a token is sent once to each of these nodes or devices, even if several of its experts are there;
+    with None it is sent once to each expert. ``beside`` is the computation that overlaps with the exchange.
     """
 
     targets: int | None = None
     beside: BesideDispatch | None = None
 
 
-#: A copy of a token to each of its experts.
+#: Dispatch that sends a copy of a token to each of its experts.
 ALL_TO_ALL = Dispatch()
 
 
 @dataclass(frozen=True, slots=True)
 class LoweringOptions:
-    """How the software carries out a rank's work."""
+    """How the software runs a rank's work."""
 
-    #: Which chains of element-wise passes are one kernel.
+    #: Chains of element-wise passes that are one kernel.
     chains: Chains = "none"
-    #: Whether inputs that were gathered over tp are kept as shards and gathered again for backward.
+    #: True if inputs gathered over tp are saved as shards and gathered again for the backward pass.
     regather: bool = True
-    #: By how many matrices of scores the unfused softmax kernel works (`unfused_softmax`).
+    #: Number of score matrices that the softmax kernel processes together (`unfused_softmax`).
     softmax_multiple: int = 1
-    #: Pieces in which gathers and scatters over tp go beside products.
+    #: Pieces into which gathers and scatters over tp are cut to overlap with products.
     gather_pieces: int = 1
     dispatch: Dispatch = ALL_TO_ALL
-    #: What recomputation runs again.
+    #: How the framework recomputes.
     checkpoints: Checkpoints = WHOLE_BLOCKS
 
 
 class SectionCheckpoints(NamedTuple):
-    """What recomputation does to one section.
+    """Effect of recomputation on one section.
 
-    ``spared`` are the names of operations that it does not run again and ``freed`` those of tensors that are not saved.
-    ``flags`` hold for each operation of each layer how often full and selective recomputation run it. ``recomputed``
-    names, by layer, the operations of the modules of selective recomputation.
+    ``spared`` are names of operations that are not recomputed, ``freed`` names of tensors that are not saved. ``flags``
+    hold, for each operation of each layer, its additional runs under full and selective recomputation. ``recomputed``
+    maps each layer to the names of its operations in modules of selective recomputation.
     """
 
     spared: frozenset[str]
@@ -526,7 +532,7 @@ class SectionCheckpoints(NamedTuple):
 
     @classmethod
     def of(cls, nodes: Sequence[Node], checkpoints: Checkpoints) -> SectionCheckpoints:
-        """Collect what recomputation does to the layers of one section.
+        """Collect the effect of recomputation on the layers of one section.
 
         Parameters
         ----------
@@ -553,9 +559,9 @@ class SectionCheckpoints(NamedTuple):
 
 
 def unneeded_for_backward(operations: Sequence[Operation]) -> frozenset[str]:
-    """Find the operations at the end of a block that the backward pass does not need.
+    """Find the operations at the end of a block whose output the backward pass does not need.
 
-    They follow the last saved tensor. The operation that reads it belongs to them if it saves only its inputs.
+    They follow the last saved tensor. The operation that saves it also counts if it saves only its inputs.
 
     Parameters
     ----------
@@ -579,7 +585,7 @@ def unneeded_for_backward(operations: Sequence[Operation]) -> frozenset[str]:
 
 
 def saved_tensors(operation: Operation) -> list[Tensor]:
-    """Return the tensors, without weights, that an operation saves for its backward pass.
+    """List the tensors, except weights, that an operation saves for its backward pass.
 
     Parameters
     ----------
@@ -595,7 +601,7 @@ def saved_tensors(operation: Operation) -> list[Tensor]:
 
 
 class SavedTensorCounter:
-    """Counter of tensors saved for the backward pass; a storage counts once even if several operations save it."""
+    """Counter of tensors saved for the backward pass; storage counts once even if several operations save it."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -603,10 +609,10 @@ class SavedTensorCounter:
         self._seen: set[tuple[str, str, str]] = set()
 
     def add(self, tensor: Tensor, keeper: Node, copy: str = "") -> float:
-        """Count the new tensors that are saved when a layer saves a tensor in each of its iterations.
+        """Count the additional tensors that are saved if a layer saves a tensor in each of its iterations.
 
-        A part of a storage saves the whole storage. Of a tensor that a loop carries, the first iteration reads what
-        enters the loop and the others read the output of the iteration before.
+        Saving a part of a tensor saves its whole storage. If a loop carries the tensor, the first iteration reads the
+        tensor that enters the loop, and each other iteration reads the output of the one before.
 
         Parameters
         ----------
@@ -634,7 +640,7 @@ class SavedTensorCounter:
         return new * times_larger
 
     def _new_copies(self, name: str, copy: str, which: str, copies: int) -> int:
-        """``copies`` of the tensor of that name are kept, those of these loops: how many are new."""
+        """Record ``copies`` of a tensor in some loops as saved, and return how many of them are new."""
         if (name, copy, which) in self._seen:
             return 0
         self._seen.add((name, copy, which))

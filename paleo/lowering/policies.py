@@ -1,10 +1,9 @@
-"""Layer by layer: where a program is cut into pipeline stages, and which layers compute activations again before their
-backward pass.
+"""Assignment of layers to pipeline stages, and of recompute policies to layers.
 
-The partition is of whole layers, those of repeated blocks one by one, in order. A *layer iteration* is one pass through
-one layer of a repeated block, or through a layer that occurs once. All of them may be recomputed alike, the first ones
-of each piece of a pipeline, in groups, or layer by layer. Layers of a section that are treated differently become
-sections of their own, so that whatever follows (seconds, bytes, timeline) knows one policy for each section.
+The cut is between whole layers; the layers of repeated blocks can be separated. A *layer iteration* is one pass through
+one layer of a repeated block, or through a layer that occurs once. Recomputation may apply to all of them, to the first
+ones of each piece of a pipeline, in groups, or by layer. Layers of a section with different policies become separate
+sections, so that times, bytes and timeline have one policy for each section.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ if TYPE_CHECKING:
     from paleo.lowering.program import CountedKernel, Program, Section
     from paleo.specs.run import Cut, Run
 
-#: A run of layers on one stage: positions of sections, each with how many of its layers are in it.
+#: Consecutive layers on one stage: pairs of a section's position and the number of its layers.
 Chunk = tuple[tuple[int, int], ...]
-#: Room for rounding when weights are added up.
+#: Tolerance for rounding errors in sums of weights.
 _SLACK = 1.0 + 2.0**-40
 
 
 def cut_into_stages(program: Program, weights: Sequence[float], pieces: int, how: Cut | None = None) -> list[Chunk]:
     """Cut a network into contiguous pieces for pipeline stages.
 
-    By default, as in Megatron, each piece has equally many layers of the heaviest block if they divide evenly. Layers
-    before the block are on the first piece and those after it on the last. Otherwise the slowest piece is made as fast
-    as possible.
+    By default, as in Megatron, each piece has equally many layers of the heaviest block if their number is divisible.
+    Layers before the block are on the first piece and those after it on the last. Otherwise the time of the slowest
+    piece is minimised.
 
     Parameters
     ----------
@@ -96,9 +95,11 @@ def layer_counts(program: Program) -> list[int]:
 
 
 def _stated(program: Program, layers: Sequence[int]) -> list[Chunk]:
-    """Pieces with stated numbers of layers; sections between layers go with the layer before them, sections before the
-    first layer with the first one. A first or last piece of 0 layers holds the sections before the first or after the
-    last layer."""
+    """Cut into pieces with stated numbers of layers.
+
+    Sections between layers are on the piece of the layer before them, sections before the first layer on that of the
+    first. A first or last piece of 0 layers holds the sections before the first or after the last layer.
+    """
     counts = layer_counts(program)
     if sum(layers) != sum(counts):
         stated = f"pipeline.cut {list(layers)}: adds up to {sum(layers)} layers"
@@ -108,7 +109,7 @@ def _stated(program: Program, layers: Sequence[int]) -> list[Chunk]:
     left = list(layers)
     for index, (section, count) in enumerate(zip(program.sections, counts, strict=True)):
         if not count:
-            if left == [0, 0]:  # behind the last layer
+            if left == [0, 0]:  # after the last layer
                 left.pop(0)
                 pieces.append([])
             pieces[-1].append((index, section.repeat))
@@ -123,7 +124,7 @@ def _stated(program: Program, layers: Sequence[int]) -> list[Chunk]:
 
 
 def _check_empty(program: Program, layers: Sequence[int], counts: Sequence[int]) -> None:
-    """PlanError for a piece without any section."""
+    """Raise PlanError for a piece without any section."""
     if 0 in layers[1:-1]:
         raise PlanError(f"pipeline.cut {list(layers)}: only the first and the last piece may be without layers")
     for place, section, name in ((0, counts[0], "first"), (-1, counts[-1], "last")):
@@ -134,7 +135,7 @@ def _check_empty(program: Program, layers: Sequence[int], counts: Sequence[int])
 
 
 def balanced_cut(program: Program, weights: Sequence[float], pieces: int) -> tuple[int, ...]:
-    """Cut a network so that the heaviest piece is as light as possible; early pieces are the lighter ones.
+    """Cut a network so that its heaviest piece is as light as possible; earlier pieces are the lighter ones.
 
     Parameters
     ----------
@@ -148,19 +149,21 @@ def balanced_cut(program: Program, weights: Sequence[float], pieces: int) -> tup
     Returns
     -------
     tuple of int
-        Layers of each piece, as `cut_into_stages` takes them; empty if there are fewer layers than pieces.
+        Layers of each piece, for `cut_into_stages`; empty if there are fewer layers than pieces.
     """
     return _balanced_layers(_units(program, weights), pieces)
 
 
 @lru_cache(maxsize=2**16)
 def _balanced_layers(runs: tuple[tuple[float, int, int], ...], pieces: int) -> tuple[int, ...]:
-    """`balanced_cut` of `_units`; a search has the same ones at many numbers of stages."""
+    """Compute `balanced_cut` of `_units`; cached, as a search asks for the same units at many numbers of stages."""
     units = [(weight, count) for weight, count, times in runs for _ in range(times)]
     if len(units) < pieces:
         return ()
     layers = np.cumsum([count for _, count in units])
-    ends = np.cumsum(_halved(_lengths([weight for weight, _ in reversed(units)], pieces)[::-1], pieces))
+    ends = np.cumsum(
+        _with_longest_halved(_balanced_lengths([weight for weight, _ in reversed(units)], pieces)[::-1], pieces)
+    )
     return tuple(np.diff(layers[ends - 1], prepend=0).tolist())
 
 
@@ -185,8 +188,11 @@ def slowest_piece_time(program: Program, weights: Sequence[float], chunks: Seque
 
 
 def _units(program: Program, weights: Sequence[float]) -> tuple[tuple[float, int, int], ...]:
-    """The units that a cut may separate, as (weight, layers, repetitions): the sections before the first layer, each
-    layer with the sections after it, the sections after the last layer."""
+    """List the units that a cut may separate, as (weight, layers, repetitions).
+
+    They are the sections before the first layer, each layer with the sections after it, and the sections after the last
+    layer.
+    """
     units: list[tuple[float, int, int]] = []
     counts = layer_counts(program)
     last = max((index for index, count in enumerate(counts) if count), default=-1)
@@ -202,27 +208,30 @@ def _units(program: Program, weights: Sequence[float]) -> tuple[tuple[float, int
     return tuple(units)
 
 
-def _lengths(weights: Sequence[float], pieces: int) -> list[int]:
-    """Units of each of at most ``pieces`` contiguous pieces, filled from the front, whose heaviest is as light as
-    possible: by bisection on the heaviest weight, between what a filling reaches and what the next one would. It is no
-    less than the mean of the pieces, and exceeds that by less than the heaviest unit."""
+def _balanced_lengths(weights: Sequence[float], pieces: int) -> list[int]:
+    """Count the units of each of at most ``pieces`` contiguous pieces whose heaviest is as light as possible.
+
+    Pieces are filled from the front. The heaviest weight is found by bisection, between the weight that a filling
+    reaches and the next larger one. It is at least the mean of the pieces, and exceeds it by less than the heaviest
+    unit.
+    """
     sums = np.cumsum(weights, dtype=np.longdouble).astype(float).tolist()  # each sum rounded once
     heaviest, mean = max(weights), sums[-1] / pieces
     low, high = max(heaviest, mean), min(sums[-1], heaviest + mean)
     while low * _SLACK < high:
         middle = (low + high) / 2
-        ends = _filled(sums, middle)
+        ends = _filled_ends(sums, middle)
         starts = [0.0, *(sums[end - 1] for end in ends[:-1])]
         if len(ends) <= pieces:
             high = min(middle, max(sums[end - 1] - start for start, end in zip(starts, ends, strict=True)))
         else:
             low = max(middle, min(sums[end] - start for start, end in zip(starts, ends[:-1], strict=False)))
-    lengths: list[int] = np.diff(_filled(sums, high), prepend=0).tolist()
+    lengths: list[int] = np.diff(_filled_ends(sums, high), prepend=0).tolist()
     return lengths
 
 
-def _halved(lengths: list[int], pieces: int) -> list[int]:
-    """Splits the longest pieces in halves until there are ``pieces`` of them."""
+def _with_longest_halved(lengths: list[int], pieces: int) -> list[int]:
+    """Split the longest piece in halves until there are ``pieces`` pieces."""
     while len(lengths) < pieces:
         longest = lengths.index(max(lengths))
         half = lengths[longest] // 2
@@ -230,8 +239,8 @@ def _halved(lengths: list[int], pieces: int) -> list[int]:
     return lengths
 
 
-def _filled(sums: Sequence[float], most: float) -> list[int]:
-    """Ends of pieces that are filled one after another up to a weight, by the sums of weights up to each unit."""
+def _filled_ends(sums: Sequence[float], most: float) -> list[int]:
+    """Return the ends of pieces filled one after another up to the weight ``most``, from cumulative weights."""
     ends, base = list[int](), 0.0
     while not ends or ends[-1] < len(sums):
         start = ends[-1] if ends else 0
@@ -243,8 +252,8 @@ def _filled(sums: Sequence[float], most: float) -> list[int]:
 def cut_by_work(program: Program, pieces: int) -> list[Chunk]:
     """Cut a network by the FLOP of its products with weights, as nanotron does.
 
-    A piece takes layers until the running sum has passed its share of the whole. So early pieces are the fuller ones,
-    and the output layer counts. If that leaves a piece empty, `cut_into_stages` decides.
+    A piece takes layers until the cumulative FLOP exceed its share of the total. So earlier pieces have more work, and
+    the output layer counts. If that leaves a piece empty, `cut_into_stages` is used.
 
     Parameters
     ----------
@@ -273,7 +282,7 @@ def cut_by_work(program: Program, pieces: int) -> list[Chunk]:
 
 
 def product_flops(section: Section) -> float:
-    """Return the forward FLOP of one layer's products with weights; those of the attention core do not count.
+    """Return the forward FLOP of one layer's products with weights, without those of attention's core.
 
     Parameters
     ----------
@@ -290,7 +299,7 @@ def product_flops(section: Section) -> float:
 
 
 def _even(program: Program, block: int, pieces: int) -> list[Chunk]:
-    """As many layers of a block on each piece."""
+    """Cut so that each piece has equally many layers of a block."""
     layers = program.sections[block].repeat // pieces
     chunks: list[list[tuple[int, int]]] = [[(block, layers)] for _ in range(pieces)]
     chunks[0][:0] = [(i, program.sections[i].repeat) for i in range(block)]
@@ -299,21 +308,27 @@ def _even(program: Program, block: int, pieces: int) -> list[Chunk]:
 
 
 def _balanced(program: Program, weights: Sequence[float], pieces: int) -> list[Chunk]:
-    """Contiguous pieces whose heaviest is as light as possible, by bisection on the heaviest weight. The output
-    layer and its loss stay together: on another stage the loss would be sent all logits (Megatron's
-    account_for_loss_in_pipeline_split counts both as one layer, too)."""
+    """Cut into contiguous pieces whose heaviest is as light as possible.
+
+    The output layer and its loss stay together: on another stage the loss would receive all logits (Megatron's
+    account_for_loss_in_pipeline_split also counts both as one layer).
+    """
     units = _divisible(program, weights)
     if len(units) < pieces:
         raise PlanError(f"{len(units)} layers cannot be cut into {pieces} pipeline stages")
-    ends = np.cumsum([0, *_halved(_lengths([weight for _, weight in units], pieces), pieces)]).tolist()
+    ends = np.cumsum(
+        [0, *_with_longest_halved(_balanced_lengths([weight for _, weight in units], pieces), pieces)]
+    ).tolist()
     return [
         _counted([index for sections, _ in units[start:end] for index in sections]) for start, end in pairwise(ends)
     ]
 
 
 def _divisible(program: Program, weights: Sequence[float]) -> list[tuple[tuple[int, ...], float]]:
-    """The units of a recomputation: positions of sections with their weights, layer by layer; the last layer with
-    parameters and the sections after it are one unit."""
+    """List the units that a balanced cut may separate, as positions of sections with their weight, layer by layer.
+
+    The last layer with parameters and the sections after it are one unit.
+    """
     holders = [index for index, section in enumerate(program.sections) if section.parameters]
     last = max([*holders, *(tie.reader for tie in program.ties)], default=len(program.sections) - 1)
     layers = [index for index, section in enumerate(program.sections) for _ in range(section.repeat)]
@@ -327,7 +342,7 @@ def _counted(piece: list[int]) -> Chunk:
     return tuple((index, piece.count(index)) for index in dict.fromkeys(piece))
 
 
-#: Layers of a piece: section, and numbers of its layers in the network.
+#: Layers of a piece: position of the section, and the range of its layer numbers in the network.
 Layers = list[tuple[int, range]]
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[np.float64]
@@ -335,8 +350,10 @@ RECOMPUTE = ("none", "selective", "full")
 
 
 class _Policy(NamedTuple):
-    """What a layer computes again: ``none``, the core of attention (``selective``) or all from its input (``full``), of
-    ``group`` layers at once."""
+    """Recompute policy of a layer: ``none``, ``selective`` (the core of attention) or ``full`` (all from its input).
+
+    ``group`` layers are checkpointed together.
+    """
 
     mode: str = "none"
     group: int = 1
@@ -345,8 +362,8 @@ class _Policy(NamedTuple):
 class Policies(NamedTuple):
     """Recompute policy of every section, as arrays of shape (sections,) or (sections, configurations).
 
-    ``full``: the whole layer is computed again; ``core``: only its attention core; ``group``: layers in a checkpointed
-    group.
+    ``full`` is True where the whole layer is recomputed, ``core`` where only its attention core is. ``group`` is the
+    number of layers that are checkpointed together.
     """
 
     full: Mask
@@ -373,7 +390,7 @@ class Policies(NamedTuple):
 
     @classmethod
     def uniform(cls, repeat: Array, how: str) -> Policies:
-        """Make one policy for the whole network; full recomputation applies to repeated blocks.
+        """Build one policy for the whole network; full recomputation applies to repeated blocks only.
 
         Parameters
         ----------
@@ -392,7 +409,7 @@ class Policies(NamedTuple):
 
     @classmethod
     def for_each_section(cls, sections: int, how: str) -> Policies:
-        """Make one policy for every section, also for those outside the repeated blocks.
+        """Build one policy for every section, including those outside repeated blocks.
 
         Parameters
         ----------
@@ -411,7 +428,7 @@ class Policies(NamedTuple):
 
     @classmethod
     def of_configurations(cls, repeat: Array, hows: npt.NDArray[np.intp]) -> Policies:
-        """Make one policy for the whole network in each configuration.
+        """Build one policy for the whole network in each configuration.
 
         Parameters
         ----------
@@ -466,7 +483,7 @@ def fully_recomputed(repeat: Array) -> Mask:
 def recomputed_sections(program: Program) -> Mask:
     """Find the sections of a program that full recomputation runs again.
 
-    A section that was divided by policy counts as it was before.
+    Sections that were split by policy count as one section.
 
     Parameters
     ----------
@@ -485,7 +502,7 @@ def recomputed_sections(program: Program) -> Mask:
 
 
 def kernel_runs(section: Section, counted: CountedKernel) -> float:
-    """Return how often a kernel runs in a microbatch; recomputed forward kernels run again.
+    """Return how often a kernel runs per microbatch: recomputed forward kernels run more than once.
 
     Parameters
     ----------
@@ -497,7 +514,7 @@ def kernel_runs(section: Section, counted: CountedKernel) -> float:
     Returns
     -------
     float
-        Number of runs for each time that the kernel stands in the section.
+        Number of runs per occurrence of the kernel in the section.
     """
     if counted.kernel.phase != "forward":
         return 1.0
@@ -517,7 +534,7 @@ def with_recompute(program: Program, how: str) -> Program:
     Returns
     -------
     Program
-        A copy.
+        Copy with this policy.
     """
     whole = recomputed_sections(program)
     hows = [how if how != "full" or blocks else "none" for blocks in whole]
@@ -526,7 +543,7 @@ def with_recompute(program: Program, how: str) -> Program:
 
 
 def recompute_summary(run: Run) -> str:
-    """Describe in short what a run recomputes.
+    """Describe the recomputation of a run in short.
 
     Parameters
     ----------
@@ -549,11 +566,11 @@ def recompute_summary(run: Run) -> str:
     )
 
 
-# layers that differ
+# layers with different policies
 
 
 def has_mixed_recompute(run: Run) -> bool:
-    """Return True if a run recomputes some layers differently from others.
+    """Return True if a run recomputes only some layers, or some differently from others.
 
     Parameters
     ----------
@@ -563,7 +580,7 @@ def has_mixed_recompute(run: Run) -> bool:
     Returns
     -------
     bool
-        Whether policies differ between layers.
+        True if policies differ between layers.
 
     Raises
     ------
@@ -586,9 +603,9 @@ def has_mixed_recompute(run: Run) -> bool:
 
 
 def policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
-    """Return for each policy the share of each section's layers that follow it, before the network is cut.
+    """Compute the share of each section's layers under each policy, before the network is cut.
 
-    N layers of each piece count as that share of all layers.
+    If a run recomputes N layers of each piece, these count as their share of all layers.
 
     Parameters
     ----------
@@ -616,9 +633,10 @@ def policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
 
 
 class SplitProgram(NamedTuple):
-    """Program with one section for each policy of each of its sections.
+    """Program whose sections are split so that each has one recompute policy.
 
-    ``pieces`` are those of the network in the new sections; ``origin`` is the undivided section that each comes from.
+    ``pieces`` are the pieces of the pipeline in terms of the new sections. ``origin`` is the position of the original
+    section of each new one.
     """
 
     program: Program
@@ -627,7 +645,7 @@ class SplitProgram(NamedTuple):
 
 
 def split_by_policy(program: Program, pieces: Sequence[Chunk], run: Run) -> SplitProgram:
-    """Divide sections whose layers are recomputed differently, so that each section has one policy.
+    """Split sections whose layers are recomputed differently, so that each section has one policy.
 
     Parameters
     ----------
@@ -659,14 +677,14 @@ def split_by_policy(program: Program, pieces: Sequence[Chunk], run: Run) -> Spli
         replace(program.sections[section], repeat=times, recompute=policy.mode, recompute_group=policy.group)
         for (section, policy), times in zip(kinds, count, strict=True)
     )
-    # tied parameters lie in sections that occur once, so none of those is divided
+    # tied parameters are in sections that occur once, so none of those is split
     ties = (replace(tie, owner=first[tie.owner], reader=first[tie.reader]) for tie in program.ties)
     chunks = [tuple((number[kind], piece.count(kind)) for kind in kinds if kind in piece) for piece in layers]
     return SplitProgram(replace(program, sections=tuple(sections), ties=tuple(ties)), chunks, [k for k, _ in kinds])
 
 
 def most_recomputable_layers(program: Program, pieces: Sequence[Chunk]) -> int:
-    """Return the largest number of layers of one piece that full recomputation would run again.
+    """Return the largest number of layers on one piece that full recomputation applies to.
 
     Parameters
     ----------
@@ -685,7 +703,7 @@ def most_recomputable_layers(program: Program, pieces: Sequence[Chunk]) -> int:
 
 
 def _numbered(pieces: Sequence[Chunk]) -> Iterator[Layers]:
-    """Each piece with its layers by number."""
+    """Yield each piece with the numbers of its layers in the network."""
     done: dict[int, int] = {}
     for piece in pieces:
         numbered = []
@@ -697,7 +715,7 @@ def _numbered(pieces: Sequence[Chunk]) -> Iterator[Layers]:
 
 
 def _piece_policies(program: Program, run: Run, piece: Layers, whole: Mask) -> Iterator[tuple[int, _Policy]]:
-    """Each layer of a piece, in order, with its policy."""
+    """Yield each layer of a piece, in order, with its policy."""
     if run.recompute.by_layer:
         policies = _by_layer(program, run)
         yield from ((section, policies[section][layer]) for section, layers in piece for layer in layers)
@@ -718,7 +736,7 @@ def _check_layers(run: Run, most: int) -> None:
 
 
 def _by_layer(program: Program, run: Run) -> list[list[_Policy]]:
-    """The policy of every layer of every section where layers are named; later entries win over earlier ones."""
+    """Return the policy of every layer of every section from patterns of names; later patterns take precedence."""
     default = with_recompute(program, run.recompute.policy)
     policies = [[_Policy(section.recompute)] * section.repeat for section in default.sections]
     for pattern, how in run.recompute.by_layer.items():
@@ -731,12 +749,12 @@ def _by_layer(program: Program, run: Run) -> list[list[_Policy]]:
 
 
 def _names(program: Program) -> Iterator[tuple[int, int, str]]:
-    """Section, number and name of every layer: ``block.0``, ``block.1``, …, or the name of one that occurs once."""
+    """Yield section, number and name of every layer: ``block.0``, ``block.1``, …, or the name of a single layer."""
     for index, section in enumerate(program.sections):
         for layer in range(section.repeat):
             yield index, layer, section.name if section.repeat == 1 else f"{section.name}.{layer}"
 
 
 def _labels(program: Program) -> list[str]:
-    """Names for a message: the layers of a block as a pattern."""
+    """List names of layers for a message, with a pattern for the layers of a block."""
     return [section.name + ".*" * (section.repeat > 1) for section in program.sections]

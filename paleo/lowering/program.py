@@ -1,6 +1,6 @@
-"""One rank's work under a plan: sections of kernels and collectives, forward and backward, still without a clock.
+"""One rank's work under a plan: sections of kernels and collectives, forward and backward, without times.
 
-A section is what the scheduler moves as one: a layer, or one iteration of a folded block with how often it repeats.
+A section is the unit of scheduling: a layer, or one iteration of a folded block with its number of repetitions.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CountedKernel:
-    """Kernel of one iteration of its section, with how often it runs.
+    """Kernel of one iteration of its section, with the number of its runs.
 
-    ``times`` is above 1 for a block folded inside the section's, and below 1 for a kernel of some iterations only. Full
-    recomputation runs it ``recomputed`` times and selective recomputation ``selected`` times for each run.
+    ``times`` is above 1 for a block folded inside the section's block, and below 1 for a kernel of some iterations
+    only. ``recomputed`` and ``selected`` are additional runs per run under full and selective recomputation.
     """
 
     kernel: Kernel
@@ -69,22 +69,42 @@ class CountedKernel:
 
     @property
     def core(self) -> bool:
-        """Whether the kernel belongs to the core of attention: scores, softmax, dropout, weighted sum."""
+        """True if the kernel belongs to the core of attention: scores, softmax, dropout, weighted sum."""
         return ATTENTION_CORE in self.kernel.name
 
     @property
     def shared(self) -> bool:
-        """Whether the kernel belongs to experts that all tokens visit."""
+        """True if the kernel belongs to shared experts, which process every token."""
         return SHARED_EXPERTS in self.kernel.name
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A collective of one iteration: ``payload_bytes`` follows nccl-tests (the full buffer of the group). In so many
-    ``pieces`` it goes beside the product that feeds it or waits for it. ``recomputed``: full recomputation
-    needs it once more, ``selected``: selective recomputation does. ``beside``: it is of tokens that go to experts or
-    return while these are worked on; ``dispatches``: it brings them there or back. ``carries``: tokens on
-    their way to experts (dispatch) or back (combine), by a library that sends each by itself."""
+    """Collective of one layer iteration.
+
+    Attributes
+    ----------
+    name, operation, axis : str
+        Name of the operation that needs it, kind of collective, and mesh axis of its group.
+    payload_bytes : float
+        Payload as in nccl-tests: the full buffer of the group [byte].
+    phase : Phase
+        Pass in which it runs.
+    times : int
+        Collectives per layer iteration.
+    overlapped : bool
+        True if it runs during computation that does not wait for it.
+    pieces : int
+        Pieces into which it is cut to overlap with the product before or after it.
+    recomputed, selected : bool
+        True if full or selective recomputation repeats it.
+    beside : str, optional
+        Computation that overlaps with the exchange of tokens with experts.
+    dispatches : bool
+        True if it sends tokens to experts or back.
+    carries : {'', 'dispatch', 'combine'}
+        Direction of tokens in a library that sends each of them separately.
+    """
 
     name: str
     operation: str
@@ -102,7 +122,7 @@ class Transfer:
 
     @property
     def hides_behind(self) -> Literal["nothing", "section", "core", "products", BesideDispatch]:
-        """Computation that the collective may overlap with.
+        """Computation with which the collective can overlap.
 
         It is the section, the core of attention (a ring of keys), products with weights, shared experts, or another
         microbatch.
@@ -116,7 +136,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """Parameter gradients of one iteration that are summed over ``axes``: elements on this rank."""
+    """Parameter gradients of one layer iteration that are summed over ``axes``, in elements on this rank."""
 
     axes: Axes
     elements: float
@@ -126,7 +146,8 @@ class Gradient:
 class TiedParameter:
     """Parameter of section ``owner`` that section ``reader`` reads too, such as tied embeddings.
 
-    Elements are those on this rank; a ``trained`` parameter has the axes over which its gradient is summed.
+    ``elements`` are those on this rank. ``axes`` are those over which the gradient of a ``trained`` parameter is
+    summed.
     """
 
     name: str
@@ -141,8 +162,8 @@ class TiedParameter:
 class Section:
     """Layer, or one iteration of a repeated block; bytes and counts are those of one iteration on one rank.
 
-    ``parameters`` counts all numbers of its weights, frozen ones too; packed weights count as the numbers of the run's
-    format that take their bytes. ``tensors`` counts trained weights by name.
+    ``parameters`` counts all its weights, frozen ones too. Packed weights count as numbers of the run's format with the
+    same bytes. ``tensors`` is the number of trained weight tensors.
     """
 
     name: str
@@ -163,17 +184,17 @@ class Section:
 
     @property
     def workspace_bytes(self) -> float:
-        """Bytes that the section needs for a moment at most."""
+        """Largest temporary memory of the section's operations [byte]."""
         return max(self.workspaces, default=0.0)
 
     @property
     def has_backward(self) -> bool:
-        """Whether there is a backward pass: not in inference, nor before the first of few weights that are trained."""
+        """True if the section has a backward pass: not in inference, nor before the first trained weight."""
         return any(counted.kernel.phase != "forward" for counted in self.kernels)
 
     @property
     def trained(self) -> float:
-        """Parameter elements that have gradients; 0 in a forward pass alone."""
+        """Parameter elements that have gradients; 0 in inference."""
         return sum(gradient.elements for gradient in self.gradients)
 
 
@@ -191,11 +212,11 @@ class Program:
 
     @property
     def saved_bytes(self) -> float:
-        """Bytes kept for backward by one pass."""
+        """Activations that one forward pass saves for the backward pass [byte]."""
         return sum(section.saved_bytes * section.repeat for section in self.sections)
 
     def flops(self, phase: Phase | None = None) -> float:
-        """Sum the FLOP of this rank over one phase or all phases of a microbatch.
+        """Sum the FLOP of this rank in a microbatch, over one phase or all phases.
 
         Parameters
         ----------
@@ -231,7 +252,7 @@ def lower(
     precision : Precision
         Bytes of each role of a number.
     options : LoweringOptions, optional
-        Choices of the software; the defaults fuse nothing.
+        Choices of the software; by default nothing is fused.
 
     Returns
     -------
@@ -251,14 +272,16 @@ def lower(
 
 
 def _owners(nodes: Sequence[Node], nodes_of: Sequence[slice]) -> dict[str, int]:
-    """The section of each parameter: the first section that reads it."""
+    """Map each parameter to its section: the first section that reads it."""
     numbered = [(number, node) for number, members in enumerate(nodes_of) for node in nodes[members]]
     return {name: number for number, node in reversed(numbered) for name in node.parameters}
 
 
 class _Lowering:
-    """Walks the placed layers once; remembers which tensors are kept and which parameters were met in which section, so
-    that each counts once."""
+    """Lowering of one graph: it walks the placed layers once.
+
+    It records which tensors are saved and which parameters were found in which section, so that each counts once.
+    """
 
     def __init__(self, graph: Graph, precision: Precision, options: LoweringOptions) -> None:
         self.graph, self.precision, self.options = graph, precision, options
@@ -266,9 +289,9 @@ class _Lowering:
         self._options_without_dispatch = replace(options, dispatch=ALL_TO_ALL)
         self._readers = graph.once("readers", lambda: _readers(graph.nodes), any_batch=True)
         self._reads = graph.once("reads", lambda: _reads(graph.nodes), any_batch=True)
-        self._kept_anew = graph.once(("kept anew", precision), lambda: _kept_anew(graph, precision), any_batch=True)
+        self._newly_saved = graph.once(("kept anew", precision), lambda: _newly_saved(graph, precision), any_batch=True)
         self._tiled = graph.once("tiled", lambda: _tiled(graph.nodes), any_batch=True)
-        self._shares: dict[Hashable, _Share] = graph.once(("shares", precision), dict, any_batch=True)
+        self._shares: dict[Hashable, _LayerShare] = graph.once(("shares", precision), dict, any_batch=True)
         self.nodes_of = graph.once(("sections", chains), lambda: section_nodes(graph.nodes, chains), any_batch=True)
         self._owners = graph.once(("owners", chains), lambda: _owners(graph.nodes, self.nodes_of), any_batch=True)
 
@@ -276,7 +299,7 @@ class _Lowering:
         return self.graph.once(("whole", placed), lambda: without_regather(placed), any_batch=True)
 
     def section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[TiedParameter, ...]]:
-        """The section of some layers with its ties; equal sections are one object, whatever the other sections are."""
+        """Return the section of some layers with its ties; equal sections are one cached object."""
         key = number, members, self.precision, self._options_without_dispatch
         section, ties = self.graph.once(key, lambda: self._section(number, members), any_batch=True)
         if any(each.of_experts for layer in members for each in layer.communications):
@@ -286,9 +309,9 @@ class _Lowering:
         return section, ties
 
     def _routed(self, section: Section, members: Sequence[PlacedNode]) -> Section:
-        """A section with experts, as tokens reach these."""
+        """Return a section with experts after the choice of dispatch, with its sorts and collectives."""
         policy = self._policy([layer.node for layer in members])
-        sorts = [sort for layer in members for sort in self._sorts(layer, section.repeat, policy.spared)]
+        sorts = [sort for layer in members for sort in self._token_sorts(layer, section.repeat, policy.spared)]
         transfers = tuple(owed for layer in members for owed in self._transfers(layer, section.repeat, policy))
         return replace(section, kernels=(*section.kernels, *sorts), transfers=transfers)
 
@@ -316,18 +339,21 @@ class _Lowering:
                     gradients[axes] = gradients.get(axes, 0.0) + elements * iterations
                     matrix = weight_matrix(tensor, layer.operations)
                     matrices += [] if matrix is None else [matrix._replace(copies=matrix.copies * iterations)]
-            kept, inside = self._saves(layer, policy.freed)
+            kept, inside = self._saved_bytes(layer, policy.freed)
             saved, core = saved + kept / repeat, core + inside / repeat
         section = Section(
             name,
             repeat,
-            kernels=(*self._kernels(members, repeat, policy), *self._passes(name, sum(gradients.values()), tensors)),
+            kernels=(
+                *self._kernels(members, repeat, policy),
+                *self._gradient_passes(name, sum(gradients.values()), tensors),
+            ),
             transfers=tuple(transfer for layer in members for transfer in self._transfers(layer, repeat, policy)),
             gradients=tuple(Gradient(axes, elements) for axes, elements in gradients.items()),
             parameters=parameters,
             tensors=tensors,
             saved_bytes=saved,
-            selected_bytes=self._freed(members, repeat, saved, core),
+            selected_bytes=self._freed_bytes(members, repeat, saved, core),
             input_bytes=_local_bytes(first, first.node.inputs[0], self.precision),
             output_bytes=last.operations[-1].out.bytes(self.precision) if last.operations else 0.0,
             workspaces=tuple(size for layer in members for size in self._share(layer).workspaces),
@@ -336,20 +362,23 @@ class _Lowering:
         return section, tuple(ties)
 
     def _policy(self, nodes: list[Node]) -> SectionCheckpoints:
-        """The recomputation of a section; the same for every way to divide it."""
+        """Return the recomputation of a section, which does not depend on its split."""
         key = "policy", self.checkpoints, nodes[0].name, len(nodes)
         return self.graph.once(key, lambda: SectionCheckpoints.of(nodes, self.checkpoints), any_batch=True)
 
-    def _share(self, placed: PlacedNode) -> _Share:
-        """What follows from the operations of a layer alone; remembered, as many meshes divide a layer alike."""
+    def _share(self, placed: PlacedNode) -> _LayerShare:
+        """Return the cached result of `_share`; many meshes split a layer equally."""
         if placed.share not in self._shares:
-            kept_anew = self._kept_anew[placed.node.name]
-            self._shares[placed.share] = _share(placed, self.precision, kept_anew, self._tiled)
+            newly_saved = self._newly_saved[placed.node.name]
+            self._shares[placed.share] = _share(placed, self.precision, newly_saved, self._tiled)
         return self._shares[placed.share]
 
-    def _freed(self, members: Sequence[PlacedNode], repeat: int, saved: float, core: float) -> float:
-        """Bytes of those saved that selective recomputation does not keep. Where it runs all but the core of attention
-        and every second product again, the input of the block and what these give stays."""
+    def _freed_bytes(self, members: Sequence[PlacedNode], repeat: int, saved: float, core: float) -> float:
+        """Count the saved bytes that selective recomputation frees.
+
+        If it recomputes all but attention's core and every second product, the input of the block and the outputs of
+        these stay saved.
+        """
         if self.checkpoints.selective == "attention":
             return core
         if not members[0].node.repeats:
@@ -361,9 +390,8 @@ class _Lowering:
                 stays += share * operation.out.bytes(self.precision) * (layer.node.repeat // repeat)
         return max(0.0, saved - stays)
 
-    def _saves(self, placed: PlacedNode, freed: frozenset[str]) -> tuple[float, float]:
-        """Bytes that this layer, all iterations of it, is the first to keep for its backward pass, and those of tensors
-        that selective recomputation has ``freed``."""
+    def _saved_bytes(self, placed: PlacedNode, freed: frozenset[str]) -> tuple[float, float]:
+        """Count the bytes that a layer is the first to save, over its iterations, and the part in ``freed`` tensors."""
         total = core = 0.0
         for name, size, copies in self._share(placed).saved:
             kept = size * (copies / placed.gathered.get(name, 1))
@@ -392,11 +420,14 @@ class _Lowering:
                 times = self._additions(layer.node, tensor) / repeat
                 if times:
                     yield CountedKernel(self._accumulate(layer, tensor), layer.node.name, times)
-            yield from self._merges(layer, repeat, policy.spared)
+            yield from self._ring_additions(layer, repeat, policy.spared)
 
-    def _merges(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[CountedKernel]:
-        """A ring brings keys and values share by share: the output, and backward the gradients of query, key and value,
-        of each share after the first are added to what is there (Liu et al., Ring attention, 2023, algorithm 1)."""
+    def _ring_additions(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[CountedKernel]:
+        """Yield the additions of ring attention for each share of keys and values after the first.
+
+        They add to the output, and in the backward pass to the gradients of query, key and value (Liu et al., Ring
+        attention, 2023, algorithm 1).
+        """
         for operation in placed.operations:
             if not isinstance(operation, FusedAttention):
                 continue
@@ -415,9 +446,12 @@ class _Lowering:
                 )
                 yield CountedKernel(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
 
-    def _sorts(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[CountedKernel]:
-        """Tokens arrive by the rank that sent them, and are sorted by the local experts, or back before they return,
-        where there are several of these; where each token travels once, its copies are made in that order."""
+    def _token_sorts(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[CountedKernel]:
+        """Yield the sorts of tokens by local expert after dispatch, and back before the return.
+
+        Tokens arrive in the order of the ranks that sent them. With a single local expert no sort is needed. If each
+        token is sent once per device, its copies are written in sorted order.
+        """
         owed = {each.tensor.name for each in placed.communications if each.of_experts}
         for operation in placed.operations if self.options.dispatch.targets is None else ():
             tokens = dispatched_tokens(operation)
@@ -435,11 +469,13 @@ class _Lowering:
                 kernel = flat_pass(f"{operation.name}.sort", "copy", phase, arrived.elements, size, size, flops=0.0)
                 yield CountedKernel(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
 
-    def _passes(self, section: str, elements: float, tensors: float) -> Iterable[CountedKernel]:
-        """What the framework does to each gradient once backward has made it: it is added to an accumulator of its own,
-        in a launch for each tensor, or two if it is cast first; or, without a launch, autograd adds it to the sum, or
-        the product itself does, which reads and writes the sum in place of a result in sixteen bits; other accesses,
-        two of them a launch, for each tensor or for all in a flat buffer."""
+    def _gradient_passes(self, section: str, elements: float, tensors: float) -> Iterable[CountedKernel]:
+        """Yield the framework's passes over each gradient after the backward pass has computed it.
+
+        An accumulator adds it in one launch per tensor, or two if a cast comes first. Otherwise autograd adds it,
+        without a launch, or the product itself reads and writes the sum instead of a sixteen-bit result. Further
+        accesses take one launch per two accesses, for each tensor or for all tensors of a flat buffer.
+        """
         formats, half = self.precision, self.precision.gradient_accesses / 2.0
         moved = half * formats.gradient
         launches = half if formats.flat_gradients else tensors * half
@@ -463,16 +499,20 @@ class _Lowering:
                 yield CountedKernel(kernel, section, 1)
 
     def _additions(self, node: Node, tensor: Tensor) -> int:
-        """How often the iterations of this reader add their gradient of an input to one that is there: all but the
-        first of its last reader."""
+        """Count how often the iterations of a reader add their gradient of an input to an existing one.
+
+        All do but the first iteration of the last reader.
+        """
         readers = self._readers.get(tensor.name, [])
         if node.name not in readers:
             return 0
         return node.repeat - (self.graph.copies(tensor, node) if node.name == readers[-1] else 0)
 
     def _accumulate(self, placed: PlacedNode, tensor: Tensor) -> Kernel:
-        """Adds the gradient of this reader to that of a later reader: two reads, one write; one read in the kernel that
-        makes it."""
+        """Build the addition of a reader's gradient to that of a later reader: two reads, one write.
+
+        If it is fused into the kernel that computes the gradient, it is one read.
+        """
         size = _local_bytes(placed, tensor, self.precision)
         added = accumulation(placed.node.name, size / self.precision.activation, size)
         return replace(added, bytes_read=size, bytes_written=0.0) if self.options.chains == "convolutions" else added
@@ -511,31 +551,37 @@ class _Lowering:
             )
 
 
-class _Share(NamedTuple):
-    """What follows from a rank's operations of a layer alone: the kernels of each, forward and backward; of each tensor
-    kept its name, bytes, and how many of it no other layer keeps; bytes that each needs for a moment."""
+class _LayerShare(NamedTuple):
+    """Properties of a layer that follow from a rank's operations only.
+
+    ``kernels`` holds those of each operation, forward and backward. ``saved`` holds, for each saved tensor, its name,
+    its bytes and the number of its copies that no other layer saves. ``workspaces`` are temporary bytes of each
+    operation.
+    """
 
     kernels: tuple[tuple[tuple[Kernel, ...], tuple[Kernel, ...]], ...]
     saved: tuple[tuple[str, float, float], ...]
     workspaces: tuple[float, ...]
 
 
-def _share(placed: PlacedNode, precision: Precision, kept_anew: Sequence[float], tiled: frozenset[str]) -> _Share:
+def _share(
+    placed: PlacedNode, precision: Precision, newly_saved: Sequence[float], tiled: frozenset[str]
+) -> _LayerShare:
     formats = _formats(placed.node, precision)
     stored = (
         (tensor.name, 0.0 if tensor.name in tiled else _stored(operation, tensor, precision, formats)[0])
         for operation in placed.operations
         for tensor in saved_tensors(operation)
     )
-    return _Share(
+    return _LayerShare(
         tuple([(operation.forward(formats), operation.backward(formats)) for operation in placed.operations]),
-        tuple([(name, size, copies) for (name, size), copies in zip(stored, kept_anew, strict=True)]),
+        tuple([(name, size, copies) for (name, size), copies in zip(stored, newly_saved, strict=True)]),
         tuple([size for operation in placed.operations for size in _workspaces(operation, precision, tiled)]),
     )
 
 
-def _kept_anew(graph: Graph, precision: Precision) -> Mapping[str, tuple[float, ...]]:
-    """By layer how many of each tensor that it keeps were not kept before."""
+def _newly_saved(graph: Graph, precision: Precision) -> Mapping[str, tuple[float, ...]]:
+    """Map each layer to the number of copies of each saved tensor that no earlier layer has saved."""
     storage, copies = SavedTensorCounter(graph), dict[str, tuple[float, ...]]()
     for node in graph.nodes:
         formats = _formats(node, precision)
@@ -550,13 +596,16 @@ def _kept_anew(graph: Graph, precision: Precision) -> Mapping[str, tuple[float, 
 
 
 def _formats(node: Node, precision: Precision) -> Precision:
-    """Formats below sixteen bits are for the products inside the repeated blocks."""
+    """Return the formats of a layer; formats below sixteen bits are used only inside repeated blocks."""
     return precision if node.repeats else precision.sixteen_bits
 
 
 def _stored(operation: Operation, tensor: Tensor, precision: Precision, formats: Precision) -> tuple[float, str]:
-    """Bytes that are kept of a tensor, and the format where it is a copy: products in a narrow format keep that of
-    their input which they made (Transformer Engine), whatever others keep of the same tensor."""
+    """Return the bytes that are saved of a tensor, and the format of the copy if it is one.
+
+    Products in a narrow format save the narrow copy of their input (Transformer Engine), even if other operations save
+    the tensor itself.
+    """
     size = tensor.bytes(precision)
     if isinstance(operation, Contraction) and tensor is operation.lhs:
         narrow = operation.operands(formats)
@@ -566,19 +615,21 @@ def _stored(operation: Operation, tensor: Tensor, precision: Precision, formats:
 
 
 def _divisible(communication: Communication) -> bool:
-    """Whether a collective can be made piece by piece while a product works on other pieces: no rank needs the sum of
-    all before it goes on. Grouped products of experts have no such form."""
+    """Return True if a collective can be cut into pieces that overlap with a product.
+
+    No rank may need the whole sum before it continues. Grouped products of experts have no such overlap.
+    """
     scattered = communication.operation in ("all_gather", "reduce_scatter")
     return communication.axis == "tp" and scattered and not communication.of_experts
 
 
 def _reads(nodes: Sequence[Node]) -> Counter[str]:
-    """How many operations read each tensor."""
+    """Count the operations that read each tensor."""
     return Counter(tensor.name for node in nodes for operation in node.operations for tensor in operation.reads)
 
 
 def _readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Which layers read each tensor that needs a gradient, in order: all but the last add theirs to what is there."""
+    """List the layers that read each tensor with a gradient, in order; all but the last add to an existing gradient."""
     readers: dict[str, list[str]] = {}
     for node in nodes:
         for tensor in dict.fromkeys(node.inputs):
@@ -588,7 +639,7 @@ def _readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
 
 
 def _tiled(nodes: Sequence[Node]) -> frozenset[str]:
-    """Names of tensors that are never whole: what tiled passes read, and what element-wise passes make these of."""
+    """Find the tensors that never exist as a whole: inputs of tiled passes, and of element-wise passes before them."""
     names = set[str]()
     for operation in (operation for node in reversed(nodes) for operation in reversed(node.operations)):
         if isinstance(operation, MemoryPass) and (operation.tiled or operation.out.name in names):
@@ -598,10 +649,13 @@ def _tiled(nodes: Sequence[Node]) -> frozenset[str]:
 
 
 def _workspaces(operation: Operation, precision: Precision, tiled: frozenset[str]) -> Iterable[float]:
-    """Bytes that an operation needs for a moment before the peak of memory: two of its outputs, a gradient and its
-    successor, or more where it says so; and two of packed weights that it brings to the format of activations. A tile
-    has as many numbers as the product's input has (fused_linear_cross_entropy.py of Liger: so many tokens that logits
-    of a tile fill what the hidden states do; by name, not read again)."""
+    """Yield the temporary bytes of an operation at the peak of memory.
+
+    They are two of its outputs (a gradient and the next one), or more if it says so, and two copies of packed weights
+    in the format of activations. A tile of a tiled loss has as many numbers as the product's input: so many tokens that
+    the logits of a tile fill as much memory as the hidden states (fused_linear_cross_entropy.py of Liger, by name, not
+    read again).
+    """
     if isinstance(operation, Contraction) and operation.out.name in tiled:
         yield 2.0 * operation.lhs.bytes(precision)
     elif not (isinstance(operation, MemoryPass) and operation.late) and operation.out.name not in tiled:
@@ -612,13 +666,13 @@ def _workspaces(operation: Operation, precision: Precision, tiled: frozenset[str
 
 
 def _local_bytes(placed: PlacedNode, tensor: Tensor, precision: Precision) -> float:
-    """Bytes of an input on this rank."""
+    """Return the bytes of an input on this rank."""
     local = next((t for op in placed.operations for t in op.reads if t.name == tensor.name), tensor)
     return local.bytes(precision) / placed.gathered.get(tensor.name, 1)
 
 
 def without_backward(program: Program) -> Program:
-    """Return only the forward pass of a program, as inference runs it.
+    """Return only the forward pass of a program, for inference.
 
     Parameters
     ----------
@@ -628,7 +682,7 @@ def without_backward(program: Program) -> Program:
     Returns
     -------
     Program
-        A program that saves nothing for backward.
+        Program that saves no activations.
     """
     kept = (
         replace(
@@ -645,7 +699,7 @@ def without_backward(program: Program) -> Program:
 
 
 def _inferred(counted: CountedKernel) -> CountedKernel:
-    """Batch normalisation in inference: the averages of training stand in for statistics, so one pass is all."""
+    """Replace batch normalisation by its inference kind: one pass with the averages of training as statistics."""
     kernel = counted.kernel
     if kernel.family != "memory" or kernel.kind.inference is None:
         return counted

@@ -1,11 +1,11 @@
-"""Fine-tuning: frozen layers, low-rank adapters, and frozen weights in four bits.
+"""Fine-tuning: frozen layers, low-rank adapters, and frozen weights stored in four bits.
 
-``freeze``: layers whose weights are not trained; what lies before the first trained weight has no backward pass.
+``freeze`` names layers whose weights are not trained; layers before the first trained weight have no backward pass.
 ``lora`` (Hu et al., LoRA, ICLR 2022): y = x·W + (α/r) · (x·A)·B, with W (in, out) frozen, A (in, r) and B (r, out)
-learned. ``qlora`` (Dettmers et al., QLoRA, NeurIPS 2023): W of the repeated blocks' products stored in NF4 and brought
-to sixteen bits before each product, forward and backward. All three are changes of the graph: what is derived from one
-(backward kernels, exchange, states, memory, FLOP) follows. Not counted: dropout before A, which recipes set to 0 or to
-a few per cent, and optimizer states that are paged out.
+trained. ``qlora`` (Dettmers et al., QLoRA, NeurIPS 2023): W of the products in repeated blocks is stored in NF4 and
+converted to sixteen bits before each product, forward and backward. All three change the graph, so that backward
+kernels, gradient exchange, optimizer states, memory and FLOP follow from it. Not counted: dropout before A, which
+recipes set to 0 or a few per cent, and optimizer states paged out to the host.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 TARGETS = ("attention", "mlp", "all")
 #: Rank and targets of ``qlora`` without ``lora``: those of its paper (section 4 and appendix B).
 QLORA_DEFAULT = "64:all"
-#: Bytes of a number in NF4 with double quantisation: half a byte, one byte for the constant of each block of 64, and
-#: four for that of each 256 such constants (QLoRA, section 3).
+#: Bytes of a number in NF4 with double quantisation: half a byte, plus one byte for the constant of each block of 64
+#: numbers, plus four bytes for each 256 such constants (QLoRA, section 3).
 NF4_BYTES = 0.5 + 1.0 / 64 + 4.0 / (64 * 256)
 
 
@@ -38,9 +38,16 @@ NF4_BYTES = 0.5 + 1.0 / 64 + 4.0 / (64 * 256)
 class FineTuning:
     """What a run trains of a network.
 
-    ``rank``: rank of the adapters (None: the weights themselves are trained). ``targets``: products that get an
-    adapter. ``packed``: frozen products are stored in NF4. ``frozen``: patterns of layers that are not trained and get
-    no adapter.
+    Attributes
+    ----------
+    rank : int, optional
+        Rank of the adapters. None: the weights themselves are trained.
+    targets : str
+        Products that get an adapter: ``attention``, ``mlp``, ``all`` or a pattern of names.
+    packed : bool
+        True if frozen products are stored in NF4.
+    frozen : tuple of str
+        Patterns of layers that are not trained and get no adapter.
     """
 
     rank: int | None = None
@@ -49,7 +56,7 @@ class FineTuning:
     frozen: tuple[str, ...] = field(default=())
 
     def __str__(self) -> str:
-        """In short: ``LoRA of rank 16 (attention), NF4``."""
+        """Describe the fine-tuning in short: ``LoRA of rank 16 (attention), NF4``."""
         words = [] if self.rank is None else [f"LoRA of rank {self.rank} ({self.targets})"]
         words += ["frozen weights in NF4"] if self.packed else []
         return ", ".join(words + ([f"frozen: {', '.join(self.frozen)}"] if self.frozen else []))
@@ -97,14 +104,17 @@ def fine_tuning(run: Run) -> FineTuning | None:
     return FineTuning(int(rank), targets or "attention", run.fine_tuning.qlora, run.fine_tuning.freeze)
 
 
-#: The highest rank of an adapter; above, it is wider than the widest product that anyone adapts.
+#: The highest rank of an adapter. A larger one exceeds the width of every product that is adapted in practice.
 MOST_RANK = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class _AdapterProduct(Contraction):
-    """x·A or (x·A)·B, in sixteen bits beside products in narrower formats. The gradient that A's product ``joins`` is
-    there already, from the frozen product: it is added in a pass of its own."""
+    """Product x·A or (x·A)·B of an adapter, in sixteen bits even if the frozen product is in a narrower format.
+
+    Where ``joins`` is set, the frozen product has already written the gradient of x; A's product adds to it in an extra
+    pass.
+    """
 
     joins: bool = False
 
@@ -120,8 +130,10 @@ class _AdapterProduct(Contraction):
 
 @dataclass(frozen=True, slots=True)
 class _PackedProduct(Contraction):
-    """A product with a frozen weight that is stored in four bits: one pass over the weight makes sixteen bits of it
-    before each product that reads it."""
+    """Product with a frozen weight stored in four bits.
+
+    A pass over the weight converts it to sixteen bits before each product that reads it.
+    """
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
         return (self._unpacked("forward", precision), *Contraction.forward(self, precision))
@@ -166,13 +178,13 @@ def fine_tuned(graph: Graph, run: Run) -> Graph:
     tuning = fine_tuning(run)
     if tuning is None:
         return graph
-    graph, frozen = _divided(graph, tuning.frozen)
-    nodes = [_tuned(node, tuning, node.name in frozen) for node in graph.nodes]
+    graph, frozen = _split_by_frozen_layers(graph, tuning.frozen)
+    nodes = [_fine_tuned_layer(node, tuning, node.name in frozen) for node in graph.nodes]
     if not any(_trains(node) for node in nodes):
         raise PlanError(_nothing_trained(graph, tuning))
     live = _with_gradients(graph, nodes)
     dead = {node.out.name for node in nodes if node.out.name not in live}
-    return replace(graph, nodes=tuple(_marked(node, live, dead) for node in nodes))
+    return replace(graph, nodes=tuple(_without_dead_gradients(node, live, dead) for node in nodes))
 
 
 def _nothing_trained(graph: Graph, tuning: FineTuning) -> str:
@@ -189,8 +201,8 @@ def _product_names(graph: Graph) -> list[str]:
     return [*TARGETS, *(each.name for node in graph.nodes for each in node.operations if _has_weight(each))]
 
 
-def _tuned(node: Node, tuning: FineTuning, frozen: bool) -> Node:
-    """The layer with its weights frozen, packed or given adapters, as the fine-tuning states."""
+def _fine_tuned_layer(node: Node, tuning: FineTuning, frozen: bool) -> Node:
+    """Return the layer with its weights frozen, packed or given adapters, as the fine-tuning states."""
     if tuning.rank is None:
         return _frozen(node) if frozen else node
     rank = None if frozen or not node.repeats else tuning.rank
@@ -201,26 +213,28 @@ def _tuned(node: Node, tuning: FineTuning, frozen: bool) -> Node:
             changed.append(operation)
             continue
         product = _packed(operation) if packs else operation
-        chosen = rank is not None and _chosen(node, operation, tuning.targets)
+        chosen = rank is not None and _gets_adapter(node, operation, tuning.targets)
         changed += _with_adapter(product, rank) if rank is not None and chosen else [product]
     return replace(node, operations=tuple(changed))
 
 
 def _has_weight(operation: Operation) -> bool:
-    """Whether it is a product with a weight; convolutions get no adapters and stay in sixteen bits."""
+    """Return True for a product with a weight. Convolutions get no adapters and stay in sixteen bits."""
     return isinstance(operation, Contraction) and operation.rhs.role == "parameter" and not operation.windows
 
 
-def _chosen(node: Node, product: Contraction, targets: str) -> bool:
+def _gets_adapter(node: Node, product: Contraction, targets: str) -> bool:
     attention = node.type.endswith("attention")
     if targets in TARGETS:
         return targets == "all" or attention == (targets == "attention")
-    return _is_called(product.name, targets)
+    return _matches(product.name, targets)
 
 
-def _is_called(name: str, pattern: str) -> bool:
-    """Whether a pattern matches a layer's name or the name of a block around the layer: ``block`` and ``block.*.mlp1``
-    match all layers inside."""
+def _matches(name: str, pattern: str) -> bool:
+    """Return True if a pattern matches a layer's name, its last part, or the name of a block around it.
+
+    ``block`` and ``block.*.mlp1`` match all layers inside.
+    """
     parts = name.split(".")
     names = (".".join(parts[: end + 1]) for end in range(len(parts)))
     return any(fnmatchcase(each, pattern) for each in names) or fnmatchcase(parts[-1], pattern)
@@ -235,7 +249,7 @@ def _without_training(tensor: Tensor) -> Tensor:
 
 
 def _packed(product: Contraction) -> Contraction:
-    """The product with its weight in NF4."""
+    """Return the product with its weight stored in NF4."""
     stored = replace(product.rhs, packed=NF4_BYTES)
     return _PackedProduct(
         product.name, product.lhs, stored, product.out, product.bias, product.windows, product.transposed,
@@ -244,7 +258,7 @@ def _packed(product: Contraction) -> Contraction:
 
 
 def _with_adapter(product: Contraction, rank: int) -> Iterator[Operation]:
-    """The product, its adapter, the factor α/r over the adapter's output and the sum, as NeMo and PEFT compute them."""
+    """Yield the product, its adapter, the scaling by α/r and the sum, in the order of NeMo and PEFT."""
     x, weight, out, name = product.lhs, product.rhs, product.out, f"{product.name}.adapter"
     weight_sizes = dict(zip(weight.dims, weight.sizes, strict=True))
     kept: dict[str, Size] = {dim: size for dim, size in weight_sizes.items() if dim in x.dims and dim in out.dims}
@@ -273,15 +287,18 @@ def _trains(node: Node) -> bool:
     return any(tensor.grad for tensor in node.parameters.values())
 
 
-#: Names of tensors that need a gradient, and (loop, name) of those that only later iterations of a loop read as such.
+#: Names of tensors that need a gradient. A pair (loop, name) is a tensor that needs one only in later iterations of a
+#: loop.
 Live = set[str | tuple[str, str]]
-#: Stands for all trained weights.
+#: Node of the graph of reads that stands for all trained weights.
 _TRAINED = ""
 
 
 def _with_gradients(graph: Graph, nodes: list[Node]) -> Live:
-    """Names of the tensors that need a gradient: all that is computed from a trained weight, by later iterations of a
-    loop, too."""
+    """Find the names of the tensors that need a gradient: all that are computed from a trained weight.
+
+    A tensor that a loop carries may need one only from the second iteration on.
+    """
     import networkx as nx
 
     reads: nx.DiGraph[str | tuple[str, str]] = nx.DiGraph()
@@ -300,9 +317,11 @@ def _is_live(node: Node, tensor: Tensor, live: Live) -> bool:
     return tensor.name in live or any((loop, tensor.name) in live for loop, _ in node.repeats)
 
 
-def _marked(node: Node, live: Live, dead: set[str]) -> Node:
-    """The layer without gradients for outputs of ``dead`` layers. A layer without any gradient keeps nothing for a
-    backward pass."""
+def _without_dead_gradients(node: Node, live: Live, dead: set[str]) -> Node:
+    """Return the layer with no gradients for the outputs of ``dead`` layers, which no trained weight influences.
+
+    A layer without any gradient saves nothing for the backward pass.
+    """
     idle = not (_trains(node) or any(_is_live(node, tensor, live) for tensor in node.inputs))
 
     def marked(tensor: Tensor) -> Tensor:
@@ -321,12 +340,14 @@ def _marked(node: Node, live: Live, dead: set[str]) -> Node:
     )
 
 
-# frozen layers, and iterations of a folded block that differ in them
+# frozen layers, and folded blocks of which only some iterations are frozen
 
 
-def _divided(graph: Graph, patterns: Sequence[str]) -> tuple[Graph, frozenset[str]]:
-    """The graph with each folded block divided where its iterations (``block.0``, ``block.1``, …) differ in what is
-    frozen, and the names of frozen layers. PlanError for a pattern that no layer is called."""
+def _split_by_frozen_layers(graph: Graph, patterns: Sequence[str]) -> tuple[Graph, frozenset[str]]:
+    """Split each folded block where its iterations (``block.0``, ``block.1``, …) differ in their frozen layers.
+
+    Returns the graph and the names of its frozen layers. Raises PlanError for a pattern that matches no layer.
+    """
     _check_patterns(graph, patterns)
     frozen = {node.name for node in graph.nodes if not node.repeats and _is_frozen((node.name,), patterns)}
     for loop, times in dict.fromkeys(node.repeats[0] for node in graph.nodes if node.repeats):
@@ -336,7 +357,7 @@ def _divided(graph: Graph, patterns: Sequence[str]) -> tuple[Graph, frozenset[st
         if len(groups) == 1:
             frozen |= layers[0]
             continue
-        parts = _parts(loop, [length for _, length in groups])
+        parts = _part_iterations(loop, [length for _, length in groups])
         graph = _with_loop_in_parts(graph, loop, parts)
         frozen |= {
             part + name.removeprefix(loop) for (names, _), part in zip(groups, parts, strict=True) for name in names
@@ -353,13 +374,13 @@ def _check_patterns(graph: Graph, patterns: Sequence[str]) -> None:
         for name in _names(node, iteration)
     }
     for pattern in patterns:
-        if not any(_is_called(name, pattern) for name in names):
+        if not any(_matches(name, pattern) for name in names):
             hint = near(pattern, dict.fromkeys(node.name for node in graph.nodes))
             raise PlanError(f"freeze: no layer of {graph.name} is called {pattern!r}; {hint}")
 
 
 def _names(node: Node, iteration: int) -> tuple[str, ...]:
-    """Names of a layer in one iteration of its outermost folded block: ``block.mlp1`` and ``block.3.mlp1``."""
+    """List the names of a layer in one iteration of its outermost folded block: ``block.mlp1`` and ``block.3.mlp1``."""
     if not node.repeats:
         return (node.name,)
     loop = node.repeats[0][0]
@@ -367,15 +388,15 @@ def _names(node: Node, iteration: int) -> tuple[str, ...]:
 
 
 def _is_frozen(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    return any(_is_called(name, pattern) for name in names for pattern in patterns)
+    return any(_matches(name, pattern) for name in names for pattern in patterns)
 
 
 def _frozen_in(nodes: Sequence[Node], loop: str, iteration: int, patterns: Sequence[str]) -> frozenset[str]:
     return frozenset(node.name for node in nodes if _is_frozen(_names(node, iteration), patterns))
 
 
-def _parts(loop: str, lengths: Sequence[int]) -> dict[str, int]:
-    """Names of a block's parts, ``block.0-3`` or ``block.4``, and iterations of each."""
+def _part_iterations(loop: str, lengths: Sequence[int]) -> dict[str, int]:
+    """Map the name of each part of a block (``block.0-3`` or ``block.4``) to its number of iterations."""
     ends = list(accumulate(lengths))
     starts = [end - length for end, length in zip(ends, lengths, strict=True)]
     return {
@@ -385,7 +406,7 @@ def _parts(loop: str, lengths: Sequence[int]) -> dict[str, int]:
 
 
 def _with_loop_in_parts(graph: Graph, loop: str, parts: Mapping[str, int]) -> Graph:
-    """The graph with one folded block for each part; each part reads the output of the part before."""
+    """Return the graph with one folded block for each part; each part reads the output of the part before."""
     enters, changed = graph.carried.get(loop, ("", ""))
     names = list(parts)
     before = dict(zip(names[1:], names, strict=False))
@@ -416,12 +437,12 @@ def _with_loop_in_parts(graph: Graph, loop: str, parts: Mapping[str, int]) -> Gr
 
 
 def _within(name: str, loop: str, part: str) -> str:
-    """``name`` with the prefix ``loop`` replaced by that of a ``part``; other names unchanged."""
+    """Replace the prefix ``loop`` of a name by that of a part; other names are unchanged."""
     return part + name.removeprefix(loop) if name == loop or name.startswith(f"{loop}.") else name
 
 
 def _renamed(node: Node, loop: str, part: str, times: int, renamed: Callable[[Tensor, str], Tensor]) -> Node:
-    """The layer with its name, inputs and tensors renamed from the block ``loop`` to its ``part``."""
+    """Return the layer with its name, inputs and tensors renamed from the block ``loop`` to its ``part``."""
 
     def operation(original: Operation) -> Operation:
         changed: Operation = with_tensors(original, lambda tensor: renamed(tensor, part))

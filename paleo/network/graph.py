@@ -1,17 +1,18 @@
-"""A model file as a graph of layers with inferred shapes: what is counted, split and scheduled later.
+"""A model file as a graph of layers with inferred shapes, on which counting, splitting and scheduling build.
 
 Layers follow one another unless ``inputs:`` says otherwise. An entry of ``layers:`` is one of
 
     - relu                                          a layer without options
     - conv: {channels: 64, kernel: 7, stride: 2}    a layer, or a block of the file, with its options
     - {name: head, linear: {features: 10}, inputs: [pool]}
-    - {repeat: 12, name: block, layers: [...]}      folded to one counted copy when the shape comes back, else unrolled
+    - {repeat: 12, name: block, layers: [...]}      one counted copy if output and input shapes agree, else unrolled
     - {branches: [[...], []], join: add}            every branch starts at the current tensor
     - {name: fake, judge: {}, share: real}          a layer or block with the weights of an earlier one
     - {linear: {features: 10}, frozen: true}        a layer whose weights are not trained
 
 A value that starts with ``=`` is an expression over the model's ``params``, the arguments of the block, ``batch``, and
-the sizes of the current tensor (``in_channels``, ``in_hidden``, …). ``when: =stride > 1`` leaves an entry out.
+the sizes of the current tensor (``in_channels``, ``in_hidden``, …). With ``when: =stride > 1`` an entry is used only if
+the condition holds.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
 
 
 MAX_NODES, MAX_ENTRIES, MAX_REPEAT, MAX_DEPTH = 20_000, 50_000, 100_000, 24
-#: Sizes above this are no whole numbers any more once they are floats.
+#: Sizes above this cannot be represented exactly as floats.
 MAX_SIZE = 2**53
-#: A thousand times the parameters of the largest network that anyone trained; more are a slip of a size.
+#: A thousand times the parameters of the largest network trained so far; a larger number is taken for a typing error.
 MOST_PARAMETERS = 10**16
 _RESERVED = frozenset({"name", "inputs", "repeat", "layers", "branches", "join", "when", "share", "frozen"})
-#: A folded loop: its name and how often it runs.
+#: A folded loop: its name and its number of iterations.
 Loop = tuple[str, int]
 Loops = tuple[Loop, ...]
 
@@ -52,7 +53,7 @@ Known = TypeVar("Known")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One layer with its inputs, operations and output; ``repeats`` are the folded loops around it, outermost first."""
+    """One layer with its inputs, operations and output. ``repeats`` are the folded loops around it, outermost first."""
 
     name: str
     type: str
@@ -80,16 +81,18 @@ class Graph:
     params: Mapping[str, Any]
     batch: int
     tokens_per_sample: float | None = None
-    #: Folded loop -> names of the tensor that enters it and of the one that each iteration hands to the next.
+    #: Folded loop -> names of the tensor that enters it and of the tensor that each iteration passes to the next.
     carried: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    #: Tensor that is a part of another's storage -> that other one, and how many times as large it is.
+    #: Tensor that is a view of part of another tensor -> name of that tensor, and its size relative to the view.
     parts: Mapping[str, tuple[str, float]] = field(default_factory=dict)
-    #: What graphs of the same network at other batches have in common, where a search has several of them.
+    #: Cache shared by graphs of the same network at other batch sizes, for results that do not depend on the batch.
     family: dict[Hashable, Any] | None = field(default=None, repr=False, compare=False)
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, key: Hashable, work: Callable[[], Known], *, any_batch: bool = False) -> Known:
-        """Compute a result at most once for this graph, since a search lays the same graph over many meshes.
+        """Return a cached result, computed at the first call.
+
+        A search asks for the same counts of a graph on many meshes.
 
         Parameters
         ----------
@@ -98,7 +101,7 @@ class Graph:
         work : Callable[[], Known]
             Computes the result.
         any_batch : bool, optional
-            The result is the same for every batch size of the network.
+            True if the result is the same for every batch size of the network.
 
         Returns
         -------
@@ -112,9 +115,9 @@ class Graph:
         return known
 
     def copies(self, tensor: Tensor, keeper: Node) -> int:
-        """Count the copies of a tensor over the iterations of the loops that write or carry it.
+        """Count the copies of a tensor that exist over all iterations of the loops around a layer.
 
-        A tensor from outside a loop, such as the memory that every decoder layer attends to, exists once.
+        A tensor from outside a loop, such as the encoder output that every decoder layer attends to, exists once.
 
         Parameters
         ----------
@@ -131,7 +134,7 @@ class Graph:
         return math.prod(times for _, times in self.loops_of(tensor, keeper))
 
     def loops_of(self, tensor: Tensor, keeper: Node) -> Loops:
-        """Find the loops around a layer in which each iteration has a tensor of its own.
+        """Find the loops around a layer of which each iteration has its own copy of a tensor.
 
         Parameters
         ----------
@@ -165,12 +168,12 @@ class Graph:
         Returns
         -------
         bool
-            Whether the loop carries it.
+            True if it does.
         """
         return loop[0] in self.carried and self.carried[loop[0]][0] == self.storage_of(tensor)[0]
 
     def storage_of(self, tensor: Tensor) -> tuple[str, float]:
-        """Return the storage that a tensor lies in.
+        """Find the tensor whose storage holds a tensor.
 
         Parameters
         ----------
@@ -186,14 +189,17 @@ class Graph:
 
     @cached_property
     def written_in(self) -> Mapping[str, Loops]:
-        """The loops in which each tensor is written."""
+        """Name of each tensor -> the folded loops around the layer that writes it."""
         nodes = reversed(self.nodes)
         return {n.out.name: n.repeats for n in nodes if n.operations or n.out.name not in {t.name for t in n.inputs}}
 
     @cached_property
     def layers(self) -> nx.DiGraph[str]:
-        """The network as a directed graph: each layer's name, with the `Node` as its ``layer``, after those whose
-        outputs it reads. What a folded loop carries from one iteration to the next is no edge."""
+        """The network as a directed graph of layer names, with the `Node` of each as its attribute ``layer``.
+
+        An edge leads from the layer that writes a tensor to each layer that reads it. The tensor that a folded loop
+        carries from one iteration to the next is no edge.
+        """
         import networkx as nx
 
         layers: nx.DiGraph[str] = nx.DiGraph(name=self.name)
@@ -202,13 +208,13 @@ class Graph:
             names = dict.fromkeys(tensor.name for tensor in node.inputs)
             layers.add_node(node.name, layer=node)
             layers.add_edges_from((writers[name], node.name) for name in names if name in writers)
-            if node.operations or node.out.name not in names:  # a view of the whole keeps the name of what it views
+            if node.operations or node.out.name not in names:  # a view of a whole tensor has its name
                 writers[node.out.name] = node.name
         return layers
 
     @property
     def parameters(self) -> int:
-        """Trainable numbers; a tied weight counts once, a repeated block as often as it stands."""
+        """Number of parameters. A tied weight counts once, a repeated block once per iteration."""
         sizes = {name: t.elements * node.repeat for node in reversed(self.nodes) for name, t in node.parameters.items()}
         return int(sum(sizes.values()))
 
@@ -262,15 +268,15 @@ def build_graph(
 
 
 def _tokens(model: ModelSpec, params: Mapping[str, Any]) -> float | None:
-    """Tokens of a sample, for networks that count them."""
-    tokens = _worked_out(model.tokens, params, f"{model.path}: tokens")
+    """Evaluate the tokens of a sample; None for networks that state none."""
+    tokens = _evaluated(model.tokens, params, f"{model.path}: tokens")
     if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int | float) or not tokens > 0):
         raise SpecError(f"{model.path}: tokens: {tokens!r} is not a number above zero, or an expression such as '=seq'")
     return tokens
 
 
 def _check_ties(model: ModelSpec, nodes: list[Node]) -> None:
-    """A weight that two layers share must have one size."""
+    """Raise GraphError if two layers share a weight but give it different sizes."""
     seen: dict[str, Tensor] = {}
     for node in nodes:
         for name, tensor in node.parameters.items():
@@ -286,15 +292,15 @@ def _parameters(model: ModelSpec, batch: int, overrides: Mapping[str, Any]) -> d
             raise SpecError(f"{model.path}: model {model.name!r} has no parameter {name!r}; {near(name, model.params)}")
     params: dict[str, Any] = {"batch": batch}
     for name, value in (dict(model.params) | dict(overrides)).items():
-        params[name] = _worked_out(value, params, f"{model.path}: params.{name}")
+        params[name] = _evaluated(value, params, f"{model.path}: params.{name}")
     return params
 
 
-def _worked_out(value: Any, names: Mapping[str, Any], where: str) -> Any:
+def _evaluated(value: Any, names: Mapping[str, Any], where: str) -> Any:
     if isinstance(value, list):
-        return [_worked_out(each, names, where) for each in value]
+        return [_evaluated(each, names, where) for each in value]
     if isinstance(value, dict):
-        return {key: _worked_out(each, names, f"{where}.{key}") for key, each in value.items()}
+        return {key: _evaluated(each, names, f"{where}.{key}") for key, each in value.items()}
     if not (isinstance(value, str) and value.startswith("=")):
         return value
     try:
@@ -308,7 +314,7 @@ def _input(model: ModelSpec, name: str, params: Mapping[str, Any]) -> Tensor:
     sizes: dict[str, Size] = {}
     for dim, value in spec.dims.items():
         where = f"{model.path}: inputs.{name}.dims.{dim}"
-        size = _worked_out(value, params, where)
+        size = _evaluated(value, params, where)
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < MAX_SIZE:
             raise SpecError(f"{where}: {size!r} must be a whole number of 1 or more, or an expression such as '=batch'")
         sizes[dim] = size
@@ -317,8 +323,10 @@ def _input(model: ModelSpec, name: str, params: Mapping[str, Any]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """Where names are looked up: outputs of layers by name, and values for expressions. A block opens a scope below its
-    caller's."""
+    """Names that entries of a file can refer to: outputs of layers, and values for expressions.
+
+    A block opens a scope inside that of its caller.
+    """
 
     names: dict[str, Tensor]
     values: Mapping[str, Any]
@@ -333,7 +341,7 @@ class _Scope:
         )
 
     def label(self, name: str | None, kind: str) -> str:
-        """The given name, or the kind with a number that makes it unique in this scope."""
+        """Return the given name, or the kind with a number that makes it unique in this scope."""
         if name is not None:
             return name
         self.counters[kind] = self.counters.get(kind, 0) + 1
@@ -344,14 +352,14 @@ Path = tuple[str | int, ...]
 
 
 class _Builder:
-    """Walks the entries of a file and collects nodes."""
+    """Builder that walks the entries of a model file and collects nodes."""
 
     def __init__(self, model: ModelSpec, params: Mapping[str, Any], choices: Choices) -> None:
         self.model, self.choices = model, choices
         self.nodes: list[Node] = []
         self.carried: dict[str, tuple[str, str]] = {}
         self.parts: dict[str, tuple[str, float]] = {}
-        #: Names of inputs, layers, loops, blocks and branches: what stands inside them is called after them.
+        #: Names in use, of inputs, layers, loops, blocks and branches; they prefix the names of layers inside them.
         self._taken = set(model.inputs)
         self._added = self._entries = 0
 
@@ -434,7 +442,7 @@ class _Builder:
         return out
 
     def _share(self, body: dict[str, Any], scope: _Scope, mark: int, path: Path) -> None:
-        """Gives the nodes from ``mark`` on the weights of the earlier layer or block that ``share:`` names."""
+        """Give the nodes from index ``mark`` on the weights of the earlier layer or block that ``share:`` names."""
         name, owner = body.get("name"), body["share"]
         if name is None or not isinstance(owner, str) or owner == name or owner not in scope.names:
             expected = "expected the name of an earlier layer or block, and a `name:` of its own"
@@ -468,7 +476,7 @@ class _Builder:
         return self._add(Node(name, kind, sources, expansion.operations, expansion.out, scope.repeats), path)
 
     def _part(self, out: Tensor, whole: Tensor) -> None:
-        """Notes whose storage a tensor is a part of."""
+        """Record that a tensor is a view of part of another tensor's storage."""
         name, larger = self.parts.get(whole.name, (whole.name, 1.0))
         self.parts[out.name] = name, larger * whole.elements / out.elements
 
@@ -479,7 +487,7 @@ class _Builder:
         return stated
 
     def _tied(self, layer: Layer, scope: _Scope) -> Layer:
-        """A tie names a layer as this scope sees it; operations know full names."""
+        """Replace the local name of a tied layer by its full name, which operations use."""
         tie = getattr(layer, "tie", None)
         if tie is None:
             return layer
@@ -539,7 +547,7 @@ class _Builder:
             if value == "required":
                 raise self._error((*path, kind), f"block {kind!r} needs the argument {key!r}")
             names = dict(scope.values) | values | _sizes(x)
-            values[key] = _worked_out(value, names, self._location(("blocks", kind, "args", key)))
+            values[key] = _evaluated(value, names, self._location(("blocks", kind, "args", key)))
         return values
 
     def _repeat(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: Path, extra: list[str]) -> Tensor:
@@ -565,8 +573,10 @@ class _Builder:
     def _folded(
         self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: Path
     ) -> Tensor | None:
-        """One copy of the body that counts ``times``, if its output has the shape of its input; else None, and no node
-        is added."""
+        """Add one copy of the body that counts ``times`` if its output has the shape of its input.
+
+        Otherwise return None and add no node.
+        """
         mark, taken = len(self.nodes), set(self._taken)
         group = scope.prefix + label
         out = self.sequence(entries, scope.below(label, repeats=((group, times),)), x, (*path, "layers"))
@@ -578,7 +588,7 @@ class _Builder:
         self._taken = taken
         if not same:
             return None
-        # The later iterations read what needs a gradient: the one copy counts as they do.
+        # Later iterations read a tensor that needs a gradient, so the one copy is counted with that gradient.
         return self._folded(entries, times, label, scope, replace(x, grad=True), path)
 
     def _unrolled(self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: Path) -> Tensor:
@@ -605,7 +615,7 @@ class _Builder:
         return self._add(Node(name, join, tuple(outs), maker.operations, maker.out, scope.repeats), path)
 
     def _values(self, value: Any, scope: _Scope, x: Tensor, path: Path) -> Any:
-        return _worked_out(value, dict(scope.values) | _sizes(x), self._location(path))
+        return _evaluated(value, dict(scope.values) | _sizes(x), self._location(path))
 
     def _location(self, path: Path) -> str:
         spot = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
@@ -616,7 +626,7 @@ class _Builder:
 
 
 def _prefixes(scope: str, owner: str, known: set[str]) -> Iterator[str]:
-    """The full names of an owner of weights, from the scope outwards."""
+    """Yield the full names under which a shared layer's weights are known, from the inner scope outwards."""
     parts = scope.split(".")[:-1]
     for depth in range(len(parts), -1, -1):
         full = ".".join([*parts[:depth], owner, ""])
@@ -628,7 +638,8 @@ def _sizes(x: Tensor) -> dict[str, Size]:
     return {f"in_{dim}": size for dim, size in zip(x.dims, x.sizes, strict=True)}
 
 
-#: What runs change in a network, each in a file of this folder; a run that asks for no such change leaves it as it is.
+#: Changes that runs make to a network, each in a file of this folder. A change returns the graph as is if the run does
+#: not ask for it.
 CHANGES: Registry[Callable[[Graph, Run], Graph]] = Registry("change of a network", "paleo.network")
 
 

@@ -1,19 +1,19 @@
-"""What every operation offers, passes over memory, and the kernels that operations become.
+"""The protocol of operations, memory passes with their kinds, the kernels that operations become, and optimizers.
 
 A layer states operations. An *operation* (``Contraction``, ``MemoryPass``, ``FusedAttention``, ``Recurrence``) names
-the dims of its tensors, so that a strategy can split them; its backward operations are derived, not written in the
-layers. It becomes kernels: the FLOP, bytes and shape of one launch, with no clock in sight. FLOP are those of
-contractions, 1 multiply-add = 2 FLOP (the convention of MFU and of torch's flop counter); the arithmetic of
-element-wise passes is kept apart as ``vector_flops``.
+the dims of its tensors, so that a strategy can split them. Its backward operations are derived from it; layers do not
+write them. It becomes kernels, which hold the FLOP, bytes and shape of one launch and no time. FLOP are those of
+contractions, 1 multiply-add = 2 FLOP (the convention of MFU and of torch's flop counter). The arithmetic of
+element-wise passes is counted separately, as ``vector_flops``.
 
-A pass over memory (element-wise work, norms, softmax, pooling, gathers) names its kind (``MemoryPass.operation``), with
-the traits that strategies, fusion and prices go by; a name that is not registered is an error. A layer with a kind of
-its own registers that beside its code, with `add_kind`. Several passes in fused kernels keep their inputs alone.
+A memory pass (element-wise work, norms, softmax, pooling, gathers) names its kind (``MemoryPass.operation``). The
+traits of the kind decide how it is split, fused and priced; a name that is not registered is an error. A layer that
+needs a new kind registers it in its module with `add_kind`.
 
-An optimizer is data. Its element-wise update is a pass over memory: it reads the gradient, the weight (the fp32 master
-where there is one) and its states, and writes weight, states and, in mixed precision, the narrow copy. Optimizers with
-matrix products in the update (Muon, Shampoo) have a second rule for weight matrices; all other weights are updated by
-the element-wise rule.
+An optimizer is data. Its element-wise update is a memory pass: it reads the gradient, the weight (the fp32 master if
+there is one) and the optimizer states, and writes weight, states and, in mixed precision, the narrow copy. Optimizers
+with matrix products in the update (Muon, Shampoo) have a second rule for weight matrices; all other weights follow the
+element-wise rule.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ class Kind:
 
     name: str
     meaning: str
-    #: Family of the calibration that prices it.
+    #: Calibration family whose formula gives its time.
     price: str = "memory.elementwise"
-    #: It touches each element on its own, so that a compiler may merge it with its neighbours.
+    #: Each output element depends on one element of each input, so that a compiler may fuse it with its neighbours.
     pointwise: bool = False
-    #: It only moves elements, so that sums which are not complete yet go through.
+    #: It only moves elements, so that it can run on partial sums before their all-reduce.
     moves: bool = False
-    #: It may send tokens to the ranks of their experts and back.
+    #: Under expert parallelism it sends tokens to the ranks of their experts and back.
     routes: bool = False
-    #: Dims of its input that its output lacks lie inside others and cannot be divided.
+    #: Input dims absent from the output are merged into other dims and cannot be split.
     merges_dims: bool = False
-    #: It subtracts a mean and divides by a deviation; where rows are divided it exchanges statistics backward, too.
+    #: It normalises by mean and deviation. If rows are split over ranks, statistics are exchanged backward, too.
     norm: bool = False
-    #: Numbers for each row that ranks exchange where rows are divided.
+    #: Numbers per row that ranks exchange if rows are split over them.
     row_statistics: int = 2
-    #: One sweep over its input for statistics, then one over everything, which passes after it may join.
+    #: It reads its input twice: once for statistics, once to apply them. Later passes can be fused into the second.
     two_sweeps: bool = False
-    #: It sums dims up.
+    #: It reduces dims.
     reduces: bool = False
-    #: How many rows it keeps depends on their values, for which a host may wait.
+    #: The number of output rows depends on values, so that the host may have to wait for the device.
     selects: bool = False
-    #: The host copies what it reads and writes.
+    #: Its data is copied between host and device.
     through_host: bool = False
-    #: The kind that stands in for it where nothing is trained.
+    #: Kind that replaces it in inference.
     inference: str | None = None
-    #: The original Paleo takes its time for zero (Qi et al., ICLR 2017).
+    #: The original Paleo assumes that it takes no time (Qi et al., ICLR 2017).
     free_in_paleo: bool = False
 
 
@@ -65,7 +65,7 @@ KINDS: Registry[Kind] = Registry("kind of pass")
 
 
 def add_kind(kind: Kind) -> Kind:
-    """Register a kind of operation under its own name.
+    """Register a kind of memory pass under its own name.
 
     Parameters
     ----------
@@ -130,10 +130,10 @@ class Kernel:
     bytes_read: float
     bytes_written: float
     shape: Mapping[str, float] = field(default_factory=dict)
-    #: Calls of the host: below 1 for the kernels of one operation's backward pass, which come out of one call of the
-    #: framework; above 1 where many small launches, one a tensor, are counted as one kernel.
+    #: Calls of the host for this kernel. Below 1 if one call of the framework launches several kernels, as in a
+    #: backward pass; above 1 if many small launches, one per tensor, are counted as one kernel.
     calls: float = 1.0
-    #: Experts of a mixture that it works for: a product of each, or tokens on their way to them and back.
+    #: Experts of a mixture that the kernel serves: it multiplies by the weights of each, or routes their tokens.
     experts: float = 0.0
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ class Kernel:
 
     @property
     def kind(self) -> Kind:
-        """The kind of a pass over memory; SpecError, with the nearest names, where it is not registered."""
+        """Kind of a memory pass. Raises SpecError, with the nearest names, if it is not registered."""
         return KINDS[self.operation]
 
     @property
@@ -161,12 +161,12 @@ def flat_pass(
     flops: float | None = None,
     calls: float = 1.0,
 ) -> Kernel:
-    """Describe one pass over elements that lie in no rows.
+    """Build the kernel of an element-wise pass over ``count`` elements without row structure.
 
     Parameters
     ----------
     name : str
-        Name of the operation, by which its kernels are called.
+        Name of the operation, which its kernels share.
     operation : str
         Kind of the operation.
     phase : Phase
@@ -176,7 +176,7 @@ def flat_pass(
     read, written : float
         Bytes.
     flops : float, optional
-        FLOP of ordinary cores; one an element where nothing else is said.
+        FLOP of vector cores; by default one per element.
     calls : float, default 1.0
         Calls of the host.
 
@@ -189,12 +189,12 @@ def flat_pass(
 
 
 def accumulation(name: str, count: float, size: float) -> Kernel:
-    """Describe a pass that adds a gradient to an existing one: two reads, one write.
+    """Build the kernel that adds a gradient to an existing one: two reads, one write.
 
     Parameters
     ----------
     name : str
-        Name of the operation, by which its kernels are called.
+        Name of the operation, which its kernels share.
     count : float
         Elements of the gradient.
     size : float
@@ -207,15 +207,15 @@ def accumulation(name: str, count: float, size: float) -> Kernel:
     return flat_pass(f"{name}.accumulate", "elementwise", "backward", count, 2.0 * size, size)
 
 
-#: Marks the operations of attention between its projections, those that selective recomputation runs again (Korthikanti
-#: et al., 2022).
+#: Part of the names of attention's operations between its projections, which selective recomputation runs again
+#: (Korthikanti et al., 2022).
 ATTENTION_CORE = ".core"
-#: Marks those of the experts of a mixture that all tokens visit.
+#: Part of the names of operations of shared experts, which process every token.
 SHARED_EXPERTS = ".shared."
 
 
 class Operation(Protocol):
-    """What every operation offers to the graph, to strategies and to lowering."""
+    """Protocol of an operation: its tensors, its split over ranks, and its kernels."""
 
     @property
     def name(self) -> str: ...
@@ -228,11 +228,11 @@ class Operation(Protocol):
 
     @property
     def saves(self) -> tuple[Tensor, ...]:
-        """Tensors that must live until the backward pass."""
+        """Activations that the backward pass needs."""
 
     @property
     def private_dims(self) -> frozenset[str]:
-        """Dims whose split is no partial sum: windowed dims, and those whose statistics stay local by choice."""
+        """Dims that can be split without partial sums in the output, such as windowed dims and rows of softmax."""
 
     def split(self, ways: Mapping[str, float]) -> Operation:
         """Divide the operation among ranks.
@@ -240,12 +240,12 @@ class Operation(Protocol):
         Parameters
         ----------
         ways : mapping of str to float
-            Parts into which each dim is divided.
+            Number of parts of each dim.
 
         Returns
         -------
         Operation
-            That of one rank.
+            Share of one rank.
         """
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
@@ -278,7 +278,7 @@ class Operation(Protocol):
 
 
 def model_flops(operation: Operation, precision: Precision) -> tuple[float, float]:
-    """Count the FLOP that the network asks for: not what is computed again, nor what a mask hides.
+    """Count the FLOP that the network asks for, without recomputation and without masked scores.
 
     Parameters
     ----------
@@ -302,7 +302,7 @@ def model_flops(operation: Operation, precision: Precision) -> tuple[float, floa
 
 
 def is_core(operation: Operation) -> bool:
-    """Tell whether an operation belongs to the core of attention: scores, softmax, dropout, weighted sum.
+    """Return True if an operation belongs to the core of attention: scores, softmax, dropout, weighted sum.
 
     Parameters
     ----------
@@ -333,21 +333,21 @@ def parameters_of(operations: Iterable[Operation]) -> dict[str, Tensor]:
 
 
 def with_parameters_of(operation: Operation, prefix: str, replacement: str) -> Operation:
-    """Replace parameters by those of another module.
+    """Rename parameters of an operation, so that it uses those of another layer.
 
     Parameters
     ----------
     operation : Operation
         The operation.
     prefix : str
-        How names of parameters start.
+        Prefix of the names to replace.
     replacement : str
-        How they start instead.
+        Prefix of the new names.
 
     Returns
     -------
     Operation
-        The operation with them.
+        The operation with renamed parameters.
     """
 
     def shared(tensor: Tensor) -> Tensor:
@@ -359,19 +359,19 @@ def with_parameters_of(operation: Operation, prefix: str, replacement: str) -> O
 
 
 def with_tensors(operation: Operation, change: Callable[[Tensor], Tensor]) -> Operation:
-    """Change each tensor of an operation.
+    """Apply a function to each tensor of an operation, those of nested operations included.
 
     Parameters
     ----------
     operation : Operation
         The operation.
     change : callable
-        Called with each tensor.
+        Maps a tensor to its replacement.
 
     Returns
     -------
     Operation
-        The operation with them.
+        The operation with the new tensors.
     """
 
     def changed(value: Any) -> Any:
@@ -387,42 +387,42 @@ def with_tensors(operation: Operation, change: Callable[[Tensor], Tensor]) -> Op
 
 @dataclass(frozen=True, slots=True)
 class MemoryPass:
-    """A pass over memory: element-wise work, norms, softmax, pooling, gathers. Its time is that of its bytes."""
+    """A memory pass: element-wise work, norms, softmax, pooling or gathers. Its time follows from its bytes."""
 
     name: str
     operation: str
     inputs: tuple[Tensor, ...]
     out: Tensor
     parameters: tuple[Tensor, ...] = ()
-    #: Tensors that it keeps for its backward pass.
+    #: Activations that it saves for its backward pass.
     keeps: tuple[Tensor, ...] = ()
     flops_per_element: float = 1.0
-    #: derived: the gradient pass reads the gradient of ``out`` and what was kept, and writes the gradient of each input
-    #: that needs one; free: the gradient is a view (add, slices); by input: each input's is a pass of its own over what
-    #: was kept of the others, as large as ``out``, and summed up where the input is smaller (products).
+    #: How its backward pass is counted. derived: one pass reads the gradient of ``out`` and the saved tensors, and
+    #: writes the gradient of each input. free: the gradients are views (add, slices). by input: each input has a pass
+    #: over the gradient of ``out`` and the other inputs, followed by a sum if the input was broadcast (products).
     backward_pass: Literal["derived", "free", "by input"] = "derived"
-    #: Dims whose statistics are shared by a row (softmax, norms): split over ranks they owe a small all-reduce.
+    #: Dims that make up a row of softmax or norms. If they are split over ranks, its statistics need an all-reduce.
     reduces: tuple[str, ...] = ()
-    #: Statistics are those of a replica's own samples (batch normalisation).
+    #: Statistics cover only the samples of one replica (batch normalisation).
     local_statistics: bool = False
-    #: Of a table only the rows that make up ``out`` move (embedding): so many for each row of ``out``.
+    #: Rows of a table read per row of ``out`` (embedding). 0: the whole table is read.
     sparse_rows: int = 0
-    #: Windows that slide over the dims of a pool.
+    #: Sliding windows of a pool.
     windows: tuple[Window, ...] = ()
     halos: Halos = ()
-    #: It commutes with addition, so that partial sums go through.
+    #: It commutes with addition, so that it can run on partial sums before their all-reduce.
     linear: bool = False
-    #: It runs once the backward pass is over: what it makes adds nothing to the peak of memory.
+    #: It runs after the backward pass, so that its output does not add to the peak of memory.
     late: bool = False
-    #: It reads its input as a product makes it, tile by tile, forward and backward, so that it is never whole.
+    #: It is fused with the product that writes its input, tile by tile, so that the input never exists in memory.
     tiled: bool = False
-    #: Operations that the host issues for it, forward and backward.
+    #: Calls of the host, forward and backward.
     calls: tuple[float, float] = (1.0, 1.0)
-    #: Tensors as large as what it keeps that it holds at once beside that, where this is more than a gradient and its
-    #: successor; ``divided_temporaries``: where a dim of ``reduces`` is divided over ranks.
+    #: Temporary tensors alive at once, each as large as the saved activations; set where there are more than an old
+    #: and a new gradient. ``divided_temporaries`` holds if a dim of ``reduces`` is split over ranks.
     temporaries: int = 0
     divided_temporaries: int = 0
-    #: Passes of plain code that its gradient takes, where it is not one over what is read and written.
+    #: Factor on the bytes of its backward pass for code that takes several passes where one would do.
     backward_sweeps: float = 1.0
 
     def __post_init__(self) -> None:
@@ -430,7 +430,7 @@ class MemoryPass:
 
     @property
     def kind(self) -> Kind:
-        """The traits of its operation; SpecError, with the nearest names, where that is not registered."""
+        """Traits of its kind. Raises SpecError, with the nearest names, if the kind is not registered."""
         return KINDS[self.operation]
 
     @property
@@ -451,12 +451,12 @@ class MemoryPass:
         Parameters
         ----------
         ways : mapping of str to float
-            Parts into which each dim is divided.
+            Number of parts of each dim.
 
         Returns
         -------
         MemoryPass
-            That of one rank.
+            Share of one rank.
         """
         tensors = self.inputs, (self.out,), self.parameters, self.keeps
         inputs, (out,), parameters, keeps = (split_all(each, ways) for each in tensors)
@@ -488,7 +488,7 @@ class MemoryPass:
         return (self._kernel("forward", self.inputs, (self.out, *new), precision),)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the backward pass, which follow from what is read and kept.
+        """Count the kernels of the backward pass, which follow from the inputs and the saved tensors.
 
         Parameters
         ----------
@@ -516,7 +516,7 @@ class MemoryPass:
         return (replace(kernel, bytes_written=kernel.bytes_written + gradients),)
 
     def _gradient(self, target: Tensor, precision: Precision) -> tuple[Kernel, ...]:
-        """The gradient of one input of a product, with the sum over dims that the input was broadcast over."""
+        """Count the gradient of one factor of a product, and the sum over dims along which the factor was broadcast."""
         other_operands = tuple(t for t in self.keeps if t.name != target.name)
         product = self._kernel("backward", (self.out, *other_operands), (self.out,), precision)
         if target.elements == self.out.elements:
@@ -547,19 +547,19 @@ class MemoryPass:
 
     @property
     def _layout(self) -> tuple[float, float]:
-        """Channels (or the last dim) and samples of the largest tensor that goes through: how memory lays it out."""
+        """Channels (or the last dim) and samples of the largest tensor, which describe its memory layout."""
         tensor = max((*self.inputs, self.out), key=lambda each: each.elements)
         channels = tensor.size("channels") if "channels" in tensor.dims else tensor.sizes[-1] if tensor.sizes else 1
         return float(channels), float(tensor.size("batch") if "batch" in tensor.dims else 1)
 
     @property
     def _experts(self) -> float:
-        """Experts of a mixture that it sends tokens to, or gets them back from."""
+        """Number of experts to which it sends tokens, or from which it receives them; 0 for other passes."""
         sent = [t for t in (*self.inputs, self.out) if "capacity" in t.dims]
         return max(float(tensor.size("experts")) for tensor in sent) if sent and self.kind.routes else 0.0
 
     def _border(self, tensor: Tensor, phase: Phase) -> float:
-        """Rows that a pool reads, its own and those of neighbouring ranks, over its own rows."""
+        """Compute the ratio of rows that a pool reads, those of neighbouring ranks included, to its own rows."""
         if not self.windows:
             return 1.0
         pairs = zip(self.windows, self.halos, strict=False)
@@ -571,13 +571,13 @@ class MemoryPass:
 
 @dataclass(frozen=True, slots=True)
 class RecomputedChain:
-    """Chain of operations that saves nothing between its input and output; the backward pass first runs it again.
+    """Chain of operations in one kernel that saves only its inputs; the backward pass first recomputes it.
 
-    ``whole_dims`` cannot be divided, as their entries wait for one another. Dims that stand in ``operations`` alone are
-    inside the kernels: no strategy sees them.
+    ``whole_dims`` cannot be split, as their entries are computed in sequence. Dims that appear only in ``operations``
+    are internal to the kernel: no strategy splits them.
 
-    The chain is one kernel of ``kernel``, a family of recurrences. Its last operation that makes a state, a tensor
-    (batch, chunks, heads…, rows, columns) whose name ends in ``.state``, gives its shape.
+    ``kernel`` names the kernel of the ``scan`` family. The last of its operations whose output is called ``….state``,
+    with dims (batch, chunks, heads…, rows, columns), gives the shape.
     """
 
     name: str
@@ -602,9 +602,9 @@ class RecomputedChain:
 
     @property
     def useful(self) -> tuple[float, float]:
-        """Shares of its FLOP, forward and backward, that the network asks for.
+        """Shares of its FLOP, forward and backward, that count as model FLOP.
 
-        The backward pass runs products three times, of which one is a repetition.
+        One of three parts of the backward pass recomputes the forward pass.
         """
         return 1.0, 2.0 / 3.0
 
@@ -614,12 +614,12 @@ class RecomputedChain:
         Parameters
         ----------
         ways : mapping of str to float
-            Parts into which each dim is divided.
+            Number of parts of each dim.
 
         Returns
         -------
         RecomputedChain
-            That of one rank.
+            Share of one rank.
         """
         operations = tuple(operation.split(ways) for operation in self.operations)
         inputs, out = split_all(self.inputs, ways), self.out.split(ways)
@@ -652,7 +652,7 @@ class RecomputedChain:
         Returns
         -------
         tuple of Kernel
-            One kernel, or none where nothing is trained.
+            One kernel, or none if nothing is trained.
         """
         if not any(tensor.grad for tensor in self.reads):
             return ()
@@ -664,7 +664,7 @@ class RecomputedChain:
         self, phase: Phase, once: list[Kernel], inside: list[Kernel], read: tuple[Tensor, ...],
         written: tuple[Tensor, ...], precision: Precision,
     ) -> Kernel:  # fmt: skip
-        """All kernels ``inside`` as one; ``passes`` says how often it does what the forward pass does ``once``."""
+        """Merge the kernels ``inside`` into one; ``passes`` of its shape are its FLOP relative to the forward pass."""
         state = next(op.out for op in reversed(self.operations) if op.out.name.endswith(".state"))
         batch, _, *heads, rows, columns = (float(size) for size in state.sizes)
         flops, vector = (sum(getattr(kernel, name) for kernel in inside) for name in ("flops", "vector_flops"))
@@ -676,11 +676,11 @@ class RecomputedChain:
         return Kernel(self.name, "scan", self.kernel, phase, flops, vector, moved[0], moved[1], shape)
 
 
-# optimizers: what an update keeps, reads, writes and multiplies
+# optimizers: states, bytes read and written, and matrix products of an update
 
 
 class Matrix(NamedTuple):
-    """Weight matrices of one shape on a rank: inputs, outputs, and how many of them (experts have one each)."""
+    """Weight matrices of one shape (rows, columns) on a rank, and their number (each expert has one)."""
 
     rows: float
     columns: float
@@ -693,7 +693,7 @@ class Matrix(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A matrix product (m x k)(k x n) that an update makes ``times`` a step."""
+    """Matrix product (m x k)(k x n) of an optimizer update, ``times`` a step."""
 
     m: float
     n: float
@@ -708,18 +708,18 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MatrixUpdate:
-    """The rule for weight matrices of an optimizer that multiplies them.
+    """Update rule for weight matrices, of an optimizer that multiplies matrices.
 
     Attributes
     ----------
     elementwise : Optimizer
-        States and passes of the matrices' elements, beside the products.
+        States and element-wise passes of the rule.
     products : callable
         (rows, columns) -> products of one matrix a step.
     extra_states : callable
-        (rows, columns) -> numbers kept for one matrix beside states of its own size.
+        (rows, columns) -> numbers stored per matrix in addition to the states of ``elementwise``.
     unmodelled : str
-        What this rule leaves out, for the list of a prediction.
+        Costs that the rule does not count; predictions list them.
     """
 
     elementwise: Optimizer
@@ -737,12 +737,12 @@ class MatrixUpdate:
         matrix : Matrix
             Shape of the weight on this rank.
         precision : Precision
-            Formats of the run; products are made in that of activations.
+            Formats of the run; products use the format of activations.
 
         Returns
         -------
         tuple of (Kernel, float)
-            Each product, and how often a step makes it.
+            Each product, and its number a step.
         """
         width = precision.activation
         return tuple(
@@ -764,7 +764,7 @@ class MatrixUpdate:
         )
 
     def numbers(self, matrix: Matrix) -> float:
-        """Count the numbers that the rule keeps for matrices of one shape.
+        """Count the numbers stored as optimizer states for matrices of one shape.
 
         Parameters
         ----------
@@ -788,19 +788,19 @@ class Optimizer:
     name : str
         Name under which it is registered.
     states : int
-        Tensors as large as the parameters that it keeps.
+        States, each a tensor as large as the parameters.
     flops : float
         Floating-point operations for one parameter [FLOP].
     reference : str
         Paper or documentation that describes it.
     accesses : (int, int)
-        Numbers read and written for one parameter where each term of the formula is a pass of its own.
+        Numbers read and written per parameter if each term of the formula is a separate pass.
     norms : bool
-        Norms of each layer are needed before the update.
+        True if the update needs the norm of each layer first.
     stepwise : bool
-        Each term of the formula is a pass of its own.
+        True if each term of the formula is a separate pass.
     listwise : bool
-        Each term is computed of all tensors before the next one.
+        True if each term is computed for all tensors before the next term (torch's ``foreach``).
     matrices : MatrixUpdate, optional
         Rule for weight matrices. None: they are updated like all weights.
     """
@@ -816,7 +816,7 @@ class Optimizer:
     matrices: MatrixUpdate | None = None
 
     def state_bytes(self, precision: Precision) -> float:
-        """Return the bytes kept for one parameter beside itself and its gradient: states and the fp32 master.
+        """Return the optimizer's bytes per parameter: its states and the fp32 master weight.
 
         Parameters
         ----------
@@ -826,7 +826,7 @@ class Optimizer:
         Returns
         -------
         float
-            Bytes of a parameter that follows the element-wise rule [byte].
+            Bytes per parameter under the element-wise rule [byte].
 
         Examples
         --------
@@ -837,7 +837,7 @@ class Optimizer:
         return self.states * precision.state + precision.master
 
     def temporary_bytes(self, precision: Precision) -> float:
-        """Return the bytes for one parameter that an update needs for a moment.
+        """Return the temporary bytes per parameter during an update.
 
         Parameters
         ----------
@@ -847,8 +847,7 @@ class Optimizer:
         Returns
         -------
         float
-            Bytes of the root of a second moment, which optimizers with two states have, where terms are computed of all
-            tensors at once [byte].
+            Bytes of the square root of the second moment, if terms are computed for all tensors at once; else 0 [byte].
 
         References
         ----------
@@ -863,7 +862,7 @@ class Optimizer:
         return precision.state if self.listwise and self.states == 2 else 0.0
 
     def update_bytes(self, precision: Precision) -> tuple[float, float]:
-        """Return the bytes that one update reads and writes for one parameter, twice reading where it needs norms.
+        """Return the bytes that one update reads and writes per parameter; rules that need norms read everything twice.
 
         Parameters
         ----------
@@ -892,7 +891,7 @@ class Optimizer:
         return read * (2.0 if self.norms else 1.0), written
 
     def launches(self, tensors: float) -> float:
-        """Count the calls of the host for an update: one, or one for each term of each tensor.
+        """Count the calls of the host for an update: one, or one for each term and tensor.
 
         Parameters
         ----------
@@ -911,7 +910,7 @@ class Optimizer:
         return self.accesses[1] * tensors if self.stepwise else 1.0
 
     def _stepwise_bytes(self, precision: Precision) -> tuple[float, float]:
-        """Count passes in the format of the states; narrow gradients and weights are converted on the way."""
+        """Count the bytes per parameter if each term is a pass in the format of the states, with casts."""
         read, written = (count * precision.state for count in self.accesses)
         if not precision.master:
             return read, written
@@ -943,16 +942,16 @@ def add_optimizer(rule: Optimizer) -> Optimizer:
 
 
 def optimizer(name: str, *, stepwise: bool = False, listwise: bool = False) -> Optimizer:
-    """Look an optimizer up.
+    """Return the optimizer of a name, with the way in which a framework runs it.
 
     Parameters
     ----------
     name : str
         Name of the optimizer.
     stepwise : bool
-        The framework makes a pass for each term of its formula.
+        True if the framework runs a pass for each term of the formula.
     listwise : bool
-        The framework computes a term of all tensors at once.
+        True if the framework computes a term for all tensors at once.
 
     Returns
     -------
@@ -967,14 +966,14 @@ def optimizer(name: str, *, stepwise: bool = False, listwise: bool = False) -> O
 
 
 def update_kernel(count: float, tensors: float, rule: Optimizer, formats: Precision) -> Kernel:
-    """Build the element-wise update as one pass over all that it reads and writes.
+    """Build the kernel of the element-wise update of a rank's parameters.
 
     Parameters
     ----------
     count : float
         Parameters that a rank updates.
     tensors : float
-        Weight tensors among which these are.
+        Number of weight tensors that hold them.
     rule : Optimizer
         Counts of an update.
     formats : Precision

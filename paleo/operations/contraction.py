@@ -1,5 +1,4 @@
-"""Products: einsums of two operands (linear layers, convolutions, the products of attention), attention as one kernel,
-and the steps of a recurrent layer."""
+"""Matrix products and convolutions as contractions, fused attention, recurrent steps, and the check of their split."""
 
 from __future__ import annotations
 
@@ -25,14 +24,14 @@ from paleo.operations.tensor import Halos, Precision, Size, Tensor, Window, halo
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """Einsum of two operands over named dims: linear layers, convolutions (with sliding windows), attention products.
+    """Contraction of two operands over named dims: linear layers, convolutions (with windows), attention products.
 
     Dims in all three tensors are batch dims; dims absent from ``out`` are summed. FLOP = 2 · product of the sizes of
-    all dims (a windowed source dim is addressed by its output and kernel dims and does not count). The backward
+    all dims. The source dim of a window does not count, as the output and kernel dims address it. The backward
     contractions follow: d lhs = out' · rhs, d rhs = lhs · out'.
 
     ``transposed`` marks a transposed convolution: its forward pass is the data gradient of a convolution. ``visible``
-    is the share of its products that a mask leaves to be computed: about half under a causal mask, 1 without one.
+    is the share of the scores that a mask leaves: about half under a causal mask, 1 without one.
     """
 
     name: str
@@ -47,7 +46,7 @@ class Contraction:
 
     @property
     def useful(self) -> tuple[float, float]:
-        """Shares of its FLOP, forward and backward, that the network asks for."""
+        """Shares of its FLOP, forward and backward, that count as model FLOP."""
         return self.visible, self.visible
 
     @property
@@ -80,12 +79,12 @@ class Contraction:
         Parameters
         ----------
         ways : mapping of str to float
-            Parts into which each dim is divided.
+            Number of parts of each dim.
 
         Returns
         -------
         Contraction
-            That of one rank.
+            Share of one rank.
         """
         bias = None if self.bias is None else self.bias.split(ways)
         lhs, rhs, out = split_all((self.lhs, self.rhs, self.out), ways)
@@ -111,8 +110,7 @@ class Contraction:
         return (*_of_one_call(kernels), *self._casts("forward", precision))
 
     def _casts(self, phase: Phase, precision: Precision) -> tuple[Kernel, ...]:
-        """Casts of mixed precision: wide operands are narrowed for the product, and their gradient is widened after
-        it."""
+        """List the casts of mixed precision: of wide operands before the product, and of their gradients after it."""
         if not precision.casts:
             return ()
         wide = [t for t in (self.lhs, self.rhs) if t.wide or t.role == "parameter"]
@@ -162,14 +160,17 @@ class Contraction:
         Returns
         -------
         Precision
-            Only products with weights are made in formats below sixteen bits, and no convolutions.
+            Formats below sixteen bits are used only in products with weights, and not in convolutions.
         """
         return precision if self.rhs.role == "parameter" and not self.windows else precision.sixteen_bits
 
     def _quantised(self, phase: Phase, source: Tensor, precision: Precision) -> list[Kernel]:
-        """The passes that convert an operand to a narrow format with its scales: the search for its largest value if
-        the scaling needs it, the conversion, and a transposed copy if the product of the weight gradient, which runs
-        along the other dim, needs one. Weights are converted once a step, which is not counted."""
+        """List the passes that convert an operand to a narrow format with scales.
+
+        They are a search for the largest value, if the scaling needs it, and the conversion. The conversion also writes
+        a transposed copy if the weight gradient, whose product sums over the other dim, is needed. Weights are
+        converted once a step, which is not counted.
+        """
         count, copies = float(source.elements), 2.0 if self.rhs.grad else 1.0
         read, written = count * precision.activation, copies * count * (precision.operand + precision.scale_bytes)
         largest = flat_pass(f"{self.name}.largest", "reduce", phase, count, read, 0.0)
@@ -195,11 +196,12 @@ class Contraction:
 
     @property
     def _of_experts(self) -> bool:
-        """Whether each expert of a mixture has a matrix of its own."""
+        """True if the weight holds one matrix per expert of a mixture."""
         return self.rhs.role == "parameter" and "experts" in self.rhs.dims and "experts" in self.lhs.dims
 
     def _border(self, tensor: Tensor, phase: Phase) -> float:
-        """Rows that a windowed operand needs, its own and those of neighbouring ranks, over its own rows."""
+        """Compute the ratio of rows that a windowed operand needs, with those of neighbouring ranks, to its
+        own rows."""
         if not self.windows:
             return 1.0
         direction = int((phase == "backward") != self.transposed)
@@ -212,8 +214,7 @@ class Contraction:
         return "bwd_data" if (phase == "backward") != self.transposed else "fwd"
 
     def _conv_shape(self) -> dict[str, float]:
-        """NCHW shape of the equivalent convolution; missing spatial dims are 1, a third one is folded into the batch of
-        windows."""
+        """Return the shape of the equivalent convolution: n, c, k, groups, and sizes, kernel and stride of each dim."""
         image, result = (self.out, self.lhs) if self.transposed else (self.lhs, self.out)
         groups = self.rhs.size("groups") if "groups" in self.rhs.dims else 1
         names = ("d", "h", "w")[-len(self.windows) :] if len(self.windows) > 1 else ("h",)
@@ -234,12 +235,12 @@ class Contraction:
 
 
 def _of_one_call(kernels: list[Kernel]) -> list[Kernel]:
-    """Kernels that come out of one call of the framework."""
+    """Divide one call of the host equally among the kernels that it launches."""
     return kernels if len(kernels) == 1 else [replace(kernel, calls=1.0 / len(kernels)) for kernel in kernels]
 
 
 def _cast(name: str, phase: Phase, tensor: Tensor, read: float, width: float) -> Kernel:
-    """One cast from one format to another, of ``width`` bytes."""
+    """Build the kernel that casts a tensor to a format of ``width`` bytes."""
     count = float(tensor.elements)
     return flat_pass(f"{name}.cast", "elementwise", phase, count, read, count * width)
 
@@ -249,7 +250,7 @@ def _channel(tensor: Tensor) -> str:
 
 
 def _gemm_shape(left: Tensor, right: Tensor, out: Tensor) -> dict[str, float]:
-    """m, n, k and batch of the matrix product: batch dims are shared by all three, k dims are summed."""
+    """Return m, n, k and batch of the matrix product: all three tensors have the batch dims, and k dims are summed."""
     sizes = {d: n for t in (left, right, out) for d, n in zip(t.dims, t.sizes, strict=True)}
     inside, l, r = set(out.dims), set(left.dims), set(right.dims)  # noqa: E741 - the field's letters
     return {
@@ -261,7 +262,7 @@ def _gemm_shape(left: Tensor, right: Tensor, out: Tensor) -> dict[str, float]:
 
 
 def weight_matrix(tensor: Tensor, operations: Iterable[Operation]) -> Matrix | None:
-    """Return a weight as the matrix that it multiplies by.
+    """Return the shape of a weight as a matrix, for optimizers that multiply matrices.
 
     Parameters
     ----------
@@ -273,9 +274,8 @@ def weight_matrix(tensor: Tensor, operations: Iterable[Operation]) -> Matrix | N
     Returns
     -------
     Matrix or None
-        Summed dims are rows, the others columns; filters of a convolution are laid flat. None for vectors, and for
-        embeddings and heads, whose ``vocab`` optimizers of matrices leave to an element-wise rule (Jordan et al.,
-        2024).
+        Summed dims are rows, the others columns; filters of a convolution are flattened. None for vectors, and for
+        embeddings and heads (dim ``vocab``), which such optimizers update element-wise (Jordan et al., 2024).
     """
     sizes = dict(zip(tensor.dims, tensor.sizes, strict=True))
     for operation in operations:
@@ -289,19 +289,19 @@ def weight_matrix(tensor: Tensor, operations: Iterable[Operation]) -> Matrix | N
 
 
 def visible_share(keys: Size, attended: Size) -> float:
-    """Return the share of scores that a causal mask leaves of a rectangle.
+    """Compute the share of attention scores that a causal mask leaves.
 
     Parameters
     ----------
     keys : Size
-        Queries of the rectangle.
+        Keys, as many as queries.
     attended : Size
-        Keys that a query sees without the mask.
+        Keys that a query sees at most: the sliding window, or all of them.
 
     Returns
     -------
     float
-        0 to 1.
+        Share of keys · attended scores, 0 to 1.
 
     Examples
     --------
@@ -312,7 +312,7 @@ def visible_share(keys: Size, attended: Size) -> float:
 
 
 def executed_share(kernel: Kernel) -> float:
-    """Return the share of the counted FLOP that a kernel executes.
+    """Compute the share of the counted FLOP that a kernel executes.
 
     Parameters
     ----------
@@ -322,7 +322,7 @@ def executed_share(kernel: Kernel) -> float:
     Returns
     -------
     float
-        Below 1 where fused attention skips blocks behind a causal mask.
+        Below 1 if fused attention skips blocks that a causal mask hides.
     """
     shape = kernel.shape
     if kernel.family != "attention" or not shape["causal"]:
@@ -336,12 +336,13 @@ def executed_share(kernel: Kernel) -> float:
 class FusedAttention:
     """Fused attention kernel that saves only its output and one log-sum-exp per row (FlashAttention).
 
-    query (batch, q sequence, kv_heads, group, head_dim), key and value (batch, kv sequence, kv_heads, dim). FLOP count
-    the whole rectangle of scores even where a causal mask skips half of it (the convention of MFU and of torch); the
-    kernel's price uses ``causal`` and ``attended``, the keys that a query sees at most (its sliding window).
+    Shapes: query (batch, q sequence, kv_heads, group, head_dim), key and value (batch, kv sequence, kv_heads, dim).
+    FLOP count all scores, even if a causal mask hides half of them (the convention of MFU and of torch). The price uses
+    ``causal`` and ``attended``, the largest number of keys that a query sees (its sliding window).
 
-    A split sequence is distributed so that each rank has early and late queries, and with them the same share of a
-    causal mask's work (Brandon et al., Striped attention, 2023): a kernel over the mean of all keys and its own.
+    A split sequence is distributed so that each rank has early and late queries, and all ranks an equal share of the
+    scores that a causal mask leaves (Brandon et al., Striped attention, 2023). The kernel is then counted over the mean
+    number of keys.
     """
 
     name: str
@@ -354,7 +355,7 @@ class FusedAttention:
 
     @property
     def useful(self) -> tuple[float, float]:
-        """Shares of its FLOP, forward and backward, that the network asks for: scores before the mask's edge, once.
+        """Shares of its FLOP, forward and backward, that count as model FLOP: visible scores, without recomputation.
 
         >>> from paleo.operations.tensor import Tensor
         >>> x = Tensor("x", ("batch", "seq", "kv_heads", "group", "head_dim"), (1, 4, 1, 1, 8))
@@ -389,19 +390,19 @@ class FusedAttention:
         Parameters
         ----------
         ways : mapping of str to float
-            Parts into which each dim is divided.
+            Number of parts of each dim.
 
         Returns
         -------
         FusedAttention
-            That of one rank.
+            Share of one rank.
         """
         query, key, value, out = split_all((self.query, self.key, self.value, self.out), ways)
         return replace(self, query=query, key=key, value=value, out=out)
 
     @property
     def _scores(self) -> float:
-        """How many numbers the matrix of scores would have."""
+        """Number of attention scores, over batch and heads."""
         return float(self.query.elements / self.query.sizes[-1] * self.attended)
 
     def _flops(self, score_products: int, value_products: int) -> float:
@@ -428,10 +429,9 @@ class FusedAttention:
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the kernels of the backward pass.
 
-        Recomputes the scores, then the gradients of scores, value, query and key (Dao, FlashAttention-2, 2023).
-
-        Five products, three of them along the head dim: 2.5 times the FLOP of the forward pass where the value is as
-        wide.
+        It recomputes the scores, then computes the gradients of scores, value, query and key (Dao, FlashAttention-2,
+        2023). These are five products, three of them along the head dim: 2.5 times the FLOP of the forward pass if
+        head and value dims are equal.
 
         Parameters
         ----------
@@ -466,21 +466,25 @@ class FusedAttention:
         return Kernel(self.name, "attention", "fused", phase, flops, 5.0 * self._scores, read, written, shape)
 
 
-#: Gates of a recurrent cell: how many hidden x hidden products a step makes.
+#: Gates of a recurrent cell, which is the number of hidden x hidden products in a step.
 GATES = {"vanilla": 1, "gru": 3, "lstm": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class _LoopedCell:
-    """What a step of a cell is as operations of a framework: calls of the host, forward and backward, and numbers that
-    the forward ones read and write for each number of the state."""
+    """Cost of one step of a recurrent cell in a framework's loop, forward and backward.
+
+    ``calls`` are calls of the host. ``accesses`` are numbers read and written per number of the state in the forward
+    pass.
+    """
 
     calls: tuple[float, float]
     accesses: tuple[float, float]
 
 
-#: Cells of TensorFlow 1 (rnn_cell_impl.py, by name): join of input and state, product, bias, split, functions of gates,
-#: products and sums; a read and a write of arrays of states, and a push of each tensor that the gradient pops again.
+#: Cells of TensorFlow 1 (rnn_cell_impl.py, by name). They join input and state, multiply, add the bias, split, apply
+#: the gates' functions, multiply and add; each step reads and writes arrays of states and pushes the tensors that the
+#: backward pass pops.
 _LOOPED = {
     "vanilla": _LoopedCell((8.0, 10.0), (9.0, 7.0)),
     "gru": _LoopedCell((24.0, 30.0), (27.0, 21.0)),
@@ -490,7 +494,7 @@ _LOOPED = {
 
 @dataclass(frozen=True, slots=True)
 class SteppedGradient:
-    """Sum over loop steps of the gradient of a tensor that every step reads, such as the memory of a decoder.
+    """Sum over the steps of a loop of the gradient of a tensor that every step reads, such as encoder outputs.
 
     ``out`` has one entry for each of the ``steps``.
     """
@@ -520,12 +524,12 @@ class SteppedGradient:
         Parameters
         ----------
         ways : mapping of str to float
-            Parts into which each dim is divided.
+            Number of parts of each dim.
 
         Returns
         -------
         SteppedGradient
-            That of one rank.
+            Share of one rank.
         """
         return replace(self, out=self.out.split(ways))
 
@@ -561,12 +565,12 @@ class SteppedGradient:
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """The steps of a recurrent layer that wait for one another: h[t] = f(gates[t] + h[t-1] · U), t over ``steps``.
+    """The sequential steps of a recurrent layer: h[t] = f(gates[t] + h[t-1] · U), with t over ``steps_dim``.
 
-    The input products of all steps are one Contraction before it. The weight gradient is one product over all steps.
-    ``looped`` counts the entries of the input that a framework's own loop joins to the state at each step: there the
-    functions of the gates are passes of their own, and the weight's gradient is added up step by step; 0 for kernels
-    of whole layers.
+    A Contraction before it computes the input products of all steps. The weight gradient is one product over all steps.
+    ``looped`` is 0 for kernels of whole layers. For a framework's own loop it is the number of input features that each
+    step concatenates with the state; there the functions of the gates are separate passes, and the weight gradient is
+    accumulated step by step.
     """
 
     name: str
@@ -576,7 +580,7 @@ class Recurrence:
     out: Tensor
     steps_dim: str = "seq"
     directions: int = 1
-    #: Numbers that stay for the backward pass, for each of the output; None for the gates, the output and LSTM's cell.
+    #: Numbers saved for the backward pass per output number. None: the gates, the output and LSTM's cell are saved.
     kept_per_state: float | None = None
     looped: float = 0.0
 
@@ -604,12 +608,12 @@ class Recurrence:
         Parameters
         ----------
         ways : mapping of str to float
-            Parts into which each dim is divided.
+            Number of parts of each dim.
 
         Returns
         -------
         Recurrence
-            That of one rank.
+            Share of one rank.
         """
         gates, weight, out = split_all((self.gates, self.weight, self.out), ways)
         return replace(self, gates=gates, weight=weight, out=out)
@@ -633,7 +637,7 @@ class Recurrence:
             In the order in which they run.
         """
         steps = self._kernel("forward", "fwd", (self.gates, self.weight), (self.out, *self.saves[2:]), precision)
-        return (steps, self._cell("forward", precision)) if self.looped else (steps,)
+        return (steps, self._loop_passes("forward", precision)) if self.looped else (steps,)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the kernels of the backward pass.
@@ -653,29 +657,33 @@ class Recurrence:
         data = self._kernel("backward", "bwd_data", (self.out, self.weight, *self.saves), (self.gates,), precision)
         weight = self._kernel("backward_weight", "bwd_filter", (self.out, self.gates), (self.weight,), precision)
         kernels = (data, weight) if self.weight.grad else (data,)
-        return (*kernels, self._cell("backward", precision), *self._sums(precision)) if self.looped else kernels
+        return (
+            (*kernels, self._loop_passes("backward", precision), *self._weight_gradient_sums(precision))
+            if self.looped
+            else kernels
+        )
 
     @property
-    def _rounds(self) -> float:
-        """Steps of all directions."""
+    def _total_steps(self) -> float:
+        """Number of steps, summed over directions."""
         return float(self.gates.size(self.steps_dim)) * self.directions
 
-    def _cell(self, phase: Phase, precision: Precision) -> Kernel:
-        """The passes of a loop's steps beside their products; backward they are twice those of forward."""
+    def _loop_passes(self, phase: Phase, precision: Precision) -> Kernel:
+        """Count the element-wise passes of a loop's steps; the backward pass moves twice the bytes."""
         cell, backward = _LOOPED[self.cell], phase != "forward"
         count = float(self.out.elements) * (1.0 + backward)
         read, written = (count * number * precision.activation for number in cell.accesses)
-        calls = self._rounds * cell.calls[backward]
+        calls = self._total_steps * cell.calls[backward]
         return flat_pass(f"{self.name}.cell", "elementwise", phase, count, read, written, calls=calls)
 
-    def _sums(self, precision: Precision) -> tuple[Kernel, ...]:
-        """The gradient of the weights of input and state, added to that of the steps before."""
+    def _weight_gradient_sums(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the accumulation of the weight gradient over the steps of a loop."""
         if not self.weight.grad:
             return ()
         state, name = float(self.out.sizes[-1]) / self.directions, f"{self.name}.sum"
-        count = float(self.weight.elements) / self.directions * (1.0 + self.looped / state) * self._rounds
+        count = float(self.weight.elements) / self.directions * (1.0 + self.looped / state) * self._total_steps
         size = count * precision.gradient
-        return (flat_pass(name, "elementwise", "backward_weight", count, 2.0 * size, size, calls=self._rounds),)
+        return (flat_pass(name, "elementwise", "backward_weight", count, 2.0 * size, size, calls=self._total_steps),)
 
     def _kernel(
         self, phase: Phase, operation: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], precision: Precision
@@ -692,12 +700,12 @@ class Recurrence:
         return Kernel(self.name, "rnn", f"{self.cell}.{operation}", phase, self.flops, vector, read, written, shape)
 
 
-#: Dims of attention that its views pack with others.
+#: Dims of attention that views merge with others.
 _PACKED = frozenset({"keys", "group", "head_dim", "value_dim", "packed"})
 
 
 def _undivided_dims(operation: Operation) -> tuple[frozenset[str], str]:
-    """Dims whose shares would have to wait for one another, or that a view hides, and why they stay whole."""
+    """List the dims of an operation that cannot be split, and the reason."""
     if isinstance(operation, Recurrence):
         return frozenset({operation.steps_dim}), "its steps wait for one another"
     if isinstance(operation, RecomputedChain):
@@ -712,7 +720,7 @@ def _undivided_dims(operation: Operation) -> tuple[frozenset[str], str]:
 
 
 def _check_window(layer: str, operation: Contraction | MemoryPass, window: Window, n: int) -> None:
-    """Borders come from the next neighbour alone."""
+    """Raise PlanError if a window reaches beyond the next neighbour, as halos are exchanged between neighbours only."""
     if n == 1:
         return
     source = operation.lhs if isinstance(operation, Contraction) else operation.inputs[0]
@@ -724,7 +732,7 @@ def _check_window(layer: str, operation: Contraction | MemoryPass, window: Windo
 
 
 def halo_of(operation: Contraction | MemoryPass, window: Window, when: str) -> tuple[int, int]:
-    """Return the halo width that a rank needs from its spatial neighbours.
+    """Count the rows that a rank needs from its spatial neighbours.
 
     Parameters
     ----------
@@ -738,7 +746,7 @@ def halo_of(operation: Contraction | MemoryPass, window: Window, when: str) -> t
     Returns
     -------
     tuple of (int, int)
-        Rows of the neighbours below and above; a transposed convolution is the gradient of one.
+        Rows of the neighbours below and above. For a transposed convolution forward and backward are swapped.
     """
     transposed = isinstance(operation, Contraction) and operation.transposed
     return window.halo if (when == "forward") != transposed else window.gradient_halo
@@ -746,17 +754,17 @@ def halo_of(operation: Contraction | MemoryPass, window: Window, when: str) -> t
 
 # which dims may be divided, and into how many shares
 
-#: Spatial dims of images, as a window's output and its source call them.
+#: Spatial dims of images, of a window's output and of its source.
 SPACE = frozenset({"height", "width", "depth", "in_height", "in_width", "in_depth"})
-#: Dims that need not divide evenly: the fullest rank sets the pace (a short batch, a vocabulary padded to the ranks, an
-#: image of odd height).
+#: Dims that may be split unevenly, where the rank with the largest share determines the time: a batch, a vocabulary
+#: padded to the ranks, an image of odd height.
 PADDED = frozenset({"batch", "vocab"}) | SPACE
 
 
 def check_division(
     layer: str, operations: Sequence[Operation], shards: Mapping[str, float], core: Mapping[str, float]
 ) -> None:
-    """Check that the dims of a layer can be divided.
+    """Raise PlanError if the dims of a layer cannot be split as stated.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
-"""Optimizers, as data: element-wise rules, and those that multiply weight matrices in the update.
+"""Optimizers as data: element-wise rules, and rules with matrix products for weight matrices.
 
-An optimizer of one's own is a file in this folder that calls `add_optimizer`.
+A further optimizer is a file in this folder that calls `add_optimizer`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _newton_schulz_products(rows: float, columns: float) -> tuple[Product, ...]:
     Parameters
     ----------
     rows, columns : float
-        Sides of the matrix X; with m <= n in the formula, so that a tall one is transposed.
+        Sides of the matrix X. The formula needs m <= n, so a tall matrix is transposed.
 
     Returns
     -------
@@ -41,24 +41,24 @@ def _newton_schulz_products(rows: float, columns: float) -> tuple[Product, ...]:
     return Product(m, m, n, steps), Product(m, m, m, steps), Product(m, n, m, steps)
 
 
-#: Longest side of a block that Shampoo preconditions; longer sides are cut into equal blocks (max_preconditioner_dim of
-#: the examples of PyTorch's Distributed Shampoo, by name).
+#: Longest side of a block that Shampoo preconditions; longer sides are cut into equal blocks (max_preconditioner_dim in
+#: the examples of PyTorch's Distributed Shampoo).
 _SHAMPOO_BLOCK = 8192.0
-#: Steps between two computations of the roots (precondition_frequency of these examples, by name).
+#: Steps between two computations of the inverse roots (precondition_frequency in these examples).
 _ROOT_INTERVAL = 100.0
-#: Coupled Newton iterations to the inverse fourth root of a matrix of condition 10⁶, to 10⁻⁶: counted on a matrix of
-#: 64 rows (9 iterations at a condition of 10², 24 at 10⁸).
+#: Coupled Newton iterations to the inverse fourth root of a matrix of condition 10⁶ with an error of 10⁻⁶. Counted on a
+#: matrix of 64 rows; 9 iterations at a condition of 10², 24 at 10⁸.
 _ROOT_ITERATIONS = 19.0
 
 
 def _blocks(rows: float, columns: float) -> tuple[float, float, float]:
-    """Sides of Shampoo's blocks of a matrix, and their number."""
+    """Return the sides of Shampoo's blocks of a matrix, and their number."""
     down, across = (max(1.0, float(math.ceil(side / _SHAMPOO_BLOCK))) for side in (rows, columns))
     return rows / down, columns / across, down * across
 
 
 def _shampoo_products(rows: float, columns: float) -> tuple[Product, ...]:
-    """List the products of Shampoo for one matrix, the mean of all steps.
+    """List the products of Shampoo for one matrix, on average over all steps.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def _shampoo_products(rows: float, columns: float) -> tuple[Product, ...]:
 
 
 def _shampoo_states(rows: float, columns: float) -> float:
-    """Both preconditioners of each block, and their roots."""
+    """Count the numbers in both preconditioners of each block and in their inverse roots."""
     m, n, blocks = _blocks(rows, columns)
     return 2.0 * (m * m + n * n) * blocks
 
@@ -108,8 +108,8 @@ _ADAMW = add_optimizer(Optimizer("adamw", 2, 14.0, "Loshchilov and Hutter, ICLR 
 add_optimizer(Optimizer("lion", 1, 11.0, "Chen et al., NeurIPS 2023, algorithm 2", (15, 11)))
 add_optimizer(Optimizer("lars", 1, 8.0, "You et al., 2017", (11, 6), norms=True))
 add_optimizer(Optimizer("lamb", 2, 18.0, "You et al., ICLR 2020", (22, 15), norms=True))
-#: One state, a norm of the whole matrix first, and weight decay. Terms: m = μ·m + g, g + μ·m, its norm and the
-#: division by it, w − η·(o + λ·w).
+#: Element-wise part of Muon and Shampoo: one state, the norm of the whole matrix, and weight decay. Terms: m = μ·m + g,
+#: g + μ·m, its norm and the division by it, w − η·(o + λ·w).
 _MATRIX_PASS = Optimizer("update of matrices", 1, 10.0, "Jordan et al., 2024", (12, 8), norms=True)
 add_optimizer(
     replace(

@@ -1,8 +1,8 @@
-"""Tensors with named dims, so that a strategy can split them.
+"""Tensors with named dims, number formats, and sliding windows.
 
-Number formats, and what each part of a training state weighs in them.
-
-Sliding windows of convolutions and pools, and the rows of neighbouring ranks that they read where space is split.
+A strategy splits tensors by the names of their dims. `Precision` holds the bytes of parameters, gradients, masters and
+states under a number format. `Window` describes the sliding windows of convolutions and pools, and the rows of
+neighbouring ranks that they read if space is split (halos).
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from paleo.errors import SpecError, near
 #: Bytes of one number. tf32 is fp32 in memory; only the multiplication is narrower.
 BYTES: dict[str, float] = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
 
-#: How scales of formats below sixteen bits are found. delayed: from the largest values of passes before (Transformer
-#: Engine's default); current: from that of the tensor itself, in a pass before; mxfp8: one of a byte for each 32
-#: numbers (Open Compute Project, Microscaling Formats, 2023); nvfp4: one of a byte for each 16, and one of the tensor.
+#: How scales of formats below sixteen bits are found. delayed: from the largest values of earlier passes (Transformer
+#: Engine's default). current: from the largest value of the tensor, found in an extra pass. mxfp8: a one-byte scale for
+#: each 32 numbers (Open Compute Project, Microscaling Formats, 2023). nvfp4: a one-byte scale for each 16 numbers, and
+#: one scale for the tensor.
 Scaling = Literal["delayed", "current", "mxfp8", "nvfp4"]
-#: How the cross-entropy of classes is computed (`paleo.layers.base.Choices`).
+#: Implementations of the cross-entropy of classes (`paleo.layers.base.Choices`).
 LossKernels = Literal["fused", "recomputed", "tiled", "upcast", "stepwise"]
-#: How query and key are rotated (`paleo.layers.base.Choices`).
+#: Implementations of rotary position embedding (`paleo.layers.base.Choices`).
 Rotation = Literal["fused", "stepwise", "complex", "halves"]
-#: Bytes of scales for each number.
+#: Bytes of scales per number.
 _SCALE_BYTES: dict[Scaling, float] = {"delayed": 0.0, "current": 0.0, "mxfp8": 1.0 / 32.0, "nvfp4": 1.0 / 16.0}
 
 Role = Literal["activation", "parameter", "gradient", "statistic", "mask", "index"]
@@ -33,47 +34,47 @@ Role = Literal["activation", "parameter", "gradient", "statistic", "mask", "inde
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Bytes of each role of a number when training in one dtype.
+    """Bytes of one number in each role when training in one dtype.
 
     Statistics (means, variances, log-sum-exp) are fp32, dropout masks one byte, and indices int64.
     """
 
     dtype: str
-    #: What layers pass on.
+    #: Activations passed between layers.
     activation: float
-    #: What matrix products read.
+    #: Operands of matrix products.
     operand: float
-    #: The copy that forward and backward use.
+    #: Weights used by the forward and backward pass.
     parameter: float
-    #: The parameter gradients.
+    #: Gradients of parameters.
     gradient: float
-    #: The optimizer's own fp32 copy; 0 where the parameter is already fp32.
+    #: Master weights of the optimizer; 0 if parameters are already fp32.
     master: float
     #: Each optimizer state.
     state: float = 4.0
-    #: A second copy of the gradients, to which a framework adds each of them in a pass of its own, and which it
-    #: exchanges, clips and hands to the optimizer.
+    #: A second copy of the gradients (Megatron-LM's ``main_grad``), to which the framework adds each gradient in an
+    #: extra pass. It is exchanged, clipped and read by the optimizer. 0: there is none.
     accumulator: float = 0.0
-    #: The pass that adds a gradient to that copy reads it in the copy's format, cast in a pass before.
+    #: True if the pass that adds a gradient to that copy reads it in the copy's format, cast in an earlier pass.
     accumulator_cast: bool = False
-    #: Weights stay fp32; products read narrow copies that are made for each pass, their gradients are widened again.
+    #: True if weights stay fp32: each pass casts them to narrow copies for products, and their gradients back.
     casts: bool = False
-    #: Reads and writes of each gradient after every backward pass: unscaling, norms, clipping.
+    #: Reads and writes per gradient number after every backward pass, for unscaling, norms and clipping.
     gradient_accesses: float = 0.0
-    #: Those are passes over a flat buffer of each block, not over each tensor.
+    #: True if these are passes over a flat buffer of each block, not over each tensor.
     flat_gradients: bool = False
-    #: Gradients are summed up by the products that make them.
+    #: True if the kernel of the weight gradient adds to the accumulated gradient itself.
     accumulated: bool = False
-    #: Gradients are added to their sums by autograd.
+    #: True if autograd adds new gradients to accumulated ones.
     added: bool = False
-    #: Operands below sixteen bits have so many bytes of scales for each number.
+    #: Bytes of scales per number, of operands below sixteen bits.
     scale_bytes: float = 0.0
-    #: The largest value of such operands is found first, in a pass.
+    #: True if an extra pass finds the largest value of such operands.
     measured_first: bool = False
 
     @property
     def summed(self) -> float:
-        """Bytes of a gradient in the sum that is exchanged, clipped and handed to the optimizer.
+        """Bytes of a number of the accumulated gradient, which is exchanged, clipped and read by the optimizer.
 
         >>> precision("bf16").summed, replace(precision("bf16"), accumulator=4.0).summed
         (2.0, 4.0)
@@ -82,17 +83,17 @@ class Precision:
 
     @property
     def wide(self) -> float:
-        """Bytes of an activation that stays at least fp32 whatever the products read."""
+        """Bytes of an activation that is at least fp32, whatever the format of products."""
         return max(4.0, self.activation)
 
     @property
     def narrow(self) -> bool:
-        """Whether matrix products read a narrower format than layers pass on, so that operands are quantised first."""
+        """True if products read a narrower format than that of activations, so that operands must be quantised."""
         return self.operand < self.activation
 
     @property
     def sixteen_bits(self) -> Precision:
-        """The precision of products whose operands are not quantised but keep the format of activations."""
+        """The precision of products with operands in the format of activations, without quantisation."""
         return replace(self, operand=self.activation) if self.narrow else self
 
     def bytes_of(self, role: Role) -> float:
@@ -101,7 +102,7 @@ class Precision:
         Parameters
         ----------
         role : Role
-            What the tensor is for.
+            Role of the tensor, such as ``activation`` or ``mask``.
 
         Returns
         -------
@@ -123,11 +124,11 @@ class Precision:
 
 
 def precision(dtype: str) -> Precision:
-    """Return how one trains in a format by default.
+    """Return the default mixed-precision recipe for a format.
 
     Sixteen-bit formats keep fp32 masters (Micikevicius et al., ICLR 2018).
 
-    fp8 and fp4 narrow the operands of matrix products with weights inside the repeated blocks; embedding, head,
+    fp8 and fp4 narrow the operands of matrix products with weights inside the repeated blocks. Embedding, head,
     attention and everything stored stay bf16 (as in NVIDIA's Transformer Engine and in DeepSeek-V3, 2024, section 3.3).
 
     Parameters
@@ -160,22 +161,22 @@ def precision(dtype: str) -> Precision:
 
 
 def scaled(formats: Precision, scaling: Scaling, *, fused: bool) -> Precision:
-    """Add the scales of narrow operands.
+    """Add the scales of narrow operands to a precision.
 
     Parameters
     ----------
     formats : Precision
         Formats of tensors and products.
     scaling : Scaling
-        How scales are taken.
+        How scales are found.
     fused : bool
-        True where what makes a tensor finds its largest value on the way; not that of NVFP4, which is taken of rotated
-        numbers (Transformer Engine; torch.compile).
+        True if the kernel that writes a tensor also finds its largest value (Transformer Engine; torch.compile). This
+        does not apply to NVFP4, whose largest value is that of rotated numbers.
 
     Returns
     -------
     Precision
-        The formats with them.
+        The formats with scales.
     """
     measured_first = scaling == "nvfp4" or (scaling == "current" and not fused)
     return replace(formats, scale_bytes=_SCALE_BYTES[scaling], measured_first=measured_first)
@@ -184,8 +185,8 @@ def scaled(formats: Precision, scaling: Scaling, *, fused: bool) -> Precision:
 def autocast(formats: Precision) -> Precision:
     """Return the formats with fp32 weights that are cast for each pass.
 
-    So do the automatic mixed precision of TensorFlow (a rewrite of the graph) and of PyTorch (``autocast``): 16 bytes a
-    parameter with Adam either way, but gradients are summed, and exchanged, in fp32.
+    The automatic mixed precision of TensorFlow (a rewrite of the graph) and of PyTorch (``autocast``) works so. With
+    Adam a parameter takes 16 bytes, as with fp32 masters, but gradients are accumulated and exchanged in fp32.
 
     Parameters
     ----------
@@ -195,7 +196,7 @@ def autocast(formats: Precision) -> Precision:
     Returns
     -------
     Precision
-        They take the place of narrow weights with fp32 masters.
+        Formats without masters; unchanged if there are none to replace.
 
     Examples
     --------
@@ -213,11 +214,11 @@ Size = int | float
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor by name (the identity of its storage: views share it), dims and sizes.
+    """A tensor with named dims; its name identifies its storage, which views share.
 
-    ``grad`` is False for what needs no gradient: graph inputs, masks, indices, frozen weights. ``wide`` activations
-    stay fp32 under mixed precision, and so does what element-wise passes make of them. ``packed`` weights are stored in
-    so many bytes each, whatever the run's format; 0: in that.
+    ``grad`` is False for tensors that need no gradient: graph inputs, masks, indices, frozen weights. ``wide``
+    activations stay fp32 under mixed precision, as do the outputs of element-wise passes over them. ``packed`` is the
+    number of bytes in which each number of a weight is stored, whatever the run's format; 0: the run's format.
 
     >>> x = Tensor("x", ("batch", "features"), (4, 8))
     >>> x.elements, x.size("features"), x.split({"batch": 2}).sizes
@@ -237,7 +238,7 @@ class Tensor:
         return math.prod(self.sizes)
 
     def size(self, dim: str) -> Size:
-        """Return the extent of a dim.
+        """Return the size of a dim.
 
         Parameters
         ----------
@@ -256,21 +257,21 @@ class Tensor:
         Parameters
         ----------
         ways : mapping of str to float
-            Parts into which each dim is divided.
+            Number of parts of each dim.
 
         Returns
         -------
         Tensor
-            Whole sizes stay whole numbers.
+            Shard with each size divided and, if it was a whole number, rounded up.
         """
         if ways.keys().isdisjoint(self.dims):
             return self
         pairs = zip(self.dims, self.sizes, strict=True)
-        sizes = tuple([_share(n, ways[dim]) if dim in ways else n for dim, n in pairs])
+        sizes = tuple([_local_size(n, ways[dim]) if dim in ways else n for dim, n in pairs])
         return Tensor(self.name, self.dims, sizes, self.role, self.grad, self.wide, self.packed)
 
     def renamed(self, names: Mapping[str, str]) -> Tensor:
-        """Return the tensor with other names of dims.
+        """Return the tensor with its dims renamed.
 
         Parameters
         ----------
@@ -291,7 +292,7 @@ class Tensor:
         name : str
             Its name.
         role : Role, optional
-            Its role; the same where None.
+            Its role; by default that of this tensor.
 
         Returns
         -------
@@ -300,14 +301,14 @@ class Tensor:
         return replace(self, name=name, role=role or self.role, grad=True)
 
     def reshaped(self, dims: Mapping[str, Size], *, name: str | None = None) -> Tensor:
-        """Return the tensor with other dims.
+        """Return a view of the tensor with other dims and sizes.
 
         Parameters
         ----------
         dims : mapping of str to Size
-            Names and extents.
+            Names and sizes.
         name : str, optional
-            Another name for it.
+            New name; by default that of this tensor.
 
         Returns
         -------
@@ -316,7 +317,7 @@ class Tensor:
         return replace(self, name=name or self.name, dims=tuple(dims), sizes=tuple(dims.values()))
 
     def without(self, *dims: str, name: str, role: Role = "activation") -> Tensor:
-        """Return the tensor that remains when dims are reduced away.
+        """Return a new tensor that lacks some dims, as the result of a reduction.
 
         Parameters
         ----------
@@ -351,7 +352,7 @@ class Tensor:
         return float(self.elements * (self.packed or element_bytes))
 
 
-def _share(size: Size, ways: float) -> Size:
+def _local_size(size: Size, ways: float) -> Size:
     if ways == 1:
         return size
     return math.ceil(size / ways) if isinstance(size, int) else size / ways
@@ -365,7 +366,7 @@ def split_all(tensors: tuple[Tensor, ...], ways: Mapping[str, float]) -> tuple[T
     tensors : tuple of Tensor
         The tensors.
     ways : mapping of str to float
-        Parts into which each dim is divided.
+        Number of parts of each dim.
 
     Returns
     -------
@@ -378,7 +379,7 @@ def split_all(tensors: tuple[Tensor, ...], ways: Mapping[str, float]) -> tuple[T
 class Window:
     """Sliding window over one dim: out[i] reads in[i·stride + j·dilation − padding] for j < taps.
 
-    ``kernel`` is the dim of a convolution's taps.
+    ``kernel`` is the kernel dim of a convolution, of size ``taps``.
 
     Examples
     --------
@@ -400,29 +401,28 @@ class Window:
 
     @property
     def halo(self) -> tuple[int, int]:
-        """Rows of the source below and above a rank's share that its own outputs read, where both are cut evenly."""
+        """Rows below and above a rank's share of the source that its outputs read, if both are split evenly."""
         return self.padding, max(0, self._reach - self.padding - self.stride + 1)
 
     @property
     def gradient_halo(self) -> tuple[int, int]:
-        """Outputs of the neighbours below and above that read the rank's own rows: their gradients are needed."""
+        """Rows of output gradients needed from the neighbours below and above, whose outputs read the rank's rows."""
         return max(0, (self._reach - self.padding) // self.stride), -(-self.padding // self.stride)
 
 
-#: Rows of neighbours that a rank reads beside its own share, for each window: of the source, and of the output's
-#: gradient.
+#: For each window: rows that a rank receives from its neighbours, of the source and of the output's gradient.
 Halos = tuple[tuple[int, int], ...]
 
 
 def halos(windows: tuple[Window, ...], ways: Mapping[str, float]) -> Halos:
-    """Count the rows that a rank receives from both neighbours; of two ranks each has one.
+    """Count the rows that a rank receives from its neighbours; with two ranks, each has one neighbour.
 
     Parameters
     ----------
     windows : tuple of Window
         Windows along divided dims.
     ways : mapping of str to float
-        Parts into which each dim is divided.
+        Number of parts of each dim.
 
     Returns
     -------
@@ -436,14 +436,14 @@ def halos(windows: tuple[Window, ...], ways: Mapping[str, float]) -> Halos:
 
 
 def with_rows(tensor: Tensor, rows: Iterable[tuple[str, int]]) -> float:
-    """Return the elements of a tensor with extra rows over those without.
+    """Compute the ratio of a tensor's elements with extra rows to those without.
 
     Parameters
     ----------
     tensor : Tensor
         The tensor.
     rows : iterable of tuple of (str, int)
-        Dims and their extra extents.
+        Dims and their extra sizes.
 
     Returns
     -------

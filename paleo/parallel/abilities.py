@@ -1,6 +1,6 @@
-"""The check of a plan against what its framework can run: one for search, estimates, tables and launch settings.
+"""The check of a plan against what its framework can run, shared by search, estimates, tables and launch settings.
 
-Quantities of a network, a run and a plan are gathered under the names of `paleo.specs.abilities.QUANTITIES`; a
+Quantities of a network, a run and a plan are collected under the names of `paleo.specs.abilities.QUANTITIES`. A
 framework's refusals are conditions over them. Quantities may be arrays, so that a search checks all of its
 configurations at once.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 Quantities = Mapping[str, Any]
-#: Formats that are scaled, whose recipes a framework may lack.
+#: Formats with scales; a framework may lack some of their recipes.
 _SCALED = ("fp8", "fp4")
 
 
@@ -45,7 +45,7 @@ def framework_of(software: Software | str) -> Abilities | None:
 
 
 def network_quantities(graph: Graph) -> dict[str, Any]:
-    """Quantities of a network.
+    """Collect the quantities of a network that refusals refer to.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def network_quantities(graph: Graph) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``heads``, ``kv_heads``, ``layers``, ``experts``, ``seq``, ``tied``; the largest where layers differ.
+        ``heads``, ``kv_heads``, ``layers``, ``experts``, ``seq``, ``tied``; the largest value if layers differ.
     """
     kv_heads, heads, layers, experts = 0, 0, 0, 0
     owners: dict[str, str] = {}
@@ -111,7 +111,7 @@ def run_quantities(run: Run, system: System, software: Software, dtype: str) -> 
 
 
 def _of_strategy(strategy: Strategy) -> dict[str, Any]:
-    """Quantities of a strategy's words; degrees follow from a mesh."""
+    """Collect the quantities of a strategy's flags and numbers; degrees are taken from a mesh."""
     return {
         "sp": int(strategy.sequence_parallel and strategy.degrees.get("tp", 1) > 1),
         "etp": strategy.etp or 0,
@@ -121,7 +121,7 @@ def _of_strategy(strategy: Strategy) -> dict[str, Any]:
 
 
 def pipeline_order_name(schedule: str, pp: int, vp: int) -> str:
-    """Return the name of a pipeline's order.
+    """Return the name of a pipeline's order, by which refusals refer to it.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def quantities(
     software : Software
         Profile of the framework.
     overlapped : bool
-        Whether gradients travel during the backward pass.
+        True if gradients are exchanged during the backward pass.
 
     Returns
     -------
@@ -194,7 +194,7 @@ def quantities(
 
 
 def violated_refusals(framework: Abilities, known: Quantities) -> Iterator[Refusal]:
-    """Find the refusals of a framework that hold for a plan; refusals over unknown quantities do not hold.
+    """Find the refusals of a framework whose condition a plan meets; conditions over unknown quantities are not met.
 
     Parameters
     ----------
@@ -206,13 +206,13 @@ def violated_refusals(framework: Abilities, known: Quantities) -> Iterator[Refus
     Yields
     ------
     Refusal
-        Refusals that hold.
+        Refusals whose condition is met.
     """
     yield from (refusal for refusal in framework.refusals if bool(refusal.condition.holds(known)))
 
 
 def objections(framework: Abilities, known: Quantities) -> list[str]:
-    """Explain which facts of a framework a plan contradicts.
+    """Explain why a framework refuses a plan.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ def objections(framework: Abilities, known: Quantities) -> list[str]:
     Returns
     -------
     list of str
-        One sentence for each fact, with its source.
+        One sentence for each refusal, with its source.
 
     Examples
     --------
@@ -235,7 +235,7 @@ def objections(framework: Abilities, known: Quantities) -> list[str]:
 
 
 def _sentence(framework: Abilities, refusal: Refusal, known: Quantities) -> str:
-    """A fact that a plan contradicts, in words."""
+    """Format one refusal of a plan as a sentence."""
     names = [name for name in known if name in refusal.condition.names]
     stated = ", ".join(f"{name}={known[name]}" for name in names if known[name] not in (0, "none"))
     return f"{framework.title_and_release} does not run {stated or 'this'}: {refusal.fact} ({refusal.source})"

@@ -1,15 +1,15 @@
-"""The mesh of ranks, and placements: which dims of which layers are split over which of its axes.
+"""The mesh of ranks, and placements: which dims of which layers are split over which axes of the mesh.
 
 The mesh has named axes with degrees, innermost first, so that each axis is a set of groups on the system. A strategy is
-a preset that fills placements in. Those that a user states layer by layer are laid over it: ``placement:`` of a run
-names layers and says which mesh axes divide their dims:
+a preset that returns a placement. Users can override it layer by layer: ``placement:`` of a run names layers and says
+which mesh axes split their dims:
 
     block.*.mlp1: {ffn: tp}
     "*.attention*": {kv_heads: tp, seq: [cp]}
     head: {vocab: null}
 
 Names may be patterns. The iterations of a folded block are one counted copy, called ``block.*``. Dims that an entry
-leaves out keep the split of the preset, or of an earlier entry; ``null`` leaves a dim whole. What must be communicated
+does not mention keep the split of the preset, or of an earlier entry; ``null`` leaves a dim unsplit. Communication
 follows from the rules of ``propagation``, as it does for a preset.
 """
 
@@ -29,18 +29,18 @@ from paleo.units import listed, whole_number
 if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
 
-#: Axes from the innermost (neighbouring ranks) to the outermost, the order of Megatron and of torchtitan; ``spatial``
-#: divides images. Experts are spread over ``ep`` of the data-parallel ranks, and states over ``shard`` of them where
-#: that is stated: the batch is divided over ``BATCH_AXES`` together.
+#: Mesh axes from the innermost (neighbouring ranks) to the outermost, the order of Megatron and of torchtitan.
+#: ``spatial`` splits images, ``ep`` spreads experts over data-parallel ranks, and ``shard``, if stated, shards states
+#: over groups of them. So the batch is split over all of ``BATCH_AXES``.
 AXES = ("spatial", "tp", "cp", "ep", "shard", "dp", "pp")
 Axes = tuple[str, ...]
 BATCH_AXES: Axes = ("ep", "shard", "dp")
-#: Dims of tokens that are sorted by experts: on their way to these and back, and beside them.
+#: Dims of tokens sorted by expert: during dispatch and combine, and inside the experts.
 PLACES = ("capacity", "in_capacity")
 
 
 def joined_axes(axes: Axes) -> str:
-    """Name the group over several axes that one collective spans.
+    """Return the name of a group that spans several axes, for one collective.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def joined_axes(axes: Axes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Degrees of the axes; ranks are numbered with the first axis fastest.
+    """Degrees of the mesh axes; rank numbers increase fastest along the first axis.
 
     >>> mesh = Mesh.of({"dp": 4, "tp": 8})
     >>> mesh.size, mesh.stride(("dp",)), mesh.degree("pp")
@@ -78,12 +78,12 @@ class Mesh:
 
     @classmethod
     def of(cls, degrees: Mapping[str, int]) -> Mesh:
-        """Make a mesh in the fixed order of axes.
+        """Build a mesh with the axes in their fixed order.
 
         Parameters
         ----------
         degrees : dict of str to int
-            Ranks along each axis; missing axes have 1.
+            Ranks along each axis; 1 for missing axes.
 
         Returns
         -------
@@ -113,7 +113,7 @@ class Mesh:
         return self.group_size(tuple(axis.split("+"))) if known is None else known
 
     def stride(self, axes: Axes) -> int:
-        """Return how far apart neighbours of a group are numbered.
+        """Return the difference between the numbers of neighbouring ranks of a group.
 
         Parameters
         ----------
@@ -123,7 +123,7 @@ class Mesh:
         Returns
         -------
         int
-            Stride of the innermost axis of more than one rank.
+            Stride of the group's innermost axis with more than one rank.
         """
         if axes not in self._strides:
             names = [name for name, _ in self.degrees]
@@ -135,20 +135,20 @@ class Mesh:
 
     @property
     def replicas(self) -> int:
-        """Ranks that share out the batch."""
+        """Data-parallel ranks, over which the batch is split."""
         return self.group_size(BATCH_AXES)
 
     @property
     def state_axes(self) -> Axes:
         """Axes over which ZeRO shards states: the shard group or all replicas, and the ranks of cp.
 
-        Ranks of cp hold the same parameters (Megatron's distributed optimizer and FSDP share states over dp x cp).
+        Ranks of cp hold the same parameters, so Megatron's distributed optimizer and FSDP shard states over dp x cp.
         """
         axes = ("cp", "shard") if self.degree("shard") > 1 else ("cp", "ep", "dp")
         return tuple(axis for axis in axes if self.degree(axis) > 1)
 
     def group_size(self, axes: Axes) -> int:
-        """Return the number of ranks over which several axes divide.
+        """Return the number of ranks of a group over several axes.
 
         Parameters
         ----------
@@ -163,16 +163,16 @@ class Mesh:
         return math.prod([self._by_axis[axis] for axis in axes])
 
 
-#: dim -> mesh axes that divide it.
+#: dim -> mesh axes that split it.
 Split = Mapping[str, Axes]
-#: Keys and values go round (Liu et al., Ring attention, 2023), or heads are exchanged for the sequence by all-to-alls
-#: (Jacobs et al., DeepSpeed-Ulysses, 2023).
+#: How attention reads all keys under context parallelism: keys and values go round a ring (Liu et al., Ring attention,
+#: 2023), or all-to-alls exchange heads for the sequence (Jacobs et al., DeepSpeed-Ulysses, 2023).
 Context = Literal["ring", "all_to_all"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Placement of some dims in layers of type ``layer`` (None: any) whose name matches ``name``; later rules win."""
+    """Split of the dims of layers whose type is ``layer`` (None: any) and whose name matches ``name``."""
 
     split: Split
     layer: str | None = None
@@ -192,7 +192,7 @@ class Rule:
         Returns
         -------
         bool
-            Whether its type and name match.
+            True if its type and name match.
         """
         return (self.layer is None or self.layer == node.type) and (
             self.name == "*" or fnmatchcase(node.name, self.name)
@@ -201,10 +201,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """An ordered set of rules: for each layer the last rule that matches it decides.
+    """An ordered set of rules; for each layer the last matching rule applies.
 
-    ``context`` says how attention over a split sequence sees all keys, ``imbalance`` how many tokens the busiest rank
-    of experts has over their mean.
+    ``context`` is how attention over a split sequence reads all keys. ``imbalance`` is the number of tokens of the
+    busiest expert rank relative to the mean.
     """
 
     rules: tuple[Rule, ...]
@@ -213,7 +213,7 @@ class Placement:
     _splits: dict[tuple[str, str], Split] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def of(self, node: Node) -> Split:
-        """Return how the dims of a layer are split.
+        """Return the split of the dims of a layer.
 
         Parameters
         ----------
@@ -232,7 +232,7 @@ class Placement:
 
 
 def idle_axes(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[str, ...]:
-    """Find the axes of more than one rank that divide no dim of any layer, so that their ranks all do the same work.
+    """Find the axes of more than one rank that split no dim of any layer, so that their ranks all do the same work.
 
     Parameters
     ----------
@@ -260,16 +260,31 @@ Zero = Literal[0, 1, 2, 3]
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A strategy as people write it: a preset, degrees, and how states and sequences are shared.
+    """Parallelisation strategy as users write it: a preset, degrees, and flags.
 
-    ``zero`` shards over the data-parallel ranks: 1 the optimizer's states, 2 the gradients too, 3 the parameters too
-    (FSDP); a degree ``shard`` limits that to groups of so many of them (HSDP). ``sequence_parallel`` splits the
-    sequence over tp outside the tensor-parallel layers. ``chunks`` is the number of pieces that each pipeline stage
-    holds (virtual stages). ``context`` is how attention works over cp. ``etp`` is the tensor degree of experts, 1 or
-    tp, where these are folded over the ranks of tp, cp and dp from the innermost on (Megatron-Core 0.9 and later,
-    "MoE parallel folding", Liu et al., 2025); None spreads them over data-parallel ranks alone. ``within_nodes``: the
-    groups of ``shard`` are the ranks of a node, however many those are. ``expert_tokens``: which tokens a rank sends to
-    experts whose tensors are split over tp, where sequences are, too: its own, or all of its group of tp.
+    Attributes
+    ----------
+    preset : str
+        Name of the preset placement.
+    degrees : mapping of str to int
+        Ranks along each stated axis.
+    zero : int
+        What is sharded over data-parallel ranks: 1 optimizer states, 2 gradients too, 3 parameters too (FSDP). A degree
+        ``shard`` limits the sharding to groups of that size (HSDP).
+    sequence_parallel : bool
+        True if the sequence is split over tp outside the tensor-parallel layers.
+    chunks : int
+        Pieces of the network on each pipeline stage (virtual stages).
+    context : {'ring', 'all_to_all'}
+        How attention reads all keys under context parallelism.
+    etp : int, optional
+        Tensor degree of experts, 1 or tp. Experts are then folded over the ranks of tp, cp and dp, innermost first
+        (Megatron-Core 0.9 and later, "MoE parallel folding", Liu et al., 2025). None: they are spread over
+        data-parallel ranks only.
+    within_nodes : bool
+        True if the groups of ``shard`` are the ranks of a node, whatever their number.
+    expert_tokens : {'own', 'all'}
+        Tokens that a rank sends to experts if experts and sequences are split over tp: its own, or all of its tp group.
     """
 
     preset: str = "dp"
@@ -284,14 +299,14 @@ class Strategy:
 
     @property
     def expert_axes(self) -> Axes:
-        """The axes over which experts are spread, from the innermost on."""
+        """Axes over which experts are spread, innermost first."""
         if self.etp is None or self.degrees.get("ep", 1) == 1:
             return ("ep",)
         return ("cp", "ep") if self.etp == self.degrees.get("tp", 1) > 1 else ("tp", "cp", "ep")
 
     @property
     def experts_apart(self) -> bool:
-        """True if experts have their own tensor degree, so that tp divides their tokens instead."""
+        """True if the experts' tensor degree is below tp, so that tp splits their tokens instead of their weights."""
         return self.etp is not None and self.etp < self.degrees.get("tp", 1)
 
     @property
@@ -301,32 +316,32 @@ class Strategy:
 
     @property
     def flags(self) -> list[str]:
-        """Words of the strategy other than preset and degrees, such as ``sp``."""
+        """Flags of the strategy in their spelling on the command line, such as ``sp``."""
         return ["sp"] * self.sequence_parallel + ["ulysses"] * (self.context == "all_to_all")
 
 
-#: Words of a strategy that are no presets.
+#: Words of a strategy that are flags, not presets.
 FLAGS = ("sp", "ulysses")
-#: Data parallelism by PyTorch's names, and the stage of ZeRO that each is; ``hsdp`` shards within each node.
+#: PyTorch's names of data parallelism -> ZeRO stage; ``hsdp`` shards within each node.
 SHARDED: Mapping[str, Zero] = {"ddp": 0, "fsdp": 3, "hsdp": 3}
 
 
 def node_groups(devices_per_node: int, replicas: int, split: int) -> dict[str, int]:
-    """Return the degree of the largest shard groups that lie inside a node.
+    """Compute the degree of the largest shard groups inside a node.
 
     Parameters
     ----------
     devices_per_node : int
         Devices of a node.
     replicas : int
-        Data-parallel ranks; the degree divides them.
+        Data-parallel ranks; a multiple of the degree.
     split : int
         Devices that hold one replica.
 
     Returns
     -------
     dict of str to int
-        The degree under the key ``shard``.
+        Degree of the axis ``shard``.
 
     Examples
     --------
@@ -348,7 +363,7 @@ def has_shard_groups(degrees: Mapping[str, int]) -> bool:
     Returns
     -------
     bool
-        Whether the degree ``shard`` is above 1.
+        True if the degree ``shard`` is above 1.
     """
     return degrees.get("shard", 1) > 1
 
@@ -358,7 +373,7 @@ STRATEGIES: Registry[Preset] = Registry("strategy", "paleo.parallel")
 
 
 def without_replicas(text: str) -> str:
-    """Remove the data-parallel degree from a strategy, so that it suits other numbers of GPUs.
+    """Remove the data-parallel degree from a strategy, so that it applies to other numbers of GPUs.
 
     Parameters
     ----------
@@ -458,12 +473,12 @@ def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
 
 
 Stated = Mapping[str, Mapping[str, str | Sequence[str] | None]]
-#: Axes that a dim may be divided over: a pipeline cuts the graph instead.
+#: Axes that can split a dim; a pipeline cuts the graph instead.
 PLACEABLE = tuple(axis for axis in AXES if axis != "pp")
 
 
 def placement(graph: Graph, strategy: Strategy, stated: Stated, imbalance: float = 1.0) -> Placement:
-    """Return the placement of a strategy's preset, with the run's own entries laid over it.
+    """Return the placement of a strategy's preset, overridden by the run's own entries.
 
     Parameters
     ----------
@@ -491,7 +506,7 @@ def placement(graph: Graph, strategy: Strategy, stated: Stated, imbalance: float
 
 
 def with_overrides(preset: Placement, graph: Graph, stated: Stated) -> Placement:
-    """Replace parts of a preset placement by the entries of a run.
+    """Override parts of a preset placement by the entries of a run.
 
     Parameters
     ----------
@@ -590,7 +605,7 @@ def _check_dims(pattern: str, dims: Iterable[str], nodes: Sequence[Node]) -> Non
 
 
 def _check_axes(node: Node, split: Split) -> None:
-    """An axis divides one dim of a tensor at most."""
+    """Raise PlanError if an axis would split two dims of one tensor."""
     for tensor in (tensor for op in node.operations for tensor in (*op.reads, op.out)):
         dim_of_axis: dict[str, str] = {}
         for dim in tensor.dims:
@@ -601,7 +616,7 @@ def _check_axes(node: Node, split: Split) -> None:
                 dim_of_axis[axis] = dim
 
 
-#: Stands for a dim that a view has merged with others.
+#: Position of a dim that a view has merged with others.
 MERGED = -1
 
 
@@ -609,8 +624,14 @@ MERGED = -1
 class TensorLayout:
     """Layout of a tensor over the mesh.
 
-    It has the axes of each dim in order, the axes over which the tensor is a partial sum, and axes that divide dims
-    which a view has merged with others.
+    Attributes
+    ----------
+    dims : tuple of Axes
+        Axes that split each dim, in the order of the dims.
+    partial : frozenset of str
+        Axes over which the tensor is a partial sum.
+    merged : frozenset of str
+        Axes that split dims which a view has merged with others.
     """
 
     dims: tuple[Axes, ...]
@@ -618,7 +639,7 @@ class TensorLayout:
     merged: frozenset[str] = frozenset()
 
     def place(self, axis: str) -> int | None:
-        """Return the position of the dim that an axis divides.
+        """Return the position of the dim that an axis splits.
 
         Parameters
         ----------
@@ -628,7 +649,7 @@ class TensorLayout:
         Returns
         -------
         int, optional
-            Position; MERGED if a view hides the dim, None if the axis divides no dim.
+            Position; MERGED if a view has merged the dim, None if the axis splits no dim.
         """
         for index, axes in enumerate(self.dims):
             if axis in axes:
@@ -636,14 +657,14 @@ class TensorLayout:
         return MERGED if axis in self.merged else None
 
 
-# which shares of different lowerings are equal
+# keys by which equal shares of layers are found, so that each is computed once
 
 
 class ShareKey(NamedTuple):
-    """Key of a layer's share: layers with equal keys have equal shares.
+    """Key of a rank's share of a layer: layers with equal keys have equal shares.
 
-    ``layer`` identifies the layer at the samples of a rank, ``split`` its split dims and ``inputs`` the layouts of its
-    inputs. ``degrees`` are those of the axes that divide other dims than the batch.
+    ``layer`` identifies the layer with the samples of a rank, ``split`` its split dims, and ``inputs`` the layouts of
+    its inputs. ``degrees`` are those of the axes that split other dims than the batch.
     """
 
     layer: Hashable
@@ -670,7 +691,7 @@ def share_key(
     mesh : Mesh
         Degrees of the axes.
     batch_axes : Axes
-        Axes over which the batch usually lies.
+        Axes that usually split the batch.
 
     Returns
     -------
@@ -686,7 +707,7 @@ def share_key(
 
 
 def _inner_axes(node: Node, split: Split, inputs: tuple[TensorLayout, ...], batch_axes: Axes) -> Axes | None:
-    """Axes that divide dims beside the batch; None where the batch lies otherwise than over ``batch_axes``."""
+    """List the axes that split other dims than the batch; None if ``batch_axes`` do not split the batch."""
     lying = list(split.items())
     for tensor, layout in zip(node.inputs, inputs, strict=True):
         lying += zip(tensor.dims, layout.dims, strict=False)
@@ -697,7 +718,7 @@ def _inner_axes(node: Node, split: Split, inputs: tuple[TensorLayout, ...], batc
 
 
 def _numbers(graph: Graph, replicas: int) -> Mapping[str, Hashable]:
-    """By layer a number that layers of other batches have, too, where they are the same with the batch divided."""
+    """Number the layers, so that layers which are equal on a rank have one number, in graphs of other batches too."""
     if graph.family is None:
         return {node.name: (node.name, replicas) for node in graph.nodes}
     numbers: dict[Hashable, int] = graph.once("layers with their batch divided", dict, any_batch=True)
@@ -706,7 +727,7 @@ def _numbers(graph: Graph, replicas: int) -> Mapping[str, Hashable]:
 
 
 def _at_rank_batch(node: Node, shards: Mapping[str, float]) -> Hashable:
-    """A layer at the samples of a rank; with all samples of an input that no operation reads."""
+    """Return a layer with the samples of one rank, for comparison; inputs that no operation reads keep all samples."""
     operations = tuple([operation.split(shards) for operation in node.operations])
     inputs = tuple([tensor.split(shards) for tensor in node.inputs])
     read = {tensor.name for operation in node.operations for tensor in operation.reads}

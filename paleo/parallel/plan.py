@@ -1,6 +1,6 @@
-"""What a run decides once a network and a system are known: mesh, batch shares, dtype. Nothing here is priced.
+"""Plans: the mesh, batch sizes and dtype that follow from a run, a network and a system. Nothing here is priced.
 
-What of a plan is worth a warning: what will not go as it was asked for, and what changes nothing.
+The second half warns about plans that will not run as stated, and about options that have no effect.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from paleo.specs.run import Run
     from paleo.specs.system import System
 
-#: Samples per data-parallel rank where a run states no batch: single samples, or sequences.
+#: Samples per data-parallel rank if a run states no batch: of networks without tokens, and of sequences.
 DEFAULT_BATCH, DEFAULT_SEQUENCES = 32, 8
-#: Pieces of a pipeline: twice what the deepest networks that are trained could be cut into.
+#: Largest number of pieces of a pipeline: twice the layers of the deepest networks that are trained.
 MAX_PIECES = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Run resolved on a system: degrees, batch shares, dtype.
+    """Run resolved on a system: degrees, batch sizes, dtype.
 
-    ``local_batch`` is the batch of the data-parallel rank with the most samples. Only ``dp`` ranks have work; the other
-    ``gpus`` are idle, for example when strong scaling has run out of samples.
+    ``local_batch`` is the batch of the data-parallel rank with the most samples. Only ``dp`` ranks have work; ``idle``
+    GPUs have none, for example if strong scaling leaves fewer samples than ranks.
     """
 
     mesh: Mesh
@@ -52,12 +52,12 @@ class Plan:
 
     @property
     def dp(self) -> int:
-        """Ranks that share out the batch."""
+        """Data-parallel ranks with work, over which the batch is split."""
         return self.mesh.replicas
 
     @property
     def shards(self) -> int:
-        """Ranks over which ZeRO shares out states."""
+        """Ranks over which ZeRO shards states."""
         return self.mesh.group_size(self.mesh.state_axes)
 
     @property
@@ -67,12 +67,12 @@ class Plan:
 
     @property
     def gpus(self) -> int:
-        """All devices of the run, idle ones too."""
+        """All GPUs of the run, including idle ones."""
         return self.mesh.size + self.idle
 
     @property
     def microbatches(self) -> int:
-        """Passes over a rank's share of the batch before an update."""
+        """Microbatches of a step on one data-parallel rank."""
         return math.ceil(self.local_batch / self.microbatch)
 
     @property
@@ -90,7 +90,7 @@ class Plan:
 
 
 def plan(model: ModelSpec, system: System, run: Run) -> Plan:
-    """Resolve a run on a system: degrees, batch shares and dtype.
+    """Resolve a run on a system: degrees, batch sizes and dtype.
 
     Parameters
     ----------
@@ -144,13 +144,13 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
 
 
 def _usual_microbatch(run: Run, local: int, stages: int) -> int:
-    """Samples of a pipeline's microbatch by the habit of the software."""
+    """Return the default microbatch of a pipeline under a software profile [samples]."""
     habit = load_software(run.software).parallelism.microbatches
     return max(1, local // stages) if habit == "stages" else 1
 
 
 def _with_chunks(run: Run, strategy: Strategy) -> Strategy:
-    """Chunks of a schedule that knows how many a stage holds."""
+    """Return the strategy with the number of chunks that a schedule fixes. PlanError if another one is stated."""
     known = SCHEDULES[run.pipeline.schedule].chunks
     if known is None or known == 1 or strategy.chunks == known:
         return strategy
@@ -161,7 +161,7 @@ def _with_chunks(run: Run, strategy: Strategy) -> Strategy:
 
 
 def _check_cut(run: Run, stages: int, chunks: int) -> None:
-    """A cut by hand states every piece of the pipeline."""
+    """Raise PlanError if a manual cut does not state every piece of the pipeline."""
     cut = run.pipeline.cut
     if isinstance(cut, tuple) and len(cut) != stages * chunks:
         stages_and_chunks = f"pp={stages} times {chunks} chunks a stage" if chunks > 1 else f"pp={stages}"
@@ -170,7 +170,7 @@ def _check_cut(run: Run, stages: int, chunks: int) -> None:
 
 
 def _check_names(run: Run) -> None:
-    """What a run names must exist, whether or not this plan has a use for it."""
+    """Raise an error for unknown names in a run, even if this plan does not use them."""
     SCHEDULES[run.pipeline.schedule]
     if optimizer(run.optimizer).matrices is not None and "optimizer" in run.offload.states:
         raise PlanError(f"offload: the matrix products of {run.optimizer} are not priced on a host")
@@ -182,7 +182,10 @@ def _check_names(run: Run) -> None:
 
 
 def _replicas(run: Run, strategy: Strategy) -> int:
-    """The data-parallel degree: the GPUs left by tp, cp and pp; PlanError if the strategy states another one."""
+    """Return the data-parallel degree: the GPUs divided by the degrees of tp, cp and pp.
+
+    Raises PlanError if the strategy states another degree.
+    """
     model_ranks = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES)
     if run.gpus % model_ranks:
         raise PlanError(f"strategy {run.strategy!r}: takes a multiple of {model_ranks} gpus, the run has {run.gpus}")
@@ -199,8 +202,7 @@ def _replicas(run: Run, strategy: Strategy) -> int:
 
 
 def _expert_ranks(run: Run, strategy: Strategy) -> int:
-    """Data-parallel ranks over which experts are spread: those beyond the ranks of tp and cp that they are folded
-    over."""
+    """Return the data-parallel ranks over which experts are spread: ep divided by ranks of tp and cp that it folds."""
     experts = strategy.degrees.get("ep", 1)
     inner = math.prod(strategy.degrees.get(axis, 1) for axis in strategy.expert_axes if axis != "ep")
     if experts == 1 or experts % inner == 0:
@@ -210,7 +212,7 @@ def _expert_ranks(run: Run, strategy: Strategy) -> int:
 
 
 def _shards(run: Run, strategy: Strategy, replicas: int) -> int:
-    """Ranks of a shard group, where one is stated."""
+    """Return the ranks of a shard group; 1 if none is stated."""
     ranks = strategy.degrees.get("shard", 1)
     if ranks == 1:
         return 1
@@ -225,14 +227,14 @@ def _shards(run: Run, strategy: Strategy, replicas: int) -> int:
 
 
 def _within_nodes(strategy: Strategy, system: System, replicas: int) -> Strategy:
-    """The strategy with the largest groups of data-parallel ranks that share a node."""
+    """Return the strategy with the largest groups of data-parallel ranks inside a node."""
     model_ranks = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES and axis != "pp")
     groups = node_groups(system.devices_per_node, replicas, model_ranks)
     return replace(strategy, degrees={**strategy.degrees, **groups})
 
 
 def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:
-    """Global batch and the fullest rank's share; a share is never below 1."""
+    """Return the global batch and the largest local batch, which is at least 1 sample."""
     if run.batch is not None and run.global_batch is not None and run.batch * replicas != run.global_batch:
         stated = f"global_batch: {run.global_batch} is not batch {run.batch} times {replicas} data-parallel ranks"
         raise PlanError(f"{stated}; state one of them")
@@ -243,14 +245,14 @@ def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:
 
 
 def _systems_of(system: System) -> str:
-    """Systems of the catalog that have the device of a system that is one device."""
+    """Name systems of the catalog that contain the device of a single-device system, for a message."""
     entries = systems_with(system.device.name)
     known = f"such as {' or '.join(entries[:2])}" if entries else "(none of the catalog has it)"
     return f"{known}, or write one: paleo init system"
 
 
 def dtype_of(device: Device, requested: str | None) -> str:
-    """Return the requested dtype, or the one that people train in on the device.
+    """Return the requested dtype, or the usual training dtype of the device.
 
     Parameters
     ----------
@@ -314,9 +316,9 @@ def host_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str
 
 
 def undivided_parameters(graph: Graph, placement: Placement, mesh: Mesh) -> dict[str, float]:
-    """Find the layers whose parameters every rank of a tensor-parallel group holds whole.
+    """Find the layers whose parameters tensor parallelism does not split.
 
-    Layers that declare this to be cheap (empty ``tensor_dims``) are not listed.
+    Every rank of a group holds them whole. Layers that declare this to be cheap (empty ``tensor_dims``) are not listed.
 
     Parameters
     ----------
@@ -343,12 +345,12 @@ def undivided_parameters(graph: Graph, placement: Placement, mesh: Mesh) -> dict
     return whole
 
 
-#: Share of a network's parameters from which those that tensor parallelism leaves whole are worth a warning.
+#: Least share of a network's parameters that tensor parallelism leaves unsplit for which a warning is given.
 WHOLE_SHARE = 0.01
 
 
 def _whole_layers(chosen: Plan, shares: Mapping[str, float]) -> list[str]:
-    """Layers that every rank of a tensor-parallel group computes whole, with all of their parameters."""
+    """Warn about layers that every rank of a tensor-parallel group computes with all of their parameters."""
     if sum(shares.values()) < WHOLE_SHARE:
         return []
     names = ", ".join(sorted(shares, key=lambda name: -shares[name])[:3])
@@ -357,12 +359,12 @@ def _whole_layers(chosen: Plan, shares: Mapping[str, float]) -> list[str]:
     return [f"tp={chosen.mesh.degree('tp')} does not split {names}{more}: every rank keeps and computes {kept} whole"]
 
 
-#: A share of the peak that nobody has been seen to reach with a whole training step.
+#: MFU that no whole training step has been seen to reach.
 RARE_UTILISATION = 0.75
 
 
 def high_utilisation_warnings(system: System, chosen: Plan, flops_per_s: float) -> list[str]:
-    """Warn if a step would use more of the devices' peak than people reach in practice.
+    """Warn if the predicted MFU is higher than that of real training.
 
     Parameters
     ----------
@@ -385,12 +387,12 @@ def high_utilisation_warnings(system: System, chosen: Plan, flops_per_s: float) 
     return [f"MFU {100 * mfu:.0f} %: hardly anybody reaches {100 * RARE_UTILISATION:.0f} %; expect a slower step"]
 
 
-#: Share of a step from which waiting for images that nobody asked for is worth a warning.
+#: Least share of a step spent waiting for input for which a warning is given.
 LONG_WAIT = 0.02
 
 
 def loading_warnings(run: Run, waited: float) -> list[str]:
-    """Warn if decoding of photographs, which the run does not mention, sets the pace of a step.
+    """Warn if decoding of images, which the run does not mention, limits the step.
 
     Parameters
     ----------
@@ -413,7 +415,7 @@ def loading_warnings(run: Run, waited: float) -> list[str]:
 
 
 def idle_option_warnings(run: Run, system: System, chosen: Plan, graph: Graph) -> list[str]:
-    """Warn about options that change nothing under this plan.
+    """Warn about options without effect under this plan.
 
     Parameters
     ----------
@@ -453,7 +455,7 @@ def idle_option_warnings(run: Run, system: System, chosen: Plan, graph: Graph) -
 
 
 def foreign_software_warnings(run: Run, system: System) -> list[str]:
-    """Warn if a TPU is to run the default profile, which launches kernels one by one, though TPU programs are compiled.
+    """Warn if a TPU runs the default profile, which launches kernels one by one, although TPU programs are compiled.
 
     Parameters
     ----------
@@ -481,7 +483,7 @@ def foreign_software_warnings(run: Run, system: System) -> list[str]:
 
 
 def free_routing_warnings(graph: Graph, run: Run, software: Software, system: System) -> list[str]:
-    """Warn if the software profile has no host time for sending tokens to experts, so that steps come out too short.
+    """Warn if the software profile states no host time for MoE routing, so that predicted steps are too short.
 
     Parameters
     ----------
@@ -509,7 +511,7 @@ def free_routing_warnings(graph: Graph, run: Run, software: Software, system: Sy
 
 
 def refused_sequence_warnings(graph: Graph, run: Run, software: Software, chosen: Plan) -> list[str]:
-    """Warn if a mixture of experts is trained over tp without sequence parallelism, which the software does not do.
+    """Warn if a mixture of experts uses tp without sequence parallelism, which the software does not support.
 
     Parameters
     ----------
@@ -535,7 +537,7 @@ def refused_sequence_warnings(graph: Graph, run: Run, software: Software, chosen
 
 
 def shared_overlap_warnings(graph: Graph, software: Software, chosen: Plan) -> list[str]:
-    """Warn if shared experts are to overlap with an expert exchange that does not exist or cannot overlap.
+    """Warn if shared experts should overlap with an expert exchange that does not exist or cannot overlap.
 
     Parameters
     ----------
@@ -563,7 +565,7 @@ def shared_overlap_warnings(graph: Graph, software: Software, chosen: Plan) -> l
 
 
 def plan_warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str, ...]:
-    """Warn about idle or redundant ranks, and about parameters that tensor parallelism does not divide.
+    """Warn about idle or redundant ranks, and about parameters that tensor parallelism does not split.
 
     Parameters
     ----------

@@ -1,5 +1,4 @@
-"""Strategies as presets: each is a list of rules, nothing more. Communication follows from them (see
-``propagation``)."""
+"""Strategies as presets: lists of rules for the split of dims, from which communication follows (`propagation`)."""
 
 from __future__ import annotations
 
@@ -15,16 +14,19 @@ if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
 
 _BATCH: dict[str, Axes] = {"batch": BATCH_AXES}
-#: Layers that change no dim: they may keep whatever split their input has.
+#: Types of layers that change no dim, so that they can keep any split of their input.
 ELEMENTWISE = frozenset({*ACTIVATIONS, "dropout", "identity"})
 
 
 @STRATEGIES.register("dp")
 def _data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
-    """The batch over the data-parallel ranks; heads, feed-forward width and vocabulary, or whatever a layer names in
-    ``tensor_dims``, over tp (Shoeybi et al., Megatron-LM, 2019); experts over ep; the sequence over cp, and over tp too
-    between those layers where sequence parallelism is on (Korthikanti et al., 2022); images over spatial by their
-    height (Dryden et al., IPDPS 2019)."""
+    """Return the placement of data, tensor, sequence, context and expert parallelism.
+
+    The batch is split over the data-parallel ranks. Heads, feed-forward width, vocabulary and other dims in a layer's
+    ``tensor_dims`` are split over tp (Shoeybi et al., Megatron-LM, 2019), experts over ep, the sequence over cp. With
+    sequence parallelism the sequence is also split over tp between tensor-parallel layers (Korthikanti et al., 2022).
+    The height of images is split over spatial (Dryden et al., IPDPS 2019).
+    """
     inside = _BATCH | {"seq": ("cp",)}
     between = _BATCH | {"seq": ("tp", "cp") if strategy.sequence_parallel else ("cp",), "height": ("spatial",)}
     rules = (
@@ -42,18 +44,18 @@ def _data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
 
 
 def _divisible(graph: Graph) -> list[str]:
-    """Types of layers in the graph that tensor or expert parallelism divides."""
+    """List the types of the graph's layers that tensor or expert parallelism splits."""
     types = dict.fromkeys(node.type for node in graph.nodes if node.type in LAYERS)
     return [name for name in types if LAYERS[name].tensor_dims or LAYERS[name].expert_dims]
 
 
 def _model_split(layer: type[Layer], strategy: Strategy) -> dict[str, Axes]:
-    """The dims that a layer lets tensor and expert parallelism divide; tokens on their way to experts are shared out
-    over the other ranks of the batch.
+    """Return the axes of the dims of one type of layer under tensor and expert parallelism.
 
-    Experts that are folded over tp take their tokens from a sequence divided over it, and stay whole themselves. Those
-    whose tensors are split over tp take all tokens that its ranks have (``in_capacity``), be they sent by each rank for
-    itself (``capacity``) or by all; those that all tokens visit take the whole sequence (``in_seq``).
+    Tokens in dispatch and combine are split over the batch's other axes. Experts folded over tp take their tokens from
+    a sequence split over tp, and are not split themselves. Experts split over tp process all tokens of a tp group
+    (``in_capacity``), whether each rank sends its own tokens (``capacity``) or all of them. Shared experts process the
+    whole sequence (``in_seq``).
     """
     tensor: dict[str, Axes] = dict.fromkeys(layer.tensor_dims or (), ("tp",))
     if not layer.expert_dims:
@@ -70,8 +72,10 @@ def _model_split(layer: type[Layer], strategy: Strategy) -> dict[str, Axes]:
 
 
 def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[Rule]:
-    """Behind the last image its ranks share out the samples instead. Where the first images have rows for all ranks,
-    those with fewer are whole on each of them."""
+    """Yield rules for layers after the last image, where the spatial ranks split the samples instead.
+
+    If the first images have rows for all ranks, images with fewer rows are not split: each rank holds them whole.
+    """
     spatial = [node for node in graph.nodes if _has_space(node)] if ranks > 1 else []
     shared = any(_fewest_rows(node) >= ranks for node in spatial)
     if spatial:
@@ -83,13 +87,13 @@ def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[R
 
 
 def _fewest_rows(node: Node) -> float:
-    """Rows of the lowest image that a layer reads or makes; of one row there is nothing to divide."""
+    """Return the rows of the smallest image that a layer reads or writes, except images of one row."""
     images = [t.size("height") for t in (*node.inputs, node.out) if "height" in t.dims]
     return min(rows for rows in images if rows > 1)
 
 
 def _has_space(node: Node) -> bool:
-    """Whether a layer makes an image with a height, or sums one up."""
+    """Return True if a layer writes an image of several rows, or reduces one."""
     inputs = [t.size("height") for t in node.inputs if "height" in t.dims]
     if any(isinstance(op, MemoryPass) and op.kind.reduces for op in node.operations):
         return max(inputs, default=1) > 1
@@ -98,9 +102,9 @@ def _has_space(node: Node) -> bool:
 
 @STRATEGIES.register("owt")
 def _one_weird_trick(graph: Graph, strategy: Strategy) -> Placement:
-    """Convolutions split the batch, fully connected layers their features, over the same ranks (Krizhevsky, 2014).
+    """Split convolutions by the batch and fully connected layers by features over the same ranks (Krizhevsky, 2014).
 
-    What is element-wise after a fully connected layer follows its split; the loss goes back to the batch.
+    Element-wise layers after a fully connected layer have its split; the loss is split by the batch again.
     """
     by_feature: Split = {"features": ("dp",)}
     split, followers = set[str](), []
@@ -115,5 +119,5 @@ def _one_weird_trick(graph: Graph, strategy: Strategy) -> Placement:
 
 @STRATEGIES.register("batch")
 def _batch_only(graph: Graph, strategy: Strategy) -> Placement:
-    """The batch over the data-parallel ranks, all other dims whole: the base of a placement stated in a run."""
+    """Split only the batch over the data-parallel ranks: the base for a placement stated in a run."""
     return Placement((Rule(_BATCH),))

@@ -1,15 +1,14 @@
-"""Communication from placements: the rules that insert every collective of data, tensor, sequence, expert and hybrid
-parallelism.
+"""Communication from placements: the rules that insert the collectives of every kind of parallelism.
 
-Rule A: an operation that sums over a split dim leaves a partial sum; a partial sum owes an all-reduce, or a
-reduce-scatter where the consumer is split over the same axis. Rule B: a producer and a consumer that are split
-differently owe an all-gather, an all-to-all, or a free slice. Rule C: windows over a split dim exchange their borders
-with the neighbours, attention over a split sequence its keys and values round the ring. All hold for activations
-forward, for their gradients backward, and for parameter gradients: the gradient all-reduce of data parallelism is rule
-A on the weight gradient, which sums over the batch.
+Rule A: an operation that sums over a split dim leaves a partial sum. A partial sum needs an all-reduce, or a
+reduce-scatter if its reader is split over the same axis. Rule B: if a tensor is split differently by its writer and its
+reader, it needs an all-gather, an all-to-all, or a slice, which is free. Rule C: windows over a split dim exchange
+borders with the neighbours, and attention over a split sequence sends its keys and values round a ring. The rules apply
+to activations, to their gradients, and to gradients of parameters. Data parallelism's gradient all-reduce is rule A on
+the weight gradient, which sums over the batch.
 
-What a layer owes inside itself when its dims are split: statistics of split rows, keys and values of a split
-sequence, tokens of spread experts, and the borders of windows that slide over a split dim.
+Some collectives are inside a layer: statistics of split rows, keys and values of a split sequence, tokens of spread
+experts, and borders of windows that slide over a split dim.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ WAYS: tuple[When, When] = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """Collective that a layer owes.
+    """Collective that the split of a layer requires.
 
-    The payload is ``tensor`` as nccl-tests counts it: the full buffer of the group, for an all-to-all the buffer of one
-    rank, for a send the message to one neighbour. ``overlapped`` collectives run during computation that does not wait
-    for them.
+    The payload is the size of ``tensor``, as nccl-tests defines it: the full buffer of the group; for an all-to-all the
+    buffer of one rank; for a send the message to one neighbour. ``overlapped`` collectives run during computation that
+    does not wait for them.
     """
 
     name: str
@@ -67,7 +66,7 @@ class Communication:
 
     @property
     def dispatches(self) -> bool:
-        """True if the collective brings tokens to the ranks of their experts, or back."""
+        """True if the collective dispatches tokens to the ranks of their experts, or combines their results."""
         return self.of_experts and self.operation == "all_to_all"
 
 
@@ -77,8 +76,8 @@ class Communication:
 def statistics_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> Iterator[Communication]:
     """List the small all-reduces of layers that reduce over a split dim.
 
-    A softmax or loss sums its maximum, sum and target. A norm sums its mean and variance, and the two sums of its
-    gradient in the backward pass. A batch norm of one replica still sums over the ranks that share its samples.
+    A softmax or loss reduces its maximum, sum and target. A norm reduces its mean and variance, and in the backward
+    pass the two sums of its gradient. Batch normalisation reduces over the ranks that share the samples of a replica.
 
     Parameters
     ----------
@@ -100,15 +99,17 @@ def statistics_exchange(node: Node, split: Split, shards: Mapping[str, float]) -
         local = {"batch"} if operation.local_statistics else set()
         axes = {axis for dim in operation.reduces if dim not in local for axis in split.get(dim, ())}
         for axis in sorted(axes):
-            stacked = _row(operation).split(shards)
+            stacked = _exchanged_statistics(operation).split(shards)
             yield Communication(operation.name, "all_reduce", axis, stacked, "forward")
             if operation.kind.norm:
                 yield Communication(operation.name, "all_reduce", axis, stacked, "backward")
 
 
-def _row(operation: MemoryPass) -> Tensor:
-    """The numbers of each row that ranks exchange: one for each statistic of a norm, else the input summed over the
-    reduced dims."""
+def _exchanged_statistics(operation: MemoryPass) -> Tensor:
+    """Return the tensor of the statistics of every row that ranks exchange.
+
+    For a norm it holds its saved statistics, otherwise the input without the reduced dims, times the numbers per row.
+    """
     kept = [tensor for tensor in operation.keeps if tensor.role == "statistic" and operation.kind.norm]
     row = kept[0] if kept else operation.inputs[0].without(*operation.reduces, name="row", role="statistic")
     return Tensor(
@@ -116,11 +117,11 @@ def _row(operation: MemoryPass) -> Tensor:
     )
 
 
-# attention over a split sequence
+# context parallelism: attention over a split sequence
 
 
 def _core_split(node: Node, split: Split, context: Context) -> Split:
-    """How the core of attention is split: by the all-to-all form heads take the place of the sequence."""
+    """Return the split of attention's core; in the all-to-all form heads are split instead of the sequence."""
     if context == "ring" or not split.get("seq") or not any(is_core(operation) for operation in node.operations):
         return split
     return {**split, "seq": (), "kv_heads": (*split.get("kv_heads", ()), *split["seq"])}
@@ -129,11 +130,12 @@ def _core_split(node: Node, split: Split, context: Context) -> Split:
 def _key_exchange(
     node: Node, split: Split, core: Split, shards: Mapping[str, float], mesh: Mesh
 ) -> Iterator[Communication]:
-    """Queries of a split sequence need all keys and values.
+    """List the collectives by which queries of a split sequence read all keys and values.
 
-    Ring: they pass round, hidden behind the scores of a fused kernel, and again with their gradients backward (Liu et
-    al., Ring attention, 2023); unfused attention gathers them first. All-to-all: query, key, value and the output
-    change from a split sequence to split heads and back (Jacobs et al., DeepSpeed-Ulysses, 2023).
+    Ring: keys and values go round, overlapped with the scores of a fused kernel, and in the backward pass again
+    together with their gradients (Liu et al., Ring attention, 2023). Unfused attention all-gathers them first.
+    All-to-all: query, key, value and output change from a split sequence to split heads and back (Jacobs et al.,
+    DeepSpeed-Ulysses, 2023).
     """
     axes = split.get("seq", ())
     if not axes:
@@ -147,7 +149,7 @@ def _key_exchange(
                     yield Communication(f"{node.name}.core", "all_to_all", axis, tensor.split(divided), when)
             continue
         for tensor in keys:
-            name, whole, hidden = f"{node.name}.core", tensor.split(shards), _hides(node)
+            name, whole, hidden = f"{node.name}.core", tensor.split(shards), _has_fused_attention(node)
             yield Communication(name, "all_gather", axis, whole, "forward", overlapped=hidden)
             if hidden:
                 yield Communication(name, "all_gather", axis, whole, "backward", overlapped=True)
@@ -155,19 +157,19 @@ def _key_exchange(
 
 
 def _ring_saved(node: Node, split: Split, core: Split, mesh: Mesh) -> dict[str, int]:
-    """Keys and values of which a ring keeps each rank's own share alone, with the ranks that share them."""
+    """Map the keys and values of a ring to the ranks that share them: each rank saves only its own part."""
     axes = split.get("seq", ())
-    if not axes or core is not split or not _hides(node):
+    if not axes or core is not split or not _has_fused_attention(node):
         return {}
     return {tensor.name: mesh.group_size(axes) for tensor in _keys_and_values(node)}
 
 
-def _hides(node: Node) -> bool:
+def _has_fused_attention(node: Node) -> bool:
     return any(isinstance(operation, FusedAttention) for operation in node.operations)
 
 
 def _core_tensors(node: Node) -> Iterator[tuple[Operation, Tensor]]:
-    """Tensors that enter the core of attention from other layers."""
+    """Yield the tensors that the core of attention reads from other operations, with the operation that reads them."""
     core = [operation for operation in node.operations if is_core(operation)]
     inner = {operation.out.name for operation in core}
     for operation in core:
@@ -195,7 +197,7 @@ def _queries_and_outputs(node: Node) -> list[Tensor]:
 
 
 def expert_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> Iterator[Communication]:
-    """List the all-to-alls of a mixture of experts: tokens are split by the batch, then by experts, then by the batch.
+    """List the all-to-alls of a mixture of experts, for dispatch and combine.
 
     Parameters
     ----------
@@ -223,7 +225,7 @@ def expert_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> It
 
 
 def dispatched_tokens(operation: Operation) -> Tensor | None:
-    """Return the tokens that an operation sends to experts or takes back from them.
+    """Return the tokens that an operation sends to experts or receives from them.
 
     Parameters
     ----------
@@ -240,7 +242,7 @@ def dispatched_tokens(operation: Operation) -> Tensor | None:
 
 
 def experts_per_token(node: Node) -> tuple[int, int]:
-    """Return how many experts a token of a mixture visits, and how many there are.
+    """Return how many experts a token visits, and how many experts a mixture has.
 
     Parameters
     ----------
@@ -250,7 +252,7 @@ def experts_per_token(node: Node) -> tuple[int, int]:
     Returns
     -------
     tuple[int, int]
-        Chosen experts and all experts.
+        Experts per token, and all experts.
     """
     dispatch = next(operation for operation in node.operations if dispatched_tokens(operation) is operation.out)
     tokens, experts = math.prod(dispatch.reads[0].sizes[:-1]), dispatch.out.size("experts")
@@ -258,10 +260,10 @@ def experts_per_token(node: Node) -> tuple[int, int]:
 
 
 def distinct_target_share(chosen: int, experts: int, targets: int) -> float:
-    """Return the share of its copies that a token sends if it goes once to each node (or device) that has its experts.
+    """Compute the share of a token's copies that is sent if each node (or device) with its experts gets one copy.
 
-    The targets hold equal parts of the experts. The share is the expected number of targets that the chosen experts lie
-    on, drawn without replacement, over the number of chosen experts.
+    The targets hold equal parts of the experts. The share is the expected number of targets that hold the chosen
+    experts, drawn without replacement, divided by the number of chosen experts.
 
     Parameters
     ----------
@@ -292,11 +294,11 @@ def distinct_target_share(chosen: int, experts: int, targets: int) -> float:
 
 
 def _halo_exchange(node: Node, split: Split, shards: Mapping[str, float], mesh: Mesh) -> Iterator[Communication]:
-    """Rule C: a window at the border of a rank's share reads rows of its neighbours: those of the input forward, those
-    of the output's gradient backward.
+    """List rule C's exchanges of borders: rows of the input forward, rows of the output's gradient backward.
 
-    For an odd kernel of K taps at stride 1 that is (K − 1)/2 rows from either side. Dims are exchanged one after
-    another, so that corners travel with the second one (Dryden et al., IPDPS 2019).
+    A window at the border of a rank's share reads rows of the neighbours. With an odd kernel of K taps at stride 1
+    these are (K − 1)/2 rows from each side. Dims are exchanged one after another, so that the exchange of the second
+    dim includes the corners (Dryden et al., IPDPS 2019).
     """
     for operation in node.operations:
         if isinstance(operation, Contraction | MemoryPass):
@@ -333,11 +335,11 @@ def _resized(tensor: Tensor, dim: str, size: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedNode:
-    """One rank's share of a layer: its operations on local sizes, and its collectives.
+    """One rank's share of a layer: its operations with local sizes, and its collectives.
 
-    ``parameters`` are local tensors with the axes over which each gradient is summed. ``gathered`` names inputs that
-    arrive by an all-gather over the axis given: only the rank's own shard is kept for backward, and gathered again
-    there. Layers with equal ``operations`` have an equal ``share``.
+    ``parameters`` are local tensors with the axes over which each gradient is summed. ``gathered`` maps inputs that an
+    all-gather assembles to the size of its group: a rank saves only its own shard of them and gathers them again in the
+    backward pass. Layers with equal ``operations`` have an equal ``share``.
     """
 
     node: Node
@@ -349,7 +351,7 @@ class PlacedNode:
 
 
 def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNode, ...]:
-    """Compute one rank's share of every layer and the collectives that it owes.
+    """Compute one rank's share of every layer and the collectives that the placement requires.
 
     Parameters
     ----------
@@ -379,22 +381,22 @@ def _propagated(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedN
     shares: dict[Hashable, tuple[Operation, ...]] = graph.once("shares of operations", dict, any_batch=True)
     batch_axes, placed, joins = _batch_axes("batch", mesh), list[PlacedNode](), list[int]()
     for node in graph.nodes:
-        split = _active(node, placement.of(node), mesh)
+        split = _active_split(node, placement.of(node), mesh)
         share = share_key(graph, node, split, layouts, mesh, batch_axes)
         key = share, placement.context, placement.imbalance
         if len(_partial_terms(node, layouts)) > 1:
             joins.append(len(placed))
         if key not in known:
             layer = _place(node, split, share.layer, placement, mesh, layouts, shares)
-            lying = {tensor.name: layouts[tensor.name] for tensor in (*node.inputs, node.out)}
-            known[key] = layer, lying
+            current = {tensor.name: layouts[tensor.name] for tensor in (*node.inputs, node.out)}
+            known[key] = layer, current
         placed.append(known[key][0])
         layouts.update(known[key][1])
     return _without_repeats(placed, joins)
 
 
 def _partial_terms(node: Node, layouts: Mapping[str, TensorLayout]) -> list[str]:
-    """Names of the terms of a sum that are partial sums over the same axes: they are added before they are reduced."""
+    """List the terms of a sum that are partial sums over the same axes, so that they are added before the reduction."""
     terms = [t.name for t in dict.fromkeys(node.inputs) if layouts[t.name].partial] if node.type == "add" else []
     return terms if len({layouts[name].partial for name in terms}) == 1 else []
 
@@ -402,15 +404,15 @@ def _partial_terms(node: Node, layouts: Mapping[str, TensorLayout]) -> list[str]
 def _without_repeats(placed: list[PlacedNode], joins: list[int]) -> tuple[PlacedNode, ...]:
     """Drop collectives that parallel branches repeat.
 
-    Branches of one input whose partial sums are added before they are reduced (PaLM, Falcon) gather that input once,
-    and reduce the sum of its gradients once.
+    Some networks (PaLM, Falcon) have branches of one input whose partial sums are added before their reduction. That
+    input is gathered once, and the sum of its gradients reduced once.
 
     Parameters
     ----------
     placed : list of PlacedNode
         Shares in topological order.
     joins : list of int
-        Places of the layers that add such partial sums.
+        Positions of the layers that add such partial sums.
 
     Returns
     -------
@@ -433,14 +435,14 @@ def _without_repeats(placed: list[PlacedNode], joins: list[int]) -> tuple[Placed
 
 
 def _transfer_key(each: Communication, readers: Mapping[str, list[int]], start: int, end: int) -> Hashable:
-    """Return what is equal in repeated transfers of an input whose readers all lie in [start, end); None for others."""
+    """Return a key equal for repeated transfers of an input whose readers are all in [start, end); else None."""
     between = all(start <= index < end for index in readers.get(each.tensor.name, (-1,)))
     arrives = "<" in each.name or ">" in each.name
     return (each.operation, each.axis, each.phase, each.overlapped, each.tensor) if between and arrives else None
 
 
 def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
-    """Check that all dims can be divided as a placement asks, without computing the shares.
+    """Check that the dims of all layers can be split as a placement says, without computing the shares.
 
     Parameters
     ----------
@@ -456,16 +458,16 @@ def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
     PlanError
         If a dim cannot be divided.
     """
-    problem = graph.once(("division", placement, mesh.degrees), lambda: _problem(graph, placement, mesh))
+    problem = graph.once(("division", placement, mesh.degrees), lambda: _division_problem(graph, placement, mesh))
     if problem:
         raise PlanError(problem)
 
 
-def _problem(graph: Graph, placement: Placement, mesh: Mesh) -> str:
-    """Why a dim cannot be divided; empty where all can."""
+def _division_problem(graph: Graph, placement: Placement, mesh: Mesh) -> str:
+    """Explain why a dim cannot be split; empty if all can."""
     try:
         for node in graph.nodes:
-            split = _active(node, placement.of(node), mesh)
+            split = _active_split(node, placement.of(node), mesh)
             core = _shards(_core_split(node, split, placement.context), mesh)
             check_division(node.name, node.operations, _shards(split, mesh), core)
     except PlanError as error:
@@ -478,8 +480,8 @@ def _batch_axes(dim: str, mesh: Mesh) -> Axes:
     return tuple(axis for axis in axes if mesh.degree(axis) > 1)
 
 
-def _active(node: Node, split: Split, mesh: Mesh) -> Split:
-    """The axes in use; the source of a window is split as its output is."""
+def _active_split(node: Node, split: Split, mesh: Mesh) -> Split:
+    """Return the axes with more than one rank; the source dim of a window has the split of its output dim."""
     used = {dim: tuple(axis for axis in axes if mesh.degree(axis) > 1) for dim, axes in split.items()}
     windows = (w for op in node.operations if isinstance(op, Contraction | MemoryPass) for w in op.windows)
     used |= {window.source: used.get(window.out, ()) for window in windows}
@@ -504,13 +506,13 @@ def _place(
     check_division(node.name, node.operations, shards, core_shards)
     uneven = dict.fromkeys(PLACES, 1 / placement.imbalance) if split.get("experts") else {}
     shards |= {dim: shards.get(dim, 1) / placement.imbalance for dim in uneven}
-    moves = _Moves(split, mesh, _lying(node, split, layouts), uneven)
+    moves = _LayoutChanges(split, mesh, _current_tensors(node, split, layouts), uneven)
     owed, inner = list[Communication](), list[Communication]()
     sums = _gradient_sums(node, split, shards, moves, owed)
     terms, inputs = _partial_terms(node, layouts), dict.fromkeys(node.inputs)
     passed = layouts[terms[0]].partial if len(terms) == len(inputs) > 1 else frozenset[str]()
     for tensor in inputs:
-        transfers = list(_arrive(node, tensor, moves, sums, layouts, passed))
+        transfers = list(_input_collectives(node, tensor, moves, sums, layouts, passed))
         owed += [] if tensor.name in terms[1:] else transfers
     partial = passed | _inner_sums(node, split, shards, moves, inner)
     gathered = {gather.tensor.name: mesh.degree(gather.axis) for gather in filter(_gathers, owed)}
@@ -524,7 +526,7 @@ def _place(
         *expert_exchange(node, split, shards),
         *_halo_exchange(node, split, shards, mesh),
     )
-    _leave(node, split, partial, layouts)
+    _record_output_layout(node, split, partial, layouts)
     gathered |= _ring_saved(node, split, core, mesh)
     parameters = tuple(_parameters(node, split, shards))
     local = layer, *(tuple([pair for pair in each.items() if pair[0] != "batch"]) for each in (shards, core_shards))
@@ -537,10 +539,13 @@ def _axes(tensor: Tensor, split: Split) -> tuple[Axes, ...]:
     return tuple([split.get(dim, ()) for dim in tensor.dims])
 
 
-def _lying(node: Node, split: Split, layouts: Mapping[str, TensorLayout]) -> dict[str, Tensor]:
-    """Each tensor of a layer with the names of the dims by which it lies before operations read it: as it was written;
-    an input as an operation reads it that takes it as it comes, else as the first does."""
-    lying = {operation.out.name: operation.out for operation in node.operations}
+def _current_tensors(node: Node, split: Split, layouts: Mapping[str, TensorLayout]) -> dict[str, Tensor]:
+    """Map the name of each tensor of a layer to the tensor with the dim names of its layout before it is read.
+
+    A tensor written in the layer has the dim names of its writer. An input has those of the first operation whose split
+    equals the layout of the input, or else those of the first reader.
+    """
+    current = {operation.out.name: operation.out for operation in node.operations}
     readings: dict[str, list[Tensor]] = {tensor.name: [] for tensor in node.inputs}
     for operation in node.operations:
         for tensor in operation.reads:
@@ -548,59 +553,66 @@ def _lying(node: Node, split: Split, layouts: Mapping[str, TensorLayout]) -> dic
                 readings[tensor.name].append(tensor)
     for name, reads in readings.items():
         as_it_comes = (read for read in reads if _axes(read, split) == layouts[name].dims)
-        lying |= {name: next(as_it_comes, reads[0])} if reads else {}
-    return lying
+        current |= {name: next(as_it_comes, reads[0])} if reads else {}
+    return current
 
 
-class _Moves(NamedTuple):
-    """Rule B inside a layer: a tensor that an operation reads by other names of its dims than those by which it lies
-    (``lying``), which the split divides otherwise, changes its layout on the way, and its gradient on the way back.
-    ``uneven``: the mean of a dim over what the fullest rank has of it."""
+class _LayoutChanges(NamedTuple):
+    """Rule B inside a layer: changes of layout between two operations that call a tensor's dims by different names.
+
+    ``current`` holds each tensor with the dim names of its present layout. If the split of the reader's dim names
+    differs, the tensor changes its layout, and its gradient changes back. ``uneven`` is the mean of a dim relative to
+    its largest share on a rank.
+    """
 
     split: Split
     mesh: Mesh
-    lying: Mapping[str, Tensor]
+    current: Mapping[str, Tensor]
     uneven: Mapping[str, float]
 
     def of(self, operation: Operation) -> tuple[Tensor, ...]:
-        """The tensors that an operation needs in another layout; the core of attention has an exchange of its own."""
+        """Return the tensors that an operation reads in another layout; the core of attention has its own exchange."""
         return () if is_core(operation) else tuple(filter(self.moved, operation.reads))
 
     def moved(self, tensor: Tensor) -> bool:
-        """Whether a tensor that is read so lies otherwise, or is a part of what lies there."""
-        lies = self.lying.get(tensor.name)
+        """Return True if the present layout of a tensor differs from that of its reader, or is that of a
+        larger tensor."""
+        lies = self.current.get(tensor.name)
         if lies is None or len(lies.dims) != len(tensor.dims):
             return False
         return lies.sizes != tensor.sizes or _axes(lies, self.split) != _axes(tensor, self.split)
 
     def forward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
-        """What the operation owes to read a tensor that lies as a ``partial`` sum. A product gathers what it reads
-        itself, and again where it is run again; for a pass it is gathered as it was made."""
+        """List the collectives that bring a tensor, a ``partial`` sum, to the layout in which an operation reads it.
+
+        A matrix product gathers its operand, and again if it is recomputed; for a memory pass the writer's output is
+        gathered once.
+        """
         name = operation.name if isinstance(operation, Contraction) else tensor.name
-        have, want = TensorLayout(_axes(self.lying[tensor.name], self.split), partial), _axes(tensor, self.split)
+        have, want = TensorLayout(_axes(self.current[tensor.name], self.split), partial), _axes(tensor, self.split)
         return _transition(name, tensor.split(self.uneven), have, TensorLayout(want), self.mesh, "forward")
 
     def backward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
-        """The way back of the tensor's gradient, a ``partial`` sum as the operation makes it."""
-        have, want = TensorLayout(_axes(tensor, self.split), partial), _axes(self.lying[tensor.name], self.split)
+        """List the collectives that bring a tensor's gradient, a ``partial`` sum, back to the layout of its writer."""
+        have, want = TensorLayout(_axes(tensor, self.split), partial), _axes(self.current[tensor.name], self.split)
         name, moved = f"{operation.name}>{tensor.name}", tensor.split(self.uneven)
         return _transition(name, moved, have, TensorLayout(want), self.mesh, "backward")
 
     def _saved_transfers(self, node: Node, tensor: Tensor) -> bool:
-        """Whether the first operation that keeps the tensor keeps it as it is after the move."""
+        """Return True if the first operation that saves the tensor saves it in the layout after the move."""
         keepers = (kept for operation in node.operations for kept in operation.saves if kept.name == tensor.name)
         kept = next(keepers, None)
         return kept is not None and self.moved(kept)
 
 
 def _gathers(communication: Communication) -> bool:
-    """Whether a tensor is gathered of which each rank keeps its own share: tokens that experts got stay gathered."""
+    """Return True for an all-gather of which each rank saves only its own shard; tokens of experts stay gathered."""
     kept_apart = communication.phase == "forward" and not communication.of_experts
     return kept_apart and communication.operation == "all_gather"
 
 
-def _leave(node: Node, split: Split, partial: frozenset[str], layouts: dict[str, TensorLayout]) -> None:
-    """The layout of the output; a view, and a layer that returns its input, keeps the input's layout."""
+def _record_output_layout(node: Node, split: Split, partial: frozenset[str], layouts: dict[str, TensorLayout]) -> None:
+    """Record the layout of the output. A view, or a layer that returns its input, keeps the input's layout."""
     written = next((op.out for op in reversed(node.operations) if op.out.name == node.out.name), None)
     if written is not None or node.out.name not in layouts:
         dims = node.out.dims if written is None else written.dims
@@ -610,35 +622,42 @@ def _leave(node: Node, split: Split, partial: frozenset[str], layouts: dict[str,
 
 
 def _summed(target: Tensor, operation: Operation, split: Split) -> frozenset[str]:
-    """Rule A: the axes of every split dim that the operation sums over on its way to ``target`` (one entry that is used
-    all along a dim has a summed gradient, too); moving data sums nothing."""
+    """Return the axes of split dims that an operation sums over on the way to ``target`` (rule A).
+
+    An input of size 1 that is broadcast along a dim has a summed gradient, too. Passes that only move data sum nothing.
+    """
     if isinstance(operation, MemoryPass) and operation.kind.moves and not operation.sparse_rows:
         return frozenset()
     gone = [dim for dim in split if dim not in target.dims or target.size(dim) == 1]
     if not gone:
         return frozenset()
     tensors, private = (*operation.reads, operation.out), operation.private_dims
-    summed = (dim for dim in gone if dim not in private and any(_varies(t, dim, dim in target.dims) for t in tensors))
+    summed = (
+        dim for dim in gone if dim not in private and any(_has_entries(t, dim, dim in target.dims) for t in tensors)
+    )
     return frozenset(axis for dim in summed for axis in split[dim])
 
 
-def _varies(tensor: Tensor, dim: str, beyond_one: bool) -> bool:
-    """Whether a tensor has the dim, with more than one entry if that is asked."""
+def _has_entries(tensor: Tensor, dim: str, beyond_one: bool) -> bool:
+    """Return True if the tensor has the dim; with ``beyond_one``, if it has more than one entry along it."""
     return dim in tensor.dims and (not beyond_one or tensor.size(dim) > 1)
 
 
 def _linear(operation: Operation) -> bool:
-    """Whether a partial sum may go through: the operation commutes with addition."""
+    """Return True if the operation commutes with addition, so that it can run on partial sums."""
     if isinstance(operation, MemoryPass):
         return operation.linear or operation.kind.moves or operation.backward_pass == "free"
     return not isinstance(operation, FusedAttention)
 
 
 def _inner_sums(
-    node: Node, split: Split, shards: Mapping[str, float], moves: _Moves, owed: list[Communication]
+    node: Node, split: Split, shards: Mapping[str, float], moves: _LayoutChanges, owed: list[Communication]
 ) -> frozenset[str]:
-    """Partial sums inside a layer: settled before whatever does not commute with them, or as a tensor moves to another
-    layout; returns those that its output still owes."""
+    """List the all-reduces of partial sums inside a layer, and return the axes over which its output is still partial.
+
+    A partial sum is reduced before an operation that does not commute with addition, and when its tensor changes its
+    layout.
+    """
     partial: dict[str, frozenset[str]] = {}
     for operation in node.operations:
         for tensor in moves.of(operation):
@@ -656,9 +675,9 @@ def _inner_sums(
 
 
 def _gradient_sums(
-    node: Node, split: Split, shards: Mapping[str, float], moves: _Moves, owed: list[Communication]
+    node: Node, split: Split, shards: Mapping[str, float], moves: _LayoutChanges, owed: list[Communication]
 ) -> dict[str, frozenset[str]]:
-    """The same backward: over which axes the gradient of each tensor is a partial sum when it leaves the layer."""
+    """List the same all-reduces backward; return the axes over which the gradient of each tensor is partial."""
     partial: dict[str, frozenset[str]] = {}
     for operation in reversed(node.operations):
         moved = moves.of(operation)
@@ -680,24 +699,26 @@ def _gradient_sums(
     return partial
 
 
-def _arrive(
+def _input_collectives(
     node: Node,
     tensor: Tensor,
-    moves: _Moves,
+    moves: _LayoutChanges,
     sums: Mapping[str, frozenset[str]],
     layouts: dict[str, TensorLayout],
     passed: frozenset[str],
 ) -> Iterator[Communication]:
-    """Rule B for one input in forward, and the return of its gradient in backward; partial sums over the ``passed``
-    axes stay as they are. A summed dim whose name returns in
-    the output of a layer is ``in_<dim>`` inside, as is one that some operations of the layer divide otherwise."""
+    """List rule B's collectives for one input of a layer, and those of its gradient in the backward pass.
+
+    Partial sums over the ``passed`` axes are not reduced. If a summed dim and an output dim of the layer have one name,
+    the summed one is called ``in_<dim>`` inside, as is a dim that some operations of the layer split differently.
+    """
     have = replace(layouts[tensor.name], partial=layouts[tensor.name].partial - passed)
     if len(have.dims) != len(tensor.dims):  # a view: the batch stays first, other dims are merged
         hidden = frozenset(axis for axes in have.dims[1:] for axis in axes)
         have = TensorLayout((have.dims[0],) + ((),) * (len(tensor.dims) - 1), have.partial, hidden)
-    read, split, mesh = moves.lying.get(tensor.name, tensor), moves.split, moves.mesh
+    read, split, mesh = moves.current.get(tensor.name, tensor), moves.split, moves.mesh
     names = [dim if dim in read.dims else f"in_{dim}" for dim in tensor.dims]
-    spread = _spread(node, names) if min(tensor.sizes, default=1) <= 1 else frozenset()
+    spread = _broadcast_dims(node, names) if min(tensor.sizes, default=1) <= 1 else frozenset()
     pairs = zip(names, tensor.sizes, strict=True)
     want = TensorLayout(tuple(split.get(dim, ()) if size > 1 or dim not in spread else () for dim, size in pairs))
     yield from _transition(f"{node.name}<{tensor.name}", tensor, have, want, mesh, "forward")
@@ -709,8 +730,8 @@ def _arrive(
         yield from _transition(f"{node.name}>{tensor.name}", tensor, back, target, mesh, "backward")
 
 
-def _spread(node: Node, dims: Iterable[str]) -> frozenset[str]:
-    """Dims of more than one entry in the layer: an input of size 1 there is used all along them."""
+def _broadcast_dims(node: Node, dims: Iterable[str]) -> frozenset[str]:
+    """Return the dims of more than one entry in the layer, along which an input of size 1 is broadcast."""
     tensors = [tensor for op in node.operations for tensor in (*op.reads, op.out)]
     return frozenset(dim for dim in dims if any(dim in t.dims and t.size(dim) > 1 for t in tensors))
 
@@ -718,7 +739,7 @@ def _spread(node: Node, dims: Iterable[str]) -> frozenset[str]:
 def _transition(
     name: str, tensor: Tensor, have: TensorLayout, want: TensorLayout, mesh: Mesh, when: When
 ) -> Iterator[Communication]:
-    """The collectives from one layout to another, axis by axis; a slice of something whole is free."""
+    """List the collectives from one layout to another, axis by axis; a slice of an unsplit dim is free."""
     if have.dims == want.dims and not have.partial and not have.merged:
         return
     for axis in (axis for axis, degree in mesh.degrees if degree > 1):
@@ -740,15 +761,14 @@ def _transition(
 
 
 def _regather(node: Node, owed: list[Communication]) -> list[Communication]:
-    """Inputs that were gathered forward and are needed for weight gradients are gathered again, beside the input
-    gradients."""
+    """List second gathers of inputs that the weight gradients need, overlapped with the input gradients."""
     kept = {tensor.name for operation in node.operations for tensor in operation.saves}
     again = (each for each in filter(_gathers, owed) if each.tensor.name in kept)
     return [replace(each, name=f"{each.name}{AGAIN}", phase="backward", overlapped=True) for each in again]
 
 
 def without_regather(placed: PlacedNode) -> PlacedNode:
-    """Return a layer's share whose gathered inputs stay whole until the backward pass instead of being gathered again.
+    """Return a share of a layer that saves its gathered inputs instead of gathering them again in the backward pass.
 
     Parameters
     ----------
@@ -758,7 +778,7 @@ def without_regather(placed: PlacedNode) -> PlacedNode:
     Returns
     -------
     PlacedNode
-        A copy without the second gathers.
+        Copy without the second gathers.
     """
     owed = tuple(each for each in placed.communications if not each.name.endswith(AGAIN))
     again = {each.tensor.name for each in placed.communications if each.name.endswith(AGAIN)}
@@ -767,12 +787,12 @@ def without_regather(placed: PlacedNode) -> PlacedNode:
     return replace(placed, communications=owed, gathered=ring)
 
 
-#: Ends the name of a gather that is made again for the backward pass.
+#: Suffix of the name of a gather that the backward pass repeats.
 AGAIN = ".again"
 
 
 def _parameters(node: Node, split: Split, shards: Mapping[str, float]) -> Iterable[tuple[Tensor, Axes]]:
-    """Rule A on parameters: a gradient is summed over every split dim of its operation that the parameter lacks."""
+    """List local parameters with rule A's axes: a gradient is summed over every split dim that the parameter lacks."""
     axes_of: dict[str, set[str]] = {}
     tensors: dict[str, Tensor] = {}
     for operation in node.operations:

@@ -1,16 +1,16 @@
-"""Fused attention: prefill (and encoder), decode with split keys, and backward.
+"""Time of fused attention: prefill (and encoders), decode with split keys, and backward.
 
-One thread block owns a tile of query rows and walks over blocks of keys (FlashAttention; Dao et al., 2022, 2023;
-Shah et al., 2024). Its time is a start-up cost and, per key block, the tensor-core time of two matrix products and the
-time of the exponentials. What differs between implementations is data (`attention_kernels`): tile shapes, whether the
-query heads that share a key head are packed into one tile, and how the keys are split over thread blocks. So
-calibrations are keyed by *kernel* (fa2, fa3, fa4, trtllm) and phase, not by device.
+One thread block owns a tile of query rows and loops over blocks of keys (FlashAttention; Dao et al., 2022, 2023; Shah
+et al., 2024). Its time is a start-up cost plus, per key block, the tensor-core time of two matrix products and the time
+of the exponentials. Implementations differ only in data (`AttentionKernel`): tile shapes, whether the query heads that
+share a key head are packed into one tile, and how the keys are split over thread blocks. So calibrations are keyed by
+*kernel* (fa2, fa3, fa4, trtllm) and phase, not only by device.
 
-All sizes broadcast; times are seconds. ``query_length`` counts tokens of one sequence, sequences are of equal length.
+All sizes broadcast; times are in seconds. ``query_length`` counts tokens of one sequence; all sequences have the same
+length.
 
-Kernels, with their tiles of queries and keys, packed heads and splits of the keys, are those of FlashAttention-2, -3
-and -4 (Dao et al., 2022, 2023; Shah et al., 2024) and of TensorRT-LLM (trtllm-gen, which FlashInfer and vLLM call on
-Blackwell), by their public sources.
+Tiles, packed heads and splits are those of the public sources of FlashAttention-2, -3 and -4 (Dao et al., 2022, 2023;
+Shah et al., 2024) and of TensorRT-LLM (trtllm-gen, which FlashInfer and vLLM call on Blackwell).
 """
 
 from __future__ import annotations
@@ -30,27 +30,39 @@ Array = npt.NDArray[np.float64]
 Sizes = Array | float
 Mask = npt.NDArray[np.bool_] | bool
 
-#: Head dimensions that kernels are compiled for; others are zero-padded to the next one.
+#: Head dimensions for which kernels are compiled; other sizes are zero-padded to the next one.
 _COMPILED_HEAD_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0, 512.0)
-#: Of those, the ones that need no copy of the tensors before the launch.
+#: Compiled head dimensions that need no copy of the tensors before the launch.
 _NATIVE_HEAD_DIMS = (64.0, 128.0, 192.0, 256.0, 512.0)
-#: Query rows of one warp group: the tile where no more rows than these exist, in decode above all.
+#: Query rows of one warp group, and of the tile if there are no more rows, above all in decode.
 _WARP_GROUP_ROWS = 64.0
-#: Largest number of splits of FlashAttention-2 in decode, and of sequences in a captured graph (vLLM's default).
+#: Largest number of splits of FlashAttention-2 in decode, and largest number of sequences in a captured graph (vLLM's
+#: default).
 WAVE_SPLITS, CAPTURED_BATCH = 128, 512
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionKernel:
-    """Implementation of fused attention: tile shapes and how it divides the work, from its public source.
+    """Implementation of fused attention: tile shapes and division of the work, from its public source.
 
-    ``tiles``: (largest head dimension, query rows, key columns), ascending; ``dense_tiles`` those of keys that lie in a
-    row instead of pages, where they differ, ``decode_tiles`` those of one token, where they are not ``tiles`` cut to a
-    warp group. ``packs``: query heads that share a key head fill one tile in prefill
-    too; ``pads_values``: values are padded to the width of the keys. ``most_splits``: the most parts into which prefill
-    cuts the keys of one tile when tiles are too few for the device; 1 never splits. ``decode_splits``: how decode
-    chooses their number (`decode_splits`). ``longest_first``: the
-    tiles of a causal mask start in order of their length, so that short ones fill the end.
+    Attributes
+    ----------
+    tiles : tuple of (float, float, float)
+        Largest head dimension, query rows and key columns of each compiled tile, ascending.
+    packs : bool
+        True if query heads that share a key head fill one tile in prefill, too.
+    most_splits : int
+        Most parts into which prefill splits the keys of a tile if there are too few tiles for the device; 1: never.
+    decode_splits : str
+        Rule for the number of splits in decode (`decode_splits`).
+    dense_tiles : tuple
+        Tiles for contiguous instead of paged keys, if different.
+    decode_tiles : tuple
+        Tiles for one query token, if not ``tiles`` limited to a warp group.
+    longest_first : bool
+        True if the tiles of a causal mask start in the order of their length, so that short ones fill the end.
+    pads_values : bool
+        True if values are padded to the width of the keys.
     """
 
     tiles: tuple[tuple[float, float, float], ...]
@@ -63,8 +75,8 @@ class AttentionKernel:
     pads_values: bool = False
 
 
-#: FlashAttention-2 (split-KV kernel for pages), -3 (Hopper, paged keys without TMA), -4 (CuTe) and
-#: trtllm-gen, whose prefill does not pack heads and whose decode holds up to 32 heads in the narrow side of a tile.
+#: FlashAttention-2 (split-KV kernel for pages), -3 (Hopper, paged keys without TMA), -4 (CuTe), and trtllm-gen. Prefill
+#: of trtllm-gen does not pack heads; in its decode up to 32 heads are the narrow side of a tile.
 KERNELS = {
     "fa2": AttentionKernel(
         ((64, 64, 256), (128, 64, 128), (512, 64, 64)),
@@ -84,12 +96,12 @@ KERNELS = {
 
 
 def kernel(name: str) -> AttentionKernel:
-    """Look up how a kernel divides its work.
+    """Look up a kernel's division of work.
 
     Parameters
     ----------
     name : str
-        Such as ``fa3``.
+        Name of the kernel, such as ``fa3``.
 
     Returns
     -------
@@ -111,9 +123,9 @@ def default_kernel(architecture: str, memory_kind: str = "HBM") -> str:
     Parameters
     ----------
     architecture : str
-        As device specs name it.
+        Architecture, as in device specs.
     memory_kind : str, default 'HBM'
-        Cards with graphics memory lack the tensor memory that FlashAttention-4 needs.
+        Memory technology. Cards with GDDR lack the tensor memory that FlashAttention-4 needs.
 
     Returns
     -------
@@ -131,7 +143,7 @@ def default_kernel(architecture: str, memory_kind: str = "HBM") -> str:
 
 
 def tile_shape(tiles: tuple[tuple[float, float, float], ...], head_dim: Sizes) -> tuple[Array, Array]:
-    """Return query rows and key columns of a tile for each head dimension.
+    """Return the query rows and key columns of a tile for each head dimension.
 
     Parameters
     ----------
@@ -156,7 +168,7 @@ def tile_shape(tiles: tuple[tuple[float, float, float], ...], head_dim: Sizes) -
 
 
 def padded_head_dim(head_dim: Sizes) -> Array:
-    """Return the compiled head dimension that holds each head dimension.
+    """Return the compiled head dimension to which each head dimension is padded.
 
     Parameters
     ----------
@@ -189,9 +201,10 @@ def key_blocks(
 ) -> Array:
     """Count the key blocks that the query tiles of one head visit, all tiles together.
 
-    Tile i of a causal mask (aligned at the last key) sees ceil((offset + (i + 1) t) / c) blocks of c keys, t tokens a
-    tile and offset = kv_length - query_length; the sum over i is taken in closed form, exact where t divides c or c
-    divides t and the offset is a multiple of c. A sliding window of w keys drops the blocks before offset + i t - w.
+    Tile i under a causal mask (aligned at the last key) visits ceil((offset + (i + 1) t) / c) blocks of c keys, with t
+    tokens a tile and offset = kv_length - query_length. The sum over i has a closed form, which is exact if t divides c
+    or c divides t, and the offset is a multiple of c. A sliding window of w keys skips the blocks before offset + i t -
+    w.
 
     Parameters
     ----------
@@ -204,9 +217,9 @@ def key_blocks(
     query_length, kv_length : array-like
         Tokens of one sequence whose queries are computed, and keys that they see.
     causal : array-like of bool
-        True where a query sees only keys up to its own place.
+        True where a query attends only to keys up to its own position.
     window : array-like, default 0.0
-        Keys that a query sees at most; 0 is no window.
+        Keys that a query attends to at most; 0 is no window.
 
     Returns
     -------
@@ -231,9 +244,9 @@ def key_blocks(
 
 
 def balanced_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float, most: int) -> Array:
-    """Return the parts into which keys are cut so that all parts fill the device about once.
+    """Compute the number of splits of the keys with which all parts fill the device about once.
 
-    The rule of FlashAttention-3's scheduler: b = ceil(1.1 tiles blocks / multiprocessors) blocks a part.
+    This is the rule of FlashAttention-3's scheduler: b = ceil(1.1 tiles blocks / multiprocessors) blocks per part.
 
     Parameters
     ----------
@@ -242,7 +255,7 @@ def balanced_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float, most
     blocks : array-like
         Key blocks of each tile.
     multiprocessors : float
-        How many the device has.
+        Multiprocessors of the device.
     most : int
         The most parts of a tile.
 
@@ -262,7 +275,7 @@ def balanced_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float, most
 
 
 def filling_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float) -> Array:
-    """Return the most parts that leave no more tiles than multiprocessors.
+    """Compute the most splits with which there are no more parts than multiprocessors.
 
     Parameters
     ----------
@@ -271,12 +284,12 @@ def filling_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float) -> Ar
     blocks : array-like
         Key blocks of each tile.
     multiprocessors : float
-        How many the device has.
+        Multiprocessors of the device.
 
     Returns
     -------
     ndarray
-        Parts of each tile: at least one, at most one a key block.
+        Parts of each tile: at least one, at most one per key block.
 
     Examples
     --------
@@ -296,11 +309,11 @@ def decode_splits(
     blocks: Array,
     multiprocessors: float,
 ) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Return the parts of the keys of each tile of one token.
+    """Compute the number of splits of the keys of each tile in decode.
 
-    ``waves`` fills waves of two blocks a multiprocessor (`wave_splits`), ``balanced`` one wave (`balanced_splits`);
-    ``captured`` launches the most there are wherever the batch is one that graphs are captured for; ``filling`` leaves
-    no more parts than multiprocessors (`filling_splits`).
+    ``waves`` fills waves of two blocks per multiprocessor (`wave_splits`), ``balanced`` one wave (`balanced_splits`).
+    ``captured`` launches the largest number whenever graphs are captured for the batch size. ``filling`` has no more
+    parts than multiprocessors (`filling_splits`).
 
     Parameters
     ----------
@@ -315,12 +328,12 @@ def decode_splits(
     blocks : ndarray
         Key blocks of each tile.
     multiprocessors : float
-        How many the device has.
+        Multiprocessors of the device.
 
     Returns
     -------
     tuple of (ndarray, ndarray of bool)
-        Parts, and True where a captured graph launches them whatever the length.
+        Parts, and True where a captured graph launches them for any length.
     """
     never = np.zeros(np.shape(tiles), dtype=np.bool_)
     if division.decode_splits == "waves":
@@ -335,10 +348,11 @@ def decode_splits(
 
 
 def wave_splits(*, tiles: Sizes, blocks: Sizes, slots: float, most: int = WAVE_SPLITS) -> Array:
-    """Return the fewest splits whose waves are at least 85 % as full as those of the best split.
+    """Compute the fewest splits whose waves are at least 85 % as full as those of the best split.
 
-    FlashAttention-2's ``num_splits_heuristic``: ``slots`` thread blocks run at once; no split where the tiles fill 80 %
-    of them; a number of splits that leaves the largest part as long as one fewer would is passed over.
+    This is FlashAttention-2's ``num_splits_heuristic``. ``slots`` thread blocks run at once. There is no split if the
+    tiles fill 80 % of the slots. A number of splits is skipped if the next smaller one has an equally long largest
+    part.
 
     Parameters
     ----------
@@ -372,6 +386,7 @@ def wave_splits(*, tiles: Sizes, blocks: Sizes, slots: float, most: int = WAVE_S
 
 
 def _fewest_full(n: Array, b: Array, splits: Array, slots: float) -> Array:
+    """Evaluate `wave_splits` for tiles ``n`` of ``b`` key blocks over the candidate numbers of splits."""
     best, chosen = np.zeros(n.shape), np.zeros(n.shape)
     fullness = []
     for s in splits:
@@ -436,27 +451,27 @@ def cache_write_time(
     *, tokens: Sizes, kv_heads: Sizes, head_dim: Sizes, element_bytes: Sizes, write_latency: float,
     bandwidth: float, device: DeviceFigures,
 ) -> Array:  # fmt: skip
-    """Price the copy of new keys and values into a paged cache.
+    """Compute the time to copy new keys and values into a paged cache.
 
-    One thread block of min(kv_heads · head_dim, 512) threads copies one token. Few threads a block mean many blocks at
-    once: tokens · threads / resident threads rounds of one latency each; many bytes meet the bandwidth.
+    One thread block of min(kv_heads · head_dim, 512) threads copies one token. There are tokens · threads / resident
+    threads rounds, each with one latency. Many bytes are limited by the bandwidth.
 
     Parameters
     ----------
     tokens : array-like
         New tokens of all sequences.
     kv_heads : array-like
-        Heads of queries, and of keys and values.
+        Heads of keys and values.
     head_dim : array-like
         Elements of a head.
     element_bytes : array-like
-        Bytes of an element as it is stored.
+        Bytes of a stored element.
     write_latency : float
-        Seconds that a thread block takes for a token.
+        Time of a thread block for a token [s].
     bandwidth : float
         Memory bandwidth that is reached [byte/s].
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
 
     Returns
     -------
@@ -470,14 +485,14 @@ def cache_write_time(
 
 
 def miss_fraction(footprint: Sizes, capacity: float) -> Array:
-    """Return the share of a repeatedly read footprint that comes from memory.
+    """Compute the share of a repeatedly read footprint that is read from memory instead of the cache.
 
-    A steep step at the cache's capacity.
+    It is a steep step at the cache's capacity.
 
     Parameters
     ----------
     footprint : array-like
-        Bytes that are read again and again.
+        Bytes that are read repeatedly.
     capacity : float
         Bytes of the cache.
 
@@ -517,16 +532,17 @@ def attention_prefill_time(
     traffic_factor: float = 1.0,
     value_dim: Sizes | None = None,
 ) -> Array:
-    """Price forward attention over many query tokens.
+    """Compute the time of forward attention over many query tokens.
 
     time = launch + hot · ((max(work / S + last wave, longest tile) / clock)^p + (bytes / bandwidth)^p)^(1/p) + merge
            + write
 
     with work = key blocks · (two products at the tensor rate + exponentials) + tiles · tile_cycles on S
-    multiprocessors. Bytes come from L2 as far as they fit; few tiles split their keys (``balanced_splits``) and merge
-    partial sums. ``hot`` is the slow-down at the limit of power (`paleo.pricing.power`), which ``sustained`` load feels
-    in full and whose ``activity`` is that of the data. Holds from one tile to minutes and for head dimensions to 512.
-    ``flop_factor`` and ``traffic_factor`` scale products and bytes (the backward pass). ``window`` 0 is none.
+    multiprocessors. Bytes are read from L2 as far as they fit. If there are few tiles, their keys are split
+    (``balanced_splits``), and partial sums are merged. ``hot`` is the slow-down at the power limit
+    (`paleo.pricing.power`): it has full effect under ``sustained`` load and depends on the ``activity`` of the data.
+    Valid from one tile to kernels of minutes, and for head dimensions up to 512. ``flop_factor`` and ``traffic_factor``
+    scale products and bytes for the backward pass.
 
     Parameters
     ----------
@@ -539,27 +555,27 @@ def attention_prefill_time(
     head_dim : array-like
         Elements of a head.
     causal : array-like of bool
-        True where a query sees only keys up to its own place.
+        True where a query attends only to keys up to its own position.
     kernel_name : str
         Name in `KERNELS`.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
     parameters : PrefillParameters
         Calibration of the device.
     window : array-like, default 0.0
-        Keys that a query sees at most; 0 is no window.
+        Keys that a query attends to at most; 0 is no window.
     element_bytes : array-like, default 2.0
-        Bytes of an element as it is stored.
+        Bytes of a stored element.
     paged : bool, default False
-        True adds the write of new keys and values into a paged cache.
+        True to add the write of new keys and values into a paged cache.
     sustained : float, default 0.0
-        1 where the device has been under load for long, as in training, so that the power limit has full force.
+        1 for a device under long load, as in training, on which the power limit has its full effect.
     activity : float, default 1.0
-        Switching activity of the data against that of random numbers.
+        Switching activity of the data relative to that of random numbers.
     flop_factor, traffic_factor : float, default 1.0
-        Scale the products and the bytes, for the backward pass.
+        Factors on the products and the bytes, for the backward pass.
     value_dim : array-like, optional
-        Elements of a head's values where they are not those of its keys.
+        Elements of a head's values, if different from those of its keys.
 
     Returns
     -------
@@ -594,7 +610,7 @@ def attention_prefill_time(
 
 @dataclass(frozen=True, slots=True)
 class _Tiling:
-    """Query tiles of all heads, the key blocks that they visit, and how their keys are split."""
+    """Query tiles of all heads, the key blocks that they visit, and the splits of their keys."""
 
     tiles: Array
     blocks: Array
@@ -618,6 +634,7 @@ def _tiling(
     window: Sizes,
     device: DeviceFigures,
 ) -> _Tiling:
+    """Divide attention into tiles, key blocks and splits."""
     rows, columns = tile
     group = np.where(np.asarray(causal) & division.packs, hq / hk, 1.0)
     rows = np.where(nq * group <= _WARP_GROUP_ROWS, np.minimum(rows, _WARP_GROUP_ROWS), rows)
@@ -641,10 +658,10 @@ def _tiling(
 
 
 def _busy_cycles(work: _Tiling, block: Array, start: Array, wave_quantization: float, multiprocessors: float) -> Array:
-    """Cycles of the busiest multiprocessor: its share and what the last wave leaves idle, or the longest tile.
+    """Compute the cycles of the busiest multiprocessor: its share and the idle last wave, or the longest tile.
 
-    Tiles of lengths 0 to L that start in any order leave multiprocessors idle for L - L/3 at the end: one of them has
-    just begun its longest tile, the mean of the others has L/3 to go (residual life E[X²] / 2 E[X] of a renewal
+    If tiles of lengths 0 to L start in any order, multiprocessors idle for L - L/3 at the end. One of them has just
+    started its longest tile, while the others have L/3 left on average (residual life E[X²] / 2 E[X] of a renewal
     process; Cox, Renewal Theory, 1962). Fits to B200 and GB200 find 0.66 and 0.74 of L.
     """
     waves = work.tiles * work.splits / multiprocessors
@@ -671,10 +688,10 @@ def attention_backward_time(
     activity: float = 1.0,
     value_dim: Sizes | None = None,
 ) -> Array:
-    """Price backward attention, from the forward calibration and ``backward_efficiency``.
+    """Compute the time of backward attention, from the forward calibration and ``backward_efficiency``.
 
-    Five products where the forward has two (scores again, dV, dP, dQ, dK: 2.5 times the FLOP), one exponential, and
-    about three times the bytes: q, k, v, o, do read; dq, dk, dv written; dq also accumulated in fp32 (Dao, 2023).
+    It has five products instead of two (scores again, dV, dP, dQ, dK: 2.5 times the FLOP), one exponential, and about
+    three times the bytes: q, k, v, o, do are read; dq, dk, dv written; dq is also accumulated in fp32 (Dao, 2023).
 
     Parameters
     ----------
@@ -687,23 +704,23 @@ def attention_backward_time(
     head_dim : array-like
         Elements of a head.
     causal : array-like of bool
-        True where a query sees only keys up to its own place.
+        True where a query attends only to keys up to its own position.
     kernel_name : str
         Name in `KERNELS`.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
     parameters : PrefillParameters
         Calibration of the device.
     window : array-like, default 0.0
-        Keys that a query sees at most; 0 is no window.
+        Keys that a query attends to at most; 0 is no window.
     element_bytes : array-like, default 2.0
-        Bytes of an element as it is stored.
+        Bytes of a stored element.
     sustained : float, default 0.0
-        1 where the device has been under load for long, as in training, so that the power limit has full force.
+        1 for a device under long load, as in training, on which the power limit has its full effect.
     activity : float, default 1.0
-        Switching activity of the data against that of random numbers.
+        Switching activity of the data relative to that of random numbers.
     value_dim : array-like, optional
-        Elements of a head's values where they are not those of its keys.
+        Elements of a head's values, if different from those of its keys.
 
     Returns
     -------
@@ -733,12 +750,12 @@ def attention_decode_time(
     element_bytes: Sizes = 2.0,
     paged: Mask = True,
 ) -> Array:
-    """Price attention of one new token per sequence to cached keys, in a captured graph.
+    """Compute the time of attention of one new token per sequence to cached keys, in a captured graph.
 
     time = launch + ((W tile / clock)^p + (key bytes from memory or L2)^p)^(1/p) + partial sums + write of the new token
 
     W is the number of waves of tiles times splits on the multiprocessors. Query heads that share a key head fill one
-    padded tile, so a tile costs the same for 1 to ``rows`` of them. Keys that fit L2 stay there between steps.
+    padded tile, so a tile costs the same for 1 to ``rows`` of them. Keys that fit into L2 stay there between steps.
 
     Parameters
     ----------
@@ -753,15 +770,15 @@ def attention_decode_time(
     kernel_name : str
         Name in `KERNELS`.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
     parameters : DecodeParameters
         Calibration of the device.
     window : array-like, default 0.0
-        Keys that a query sees at most; 0 is no window.
+        Keys that a query attends to at most; 0 is no window.
     element_bytes : array-like, default 2.0
-        Bytes of an element as it is stored.
+        Bytes of a stored element.
     paged : array-like of bool, default True
-        True adds the write of the new token into a paged cache.
+        True to add the write of the new token into a paged cache.
 
     Returns
     -------
@@ -797,7 +814,7 @@ def attention_decode_time(
 
 
 def _traffic_time(moved: Array, device: DeviceFigures, p: PrefillParameters | DecodeParameters) -> Array:
-    """Bytes that were used in the step before: through L2 at its rate, and from memory as far as they do not fit."""
+    """Compute the time to read bytes of the previous step: through L2, and from memory as far as they do not fit."""
     missed = moved * miss_fraction(moved, p.cache_fraction * device.l2_bytes)
     memory = missed / (p.bandwidth_fraction * device.memory_bandwidth)
     through = moved / (p.l2_bytes_per_cycle * device.multiprocessors * device.clock_hz)
@@ -805,7 +822,7 @@ def _traffic_time(moved: Array, device: DeviceFigures, p: PrefillParameters | De
 
 
 def _norm(first: Array, second: Array, order: float) -> Array:
-    """(a^p + b^p)^(1/p): a sum at p = 1, a maximum as p grows."""
+    """Combine two times as (a^p + b^p)^(1/p): their sum at p = 1, nearly their maximum for large p."""
     high, low = np.maximum(first, second), np.minimum(first, second)
     ratio = np.divide(low, high, out=np.zeros(np.broadcast(low, high).shape), where=high > 0)
     return np.asarray(high * (1.0 + ratio**order) ** (1.0 / order))

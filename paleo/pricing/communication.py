@@ -1,10 +1,10 @@
-"""Seconds for collectives on a system: groups of mesh axes resolved to the levels that they share, and priced by how a
-library carries out a collective.
+"""Time of collectives on a system.
 
-A policy says which algorithms a library chooses from, and what any traffic costs in its hands. It prices whatever
-algorithm the registry holds, so that a new one joins in by itself: `Nccl` with calibrated launch costs, steps and
-shares of links, `Textbook` with the constants of `--calibration ideal` and `ppp=…`. Which of several algorithms is the
-fastest, and where the choice changes with the payload, follows from the prices.
+Groups of mesh axes are resolved to the network levels that they span, and priced by the way in which a library runs a
+collective. A policy says which algorithms a library chooses from, and what their traffic costs. It prices every
+algorithm in the registry, so that a new one is included automatically. `Nccl` has calibrated launch costs, steps and
+link efficiencies; `Textbook` the constants of `--calibration ideal` and `ppp=…`. The fastest algorithm, and the
+payloads at which it changes, follow from the prices.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration
     from paleo.specs.system import System
 
-#: Which of these carries out an all_reduce over nodes is decided by what the library expects of both.
+#: Algorithms of an all_reduce over nodes between which the library's cost model chooses.
 _TREE_OR_RING = ("ring", "chain_tree")
-#: How near to each other the two ends of a search for a crossover come, relatively.
+#: Relative width at which the search for a crossover ends.
 _BISECTION = 2.0**-30
 
 
 class AlgorithmPrices(Protocol):
-    """Times by algorithm for an array of payloads [s]."""
+    """Function from an array of payloads to the times of each algorithm [s]."""
 
     def __call__(self, payload_bytes: Array, names: Sequence[str] | None = None, /) -> Mapping[str, Array]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class FastestAlgorithm:
-    """Fastest algorithm and its time for every element of the arrays."""
+    """The fastest algorithm and its time, for every element of the arrays."""
 
     algorithm: npt.NDArray[np.str_]
     time: Array
@@ -98,10 +98,7 @@ def fastest(table: Mapping[str, Array]) -> FastestAlgorithm:
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """Payload at which the fastest algorithm changes.
-
-    One is the fastest below ``payload_bytes``, the other from there on.
-    """
+    """Payload at which the fastest algorithm changes from ``below`` to ``above``."""
 
     payload_bytes: float
     below: str
@@ -109,18 +106,18 @@ class Crossover:
 
 
 def crossovers(prices: AlgorithmPrices, *, smallest: float = 1.0, largest: float = TERA) -> list[Crossover]:
-    """Find where the best algorithm changes as the payload grows.
+    """Find the payloads at which the fastest algorithm changes.
 
-    A logarithmic grid shows the changes, bisection places each to a relative 1e-9.
+    A logarithmic grid finds the changes, bisection refines each to a relative 1e-9.
 
     Parameters
     ----------
     prices : AlgorithmPrices
-        Payload bytes to seconds by algorithm.
+        Function from payloads [byte] to times by algorithm [s].
     smallest : float, default 1.0
-        Ends of the range [byte].
+        Lower end of the range [byte].
     largest : float, default TERA
-        Ends of the range [byte].
+        Upper end of the range [byte].
 
     Returns
     -------
@@ -146,7 +143,7 @@ def _crossing(prices: AlgorithmPrices, low: float, high: float, below: str, abov
 
 
 class CollectivePolicy(Protocol):
-    """Library's way to price the collectives of a group."""
+    """Protocol of a library's choice and pricing of the collectives of a group."""
 
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
         """List the algorithms that the policy chooses from.
@@ -165,7 +162,7 @@ class CollectivePolicy(Protocol):
         ...
 
     def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
-        """Tell where the policy would run a candidate.
+        """Return True for the payloads for which the library would run a candidate.
 
         Parameters
         ----------
@@ -202,7 +199,7 @@ class CollectivePolicy(Protocol):
         Returns
         -------
         ndarray
-            Seconds; infinite where the network cannot carry it out.
+            Seconds; infinite if the network does not support the algorithm.
         """
         ...
 
@@ -218,7 +215,7 @@ class CollectivePolicy(Protocol):
         links : GroupLinks
             Levels of the network that the group spans.
         in_network : bool
-            True lets switches combine and copy messages on their way.
+            True if switches may combine and copy messages.
 
         Returns
         -------
@@ -247,7 +244,7 @@ def named(operation: str, links: GroupLinks, names: Sequence[str]) -> list[Algor
     Raises
     ------
     PlanError
-        If the network lacks what an algorithm needs.
+        If the network does not support an algorithm.
     SpecError
         If there is no such algorithm, or it lacks the operation.
     """
@@ -268,12 +265,12 @@ def prices(
     links: GroupLinks,
     names: Sequence[str] | None = None,
 ) -> dict[str, Array]:
-    """Price the candidates of a policy, or named algorithms.
+    """Compute the times of the candidates of a policy, or of named algorithms.
 
     Parameters
     ----------
     policy : CollectivePolicy
-        What chooses algorithms.
+        Policy that chooses algorithms.
     operation : str
         Collective operation, such as ``all_reduce``.
     payload_bytes : array-like
@@ -281,7 +278,7 @@ def prices(
     links : GroupLinks
         Levels of the network that the group spans.
     names : sequence of str, optional
-        Names of algorithms; all candidates of the policy where it is None.
+        Names of algorithms; by default all candidates of the policy.
 
     Returns
     -------
@@ -308,12 +305,12 @@ def best(
     links: GroupLinks,
     names: Sequence[str] | None = None,
 ) -> FastestAlgorithm:
-    """Price the fastest candidate of a policy, or the fastest of named algorithms.
+    """Find the fastest candidate of a policy, or the fastest of named algorithms, and its time.
 
     Parameters
     ----------
     policy : CollectivePolicy
-        What chooses algorithms.
+        Policy that chooses algorithms.
     operation : str
         Collective operation, such as ``all_reduce``.
     payload_bytes : array-like
@@ -321,7 +318,7 @@ def best(
     links : GroupLinks
         Levels of the network that the group spans.
     names : sequence of str, optional
-        Names of algorithms; all candidates of the policy where it is None.
+        Names of algorithms; by default all candidates of the policy.
 
     Returns
     -------
@@ -341,7 +338,7 @@ def best(
 
 @dataclass(frozen=True, slots=True)
 class Textbook:
-    """Alpha-beta over the datasheet's links with constant shares of them; all textbook algorithms are candidates."""
+    """Policy of alpha-beta costs with constant shares of the datasheet's bandwidths, and all textbook algorithms."""
 
     rates: Rates
 
@@ -356,7 +353,7 @@ class Textbook:
         Returns
         -------
         tuple of LevelCost
-            From the inside to the outside.
+            Levels from inner to outer.
         """
         share = self.rates.link or 1.0
         return tuple(
@@ -369,7 +366,7 @@ class Textbook:
         )
 
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
-        """List all algorithms of the literature but those with servers.
+        """List all algorithms of the literature except parameter servers.
 
         Parameters
         ----------
@@ -386,7 +383,7 @@ class Textbook:
         return [each for each in known if links.can_run(each, operation)]
 
     def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
-        """Return True: any candidate may be chosen.
+        """Return True, as every candidate may be chosen.
 
         Parameters
         ----------
@@ -438,7 +435,7 @@ class Textbook:
         links : GroupLinks
             Levels of the network that the group spans.
         in_network : bool
-            True lets switches combine and copy messages on their way.
+            True if switches may combine and copy messages.
 
         Returns
         -------
@@ -450,12 +447,19 @@ class Textbook:
 
 @dataclass(frozen=True, slots=True)
 class Nccl:
-    """NCCL with calibrated parameters.
+    """Policy of NCCL with calibrated parameters.
 
-    ``switch_can_add``: the switches can add this dtype (they have no int8, of which threads add fewer, too).
-    ``low_latency`` and ``trees``: the library has LL (NCCL 2.1 and later) and trees between nodes (2.4 and later).
-    ``shift``: in a send_recv all ranks send round the group at once, as nccl-tests do; else neighbours talk in pairs,
-    as the stages of a pipeline do.
+    Attributes
+    ----------
+    inside, exchange, between : parameters
+        Calibration of collectives inside a node, of all_to_all and send_recv there, and of all that crosses nodes.
+    switch_can_add : bool or ndarray of bool
+        True if the switches can add the dtype. They cannot add int8, which threads also add at a lower rate.
+    low_latency, trees : bool or ndarray of bool
+        True if the library has the LL protocol (NCCL 2.1 and later), and trees between nodes (2.4 and later).
+    shift : bool
+        True if all ranks send round the group at once in a send_recv, as in nccl-tests. False: neighbours exchange in
+        pairs, as pipeline stages do.
     """
 
     inside: NcclParameters = field(default_factory=NcclParameters)
@@ -487,11 +491,11 @@ class Nccl:
         return [each for each in known if links.can_run(each, operation)]
 
     def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
-        """Tell where NCCL's tuner would run an algorithm.
+        """Return True for the payloads for which NCCL's tuner would run an algorithm.
 
-        Trees are for several nodes and for payloads that its tuner expects to be faster so, rings for all others; the
-        switch's arithmetic is for `SWITCH_RANKS` of a node and more, over several nodes for payloads that the tuner
-        expects to be faster so, and does not go on between domains of several machines.
+        Between nodes the tuner chooses trees for payloads that it expects to be faster with them, and rings otherwise.
+        In-switch reduction needs at least `SWITCH_RANKS` ranks of a node. Over several nodes the tuner uses it for
+        payloads that it expects to be faster; it does not extend over domains of several machines.
 
         Parameters
         ----------
@@ -520,7 +524,7 @@ class Nccl:
         return np.asarray(several & expected & (links.inside.ranks >= SWITCH_RANKS))
 
     def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
-        """Price one algorithm inside a node, or between nodes.
+        """Compute the time of one algorithm inside a node, or between nodes.
 
         Parameters
         ----------
@@ -536,7 +540,7 @@ class Nccl:
         Returns
         -------
         ndarray
-            Seconds; between nodes no less than the node's own ranks need.
+            Seconds; between nodes at least the time of the part inside a node.
         """
         crosses, inside = links.nodes > 1, self._inside(algorithm, operation, payload_bytes, links.inside)
         if np.any(crosses):
@@ -581,7 +585,7 @@ class Nccl:
         links : GroupLinks
             Levels of the network that the group spans.
         in_network : bool
-            True lets switches combine and copy messages on their way.
+            True if switches may combine and copy messages.
 
         Returns
         -------
@@ -601,13 +605,15 @@ def _least(operation: str, payload: Numeric, links: GroupLinks, costs: Sequence[
 
 
 Count = npt.NDArray[np.int64]
-#: Parameters of links by their calibration family: rings inside a node, exchanges there, all that crosses nodes.
+#: Calibration families of links and their parameters: rings inside a node, exchanges inside a node, all traffic between
+#: nodes.
 LINK_FAMILIES: Mapping[str, type[Any]] = {
     "collective.nccl": NcclParameters,
     "collective.exchange": ExchangeParameters,
     "collective.fabric": FabricParameters,
 }
-#: How the rows behind a step's collectives were timed: whole steps say most, then nccl-tests, launched back to back.
+#: Kinds of timing of the calibration rows, the preferred one first: collectives of whole steps; nccl-tests, launched
+#: back to back.
 _NCCL_STACKS = ("step", "back-to-back")
 #: Formats that the switches of a node cannot add.
 NOT_IN_SWITCH = frozenset({"int8"})
@@ -621,15 +627,15 @@ def link_parameters(system: System, family: str, calibration: Calibration | None
     system : System
         The system.
     family : str
-        Such as ``collective.nccl``.
+        Calibration family, such as ``collective.nccl``.
     calibration : Calibration, optional
-        A user's own calibration, asked before the shipped ones.
+        Calibration of the user, which takes precedence over the shipped ones.
 
     Returns
     -------
     SourcedParameters[Any]
-        A fabric that nobody measured has those of a measured one of its kind, whose interval is wider then, or those
-        usual for its kind of link.
+        Parameters. An unmeasured fabric inherits them from a measured one of its kind, with a wider interval, or has
+        the defaults of its kind of link.
     """
     calibrated = lookup(
         LINK_FAMILIES[family],
@@ -644,31 +650,31 @@ def link_parameters(system: System, family: str, calibration: Calibration | None
         return calibrated
     relative, exchange = measured_fabric(system), measured_exchange(system)
     if relative is not None:
-        entry = _of_relative(relative)
+        entry = _parameters_of_system(relative)
         wider = tuple((end, low / RELATIVE_WIDENING, high * RELATIVE_WIDENING) for end, low, high in entry.interval)
         return replace(entry, origin="inherited", interval=wider)
     usual = fabric_defaults(system)
     if exchange is None:
         return replace(calibrated, parameters=usual)
-    return replace(calibrated, parameters=with_exchange(usual, _of_relative(exchange).parameters))
+    return replace(calibrated, parameters=with_exchange(usual, _parameters_of_system(exchange).parameters))
 
 
-def _of_relative(system: str) -> SourcedParameters[FabricParameters]:
-    """The fabric's parameters of a measured system."""
+def _parameters_of_system(system: str) -> SourcedParameters[FabricParameters]:
+    """Return the fabric parameters of a measured system."""
     family = "collective.fabric"
     return lookup(FabricParameters, subject=system, architecture="", family=family, stacks=_NCCL_STACKS)
 
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """Links of a system, priced for many groups at once; a group is a stride between neighbours and a number of ranks.
+    """Links of a system, for many groups at once; a group is a stride between neighbours and a number of ranks.
 
-    Calibrated NCCL prices a collective, or alpha-beta where ``rates`` asks for constants; ``algorithm`` forces one for
-    all-reduces. ``host`` is the least that a collective takes, as its call costs the host that long [s]. Each price
-    assumes that all groups of the axes exchange at the same moment and share the ports of their nodes. Links of groups
-    and parameters are looked up once. ``handshake``: seconds that an exchange
-    in which tokens travel once takes over nodes beside its bytes; ``libfabric``: what EFA adds to that, by NCCL and by
-    other libraries. ``dispatcher``: the library of that exchange.
+    Prices are those of calibrated NCCL, or alpha-beta with constants if ``rates`` is set. ``algorithm`` forces an
+    algorithm for all-reduces. ``host`` is the least time of a collective, which is the host time of its call [s].
+    Prices assume that all groups of the same axes exchange at the same time and share the ports of their nodes. Links
+    of groups and parameters are looked up once. ``handshake`` is the time of a token exchange between nodes in addition
+    to its bytes [s]. ``libfabric`` is what EFA adds to it, with NCCL and with other libraries [s]. ``dispatcher`` is
+    the library of the token exchange.
     """
 
     system: System
@@ -685,9 +691,9 @@ class Fabric:
     _policies: list[CollectivePolicy] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def times(self, operation: str, strides: Count, ranks: Count, payload_bytes: Array) -> Array:
-        """Price one collective each of several groups.
+        """Compute the time of one collective for each of several groups.
 
-        Groups that are alike are priced once: of the layouts of a search most are.
+        Equal collectives are computed once; most layouts of a search have equal ones.
 
         Parameters
         ----------
@@ -718,7 +724,7 @@ class Fabric:
         return seconds
 
     def _times(self, operation: str, groups: list[tuple[int, int]], index: Count, payload_bytes: Array) -> Array:
-        """Payload i over group ``index[i]``."""
+        """Compute the time of payload i over group ``index[i]``."""
         if not self.system.levels:
             raise PlanError(f"system {self.system.name} is one device alone; {operation} needs links")
         links = stack_links([self._placed(operation, *group) for group in groups], index)
@@ -726,7 +732,7 @@ class Fabric:
         return np.maximum(best(self.policy, operation, payload_bytes, links, names).time, self._floor)
 
     def prices(self, operation: str, links: GroupLinks, payload_bytes: Array, names: Sequence[str]) -> dict[str, Array]:
-        """Price some algorithms over one group.
+        """Compute the times of some algorithms over one group.
 
         Parameters
         ----------
@@ -737,7 +743,7 @@ class Fabric:
         payload_bytes : ndarray
             Size of the whole tensor [byte].
         names : sequence of str
-            Names of algorithms; all candidates of the policy where it is None.
+            Names of algorithms.
 
         Returns
         -------
@@ -749,12 +755,14 @@ class Fabric:
 
     @property
     def _floor(self) -> float:
-        """Constants know no host."""
+        """Least time of a collective: the host time of its call, or 0 with constant rates [s]."""
         return self.host if self.rates is None else 0.0
 
     def _placed(self, operation: str, stride: int, ranks: int) -> GroupLinks:
-        """The links of a group as far as the placement of the nodes, hashing, neighbours and the other groups of the
-        job leave them."""
+        """Return the links of a group with the bandwidth that remains to it in the fabric.
+
+        It depends on the placement of nodes, hashing of routes, neighbours, and the other groups of the job.
+        """
         links, node_stride = self.links(stride, ranks), max(1.0, stride / self.system.devices_per_node)
         if self.placement is None or links.fabric_levels == 0:
             return links
@@ -764,7 +772,7 @@ class Fabric:
         return replace(links, levels=(*inside, *left))
 
     def targets(self, stride: int, ranks: int) -> int:
-        """Count the nodes that a group spans.
+        """Count the nodes that a group spans, or its ranks if it is inside one node.
 
         Parameters
         ----------
@@ -776,7 +784,7 @@ class Fabric:
         Returns
         -------
         int
-            Ranks if it spans one node.
+            Nodes or ranks.
         """
         if ranks == 1 or not self.system.levels:
             return ranks
@@ -784,7 +792,7 @@ class Fabric:
         return nodes if nodes > 1 else ranks
 
     def handshakes(self, stride: int, ranks: int) -> float:
-        """Price what an exchange in which tokens travel once takes beside its bytes.
+        """Return the time of a token exchange in addition to its bytes, if it crosses nodes.
 
         Parameters
         ----------
@@ -804,10 +812,11 @@ class Fabric:
         return self.handshake + (self.libfabric[self.dispatcher != "nccl"] if over_efa else 0.0)
 
     def token_exchange(self, step: str, stride: int, ranks: int, payload_bytes: Array) -> Array | None:
-        """Price an exchange of tokens inside a node by a library of its own that was measured.
+        """Compute the time of a token exchange inside a node by a library that was measured.
 
-        Over nodes collectives of NCCL stand for it: the rows over nodes are of one cluster, whose rates halve from four
-        to eight nodes, and steps on 8 to 32 nodes of others get worse with them (10 to 21 %).
+        Between nodes NCCL's collectives are priced instead. The measured rows between nodes are of one cluster, whose
+        rates halve from four to eight nodes; steps on 8 to 32 nodes of other clusters are predicted worse with them (10
+        to 21 %).
 
         Parameters
         ----------
@@ -818,12 +827,12 @@ class Fabric:
         ranks : int
             Size of the group.
         payload_bytes : ndarray
-            Bytes that a rank sends, to itself as well.
+            Bytes that a rank sends, including those to itself.
 
         Returns
         -------
         ndarray, optional
-            Seconds; None where collectives of NCCL stand for the exchange.
+            Seconds; None if NCCL's collectives price the exchange.
         """
         measured = self.dispatcher == "deepep" and self.rates is None and ranks > 1
         if not measured or int(self.links(stride, ranks).nodes) > 1:
@@ -853,7 +862,7 @@ class Fabric:
 
     @property
     def _unmeasured(self) -> bool:
-        """Whether hops between nodes are those of a formula."""
+        """True if the parameters of hops between nodes are defaults, not measured."""
         origin = link_parameters(self.system, "collective.fabric", self.user_calibration).origin
         return self.rates is None and origin == "default"
 
@@ -869,20 +878,19 @@ class Fabric:
         return Nccl(inside, exchange, between, switch_can_add=self.dtype not in NOT_IN_SWITCH)
 
     def parameters(self) -> dict[str, SourcedParameters[Any]]:
-        """The calibrated parameters by family, with where they come from."""
+        """Return the calibrated parameters by family, with their sources."""
         return {family: link_parameters(self.system, family, self.user_calibration) for family in LINK_FAMILIES}
 
 
 def _distinct(strides: Count, ranks: Count, payload_bytes: Array) -> tuple[Count, Count]:
-    """The first of each set of equal collectives, grouped by process group, and for every collective the index of its
-    first equal."""
+    """Find the first of each set of equal collectives, and for every collective the index of its first equal."""
     groups = strides * (ranks.max() + 1) + ranks
     _, different, place = np.unique(groups + 1j * payload_bytes, return_index=True, return_inverse=True)
     return different, place
 
 
 def collective_sources(fabric: Fabric, operation: str, links: GroupLinks) -> str:
-    """Say where the prices of an operation over a group come from.
+    """Describe the sources of the prices of an operation over a group.
 
     Parameters
     ----------
@@ -896,7 +904,7 @@ def collective_sources(fabric: Fabric, operation: str, links: GroupLinks) -> str
     Returns
     -------
     str
-        Such as ``measured (dgx-h100) collective.nccl``.
+        Text such as ``measured (dgx-h100) collective.nccl``.
     """
     return fabric.rates.name if fabric.rates is not None else origins(calibrated_families(fabric, operation, links))
 
@@ -916,7 +924,7 @@ def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> di
     Returns
     -------
     dict of str to SourcedParameters[Any]
-        With where they come from.
+        Parameters by family, with their sources.
     """
     families = ["collective.exchange" if operation in EXCHANGES else "collective.nccl"]
     if np.any(links.nodes > 1):
@@ -926,7 +934,7 @@ def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> di
 
 
 def origins(calibrated: Mapping[str, SourcedParameters[Any]]) -> str:
-    """Group families by where their parameters come from.
+    """Group families by the source of their parameters.
 
     Parameters
     ----------
@@ -936,7 +944,7 @@ def origins(calibrated: Mapping[str, SourcedParameters[Any]]) -> str:
     Returns
     -------
     str
-        For people.
+        Text such as ``measured (dgx-h100) collective.nccl; …``.
     """
     by_origin: dict[str, list[str]] = {}
     for family, entry in calibrated.items():

@@ -1,16 +1,16 @@
-"""Time of one convolution kernel call: the fastest algorithm that the library has and the workspace admits.
+"""Time of a convolution: the fastest algorithm that the library has and the workspace allows.
 
-Each algorithm is a matrix product (or a batch of them) with what it costs to bring the operands into that form:
+Each algorithm is a matrix product (or a batch of them), and the cost to bring the operands into that form:
 
     implicit   the im2col matrix is formed on the fly, tile by tile; a strided data gradient wastes taps
     explicit   the im2col matrix is written to and read from memory (col2im for the data gradient)
     winograd   F(2x2, 3x3) in one kernel: a block owns 8 x 16 outputs of one image and 32 filters; 2.25x fewer products
-    nonfused   F(4x4, 3x3) or F(4x4, 5x5): transforms round 36 or 64 batched matrix products; 4x and 6.25x fewer
-    fft        tiles of 32 x 32 points and more: transforms round complex matrix products, one for each frequency
-    direct     one thread for one output, no reuse across filters: what depthwise convolution comes to
+    nonfused   F(4x4, 3x3) or F(4x4, 5x5): transforms around 36 or 64 batched products; 4x and 6.25x fewer products
+    fft        tiles of 16 x 16 to 128 x 128 points: transforms around complex products, one for each frequency
+    direct     one thread for one output, no reuse across filters: what depthwise convolution amounts to
 
-References: Chetlur et al., cuDNN, arXiv:1410.0759 (implicit, explicit); Lavin and Gray, CVPR 2016 (Winograd);
-Vasilache et al., ICLR 2015 (FFT); Williams, Waterman and Patterson, CACM 52(4), 2009 (roofline).
+References: Chetlur et al., cuDNN, arXiv:1410.0759 (implicit, explicit); Lavin and Gray, CVPR 2016 (Winograd); Vasilache
+et al., ICLR 2015 (FFT); Williams, Waterman and Patterson, CACM 52(4), 2009 (roofline).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Number = float | Array
 
 
 class Direction(IntEnum):
-    """What a convolution call computes: output, gradient of the input, gradient of the filters."""
+    """Result of a convolution call: output, gradient of the input, gradient of the filters."""
 
     FORWARD = 0
     DATA = 1
@@ -85,12 +85,12 @@ class ConvolutionShape:
 
     @property
     def flops(self) -> Array:
-        """FLOP of the direct method, 2 n p q k c r s for each group; the same in all three directions."""
+        """FLOP of the direct method: 2 n p q k c r s for each group, in all three directions."""
         return 2.0 * self.positions * self.channels * self.filters * self.taps * self.groups
 
     @property
     def elements(self) -> Array:
-        """Compulsory elements read and written; each direction reads two of the tensors and writes the third."""
+        """Least number of elements read and written; each direction reads two tensors and writes the third."""
         return self.input_elements + self.output_elements + self.filter_elements
 
 
@@ -121,11 +121,11 @@ def convolution_shape(
     batch : array-like
         Samples.
     channels : array-like
-        Input and output channels over all groups.
+        Input channels over all groups.
     height, width : array-like
         Extents of the input.
     filters : array-like
-        Input and output channels over all groups.
+        Output channels over all groups.
     kernel_h, kernel_w : array-like
         Extents of the kernel.
     pad_h, pad_w : array-like, default 0.0
@@ -187,14 +187,15 @@ class ConvolutionParameters:
     energy_per_flop: float = parameter("17 pJ/FLOP", "1..60", "board power over rate at boost clock", fitted=False)
 
 
-#: Weight of whole waves of blocks against a smooth count: an SM holds a few blocks, so the last wave is partly filled.
+#: Weight of whole waves of blocks against a fractional count: a multiprocessor holds a few blocks, so the last wave is
+#: partly filled.
 _QUANTISATION = 0.7
-#: Block tiles (rows, columns) of plain products on vector units, and parts that the sum may be split into.
+#: Block tiles (rows, columns) of plain products on vector units.
 VECTOR_TILES: Tiles = ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128))
 WHOLE, SPLITS = (1,), (1, 4, 16, 64)
-#: Kernels of the implicit method as (tiles, splits): forward and data gradient have pixels by channels, the filter
-#: gradient filters by channels times taps. Vector kernels own 128 pixels; only the filter gradient, and tensor cores
-#: forward, split.
+#: Kernels of the implicit method as (tiles, splits of the sum). Forward and data gradient have pixels by channels, the
+#: filter gradient filters by channels times taps. Vector kernels own 128 pixels. Only the filter gradient splits, and
+#: tensor cores also forward.
 _VECTOR_KERNELS: Kernels = (
     (((128, 128), (128, 64), (128, 32)), WHOLE),
     (((128, 128), (128, 64), (128, 32)), WHOLE),
@@ -205,33 +206,35 @@ _TENSOR_KERNELS: Kernels = (
     (((256, 128), (128, 128), (256, 64)), WHOLE),
     (((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)), SPLITS),
 )
-#: Share of L2 that intermediates of a method may fill, and bandwidth of L2 over that of memory. Assumed, not fitted:
-#: microbenchmarks of V100 (Jia et al., arXiv:1804.06826) and its neighbours lie round 2 to 4.
+#: Share of L2 that intermediate results of a method may fill, and bandwidth of L2 relative to that of memory. Assumed,
+#: not fitted: microbenchmarks of V100 (Jia et al., arXiv:1804.06826) and similar devices give about 2 to 4.
 L2_SHARE, L2_OVER_MEMORY = 0.6, 3.0
-#: Share of the vector peak of the direct kernel, whose threads load two operands for each product.
+#: Share of the vector peak that the direct kernel reaches, whose threads load two operands for each product.
 _DIRECT_SHARE = 0.25
-#: Elements that a tensor-core kernel sums over at a time; those for Ampere before `_AMPERE_KERNELS` take 64 numbers of
-#: sixteen bits where there are more than 32 channels (the depth of a stage in their names: ``64x3``).
+#: Elements that a tensor-core kernel sums at a time. Kernels for Ampere before `_AMPERE_KERNELS` take 64 sixteen-bit
+#: numbers if there are more than 32 channels (the depth of a stage in their names: ``64x3``).
 TENSOR_STEP, FIRST_AMPERE_STEP = 32.0, 64.0
-#: Operand bytes that a multiprocessor's tensor cores ask for in a clock, as FLOP times bytes of an element: a V100's in
-#: fp16, for which ``tile_penalty`` was measured, and the most above it, before `_AMPERE_KERNELS` and since. Shared
-#: memory gives 128 bytes a clock on all of them. Instructions of Ampere share operands over 32 threads instead of 8,
-#: and copies to shared memory pass by the registers (NVIDIA A100 whitepaper, 2020), so that twice the rate does not
-#: ask for twice the bytes; images on A100 say 1.4, on H100 1.0.
+#: Operand bytes per clock that a multiprocessor's tensor cores demand, as FLOP times bytes of an element: that of a
+#: V100 in fp16, for which ``tile_penalty`` was measured; and the largest ratios to it, before `_AMPERE_KERNELS` and
+#: since. Shared memory delivers 128 bytes a clock on all of them. Instructions of Ampere share operands over 32 threads
+#: instead of 8, and copies to shared memory bypass the registers (NVIDIA A100 whitepaper, 2020), so that twice the rate
+#: does not demand twice the bytes; steps on images suggest 1.4 on A100, 1.0 on H100.
 TENSOR_DEMAND, LARGEST_DEMAND, AMPERE_DEMAND = 2048.0, 2.0, 1.25
-#: The cuDNN release (early 2021) from which convolutions are written for Ampere's instructions, and from which few
-#: channels, laid out last, are padded to 4, 8 or 16 instead of a whole step.
+#: cuDNN release (early 2021) with convolutions for Ampere's instructions. From it on few channels in channels-last
+#: layout are padded to 4, 8 or 16 instead of a whole step.
 _AMPERE_KERNELS = 8.1
-#: Positions that the filter gradient sums at a time; it starts each image anew.
+#: Positions that the filter gradient sums at a time; each image starts a new step.
 _IMAGE_STEP = 32.0
-#: Outputs (rows, columns) of one image and filters that one block of the fused Winograd kernel owns (cuDNN's tile148).
+#: Outputs (rows, columns) of one image, and filters, of one block of the fused Winograd kernel (cuDNN's tile148).
 _WINOGRAD_BLOCK = (8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds (launch apart) and workspace bytes of one algorithm; infinite seconds where it does not apply.
-    ``work``: FLOP of its products over those of the direct convolution, edges left out."""
+    """Time [s] without the launch, and workspace [byte], of one algorithm; the time is infinite if it does not apply.
+
+    ``work`` is the FLOP of its products relative to those of the direct convolution, without edges.
+    """
 
     seconds: Array
     workspace: Array
@@ -239,18 +242,18 @@ class Cost:
 
 
 def sustained_clock_share(device: DeviceFigures, energy_per_flop: float) -> float:
-    """Return the share of the boost clock under full arithmetic load.
+    """Compute the share of the boost clock under full arithmetic load.
 
-    Power goes with f V^2; between boost and the lowest voltage V falls with f, below it V is fixed, so that power falls
-    with f^3 and then with f: with f^2 on the whole. ``energy_per_flop`` is in pJ/FLOP at boost (a 250 W V100 of 14
-    TFLOP/s: 17.9). Tensor cores spend their own energy and are not derated here.
+    Power is proportional to f V^2. Between boost and the lowest voltage V falls with f, below it V is constant. So
+    power falls with f^3 and then with f, on average with f^2. Tensor cores are not derated here, as their energy is
+    accounted for elsewhere.
 
     Parameters
     ----------
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
     energy_per_flop : float
-        pJ/FLOP at boost (a 250 W V100 of 14 TFLOP/s: 17.9).
+        Board power per rate at boost clock [pJ/FLOP]; 17.9 for a V100 of 250 W and 14 TFLOP/s.
 
     Returns
     -------
@@ -264,7 +267,7 @@ def sustained_clock_share(device: DeviceFigures, energy_per_flop: float) -> floa
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A device, its calibration, the bytes of an element, and the library."""
+    """A device with its calibration, the bytes of an element, and the library's release."""
 
     device: DeviceFigures
     parameters: ConvolutionParameters
@@ -283,13 +286,13 @@ class Machine:
 
     @property
     def tile_penalty(self) -> Array:
-        """Tile width at which operand loads cost as much as arithmetic: faster tensor cores need wider tiles."""
+        """Tile width at which operand loads cost as much as arithmetic; faster tensor cores need wider tiles."""
         demand = self.device.flops_per_clock * self.element_bytes / TENSOR_DEMAND if self.device.tensor_cores else 1.0
         most = np.where(self.library >= _AMPERE_KERNELS, AMPERE_DEMAND, LARGEST_DEMAND)
         return np.asarray(self.parameters.tile_penalty * np.minimum(demand, most))
 
     def memory_time(self, elements: Array, fraction: Array | float) -> Array:
-        """Price traffic through memory.
+        """Compute the time of memory traffic.
 
         Parameters
         ----------
@@ -306,7 +309,7 @@ class Machine:
         return elements * self.element_bytes / (fraction * self.device.memory_bandwidth)
 
     def streamed(self, elements: Array) -> Array:
-        """Price tensors that a convolution reads and writes.
+        """Compute the time to read and write the tensors of a convolution.
 
         Parameters
         ----------
@@ -321,7 +324,7 @@ class Machine:
         return self.memory_time(elements, self.parameters.bandwidth_fraction)
 
     def transformed(self, elements: Array) -> Array:
-        """Price tensors that a transform reads and writes.
+        """Compute the time to read and write the tensors of a transform.
 
         Parameters
         ----------
@@ -336,7 +339,7 @@ class Machine:
         return self.memory_time(elements, self.parameters.transform_bandwidth)
 
     def _l2_time_ratio(self, elements: Array) -> Array:
-        """Return the time of traffic between kernels over that of the same traffic through memory.
+        """Compute the ratio of the time of traffic between kernels to that of the same traffic through memory.
 
         Parameters
         ----------
@@ -346,14 +349,14 @@ class Machine:
         Returns
         -------
         ndarray
-            Below 1 where L2 holds it.
+            Below 1 if L2 holds the elements.
         """
         kept = 1.0 / (1.0 + (elements * self.element_bytes / (L2_SHARE * self.device.l2_bytes)) ** 4)
         return np.asarray(1.0 - kept * (1.0 - 1.0 / L2_OVER_MEMORY))
 
 
 def overlapped(*times: Array) -> Array:
-    """Return the time of parts that overlap but for their edges, as their cubic norm: max ≤ t ≤ sum.
+    """Combine times of parts that overlap with some loss, as their cubic norm: max ≤ t ≤ sum.
 
     Parameters
     ----------
@@ -374,21 +377,21 @@ def overlapped(*times: Array) -> Array:
 
 
 def waves(blocks: Array, multiprocessors: float, quantisation: float = _QUANTISATION) -> Array:
-    """Count the turns that equal blocks take, between a whole and a fractional count.
+    """Count the rounds in which equal blocks run, between a whole and a fractional number.
 
     Parameters
     ----------
     blocks : ndarray
         Thread blocks.
     multiprocessors : float
-        How many the device has.
+        Multiprocessors of the device.
     quantisation : float, default _QUANTISATION
-        1 rounds up to whole turns, 0 does not.
+        1 rounds up to whole rounds, 0 does not.
 
     Returns
     -------
     ndarray
-        Turns.
+        Rounds.
 
     Examples
     --------
@@ -409,12 +412,12 @@ def product_time(
     tiles: Tiles = VECTOR_TILES,
     splits: tuple[int, ...] = (1,),
 ) -> Array:
-    """Price equal products by the best block tile and split of k.
+    """Compute the time of equal products with the best block tile and split of k.
 
-    A block of tile (a, b) does 2 a b k FLOP at 1 + (tile_penalty (1/a + 1/b))^2 times the cost of an endless tile,
-    since the operands that it loads shrink only with its width; blocks run in waves. Splitting k fills idle
-    multiprocessors and costs the traffic of the partial sums (32-bit) and a second, short phase. An element of the sum
-    takes at least ``depth_cycles``: blocks that share a multiprocessor hide each other's latency, a lone wave cannot.
+    A block of tile (a, b) costs 1 + (tile_penalty (1/a + 1/b))^2 times the 2 a b k FLOP of an infinite tile, since only
+    a wider tile loads fewer operands per FLOP. Blocks run in waves. Splits of k fill idle multiprocessors, and cost the
+    traffic of the partial sums (32-bit) and a second, short phase. An element of the sum takes at least
+    ``depth_cycles``: blocks that share a multiprocessor hide each other's latency, a single wave cannot.
 
     Parameters
     ----------
@@ -460,8 +463,10 @@ def _by_direction(shape: ConvolutionShape, forward: Array, data: Array, filters:
 
 
 def _padded(channels: Array, machine: Machine) -> Array:
-    """Channels that a kernel sums over at each tap: tensor cores take them in steps of 32 or 64, or few of them, laid
-    out last, in 4, 8 or 16."""
+    """Return the channels over which a kernel sums at each tap, with padding.
+
+    Tensor cores take them in steps of 32 or 64. Few channels in channels-last layout are padded to 4, 8 or 16.
+    """
     if not machine.device.tensor_cores:
         return channels
     early = (
@@ -473,11 +478,11 @@ def _padded(channels: Array, machine: Machine) -> Array:
     return np.where((channels <= 16) & machine.channels_last & (machine.library >= _AMPERE_KERNELS), narrow, whole)
 
 
-def _joined(shape: ConvolutionShape, machine: Machine) -> Array:
-    """Groups that one product takes together on tensor cores, as blocks on the diagonal of a wider filter matrix.
+def _groups_per_product(shape: ConvolutionShape, machine: Machine) -> Array:
+    """Count the groups that tensor cores compute in one product, as blocks on the diagonal of a wider filter matrix.
 
-    A step of a tensor-core kernel sums over 32 channels; where a group has fewer, its neighbours fill the step, and
-    their products with the zeros beside the diagonal are thrown away.
+    A step of a tensor-core kernel sums over 32 channels. If a group has fewer, neighbouring groups fill the step, and
+    the products with the zeros outside the diagonal are wasted.
     """
     if not machine.device.tensor_cores:
         return np.ones_like(shape.groups)
@@ -485,14 +490,11 @@ def _joined(shape: ConvolutionShape, machine: Machine) -> Array:
 
 
 def _implicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
-    """Price a convolution as one product over the im2col matrix, which is never stored.
+    """Compute the cost of a convolution as one product over the im2col matrix, which is never stored.
 
-    One product over the im2col matrix, which is never stored; no workspace but block sums of the filter gradient.
-
-    On tensor cores a depthwise filter gradient has no such product.
-
-    Forward (n p q) x (c r s) x k; data gradient (n h w) x (k r s) x c, zeros of the stride included; filter gradient k
-    x (n p q) x (c r s).
+    The only workspace is for block sums of the filter gradient. On tensor cores a depthwise filter gradient has no such
+    product. Extents: forward (n p q) x (c r s) x k; data gradient (n h w) x (k r s) x c, including the zeros of the
+    stride; filter gradient k x (n p q) x (c r s).
 
     Parameters
     ----------
@@ -507,7 +509,7 @@ def _implicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
         Seconds and workspace [byte].
     """
     p, tensor = machine.parameters, machine.device.tensor_cores
-    joined = _joined(shape, machine)
+    joined = _groups_per_product(shape, machine)
     channels, outputs = shape.channels * joined, shape.filters * joined
     columns = _padded(channels, machine) * shape.taps
     classes = np.minimum(shape.stride_h, shape.kernel_h) * np.minimum(shape.stride_w, shape.kernel_w)
@@ -531,12 +533,11 @@ def _implicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
 
 
 def explicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
-    """Price im2col to memory, then a plain product.
+    """Compute the cost of im2col to memory and a plain product.
 
-    The data gradient writes the columns and adds them up (col2im).
-
-    A library adds them up in the gradient itself (cuDNN's data algorithm 0), so that it needs no workspace: it is
-    filled with zeros first, and the rows that outputs reach are read and written again. Its blocks stay in an image.
+    The data gradient writes the columns and adds them up (col2im). A library adds them up in the gradient itself
+    (cuDNN's data algorithm 0), so that it needs no workspace. The gradient is first filled with zeros, and the rows
+    that outputs reach are read and written again. Its blocks do not cross images.
 
     Parameters
     ----------
@@ -566,13 +567,16 @@ def explicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
 
 
 def _square_unit(shape: ConvolutionShape, side: float) -> Mask:
-    """Where the filter is side x side, steps by one and is not dilated."""
+    """Return True if the filter is side x side, with stride 1 and no dilation."""
     plain = (shape.stride_h == 1) & (shape.stride_w == 1) & (shape.dilation_h == 1) & (shape.dilation_w == 1)
     return np.asarray((shape.kernel_h == side) & (shape.kernel_w == side) & plain)
 
 
-def _ends(shape: ConvolutionShape) -> tuple[Array, Array, Array, Array]:
-    """Rows and columns that are made, channels summed over, channels made; the data gradient swaps input and output."""
+def _extents_of_result(shape: ConvolutionShape) -> tuple[Array, Array, Array, Array]:
+    """Return rows and columns of the result, channels summed over, and channels of the result.
+
+    The data gradient swaps input and output.
+    """
     back = shape.direction == Direction.DATA
     return (
         np.where(back, shape.height, shape.out_h),
@@ -583,7 +587,7 @@ def _ends(shape: ConvolutionShape) -> tuple[Array, Array, Array, Array]:
 
 
 def _winograd_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
-    """Price the fused Winograd algorithm F(2x2, 3x3).
+    """Compute the cost of the fused Winograd algorithm F(2x2, 3x3).
 
     A block holds 16 products of 32 tiles x 32 filters, so edges of an image cost whole blocks.
 
@@ -600,7 +604,7 @@ def _winograd_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
         Seconds and workspace [byte].
     """
     p, device = machine.parameters, machine.device
-    rows, columns, summed, outputs = _ends(shape)
+    rows, columns, summed, outputs = _extents_of_result(shape)
     high, wide, deep = _WINOGRAD_BLOCK
     blocks = shape.batch * np.ceil(rows / high) * np.ceil(columns / wide) * np.ceil(outputs / deep) * shape.groups
     flops = 2.0 * 16.0 * (high * wide / 4.0) * deep * np.ceil(summed / 8.0) * 8.0
@@ -615,13 +619,13 @@ def _winograd_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
 def _transformed_cost(
     shape: ConvolutionShape, machine: Machine, tiles: Array, points: float, flop_factor: float, words: float
 ) -> Cost:
-    """Transforms round ``points`` batched products of tiles x c x k.
+    """Compute the cost of transforms around ``points`` batched products of tiles x c x k.
 
-    A point has ``words`` stored elements and ``flop_factor`` times the FLOP of a real product.
+    A point has ``words`` stored elements, and ``flop_factor`` times the FLOP of a real product.
     """
     p, g = machine.parameters, shape.groups
     filters = shape.direction == Direction.FILTER
-    _, _, summed, outputs = _ends(shape)
+    _, _, summed, outputs = _extents_of_result(shape)
     m, n, k = np.where(filters, outputs, tiles), np.where(filters, summed, outputs), np.where(filters, tiles, summed)
     arithmetic = product_time(m, n, k, points * g, machine) * flop_factor
     ends, middle = points * words * tiles * (summed + outputs) * g, points * words * summed * outputs * g
@@ -634,7 +638,7 @@ def _transformed_cost(
 
 
 def _nonfused_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
-    """Price Winograd's F(4x4, 3x3) or F(4x4, 5x5) with stored transforms.
+    """Compute the cost of Winograd's F(4x4, 3x3) or F(4x4, 5x5) with stored transforms.
 
     These are 36 or 64 batched products over tiles of 4 x 4 outputs.
 
@@ -650,7 +654,7 @@ def _nonfused_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     Cost
         Seconds and workspace [byte].
     """
-    rows, columns, _, _ = _ends(shape)
+    rows, columns, _, _ = _extents_of_result(shape)
     tiles = shape.batch * np.ceil(rows / 4.0) * np.ceil(columns / 4.0)
     three, five = _square_unit(shape, 3.0), _square_unit(shape, 5.0)
     small, large = (_transformed_cost(shape, machine, tiles, points, 1.0, 1.0) for points in (36.0, 64.0))
@@ -662,9 +666,9 @@ def _nonfused_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
 
 
 def _fft_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
-    """Price products in the frequency domain.
+    """Compute the cost of products in the frequency domain.
 
-    A tile of F x F has F (F/2 + 1) complex points; the best F of 32 to 256 counts.
+    A tile of F x F has F (F/2 + 1) complex points; the fastest F of 16 to 128 is taken.
 
     Parameters
     ----------
@@ -678,7 +682,7 @@ def _fft_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     Cost
         Seconds and workspace [byte].
     """
-    rows, columns, _, _ = _ends(shape)
+    rows, columns, _, _ = _extents_of_result(shape)
     plain = (shape.stride_h == 1) & (shape.stride_w == 1) & (shape.dilation_h == 1) & (shape.dilation_w == 1)
     seconds, workspace, work = (np.full(rows.shape, fill) for fill in (np.inf, np.inf, 1.0))
     for side in (16.0, 32.0, 64.0, 128.0):
@@ -694,12 +698,10 @@ def _fft_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
 
 
 def _direct_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
-    """Price a direct convolution, which has no product form.
+    """Compute the cost of a direct convolution, which has no product form.
 
-    No product form: each result sums its taps alone, at a small share of peak or at the speed of memory.
-
-    Of the filter gradient each tap is a result of its own: its block reads the whole of its channel in both tensors, in
-    all images, of which L2 keeps nothing.
+    Each result sums its taps separately, at a small share of peak or at the speed of memory. In the filter gradient
+    each tap is a result: its block reads the whole channel of both tensors, in all images, and L2 keeps nothing of it.
 
     Parameters
     ----------
@@ -720,15 +722,16 @@ def _direct_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     return Cost(np.where((shape.channels == 1) & (shape.groups > 1), seconds, np.inf), np.zeros_like(arithmetic))
 
 
-#: Algorithms that run on vector units only: with tensor cores the reduced products do not pay for their transforms.
+#: Algorithms for vector units only; with tensor cores the fewer products do not pay for their transforms.
 _VECTOR_ONLY = frozenset({"explicit", "winograd", "nonfused", "fft"})
-#: Algorithms that trade products for transforms.
+#: Algorithms with fewer products, and transforms in exchange.
 REDUCED = frozenset({"winograd", "nonfused", "fft"})
-#: Version of cuDNN that a present program has, and what stands for kernels of one's own: every algorithm that is named.
+#: Release of cuDNN in current programs, and the value for frameworks with kernels of their own, which have every named
+#: algorithm.
 PRESENT, OWN_KERNELS = 9.0, np.inf
-#: Library version (cuDNN) from which an algorithm is chosen, in each direction (forward, data, filter); inf = never.
-#: Versions 5.1 and 6 have the unfused Winograd kernels, but measured rows say that their heuristics do not take them
-#: forward or for the data gradient; so 7.0 is an observation of what is chosen, not a release note: see SEARCHED_FROM.
+#: cuDNN release from which an algorithm is chosen, in each direction (forward, data, filter); inf: never. Releases 5.1
+#: and 6 have the unfused Winograd kernels, but measured rows show that their heuristics do not choose them forward or
+#: for the data gradient. So 7.0 is an observation, not a release note; see SEARCHED_FROM.
 AVAILABLE_FROM: Mapping[str, tuple[float, float, float]] = {
     "implicit": (1.0, 1.0, 1.0),
     "explicit": (2.0, 2.0, np.inf),
@@ -737,11 +740,11 @@ AVAILABLE_FROM: Mapping[str, tuple[float, float, float]] = {
     "fft": (3.0, 3.0, 3.0),
     "direct": (1.0, 1.0, 1.0),
 }
-#: The same where a framework times all that the library has and keeps the fastest: by the release notes.
+#: The same if a framework times all algorithms of the library and keeps the fastest: by the release notes.
 SEARCHED_FROM: Mapping[str, tuple[float, float, float]] = {**AVAILABLE_FROM, "nonfused": (5.1, 5.1, 5.1)}
-#: Time of the implicit products of cuDNN before release 3, which brought kernels for Maxwell, over later ones:
-#: geometric mean over the five layers of convnet-benchmarks on a Titan X (Maxwell), which lie within 12 % of it.
-#: Earlier kernels were written for Kepler, where they are taken to be as good.
+#: cuDNN release 3 brought kernels for Maxwell; before it implicit products took 1.28 times as long. This is the
+#: geometric mean over the five layers of convnet-benchmarks on a Titan X (Maxwell), which are within 12 % of it.
+#: Earlier kernels were written for Kepler, on which they are assumed to be as good.
 EARLY_RELEASE, EARLY_SLOWDOWN, EARLY_ARCHITECTURE = 3.0, 1.28, "Kepler"
 
 ALGORITHMS: Mapping[str, Callable[[ConvolutionShape, Machine], Cost]] = {
@@ -765,34 +768,34 @@ def algorithm_costs(
     algorithms: Collection[str] = tuple(AVAILABLE_FROM),
     available: Mapping[str, tuple[float, float, float]] = AVAILABLE_FROM,
 ) -> dict[str, Cost]:
-    """Price each algorithm of a convolution.
+    """Compute the cost of each algorithm of a convolution.
 
-    Holds for 2-D convolutions of 1 to 10^5 positions and more; library heuristics that pick a slower kernel than they
-    have (cuDNN 4 to 6 did) are modelled by `available` alone.
+    Valid for 2-D convolutions of 1 to 10^5 positions and more. Library heuristics that choose a slower kernel than the
+    best (as in cuDNN 4 to 6) are modelled only by `available`.
 
     Parameters
     ----------
     shape : ConvolutionShape
         Extents of the convolution; fields broadcast.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
     parameters : ConvolutionParameters
         Calibration of the device.
     element_bytes : array-like, default 4.0
-        Bytes of an element as it is stored.
+        Bytes of a stored element.
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
     channels_last : bool, default False
-        True where tensors are laid out so on tensor cores.
+        True if tensors have that layout on tensor cores.
     algorithms : collection of str, default tuple(AVAILABLE_FROM)
         Names of algorithms.
     available : mapping of str to tuple of (float, float, float), default AVAILABLE_FROM
-        Versions that have an algorithm, `AVAILABLE_FROM` or `SEARCHED_FROM`.
+        First release with each algorithm: `AVAILABLE_FROM` or `SEARCHED_FROM`.
 
     Returns
     -------
     dict of str to Cost
-        Seconds (launch included) and workspace [byte]; infinite seconds where the library has it not.
+        Seconds (launch included) and workspace [byte]; infinite seconds if the library lacks the algorithm.
     """
     width, release = (np.asarray(number, dtype=np.float64) for number in (element_bytes, library))
     machine = Machine(device, parameters, width, release, channels_last)
@@ -810,7 +813,7 @@ def algorithm_costs(
 
 
 def fastest(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) -> tuple[Array, Array]:
-    """Return the time of the fastest algorithm whose workspace stays within a limit, and its share of FLOP.
+    """Return the time of the fastest algorithm within a workspace limit, and its share of the direct FLOP.
 
     Parameters
     ----------
@@ -822,7 +825,7 @@ def fastest(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) -> tupl
     Returns
     -------
     tuple of (ndarray, ndarray)
-        Seconds, infinite where no algorithm does; FLOP of its products over those of the direct convolution.
+        Seconds, infinite if no algorithm fits; FLOP of its products relative to those of the direct convolution.
     """
     times = [np.where(cost.workspace <= workspace_limit, cost.seconds, np.inf) for cost in costs.values()]
     seconds = np.stack(np.broadcast_arrays(*times))
@@ -832,7 +835,7 @@ def fastest(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) -> tupl
 
 
 def fastest_time(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) -> Array:
-    """Return the time of the fastest algorithm whose workspace stays within a limit.
+    """Return the time of the fastest algorithm within a workspace limit.
 
     Parameters
     ----------
@@ -844,6 +847,6 @@ def fastest_time(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) ->
     Returns
     -------
     ndarray
-        Seconds; infinite where none does.
+        Seconds; infinite if none fits.
     """
     return fastest(costs, workspace_limit)[0]

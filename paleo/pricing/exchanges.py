@@ -1,8 +1,8 @@
-"""Exchange of tokens between the ranks of a mixture's experts, by libraries that send each token by itself.
+"""Time of the exchange of tokens with experts by libraries that send each token separately.
 
-A token goes once to each rank that has some of its experts (DeepEP's normal mode, NVLink kernels of TensorRT-LLM), over
-nodes once to each node, or as often as it has experts (DeepEP's low-latency mode). A share of the multiprocessors
-copies; what ranks expect of each other is counted first.
+A token is sent once to each rank with some of its experts (DeepEP's normal mode, NVLink kernels of TensorRT-LLM);
+between nodes once to each node, or once per expert (DeepEP's low-latency mode). Some multiprocessors do the copies.
+Ranks first exchange the counts of their tokens.
 
     time = launch + hops · log2(nodes) + (link⁴ + copies⁴ + network⁴ + tokens⁴)^¼
     copies  = all that a rank sends, its own share included, over what its multiprocessors copy
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 Array = npt.NDArray[np.float64]
-#: Multiprocessors that copy where a row does not say: DeepEP's default (``Buffer.num_sms``).
+#: Multiprocessors that copy if a row does not say: DeepEP's default (``Buffer.num_sms``).
 MULTIPROCESSORS = 20.0
 NANOSECOND = MICROSECOND * MILLISECOND
 #: Mode of DeepEP that training uses.
 DEEPEP = "deepep-normal"
-#: Exponent of the norm that joins what limits an exchange.
+#: Exponent of the norm that combines the limits of an exchange.
 _NORM = 4.0
 
 
@@ -51,19 +51,19 @@ class TokenExchangeParameters:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeLinks:
-    """What an exchange needs to know of a system: links and NIC of one device [byte/s, one direction]."""
+    """Bandwidths of one device for an exchange: its links and its NIC [byte/s, one direction]."""
 
     link_bandwidth: float
     nic_bandwidth: float
 
 
 def exchange_links(system: System) -> ExchangeLinks:
-    """Collect what an exchange needs to know of a system.
+    """Return the link and NIC bandwidths of one device of a system.
 
     Parameters
     ----------
     system : System
-        The system; its innermost level joins the devices of a node, its outermost the nodes.
+        The system; its innermost level connects the devices of a node, its outermost the nodes.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def exchange_links(system: System) -> ExchangeLinks:
 
 
 def visited_groups(groups: npt.ArrayLike, experts: npt.ArrayLike, top_k: npt.ArrayLike) -> Array:
-    """Count the groups of experts that a token visits, if it chooses experts evenly: groups · (1 - chance of none).
+    """Compute the mean number of groups of experts that a token visits if all experts are equally likely.
 
     Parameters
     ----------
@@ -112,16 +112,16 @@ def expert_exchange_time(
     links: ExchangeLinks,
     parameters: TokenExchangeParameters,
 ) -> Array:
-    """Price one direction of an exchange.
+    """Compute the time of one direction of an exchange.
 
     Parameters
     ----------
     inside, linked, across : array
-        Bytes that a rank sends to ranks of its node, itself among them; over their links; and to other nodes.
+        Bytes that a rank sends to ranks of its node, including itself; over their links; and to other nodes.
     visits : array
-        Experts that the tokens of a rank visit, all together.
+        Experts that the tokens of a rank visit, summed over the tokens.
     nodes : array
-        Nodes that the ranks lie on.
+        Nodes of the ranks.
     multiprocessors : array
         Multiprocessors that copy.
     links : ExchangeLinks
@@ -146,12 +146,12 @@ def expert_exchange_time(
 
 
 def node_exchange_time(payload_bytes: Array, ranks: int, system: System, kernel: str) -> Array | None:
-    """Price a step's exchange inside a node, in which a token goes once to each rank that has some of its experts.
+    """Compute the time of an exchange inside a node: each token is sent once to each rank with some of its experts.
 
     Parameters
     ----------
     payload_bytes : ndarray
-        Bytes that a rank sends, to itself as well.
+        Bytes that a rank sends, including those to itself.
     ranks : int
         Ranks that share the experts.
     system : System
@@ -162,7 +162,7 @@ def node_exchange_time(payload_bytes: Array, ranks: int, system: System, kernel:
     Returns
     -------
     ndarray, optional
-        Seconds; None where nobody measured the exchange on the architecture.
+        Seconds; None if the exchange was not measured on the architecture.
     """
     device, family = system.device, f"exchange.{kernel}"
     entry = lookup(

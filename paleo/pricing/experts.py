@@ -1,4 +1,4 @@
-"""The experts of one rank, forward: tokens are sorted by expert, multiplied in groups, and put together again.
+"""Time of one rank's experts in inference: tokens are sorted by expert, multiplied in grouped products, and combined.
 
 A rank holds E / ep experts, each split over tp ranks. Of T tokens that visit k experts each, T k / ep reach the rank on
 average. Where popularity follows a power law, the busiest of the ranks is priced:
@@ -25,16 +25,16 @@ from paleo.pricing.tiles import Array, TileParameters, joined, product_time
 if TYPE_CHECKING:
     from paleo.pricing.kernels import DeviceFigures
 
-#: Tiles of grouped products: small ones, since an expert has few tokens.
+#: Tiles of grouped products, including small ones, since an expert has few tokens.
 TILES = ((16, 128), (32, 128), (64, 128), (128, 128), (128, 256))
-#: Classes of popularity that a rank's experts are summed up in.
+#: Classes of popularity into which a rank's experts are grouped.
 CLASSES = 8
 #: Loads in benchmarks of mixtures: at most this share of the tokens beside at least one, and the ratio of the most to
 #: the least where there are no more visits than experts.
 MOST_POPULAR, FEW = 0.8, 200.0
-#: Bytes of a token's element in the passes around the products: read in 16 bits, written in 16, added up in fp32.
+#: Bytes per element of a token in the passes around the products: read and written in 16 bits, summed in fp32.
 PASS_BYTES = 8.0
-#: Fewest experts that are hit, so that no division is by zero.
+#: Smallest number of experts that are hit, which avoids a division by zero.
 LEAST_HIT = 2.0**-30
 #: Added to exponents, so that no integral of a power is a logarithm.
 OFF_INTEGER = 2.0**-20
@@ -124,22 +124,22 @@ def experts_time(
     device: DeviceFigures,
     parameters: TileParameters,
 ) -> Array:
-    """Time of one rank's experts.
+    """Compute the time of one rank's experts.
 
     Parameters
     ----------
     tokens : array
         Tokens that are routed, of all ranks.
     hidden, inner : array
-        Width of the tokens, and of the experts before they are split.
+        Width of the tokens, and of the unsplit experts.
     top_k, experts : array
         Experts that a token visits, and experts of the layer.
     tp, ep : array
         Ranks that share an expert, and ranks that share the experts.
     gated : array
-        1 where an expert has a gate beside its first product, else 0.
+        1 if an expert has a gate in addition to its first product, else 0.
     exponent : array
-        Exponent of the popularity of experts; 0: every expert has as many tokens.
+        Exponent of the popularity of experts; 0: all experts have equally many tokens.
     element_bytes : float
         Bytes of an element of weights and activations.
     device : DeviceFigures

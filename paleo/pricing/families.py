@@ -1,6 +1,6 @@
-"""The families of kernels: which calibration each is priced by on a device, and what its formula is asked.
+"""The families of kernels: the calibration and the formula by which each is priced on a device.
 
-A family registers itself, from a file of its own in this folder where it is a new one.
+A further family is a file in this folder that registers itself.
 """
 
 from __future__ import annotations
@@ -48,23 +48,24 @@ if TYPE_CHECKING:
     from paleo.pricing.store import SourcedParameters
     from paleo.specs.software import Software
 
-#: What families of passes that sweep rows hold in registers and read again.
+#: Functions that count how passes over rows keep a row in registers and read it again.
 _ROW_PASSES = {"memory.softmax": softmax_passes, "memory.layernorm": layer_norm_passes}
-#: The cuDNN release before which convolutions are those that the family conv.vector-cudnn5 describes, and architectures
-#: whose conv.vector was itself measured with such a release.
+#: cuDNN release before which the family conv.vector-cudnn5 describes convolutions, and architectures whose conv.vector
+#: was itself measured with such a release.
 OLD_LIBRARY, OLD_ARCHITECTURES = 6.0, frozenset({"Kepler", "Maxwell"})
 _DIRECTIONS = {"fwd": Direction.FORWARD, "bwd_data": Direction.DATA, "bwd_filter": Direction.FILTER}
 _RNN_DIRECTIONS = {"fwd": RnnDirection.FORWARD, "bwd_data": RnnDirection.DATA, "bwd_filter": RnnDirection.FILTER}
 
 
-#: Share of the operands of a linear layer's product that lie along what it sums over: outputs from inputs and weights,
-#: gradients of inputs from those of outputs, gradients of weights (row-major tensors, weights of outputs by inputs).
+#: Share of the operands of a linear layer's product that are contiguous along the summed dim: outputs from inputs and
+#: weights, gradients of inputs from those of outputs, gradients of weights (row-major tensors, weights of outputs by
+#: inputs).
 _ALONG_SUM = {"forward": 1.0, "backward": 0.5, "backward_weight": 0.0}
 
 
 @FAMILIES.register("gemm")
 def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
-    """Price matrix products; those of ``gemm.narrow`` are in the format of the run.
+    """Compute the times of matrix products; those of ``gemm.narrow`` are in the format of the run.
 
     Parameters
     ----------
@@ -115,7 +116,7 @@ def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[S
 
 
 def convolution_family(prices: FamilyPrices) -> str:
-    """Name the calibration family of convolutions.
+    """Return the calibration family of convolutions.
 
     Parameters
     ----------
@@ -125,7 +126,7 @@ def convolution_family(prices: FamilyPrices) -> str:
     Returns
     -------
     str
-        Tensor cores or ordinary ones, and of the latter the kernels of old libraries apart.
+        Family by unit: tensor cores or vector units, with a separate family for vector kernels of old libraries.
     """
     old = prices.software.convolutions.cudnn < OLD_LIBRARY and prices.device.architecture not in OLD_ARCHITECTURES
     family = f"conv.{prices.unit}"
@@ -134,14 +135,14 @@ def convolution_family(prices: FamilyPrices) -> str:
     return f"{family}-cudnn5" if old and not measured and not prices.figures().tensor_cores else family
 
 
-#: What ordinary cores do for tensor cores: algorithms without a product form, which only they compute, and those that
-#: a library has on them for narrow storage, laid out channels-last.
+#: Algorithms that run only on vector units, as they have no product form; and those that a library has there for narrow
+#: formats in channels-last layout.
 NO_PRODUCT, NARROW = ("direct",), ("implicit", "direct")
 
 
 @FAMILIES.register("conv")
 def conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
-    """Price convolutions by the fastest algorithm that the software has.
+    """Compute the times of convolutions by the fastest algorithm that the software has.
 
     Parameters
     ----------
@@ -176,7 +177,7 @@ def conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[S
 
 @REDUCTIONS.register("conv")
 def convolution_work(prices: FamilyPrices, kernels: Sequence[Kernel]) -> Array:
-    """Return the FLOP of the products of each convolution's algorithm, over those of the direct convolution.
+    """Return the FLOP of the products of each convolution's algorithm, relative to those of the direct convolution.
 
     Parameters
     ----------
@@ -188,7 +189,7 @@ def convolution_work(prices: FamilyPrices, kernels: Sequence[Kernel]) -> Array:
     Returns
     -------
     ndarray
-        Of shape (kernels,); below 1 for Winograd's algorithms and Fourier transforms.
+        Shape (kernels,); below 1 for Winograd's algorithms and Fourier transforms.
     """
     return _chosen_convolutions(prices, kernels)[1][1]
 
@@ -196,7 +197,7 @@ def convolution_work(prices: FamilyPrices, kernels: Sequence[Kernel]) -> Array:
 def _chosen_convolutions(
     prices: FamilyPrices, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[ConvolutionParameters], tuple[Array, Array]]:
-    """Parameters of convolutions, with seconds and share of FLOP of the fastest algorithm of each."""
+    """Return the parameters of convolutions, and the time and share of FLOP of the fastest algorithm of each."""
     entry, stated = (
         prices.parameters_of(ConvolutionParameters, convolution_family(prices)),
         prices.software.convolutions,
@@ -210,16 +211,17 @@ def _chosen_convolutions(
 def _convolved_by_either(
     prices: FamilyPrices, kernels: Sequence[Kernel], parameters: ConvolutionParameters, algorithms: tuple[str, ...]
 ) -> tuple[Array, Array]:
-    """Seconds and share of FLOP on tensor cores or, where they are faster, on ordinary ones.
+    """Compute time and share of FLOP on tensor cores or, if these are slower, on vector units.
 
-    Few channels do not fill a step of the former, and depthwise convolutions are no products. A library offers both
+    Few channels do not fill a step of tensor cores, and depthwise convolutions are no products. A library offers both
     units for any dtype (cudnnFind… "attempts both the provided mathType and CUDNN_DEFAULT_MATH", its documentation).
-    Ordinary cores compute in fp32, so that tf32 has all their algorithms there, and tensors need not be turned to
-    channels-last for them."""
+    Vector units compute in fp32, so tf32 has all their algorithms there, and tensors need no conversion to
+    channels-last.
+    """
     products = tuple(name for name in algorithms if name not in NO_PRODUCT)
     moved = np.array([kernel.bytes for kernel in kernels])
     tensor, work = _convolved(prices, kernels, prices.figures(), parameters, products)
-    tensor = _heated(prices, kernels, tensor, moved)
+    tensor = _under_power_limit(prices, kernels, tensor, moved)
     if prices.channels_first:
         operands = np.array([kernel.bytes_read for kernel in kernels])
         width = precision(prices.dtype).operand
@@ -230,9 +232,12 @@ def _convolved_by_either(
     return np.minimum(tensor, ordinary), np.where(ordinary < tensor, reduced, work)
 
 
-def _heated(prices: FamilyPrices, kernels: Sequence[Kernel], seconds: Array, moved: Array) -> Array:
-    """Tensor cores under the power limit of a device at work for long: convolutions draw what products of as many FLOP
-    draw. Their own calibration is from short runs over numbers near zero."""
+def _under_power_limit(prices: FamilyPrices, kernels: Sequence[Kernel], seconds: Array, moved: Array) -> Array:
+    """Slow down convolutions on tensor cores by the power limit under long load.
+
+    Convolutions draw as much power as matrix products of as many FLOP. Their calibration is from short runs over
+    numbers near zero.
+    """
     device, p = prices.figures(), prices.parameters_of(GemmParameters, "gemm.tensor").parameters
     flops = np.array([kernel.flops for kernel in kernels])
     activity = p.training_activity * operand_energy(prices.dtype)
@@ -242,9 +247,9 @@ def _heated(prices: FamilyPrices, kernels: Sequence[Kernel], seconds: Array, mov
 
 
 def streamed_between_kernels(prices: FamilyPrices, moved: Array) -> tuple[Array, Array]:
-    """Price tensors that one kernel of an inference program writes and the next reads.
+    """Compute the time of tensors that one kernel of an inference program writes and the next one reads.
 
-    What the L2 cache holds comes at `L2_OVER_MEMORY` times the bandwidth of memory; the rest at that of convolutions.
+    Bytes in the L2 cache have `L2_OVER_MEMORY` times the bandwidth of memory, the others that of convolutions.
 
     Parameters
     ----------
@@ -256,7 +261,7 @@ def streamed_between_kernels(prices: FamilyPrices, moved: Array) -> tuple[Array,
     Returns
     -------
     tuple of ndarray, each of shape (kernels,)
-        Seconds, and bytes that come from and go to memory.
+        Seconds, and bytes read from and written to memory.
     """
     device = prices.figures()
     parameters = prices.parameters_of(ConvolutionParameters, convolution_family(prices)).parameters
@@ -266,10 +271,10 @@ def streamed_between_kernels(prices: FamilyPrices, moved: Array) -> tuple[Array,
 
 
 def single_pass_convolutions(prices: FamilyPrices, kernels: Sequence[Kernel], moved: Array) -> Array:
-    """Price convolutions as an inference compiler runs them: implicit products in the format of the run.
+    """Compute the times of convolutions in an inference compiler: implicit products in the format of the run.
 
-    They run for long, so that the device is at its power limit. Energy goes with the bytes of operands, as that of
-    products in training does (`operand_energy`).
+    They run under long load, so that the power limit applies. Energy is proportional to the bytes of operands, as for
+    products in training (`operand_energy`).
 
     Parameters
     ----------
@@ -297,9 +302,12 @@ def single_pass_convolutions(prices: FamilyPrices, kernels: Sequence[Kernel], mo
     return np.asarray(busy * (1.0 + np.maximum(0.0, 1.0 - streamed / busy) * (slowed - 1.0)))
 
 
-def _offered(prices: FamilyPrices, algorithms: Sequence[str]) -> Sequence[str]:
-    """The algorithms that there are for the device and the dtype: cuDNN's Winograd and Fourier kernels are for GPUs,
-    and for no fp64 (NVIDIA, cuDNN API reference, cudnnConvolutionFwdAlgo_t, supported configurations)."""
+def _available_algorithms(prices: FamilyPrices, algorithms: Sequence[str]) -> Sequence[str]:
+    """Return the algorithms that exist for the device and the dtype.
+
+    cuDNN's Winograd and Fourier kernels are for GPUs, and not for fp64 (NVIDIA, cuDNN API reference,
+    cudnnConvolutionFwdAlgo_t, supported configurations).
+    """
     if prices.device.kind == "gpu" and prices.dtype != "fp64":
         return algorithms
     return tuple(name for name in algorithms if name not in REDUCED)
@@ -312,10 +320,12 @@ def _convolved(
     parameters: ConvolutionParameters,
     algorithms: Sequence[str],
 ) -> tuple[Array, Array]:
-    """Seconds and share of FLOP by the fastest of some algorithms on one arithmetic unit. A third spatial dim is
-    folded: its positions into the batch, its taps into the channels."""
+    """Compute time and share of FLOP of the fastest of some algorithms on one arithmetic unit.
+
+    A third spatial dim is folded: its positions into the batch, its taps into the channels.
+    """
     software = prices.software
-    algorithms = _offered(prices, algorithms)
+    algorithms = _available_algorithms(prices, algorithms)
     images = column(kernels, "n") * column(kernels, "out_d")
     calls = images if software.convolutions.image_by_image else np.ones_like(images)
     shape = convolution_shape(
@@ -352,7 +362,7 @@ def _convolved(
 
 @FAMILIES.register("attention")
 def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
-    """Price fused attention by the kernel of the software, or else the usual one of the device.
+    """Compute the times of fused attention by the kernel of the software, or else the usual one of the device.
 
     Parameters
     ----------
@@ -396,20 +406,20 @@ def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tu
 
 
 def _attention_activity(prices: FamilyPrices) -> float:
-    """Energy of training's attention against that of the calibration's rows: as that of its matrix products."""
+    """Return the energy of attention in training relative to the calibration's rows, as for its matrix products."""
     tensor = prices.figures(prices.sixteen_bits).tensor_cores
     products: GemmParameters = prices.parameters_of(GemmParameters, "gemm.tensor" if tensor else "gemm.simt").parameters
     return _activity(prices, products, prices.sixteen_bits) / operand_energy(prices.sixteen_bits)
 
 
 def _activity(prices: FamilyPrices, products: GemmParameters, dtype: str) -> float:
-    """Energy of training's products on tensor cores against that of the calibration's rows."""
+    """Return the energy of products on tensor cores in training relative to that of the calibration's rows."""
     return switching_activity(products.training_activity, dtype, prices.figures(dtype), prices.user_calibration)
 
 
 @FAMILIES.register("memory")
 def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
-    """Price passes over tensors; those of a group that ends in ``.twice`` sweep them once more.
+    """Compute the times of memory passes; those of a group that ends in ``.twice`` read their input twice.
 
     Parameters
     ----------
@@ -429,8 +439,10 @@ def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple
     entry = prices.parameters_of(MemoryParameters, family)
     parameters: MemoryParameters = entry.parameters
     device, width = prices.figures(pointwise_format(prices.device)), precision(prices.dtype).activation
-    swept = group != family  # batch normalisation: statistics first, then everything once more
-    moved = np.array([kernel.bytes - (_masked(kernel, prices.software) if swept else 0.0) for kernel in kernels])
+    swept = group != family  # batch normalisation reads its input for statistics, then once more
+    moved = np.array(
+        [kernel.bytes - (_unread_mask_bytes(kernel, prices.software) if swept else 0.0) for kernel in kernels]
+    )
     rows, columns = column(kernels, "rows"), np.maximum(column(kernels, "columns"), 1.0)
     rowwise: dict[str, Any] = {}
     elements = moved / width / 2.0
@@ -457,20 +469,25 @@ def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple
     return entry, times
 
 
-#: What a mask of a bit takes of a number of sixteen bits.
+#: Bytes of a one-bit mask relative to those of a sixteen-bit number.
 _MASK_SHARE = 1.0 / 16.0
 
 
 def _first_sweep(kernel: Kernel, prices: FamilyPrices) -> float:
-    """Bytes that a batch normalisation reads for its statistics, without fused operands; none in forward if the
-    convolution before it has summed them up."""
+    """Count the bytes that a batch normalisation reads for its statistics, without fused operands.
+
+    There are none in the forward pass if the preceding convolution has summed them.
+    """
     summed = prices.software.fusion.statistics == "convolution" and precision(prices.dtype).activation <= BYTES["fp16"]
     return 0.0 if summed and kernel.phase == "forward" else kernel.shape.get("swept", kernel.bytes_read)
 
 
-def _masked(kernel: Kernel, software: Software) -> float:
-    """Bytes that the fused gradient of batch normalisation and a rectifier does not read: the results of the
-    rectifier, of which a bit each is kept as a mask (cuDNN's reserve space, cudnnBatchNormalizationBackwardEx)."""
+def _unread_mask_bytes(kernel: Kernel, software: Software) -> float:
+    """Count the bytes that the fused gradient of batch normalisation and a rectifier does not read.
+
+    These are outputs of the rectifier, of which a one-bit mask is saved (cuDNN's reserve space,
+    cudnnBatchNormalizationBackwardEx).
+    """
     if software.fusion.norms != "both" or kernel.phase == "forward" or "swept" not in kernel.shape:
         return 0.0
     return (1.0 - _MASK_SHARE) * (kernel.bytes_read - kernel.shape["swept"])
@@ -478,7 +495,7 @@ def _masked(kernel: Kernel, software: Software) -> float:
 
 @FAMILIES.register("rnn")
 def rnn(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
-    """Price whole recurrent layers of the library.
+    """Compute the times of whole recurrent layers of the library.
 
     Parameters
     ----------

@@ -1,29 +1,29 @@
 """Time of a matrix product C[m,n] = A[m,k] B[k,n], ``batch`` of them, on one device.
 
-The model follows what a tiled kernel does. The output is cut into tiles, one per thread block, and the reduction may be
-split so that few tiles still fill the device; the library takes a tile and split that end first or nearly first.
+The model follows a tiled kernel. The output is cut into tiles, one per thread block, and the sum over k may be split so
+that few tiles still fill the device. The library chooses a tile and a split that are the fastest, or nearly.
 
     time   = launch + fill + mean over (tile, split) of  spread + max4(compute + epilogue, L2, DRAM) + reduction
     mean   = weighted with the 16th power of the rate: a library's own estimate of a kernel scatters by about 1/16
     spread = until blocks run on all multiprocessors; fewer blocks take their share of it
     reduction = of a split: a second kernel or semaphores, and a step for each part
     fill   = latency of the first reads, as far as they come from DRAM
-    max4   = (a⁴ + b⁴ + c⁴)^(1/4): the slowest resource, with some loss where two are near each other; the time that a
-             lone block waits for its reads is one more, which libraries leave out of their estimates
+    max4   = (a⁴ + b⁴ + c⁴)^(1/4): the slowest resource, with some loss if two are nearly equal; a further term is the
+             time that a single block waits for its reads, which libraries leave out of their estimates
     waves  = blocks / multiprocessors, rounded up as far as kernels are not persistent
     compute= waves · k · (tile FLOP per k) / (efficiency · peak FLOP per clock and multiprocessor)
     L2     = operands that all blocks read: blocks · k · (Tm + Tn) elements
     DRAM   = compulsory bytes that the L2 does not still hold
-    clock  = lowered where power at full clock would exceed the board's limit (`paleo.pricing.power`)
+    clock  = lowered if power at full clock would exceed the board's limit (`paleo.pricing.power`)
 
-Ordinary cores read transposed operands a sector of each row at a time, which GDDR5 pays by pages (`scattered_time`).
+Vector units read transposed operands one sector of each row at a time, which is slow on GDDR5 (`scattered_time`).
 
 Roofline and tiling: Williams, Waterman, Patterson, CACM 52(4), 2009; NVIDIA, "Matrix Multiplication Background User's
 Guide" (tile and wave quantisation); split and stream-K: Osama et al., PPoPP 2023. Rates are per clock and per FLOP of
-the unit as it is built (with the operand bandwidth that it needs, also where its rate is cut for the market), so that
-they carry over to other devices.
+the unit as it is built, even if the maker limits its rate: the operand bandwidth of the full unit remains. So they
+apply to other devices.
 
-Valid for dense products, m, n, k, batch >= 1, in the formats that the device's unit takes; not for sparsity.
+Valid for dense products, m, n, k, batch >= 1, in the formats that the device's unit supports; not for sparsity.
 """
 
 from __future__ import annotations
@@ -42,39 +42,40 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Numbers = npt.ArrayLike
-#: Output tiles of one thread block that CUTLASS and cuBLAS offer; columns run along the contiguous side of C. Kernels
-#: for ordinary cores come in one orientation only (``sgemm_128x64`` has its 128 on the contiguous side).
+#: Output tiles of one thread block that CUTLASS and cuBLAS offer; columns are along the contiguous side of C. Kernels
+#: for vector units exist in one orientation only (``sgemm_128x64`` has its 128 on the contiguous side).
 _TENSOR_TILES = (
     (256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (64, 32), (32, 64),
 )  # fmt: skip
 VECTOR_TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (32, 128))
-#: Least reduction length per split, and the step in which a main loop of ordinary cores runs through k.
+#: Least length of the sum per split, and the step in which a main loop of vector units runs through k.
 LEAST_SPLIT, VECTOR_STEP = 128.0, 8.0
-#: Most parts of a sum where they meet in the shared memory of a cluster (NVIDIA, CUDA C++ Programming Guide, "Thread
-#: Block Clusters": 16 blocks at most). From k = 4,096 to 65,536 a single tile on B200 takes 0.125 us longer per 1,024,
-#: which is a tenth of what one block takes for them.
+#: Largest number of parts of a sum that are added in the shared memory of a cluster (NVIDIA, CUDA C++ Programming
+#: Guide, "Thread Block Clusters": at most 16 blocks). From k = 4,096 to 65,536 a single tile on B200 takes 0.125 us
+#: longer per 1,024, a tenth of what one block takes for them.
 CLUSTER = 16.0
-#: Step of a main loop of tensor cores [bytes of a row]: the widest row that the tensor memory accelerator swizzles;
-#: before it, cuBLAS has kernels with half of that for short sums (``ampere_bf16_s16816gemm_…_stages_32x5``).
+#: Step of a main loop of tensor cores [bytes of a row]: the widest row that the tensor memory accelerator swizzles.
+#: Before it, cuBLAS has kernels with half of that for short sums (``ampere_bf16_s16816gemm_…_stages_32x5``).
 TENSOR_STEP, OLDER_STEP = 128.0, 64.0
 #: Architectures with tensor cores, but without that accelerator and without clusters.
 _BEFORE_HOPPER = frozenset({"Volta", "Turing", "Ampere", "Ada Lovelace"})
-#: Smallest sgemm tile of single products against that of batched ones: libraries keep narrower kernels for them.
+#: Ratio of the smallest sgemm tile for single products to that for batched ones: libraries have narrower kernels for
+#: single products.
 _SINGLE_TILE = 0.25
-#: Stride from which every row of an operand lies on its own page of the address-translation cache.
+#: Stride from which every row of an operand is on a separate page of the address-translation cache.
 _PAGE_BYTES = 128 * 2.0**10
-#: Tile of an sgemm kernel of Maxwell's and Pascal's libraries, and how many of its blocks a multiprocessor takes.
+#: Tile of an sgemm kernel in the libraries for Maxwell and Pascal, and the number of its blocks on a multiprocessor.
 SGEMM_TILE, SGEMM_BLOCKS = 128.0, 2.0
-#: Footprint over capacity beyond which nothing survives in a cache; higher powers would overflow.
+#: Ratio of footprint to capacity beyond which nothing survives in a cache; it avoids an overflow of high powers.
 _BEYOND = 1e3
-#: Reduction length from which the main loop is long enough to pay the whole latency of DRAM.
+#: Length of the sum from which the main loop pays the full latency of DRAM.
 _FILL_LENGTH = 256.0
-#: Bytes of an operand's element to which ``latency`` refers.
+#: Bytes of an operand's element for which ``latency`` is stated.
 _OPERAND = 2.0
-#: Share of the cache that keeps operands in which results survive from launch to launch: L40S writes 56 MiB of them at
-#: 1.5 TB/s again and again, from 72 MiB on at 0.7 TB/s, which its memory takes, while weights of 96 MiB survive.
+#: Share of the cache for operands in which results survive from launch to launch: L40S repeatedly writes 56 MiB of them
+#: at 1.5 TB/s, but from 72 MiB on at 0.7 TB/s, the rate of its memory, while weights of 96 MiB survive.
 _RESULT_SHARE = 0.75
-#: Rows priced at once, so that the working arrays stay in cache.
+#: Rows priced at once, so that the working arrays fit into the cache.
 _CHUNK = 8192
 
 
@@ -84,11 +85,11 @@ class GemmParameters:
 
     Notes
     -----
-    ``latency`` is what the reads of a lone block wait for. ``scattered_efficiency`` 1 means that scattered reads cost
-    nothing extra. Below ``narrow_rows`` single products pay for 128 rows where both operands lie along k, for half as
-    many where one does. ``ramp`` is the kernel time at which half of the power limit's slow-down is felt in a short
-    test run. ``training_energy`` is that of sustained training, from the rates that measured steps sustain: training
-    data switch more than a calibration's, and casts, transposes and scales of narrow formats are in it.
+    ``latency`` is the wait of a single block for its reads. With a ``scattered_efficiency`` of 1 scattered reads cost
+    nothing extra. Below ``narrow_rows`` single products take the time of 128 rows if both operands are contiguous along
+    k, and of half as many if one is. ``ramp`` is the kernel time at which half of the power limit's slow-down applies
+    in a short test run. ``training_energy`` is that of sustained training, from the rates of measured steps: training
+    data switch more bits than a calibration's, and it includes casts, transposes and scales of narrow formats.
     """
 
     launch: float = parameter("2.5 us", "0.5..150 us", "launch to first instruction, with the host's exposed share")
@@ -113,7 +114,7 @@ class GemmParameters:
 
     @property
     def training_activity(self) -> float:
-        """Energy of training's arithmetic against that of the calibration's rows."""
+        """Energy of arithmetic in training relative to that of the calibration's rows."""
         return self.training_energy / self.energy
 
 
@@ -126,15 +127,15 @@ def _fourth_root(x: Array) -> Array:
 
 
 def cache_miss(footprint: Array, capacity: float) -> Array:
-    """Return the share of reads that miss a cache in which a footprint is cycled.
+    """Compute the share of reads that miss a cache if a footprint is read cyclically.
 
-    A steep step, 1 - 1 / (1 + x¹⁶): LRU would be a sharp one at 1, hashed sets and other traffic round it. L40S reads
-    weights of 96 MiB in all at 2 to 3 times the rate of its memory, those of 105 MiB at that rate.
+    It is a steep step, 1 - 1 / (1 + x¹⁶): LRU alone would give a sharp one at 1, hashed sets and other traffic smooth
+    it. L40S reads weights of 96 MiB in total at 2 to 3 times the rate of its memory, those of 105 MiB at that rate.
 
     Parameters
     ----------
     footprint : ndarray
-        Bytes that are read in turn.
+        Bytes that are read cyclically.
     capacity : float
         Bytes of the cache.
 
@@ -152,16 +153,16 @@ def cache_miss(footprint: Array, capacity: float) -> Array:
 
 
 def waves(blocks: Array, multiprocessors: float, rounding: float) -> Array:
-    """Count the rounds in which thread blocks pass over the multiprocessors; at least one.
+    """Count the rounds in which thread blocks run on the multiprocessors; at least one.
 
     Parameters
     ----------
     blocks : ndarray
         Thread blocks.
     multiprocessors : float
-        How many the device has.
+        Multiprocessors of the device.
     rounding : float
-        1 counts a partial round as a whole one, 0 as its share.
+        1 counts a partial round as a whole one, 0 as a fraction.
 
     Returns
     -------
@@ -178,7 +179,7 @@ def waves(blocks: Array, multiprocessors: float, rounding: float) -> Array:
 
 
 def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceFigures) -> tuple[Array | float, ...]:
-    """Splits of k that a library would try: none, one wave of blocks, two waves; batched kernels do not split."""
+    """List the splits of k that a library tries: none, one wave of blocks, two waves; batched kernels do not split."""
     clustered = device.tensor_cores and device.architecture not in _BEFORE_HOPPER
     most = np.clip(np.floor(k / LEAST_SPLIT), 1.0, CLUSTER if clustered else np.inf)
     most = np.where(batch > 1, 1.0, most)
@@ -188,14 +189,14 @@ def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceFigures) 
 
 
 def _step(element: Array, device: DeviceFigures) -> Array | float:
-    """Elements of k that a main loop takes at a time, of ``element`` bytes each."""
+    """Return the elements of k, of ``element`` bytes each, that a main loop takes at a time."""
     if not device.tensor_cores:
         return VECTOR_STEP
     return (OLDER_STEP if device.architecture in _BEFORE_HOPPER else TENSOR_STEP) / element
 
 
 def likelihood(seconds: Array, reference: Array) -> Array:
-    """Return how often a library takes one kernel against another that its estimates confuse with it.
+    """Compute how often a library chooses one kernel relative to another, given the error of its estimates.
 
     Parameters
     ----------
@@ -221,7 +222,7 @@ def _busy_time(
     shape: tuple[Array, Array, Array, Array], element: Array, result: Array, dram: Array, stall: Array, wide: Array,
     device: DeviceFigures, p: GemmParameters,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Seconds of the likely tiles and splits at full clock, and the share of them that is arithmetic."""
+    """Compute the mean time over likely tiles and splits at full clock, and the share of it that is arithmetic."""
     m, n, k, batch = shape
     clock, flops = device.clock_hz, device.flops_per_clock
     step = _step(element, device)
@@ -263,15 +264,14 @@ def _busy_time(
 def scattered_time(
     m: Array, n: Array, k: Array, batch: Array, element: Array, efficiency: float, device: DeviceFigures
 ) -> Array:
-    """Price the read of a transposed B, [n, k] in memory, by kernels of ordinary cores.
+    """Compute the time to read a transposed B, [n, k] in memory, by kernels of vector units.
 
-    A main loop takes eight elements of each of its rows at a time, one sector of 32 bytes of fp32. Blocks go along n
-    first, so that all rows of B are under way at once, each on a DRAM page of its own: what counts is pages opened, not
-    bytes. DeepBench's products reach 50 of 480 GB/s on Titan X (Pascal) and 44 of 336 on that of Maxwell, whatever
-    their size, where n is many tiles; HBM2 (P100), with its many banks, shows nothing of it. Each round of blocks over
-    m reads B again; each product of a batch has a B of its own. Narrow tiles take more elements at a time (16 rows:
-    three sectors), and rows that are a power of two apart open half the pages; both as these rows say, the latter
-    unexplained.
+    A main loop takes eight elements of each row at a time, one sector of 32 bytes of fp32. Blocks run along n first, so
+    that all rows of B are read at once, each on a separate DRAM page: the number of opened pages counts, not bytes.
+    DeepBench's products reach 50 of 480 GB/s on Titan X (Pascal) and 44 of 336 on that of Maxwell, for any size, if n
+    is many tiles; HBM2 (P100), with its many banks, shows no such effect. Each round of blocks over m reads B again;
+    each product of a batch has its own B. Narrow tiles take more elements at a time (16 rows: three sectors), and rows
+    a power of two apart open half the pages; both follow from these rows, the latter is unexplained.
 
     Parameters
     ----------
@@ -284,7 +284,7 @@ def scattered_time(
     efficiency : float
         Share of the bandwidth that scattered reads reach.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
 
     Returns
     -------
@@ -306,15 +306,16 @@ def scattered_time(
     return np.asarray(rounds * visits * batch * n * k * element / (efficiency * device.memory_bandwidth))
 
 
-#: Elements of two bytes that tensor cores load at a time, and architectures whose batched kernels need heads of such
-#: multiples: two head sizes of BigScience's runs on A100 (108, 150; 2022) lose what fp32 at half rate takes (8 to 10.5
-#: of 19.5 TFLOP/s), neighbours of 104, 112 and 144 nothing.
+#: Elements of two bytes that tensor cores load at a time; the share of the fp32 rate that unaligned products reach; and
+#: architectures whose batched kernels need aligned head sizes. Two head sizes of BigScience's runs on A100 (108, 150;
+#: 2022) lose as much as fp32 at half rate would take (8 to 10.5 of 19.5 TFLOP/s), neighbouring ones of 104, 112 and 144
+#: nothing.
 ALIGNED, UNALIGNED_RATE = 8.0, 0.5
 ALIGNED_ARCHITECTURES = frozenset({"Volta", "Turing", "Ampere"})
 
 
 def unaligned_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceFigures) -> Array:
-    """Price batched products in two bytes whose rows tensor cores cannot load, so that ordinary cores run them.
+    """Compute the time of batched two-byte products whose rows tensor cores cannot load, so that vector units run them.
 
     Parameters
     ----------
@@ -323,7 +324,7 @@ def unaligned_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceFig
     batch : ndarray
         Products of one call; a single product has padded kernels.
     device : DeviceFigures
-        What ordinary cores reach in fp32.
+        Figures of the vector units in fp32.
 
     Returns
     -------
@@ -377,7 +378,7 @@ def gemm_time(
     device: DeviceFigures,
     parameters: GemmParameters,
 ) -> Array:
-    """Price matrix products.
+    """Compute the time of matrix products.
 
     Parameters
     ----------
@@ -388,16 +389,16 @@ def gemm_time(
     element_bytes, result_bytes : array-like
         Bytes per element of A and B, and of C.
     weight_copies : array-like, default 1.0
-        B matrices that take turns (a model's layers, or a harness that keeps B out of cache); infinity means that B
-        always comes from DRAM.
+        B matrices that are used in turn (a model's layers, or a benchmark that keeps B out of the cache); infinity
+        means that B is always read from DRAM.
     activity : array-like, default 1.0
-        Switching activity of the data against random numbers (zeros draw less power).
+        Switching activity of the data relative to random numbers (zeros draw less power).
     k_contiguous : array-like, default 1.0
         Share of A and B that is contiguous along k.
     sustained : array-like, default 0.0
-        1 where the device has been under load for long, as in training, so that the power limit has full force.
+        1 for a device under long load, as in training, on which the power limit has its full effect.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
     parameters : GemmParameters
         Calibration of the device.
 
@@ -435,10 +436,10 @@ def quantisation_time(
     bandwidth_efficiency: float,
     capacity: float,
 ) -> Array:
-    """Price bringing activations to a narrower format: read twice, written once.
+    """Compute the time to convert activations to a narrower format: two reads and one write.
 
-    What stays within ``capacity`` bytes of cache moves at no cost here; the launches of these kernels are part of the
-    fp8 family's ``launch``.
+    Data within ``capacity`` bytes of cache cost nothing here. The launches of these kernels are part of the fp8
+    family's ``launch``.
 
     Parameters
     ----------
@@ -447,11 +448,11 @@ def quantisation_time(
     source_bytes, target_bytes : array-like
         Bytes of an element before and after.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
     bandwidth_efficiency : float
         Share of the memory bandwidth that is reached.
     capacity : float
-        Bytes of cache in which data move at no cost here.
+        Bytes of cache within which data cost nothing.
 
     Returns
     -------

@@ -1,9 +1,10 @@
-"""Seconds for kernels on a device: the one place where counts of computation meet a machine.
+"""Time of kernels on a device: here counts of computation are combined with the properties of hardware.
 
-A pricing formula is a pure function that broadcasts over numpy arrays, SI in and out. It may know the figures of a
-device, from its datasheet and for one arithmetic, and calibrated parameters (`paleo.specs.calibration.parameter`). The
-roofline, with a launch floor and a percentage of peak, is the first price of a kernel. Under a calibration each kernel
-goes to the formula of its family (``paleo.pricing.families``), all kernels of a family at once.
+A pricing formula is a pure function that broadcasts over numpy arrays, in SI units. It may depend on the figures of a
+device, from its datasheet for one arithmetic format, and on calibrated parameters
+(`paleo.specs.calibration.parameter`). The simplest price of a kernel is the roofline, with a launch floor and a
+percentage of peak. Under a calibration, all kernels of a family are priced together by the formula of the family
+(``paleo.pricing.families``).
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ Numeric = float | Array
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigures:
-    """The datasheet of one device for one arithmetic, in SI: all that a formula may know of the silicon.
+    """Figures of one device for one arithmetic format, in SI units: everything that a formula may depend on.
 
-    ``rate_cut`` is how many times faster the unit is built than the maker lets it run (`rate_cut`).
+    ``rate_cut`` is the ratio of the rate for which the unit is built to the rate that the maker allows (`rate_cut`).
     """
 
     name: str
@@ -53,7 +54,7 @@ class DeviceFigures:
 
     @property
     def flops_per_clock(self) -> float:
-        """Peak FLOP per clock and multiprocessor of the unit that the rows run on."""
+        """Peak FLOP per clock and multiprocessor of the arithmetic unit."""
         return self.peak_flops_per_s / (self.multiprocessors * self.clock_hz)
 
 
@@ -68,7 +69,7 @@ def floats(*sizes: npt.ArrayLike) -> tuple[npt.NDArray[np.float64], ...]:
     Returns
     -------
     tuple of ndarray
-        One array an argument.
+        One array per argument.
     """
     return tuple(np.asarray(size, dtype=np.float64) for size in sizes)
 
@@ -76,11 +77,11 @@ def floats(*sizes: npt.ArrayLike) -> tuple[npt.NDArray[np.float64], ...]:
 def roofline_time(
     *, flops: Numeric, moved_bytes: Numeric, peak_flops_per_s: Numeric, memory_bandwidth: Numeric
 ) -> Array:
-    """Price one kernel whose arithmetic hides its memory traffic, or the reverse.
+    """Compute the roofline time of a kernel, the longer of arithmetic and memory traffic.
 
     max(flops / peak_flops_per_s, moved_bytes / memory_bandwidth)
 
-    Holds when the kernel is long enough to hide its launch and fills the device.
+    Valid if the kernel is long enough to hide its launch and fills the device.
 
     Parameters
     ----------
@@ -117,7 +118,7 @@ def kernel_time(
     launch: Numeric = 0.0,
     combine: Literal["max", "sum"] = "max",
 ) -> Array:
-    """Price a kernel by a launch floor, arithmetic and memory traffic.
+    """Compute the time of a kernel from a launch floor, arithmetic and memory traffic.
 
     ``sum`` is the original Paleo's time of a layer (Qi et al., ICLR 2017), with peaks already scaled to its percent of
     peak.
@@ -133,7 +134,7 @@ def kernel_time(
     launch : array-like, default 0.0
         Seconds before the first instruction.
     combine : {'max', 'sum'}, default 'max'
-        Arithmetic and traffic overlap (``max``) or follow each other (``sum``).
+        ``max`` if arithmetic and traffic overlap, ``sum`` if they do not.
 
     Returns
     -------
@@ -150,26 +151,26 @@ def kernel_time(
     return np.asarray(launch + (arithmetic + traffic if combine == "sum" else np.maximum(arithmetic, traffic)))
 
 
-#: FLOP per clock of one multiprocessor's fp32 lanes (128 fused multiply-adds), where a datasheet leaves the clock out.
+#: FLOP per clock of one multiprocessor's fp32 lanes (128 fused multiply-adds), for datasheets without a clock.
 _FP32_LANES = 256.0
-#: Assumed last-level cache per multiprocessor where a datasheet names none: 128 KiB.
+#: Assumed last-level cache per multiprocessor for datasheets without one: 128 KiB.
 _CACHE_PER_MULTIPROCESSOR = 2.0**17
-#: FLOP per clock at 16 bits that the tensor cores of a multiprocessor are built for, by compute capability (whitepapers
-#: of V100, Turing, A100, GA102, AD102, H100, Blackwell and RTX Blackwell, the rates for sums in 16 bits).
+#: FLOP per clock at 16 bits for which the tensor cores of a multiprocessor are built, by compute capability
+#: (whitepapers of V100, Turing, A100, GA102, AD102, H100, Blackwell and RTX Blackwell; the rates for sums in 16 bits).
 _TENSOR_RATES = {
     "7.0": 2.0**10, "7.5": 2.0**10, "8.0": 2.0**11, "8.6": 2.0**10, "8.9": 2.0**10, "9.0": 2.0**12, "10.0": 2.0**13,
     "10.3": 2.0**13, "12.0": 2.0**10,
 }  # fmt: skip
-#: Lowest clock, as a share of boost, at which a datasheet states the peak of matrix units.
+#: Lowest clock, as a share of boost, for which a datasheet states the peak of matrix units.
 _LOWER_CLOCK = 0.85
-#: What ``compute`` may say of the unit that a dtype runs on.
+#: Values of ``compute``, the unit that a dtype runs on.
 COMPUTE = ("", "tensor", "vector", "fp32")
 
 
 def unit_of(device: Device, dtype: str, compute: str | None = None) -> Unit:
-    """Choose the unit that products of a format run on.
+    """Return the unit on which products of a format run.
 
-    fp32 itself means fp32 arithmetic; TF32 has its own name.
+    fp32 means fp32 arithmetic; TF32 is a separate format.
 
     Parameters
     ----------
@@ -178,13 +179,13 @@ def unit_of(device: Device, dtype: str, compute: str | None = None) -> Unit:
     dtype : str
         Number format.
     compute : str, optional
-        Unit in place of the usual one: ``tensor``, ``vector`` (the format's rate on ordinary cores) or ``fp32`` (stored
+        Unit instead of the usual one: ``tensor``, ``vector`` (the format's rate on vector units) or ``fp32`` (stored
         narrow, computed in fp32).
 
     Returns
     -------
     Unit
-        Tensor (matrix) cores where the device has them for that format.
+        Tensor (matrix) cores if the device has them for that format, else vector units.
 
     Raises
     ------
@@ -208,7 +209,7 @@ def unit_of(device: Device, dtype: str, compute: str | None = None) -> Unit:
 
 
 def clock_of(device: Device) -> float:
-    """Return the clock that rates refer to.
+    """Return the clock to which rates refer.
 
     Parameters
     ----------
@@ -218,7 +219,8 @@ def clock_of(device: Device) -> float:
     Returns
     -------
     float
-        Boost clock [Hz], or what the fp32 peak implies, or 1 GHz: rates are per clock, so that only ratios count.
+        Boost clock [Hz]; without one the clock that the fp32 peak implies, or 1 GHz. As rates are per clock, only
+        ratios matter.
     """
     if device.boost_clock is not None:
         return device.boost_clock
@@ -227,10 +229,10 @@ def clock_of(device: Device) -> float:
 
 
 def _peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
-    """Return the peak of matrix units at the boost clock, where a datasheet states it at a lower one.
+    """Return the peak of matrix units at the boost clock, if a datasheet states it at a lower one.
 
     A multiprocessor of NVIDIA does a power of two of FLOP per clock (4096 on Hopper at 16 bits, 8192 on Blackwell:
-    whitepapers). H100's 989 TFLOP/s are such units at 1.83 GHz, of 1.98 that it boosts to.
+    whitepapers). H100's 989 TFLOP/s are such units at 1.83 GHz; its boost clock is 1.98 GHz.
 
     Parameters
     ----------
@@ -259,9 +261,10 @@ def _peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
 
 
 def rate_cut(device: Device, dtype: str, peak_flops_per_s: float) -> float:
-    """Return how many times faster tensor cores are built for a format than they may run.
+    """Return the ratio of the rate for which tensor cores are built to the rate that the maker allows, for a format.
 
-    Makers halve sums in fp32 on cards for games and quarter all rates of H20; the paths that feed the cores stay.
+    Makers halve the rate of sums in fp32 on gaming cards, and allow a quarter of all rates on H20. The paths that feed
+    the cores keep their full width.
 
     Parameters
     ----------
@@ -290,10 +293,10 @@ def rate_cut(device: Device, dtype: str, peak_flops_per_s: float) -> float:
 
 
 def pointwise_format(device: Device) -> str:
-    """Name the format whose rate bounds element-wise arithmetic.
+    """Return the format whose rate limits element-wise arithmetic.
 
-    The format whose rate bounds element-wise arithmetic: fp32, or, where the maker states no such rate (TPU, Gaudi), 16
-    bits; memory bounds those passes long before either.
+    This is fp32, or 16 bits if the maker states no fp32 rate (TPU, Gaudi). Memory limits those passes long before
+    either.
 
     Parameters
     ----------
@@ -318,7 +321,7 @@ def pointwise_format(device: Device) -> str:
 
 
 def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFigures:
-    """Collect the figures of a device for products of a format.
+    """Return the figures of a device for products of a format.
 
     Parameters
     ----------
@@ -327,7 +330,7 @@ def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFig
     dtype : str
         Number format.
     compute : str, optional
-        Unit in place of the usual one: ``tensor``, ``vector`` (the format's rate on ordinary cores) or ``fp32`` (stored
+        Unit instead of the usual one: ``tensor``, ``vector`` (the format's rate on vector units) or ``fp32`` (stored
         narrow, computed in fp32).
 
     Returns
@@ -367,18 +370,25 @@ def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFig
     )
 
 
-#: Families that run at the limit of power in training, and the factor by which rates that measured steps of one device
-#: and format sustain lie apart: 500 to 590 TFLOP/s in bf16 on H100, 1,100 to 1,220 in fp8, 2,300 to 2,700 on GB200.
+#: Families that run at the power limit in training, and the factor within which the sustained rates of measured steps
+#: lie for one device and format: 500 to 590 TFLOP/s in bf16 on H100, 1,100 to 1,220 in fp8, 2,300 to 2,700 on GB200.
 ARITHMETIC, SUSTAINED_SPREAD = ("gemm", "attention"), 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """Seconds of each kernel on the device, in the order given.
+    """Times of kernels in the order given [s].
 
-    ``launch`` is the part of ``total`` that a constant launch makes up; ``host`` is what its call costs the host, which
-    works ahead of the device. ``arithmetic`` says which kernels are limited by arithmetic rather than memory. ``low``
-    and ``high`` are factors on each time: where nine of ten measurements of such kernels lay.
+    Attributes
+    ----------
+    total, launch : ndarray
+        Time on the device, and the part of it that is a constant launch.
+    host : ndarray
+        Host time of the calls, which are issued ahead of the device.
+    arithmetic : ndarray of bool
+        True for kernels limited by arithmetic, False for those limited by memory.
+    low, high : ndarray
+        Factors on the time that bound 90 % of the measurements of such kernels.
     """
 
     total: Array
@@ -390,30 +400,30 @@ class KernelTimes:
 
     @property
     def synchronous(self) -> Array:
-        """Seconds of each kernel when the host does not work ahead of it."""
+        """Times of kernels that the host does not issue ahead of the device [s]."""
         return np.maximum(self.total, self.host)
 
 
 class Pricer(Protocol):
-    """Prices kernels on one device in one dtype."""
+    """Protocol of the prices of kernels on one device in one dtype."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def rates(self) -> Rates | None:
-        """The constants behind the prices, where they are constants."""
+        """Constant rates, if the prices are based on them; None for calibrated prices."""
 
     @property
     def user_calibration(self) -> Calibration | None:
-        """The user's calibration, where there is one."""
+        """The user's calibration, if there is one."""
 
     @property
     def foreign(self) -> frozenset[str]:
-        """Families of the kernels asked for that were measured on no device of the architecture."""
+        """Families of the kernels priced so far that were not measured on a device of the architecture."""
 
     def work(self, kernels: Sequence[Kernel]) -> Array:
-        """Return the share of its direct count of FLOP that each kernel's algorithm executes.
+        """Return the share of the direct FLOP that each kernel's algorithm executes.
 
         Parameters
         ----------
@@ -423,7 +433,7 @@ class Pricer(Protocol):
         Returns
         -------
         ndarray
-            Of shape (kernels,); below 1 for convolutions by Winograd's algorithms or Fourier transforms.
+            Shape (kernels,); below 1 for convolutions by Winograd's algorithms or Fourier transforms.
         """
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
@@ -443,11 +453,11 @@ class Pricer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _ConstantRates:
-    """A roofline whose ceilings are constant shares of the datasheet's.
+    """Roofline prices with constant shares of the datasheet's peaks.
 
-    Where ``rates.combine`` is "sum" it is the original Paleo (Qi et al., ICLR 2017): arithmetic and traffic add up,
-    kinds that are ``free_in_paleo`` cost nothing, and the update of the parameters runs at the datasheet's rates. The
-    original's GB of 2^30 bytes is not followed (its memory times are 7 % shorter).
+    If ``rates.combine`` is "sum", they follow the original Paleo (Qi et al., ICLR 2017): arithmetic and traffic add up,
+    kinds that are ``free_in_paleo`` cost nothing, and the optimizer update runs at the datasheet's rates. The
+    original's GB of 2^30 bytes is not used (its memory times are 7 % shorter).
     """
 
     device: Device
@@ -456,25 +466,25 @@ class _ConstantRates:
 
     @property
     def name(self) -> str:
-        """``ideal`` or the percentages of peak."""
+        """Name of the rates: ``ideal`` or the percentages of peak."""
         return self.rates.name
 
     @property
     def user_calibration(self) -> None:
-        """None."""
+        """None, as constant rates have no calibration."""
         return None
 
     @property
     def foreign(self) -> frozenset[str]:
-        """None: no family was measured."""
+        """Empty, as constant rates have no measured families."""
         return frozenset()
 
     def work(self, kernels: Sequence[Kernel]) -> Array:
-        """Return ones: no algorithm saves products."""
+        """Return ones, as no algorithm with fewer products is considered."""
         return np.ones(len(kernels))
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
-        """Price kernels by the roofline of constant rates.
+        """Compute the times of kernels by the roofline with constant rates.
 
         Parameters
         ----------
@@ -512,7 +522,7 @@ class _ConstantRates:
         return KernelTimes(total, launch, np.zeros(len(kernels)), work / compute >= moved / bandwidth, low, high)
 
     def _work(self, kernels: Sequence[Kernel]) -> tuple[Array, Array]:
-        """FLOP of matrix units and bytes of each kernel, padded where the rates are those of systolic arrays."""
+        """Count FLOP of matrix units and bytes of each kernel, with padding if the rates are of systolic arrays."""
         if not self.rates.arrays:
             return np.array([kernel.flops for kernel in kernels]), np.array([kernel.bytes for kernel in kernels])
         from paleo.pricing.systolic import laid_out_bytes, occupied_flops
@@ -522,7 +532,7 @@ class _ConstantRates:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Device seconds of each kernel and the factors of its interval."""
+    """Device times of kernels [s], and the factors of their intervals."""
 
     seconds: Array
     low: Array
@@ -531,7 +541,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class FamilyPrices:
-    """Prices kernels of one device in one dtype by the calibrated families."""
+    """Prices of kernels on one device in one dtype by calibrated families."""
 
     device: Device
     dtype: str
@@ -566,7 +576,7 @@ class FamilyPrices:
         return None
 
     def prices(self, kernels: Sequence[Kernel]) -> Prices:
-        """Price the device time of kernels, in the order given; the host is not asked.
+        """Compute the device times of kernels, in the order given, without the host.
 
         Parameters
         ----------
@@ -591,7 +601,7 @@ class FamilyPrices:
         return Prices(seconds, low, high)
 
     def parameters_of(self, kind: type[Any], family: str) -> SourcedParameters[Any]:
-        """Return the parameters of a family, and note where they came from.
+        """Return the parameters of a family, and record their source.
 
         Parameters
         ----------
@@ -618,24 +628,24 @@ class FamilyPrices:
 
     @property
     def sixteen_bits(self) -> str:
-        """The format of what a run in fp8 or fp4 does not narrow: attention, the head; else the run's own."""
+        """Format of what a run in fp8 or fp4 leaves in 16 bits, such as attention; otherwise the run's dtype."""
         return "bf16" if precision(self.dtype).narrow else self.dtype
 
     @property
     def channels_first(self) -> bool:
-        """Whether the run keeps tensors channels-first that tensor cores want channels-last."""
+        """True if the run keeps tensors channels-first although tensor cores need channels-last."""
         return self.dtype in self.software.formats.transposes and self.figures().tensor_cores
 
     @property
     def transposes_norms(self) -> bool:
-        """Whether batch normalisation in training turns channels-last tensors to channels-first and back."""
+        """True if batch normalisation in training converts channels-last tensors to channels-first and back."""
         narrow = precision(self.dtype).activation <= BYTES["fp16"]
         channels_last = narrow and self.figures().tensor_cores and not self.channels_first
         return channels_last and self.software.formats.norms == "channels-first"
 
     @property
     def unit(self) -> str:
-        """Suffix of families that differ by the arithmetic unit."""
+        """Suffix of families that depend on the arithmetic unit."""
         return "tensor" if self.figures().tensor_cores else "vector"
 
     def figures(self, dtype: str | None = None) -> DeviceFigures:
@@ -644,7 +654,7 @@ class FamilyPrices:
         Parameters
         ----------
         dtype : str, optional
-            Another format than the run's.
+            Format; by default that of the run.
 
         Returns
         -------
@@ -662,29 +672,29 @@ def _group(kernel: Kernel) -> str:
 
 
 def column(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> Array:
-    """Collect a figure of the shapes of kernels.
+    """Collect one entry of the shapes of kernels as an array.
 
     Parameters
     ----------
     kernels : sequence of Kernel
         The kernels, in any order.
     name : str
-        Name of the figure.
+        Name of the entry.
     default : float, default 1.0
-        Value for kernels that do not state it.
+        Value for kernels without the entry.
 
     Returns
     -------
     ndarray
-        Of shape (kernels,).
+        Shape (kernels,).
     """
     return np.array([kernel.shape.get(name, default) for kernel in kernels], dtype=np.float64)
 
 
-#: Seconds of kernels of one family, with the parameters that they were priced by; families register themselves.
+#: Function from the kernels of a family to their parameters and times [s]; families register themselves.
 Family = Callable[[FamilyPrices, str, Sequence["Kernel"]], tuple[SourcedParameters[Any], Array]]
 FAMILIES: Registry[Family] = Registry("kernel family", "paleo.pricing")
-#: Family -> share of the direct count of FLOP that its algorithms execute, where some save products: (kernels,).
+#: Family -> share of the direct FLOP that its algorithms execute, for families with fewer products, shape (kernels,).
 REDUCTIONS: Registry[Callable[[FamilyPrices, Sequence[Kernel]], Array]] = Registry(
     "kernel family with reduced products", "paleo.pricing"
 )
@@ -692,13 +702,13 @@ REDUCTIONS: Registry[Callable[[FamilyPrices, Sequence[Kernel]], Array]] = Regist
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """The calibrated families behind a host that issues one operation at a time."""
+    """Prices by calibrated families, with a host that issues one operation at a time."""
 
     families: FamilyPrices
 
     @property
     def name(self) -> str:
-        """Where the parameters come from."""
+        """Sources of the parameters."""
         return self.families.name
 
     @property
@@ -717,7 +727,7 @@ class Calibrated:
         return self.families.foreign
 
     def work(self, kernels: Sequence[Kernel]) -> Array:
-        """Return the share of its direct FLOP count that each kernel's algorithm executes.
+        """Return the share of the direct FLOP that each kernel's algorithm executes.
 
         Parameters
         ----------
@@ -727,7 +737,7 @@ class Calibrated:
         Returns
         -------
         ndarray, shape (kernels,)
-            Shares; below 1 for convolutions by Winograd's or Fourier transforms.
+            Shares; below 1 for convolutions by Winograd's algorithms or Fourier transforms.
         """
         shares = np.ones(len(kernels))
         for name in REDUCTIONS:
@@ -737,7 +747,7 @@ class Calibrated:
         return shares
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
-        """Price kernels by calibrated families, device and host.
+        """Compute device and host times of kernels by calibrated families.
 
         Parameters
         ----------
@@ -774,7 +784,7 @@ class Calibrated:
 def pricer(
     device: Device, dtype: str, calibration: str, software: Software, user_calibration: Calibration | None = None
 ) -> Pricer:
-    """Choose what prices a run.
+    """Return the prices of kernels for a run.
 
     Parameters
     ----------
@@ -783,11 +793,11 @@ def pricer(
     dtype : str
         Number format.
     calibration : str
-        ``ideal``, ``ppp=…``, the path of a calibration file, or ``auto``: the best calibration there is for the device.
+        ``ideal``, ``ppp=…``, the path of a calibration file, or ``auto`` for the best calibration of the device.
     software : Software
         The software profile of the run.
     user_calibration : Calibration, optional
-        A loaded calibration, in place of a file.
+        A loaded calibration, instead of a file.
 
     Returns
     -------

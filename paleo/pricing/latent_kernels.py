@@ -1,13 +1,14 @@
-"""Multi-head latent attention as engines run it: prompts with whole keys, single tokens with absorbed weights.
+"""Time of multi-head latent attention in inference: prefill with full keys, decode with absorbed weights.
 
-A prompt multiplies queries and keys of 128 + 64 and values of 128 elements a head, causally. A token multiplies its
-queries, which the key's projection is absorbed into, with the latent of 512 + 64 elements that all heads share, and
-adds up latents of 512. Long caches are split over multiprocessors that would be idle, into at most ``splits`` parts.
+In prefill queries and keys have 128 + 64 elements a head and values 128, with a causal mask. In decode the key
+projection is absorbed into the queries, which are multiplied by the latent of 512 + 64 elements that all heads share;
+the weighted sum is over latents of 512. Long caches are split over otherwise idle multiprocessors, into at most
+``splits`` parts.
 
     body = joined(waves · (work of a block / (efficiency · peak) + epilogue), bytes / bandwidth)
     time = launch + body + keys of a block · depth + passes over queries, results and new latents
 
-What the host takes to issue a call hides behind it.
+The host time of a call overlaps with it.
 
 Reference: DeepSeek-V2, arXiv:2405.04434, section 2.1.
 """
@@ -26,11 +27,11 @@ from paleo.specs.calibration import parameter
 if TYPE_CHECKING:
     from paleo.pricing.kernels import DeviceFigures
 
-#: Elements of a head's queries and keys, of its values; of the cached latent with its rotated part, and without it.
+#: Elements of a head's queries and keys; of its values; of the cached latent with its rotary part; and without it.
 QUERY, VALUE, CACHED, LATENT = 192.0, 128.0, 576.0, 512.0
-#: Rows of a block of single tokens' heads; in Triton's kernel (``BLOCK_H`` of vLLM's triton_decode_attention.py).
+#: Rows of query heads in a block in decode; and in Triton's kernel (``BLOCK_H`` of vLLM's triton_decode_attention.py).
 TOKEN_ROWS, TRITON_ROWS = 64.0, 16.0
-#: Rows of a block of a prompt, and the least keys of a part of a split cache.
+#: Rows of a block in prefill, and the fewest keys of a part of a split cache.
 PROMPT_ROWS, LEAST_KEYS = 128.0, 64.0
 
 
@@ -60,18 +61,18 @@ def latent_attention_time(
     device: DeviceFigures,
     parameters: LatentParameters,
 ) -> Array:
-    """Time of one layer's attention core on one rank.
+    """Compute the time of one layer's attention core on one rank.
 
     Parameters
     ----------
     heads, batch, queries, keys : array
-        Heads of the rank, sequences, new tokens and tokens in all of each sequence.
+        Heads of the rank, sequences, new tokens of each sequence, and all its tokens.
     single : array of bool
-        True where tokens are generated, False for prompts.
+        True for decode, False for prefill.
     cache_bytes : array
         Bytes of an element of the cached latent.
     token_rows : array
-        Rows of queries that a block of single tokens works on.
+        Rows of query heads in a block in decode.
     device : DeviceFigures
         Peak of the format of the products.
     parameters : LatentParameters

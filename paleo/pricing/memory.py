@@ -1,11 +1,11 @@
-"""Memory-bound kernels: elementwise maps, norms, softmax, quantisation, gathers and optimizer steps.
+"""Time of memory-bound kernels: element-wise maps, norms, softmax, quantisation, gathers and optimizer steps.
 
-Such a kernel reads and writes what it must, some read their input again, and on narrow types many cannot issue loads
-fast enough to fill a fast memory. Which part of the traffic meets the memory and which the L2 depends on what stays
-resident, so cache state is an input. A framework's host needs a time of its own to issue the call; it runs ahead of
-the device, so the longer of the two counts (a smooth maximum).
+Such a kernel has compulsory reads and writes. Some kernels read their input again, and on narrow types many cannot
+issue loads fast enough for a fast memory. The cache state decides which part of the traffic reaches the memory and
+which only the L2, so it is an argument. The host of a framework needs time to issue the call; it runs ahead of the
+device, so the longer of the two counts (a smooth maximum).
 
-All sizes broadcast; bytes are compulsory reads plus writes, times are seconds.
+All sizes broadcast; bytes are compulsory reads plus writes, times are in seconds.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Array = npt.NDArray[np.float64]
 Sizes = Array | float
 Mask = npt.NDArray[np.bool_] | bool
 
-#: Order of the norm that joins the throughput limits of one kernel.
+#: Order of the norm that combines the throughput limits of one kernel.
 _STREAM_ORDER = 4.0
-#: Steepness of the step from resident to streamed data.
+#: Steepness of the step from cached to streamed data.
 CACHE_STEEPNESS = 4.0
-#: Latency of an L2 hit over that of memory (about 250 of 500 cycles: Jia et al., 2018, arXiv:1804.06826).
+#: Latency of an L2 hit relative to that of memory (about 250 of 500 cycles: Jia et al., 2018, arXiv:1804.06826).
 _CACHE_LATENCY = 0.5
-#: Resident threads of one multiprocessor, and its most resident blocks.
+#: Resident threads of one multiprocessor, and its largest number of resident blocks.
 RESIDENT_THREADS, RESIDENT_BLOCKS = 2048.0, 32.0
-#: The most threads of one block.
+#: Largest number of threads of one block.
 _BLOCK_THREADS = RESIDENT_THREADS / 2
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryParameters:
-    """A memory-bound kernel on a device: one calibration per kernel (family) and stack."""
+    """Calibration of memory-bound kernels of one family and stack on one device."""
 
     launch_time: float = parameter("4 us", "0.2..120 us", "host issue of one call")
     kernel_time: float = parameter("3 us", "0.1..100 us", "start and drain on the device")
@@ -62,15 +62,15 @@ def memory_time(
     warm: Mask = False,
     host_calls: Sizes = 1.0,
 ) -> Array:
-    """Price one call of a memory-bound kernel.
+    """Compute the time of one call of a memory-bound kernel.
 
     device = kernel_time + ||memory, L2, issue|_4, rows|_2 ; time = |host_calls · launch_time, device|_p
 
-    memory: compulsory bytes, and of ``reread_bytes`` what no longer fits the L2 where ``reread_footprint`` is live at
-    once, over the achieved bandwidth. A ``warm`` input whose ``moved_bytes`` fit the L2 never meets the memory. issue:
-    elements over the rate of the multiprocessors. rows: whole waves of blocks of ``threads_per_row`` on the resident
-    slots, each ``steps_per_row`` memory latencies long, or half of that where the row is in L2. Holds from empty calls
-    to gigabytes. The norms |.|_p are smooth maxima.
+    memory: compulsory bytes over the achieved bandwidth, plus the part of ``reread_bytes`` that no longer fits into L2,
+    where ``reread_footprint`` bytes are live at once. A ``warm`` input whose ``moved_bytes`` fit into L2 does not reach
+    the memory. issue: elements over the rate of the multiprocessors. rows: whole waves of blocks of ``threads_per_row``
+    on the resident slots; each block takes ``steps_per_row`` memory latencies, or half of that if the row is in L2.
+    Valid from empty calls to gigabytes. The norms |.|_p are smooth maxima.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def memory_time(
     elements : array-like
         Elements that are computed.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
     parameters : MemoryParameters
         Calibration of the device.
     reread_bytes : array-like, default 0.0
@@ -87,13 +87,13 @@ def memory_time(
     reread_footprint : array-like, default 0.0
         Bytes that are live at once between both reads.
     rows : array-like, default 0.0
-        Rows, and elements of a row.
+        Rows that are processed by a thread block each; 0 if rows do not matter.
     threads_per_row : array-like, default 256.0
-        Threads of a row's block, and the memory latencies that follow each other in it.
+        Threads of a row's block.
     steps_per_row : array-like, default 1.0
-        Threads of a row's block, and the memory latencies that follow each other in it.
+        Memory latencies in sequence in a row's block.
     warm : array-like of bool, default False
-        True where the input may be in L2.
+        True if the input may be in L2.
     host_calls : array-like, default 1.0
         Calls that the host issues.
 
@@ -121,7 +121,7 @@ def memory_time(
 
 
 def resident_blocks(threads: Sizes) -> Array:
-    """Count the thread blocks that one multiprocessor holds at once.
+    """Compute the number of thread blocks that one multiprocessor holds at once.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def resident_blocks(threads: Sizes) -> Array:
 
 
 def miss_fraction(footprint: Sizes, capacity: float) -> Array:
-    """Return the share of repeated reads that leave a cache.
+    """Compute the share of repeated reads that miss a cache.
 
     Parameters
     ----------
@@ -167,14 +167,14 @@ def miss_fraction(footprint: Sizes, capacity: float) -> Array:
 
 
 def smooth_maximum(first: Sizes, second: Sizes, order: float) -> Array:
-    """Return the smooth maximum (a^p + b^p)^(1/p), safe for large p.
+    """Compute the smooth maximum (a^p + b^p)^(1/p), without overflow for large p.
 
     Parameters
     ----------
     first, second : array-like
         Values above or at zero.
     order : float
-        p; 1 adds, large orders take nearly the larger.
+        Order p; 1 gives the sum, large orders nearly the larger value.
 
     Returns
     -------
@@ -192,7 +192,7 @@ def smooth_maximum(first: Sizes, second: Sizes, order: float) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class RowPasses:
-    """How a row kernel visits its input beyond the first read: arguments of ``memory_time``."""
+    """Reads of a row kernel beyond the first one, as arguments of ``memory_time``."""
 
     elements: Array
     reread_bytes: Array
@@ -201,18 +201,17 @@ class RowPasses:
     steps_per_row: Array
 
 
-#: Longest row of the one-warp softmax, and threads of a layer-norm block (PyTorch's kernels).
+#: Longest row of the one-warp softmax, and threads of a layer-norm block with vector loads and without (PyTorch's
+#: kernels).
 WARP_SOFTMAX, NORM_THREADS, MOMENT_THREADS = 32.0**2, 128.0, 512.0
-#: Steps of a block softmax (four elements a thread and pass) that its two reductions are worth.
+#: Steps of a block softmax (four elements per thread and pass) to which its two reductions are equivalent.
 _REDUCTION_STEPS = 4.0
 
 
 def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceFigures) -> RowPasses:
-    """Describe softmax's passes over memory.
+    """Count softmax's reads of its rows: one warp keeps a short row in registers, a block reads a long one three times.
 
-    Softmax over ``rows`` rows: one warp keeps a short row in registers, a block reads a long one three times.
-
-    Registers of a warp are laid out for the next power of two. The rows of all resident blocks are live at once.
+    The registers of a warp are allocated for the next power of two. The rows of all resident blocks are live at once.
 
     Parameters
     ----------
@@ -221,7 +220,7 @@ def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: 
     element_bytes : array-like
         Bytes of an element.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
 
     Returns
     -------
@@ -247,10 +246,11 @@ def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: 
 
 
 def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceFigures) -> RowPasses:
-    """Describe layer norm's passes over memory: moments, then a second read to normalise.
+    """Count layer norm's reads of its rows: one for the moments, and a second one to normalise.
 
-    Rows whose length is a multiple of four elements are read as vectors by one kernel, and the second read finds what
-    the resident blocks left in L2; other rows take two kernels, and the whole tensor lies between the reads.
+    If the length of rows is a multiple of four elements, one kernel reads them as vectors, and the second read finds in
+    L2 what the resident blocks left there. Other rows take two kernels, so that the whole tensor is read once before
+    the second read starts.
 
     Parameters
     ----------
@@ -259,7 +259,7 @@ def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, devic
     element_bytes : array-like
         Bytes of an element.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
 
     Returns
     -------
@@ -277,10 +277,10 @@ def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, devic
 def block_passes(
     *, rows: Sizes, length: Sizes, element_bytes: Sizes, moved_bytes: Sizes, reduces: Mask = False
 ) -> RowPasses:
-    """Describe passes of one thread block a row, one element a thread and step.
+    """Count the reads of kernels with one thread block per row and one element per thread and step.
 
-    The kernels of inference engines for RMS norm, rotary embedding and gated units. Loads are not vectors, so issue
-    rather than memory limits them on fast devices.
+    Inference engines have such kernels for RMS norm, rotary embedding and gated units. Their loads are not vectors, so
+    on fast devices they are limited by issue rather than memory.
 
     Parameters
     ----------
@@ -291,7 +291,7 @@ def block_passes(
     moved_bytes : array-like
         Bytes that are read and written once.
     reduces : array-like of bool, default False
-        True reads the row twice.
+        True if the row is read twice.
 
     Returns
     -------
@@ -311,22 +311,23 @@ def block_passes(
     return RowPasses(moved / width, reread, np.zeros_like(moved), threads, steps)
 
 
-#: Elements that one multiprocessor moves per clock where each thread loads one number at a time, as channels-first
-#: batch normalisations and the transposes of frameworks do: 2048 threads with about two loads in flight each over a
-#: latency of 800 to 900 cycles (Little's law). Images on V100 and A100 choose 4.5; 3.5 to 6 do about as well.
+#: Elements that one multiprocessor moves per clock if each thread loads one number at a time, as in channels-first
+#: batch normalisations and in transposes of frameworks: 2048 threads with about two loads in flight each, over a
+#: latency of 800 to 900 cycles (Little's law). Steps on images on V100 and A100 fit best with 4.5; 3.5 to 6 fit about
+#: as well.
 SCALAR_LOADS = 4.5
-#: The same of the transposes of a convolution library, with one load in flight. ResNet-50 in fp16 on one V100 and one
-#: RTX 2080 Ti chooses 2.25 (1.1 % off on five rows; 2.0 and 2.5: 1.6 %), and what was not fitted moves with it: fp16 on
-#: A100 from 4.3 to 3.3 %, tf32 from 9.7 to 3.9 % under PyTorch and from 12.3 to 10.5 % under TensorFlow.
+#: The same for transposes of a convolution library, with one load in flight. ResNet-50 in fp16 on one V100 and one RTX
+#: 2080 Ti fits best with 2.25 (1.1 % error on five rows; 2.0 and 2.5: 1.6 %). Errors of rows outside the fit fall, too:
+#: fp16 on A100 from 4.3 to 3.3 %, tf32 from 9.7 to 3.9 % under PyTorch and from 12.3 to 10.5 % under TensorFlow.
 LIBRARY_LOADS = 2.25
-#: Share of the bandwidth that a transpose reaches: images on V100, RTX 2080 Ti and RTX 3090.
+#: Share of the bandwidth that a transpose reaches, from steps on images on V100, RTX 2080 Ti and RTX 3090.
 _TRANSPOSED_BANDWIDTH = 0.75
 
 
 def transposed_time(
     moved_bytes: Sizes, elements: Sizes, device: DeviceFigures, *, loads: float = SCALAR_LOADS
 ) -> Array:
-    """Price bringing tensors from one layout to another.
+    """Compute the time to convert tensors from one memory layout to another.
 
     Parameters
     ----------
@@ -335,14 +336,14 @@ def transposed_time(
     elements : array-like
         Elements that are computed.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
     loads : float, default SCALAR_LOADS
-        Numbers that a multiprocessor moves in a clock.
+        Numbers that a multiprocessor moves per clock.
 
     Returns
     -------
     ndarray
-        Seconds; read and written once.
+        Seconds of one read and one write.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Products of fp8 and NVFP4 as engines run them: scales by tensor, by blocks of 128 or of 16, quantised on the way.
+"""Time of fp8 and NVFP4 products in inference engines: scales by tensor, by blocks of 128 or of 16, with quantisation.
 
     time = launch + ((product's arithmetic)³ + (operands and result over the bandwidth)³)^(1/3) + quantisation
     quantisation = the activations read in 16 bits and written narrow, at a share of the bandwidth
@@ -16,7 +16,7 @@ from paleo.pricing.tiles import Array, TileParameters, behind_host, joined, prod
 if TYPE_CHECKING:
     from paleo.pricing.kernels import DeviceFigures
 
-#: Tiles of the libraries, and the parts that they cut a sum into.
+#: Tiles of the libraries, and the numbers of parts into which they split a sum.
 TILES, SPLITS = ((128, 256), (128, 128), (128, 64), (128, 32), (64, 64), (64, 32)), (1, 4)
 #: Bytes of an element with its share of the scales.
 ELEMENT_BYTES = {"fp8": 1.0, "fp4": 0.5 + 1.0 / 16.0}
@@ -25,7 +25,7 @@ ELEMENT_BYTES = {"fp8": 1.0, "fp4": 0.5 + 1.0 / 16.0}
 def narrow_product_time(
     *, m: Array, n: Array, k: Array, element_bytes: float, device: DeviceFigures, parameters: TileParameters
 ) -> Array:
-    """Time of C[m,n] = A[m,k] B[k,n] with activations A quantised from 16 bits first.
+    """Compute the time of C[m,n] = A[m,k] B[k,n], with activations A first quantised from 16 bits.
 
     Parameters
     ----------

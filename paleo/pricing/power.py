@@ -1,12 +1,12 @@
-"""What a limit of power costs: the factor by which arithmetic slows once the board may draw no more; watts of kernels.
+"""Effect of the power limit on kernels: the factor by which arithmetic slows down, and a board's power.
 
-Every FLOP and every byte of DRAM costs an energy, and a busy device idles at a share of its limit besides. Where their
-sum over the time at full clock would exceed the limit, the clock falls until it does not. Energy per FLOP is taken as
-constant: under load the voltage is near its floor, so that lowering the clock saves power in proportion, not more.
-Of two power laws, this one and power ~ clock², this one carries better from L40S to a card of the next generation, and
-gives H100 and B200 the same energy per FLOP (0.6 pJ, both TSMC 4N), as their common process says.
+Every FLOP and every byte of DRAM costs energy, and a busy device additionally draws a share of its limit. If the sum
+over the time at full clock exceeds the limit, the clock falls until it does not. Energy per FLOP is assumed constant:
+under load the voltage is near its minimum, so that a lower clock saves power only in proportion. Compared with a law of
+power ~ clock², this law transfers better from L40S to a card of the next generation, and gives H100 and B200 equal
+energy per FLOP (0.6 pJ), in accordance with their common process (TSMC 4N).
 
-Energies by process, and the build of the L2, are start values of fits where rows do not tell them apart.
+Energies by process, and the structure of the L2, are start values of fits if rows do not determine them.
 """
 
 from __future__ import annotations
@@ -29,34 +29,35 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Numbers = npt.ArrayLike
 PICO = 1.0 / TERA
-#: DRAM access with its way over the chip: 3.9 pJ/bit in HBM2 (O'Connor et al., MICRO 2017) and about 1 pJ/bit on chip.
+#: Energy of a byte of DRAM access including the way across the chip: 3.9 pJ/bit in HBM2 (O'Connor et al., MICRO 2017)
+#: and about 1 pJ/bit on chip.
 _DRAM_ENERGY = 40 * PICO
-#: Share of the power limit that a busy device draws without arithmetic: leakage, fabric, memory refresh, fans.
+#: Share of the power limit that a busy device draws without arithmetic: leakage, interconnect, memory refresh, fans.
 IDLE_SHARE = 0.15
-#: Share of the design power that any running kernel adds: fitted to watts of training on V100 and A40.
+#: Share of the design power that any running kernel adds, fitted to watts of training on V100 and A40.
 _BUSY_SHARE = 0.45
-#: Share of the energy of a FLOP at full rate that is drawn by time instead: what any running kernel adds.
+#: Share of the energy of a FLOP at full rate that is proportional to time: what any running kernel adds.
 _BY_TIME = _BUSY_SHARE / (1.0 - IDLE_SHARE)
-#: Least share of the limit that is left for arithmetic, whatever the memory draws.
+#: Least share of the limit that remains for arithmetic, whatever the memory draws.
 LEAST_SHARE = 0.05
-#: Kernel time at which half of the slow-down is felt in a short test run: regulators average over about this long.
+#: Kernel time at which half of the slow-down applies in a short test run; regulators average over about this long.
 RAMP = 0.3 * MILLISECOND
-#: How watts are read: by the board itself.
+#: Name of the way of measuring watts: by the board itself.
 BOARD = "board"
 
 
 def throttle(power_at_full_clock: Numbers, power_limit: Numbers) -> Array:
-    """Return the factor by which arithmetic slows when its power would pass the limit.
+    """Compute the factor by which arithmetic slows down if its power would exceed the limit.
 
     Parameters
     ----------
     power_at_full_clock, power_limit : array-like
-        Both in one unit; arguments broadcast.
+        Powers in the same unit; arguments broadcast.
 
     Returns
     -------
     ndarray
-        1 below the limit, smooth at the knee.
+        Factor: 1 below the limit, with a smooth transition.
 
     Examples
     --------
@@ -70,12 +71,12 @@ def throttle(power_at_full_clock: Numbers, power_limit: Numbers) -> Array:
 def slow_down(
     *, busy: Numbers, flops: Numbers, dram: Numbers, energy: float, activity: Numbers = 1.0, device: DeviceFigures
 ) -> Array:
-    """Return the factor by which the limit of power slows kernels.
+    """Compute the factor by which the power limit slows kernels down.
 
-    The power of arithmetic is held against what idling and memory leave of the limit. Of the energy, what any running
-    kernel draws goes with time: units that run at a cut rate spend it as many times over for a FLOP, and ordinary cores
-    draw it whatever share of their rate they reach. On tensor cores, an instruction of which does a thousand FLOP,
-    energy goes with FLOP: measured products of H100, H200, B200 and GB200 say so.
+    The power of arithmetic is compared with the limit less the power of idling and memory. The part of the energy that
+    any running kernel draws is proportional to time. So units that run at a cut rate spend correspondingly more of it
+    per FLOP, and vector units draw it at any share of their rate. On tensor cores, whose instructions do a thousand
+    FLOP, energy is proportional to FLOP, as measured products of H100, H200, B200 and GB200 show.
 
     Parameters
     ----------
@@ -88,9 +89,9 @@ def slow_down(
     energy : float
         pJ/FLOP.
     activity : array-like, default 1.0
-        Switching activity of the data against that for which `energy` holds.
+        Switching activity of the data relative to that for which `energy` is valid.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
 
     Returns
     -------
@@ -115,7 +116,7 @@ def slow_down(
 
 
 def felt(busy: Numbers, sustained: Numbers, ramp: float = RAMP) -> Array:
-    """Return the share of a slow-down that a kernel feels.
+    """Compute the share of a slow-down that applies to a kernel.
 
     Parameters
     ----------
@@ -124,12 +125,12 @@ def felt(busy: Numbers, sustained: Numbers, ramp: float = RAMP) -> Array:
     sustained : array-like
         1 after long load, 0 in a short test run.
     ramp : float, default RAMP
-        Seconds at which half is felt.
+        Kernel time at which half applies [s].
 
     Returns
     -------
     ndarray
-        All of it after long load, else the more the longer it runs.
+        Share: 1 after long load, else busy / (busy + ramp).
 
     Examples
     --------
@@ -141,10 +142,11 @@ def felt(busy: Numbers, sustained: Numbers, ramp: float = RAMP) -> Array:
 
 
 def operand_energy(dtype: str) -> float:
-    """Return the energy per FLOP of tensor cores over that of the format that was measured.
+    """Return the energy per FLOP of tensor cores relative to that of the format that was measured.
 
-    It goes with the bytes of operands from 16 to 8 bits (training_energy in fp8 over that in 16 bits: 0.53 on H100, 0.5
-    on L40S, 0.44 on B200). TF32 moves four bytes; formats below 16 bits have families of their own.
+    From 16 to 8 bits it is proportional to the bytes of operands (training_energy in fp8 relative to that in 16 bits:
+    0.53 on H100, 0.5 on L40S, 0.44 on B200). TF32 moves four bytes. Formats below 16 bits have separate families, so
+    their factor is 1.
 
     Parameters
     ----------
@@ -154,7 +156,7 @@ def operand_energy(dtype: str) -> float:
     Returns
     -------
     float
-        A factor.
+        Factor relative to 16 bits.
 
     Examples
     --------
@@ -165,16 +167,16 @@ def operand_energy(dtype: str) -> float:
     return 1.0 if formats.narrow else formats.operand / BYTES["fp16"]
 
 
-#: Family of the calibration of steps that holds `SustainedParameters`.
+#: Family of the calibration of steps that contains `SustainedParameters`.
 ARITHMETIC_FAMILY = "arithmetic"
 
 
 @dataclass(frozen=True, slots=True)
 class SustainedParameters:
-    """Energy of a FLOP in sixteen bits in measured steps over ``GemmParameters.training_energy``, by architecture.
+    """Energy of a sixteen-bit FLOP in measured steps relative to ``GemmParameters.training_energy``, by architecture.
 
-    A device draws it until its limit of power slows it down, so that steps show it and short tests do not. It holds for
-    parts with HBM. Products in eight bits and convolutions need none; architectures that are not named have 1.
+    A device draws it until its power limit slows it down, so that long steps show it and short tests do not. Valid for
+    parts with HBM. Products in eight bits and convolutions need no factor; other architectures have 1.
     """
 
     ampere: float = parameter("1", "0.6..2", "of Ampere's tensor cores")
@@ -188,12 +190,12 @@ class SustainedParameters:
         Parameters
         ----------
         architecture : str
-            As device specs name it.
+            Architecture, as in device specs.
 
         Returns
         -------
         float
-            1 for those that are not named.
+            Factor; 1 for other architectures.
         """
         return float(getattr(self, architecture.lower().replace(" ", "_"), 1.0))
 
@@ -227,18 +229,19 @@ def switching_activity(
 
 @dataclass(frozen=True, slots=True)
 class PowerParameters:
-    """What a board draws, as shares of its design power and energies of work.
+    """Parameters of a board's power, as shares of its design power and energies of work.
 
     Fitted to mean watts of training steps under power limits (Zeus: You, Chung, Chowdhury, NSDI 2023). A kernel adds
     ``busy`` whatever it does: clock trees, schedulers and register files at full clock, leakage of a warm chip.
-    ``training_energy`` of a device's products is the limit less idling over their sustained rate, and so holds that
-    part too: ``arithmetic``, the share of it that goes with FLOP, is what makes watts at that rate meet the limit.
+    ``training_energy`` of a device's products is the limit less the idle power, divided by their sustained rate, so it
+    includes that part. ``arithmetic`` is the share of it that is proportional to FLOP; with it the watts at that rate
+    equal the limit.
 
     Notes
     -----
-    ``idle`` is drawn with clocks up and nothing running: V100 38 of 250 W. ``interface`` is drawn by a running GDDR
-    interface: A40 87 W idle, 42 W above the share. Kernels shorter than ``filling`` wake half of the multiprocessors or
-    fewer. Below ``least_voltage_clock`` the voltage falls no more.
+    ``idle`` is drawn at full clocks with nothing running: V100 38 of 250 W. ``interface`` is drawn by a running GDDR
+    interface: A40 87 W idle, 42 W above the share. Kernels shorter than ``filling`` use half of the multiprocessors or
+    fewer. Below ``least_voltage_clock`` the voltage does not fall further.
     """
 
     idle: float = parameter("0.15", "0.02..0.5", "share of design power, clocks up, nothing running", fitted=False)
@@ -254,16 +257,16 @@ class PowerParameters:
         return 1.0 - self.busy / (1.0 - IDLE_SHARE)
 
     def idle_watts(self, design_power: float, memory_kind: str, memory_bandwidth: float) -> float:
-        """Return the watts that a board draws while nothing runs.
+        """Return the power that a board draws while nothing runs.
 
         Parameters
         ----------
         design_power : float
-            Watts.
+            Design power of the board [W].
         memory_kind : str
-            Such as ``HBM3`` or ``GDDR6``.
+            Memory technology, such as ``HBM3`` or ``GDDR6``.
         memory_bandwidth : float
-            The datasheet's, byte/s.
+            Bandwidth by datasheet [byte/s].
 
         Returns
         -------
@@ -280,17 +283,17 @@ class PowerParameters:
 
 
 def clock_under_limit(excess: Numbers, least_voltage_clock: float) -> Array:
-    """Return the share of the boost clock at which dynamic power just keeps its limit.
+    """Compute the share of the boost clock at which dynamic power equals its limit.
 
-    Dynamic power goes with clock x voltage². Down to ``least_voltage_clock`` the voltage falls with the clock (power ~
-    clock³), below it stays (power ~ clock).
+    Dynamic power is proportional to clock x voltage². Down to ``least_voltage_clock`` the voltage falls with the clock
+    (power ~ clock³), below it is constant (power ~ clock).
 
     Parameters
     ----------
     excess : array-like
-        Dynamic power at boost over what is left of the limit.
+        Dynamic power at boost relative to the power that remains for it.
     least_voltage_clock : float
-        Share of the boost clock below which the voltage falls no more.
+        Share of the boost clock below which the voltage is constant.
 
     Returns
     -------
@@ -312,9 +315,9 @@ def clock_under_limit(excess: Numbers, least_voltage_clock: float) -> Array:
 
 
 class Energy(NamedTuple):
-    """Energy at full clock [pJ/FLOP] of matrix units at two bytes and at one, and of ordinary cores in fp32.
+    """Energy at full clock [pJ/FLOP] of matrix units with two-byte and one-byte operands, and of vector units in fp32.
 
-    ``training`` and ``training_fp8`` are those of sustained training on matrix units.
+    ``training`` and ``training_fp8`` are those of matrix units in sustained training.
     """
 
     tensor: float
@@ -324,10 +327,10 @@ class Energy(NamedTuple):
     training_fp8: float
 
 
-#: Products of eight-bit integers that an ordinary core adds up in the time of one in fp32 (dp4a).
+#: Products of eight-bit integers that a vector unit adds in the time of one fp32 product (dp4a).
 INTEGER_LANES = 4.0
-#: Energies by process, from the power limit over the rate that long products, and steps of training, sustain under it;
-#: of ordinary cores those at which cards keep their boost clock (Titan X of Pascal, V100, A100; RTX 4090, 450 W).
+#: Energies by process: the power limit divided by the rate that long products, and steps of training, sustain under it.
+#: For vector units those at which cards keep their boost clock (Titan X of Pascal, V100, A100; RTX 4090, 450 W).
 ENERGY: Mapping[str, Energy] = {
     "28 nm": Energy(9.0, 9.0, 30.0, 11.0, 11.0),
     "16 nm": Energy(4.0, 4.0, 14.0, 5.0, 5.0),
@@ -338,7 +341,7 @@ ENERGY: Mapping[str, Energy] = {
     "4 nm, Hopper": Energy(0.68, 0.31, 4.6, 0.86, 0.46),
     "4 nm": Energy(0.56, 0.11, 4.6, 0.70, 0.31),
 }
-#: Architecture -> process, of the parts with HBM and of those with graphics memory (NVIDIA's whitepapers).
+#: Architecture -> process, of parts with HBM and of parts with GDDR (NVIDIA's whitepapers).
 _PROCESS: Mapping[str, tuple[str, str]] = {
     "Kepler": ("28 nm", "28 nm"),
     "Maxwell": ("28 nm", "28 nm"),
@@ -358,7 +361,7 @@ SPLIT_SHARE, WHOLE_SHARE = 0.45, 0.9
 
 
 def energy(figures: DeviceFigures) -> Energy:
-    """Return the energies of a device by its process; those of 7 nm where that is not known.
+    """Return the energies of a device by its process; those of 7 nm if the process is unknown.
 
     Parameters
     ----------
@@ -381,7 +384,7 @@ def energy(figures: DeviceFigures) -> Energy:
 
 
 def surviving_share(figures: DeviceFigures) -> float:
-    """Return the share of the L2 in which data survive from launch to launch, by its build.
+    """Return the share of the L2 in which data survive from launch to launch, by its structure.
 
     Parameters
     ----------

@@ -1,12 +1,12 @@
-"""Time of a recurrent layer's recurrent part: T steps of h' = f(W h), the input products being done elsewhere.
+"""Time of the recurrent part of a layer: T steps of h' = f(W h); input products are priced separately.
 
-The standard kernel launches a product (g h x h)(h x b), backward (h x g h)(g h x b), and a pointwise kernel each step,
-and reads the weights anew each step from L2 or memory. The persistent kernel keeps the weights in registers and pays a
-grid-wide barrier instead. The filter gradient is one product (g h x bT)(bT x h) for all steps.
+The standard kernel launches a product (g h x h)(h x b), backward (h x g h)(g h x b), and a pointwise kernel in each
+step, and reads the weights in each step from L2 or memory. The persistent kernel keeps the weights in registers and
+needs a grid-wide barrier instead. The filter gradient is one product (g h x bT)(bT x h) for all steps.
 
-Which kernel computes the product is the library's choice. From cuDNN 7 on it is the fastest that there is for plain
-products, so that the device's calibration of those prices it (`_plain_product_time`). Releases of 2016 and 2017 have
-kernels of their own, and on Pascal choose one by the batch alone (`product_by_columns`).
+The library chooses the kernel of the product. From cuDNN 7 on it is the fastest one for plain products, so the device's
+calibration of those prices it (`_plain_product_time`). Releases of 2016 and 2017 have separate kernels, and on Pascal
+they choose one by the batch only (`product_by_columns`).
 
 References: Appleyard, Kocisky and Blunsom, arXiv:1604.01946 (cuDNN's RNN); Diamos et al., Persistent RNNs, ICML 2016.
 """
@@ -33,37 +33,40 @@ Mask = npt.NDArray[np.bool_]
 Number = float | Array
 Tiles = tuple[tuple[int, int], ...]
 
-#: Gates of a cell: products of h x h in each step.
+#: Gates of a cell, which is the number of h x h products in each step.
 GATES: Mapping[str, int] = {"vanilla": 1, "gru": 3, "lstm": 4}
 #: Registers of one multiprocessor (256 KiB on Kepler GK110 and from Maxwell to Hopper: CUDA programming guide, table of
-#: compute capabilities), and the share that weights may fill: 1152 units of fp32 on the 24 of a Titan X (Diamos et
-#: al.).
+#: compute capabilities), and the share that weights may fill: 1152 units of fp32 on the 24 multiprocessors of a Titan X
+#: (Diamos et al.).
 _REGISTER_FILE_BYTES = 2.0**18
 _WEIGHT_REGISTER_SHARE = 0.85
-#: Block tiles (gate rows, batch columns) and splits of the sum over h that the libraries' kernels have.
+#: Block tiles (gate rows, batch columns), and splits of the sum over h, of the libraries' kernels.
 _STEP_TILES: Tiles = ((128, 128), (128, 64), (128, 32), (64, 32), (32, 32))
 _FILTER_TILES: Tiles = ((128, 128), (128, 64), (64, 64))
 _STEP_SPLITS = (1, 2, 4)
 _FILTER_SPLITS = (1, 4)
-#: The release from which products take the kernel that is fastest for plain ones: the first with kernels for Volta.
+#: cuDNN release from which products use the fastest kernel for plain products: the first with kernels for Volta.
 _PLAIN_RELEASE = 7.0
-#: Where, before it, the product's kernel is chosen by its columns: measured with cuDNN 5 and 6 over the cuBLAS of CUDA
-#: 8 on a Tesla P100 and a Titan X, whose steps of 32 sequences take up to three times as long as those of 64.
+#: Architecture on which earlier releases choose the kernel by the columns of the product: measured with cuDNN 5 and 6
+#: and the cuBLAS of CUDA 8 on a Tesla P100 and a Titan X, whose steps of 32 sequences take up to three times as long as
+#: those of 64.
 _COLUMN_ARCHITECTURE = "Pascal"
-#: Of the kernel for up to `NARROW_COLUMNS`: columns of one pass over the weights, and parts that the sum is split into.
+#: Of the kernel for few columns: its most columns, the columns of one pass over the weights, and the parts into which
+#: the sum is split.
 NARROW_COLUMNS, NARROW_PASS, NARROW_SPLIT = 16.0, 4.0, 4.0
-#: Columns of the tile that never splits its sum, and the tiles of wider products.
+#: Most columns of the tile that never splits its sum, and the tiles of wider products.
 _MEDIUM_COLUMNS: float = 32.0
 _MEDIUM_TILES: Tiles = ((128, 32),)
 _WIDE_TILES: Tiles = ((128, 128), (128, 64))
-#: Cycles of the unsplit tile forward in half precision over those in single: 27 rows of a P100 lie within 9 % of it.
+#: Cycles of the unsplit tile in the forward pass in half precision relative to those in single precision; 27 rows of a
+#: P100 are within 9 % of it.
 _HALF_DEPTH = 2.8
-#: Elements that the pointwise kernel of a step moves for each gate and unit: pre-activation, gate, state in and out.
+#: Elements that the pointwise kernel of a step moves per gate and unit: pre-activation, gate, state in and out.
 _POINTWISE_ELEMENTS = 4.0
 
 
 class RnnDirection(IntEnum):
-    """What a call computes: outputs, gradients of states and inputs, gradients of the weights, or both gradients."""
+    """Result of a call: outputs, gradients of states and inputs, gradients of the weights, or both gradients."""
 
     FORWARD = 0
     DATA = 1
@@ -92,14 +95,14 @@ class RnnParameters:
 
 
 def fits_registers(*, weight_bytes: Number, device: DeviceFigures) -> Mask:
-    """Tell whether one layer's recurrent weights stay in the registers of all multiprocessors.
+    """Return True if one layer's recurrent weights fit into the registers of all multiprocessors.
 
     Parameters
     ----------
     weight_bytes : array-like
         Bytes of the recurrent weights.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
 
     Returns
     -------
@@ -126,10 +129,10 @@ def _product_time(
     *,
     most_blocks: float = np.inf,
 ) -> Array:
-    """Arithmetic time [s] of (m x k)(k x n): the best tile and split, in whole waves of blocks.
+    """Compute the arithmetic time of (m x k)(k x n) with the best tile and split, in whole waves of blocks [s].
 
-    A multiprocessor takes at least ``depth_cycles`` for each element of the sum, since a lone block cannot hide its
-    latency: that is what a small batch pays. A sum is split only into ``most_blocks`` blocks.
+    A multiprocessor takes at least ``depth_cycles`` per element of the sum, since a single block cannot hide its
+    latency; this limits small batches. A sum is split only into at most ``most_blocks`` blocks.
     """
     best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
     for a, b in tiles:
@@ -155,11 +158,12 @@ def product_by_columns(
     device: DeviceFigures,
     parameters: RnnParameters,
 ) -> Array:
-    """Price products for which the library chooses its kernel by the number of columns only.
+    """Compute the time of products for which the library chooses its kernel only by the number of columns.
 
-    Up to 16 columns: four at a time, each four rereading the weights unless they run at once, which they do for few
-    rows. Up to 32: a tile that never splits the sum, so that a lone wave takes its latency k times. Beyond: wide tiles,
-    split only as far as all blocks run at once, and in half precision not at all.
+    Up to 16 columns are computed four at a time. Each pass reads the weights again, unless all passes run at once,
+    which they do for few rows. Up to 32 columns use a tile that never splits the sum, so that a single wave takes its
+    latency k times. More columns use wide tiles, split only as far as all blocks run at once, and in half precision not
+    at all.
 
     Parameters
     ----------
@@ -172,7 +176,7 @@ def product_by_columns(
     backward : bool
         True for the backward pass.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
     parameters : RnnParameters
         Calibration of the device.
 
@@ -202,18 +206,18 @@ def _plain_product_time(
     device: DeviceFigures,
     products: GemmParameters,
 ) -> Array:
-    """Price products, launch apart, as the device's calibration of plain products does.
+    """Compute the time of products without launch by the device's calibration of plain products.
 
     Parameters
     ----------
     m, n, k : ndarray
         Extents of the product (m x k)(k x n).
     element_bytes : ndarray
-        Bytes of an element as it is stored.
+        Bytes of a stored element.
     along_sum : float
-        Share of the operands that lies along k; n runs along the contiguous side of the result.
+        Share of the operands that is contiguous along k; n runs along the contiguous side of the result.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
     products : GemmParameters
         Calibration of plain products, which prices those of `_PLAIN_RELEASE` and later.
 
@@ -230,7 +234,7 @@ def _plain_product_time(
 
 
 def weight_miss(*, footprint: Number, l2_bytes: float, share: float) -> Array:
-    """Return the share of weight bytes that a step reads from memory although the last step read them.
+    """Compute the share of weight bytes that a step reads from memory although the previous step read them.
 
     1 - 1 / (1 + (footprint / (share L2))^4)
 
@@ -246,7 +250,7 @@ def weight_miss(*, footprint: Number, l2_bytes: float, share: float) -> Array:
     Returns
     -------
     ndarray
-        0 in L2, 1 far beyond it.
+        Share: 0 if the weights fit into L2, 1 if they are much larger.
 
     Examples
     --------
@@ -268,7 +272,7 @@ def step_time(
     parameters: RnnParameters,
     products: GemmParameters | None = None,
 ) -> Array:
-    """Price one step: the product with its weights, and the pointwise kernel; launches apart.
+    """Compute the time of one step without launches: the product with its weights, and the pointwise kernel.
 
     Parameters
     ----------
@@ -279,13 +283,13 @@ def step_time(
     batch : ndarray
         Sequences.
     element_bytes : ndarray
-        Bytes of an element as it is stored.
+        Bytes of a stored element.
     backward : bool, default False
         True for the backward pass.
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional
@@ -328,10 +332,10 @@ def persistent_step_time(
     device: DeviceFigures,
     parameters: RnnParameters,
 ) -> Array:
-    """Price one step with the weights in registers.
+    """Compute the time of one step with the weights in registers.
 
-    A barrier over the whole grid, the products spread over all multiprocessors, and the state read by each of them
-    through L2.
+    It consists of a barrier over the whole grid, the products on all multiprocessors, and the state, which each of them
+    reads through L2.
 
     Parameters
     ----------
@@ -342,16 +346,16 @@ def persistent_step_time(
     batch : ndarray
         Sequences.
     element_bytes : ndarray
-        Bytes of an element as it is stored.
+        Bytes of a stored element.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
     parameters : RnnParameters
         Calibration of the device.
 
     Returns
     -------
     ndarray
-        Seconds; infinite where they do not fit.
+        Seconds; infinite if the weights do not fit.
     """
     p, products = parameters, gate_count * hidden**2
     arithmetic = 2.0 * products * batch / (p.gemm_efficiency * device.peak_flops_per_s)
@@ -364,9 +368,10 @@ def filter_time(
     *, gate_count: Array, hidden: Array, batch: Array, timesteps: Array, element_bytes: Array,
     library: Number = PRESENT, device: DeviceFigures, parameters: RnnParameters, products: GemmParameters | None = None,
 ) -> Array:  # fmt: skip
-    """Price the weight gradient: one product (g h x bT)(bT x h) over all steps.
+    """Compute the time of the weight gradient: one product (g h x bT)(bT x h) over all steps.
 
-    Later releases add it to what is there (cuDNN API reference, cudnnRNNBackwardWeights), and so read that first.
+    Later releases add it to the existing gradient (cuDNN API reference, cudnnRNNBackwardWeights), which they read
+    first.
 
     Parameters
     ----------
@@ -379,11 +384,11 @@ def filter_time(
     timesteps : ndarray
         Steps of a sequence.
     element_bytes : ndarray
-        Bytes of an element as it is stored.
+        Bytes of a stored element.
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional
@@ -425,9 +430,9 @@ def rnn_time(
     parameters: RnnParameters,
     products: GemmParameters | None = None,
 ) -> Array:
-    """Price the recurrent part of layers over all steps; all arguments broadcast.
+    """Compute the time of the recurrent part of layers over all steps; all arguments broadcast.
 
-    Input products (W x for all steps at once) are GEMMs of their own.
+    Input products (W x for all steps at once) are separate matrix products.
 
     Parameters
     ----------
@@ -440,19 +445,19 @@ def rnn_time(
     timesteps : array-like
         Steps of a sequence.
     direction : int or ndarray of int, default RnnDirection.FORWARD
-        0 forward, 1 backward.
+        Value of `RnnDirection`.
     element_bytes : array-like, default 4.0
-        Bytes of an element as it is stored.
+        Bytes of a stored element.
     layers : array-like, default 1.0
         Layers of the same shape.
     bidirectional : array-like, default 0.0
-        1 runs a second recurrence over the reversed sequence, one after the other.
+        1 adds a second recurrence over the reversed sequence, which runs after the first.
     persistent : bool, default False
-        True takes the kernel with weights in registers where they fit and it is faster.
+        True to use the kernel with weights in registers if they fit and it is faster.
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
     device : DeviceFigures
-        What the datasheet and the clock say of the device (`paleo.pricing.kernels.figures`).
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional

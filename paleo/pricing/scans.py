@@ -1,14 +1,15 @@
-"""Recurrences over a sequence whose state is a matrix (Mamba-2, gated delta rules) and their short convolutions.
+"""Time of recurrences with a matrix as state (Mamba-2, gated delta rules), and of their short convolutions.
 
-A prompt is cut into chunks. Products inside all chunks run side by side; the state goes from chunk to chunk of a
-sequence, a block for each head and ``LANE`` values. A token reads and writes the whole state of its sequence.
+In prefill and training the sequence is cut into chunks. Products inside all chunks run concurrently. The state is
+passed from chunk to chunk of a sequence, by one block for each head and ``LANE`` values. In decode a token reads and
+writes the whole state of its sequence.
 
     chunks = launch + joined(FLOP of chunks / (rate · multiprocessors), bytes / bandwidth) + steps of the state
     tokens = launch + joined(state · (first + tokens · state) / bandwidth, steps of the state)
     taps   = launch + joined(channels / bandwidth, blocks of a channel and sequence)
 
-``rate`` counts FLOP a cycle and multiprocessor: Triton's kernels of the gated delta rule reach 800 on Hopper and on
-Blackwell, whatever their tensor cores could.
+``rate`` is FLOP per cycle and multiprocessor: Triton's kernels of the gated delta rule reach 800 on Hopper and on
+Blackwell, whatever the rate of their tensor cores.
 
 References: Dao and Gu, Transformers are SSMs, ICML 2024; Yang, Kautz and Hatamizadeh, Gated delta networks, ICLR 2025.
 """
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
     from paleo.pricing.store import SourcedParameters
 
 Array = npt.NDArray[np.float64]
-#: Values of a state that one block holds, and blocks that a multiprocessor runs at once: of prompts, of single tokens.
+#: Values of a state in one block, and blocks that a multiprocessor runs at once: in prefill, and in decode.
 LANE, LANES, TOKEN_LANES = 32.0, 2.0, 8.0
-#: Bytes of an element of tokens, of a sequence's state, and of the states between chunks, written and read.
+#: Bytes of an element of tokens, of a sequence's state, and of the states between chunks, which are written and read.
 ELEMENT, STATE, BETWEEN = 2.0, 4.0, 4.0
-#: Positions of a chunk as the kernel of each family works on them: sub-chunks of 16 in Triton's delta rules.
+#: Positions of a chunk in the kernel of each family; Triton's delta rules have sub-chunks of 16.
 CHUNKS = {
     "chunk_gated_delta_rule": 16.0, "chunk_kda": 16.0, "flashkda_fwd": 64.0,
     "chunk_gated_delta_rule_flashinfer": 128.0, "mamba_chunk_scan_combined": 128.0,
@@ -59,7 +60,7 @@ class ScanParameters:
 
 
 def chunk_flops(length: npt.ArrayLike, keys: npt.ArrayLike, values: npt.ArrayLike) -> Array:
-    """Count the FLOP of one chunk of one head: scores, outputs within and across chunks, what is added to the state.
+    """Count the FLOP of one chunk of one head: scores, outputs within and across chunks, and the update of the state.
 
     Parameters
     ----------
@@ -89,7 +90,7 @@ def chunked_scan_time(
     device: DeviceFigures,
     parameters: ScanParameters,
 ) -> Array:
-    """Price a recurrence over prompts.
+    """Compute the time of a recurrence over whole sequences.
 
     Parameters
     ----------
@@ -100,7 +101,7 @@ def chunked_scan_time(
     token_bytes : array
         Bytes of a token's inputs and outputs.
     chunk : float
-        Positions that the kernel works on at once.
+        Positions of a chunk in the kernel.
     device : DeviceFigures
         The device.
     parameters : ScanParameters
@@ -133,7 +134,7 @@ def token_scan_time(
     device: DeviceFigures,
     parameters: ScanParameters,
 ) -> Array:
-    """Price a recurrence over a few new tokens of each sequence.
+    """Compute the time of a recurrence over a few new tokens of each sequence.
 
     Parameters
     ----------
@@ -163,14 +164,14 @@ def token_scan_time(
 def short_convolution_time(
     *, batch: Array, length: Array, channels: Array, taps: Array, device: DeviceFigures, parameters: ScanParameters
 ) -> Array:
-    """Price a causal convolution of each channel over a few positions.
+    """Compute the time of a causal convolution of each channel over a few positions.
 
     Parameters
     ----------
     batch, length, channels : array
         Sequences, tokens of each, and channels.
     taps : array
-        Positions that are summed up; all but one lie in a state that is read and written.
+        Positions that are summed; all but one are in a state that is read and written.
     device : DeviceFigures
         The device.
     parameters : ScanParameters
@@ -192,7 +193,9 @@ def short_convolution_time(
 def scan(
     prices: FamilyPrices, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[ScanParameters], Array]:
-    """Price recurrences of a step; backward repeats the chunks of forward as often as its FLOP do.
+    """Compute the times of recurrences in a training step.
+
+    The backward pass repeats the chunks of the forward pass in proportion to its FLOP.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Attention over keys that an indexer selects, a layer of it or one of its parts, as engines run it on one rank.
+"""Time of attention over keys that an indexer selects, of a layer or one of its parts, in inference on one rank.
 
     projections = joined(FLOP / (share · peak), weights / (share · bandwidth))
-    scores      = joined(FLOP of the indexer in fp8, its keys / bandwidth, keys that one block walks one after another)
+    scores      = joined(FLOP of the indexer in fp8, its keys / bandwidth, keys that one block reads in sequence)
     selection   = scores in fp32 / (share · bandwidth) + waves of queries · (start + time of a key · keys)
     attention   = joined(FLOP over the selected keys, their bytes from caches)
     passes      = inputs, latents, queries and contexts / (share · bandwidth)
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from paleo.pricing.kernels import DeviceFigures
 
 Array = npt.NDArray[np.float64]
-#: Rate of 8-bit arithmetic over that of 16 bits; rate of caches over memory at which gathered keys are read again;
-#: rows of the narrowest matrix instruction.
+#: Ratio of the rate of 8-bit to that of 16-bit arithmetic; ratio of the bandwidth of caches, from which gathered keys
+#: are read again, to that of memory; rows of the narrowest matrix instruction.
 NARROW, CACHED, LEAST_HEADS = 2.0, 3.0, 16.0
-#: Queries that a multiprocessor selects keys for at once, a block each.
+#: Queries for which a multiprocessor selects keys at once, one block each.
 RESIDENT = 2.0
 _PICOSECOND = 2.0**-40
 
@@ -51,7 +51,7 @@ class SparseParameters:
 
 @dataclass(frozen=True, slots=True)
 class SparseWork:
-    """What a call does: FLOP, bytes and keys of each part; arrays that broadcast."""
+    """Work of a call: FLOP, bytes and keys of each part, as arrays that broadcast."""
 
     projection_flops: Array
     weight_bytes: Array
@@ -69,12 +69,12 @@ class SparseWork:
 
 
 def sparse_attention_time(work: SparseWork, device: DeviceFigures, parameters: SparseParameters) -> Array:
-    """Price a layer of sparse attention, or a part of it: what a part lacks is zero in its work.
+    """Compute the time of a layer of sparse attention, or of a part of it with zero work for the other parts.
 
     Parameters
     ----------
     work : SparseWork
-        What each call does.
+        Work of each call.
     device : DeviceFigures
         Peak in 16 bits and memory of the device.
     parameters : SparseParameters

@@ -1,12 +1,12 @@
-"""Which calibration prices a run: the bare roofline, Paleo's constants, or measured parameters of the device (`Rates`,
-`lookup`); and which entry prices a family: the device's own, an inherited one, or the formula's defaults.
+"""The calibration that prices a run (`Rates`, `lookup`), and the entry that prices a family.
 
-The order of search, each step with a wider interval than the one before:
+A run is priced by the plain roofline, the original Paleo's constants, or measured parameters. The entry of a family is
+the device's own, an inherited one, or the formula's defaults. The order of search, with a wider interval at each step:
 
-1. a user's own calibration file, then the shipped file of the device or system, in the wanted stack;
-2. the same file in another stack: the silicon's parameters stay, those of the host come from the rules of the
+1. the user's calibration file, then the shipped file of the device or system, in the wanted stack;
+2. the same file in another stack: parameters of the silicon are kept, those of the host are taken from the rules of the
    device's architecture for the wanted stack;
-3. the rules of the architecture (``architectures.yaml``), the best match of kind of memory first, then of the stack;
+3. the rules of the architecture (``architectures.yaml``), by the best match of memory technology, then of the stack;
 4. the rules of its nearest relatives (Blackwell Ultra: Blackwell, then Hopper; Turing: Volta; …);
 5. the defaults of the formula.
 """
@@ -28,9 +28,10 @@ from paleo.specs.calibration import Calibration, Entry, InheritanceRule, calibra
 Array = npt.NDArray[np.float64]
 P = TypeVar("P")
 Bins = tuple[tuple[float, float, float], ...]
-#: Which way of timing says most of a kernel inside a running step: replayed graphs, then bare kernels, then calls.
+#: Ways of timing a kernel, the one nearest to a kernel inside a running step first: replayed graphs, bare kernels,
+#: calls.
 STEP_STACKS = ("graph", "kernel", "back-to-back", "eager")
-#: Parameters that belong to the host or the way of timing, not to the silicon, by the first part of the family key.
+#: Parameters that belong to the host or the way of timing, not to the silicon, by the first part of the family's name.
 HOST_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "gemm": ("launch",),
     "conv": ("launch",),
@@ -46,35 +47,36 @@ HOST_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "exchange": ("launch",),
     "sparse": ("launch",),
 }
-#: Interval of a prediction from the formula's defaults alone: nothing was measured.
+#: Interval of a prediction from the formula's defaults, without any measurement.
 UNMEASURED = (0.5, 2.0)
-#: What each step to a relative architecture adds to an interval, as a factor.
+#: Factor by which each step to a relative architecture widens an interval.
 RELATIVE_WIDENING = 1.2
-#: Architectures that no rule knows inherit from this one.
+#: Architecture from which those without rules inherit.
 _FALLBACK_ARCHITECTURE = "Ampere"
-#: Memories that keep their error-correcting bits among the data, on server cards.
+#: Memory technologies whose error-correcting bits are stored among the data on server cards.
 _INLINE_ECC = frozenset({"GDDR5", "GDDR6", "GDDR7"})
-#: Achieved share of the nominal bandwidth in large streams, by kind of memory (see ``streaming_fraction``).
+#: Achieved share of the nominal bandwidth in large streams, by memory technology (`streaming_fraction`).
 _STREAMING = {"HBM2": 0.90, "HBM2e": 0.89, "HBM3": 0.90, "HBM3e": 0.90, "GDDR": 0.87}
-#: DRAM bytes of data per byte of data and inline ECC, and the share that Pascal's HBM2 controller reaches.
+#: Ratio of data bytes to data and inline ECC bytes, and the share of the bandwidth that Pascal's HBM2 controller
+#: reaches.
 ECC_SHARE, PASCAL_HBM2 = 8.0 / 9.0, 0.74
 
 
 def streaming_fraction(*, memory_kind: str, architecture: str, inline_ecc: bool) -> float:
-    """Return the share of the datasheet's bandwidth that a long stream reaches, if unmeasured.
+    """Return the share of the datasheet's bandwidth that a long stream reaches, for unmeasured devices.
 
-    Row activation, refresh and the turn from reads to writes cost some 10 % on HBM and a little more on the longer
-    bursts of GDDR. HBM carries its ECC bits on wires of their own; server cards with GDDR store one ECC byte with each
-    eight bytes in the same memory (inline), which takes a ninth of the traffic.
+    Row activation, refresh and the switch from reads to writes cost some 10 % on HBM and a little more on the longer
+    bursts of GDDR. HBM has separate wires for ECC bits. Server cards with GDDR store one ECC byte with each eight bytes
+    in the same memory (inline), which takes a ninth of the traffic.
 
     Parameters
     ----------
     memory_kind : str
-        Such as ``HBM3`` or ``GDDR6``.
+        Memory technology, such as ``HBM3`` or ``GDDR6``.
     architecture : str
-        As device specs name it.
+        Architecture, as in device specs.
     inline_ecc : bool
-        True where error-correcting bytes lie among the data.
+        True if error-correcting bytes are stored among the data.
 
     Returns
     -------
@@ -95,9 +97,9 @@ def streaming_fraction(*, memory_kind: str, architecture: str, inline_ecc: bool)
 
 @dataclass(frozen=True, slots=True)
 class SourcedParameters(Generic[P]):
-    """Parameters, where they come from (``measured``, ``inherited`` or ``default``), and the interval's factors.
+    """Parameters with their origin (``measured``, ``inherited`` or ``default``) and the factors of their interval.
 
-    ``interval`` holds (up to predicted seconds, low, high), times rising.
+    ``interval`` holds (up to predicted seconds, low factor, high factor), in ascending order of times.
     """
 
     parameters: P
@@ -106,7 +108,7 @@ class SourcedParameters(Generic[P]):
     interval: Bins
 
     def factors(self, predicted: float) -> tuple[float, float]:
-        """Return the interval's factors for one predicted time.
+        """Return the factors of the interval of one predicted time.
 
         Parameters
         ----------
@@ -151,7 +153,7 @@ def lookup(
     stacks: Sequence[str] = STEP_STACKS,
     user_calibration: Calibration | None = None,
 ) -> SourcedParameters[P]:
-    """Find the parameters of a family for a device or system, in the first stack that there is.
+    """Find the parameters of a family for a device or system, in the first available stack.
 
     Parameters
     ----------
@@ -164,25 +166,25 @@ def lookup(
     family : str
         Calibration family.
     memory_kind : str, default ''
-        Kind of memory of a device, of the links inside a node of a system.
+        Memory technology of a device, or kind of the links inside a node of a system.
     stacks : sequence of str, default STEP_STACKS
         Ways of timing, best first.
     user_calibration : Calibration, optional
-        A user's calibration, asked before the shipped ones.
+        Calibration of the user, which takes precedence over the shipped ones.
 
     Returns
     -------
     SourcedParameters[P]
-        With where they come from and their interval.
+        Parameters with their origin and interval.
     """
-    # each stack is followed by its base (eager/linear: eager), then come the usual ones
+    # each stack is followed by its base (eager/linear: eager), then by the usual ones
     named = [part for stack in stacks for part in dict.fromkeys((stack, stack.partition("/")[0]))]
     variants = tuple(dict.fromkeys([*named, *STEP_STACKS]))
     for calibration in filter(None, (user_calibration, _shipped(subject))):
         fitting = [entry for entry in calibration.entries if entry.family == family and entry.stack in variants]
         if fitting:
             entry = min(fitting, key=lambda entry: _rank(entry.stack, variants))
-            entry = _hosted(entry, variants, architecture, memory_kind)
+            entry = _with_host_parameters(entry, variants, architecture, memory_kind)
             return _sourced(kind, entry, "measured", calibration.name)
     inherited = _inherited(family, architecture, memory_kind, variants)
     if inherited is not None:
@@ -194,8 +196,8 @@ def _rank(stack: str, stacks: Sequence[str]) -> int:
     return list(stacks).index(stack) if stack in stacks else len(stacks)
 
 
-def _hosted(entry: Entry, stacks: Sequence[str], architecture: str, memory_kind: str) -> Entry:
-    """The entry with the host's parameters of a stack that is wanted more, where the architecture's rules have one."""
+def _with_host_parameters(entry: Entry, stacks: Sequence[str], architecture: str, memory_kind: str) -> Entry:
+    """Replace the host parameters of an entry by those of a preferred stack, if the architecture's rules have one."""
     better = stacks[: _rank(entry.stack, stacks)]
     for rule in _rules(entry.family, architecture):
         for stack in better:
@@ -206,7 +208,7 @@ def _hosted(entry: Entry, stacks: Sequence[str], architecture: str, memory_kind:
 
 
 def host_parameters(entry: Entry) -> dict[str, float]:
-    """Pick the parameters of an entry that belong to the host or the way of timing.
+    """Select the parameters of an entry that belong to the host or the way of timing.
 
     Parameters
     ----------
@@ -222,8 +224,10 @@ def host_parameters(entry: Entry) -> dict[str, float]:
 
 
 def _inherited(family: str, architecture: str, memory_kind: str, stacks: Sequence[str]) -> tuple[Entry, str] | None:
-    """The best rule's entry, and the architecture that it was written for, or the devices of another maker that it
-    names."""
+    """Return the entry of the best rule, and its source.
+
+    The source is the architecture for which the rule was written, or the devices of another maker that it names.
+    """
     for steps, relative in enumerate(_relatives(architecture)):
         choices = [(rule, stack) for rule in _rules(family, relative) for stack in rule.stacks]
         if choices:
@@ -249,7 +253,7 @@ def _rules(family: str, architecture: str) -> tuple[InheritanceRule, ...]:
 
 
 def _memory_distance(rule: InheritanceRule, memory_kind: str) -> int:
-    """0 for the same kind of memory, 1 for a rule about any, 2 for the same class (HBM, GDDR), 3 for another."""
+    """Return 0 for the same memory technology, 1 for a rule for any, 2 for the same class (HBM, GDDR), else 3."""
     if rule.memory_kinds is None:
         return 1
     if memory_kind in rule.memory_kinds:
@@ -258,23 +262,23 @@ def _memory_distance(rule: InheritanceRule, memory_kind: str) -> int:
 
 
 def resolved(rule: InheritanceRule, family: str, stack: str, architecture: str, memory_kind: str) -> Entry:
-    """Compose an entry by a rule of inheritance.
+    """Build an entry by a rule of inheritance.
 
     Parameters
     ----------
     rule : InheritanceRule
         The rule.
     family, stack : str
-        What is wanted.
+        Family and stack of the entry.
     architecture : str
         The architecture that inherits.
     memory_kind : str
-        Its kind of memory.
+        Its memory technology.
 
     Returns
     -------
     Entry
-        With a widened interval.
+        Entry with a widened interval.
 
     Raises
     ------
@@ -310,7 +314,7 @@ def _source(subject: str, family: str, stack: str) -> Entry:
 
 
 def _mean(sets: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
-    """The weighted geometric mean of parameter sets."""
+    """Compute the weighted geometric mean of parameter sets."""
     if len(sets) == 1:
         return dict(sets[0])
     total = sum(weights)
@@ -346,9 +350,10 @@ def _sourced(kind: type[P], entry: Entry, origin: str, subject: str) -> SourcedP
 class Rates:
     """Constant efficiencies: shares of the datasheet's peaks that computation and links reach, and a launch floor [s].
 
-    ``combine`` says whether arithmetic and memory traffic of a kernel overlap (max) or add up (the original Paleo).
-    ``latency`` False drops the alpha of links, as the original did. ``arrays``: products are padded to the systolic
-    arrays of a device that states them (`paleo.pricing.systolic`).
+    ``combine`` is ``max`` if arithmetic and memory traffic of a kernel overlap, and ``sum`` if they add up (the
+    original Paleo). With ``latency`` False links have no alpha, as in the original. With ``arrays`` products are padded
+    to the systolic arrays of a device that states them (`paleo.pricing.systolic`). ``low`` and ``high`` are the factors
+    of the interval.
     """
 
     name: str
@@ -364,9 +369,9 @@ class Rates:
 
 
 IDEAL = Rates("ideal", link=1.0)
-#: Systolic arrays that no kernel was timed on: no family of GPU kernels carries over to one large core. Shares of the
-#: matrix units, beside what their width pads, as MaxText's published steps reach them (0.5 to 0.68 of peak as MFU), of
-#: memory as of HBM elsewhere, of a link by the scaling book (ICI, 0.9).
+#: Rates of systolic arrays, on which no kernel was timed; families of GPU kernels do not apply to one large core. The
+#: share of the matrix units, in addition to padding, is that of MaxText's published steps (0.5 to 0.68 of peak as MFU),
+#: that of memory is as for HBM elsewhere, and that of a link is from the scaling book (ICI, 0.9).
 COMPILED = Rates(
     "assumed for TPUs: 0.7 of the matrix units, 0.85 of memory, 0.9 of a link",
     0.7, 0.85, 0.9, arrays=True, low=0.65, high=1.6,
@@ -374,29 +379,29 @@ COMPILED = Rates(
 
 
 def constants(device_kind: str, text: str) -> Rates | None:
-    """Return the constants that a calibration asks for, or that ``auto`` means without measurements.
+    """Return the constant rates that a calibration names, or those of ``auto`` for devices without measurements.
 
     Parameters
     ----------
     device_kind : str
-        Such as ``gpu`` or ``tpu``.
+        Kind of device, such as ``gpu`` or ``tpu``.
     text : str
         The calibration as the user wrote it.
 
     Returns
     -------
     Rates, optional
-        None where a calibration prices the run.
+        None if measured parameters price the run.
     """
     return COMPILED if text == "auto" and device_kind == "tpu" else rates(text)
 
 
-#: Least share of peak that ``ppp=`` takes.
+#: Least share of peak that ``ppp=`` accepts.
 _LEAST_SHARE = 1e-4
 
 
 def rates(text: str) -> Rates | None:
-    """Read ``ideal`` or ``ppp=0.6`` / ``ppp=0.6,0.75`` (computation, communication).
+    """Parse ``ideal`` or ``ppp=0.6`` / ``ppp=0.6,0.75`` (computation, communication).
 
     Parameters
     ----------

@@ -1,25 +1,26 @@
-"""Work of matrix products on systolic arrays: the FLOP of the clocks that they hold the array for.
+"""Work of matrix products on systolic arrays: the FLOP of the clocks for which they occupy the array.
 
-An array of ``width`` by ``width`` multipliers (128 on TPU v2 to v5p, 256 from v6e on) keeps a tile of one operand and
-lets rows of the other stream through. So
+An array of ``width`` by ``width`` multipliers (128 on TPU v2 to v5p, 256 from v6e on) holds a tile of one operand while
+rows of the other stream through it. So
 
     sum       is padded to the width: rows of the array
-    outputs   along the operand that is kept are padded to the width: columns of the array
-    rows      that stream take a clock each; meanwhile the next tile is loaded, a row a clock, so that fewer rows than
-              the array has take as long as that many
+    outputs   along the held operand are padded to the width: columns of the array
+    rows      that stream take one clock each; meanwhile the next tile is loaded, one row per clock, so that fewer rows
+              than the array has take as long as that many
 
-and a library keeps whichever operand holds the array for fewer clocks. Each core of a chip has its share of the rows.
+and a library holds the operand for which the array is occupied for fewer clocks. Each core of a chip has its share of
+the rows.
 
-A convolution streams positions. Where a core has several samples its taps are fed side by side, as if the sum were
-over channels and taps, and samples fill the vector lanes of memory. A core with one sample or a part of one (an image
-or a volume that is spread over cores) sums over channels tap by tap, each padded, and stores channels along the lanes,
-padded as well. The former is what steps of ResNet-50 and SSD need (tap by tap they come out 1.4 to 3 times as long as
-measured), the latter what those of 3D U-Net need (side by side they come out at 0.4 and 0.5 of what was measured).
+A convolution streams positions. If a core has several samples, it sums over channels and taps together, and samples
+fill the vector lanes of memory. A core with at most one sample (an image or a volume that is split over cores) sums
+over channels tap by tap, each padded, and stores channels along the lanes, padded as well. Steps of ResNet-50 and SSD
+need the former (tap by tap they are predicted 1.4 to 3 times as long as measured), those of 3D U-Net the latter (with
+joint taps they are predicted at 0.4 and 0.5 of the measured times).
 
 Jouppi et al., "In-Datacenter Performance Analysis of a Tensor Processing Unit", ISCA 2017 (tiles loaded behind rows
 that stream); Jouppi et al., "TPU v4", ISCA 2023; Google, Cloud TPU performance guide (tiles of 8 by 128). Padding is
-exact; the share of clocks that is left is that of `paleo.pricing.store.COMPILED`. Not for sparsity; Winograd's and
-Fourier's transforms are not made.
+exact; the share of clocks that products then reach is that of `paleo.pricing.store.COMPILED`. Not valid for sparsity;
+Winograd's and Fourier's transforms are not considered.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Number = float | Array
-#: Elements along the vector lanes, the long side of a tile in memory.
+#: Elements along the vector lanes, which are the long side of a tile in memory.
 LANES = 128.0
 
 
@@ -54,6 +55,7 @@ def padded(extent: Number, step: float) -> Array:
     Returns
     -------
     ndarray
+        Padded extents.
 
     Examples
     --------
@@ -64,7 +66,7 @@ def padded(extent: Number, step: float) -> Array:
 
 
 def product_flops(m: Number, n: Number, k: Number, width: float) -> Array:
-    """Return the FLOP of the clocks for which a product holds one core's arrays.
+    """Compute the FLOP of the clocks for which a product occupies one core's array.
 
     Parameters
     ----------
@@ -89,7 +91,7 @@ def product_flops(m: Number, n: Number, k: Number, width: float) -> Array:
 
 
 def _gemm(kernel: Kernel, width: float, cores: float) -> float:
-    """Rows are shared out over the cores; of the gradient of weights, what is summed over."""
+    """Count the FLOP of a product whose rows are divided among the cores; for a weight gradient, whose sum is."""
     shape = kernel.shape
     summed, rows = (cores, 1.0) if kernel.phase == "backward_weight" else (1.0, cores)
     each = product_flops(shape["m"] / rows, shape["n"], shape["k"] / summed, width)
@@ -97,18 +99,19 @@ def _gemm(kernel: Kernel, width: float, cores: float) -> float:
 
 
 def _positions(shape: Mapping[str, float]) -> float:
-    """Outputs of all images in one channel; one-dimensional convolutions have one extent."""
+    """Count the outputs of all images in one channel; one-dimensional convolutions have one extent."""
     return shape["n"] * math.prod(shape.get(f"out_{axis}", 1.0) for axis in "dhw")
 
 
 def _convolution(kernel: Kernel, width: float, cores: float) -> float:
-    """The cheaper of the groups one by one and of all channels with zeros between groups."""
+    """Count the FLOP of a convolution: the lesser of single groups, and all channels with zeros between groups."""
     groups = kernel.shape.get("groups", 1.0)
     whole = _convolved(kernel, width, cores, 1.0)
     return whole if groups == 1.0 else min(whole, groups * _convolved(kernel, width, cores, groups))
 
 
 def _convolved(kernel: Kernel, width: float, cores: float, groups: float) -> float:
+    """Count the FLOP of a convolution of one group."""
     shape, positions = kernel.shape, _positions(kernel.shape) / cores
     taps = math.prod(shape.get(f"kernel_{axis}", 1.0) for axis in "dhw")
     channels, filters = shape["c"] / groups, shape["k"] / groups
@@ -127,7 +130,7 @@ def _convolved(kernel: Kernel, width: float, cores: float, groups: float) -> flo
 
 
 def _recurrence(kernel: Kernel, width: float, cores: float) -> float:
-    """A product for each step; of the gradient of the weights one for all of them."""
+    """Count the FLOP of one product per step; for the weight gradient, of one product for all steps."""
     shape = kernel.shape
     rows, hidden, outputs = shape["batch"] / cores, shape["hidden"], shape["gates"] * shape["hidden"]
     if kernel.operation.endswith("bwd_filter"):
@@ -138,7 +141,7 @@ def _recurrence(kernel: Kernel, width: float, cores: float) -> float:
 
 
 def _attention(kernel: Kernel, width: float, cores: float) -> float:
-    """Its products sum over the width of a head, or have that many columns: both are padded."""
+    """Count the FLOP of attention, whose products sum over the width of a head or have that many columns (padded)."""
     head = kernel.shape["head_dim"]
     return float(kernel.flops * padded(head, width) / head)
 
@@ -152,7 +155,7 @@ _WORK: Mapping[str, Callable[[Kernel, float, float], float]] = {
 
 
 def occupied_flops(kernels: Sequence[Kernel], device: Device) -> Array:
-    """Return the FLOP of the clocks for which each kernel holds the arrays of a chip.
+    """Compute the FLOP of the clocks for which each kernel occupies the arrays of a chip.
 
     Parameters
     ----------
@@ -164,7 +167,7 @@ def occupied_flops(kernels: Sequence[Kernel], device: Device) -> Array:
     Returns
     -------
     ndarray
-        Of shape (kernels,); none of passes over memory, what kernels count where the device states no array.
+        Shape (kernels,); 0 for memory passes. If the device states no array, the FLOP that kernels count.
     """
     if device.matrix_unit is None:
         return np.array([kernel.flops for kernel in kernels], dtype=np.float64)
@@ -174,10 +177,10 @@ def occupied_flops(kernels: Sequence[Kernel], device: Device) -> Array:
 
 
 def laid_out_bytes(kernel: Kernel, device: Device) -> float:
-    """Return the bytes that a kernel moves in the layout of vector lanes.
+    """Compute the bytes that a kernel moves in the layout of vector lanes.
 
-    Bytes that a kernel moves: channels lie along the vector lanes, padded to them where a core has one sample at most;
-    matrices have long sides, and several samples fill the lanes together.
+    If a core has at most one sample, channels are along the vector lanes and padded to them. Matrices have long sides,
+    and several samples fill the lanes together.
 
     Parameters
     ----------
@@ -212,5 +215,5 @@ def laid_out_bytes(kernel: Kernel, device: Device) -> float:
 
 
 def _laid_out(channels: float) -> float:
-    """Channels stored in memory for each channel of a tensor, padded to the lanes."""
+    """Compute the ratio of stored channels, padded to the lanes, to the channels of a tensor."""
     return float(padded(channels, LANES)) / channels

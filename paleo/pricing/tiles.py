@@ -1,10 +1,10 @@
-"""Products of engines' kernels: tiles on multiprocessors, beside the traffic of their operands.
+"""Time of matrix products in inference engines: tiles on multiprocessors, overlapped with memory traffic.
 
 The output of a product of ``rows`` by ``columns`` with a sum over ``length`` is cut into tiles, one per thread block.
 
-    waves    = half of the blocks in whole waves, half as they come: kernels are partly persistent
+    waves    = half of the blocks in whole waves, half fractional: kernels are partly persistent
     compute  = waves · (tile FLOP · (1 + operands · (1/rows + 1/columns)) / (efficiency · peak) + epilogue)
-    lone     = length · depth cycles: what one block waits for its reads
+    lone     = length · depth cycles: the wait of one block for its reads
     time     = least over tiles of max(compute, lone)
 
 References: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantisation); Williams, Waterman and
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from paleo.pricing.kernels import DeviceFigures
 
 Array = npt.NDArray[np.float64]
-#: Area of the tile that ``epilogue`` refers to.
+#: Area of the tile for which ``epilogue`` is stated.
 EPILOGUE_TILE = 128.0 * 128.0
 #: Rows of the narrowest matrix instruction.
 LEAST_ROWS = 16.0
-#: Exponent of the norm that joins arithmetic and traffic, and of the one that joins device and host.
+#: Exponent of the norm that combines arithmetic and traffic, and of the one that combines device and host.
 OVERLAP, HOST_OVERLAP = 3.0, 8.0
 
 
@@ -63,7 +63,7 @@ def product_time(
     count: Array | float = 1.0,
     splits: Sequence[int] = (1,),
 ) -> Array:
-    """Arithmetic time of equal products that run side by side.
+    """Compute the arithmetic time of equal products that run concurrently.
 
     Parameters
     ----------
@@ -76,9 +76,9 @@ def product_time(
     parameters : TileParameters
         Calibration of the kernel.
     count : array or float
-        Number of products; groups of products have leading axes in ``rows`` and ``count``, which are added up.
+        Number of products; groups of products have leading axes in ``rows`` and ``count``, which are summed.
     splits : sequence of int
-        Parts that the sum may be cut into.
+        Numbers of parts into which the sum may be split.
 
     Returns
     -------
@@ -102,7 +102,7 @@ def product_time(
 
 
 def joined(compute: Array, traffic: Array) -> Array:
-    """Join times of arithmetic and of memory traffic, which overlap with some loss where both are alike.
+    """Combine times of arithmetic and memory traffic, which overlap with some loss if they are nearly equal.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def joined(compute: Array, traffic: Array) -> Array:
 
 
 def behind_host(device: Array, host: float) -> Array:
-    """Join the time of a kernel with the host's time to issue it: a smooth maximum.
+    """Combine the time of a kernel with the host time to issue it, as a smooth maximum.
 
     Parameters
     ----------

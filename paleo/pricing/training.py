@@ -1,11 +1,11 @@
-"""Kernels as a framework's training step calls them: products under sustained load, experts in a loop, attention.
+"""Time of kernels in a framework's training step: products under long load, experts in a loop, attention.
 
     experts   = launches + products of ``STREAMS`` experts at a time, each on its own multiprocessors
     attention = the formula of `paleo.pricing.attention`, its rates scaled from an engine's kernel to training's
 
 Transformer Engine's GroupedLinear issues the products of a rank's experts one after the other on four streams
-(transformer_engine/common/gemm/cublaslt_gemm.cu, ``num_streams``). A gradient of weights that is added to a sum reads
-and writes that sum.
+(transformer_engine/common/gemm/cublaslt_gemm.cu, ``num_streams``). A weight gradient that is accumulated reads and
+writes the sum.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paleo.pricing.attention import PrefillParameters
 
 Array = npt.NDArray[np.float64]
-#: Experts whose products run side by side.
+#: Experts whose products run concurrently.
 STREAMS = 4.0
 
 
@@ -39,7 +39,7 @@ class TrainingParameters:
 
 
 def experts_product_time(*, experts: npt.ArrayLike, launch: float, **product: Any) -> Array:
-    """Price one product of each of a rank's experts.
+    """Compute the time of one product for each of a rank's experts.
 
     Parameters
     ----------
@@ -61,14 +61,14 @@ def experts_product_time(*, experts: npt.ArrayLike, launch: float, **product: An
 
 
 def hardened(cold: Array, hot: Array, ramp: float) -> Array:
-    """Join the times of a kernel before and after the power limit is felt, by how long a test run of it lasts.
+    """Interpolate between a kernel's times at the clock of short runs and of long load, by the length of a test run.
 
     Parameters
     ----------
     cold, hot : ndarray
-        Seconds at the clock of a short run and of long load.
+        Times at the clock of a short run and of long load [s].
     ramp : float
-        Kernel time that feels half of the difference [s].
+        Kernel time at which half of the difference applies [s].
 
     Returns
     -------
@@ -84,14 +84,14 @@ def hardened(cold: Array, hot: Array, ramp: float) -> Array:
 
 
 def trained_attention(engine: PrefillParameters, training: TrainingParameters) -> PrefillParameters:
-    """Return the parameters of attention in training from those of an engine's kernel.
+    """Convert the parameters of an engine's attention kernel to those of attention in training.
 
     Parameters
     ----------
     engine : PrefillParameters
         Calibration of the kernel as inference engines run it.
     training : TrainingParameters
-        What training changes. Its ``launch`` is that of single calls, which a step hides behind other kernels.
+        Calibration of training. Its ``launch`` is that of single calls, which other kernels hide in a step.
 
     Returns
     -------

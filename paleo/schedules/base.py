@@ -23,7 +23,7 @@ Array = npt.NDArray[np.float64]
 #: A number or an array of numbers; closed forms broadcast.
 Numeric = float | Array
 
-#: F forward, B backward (of inputs alone where W is listed apart), W backward of weights.
+#: F: forward. B: backward; of inputs only, if the schedule lists weight passes separately. W: backward of weights.
 Pass = Literal["F", "B", "W"]
 
 
@@ -36,16 +36,16 @@ class Action(NamedTuple):
 
 
 Order = Callable[[int, int, int, int], list[Action]]
-#: How many passes of a stage's order run as one, one group after another: (stage, stages, microbatches, chunks).
+#: How many passes of a stage's order run as one, for each group in order: (stage, stages, microbatches, chunks).
 Fused = Callable[[int, int, int, int], list[int]]
-#: Where a piece of the network lies: (stage, chunk of that stage).
+#: Location of a piece of the network: (stage, chunk of that stage).
 Place = tuple[int, int]
 #: (stages, chunks) -> for each copy of the network the places of its pieces, from input to output.
 Paths = Callable[[int, int], tuple[tuple[Place, ...], ...]]
 
 
 def round_robin(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
-    """Place the pieces of one copy of the network on one stage after the other, chunk by chunk.
+    """Place the pieces of one copy of the network on consecutive stages, chunk by chunk.
 
     Parameters
     ----------
@@ -75,23 +75,23 @@ class Passes(NamedTuple):
     weights: Array
 
 
-#: Time from the first pass to the end of the last one [s]: (passes, microbatches, chunks).
+#: Time from the start of the first pass to the end of the last one [s]: (passes, microbatches, chunks).
 Span = Callable[[Passes, Numeric, int], Array]
-#: Most chunk activations alive at once on a stage: (stage, stages, microbatches, chunks).
+#: Largest number of chunk activations alive at once on a stage: (stage, stages, microbatches, chunks).
 Alive = Callable[[Numeric, int, Numeric, int], Numeric]
-#: Those of one of its pieces among them: (stage, stages, microbatches, piece, chunks).
+#: Activations of one piece when most are alive on a stage: (stage, stages, microbatches, piece, chunks).
 AliveOfPiece = Callable[[Numeric, int, Numeric, int, int], Numeric]
 
 
-#: Chunks' passes that a stage still makes after the last gradient of one of its chunks: (stage, stages, chunk, chunks)
-#: -> (backward passes of inputs, of weights).
+#: Passes that a stage still runs after the last gradient of one of its chunks: (stage, stages, chunk, chunks) ->
+#: (backward passes of inputs, of weights).
 Remaining = Callable[[Numeric, int, int, int], tuple[Numeric, Numeric]]
-#: When each stage ends its last pass [s]: (span, passes, microbatches, chunks).
+#: End of the last pass of each stage [s]: (span, passes, microbatches, chunks).
 Ends = Callable[[Array, Passes, Numeric, int], Array]
 
 
 def none_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
-    """Return no passes: the last gradient pass of a stage's only chunk is its last pass.
+    """Return no passes, for schedules whose last pass on a stage is the last gradient of its only chunk.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def none_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tupl
 
 
 def _drained(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """Compute when each stage ends where the last backward pass runs up to the first stage.
+    """Compute the end of each stage for schedules whose last backward pass moves up to the first stage.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def _drained(span: Array, passes: Passes, microbatches: Numeric, chunks: int) ->
 
 
 def all_at_once(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """Return the span for every stage: all stages are busy up to the end.
+    """Return the span for every stage, for schedules whose stages are all busy until the end.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def all_at_once(span: Array, passes: Passes, microbatches: Numeric, chunks: int)
 
 
 def running_sum(values: Array) -> Array:
-    """Sum over the first axis up to each place, as `np.cumsum` does.
+    """Compute the cumulative sum over the first axis, as `np.cumsum` does.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def running_sum(values: Array) -> Array:
 
 
 def running_max(values: Array) -> Array:
-    """Return the largest value over the first axis up to each place.
+    """Compute the cumulative maximum over the first axis.
 
     Parameters
     ----------
@@ -194,25 +194,25 @@ def _running(function: np.ufunc, values: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ClosedForms:
-    """Formulas that a schedule may give beside its order; all broadcast over arrays. None: the order is evaluated.
+    """Formulas of a schedule that replace the evaluation of its order; all broadcast over arrays.
 
     Attributes
     ----------
     span : callable, optional
-        Time of all passes [s].
+        Time of all passes [s]. None: the order is evaluated.
     alive : callable, optional
-        Most passes of a stage whose activations are alive at once.
+        Largest number of activations alive at once on a stage. None: counted from the order.
     ends : callable
         End of each stage's last pass [s], from the span.
     remaining : callable, optional
-        Passes that a stage still makes after the gradients of one of its chunks.
+        Passes that a stage still runs after the gradients of one of its chunks. None: counted from the order.
     exact : {'any', 'equal'}
-        Where ``span`` is the longest path through the order: on any stages, or where all pieces of the network take
-        equal times. Elsewhere it is near.
+        Range in which ``span`` equals the longest path through the order: on any stages, or only if all pieces of the
+        network take equal times. Outside it ``span`` is an approximation.
     least : float
-        Microbatches for each stage from which ``span`` holds.
+        Fewest microbatches per stage for which ``span`` is valid.
     alive_of : callable, optional
-        Passes among ``alive`` that belong to one piece of the network.
+        Activations among ``alive`` that belong to one piece of the network.
     """
 
     span: Span | None = None
@@ -226,7 +226,7 @@ class ClosedForms:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A pipeline order.
+    """Pipeline schedule: an order of passes for each stage, and what it requires of stages and microbatches.
 
     Attributes
     ----------
@@ -237,22 +237,22 @@ class Schedule:
     order : callable
         (stage, stages, microbatches, chunks) -> the passes of a stage, a list of `Action`.
     closed : ClosedForms
-        Formulas that stand in for what the order says.
+        Formulas that replace the evaluation of the order.
     chunks : int, optional
         Pieces of each copy of the network on a stage. None: as many as the strategy says.
     splits_backward : bool
-        Weight gradients (W) are passes of their own.
+        True if weight gradients (W) are separate passes.
     multiple : bool
-        The number of microbatches must be a multiple of the stages.
+        True if the number of microbatches must be a multiple of the stages.
     least : int
-        Fewest microbatches for each stage. Copies of the network take equally many of them.
+        Fewest microbatches per stage. All copies of the network process equally many microbatches.
     even : bool
-        The number of stages must be even.
+        True if the number of stages must be even.
     paths : callable
         (stages, chunks) -> stage and chunk of each piece of the network, once for each copy.
     fused : callable, optional
-        Passes of the order that begin and end together: a forward pass and the backward pass that follows (with its
-        weights), or a backward pass and its weights. None: each runs by itself.
+        Sizes of the groups of passes that start and end together: a forward pass and the next backward pass (with its
+        weights), or a backward pass and its weights. None: every pass runs separately.
     """
 
     name: str
@@ -299,7 +299,7 @@ class Schedule:
         return tuple(tuple(pieces[chunk] for chunk in range(len(pieces))) for pieces in piece_of)
 
     def sends_output(self, stages: int, chunks: int) -> tuple[tuple[bool, ...], ...]:
-        """Tell for each chunk of each stage if its output leaves the stage, for another or at the network's end.
+        """List for each chunk of each stage if its output leaves the stage, or the network.
 
         Parameters
         ----------
@@ -320,7 +320,7 @@ class Schedule:
         return tuple(map(tuple, sent))
 
     def takes(self, chunks: int) -> bool:
-        """Return True if the schedule supports so many chunks per stage of each copy of the network.
+        """Return True if the schedule supports a number of chunks per stage of each copy of the network.
 
         Parameters
         ----------
@@ -354,7 +354,7 @@ class Schedule:
         return np.asarray(fits & (stages % 2 == 0 or not self.even))
 
     def alive(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-        """Count the chunk activations that are alive at once on a stage, at most.
+        """Count the largest number of chunk activations alive at once on a stage.
 
         Parameters
         ----------
@@ -376,7 +376,7 @@ class Schedule:
         return np.asarray(self._counted_alive(stage, stages, microbatches, chunks).sum(axis=-1))
 
     def alive_by_piece(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Array:
-        """Count the activations alive at once by the pieces of the network that a stage has.
+        """Count the activations of each piece of the network on a stage when most are alive.
 
         Parameters
         ----------
@@ -409,7 +409,7 @@ class Schedule:
         return np.array(most, dtype=np.float64).reshape(*places.shape, chunks * self.copies)
 
     def remaining(self, stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
-        """Count the passes that a stage still makes after the last gradient of one of its chunks.
+        """Count the passes that a stage still runs after the last gradient of one of its chunks.
 
         Parameters
         ----------
@@ -437,7 +437,7 @@ class Schedule:
         return inputs, weights
 
     def groups(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[Action, ...]]:
-        """List the passes of a stage in order, those that run as one together.
+        """List the passes of a stage in order, grouped by those that run as one.
 
         Parameters
         ----------
@@ -478,17 +478,17 @@ class Schedule:
         Returns
         -------
         float or ndarray
-            Forward passes, and as many backward passes; the mean of the stages.
+            Number of forward passes, which equals that of backward passes; mean over the stages.
 
         Notes
         -----
-        Software may pair the passes of a schedule without `pairs` in the steady state. Then the passes that fill the
-        first stage run unpaired, and one more, whose output the first backward pass waits for.
+        Software may also pair passes in the steady state of a schedule without `pairs`. Then the passes that fill the
+        first stage run unpaired, and one more, which produces the input of the first backward pass.
         """
         return _unpaired_passes(self, stages, chunks) if self.pairs else self.alive(0, stages, microbatches, chunks)
 
     def in_flight(self, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
-        """Count the activations of each piece when most are alive for the first time, by evaluating the order.
+        """Count the activations of each piece at the first maximum of their sum, by evaluating the order.
 
         Parameters
         ----------
@@ -504,7 +504,7 @@ class Schedule:
         Returns
         -------
         tuple of int
-            Activations of each chunk; they live until B, or until W where that is a pass of its own.
+            Activations of each chunk. They are freed after B, or after W if weight passes are separate.
         """
         ends: Pass = "W" if self.splits_backward else "B"
         alive = [0] * (chunks * self.copies)
@@ -517,7 +517,7 @@ class Schedule:
 
 @lru_cache(maxsize=65536)
 def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
-    """Evaluate `Schedule.in_flight`; beyond a window each round of microbatches adds the same."""
+    """Evaluate `Schedule.in_flight` for a window of microbatches; further rounds add equally many each."""
     most = window(stages, chunks) + microbatches % stages
     if microbatches <= most:
         return schedule.in_flight(stage, stages, microbatches, chunks)
@@ -528,7 +528,7 @@ def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, c
 
 @lru_cache(maxsize=65536)
 def _passes_remaining(schedule: Schedule, stage: int, stages: int, chunk: int, chunks: int) -> tuple[int, int]:
-    """Count what the order has after the last gradient of a chunk, once the pipeline has been full."""
+    """Count the passes after the last gradient of a chunk, with enough microbatches to fill the pipeline."""
     order = schedule.order(stage, stages, window(stages, chunks), chunks)
     last: Pass = "W" if schedule.splits_backward else "B"
     end = max(k for k, action in enumerate(order) if action.kind == last and action.chunk == chunk)
@@ -538,18 +538,18 @@ def _passes_remaining(schedule: Schedule, stage: int, stages: int, chunk: int, c
 
 @lru_cache(maxsize=4096)
 def _unpaired_passes(schedule: Schedule, stages: int, chunks: int) -> float:
-    """Count forward passes without a pair, the mean of the stages; more microbatches add pairs."""
+    """Count forward passes without a pair, on average over the stages; further microbatches only add pairs."""
     count = window(stages, chunks)
     groups = [group for stage in range(stages) for group in schedule.groups(stage, stages, count, chunks)]
     return sum(len(group) == 1 and group[0].kind == "F" for group in groups) / stages
 
 
-#: Forward passes of all chunks and stages up to which a pipeline is unrolled whole.
+#: Largest number of forward passes, over all chunks and stages, for which every microbatch is evaluated.
 UNROLLED = 2**14
 
 
 def window(stages: int, chunks: int) -> int:
-    """Return the microbatches that fill a pipeline; every further round adds as much time as the last one.
+    """Return how many microbatches are evaluated; after them every further round adds the same time.
 
     Parameters
     ----------
@@ -566,7 +566,7 @@ def window(stages: int, chunks: int) -> int:
 
 
 def unrolled(stages: int, chunks: int, microbatches: int) -> bool:
-    """Return True if all microbatches are run one by one, rather than a window of them and its last round many times.
+    """Return True if every microbatch is evaluated, rather than a window of them whose last round is repeated.
 
     Parameters
     ----------
@@ -588,12 +588,12 @@ SCHEDULES: Registry[Schedule] = Registry("pipeline schedule", "paleo.schedules")
 
 
 def add_schedule(schedule: Schedule) -> Schedule:
-    """Check that a schedule's order is complete, and register it under its own name.
+    """Check that the order of a schedule is complete, and register it under its own name.
 
     Parameters
     ----------
     schedule : Schedule
-        Order of passes, with what it needs of stages and microbatches.
+        Order of passes, and what it requires of stages and microbatches.
 
     Returns
     -------
@@ -603,8 +603,8 @@ def add_schedule(schedule: Schedule) -> Schedule:
     Raises
     ------
     SpecError
-        If the name is taken, or a pass is missing, repeated or foreign to its stage. Every microbatch goes forward once
-        and backward once through every chunk of its copy, and through weight passes once where those are split.
+        If the name is taken, or a pass is missing, repeated or on a wrong stage. Every microbatch needs one forward
+        pass, one backward pass and, if those are separate, one weight pass through every chunk of its copy.
     """
     chunks = 2 if schedule.chunks is None else schedule.chunks
     for stages, rounds in ((2, 1), (3, 2), (4, 2)):
@@ -618,7 +618,7 @@ _WORDS: dict[Pass, str] = {"F": "forward pass", "B": "backward pass", "W": "weig
 
 
 def _check_complete(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> None:
-    """Raise SpecError for a pass that is missing, repeated or foreign."""
+    """Raise SpecError for a pass that is missing, repeated or on a wrong stage."""
     kinds: tuple[Pass, ...] = ("F", "B", "W") if schedule.splits_backward else ("F", "B")
     remaining = [Counter(schedule.order(stage, stages, microbatches, chunks)) for stage in range(stages)]
     paths = schedule.paths(stages, chunks)
@@ -642,7 +642,7 @@ def _refuse(schedule: Schedule, stages: int, microbatches: int, stage: int, acti
 
 
 def check_schedule(name: str, stages: int, chunks: int, microbatches: int) -> None:
-    """Check that a schedule can run a pipeline.
+    """Raise PlanError if a schedule cannot run a pipeline.
 
     Parameters
     ----------

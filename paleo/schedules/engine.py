@@ -1,11 +1,11 @@
-"""Timelines of pipelines: stages, the passes that a schedule orders, and the sends between them, as tasks.
+"""Timelines of pipelines: the passes that a schedule orders on each stage, and the sends between them, as tasks.
 
-A deterministic list scheduler makes a timeline of tasks and resources. A task occupies one resource (a stream) for its
-duration, after the tasks that it waits for. A resource takes its tasks in the order in which they become ready, and
-ties go to the task that was listed first.
+A deterministic list scheduler turns tasks into a timeline. A task occupies one resource (a stream) for its duration,
+after the tasks that it waits for. A resource runs its tasks in the order in which they become ready; of tasks ready at
+the same time, the first in the list runs first.
 
-Thousands of microbatches are not unrolled: once the pipeline is full each further microbatch adds the same time, so a
-window of them is run and the rest is added.
+Thousands of microbatches are not unrolled. Once the pipeline is full, each further microbatch adds the same time. So a
+window of microbatches is run, and the time of the others is added.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from paleo.schedules.base import SCHEDULES, Action, Place, Schedule, check_sched
 class Task:
     """Work that occupies a resource for a duration [s].
 
-    ``after`` lists the positions, in the list of tasks, of those that must end first; ``kind``, ``flops`` and ``bytes``
-    describe the work.
+    ``after`` lists the positions of the tasks that must end first. ``kind``, ``flops`` and ``bytes`` describe the work.
     """
 
     name: str
@@ -77,7 +76,7 @@ class Timeline:
 
 
 def schedule(tasks: Sequence[Task]) -> Timeline:
-    """Lay tasks out in time.
+    """Compute the start and end of every task.
 
     Parameters
     ----------
@@ -91,7 +90,7 @@ def schedule(tasks: Sequence[Task]) -> Timeline:
     Raises
     ------
     PlanError
-        If tasks wait for one another in a circle.
+        If tasks wait for one another in a cycle.
 
     Examples
     --------
@@ -127,7 +126,7 @@ def schedule(tasks: Sequence[Task]) -> Timeline:
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """Times of one microbatch on one chunk of one stage: forward, backward of inputs, of weights, and the send [s].
+    """Times of one microbatch on one chunk of a stage: forward, backward of inputs and of weights, and the send [s].
 
     ``flops`` and ``bytes`` are those of the three passes.
     """
@@ -157,7 +156,7 @@ def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches
     name : str
         Name of the schedule.
     stages : sequence of sequence of StageTime
-        Times of the chunks, of all copies, of each stage.
+        Times of each stage's chunks, those of all copies.
     microbatches : int
         Microbatches of a step.
 
@@ -199,7 +198,7 @@ def pipeline_events(
     name : str
         Name of the schedule.
     stages : sequence of sequence of StageTime
-        Times of the chunks, of all copies, of each stage.
+        Times of each stage's chunks, those of all copies.
     microbatches : int
         Microbatches of a step.
     ends : sequence of float
@@ -211,8 +210,8 @@ def pipeline_events(
 
     Notes
     -----
-    Of very many microbatches a window is listed. One event of each stage stands for the others, between the passes that
-    fill the pipeline and those that drain it.
+    With very many microbatches only a window of them is listed. One event of each stage represents the others, between
+    the passes that fill the pipeline and those that drain it.
     """
     played = pipeline_time(name, stages, microbatches)
     by_stage: dict[str, list[Event]] = {}
@@ -235,7 +234,7 @@ def pipeline_events(
 
 @lru_cache(maxsize=4096)
 def _orders(name: str, depth: int, microbatches: int, chunks: int) -> tuple[tuple[tuple[Action, ...], ...], ...]:
-    """The passes of each stage; those that run as one stand together."""
+    """List the passes of each stage in order, grouped by those that run as one."""
     chosen = SCHEDULES[name]
     return tuple(tuple(chosen.groups(stage, depth, microbatches, chunks)) for stage in range(depth))
 
@@ -245,7 +244,7 @@ _PassKey = tuple[str, int, int, int]
 
 
 def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: int) -> PipelineTime:
-    """All passes and sends of the order, laid out in time."""
+    """Compute the timeline of all passes and sends of the order."""
     depth, width = len(stages), len(stages[0])
     orders = _orders(chosen.name, depth, microbatches, width // chosen.copies)
     neighbours, position = _Neighbours.of(chosen, stages), _positions(orders)
@@ -273,8 +272,7 @@ def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: 
 
 
 def _positions(orders: Sequence[Sequence[Sequence[Action]]]) -> dict[_PassKey, int]:
-    """For each pass the position, among all passes, of the one whose end hands on its result: of passes that run as
-    one the last."""
+    """Map each pass to the position of the pass that must end before its result is sent: the last pass of its group."""
     positions: dict[_PassKey, int] = {}
     for stage, order in enumerate(orders):
         for group in order:
@@ -286,7 +284,7 @@ def _positions(orders: Sequence[Sequence[Sequence[Action]]]) -> dict[_PassKey, i
 def _pass_task(
     chosen: Schedule, stages: Sequence[Sequence[StageTime]], stage: int, action: Action, after: tuple[int, ...]
 ) -> Task:
-    """One pass on its stage."""
+    """Build the task of one pass on its stage."""
     chunk = stages[stage][action.chunk]
     label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if len(stages[stage]) > 1 else "")
     seconds, flops, moved = (
@@ -298,7 +296,7 @@ def _pass_task(
 
 @dataclass(frozen=True, slots=True)
 class _Neighbours:
-    """The neighbours of each place on the path of its copy of the network, and the seconds of the send to the next."""
+    """For each place the previous and the next place on its copy's path, and the time of the send to the next [s]."""
 
     previous: dict[Place, Place]
     following: dict[Place, Place]
@@ -315,7 +313,8 @@ class _Neighbours:
         return cls({after: place for place, after in steps}, dict(steps), sends)
 
     def source(self, action: Action, stage: int, position: dict[_PassKey, int]) -> tuple[int | None, float]:
-        """The position of the pass whose output a pass takes, and the seconds of its send; none where it stays."""
+        """Return the position of the pass whose output a pass reads, and the time of its send; None if there
+        is none."""
         place = (stage, action.chunk)
         if action.kind == "F" and place in self.previous:
             sender = self.previous[place]
@@ -327,7 +326,7 @@ class _Neighbours:
 
 
 def _of_pass(values: tuple[float, float, float], action: Action, splits: bool) -> float:
-    """Return a pass's part of values for forward, backward of inputs and backward of weights."""
+    """Select a pass's entry from values for forward, backward of inputs and backward of weights."""
     forward, backward, weights = values
     if action.kind == "F":
         return forward

@@ -1,8 +1,8 @@
-"""Pipeline orders of one network in one direction: GPipe, 1F1B and interleaved 1F1B.
+"""Pipeline orders with one copy of the network and one direction: GPipe, 1F1B and interleaved 1F1B.
 
-GPipe makes all forward passes, then all backward passes. 1F1B (one forward, one backward) has at most as many
+GPipe runs all forward passes, then all backward passes. 1F1B (one forward, one backward) has at most as many
 activations alive as the pipeline has stages. Interleaved 1F1B gives each stage several chunks of layers, so that the
-pipeline fills in smaller pieces.
+pipeline fills in less time.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from paleo.schedules.base import (
 
 
 def _gpipe_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
-    """F of every microbatch, then B of every microbatch from the last to the first."""
+    """List F of every microbatch, then B of every microbatch from the last to the first."""
     forward = [Action("F", i) for i in range(microbatches)]
     return forward + [Action("B", i) for i in reversed(range(microbatches))]
 
 
 def _gpipe_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """ΣF + (m − 1) max F + Σ(B + W) + (m − 1) max (B + W): exact on any stages."""
+    """Compute ΣF + (m − 1) max F + Σ(B + W) + (m − 1) max (B + W), which is exact on any stages."""
     back, more = passes.backward + passes.weights, np.asarray(microbatches) - 1.0
     return np.asarray(
         passes.forward.sum(axis=0) + back.sum(axis=0) + more * (passes.forward.max(axis=0) + back.max(axis=0))
@@ -41,12 +41,12 @@ def _gpipe_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
 
 
 def _gpipe_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """All microbatches of the step."""
+    """Return all microbatches of the step."""
     return microbatches
 
 
 def _one_f_one_b_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
-    """Fill with stages − stage − 1 forward passes, then alternate, then drain."""
+    """List stages − stage − 1 forward passes that fill the pipeline, then alternate F and B, then drain."""
     fill = min(stages - stage - 1, microbatches)
     actions = [Action("F", i) for i in range(fill)]
     for i in range(microbatches - fill):
@@ -55,12 +55,12 @@ def _one_f_one_b_order(stage: int, stages: int, microbatches: int, chunks: int) 
 
 
 def _one_f_one_b_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """The longest way through the passes, exact on any stages; m · max (F + B) + what the others add where the last is
-    slowest.
+    """Compute the longest path through the passes, which is exact on any stages.
 
-    Each stage may be the one that sets the pace: it fills, makes m − 1 − w pairs of passes (w ahead of its first
-    backward pass), and drains, which is filling seen from the end. A stage with all m ahead has no pairs: it makes all
-    forward, then all backward.
+    Any stage may determine the time: it fills, runs m − 1 − w pairs of passes (w forward passes precede its first
+    backward pass), and drains, which is filling in reverse. If all m forward passes precede, there are no pairs: it
+    runs all forward, then all backward passes. If the last stage is the slowest, the result is m · max (F + B) plus F +
+    B of the others.
     """
     front, back = passes.forward, passes.backward + passes.weights
     most = np.asarray(microbatches) - 1.0
@@ -80,7 +80,7 @@ def fill_time(forward: Array, backward: Array, waiting: Array) -> Array:
     forward, backward : ndarray
         Times of one microbatch on each stage, shape (stages, ...) [s].
     waiting : ndarray
-        Forward passes that each stage makes ahead of that one.
+        Further forward passes that each stage runs before it.
 
     Returns
     -------
@@ -89,8 +89,8 @@ def fill_time(forward: Array, backward: Array, waiting: Array) -> Array:
 
     Notes
     -----
-    The longest way there goes through the forward passes down to some stage d, spends its ahead passes on the slowest
-    of the stages above, and comes back up: max over d >= s of (sum of forward to d) + waiting[d] · (largest forward to
+    The longest path goes through the forward passes down to some stage d, through waiting[d] further forward passes of
+    the slowest stage above d, and back up: max over d >= s of (sum of forward to d) + waiting[d] · (largest forward to
     d) + (sum of backward from d to s + 1).
     """
     down, up = running_sum(forward) + waiting * running_max(forward), running_sum(backward)
@@ -115,12 +115,15 @@ def stage_numbers(passes: Passes) -> Array:
 
 
 def _one_f_one_b_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """As many as there are stages from here on."""
+    """Count the stages from this one to the last, or all microbatches if they are fewer."""
     return np.asarray(np.minimum(stages - np.asarray(stage), microbatches), dtype=np.float64)
 
 
 def _interleaved_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
-    """Microbatches go round in groups of ``stages``; fill with 2·(stages − stage − 1) + (chunks − 1)·stages passes."""
+    """List passes of groups of ``stages`` microbatches, which run through one chunk after the other.
+
+    2·(stages − stage − 1) + (chunks − 1)·stages forward passes fill a stage.
+    """
     forward, backward = _interleaved_passes(stages, microbatches, chunks)
     fill = min(2 * (stages - stage - 1) + (chunks - 1) * stages, len(forward))
     pairs = zip(forward[fill:], backward, strict=False)
@@ -129,7 +132,7 @@ def _interleaved_order(stage: int, stages: int, microbatches: int, chunks: int) 
 
 @lru_cache(maxsize=64)
 def _interleaved_passes(stages: int, microbatches: int, chunks: int) -> tuple[list[Action], list[Action]]:
-    """The forward and the backward passes of any stage, each kind in its order."""
+    """List the forward and the backward passes of a stage, which are the same on all stages."""
     places = itertools.product(range(0, microbatches, stages), range(chunks), range(stages))
     units = [(first + place, chunk) for first, chunk, place in itertools.islice(places, microbatches * chunks)]
     forward = [Action("F", microbatch, chunk) for microbatch, chunk in units]
@@ -137,10 +140,10 @@ def _interleaved_passes(stages: int, microbatches: int, chunks: int) -> tuple[li
 
 
 def _interleaved_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """m · max (F + B) + (Σ − max) / chunks.
+    """Compute m · max (F + B) + (Σ − max) / chunks.
 
-    Exact on equal chunks. A heavier last chunk makes the engine up to 1 % slower at a tenth more work (most with one
-    round alone).
+    The form is exact on equal chunks. If the last chunk has a tenth more work, the engine is up to 1 % slower (most
+    with a single round).
     """
     work = passes.forward + passes.backward + passes.weights
     slowest = work.max(axis=0)
@@ -148,14 +151,16 @@ def _interleaved_span(passes: Passes, microbatches: Numeric, chunks: int) -> Arr
 
 
 def _interleaved_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """The passes that fill the stage, and one."""
+    """Count the forward passes that fill the stage, plus one."""
     fill = 2.0 * (stages - np.asarray(stage) - 1.0) + (chunks - 1.0) * stages
     return np.minimum(fill + 1.0, np.asarray(microbatches) * float(chunks))
 
 
 def _interleaved_alive_of(stage: Numeric, stages: int, microbatches: Numeric, chunk: int, chunks: int) -> Numeric:
-    """``stages`` microbatches of a chunk, then as many of the next. So the last stage has one of its last chunk, with
-    the output layer and the loss: its backward pass is the next that it makes.
+    """Count the activations of one chunk: ``stages`` microbatches of the first chunk, then as many of the next.
+
+    So the last stage holds one activation of its last chunk, which has the output layer and the loss: the backward pass
+    of that chunk follows immediately.
 
     >>> [float(_interleaved_alive_of(3, 4, 8, chunk, 3)) for chunk in range(3)]
     [4.0, 4.0, 1.0]
@@ -165,7 +170,7 @@ def _interleaved_alive_of(stage: Numeric, stages: int, microbatches: Numeric, ch
 
 
 def _interleaved_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
-    """The last round goes backward through the chunks, ``stages`` microbatches each."""
+    """Count the passes of the last round, which runs backward through the chunks, ``stages`` microbatches each."""
     return float(chunk * stages), float(chunk * stages)
 
 

@@ -1,14 +1,15 @@
 """Ends of the stages of a pipeline for many configurations at once.
 
-A closed form is used where the schedule has one that holds, else the longest path through the passes of its order.
+A closed form is used if the schedule has one that is valid, otherwise the longest path through the passes of its order.
 
-The order of each stage is fixed. So a pass starts when two others have ended: the one before it on its stage, and its
-source, the pass of a neighbour (or the forward pass of its own stage) whose output it takes. Passes that run as one
-(`Schedule.fused`) start when the sources of all of them have ended, and are sources when all of them have ended.
+The order of each stage is fixed. So a pass starts when two others have ended: the previous one on its stage, and its
+source, which is the pass whose output it reads (of a neighbour, or the forward pass on its own stage). Passes that run
+as one (`Schedule.fused`) start when the sources of all of them have ended; passes that depend on one of them wait for
+all of them.
 
-Passes with equally many passes before them on their longest path form a *wave*: they run on different stages, and are
+Passes with equally many passes before them on their longest path form a *wave*. They run on different stages and are
 computed together over all configurations. The result equals that of `paleo.schedules.engine.pipeline_time` without
-sends, which draws a timeline of one configuration.
+sends, which builds the timeline of one configuration.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from paleo.schedules.base import Numeric, Passes, Place, Schedule, unrolled, win
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
-#: Relative difference of times that are taken for equal.
+#: Relative difference below which times count as equal.
 _ROUNDING = 1e-13
 
 
 def stage_ends(
     schedule: Schedule, passes: Passes, microbatches: Numeric, chunks: int, pieces: Passes | None = None
 ) -> Array:
-    """Compute when each stage has made its last pass.
+    """Compute when each stage has ended its last pass.
 
     Parameters
     ----------
@@ -46,8 +47,8 @@ def stage_ends(
     chunks : int
         Chunks of each copy of the network on a stage.
     pieces : Passes, optional
-        Times by chunk of all copies, shape (stages, chunks, ...) [s]. With them the result is that of the order itself.
-        Without them chunks of a stage are taken to be alike, and closed forms may be near where stages differ.
+        Times by chunk of all copies, shape (stages, chunks, ...) [s]. With them the result is exact for the order.
+        Without them all chunks of a stage are assumed equal, and closed forms are approximate if stages differ.
 
     Returns
     -------
@@ -57,7 +58,7 @@ def stage_ends(
     Raises
     ------
     PlanError
-        If passes of the order wait for one another in a circle.
+        If passes of the order wait for one another in a cycle.
     """
     count = np.asarray(microbatches, dtype=np.float64)
     closed = _closed_form_holds(schedule, passes, count, pieces)
@@ -74,7 +75,7 @@ def stage_ends(
 
 
 def _closed_form_holds(schedule: Schedule, passes: Passes, count: Array, pieces: Passes | None) -> Mask:
-    """The configurations whose closed form is to be used."""
+    """Mark the configurations for which the closed form is valid."""
     shape = np.broadcast_shapes(passes.forward.shape[1:], count.shape)
     if schedule.closed.span is None:
         return np.zeros(shape, dtype=bool)
@@ -85,7 +86,7 @@ def _closed_form_holds(schedule: Schedule, passes: Passes, count: Array, pieces:
 
 
 def _equal(seconds: Array) -> Mask:
-    """Whether all pieces take the same time but for rounding: (stages, chunks, …) to (…)."""
+    """Return True where all pieces take the same time up to rounding: (stages, chunks, …) to (…)."""
     return np.asarray(np.ptp(seconds, axis=(0, 1)) <= _ROUNDING * np.abs(seconds).max(axis=(0, 1)))
 
 
@@ -95,28 +96,28 @@ def _closed_ends(schedule: Schedule, passes: Passes, count: Array, chunks: int) 
 
 
 def _chosen(passes: Passes, mask: Mask, *, leading: int) -> Passes:
-    """Passes of the configurations of a mask, which lie behind so many ``leading`` axes."""
+    """Select the configurations of a mask, whose axes follow the ``leading`` axes of the times."""
     wide = (np.broadcast_to(seconds, (*np.shape(seconds)[:leading], *mask.shape)) for seconds in passes)
     return Passes(*(seconds[..., mask] for seconds in wide))
 
 
 def _with_equal_chunks(passes: Passes, chunks: int, pieces: int) -> Passes:
-    """Passes by chunk where all chunks of a stage take the same time."""
+    """Divide the times of each stage equally among its chunks."""
     return Passes(*(np.repeat(np.asarray(seconds)[:, None] / chunks, pieces, axis=1) for seconds in passes))
 
 
 # the longest path
 
-#: Rows of a stage's seconds: forward, backward of inputs, backward of weights.
+#: Index of each kind of pass in the rows of a stage's times: forward, backward of inputs, backward of weights.
 _KINDS = {"F": 0, "B": 1, "W": 2}
 
 
 class _Wave(NamedTuple):
-    """Passes that run at the same time, at most one a stage.
+    """Passes that run at the same time, at most one on each stage.
 
-    ``durations`` are rows of their seconds; ``previous`` and ``sources`` positions of the passes that must have ended
-    (the last position stands for none). ``fused_sources`` are the sources of a pass with which they run as one; None
-    where no pass of the wave has such a source.
+    ``durations`` are the rows of their times. ``previous`` and ``sources`` are positions of the passes that must have
+    ended. A pass that waits for nothing has the position behind all passes, whose end is 0. ``fused_sources`` are the
+    sources of the passes that run as one with them; None if the wave has no such sources.
     """
 
     durations: Index
@@ -126,7 +127,7 @@ class _Wave(NamedTuple):
 
 
 class _Waves(NamedTuple):
-    """The waves of a schedule, the number of its passes, and the position of the last pass of each stage."""
+    """The waves of a schedule, its number of passes, and the position of the last pass of each stage."""
 
     waves: tuple[_Wave, ...]
     passes: int
@@ -134,10 +135,10 @@ class _Waves(NamedTuple):
 
 
 def _longest_path_ends(schedule: Schedule, pieces: Passes, microbatches: npt.ArrayLike) -> Array:
-    """When each stage ends its last pass [s]: (stages, …).
+    """Compute when each stage ends its last pass [s], shape (stages, …), by the longest path.
 
-    ``pieces`` are seconds of one microbatch through each chunk of each stage, (stages, chunks of all copies, …);
-    ``microbatches`` broadcasts with the further axes. PlanError where passes wait for one another in a circle.
+    ``pieces`` are times of one microbatch through each chunk of each stage, shape (stages, chunks of all copies, …);
+    ``microbatches`` broadcasts with the further axes. Raises PlanError if passes wait for one another in a cycle.
     """
     seconds = np.stack(np.broadcast_arrays(*(np.asarray(kind, dtype=np.float64) for kind in pieces)))
     if not schedule.splits_backward:
@@ -148,12 +149,12 @@ def _longest_path_ends(schedule: Schedule, pieces: Passes, microbatches: npt.Arr
     ends = np.zeros((seconds.shape[1], counts.size))
     for count in np.unique(counts):
         chosen = np.flatnonzero(counts == count)
-        ends[:, chosen] = _repeated(schedule, np.ascontiguousarray(seconds[..., chosen]), int(count))
+        ends[:, chosen] = _ends_by_window(schedule, np.ascontiguousarray(seconds[..., chosen]), int(count))
     return ends.reshape(len(ends), *shape)
 
 
-def _repeated(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
-    """Ends of the stages: of all microbatches, or of a window of microbatches and repetitions of its last round."""
+def _ends_by_window(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
+    """Compute the ends of the stages from all microbatches, or from a window and repetitions of its last round."""
     stages, chunks = seconds.shape[1], seconds.shape[2] // schedule.copies
     if unrolled(stages, chunks, microbatches):
         return _ends(schedule, seconds, microbatches)
@@ -163,7 +164,7 @@ def _repeated(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
 
 
 def _ends(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
-    """Ends of the stages, all microbatches run one by one: (stages, configurations)."""
+    """Compute the ends of the stages with every microbatch evaluated, shape (stages, configurations)."""
     _, stages, chunks, configurations = seconds.shape
     waves = _waves(schedule, stages, microbatches, chunks // schedule.copies)
     ends = np.zeros((stages, configurations))
@@ -174,7 +175,7 @@ def _ends(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
 
 
 def _run(waves: _Waves, rows: Array) -> Array:
-    """End of the last pass of each stage: (stages, configurations)."""
+    """Compute the end of the last pass of each stage, shape (stages, configurations)."""
     ends, position = np.zeros((waves.passes + 1, rows.shape[1])), 0
     for durations, previous, sources, fused_sources in waves.waves:
         wave_ends = ends[position : position + len(durations)]
@@ -186,14 +187,14 @@ def _run(waves: _Waves, rows: Array) -> Array:
     return ends[waves.last]
 
 
-#: Configurations that are computed together: what they need stays in the cache of a processor.
+#: Configurations that are computed together, so that their arrays fit into the processor's cache.
 _BLOCK = 256
 
 
 @lru_cache(maxsize=512)
 def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _Waves:
-    """The passes of a schedule by the number of passes on the longest path to them."""
-    rows, codes, sources, fused_sources = _waits(schedule, stages, microbatches, chunks)
+    """Group the passes of a schedule by the number of passes on the longest path to them."""
+    rows, codes, sources, fused_sources = _dependencies(schedule, stages, microbatches, chunks)
     passes = sum(map(len, rows))
     try:
         wave_of = _wave_numbers(*([stage.tolist() for stage in column] for column in (codes, sources, fused_sources)))
@@ -201,7 +202,7 @@ def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _
         raise PlanError(f"schedule {schedule.name!r}: {error} passes wait for one another") from None
     by_wave = np.argsort(np.concatenate(wave_of), kind="stable")
     width = chunks * schedule.copies
-    position = np.full(3 * stages * width * microbatches + 1, passes, dtype=np.intp)  # code -1: the position of none
+    position = np.full(3 * stages * width * microbatches + 1, passes, dtype=np.intp)  # code -1: no pass
     position[np.concatenate(codes)[by_wave]] = np.arange(passes)
     previous = [np.append(-1, order[:-1]) if len(order) else order for order in codes]
     awaited = (position[np.concatenate(column)[by_wave]] for column in (previous, sources, fused_sources))
@@ -215,13 +216,14 @@ def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _
     return _Waves(waves, passes, position[[order[-1] if len(order) else -1 for order in codes]])
 
 
-def _waits(
+def _dependencies(
     schedule: Schedule, stages: int, microbatches: int, chunks: int
 ) -> tuple[list[Index], list[Index], list[Index], list[Index]]:
-    """The passes of each stage in order: rows of their seconds, their codes, the codes of their sources (-1: none), and
-    of the sources of a pass with which they run as one.
+    """List the passes of each stage in order: rows of their times, their codes, and codes of their sources.
 
-    A pass's code numbers it among all passes: row · microbatches + microbatch."""
+    The third list holds the sources (-1: none), the fourth the sources of passes that run as one with them. A pass's
+    code numbers it among all passes: row · microbatches + microbatch.
+    """
     width, source_rows = chunks * schedule.copies, _source_rows(schedule, stages, chunks)
     rows, codes, sources = [], [], []
     for stage in range(stages):
@@ -235,14 +237,15 @@ def _waits(
     if schedule.fused is None:
         return rows, codes, sources, [np.full_like(codes_of_stage, -1) for codes_of_stage in sources]
     sizes = [np.array(schedule.fused(stage, stages, microbatches, chunks)) for stage in range(stages)]
-    return rows, codes, *_of_fused(codes, sources, sizes)
+    return rows, codes, *_group_sources(codes, sources, sizes)
 
 
-def _of_fused(codes: list[Index], sources: list[Index], sizes: list[Index]) -> tuple[list[Index], list[Index]]:
-    """Sources where ``sizes`` of the passes run as one.
+def _group_sources(codes: list[Index], sources: list[Index], sizes: list[Index]) -> tuple[list[Index], list[Index]]:
+    """Return the sources of all passes if groups of ``sizes`` passes run as one.
 
     A pass waits for the last pass of its source's group. The first pass of a group also waits for the source of the
-    second, since both start together."""
+    second, since both start together.
+    """
     last_of_group = np.full(max(code.max() for code in codes) + 2, -1, dtype=np.intp)
     for code, size in zip(codes, sizes, strict=True):
         last_of_group[code] = np.repeat(code[np.cumsum(size) - 1], size)
@@ -255,8 +258,10 @@ def _of_fused(codes: list[Index], sources: list[Index], sizes: list[Index]) -> t
 
 
 def _source_rows(schedule: Schedule, stages: int, chunks: int) -> Index:
-    """For each kind of pass of each chunk of each stage the row of its source; -1 for none: (kinds · stages · chunks of
-    all copies,)."""
+    """Return for each kind of pass of each chunk of each stage the row of its source, or -1.
+
+    Shape (kinds · stages · chunks of all copies,).
+    """
     width = chunks * schedule.copies
     steps = [step for path in schedule.paths(stages, chunks) for step in itertools.pairwise(path)]
     previous, following = {place: source for source, place in steps}, dict(steps)
@@ -270,15 +275,17 @@ def _source_rows(schedule: Schedule, stages: int, chunks: int) -> Index:
 
 
 def _row(kind: str, place: Place, stages: int, width: int) -> int:
-    """The row of a pass's seconds."""
+    """Return the row of a pass's times."""
     return (_KINDS[kind] * stages + place[0]) * width + place[1]
 
 
 def _source(
     kind: str, place: Place, previous: dict[Place, Place], following: dict[Place, Place]
 ) -> tuple[str, Place] | None:
-    """The pass, by its kind and place, whose output a pass takes: forward and backward passes that of a neighbour, the
-    first backward pass the forward pass of its own place."""
+    """Return the kind and place of the pass whose output a pass reads; None if it reads no other pass.
+
+    The first backward pass reads the output of the forward pass at its own place.
+    """
     if kind == "F":
         return ("F", previous[place]) if place in previous else None
     if kind == "B":
@@ -287,7 +294,10 @@ def _source(
 
 
 def _wave_numbers(codes: list[list[int]], sources: list[list[int]], fused_sources: list[list[int]]) -> list[list[int]]:
-    """The wave of each pass of each stage; ValueError with the number of passes that wait for one another."""
+    """Compute the wave of each pass of each stage.
+
+    Raises ValueError with the number of passes that wait for one another.
+    """
     ended = {-1}
     reached, waves = [0] * len(codes), [list[int]() for _ in codes]
     active, wave = [stage for stage, order in enumerate(codes) if order], 0

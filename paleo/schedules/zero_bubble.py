@@ -1,9 +1,9 @@
-"""Zero bubble: weight gradients are passes of their own and fill the pauses of a pipeline.
+"""Zero-bubble schedules: weight gradients are separate passes that fill the pauses of a pipeline.
 
-``zb-h1`` is the handcrafted schedule 1, at the memory of 1F1B. ``zb-v`` lays two chunks a stage in a V, down the stages
-and back up, at the same memory. The loss is on the first stage, beside the input. So each stage gets the first backward
-pass early, and weight gradients and the second chunk fill what 1F1B leaves idle. On equal passes (F = B = W) every
-stage works without a pause, but for the p − 1 half passes before the last one has its first input.
+``zb-h1`` is the paper's handcrafted schedule 1, with the activation memory of 1F1B. ``zb-v`` places two chunks a stage
+in a V, down the stages and back up, with the same memory. Its loss is on the first stage, where its input is, too. So
+each stage can start backward passes early, and weight gradients and the second chunk fill what 1F1B leaves idle. On
+equal passes (F = B = W) no stage pauses, except for the p − 1 half passes before the last stage has its first input.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from paleo.schedules.one_f_one_b import fill_time, stage_numbers
 
 
 def _h1_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
-    """1F1B with B for inputs alone; the W of a microbatch comes ``stage`` microbatches later, so that the last B's
-    hurry down."""
+    """List the passes of 1F1B with B of inputs only; the W of a microbatch follows ``stage`` microbatches later.
+
+    The deferred W lets the last B passes move down the stages without delay.
+    """
     fill = min(stages - stage - 1, microbatches)
     actions = [Action("F", i) for i in range(fill)]
     weights = 0
@@ -46,11 +48,11 @@ def _h1_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[A
 
 
 def _h1_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """The longest of three kinds of ways through the passes: m (F + B + W) + (p − 1)(F + B − W) on equal stages.
+    """Compute the longest of three kinds of paths: m (F + B + W) + (p − 1)(F + B − W) on equal stages.
 
-    From a stage's first B on: all its passes; its passes to the last B and on up; its pairs to the last F, then drain.
-    Exact on equal stages and within 1 % where the first and last differ by half; ways that change stages midway are
-    left out.
+    From a stage's first B, a path goes through all passes of the stage; or through its passes to the last B and then
+    up; or through its pairs to the last F, and then through the drain. The form is exact on equal stages, and within 1
+    % if the first and last stage differ by half. Paths that change stages in between are not considered.
     """
     front, back, weights = passes
     stage, most = stage_numbers(passes), np.asarray(microbatches) - 1.0
@@ -65,18 +67,18 @@ def _h1_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
 
 
 def _h1_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """The W of a microbatch comes ``stage`` microbatches late: as many as there are stages everywhere."""
+    """Count as many activations as there are stages, on every stage, as W is deferred by ``stage`` microbatches."""
     return np.minimum(stages + 0.0 * np.asarray(stage), microbatches)
 
 
 def _h1_ends(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """Ends of the stages: after its last B a stage runs the W's that it deferred."""
+    """Compute the ends of the stages: after its last B a stage runs its deferred W passes."""
     above = running_sum(passes.backward) - passes.backward
     deferred = np.minimum(stage_numbers(passes), np.asarray(microbatches) - 1.0) + 1.0
     return np.minimum(span, span - passes.weights[:1] - above + deferred * passes.weights)
 
 
-#: Pass and chunk.
+#: Kind of pass, and chunk.
 _Kind = tuple[Pass, int]
 _F0: _Kind = ("F", 0)
 _B0: _Kind = ("B", 0)
@@ -87,7 +89,7 @@ _W1: _Kind = ("W", 1)
 
 
 def v_paths(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
-    """Place pieces down the first chunks and up the second ones: stage s has pieces s and 2p − 1 − s.
+    """Place the pieces on the first chunks down the stages, then on the second chunks up: stage s has s and 2p − 1 − s.
 
     Parameters
     ----------
@@ -105,7 +107,7 @@ def v_paths(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
 
 
 def _v_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
-    """Fill with forward passes of the first chunk until the second one's input is there; keep both going; drain."""
+    """List passes that fill the first chunk until the second chunk's input arrives, then both chunks, then drain."""
     below = stages - stage
     fill = [_F0] * (2 * below - 1) + [_F1, _F0] * stage + [_F1, _B1, _W1] * below
     round_of_passes = [_F0, _B0, _W0, _F1, _B1, _W1]
@@ -115,19 +117,19 @@ def _v_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Ac
     for kind, chunk in fill + round_of_passes * (microbatches - stages) + drain:
         microbatch = count[kind, chunk]
         count[kind, chunk] += 1
-        if microbatch < microbatches:  # the last rounds have no more F of the first chunk to make
+        if microbatch < microbatches:  # in the last rounds all F of the first chunk are done
             actions.append(Action(kind, microbatch, chunk))
     return actions
 
 
 def _v_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """m · (F + B + W) and the pauses; with passes of a chunk f, b, w and n = p − 1 these are the largest of n·b, b +
-    (n − 1)·w, f + (n − 1)·w, (2n − 1)·f − (n − 1)·b, 2n·f − n·b − w, 2n·(b − w), (2n − 1)·f + b − 2n·w and 2n·f − (2n +
-    1)·w.
+    """Compute m · (F + B + W) plus the longest pause.
 
-    These are the longest ways through the engine's passes: exact on equal stages, and n·f where f = b = w. A slower
-    stage keeps the second and third alone, as it waits for nobody; then it is up to 5 % too long at 2p microbatches (a
-    last piece with half as much again), less at more.
+    With f, b, w the passes of one chunk and n = p − 1, the pause is the largest of n·b, b + (n − 1)·w, f + (n − 1)·w,
+    (2n − 1)·f − (n − 1)·b, 2n·f − n·b − w, 2n·(b − w), (2n − 1)·f + b − 2n·w and 2n·f − (2n + 1)·w. These are the
+    longest paths through the engine's passes. The form is exact on equal stages: n·f if f = b = w. A stage slower than
+    the others has only the second and third pause, as it waits for no other stage. Then the form is up to 5 % too long
+    at 2p microbatches (a last piece with half as much again), less at more.
     """
     work = passes.forward + passes.backward + passes.weights
     f, b, w = (each.mean(axis=0) / chunks for each in passes)
@@ -146,20 +148,24 @@ def _v_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
 
 
 def _v_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """Two chunks for each stage, everywhere: what the first stage of 1F1B holds."""
+    """Count two chunk activations per stage, on every stage, which equals the memory of 1F1B's first stage."""
     return 2.0 * stages + 0.0 * np.asarray(stage)
 
 
 def _v_alive_of(stage: Numeric, stages: int, microbatches: Numeric, chunk: int, chunks: int) -> Numeric:
-    """Activations alive of the second chunk of each stage: as many as the stage's depth; one on the first stage, where
-    the network ends."""
+    """Count the activations of one chunk: of the second as many as the stage's depth, one on the first stage.
+
+    The network ends on the first stage.
+    """
     second = np.asarray(stage) + 1.0
     return second if chunk else 2.0 * stages - second
 
 
 def _v_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
-    """After the second chunk's last W a stage makes the W of the first chunk that it put off; the first stage has put
-    off none, and drains."""
+    """Count the passes after the second chunk's last W: the deferred W of the first chunk.
+
+    The first stage has deferred none; it still drains.
+    """
     if chunk == 0:
         return 0.0, 0.0
     first = np.asarray(stage) == 0

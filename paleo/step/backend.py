@@ -1,5 +1,4 @@
-"""What prices the programs of a run: its software, formats, kernel prices and links, whatever its degrees and batch
-shares are."""
+"""The backend of a run: software, number formats, kernel prices and links, for any degrees and batch sizes."""
 
 from __future__ import annotations
 
@@ -38,14 +37,14 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 Array = npt.NDArray[np.float64]
-#: Networks at a batch that are kept for the predictions that follow: rows of a table, points of a curve and systems
-#: that are compared ask for the same ones again.
+#: Number of networks, each at one batch, that are cached between predictions: rows of a table, points of a curve and
+#: compared systems often use the same ones.
 MOST_GRAPHS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Network:
-    """A network at a batch. Models are told apart by identity; the model beside it keeps another from taking that."""
+    """A network at a batch, as a cache key. Models are compared by id; the reference keeps the id from being reused."""
 
     identity: int
     batch: int
@@ -59,7 +58,7 @@ class _Network:
 
 
 class RecentGraphs:
-    """Cache of the latest graphs by model, batch, choices and parameters; the least recently used is dropped first."""
+    """Cache of graphs by model, batch, choices and parameters; the least recently used graph is dropped first."""
 
     def __init__(self, most: int = MOST_GRAPHS) -> None:
         self._graph = lru_cache(most)(_Network.graph)
@@ -90,7 +89,7 @@ RECENT = RecentGraphs()
 
 
 def copied_heads(model: ModelSpec, sizes: Mapping[str, Any], tp: int) -> Mapping[str, Any]:
-    """Copy key and value heads to the tensor-parallel ranks that share one, so that each rank has a whole head.
+    """Replicate key and value heads if there are fewer than tensor-parallel ranks, so that each rank has a whole head.
 
     Parameters
     ----------
@@ -104,8 +103,8 @@ def copied_heads(model: ModelSpec, sizes: Mapping[str, Any], tp: int) -> Mapping
     Returns
     -------
     mapping
-        The sizes, with ``kv_heads`` equal to `tp` where that is a multiple of fewer heads. Their weights, gradients and
-        updates are those of each rank; the sum of the copies' gradients over the ranks is not counted.
+        The sizes, with ``kv_heads`` set to `tp` if `tp` is a multiple of a smaller number of heads. Weights, gradients
+        and updates of the copies are counted on each rank; the reduction of the copies' gradients is not.
 
     References
     ----------
@@ -118,7 +117,7 @@ def copied_heads(model: ModelSpec, sizes: Mapping[str, Any], tp: int) -> Mapping
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Software, formats, kernel prices and links of a run, whatever its degrees and batch shares are."""
+    """Software, formats, kernel prices and links of a run, independent of degrees and batch sizes."""
 
     run: Run
     system: System
@@ -131,7 +130,7 @@ class Backend:
 
     @property
     def choices(self) -> Choices:
-        """How layers are carried out."""
+        """Implementation of layers by the software, with the run's overrides."""
         software = self.software
         gates: Literal["fused", "separate"] = "fused" if software.fusion.passes else "separate"
         wide = frozenset(software.formats.wide if self.formats.casts else ())
@@ -157,7 +156,7 @@ class Backend:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The run's optimizer as the software carries it out."""
+        """The run's optimizer, with the passes of the software."""
         name, gradients = self.run.optimizer, self.software.gradients
         stepwise, listwise = (
             [optimizer(each).name for each in names]
@@ -167,7 +166,7 @@ class Backend:
 
     @property
     def chains(self) -> Chains:
-        """Which chains of element-wise passes are one kernel."""
+        """Chains of element-wise passes that are one kernel."""
         software = self.software
         if software.fusion.passes:
             return "convolutions" if software.fusion.convolutions else "all"
@@ -178,16 +177,16 @@ class Backend:
 
     @property
     def call(self) -> float:
-        """Host time to issue a collective [s]; 0 if a graph of the whole iteration is replayed."""
+        """Host time to issue a collective [s]; 0 if the software replays a CUDA graph of the whole iteration."""
         free = self.prices.rates is not None or self.software.host.whole_iteration
         return 0.0 if free else self.software.host.forward
 
     @property
     def waiting_power(self) -> float:
-        """Exponent that combines device and host time where the host waits for token counts.
+        """Exponent p of (device^p + host^p)^(1/p), where the host waits for token counts.
 
-        1 adds the times, 4 takes nearly the longer one. NCCL's messages and DeepEP's buffers are sized by the counts on
-        the host, hybridep's on the device.
+        p = 1 adds the times; p = 4 gives nearly the longer one. The host needs the counts to size NCCL's messages and
+        DeepEP's buffers; hybridep sizes them on the device.
         """
         stated = self.software.host.routing > 0 and self.prices.rates is None
         waits = stated and self.software.parallelism.expert_dispatch != "hybridep"
@@ -195,7 +194,7 @@ class Backend:
 
     @property
     def piece(self) -> float:
-        """Seconds of the host for a piece of a tensor that ZeRO-1 and 2 gather."""
+        """Host time per piece of a tensor that ZeRO-1 and 2 gather [s]."""
         return self.software.host.piece if self.prices.rates is None else 0.0
 
     @property
@@ -207,21 +206,21 @@ class Backend:
 
     @property
     def gathers_elements(self) -> bool:
-        """True if the software's bucket rule counts elements, and the run gives no bytes."""
+        """True if the software limits buckets by elements, and the run does not state bytes."""
         return self.run.exchange.bucket is None and self.software.gradients.bucket_elements > 0
 
     def bucket_bytes(self, ranks: Numeric) -> Array:
-        """Return the bytes of gradients that go out together.
+        """Return the size of a bucket of gradients that are exchanged together.
 
         Parameters
         ----------
         ranks : float or array
-            Ranks that share out states, of each layout.
+            Ranks over which states are sharded, of each layout.
 
         Returns
         -------
         array
-            Bytes, in the shape of ``ranks``: those of the run, else the rule of the software.
+            Bytes, in the shape of ``ranks``: as the run states, else by the rule of the software.
         """
         rule, ranks = self.software.gradients, np.asarray(ranks, dtype=np.float64)
         if not self.gathers_elements:
@@ -242,14 +241,14 @@ class Backend:
         Returns
         -------
         bool
-            Whether they are.
+            True if they are scattered after every pass.
         """
         habit = self.software.parallelism
         each_pass = habit.gradient_scatters == "pass" and (stages == 1 or habit.pipeline_gathers == "pass")
         return zero == 3 or (zero == 2 and each_pass)
 
     def cut(self, program: Program, iteration: Array, pieces: int) -> list[Chunk]:
-        """Cut a network into pieces for pipeline stages, as the software does.
+        """Cut a network into pieces for pipeline stages, by the rule of the software.
 
         Parameters
         ----------
@@ -273,7 +272,7 @@ class Backend:
         )
 
     def coded(self, counts: Array, gradient: SummedGradient) -> Array:
-        """Return the time in which a device compresses and decompresses gradients.
+        """Return the time to compress and decompress gradients on a device.
 
         Parameters
         ----------
@@ -295,7 +294,7 @@ class Backend:
 
     @property
     def clip(self) -> str:
-        """How gradients are clipped by their norm."""
+        """Method of clipping gradients by their norm."""
         return self.run.clip or self.software.gradients.clip
 
     def updated(self, counts: Array, tensors: Numeric, rule: Optimizer) -> Array:
@@ -353,6 +352,7 @@ class Backend:
         return self._passes(counts, 0.0, lambda count, _: clip_kernels(count, self.clip, self.formats))
 
     def _passes(self, counts: Array, tensors: Numeric, kernels: Callable[[float, float], Sequence[Kernel]]) -> Array:
+        """Price kernels built by a function of (count, tensors) for many counts; equal pairs are priced once."""
         pairs = np.stack([counts.ravel(), np.broadcast_to(tensors, counts.shape).ravel()])
         unique, place = np.unique(pairs, axis=1, return_inverse=True)
         listed = [kernels(*pair) for pair in unique.T.tolist()]
@@ -362,7 +362,7 @@ class Backend:
         return np.where(unique[0] > 0, seconds.sum(axis=1), 0.0)[place.ravel()].reshape(counts.shape)
 
     def input_pipeline(self, graph: Graph, gpus: int, replica: Numeric, local_batch: Numeric) -> InputPipeline | None:
-        """Return how long a step's batch takes to arrive.
+        """Return the time in which a step's batch of data arrives.
 
         Parameters
         ----------
@@ -390,7 +390,7 @@ class Backend:
         return input_pipeline(stages, self.system, size, gpus=gpus, replica=replica, local_batch=local_batch, link=link)
 
     def reserved(self, mesh: Mesh) -> float:
-        """Return the memory that no tensor gets: the context of the process and the buffers of communicators.
+        """Return the memory outside tensors: the context of the process and the buffers of communicators.
 
         Parameters
         ----------
@@ -427,7 +427,7 @@ class Backend:
         return apply_graph_changes(build_graph(model, batch=batch, choices=self.choices, overrides=sizes), self.run)
 
     def recent_graph(self, model: ModelSpec, batch: int, tp: int = 1) -> Graph:
-        """Return the same as `graph` from a cache, with results that were computed for it before.
+        """Return the network at a batch from a cache, with results that were computed for it before.
 
         Parameters
         ----------
@@ -448,7 +448,7 @@ class Backend:
         )
 
     def placement(self, graph: Graph, strategy: Strategy) -> Placement:
-        """Return how a strategy splits the layers, as the software carries it out, with the run's own placement on top.
+        """Return a strategy's split of the layers for this software, overridden by the run's own placement.
 
         Parameters
         ----------
@@ -499,13 +499,13 @@ class Backend:
         return without_backward(program) if self.run.forward_only else program
 
     def _overlaps_tensor(self, graph: Graph) -> bool:
-        """Whether gathers and scatters over tp go beside products."""
+        """Return True if gathers and scatters over tp overlap with products."""
         habit = self.software.overlap
         latents = not habit.tensor_with_latents and any(node.type == "latent_attention" for node in graph.nodes)
         return habit.tensor and not latents
 
     def calibration(self, mesh: Mesh) -> str:
-        """Describe where the prices of kernels come from, and for several devices those of the links.
+        """Describe the sources of the kernel prices and, for several devices, of the link prices.
 
         Parameters
         ----------
@@ -524,7 +524,7 @@ class Backend:
 
     @property
     def _checkpoints(self) -> Checkpoints:
-        """The recomputed modules: those of the run, else those of the software."""
+        """Recomputation with the modules of the run, else those of the software."""
         habit = self.software.recomputation
         if not self.run.recompute.modules:
             return Checkpoints(habit.stops_early, habit.selective)
@@ -532,7 +532,7 @@ class Backend:
 
     @property
     def _beside_dispatch(self) -> BesideDispatch | None:
-        """What is worked on while tokens go to experts or return."""
+        """Computation that overlaps with the exchange of tokens with experts."""
         if self.software.overlap.experts:
             return "microbatch"
         by_nccl = self.software.parallelism.expert_dispatch == "nccl"
@@ -540,7 +540,7 @@ class Backend:
 
 
 def _stated(run: Run) -> dict[str, Any]:
-    """Fields of the profile that a run states itself."""
+    """Return the fields of the software profile that the run overrides."""
     stated = {
         "convolutions.cudnn": run.kernels.cudnn,
         "parallelism.expert_dispatch": run.experts.dispatch,
@@ -561,7 +561,7 @@ def backend_of(
     *,
     strategy: Strategy | None = None,
 ) -> Backend:
-    """Collect what prices the programs of a run: software, kernel prices and links.
+    """Collect the software, formats, kernel prices and links of a run.
 
     Parameters
     ----------
@@ -576,7 +576,7 @@ def backend_of(
     calibration : Calibration, optional
         Calibration to use instead of the run's.
     strategy : Strategy, optional
-        Strategy of the run's plan. None: that of a search, which tries all of them.
+        Strategy of the run's plan. None in a search, which tries several strategies.
 
     Returns
     -------

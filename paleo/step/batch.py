@@ -1,4 +1,4 @@
-"""Configurations of equal structure: the argument of `paleo.step.step.step`."""
+"""Batches of configurations with equal structure, on which `paleo.step.step.step` computes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,29 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
-#: ZeRO stages that communicate in the same way: none, sharded states (1, and 2 where gradients are scattered once a
-#: step), gradients scattered after every backward pass, sharded parameters.
+#: ZeRO stages with equal communication: none; sharded states (1, and 2 if gradients are scattered once a step);
+#: gradients scattered after every backward pass; sharded parameters.
 Sharding = Literal["none", "states", "gradients", "parameters"]
 
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Layouts at a microbatch under a recompute policy.
+    """Layouts at a microbatch size under a recompute policy.
 
-    ``layout``: the position of each case among the ``layouts``, (cases,). ``microbatches``: of a step, (cases,).
-    ``times``: of their layers, (sections, cases).
-    ``chosen``: larger `Cases` of which these are some, and their positions there.
-    ``shared``: figures of these cases, each computed once.
+    Attributes
+    ----------
+    layouts : Layouts
+        Layouts of one structure.
+    layout : ndarray of int, shape (cases,)
+        Position of each case's layout among the layouts.
+    microbatches : ndarray, shape (cases,)
+        Microbatches of a step.
+    times : LayerTimes
+        Times of layer iterations, shape (sections, cases).
+    chosen : (Cases, ndarray of int), optional
+        Larger `Cases` from which these were selected, and their positions there.
+    shared : ResultCache
+        Results that are computed once for these cases.
     """
 
     layouts: Layouts
@@ -60,9 +70,9 @@ class Cases:
         return Cases(self.layouts, self.layout[cases], self.microbatches[cases], self.times.of(cases), (self, cases))
 
     def send(self, section: int) -> Array:
-        """Return the time in which a stage that ends with a section sends its output to the next stage.
+        """Return the time to send the output of a section to the next pipeline stage.
 
-        Ranks of tp that do not split the sequence send a share each.
+        If tp does not split the sequence, each of its ranks sends a share.
 
         Parameters
         ----------
@@ -92,12 +102,25 @@ class Cases:
 class Batch:
     """Configurations of equal structure, one for each of its ``cases``.
 
-    ``assignment``: how the network is cut into stages. ``schedule``, ``zero``: pipeline schedule and stage of ZeRO.
-    ``overlapped``: gradients are exchanged during the backward pass, not after it.
-    ``arrival``: seconds in which the next batch of data arrives, (cases,); 0 for synthetic data.
-    ``ends``: stages end by the schedule's ``order``, pass by pass, or by its ``closed`` forms where it has any, which
-    take the chunks of a stage for alike.
-    ``shared``: figures that batches of the same cases and assignment have in common, each computed once.
+    Attributes
+    ----------
+    cases : Cases
+        Layouts, microbatches and recompute policies.
+    assignment : Assignment
+        Cut of the network into stages.
+    schedule : Schedule
+        Pipeline schedule.
+    zero : int
+        ZeRO stage.
+    overlapped : bool
+        True if gradients are exchanged during the backward pass, False if after it.
+    arrival : ndarray, shape (cases,)
+        Time in which the next batch of data arrives [s]; 0 for synthetic data.
+    ends : {'order', 'closed'}
+        How ends of stages are computed: pass by pass in the schedule's order, or by its closed forms if it has any,
+        which assume equal chunks on a stage.
+    shared : ResultCache
+        Results that batches of the same cases and assignment have in common.
     """
 
     cases: Cases
@@ -129,12 +152,12 @@ class Batch:
 
     @property
     def training(self) -> bool:
-        """Whether there is a backward pass."""
+        """True if there is a backward pass."""
         return self.layouts.training
 
     @property
     def sharded(self) -> bool:
-        """Whether parameters are gathered for every pass: ZeRO-3 over several ranks."""
+        """True if parameters are gathered for every pass: ZeRO-3 over several ranks."""
         return self.zero == 3 and self._shared_out
 
     @property
@@ -149,27 +172,27 @@ class Batch:
 
     @property
     def sharding(self) -> Sharding:
-        """Key that is equal for batches whose replicas run the same collectives."""
+        """Name of the collectives that replicas run: equal for ZeRO stages with equal communication."""
         if self.zero == 0:
             return "none"
         return "parameters" if self.sharded else "gradients" if self.scattered else "states"
 
     def without_contention(self) -> Batch:
-        """Same batch with collectives that do not slow down overlapping computation."""
+        """Return the batch with collectives that do not slow down overlapping computation."""
         software = self.backend.software.changed({"overlap.contention": 0.0})
         layouts = replace(self.layouts, backend=replace(self.backend, software=software), shared=ResultCache())
         return replace(self, cases=replace(self.cases, layouts=layouts, shared=ResultCache()), shared=ResultCache())
 
     @property
     def times(self) -> LayerTimes:
-        """Times of layer iterations with exposed offload traffic and expert exchange, shape (sections, cases)."""
+        """Times of layer iterations with exposed offload traffic and token exchange, shape (sections, cases)."""
         if not self.training or not (self.backend.offload.parts or self.pairs):
             return self.cases.times
         return self.shared.once(("times", self.zero, self.schedule.name), self._waiting)
 
     @property
     def pairs(self) -> bool:
-        """Whether exchanges of tokens hide behind another microbatch."""
+        """True if the exchange of tokens with experts overlaps with another microbatch."""
         return bool(self.backend.software.overlap.experts)
 
     def _waiting(self) -> LayerTimes:
@@ -178,11 +201,11 @@ class Batch:
 
     @property
     def _unpaired_share(self) -> Array:
-        """Share of a stage's passes that have no pass the other way beside them (`Schedule.unpaired`), and so wait for
-        their exchanges: (cases,). All passes take the mean of both kinds.
+        """Share of a stage's passes that are not paired with a pass of another microbatch, shape (cases,).
 
-        Megatron-Core pairs a forward and a backward pass in the steady state of 1F1B alone, for which it fills the
-        pipeline with one pass more (``overlap_moe_expert_parallel_comm`` in its pipeline_parallel/schedules.py).
+        Unpaired passes (`Schedule.unpaired`) wait for their exchange of tokens. All passes get the mean of both kinds.
+        Megatron-Core pairs a forward and a backward pass only in the steady state of 1F1B, for which it fills the
+        pipeline with one more pass (``overlap_moe_expert_parallel_comm`` in its pipeline_parallel/schedules.py).
         """
         stages, chunks = self.assignment.stages, self.assignment.chunks
         unpaired = self.schedule.unpaired(stages, self.microbatches, chunks) if stages > 1 else 1.0
@@ -209,11 +232,11 @@ class Batch:
         Parameters
         ----------
         figures : ndarray, shape (..., layouts)
-            One value a layout.
+            One value per layout.
 
         Returns
         -------
         ndarray, shape (..., cases)
-            One value a case.
+            One value per case.
         """
         return np.take(figures, self.cases.layout, axis=-1)

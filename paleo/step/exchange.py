@@ -1,17 +1,18 @@
-"""The exchange of gradients and states between replicas: what travels, what of it is exposed, and compressed gradients.
+"""The exchange of gradients and states between replicas, its exposed time, and compressed gradients.
 
-*What travels*: which collectives sum the gradients of a stage and gather its parameters, over which axes, and how many
+*Collectives*: which collectives sum the gradients of a stage and gather its parameters, over which axes, and how many
 elements of each a rank owns.
 
-*What is exposed*: sums of gradients overlap with the last passes, gathers of updated parameters with the next first
-pass. A stage that overlaps starts to send a chunk's gradients inside the last pass that computes them, and goes on
-during the passes of its other chunks; only what is left when its last pass ends is exposed.
+*Exposed time*: sums of gradients overlap with the last passes, gathers of updated parameters with the next first pass.
+A stage that overlaps starts to send a chunk's gradients inside the last pass that computes them, and continues during
+the passes of its other chunks. Only sends that remain when its last pass ends are exposed.
 
-*Compressed gradients*: a method's messages stand in for the sums of gradients, its coding follows the last backward
-pass, its state lies beside the optimizer's. Messages are counted for the whole gradient of a rank and divided among its
-parts by their elements, so that their sum is right. Coding occupies the computing stream: nothing hides it.
+*Compressed gradients*: the messages of a method replace the sums of gradients, its coding follows the last backward
+pass, and its state is stored with the optimizer's. Messages are counted for the whole gradient of a rank and divided
+among its parts in proportion to their elements, so that their sum is right. Coding occupies the compute stream and
+overlaps with nothing.
 
-Pure functions that broadcast over arrays: the stages are the first axis, their chunks the second where there are any,
+All functions are pure and broadcast over arrays. Stages are the first axis, their chunks the second if there are any,
 configurations the last.
 """
 
@@ -65,7 +66,7 @@ def gradient_shares(program: Program, mesh: Mesh, copies: int) -> dict[Axes, Arr
 
 
 def gathered_shares(program: Program, mesh: Mesh, copies: int, *, frozen: bool) -> dict[Axes, Array]:
-    """Count the parameter elements that a rank gathers from the ranks that share its states, by their axes.
+    """Count the parameter elements that a rank gathers from the ranks that share its states, by axes.
 
     Experts are shared by fewer ranks.
 
@@ -78,7 +79,7 @@ def gathered_shares(program: Program, mesh: Mesh, copies: int, *, frozen: bool) 
     copies : int
         Copies of the network on the pipeline.
     frozen : bool
-        Count parameters that are not trained, too.
+        True to count parameters that are not trained, too.
 
     Returns
     -------
@@ -117,7 +118,7 @@ def owned_elements(program: Program, mesh: Mesh, copies: int) -> Array:
 
 
 def _gradients(program: Program) -> list[tuple[int, Axes, float]]:
-    """Position among `holdings`, axes and elements of all gradients."""
+    """List the position among `holdings`, the axes and the elements of all gradients."""
     first = len(program.sections)
     gradients = [
         (i, part.axes, part.elements) for i, section in enumerate(program.sections) for part in section.gradients
@@ -126,14 +127,14 @@ def _gradients(program: Program) -> list[tuple[int, Axes, float]]:
 
 
 def _states(program: Program, mesh: Mesh) -> Iterator[tuple[int, Axes, float]]:
-    """The same with the axes over which the states of those parameters are shared out."""
+    """List the same with the axes over which the states of those parameters are sharded."""
     shared = mesh.state_axes
     for number, axes, elements in _gradients(program):
         yield number, tuple([axis for axis in shared if axis in axes]), elements
 
 
 def _by_axes(program: Program, owed: Sequence[tuple[int, Axes, float]], copies: int) -> dict[Axes, Array]:
-    """Elements side by side for each set of axes; with one copy of the network nothing travels over none."""
+    """Sum the elements by their axes; without axes nothing is sent, unless there are several copies of the network."""
     by_axes: dict[Axes, Array] = {}
     for number, axes, elements in owed:
         if axes or copies > 1:
@@ -151,7 +152,7 @@ def sharing_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
     owned : ndarray, shape (...)
         Elements of each rank.
     ranks : Numeric
-        Number to return where nothing is owned.
+        Value where nothing is owned.
 
     Returns
     -------
@@ -162,10 +163,10 @@ def sharing_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
 
 
 def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[Count, Count]]:
-    """List the groups that sum a stage's gradients over some axes; the slowest group counts.
+    """List the groups that sum a stage's gradients over some axes; the slowest group determines the time.
 
-    With two copies of the network the group is twice as large. What it sums crosses between the two stages that hold
-    the same piece, so it is no faster than those two alone.
+    With two copies of the network the group is twice as large. Its sums also pass between the two stages that hold the
+    same piece, so a group of those two is listed as well.
 
     Parameters
     ----------
@@ -189,16 +190,16 @@ def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[Count, Cou
     return groups
 
 
-#: The axis of ranks that divide tensors.
+#: Axis of tensor parallelism.
 TENSOR_AXIS = "tp"
 
 
 def gradient_exchange(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple[tuple[str, Axes, Numbers], ...]:
     """List the collectives that sum gradients over replicas.
 
-    If a shard group is smaller than the replicas, its ranks first scatter the sum, and each shard is then summed over
-    the groups (HSDP). Parameters that every rank of tp holds whole are summed over tp apart, as in Megatron-Core's
-    finalize_model_grads.py.
+    If a shard group is smaller than the replicas, its ranks first reduce-scatter, and each shard is then summed over
+    the groups (HSDP). Gradients of parameters that every rank of tp holds whole have a separate all-reduce over tp, as
+    in Megatron-Core's finalize_model_grads.py.
 
     Parameters
     ----------
@@ -237,11 +238,19 @@ def _over_replicas(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple[tu
 
 @dataclass(frozen=True, slots=True)
 class Sends:
-    """The sends of chunks, one after another, which decide when a stage ends; each field (stages, sends, …).
+    """Sends of chunks in order, which determine when a stage's gradient exchange ends; shape (stages, sends, …).
 
-    ``inputs`` and ``weights`` passes follow a chunk's last gradient, the first ``share`` of whose pass lies behind its
-    first bucket. From that bucket on sending lasts ``from_first`` seconds, all later chunks in it, from the last one on
-    ``from_last``. ``total``: seconds of all sends, (stages, …)."""
+    Attributes
+    ----------
+    inputs, weights : ndarray
+        Passes of inputs and of weights that follow a chunk's last gradient.
+    share : ndarray
+        Share of a chunk's last gradient pass that follows its first bucket.
+    from_first, from_last : ndarray
+        Time of the sends from the chunk's first bucket on, and from its last bucket on, with all later chunks [s].
+    total : ndarray, shape (stages, …)
+        Time of all sends [s].
+    """
 
     inputs: Array
     weights: Array
@@ -270,7 +279,7 @@ class Sends:
 def sends_in_order(seconds: Array, buckets: Array, schedule: Schedule, chunks: int) -> Sends:
     """Order the gradient exchanges of each stage's chunks by the end of their last gradient pass.
 
-    Of equal chunks in the middle none can be the last to be waited for, so they are left out.
+    Among equal chunks only the first and the last can determine the end, so those between are left out.
 
     Parameters
     ----------
@@ -307,8 +316,10 @@ def sends_in_order(seconds: Array, buckets: Array, schedule: Schedule, chunks: i
 
 
 def _corners(follow: Array, seconds: Array, buckets: Array) -> list[int]:
-    """Chunks that are first, last or, on some stage, unlike a neighbour: all others lie on a line between two of
-    these."""
+    """List the chunks that are first, last or, on some stage, different from a neighbour.
+
+    The ends of all other chunks are interpolated between two of these, so they cannot be the largest.
+    """
     figures = np.concatenate([each.reshape(*each.shape[:2], -1) for each in (seconds, buckets)], axis=2)
     equal_neighbours = (figures[:, 1:] == figures[:, :-1]).all(axis=(0, 2))
     even = (np.diff(follow, 2, axis=1) == 0.0).all(axis=(0, 2))
@@ -317,7 +328,7 @@ def _corners(follow: Array, seconds: Array, buckets: Array) -> list[int]:
 
 
 def exposed_sends(sends: Sends, schedule: Schedule, passes: Passes, chunks: int, contention: float) -> Array:
-    """Return the gradient exchange that is exposed after each stage's last pass, from sends in order.
+    """Compute the exposed gradient exchange after each stage's last pass, from sends in order.
 
     Parameters
     ----------
@@ -350,7 +361,7 @@ def exposed_sends(sends: Sends, schedule: Schedule, passes: Passes, chunks: int,
 
 
 def exposed_gather(seconds: Array, buckets: Array, forward: Array, contention: float) -> Array:
-    """Return the gather time that the first forward pass of the next step does not hide; at least the first bucket.
+    """Compute the gather time that the first forward pass of the next step does not hide; at least the first bucket.
 
     Parameters
     ----------
@@ -373,7 +384,7 @@ def exposed_gather(seconds: Array, buckets: Array, forward: Array, contention: f
 
 
 def bucket_count(size: Numeric, bucket: Numeric) -> Array:
-    """Return the number of buckets that hold some bytes, at least 1.
+    """Compute the number of buckets for some bytes, at least 1.
 
     Parameters
     ----------
@@ -390,11 +401,11 @@ def bucket_count(size: Numeric, bucket: Numeric) -> Array:
     return np.maximum(1.0, np.ceil(np.asarray(size) / np.maximum(bucket, 1.0)))
 
 
-#: A collective that is owed: operation, axes, bytes or elements.
+#: A required collective: operation, axes, bytes or elements.
 Owed = tuple[str, Axes, Numbers]
 
 
-#: What compression of sharded parameters asks for.
+#: Message for a compression of sharded parameters without ZeRO-3.
 NEEDS_SHARDS = "it compresses the gathers of sharded parameters; state --strategy zero=3"
 
 
@@ -406,9 +417,9 @@ def compression_of_run(text: str | None, *, zero: int | None, forward_only: bool
     text : str, optional
         Name with arguments; None for no compression.
     zero : int, optional
-        ZeRO stage; None where a search tries all of them.
+        ZeRO stage; None in a search, which tries several.
     forward_only : bool
-        The run is inference.
+        True for inference.
 
     Returns
     -------
@@ -436,7 +447,7 @@ def compression_of_run(text: str | None, *, zero: int | None, forward_only: bool
 
 @dataclass(slots=True)
 class _Matrices:
-    """Matrices of weights: elements, sums of their sides, and of elements times the rows that a product sums."""
+    """Sums over weight matrices: their number, elements, sides, and elements times the rows that the product sums."""
 
     number: float = 0.0
     elements: float = 0.0
@@ -451,15 +462,15 @@ class _Matrices:
 
 
 def _window(shape: Mapping[str, float]) -> float:
-    """Elements of one filter and channel, whatever the number of dims."""
+    """Count the elements of one filter and channel, for any number of spatial dims."""
     return math.prod(size for name, size in shape.items() if name.startswith("kernel_"))
 
 
 def unit_gradient(program: Program, ranks: float, width: float, ranks_per_node: float = 1.0) -> SummedGradient:
-    """Describe the gradient of a rank's program per element, with its share of the weight matrices.
+    """Describe the gradient of a rank's program per element, with its share of weight matrices.
 
-    Matrices are those of the products that make gradients of weights, m by n; filters of a convolution are one of k by
-    c r s.
+    Matrices are those of the products that compute weight gradients, m by n. The filters of a convolution are one
+    matrix of k by c r s.
 
     Parameters
     ----------
@@ -508,8 +519,8 @@ def compressed_collectives(
 ) -> tuple[Owed[Numbers], ...]:
     """Replace the collectives of a gradient by those of its compressed form.
 
-    If states are sharded, only the sum is needed: gathers are left out and sums are scattered. Sums over tp stay as
-    they are.
+    If states are sharded, gathers are left out and sums are scattered, as each rank needs only its part of the sum.
+    Sums over tp are not compressed.
 
     Parameters
     ----------
@@ -554,7 +565,7 @@ def compressed_gather(
     size : array_like
         Parameter bytes (or elements) that are gathered.
     again : bool
-        The gather before the backward pass, instead of that before the forward pass.
+        True for the gather before the backward pass, False for the one before the forward pass.
 
     Returns
     -------
@@ -572,7 +583,7 @@ def _scoped_name(message: Message) -> str:
 def scoped_groups(operation: str, groups: Count, devices_per_node: int) -> tuple[str, Count]:
     """Split an operation with a scope, such as ``all_gather@node``, into the plain operation and its groups.
 
-    ``@node`` stands for the ranks of each group inside one node, ``@across`` for one rank of each node.
+    ``@node`` means the ranks of each group inside one node, ``@across`` one rank of each node.
 
     Parameters
     ----------
@@ -602,7 +613,7 @@ def scoped_groups(operation: str, groups: Count, devices_per_node: int) -> tuple
 
 
 def _ratios(method: Compression, gradient: SummedGradient, *, scattered: bool) -> list[tuple[str, float]]:
-    """Operations of a method with their payload over that of the plain gradient."""
+    """List the operations of a method with the ratio of their payload to that of the plain gradient."""
     width, ratios = float(gradient.bytes), []
     for message in method.messages(gradient):
         ratio = float(message.payload) / width
@@ -615,7 +626,7 @@ def _ratios(method: Compression, gradient: SummedGradient, *, scattered: bool) -
 
 
 def scaled_gradient(gradient: SummedGradient, elements: float) -> SummedGradient:
-    """Return the counts of a gradient with many elements.
+    """Scale the counts of a gradient from one element to many.
 
     Parameters
     ----------
@@ -634,7 +645,7 @@ def scaled_gradient(gradient: SummedGradient, elements: float) -> SummedGradient
 
 
 def coding_kernels(method: Compression, gradient: SummedGradient, elements: float) -> list[Kernel]:
-    """Return the memory passes in which a gradient is compressed and decompressed.
+    """Build the kernel of the passes that compress and decompress a gradient.
 
     Parameters
     ----------
@@ -658,7 +669,7 @@ def coding_kernels(method: Compression, gradient: SummedGradient, elements: floa
 
 
 def tensor_calls(method: Compression, gradient: SummedGradient) -> float:
-    """Return the framework calls for single tensors that compression costs per gradient element.
+    """Count the framework calls for single tensors that compression needs per gradient element.
 
     Parameters
     ----------
@@ -676,7 +687,7 @@ def tensor_calls(method: Compression, gradient: SummedGradient) -> float:
 
 
 def state_bytes(method: Compression, gradient: SummedGradient) -> float:
-    """Return the memory that a compression method keeps for each gradient element, such as an error feedback.
+    """Return the memory that a compression method needs per gradient element, such as error feedback.
 
     Parameters
     ----------

@@ -1,5 +1,8 @@
-"""The interval of a step: what is known of a run before it is measured (`Uncertainty`), and how much each part of it
-counts (`Spreads`, fitted to measured steps by `paleo.calibrate.spreads`)."""
+"""The 90 % interval of a step time.
+
+`Uncertainty` holds what is known of a run before it is measured. `Spreads` holds how much each part of it counts,
+fitted to measured steps by `paleo.calibrate.spreads`.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +28,30 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 
-#: The calibration that holds the spreads, and its family.
+#: Calibration that holds the spreads, and their family in it.
 INTERVALS, INTERVAL_FAMILY = STEPS, "interval"
-#: The kernels of functions that an importer did not know, and by which factor their times are guessed, either way.
+#: Kind of kernels of functions that an importer did not know, and the factor by which their times may be wrong in
+#: either direction.
 OPAQUE, OPAQUE_SPREAD = "opaque", 3.0
-#: The first cuDNN whose convolutions were timed for a calibration.
+#: First cuDNN release whose convolutions were timed for a calibration.
 FIRST_TIMED = 5.0
-#: The first cuDNN with kernels for an architecture's tensor cores, by its release notes; 8 for those not named.
+#: First cuDNN release with kernels for an architecture's tensor cores, by its release notes; 8 for other architectures.
 FIRST_TENSOR_KERNELS = {"Volta": 7.0, "Turing": 7.0}
 AMPERE_TENSOR_KERNELS = 8.0
-#: Kernels shorter than this show a host that is slower than its profile says: eager frameworks take 10 to 46 us to
-#: issue an operation (host times of profiles), and pauses between operations come on top.
+#: Kernels shorter than this reveal a host slower than its profile. Eager frameworks take 10 to 46 us to issue an
+#: operation (host times of profiles), and gaps between operations are added.
 SHORT = 100.0 * MICROSECOND
-#: GPUs of a node, beyond which stragglers, fabrics and placement add what no row of a node shows.
+#: GPUs of a node. Beyond it stragglers, fabrics and node placement add errors that steps inside a node do not show.
 NODE = 8.0
-#: The largest share of short kernels in steps of untested software that were measured: beyond it the half-width stays.
+#: Largest share of short kernels in measured steps of untested software; the half-width does not grow beyond it.
 MOST_SHORT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Spreads:
-    """90 % half-widths (log) that measured steps ask for, each for a unit of the part of `Uncertainty` that it widens.
+    """90 % half-widths (logarithms) per unit of each part of `Uncertainty`, as measured steps require them.
 
-    Defaults are round values from which a fit sets out; those in use are fitted (`spreads`).
+    Defaults are round starting values of a fit; those in use are fitted (`spreads`).
     """
 
     products: float = parameter("0.2", "0.01..1", "part of the half-widths of products that all of a step share")
@@ -82,17 +86,34 @@ def spreads(user_calibration: Calibration | None = None) -> Spreads:
 class Uncertainty:
     """Parts of the half-width of a step's interval, as logarithms.
 
-    Arrays hold the low and the high end, (2,), or those of many steps, (2, steps); shares then have the shape (steps,).
+    Arrays hold the low and the high end, shape (2,) or (2, steps); shares then have the shape (steps,).
 
-    ``products``: half-widths of products weighted by their shares of the kernels' time; products have the clock that
-    power leaves them in common, while errors of other kernels average out. Under constant rates (``constants``), whose
-    factors hold for steps, it is that of all kernels, and there is nothing else. ``unknown``: the same weighted sum
-    over kernels that no measured one of the architecture, or none at all, speaks for. ``links``: the half-width of the
-    links times the share of exposed communication. ``short``, ``library`` and ``update``: shares of kernels shorter
-    than `SHORT` that a host of unknown speed issues one by one (up to `MOST_SHORT`), of convolutions by a library that
-    was not timed, and of the optimizer's update. ``tested``: 1 where the software was fitted to steps on the
-    architecture, else 0. ``scale``: tenfolds of GPUs beyond a node. ``device``: 1 where products were measured on no
-    device of that name, else 0. ``spreads``: how much each part counts.
+    Attributes
+    ----------
+    products : ndarray
+        Half-widths of matrix products, weighted by their shares of the kernel time. Products have a common error, as
+        power limits their clock; errors of other kernels average out. With ``constants`` it covers all kernels, and
+        nothing else is added.
+    unknown : ndarray
+        The same weighted sum over kernels without a measurement on the architecture, or without any.
+    links : ndarray
+        Half-width of the links times the share of exposed communication.
+    short : float or ndarray
+        Share of kernels shorter than `SHORT` that a host of unknown speed issues one by one, up to `MOST_SHORT`.
+    library : float or ndarray
+        Share of convolutions by a library that was not timed.
+    update : float or ndarray
+        Share of the optimizer's update.
+    tested : float or ndarray
+        1 if the software was fitted to steps on the architecture, else 0.
+    constants : bool
+        True with constant rates, whose error factors hold for whole steps.
+    scale : float or ndarray
+        Decimal logarithm of GPUs per `NODE`, if above 0.
+    device : float or ndarray
+        1 if products were not measured on a device of that name, else 0.
+    spreads : Spreads
+        Weight of each part.
     """
 
     products: Array
@@ -108,10 +129,10 @@ class Uncertainty:
     spreads: Spreads = field(default_factory=spreads)
 
     def half_widths(self, known: Spreads | None = None) -> Array:
-        """Return the half-widths of the 90 % interval of a step; squares of independent parts add up.
+        """Return the half-widths of the 90 % interval of a step; independent parts are added as squares.
 
-        A host slower than its profile says makes a step longer. A faster one hardly makes it shorter, because the step
-        then waits for the device. So ``short`` counts above the prediction only.
+        A host slower than its profile lengthens a step. A faster one hardly shortens it, because the step then waits
+        for the device. So ``short`` counts only above the prediction.
 
         Parameters
         ----------
@@ -121,7 +142,7 @@ class Uncertainty:
         Returns
         -------
         ndarray, shape (2,) or (2, steps)
-            Logarithms from the prediction down to the low end and up to the high end.
+                Logarithms from the prediction down to the low end, and up to the high end.
         """
         if self.constants:
             return self.products
@@ -138,11 +159,11 @@ class Uncertainty:
 def uncertainty(
     program: PricedProgram, layout: Plan, backend: Backend, *, exposed: float, update: float
 ) -> Uncertainty:
-    """Collect what is uncertain about a priced step.
+    """Collect the uncertain parts of a priced step.
 
     Parameters
     ----------
-    program : Priced
+    program : PricedProgram
         Priced program.
     layout : Plan
         Resolved plan.
@@ -185,7 +206,7 @@ def uncertainty(
 
 
 def _links(backend: Backend, mesh: Mesh) -> Array:
-    """Half-widths of large collectives over the outermost links of a mesh."""
+    """Return the half-widths of large collectives over the outermost links of a mesh, shape (2,)."""
     if mesh.size == 1 or backend.prices.rates is not None:
         return np.zeros(2)
     families = calibrated_families(backend.fabric, "all_reduce", backend.fabric.links(1, mesh.size))
@@ -195,8 +216,8 @@ def _links(backend: Backend, mesh: Mesh) -> Array:
 def lacks_timed_convolutions(software: Software, device: Device, dtype: str) -> bool:
     """Return True if no calibration covers the library's convolutions.
 
-    These are a framework's own kernels, cuDNN releases before the first that was timed, and releases without kernels
-    for the requested tensor cores.
+    This holds for a framework's own kernels, for cuDNN releases before the first that was timed, and for releases
+    without kernels for the requested tensor cores.
 
     Parameters
     ----------
@@ -210,7 +231,7 @@ def lacks_timed_convolutions(software: Software, device: Device, dtype: str) -> 
     Returns
     -------
     bool
-        Whether they are not covered.
+        True if they are not covered.
     """
     release = software.convolutions.cudnn
     least = FIRST_TENSOR_KERNELS.get(device.architecture, AMPERE_TENSOR_KERNELS)

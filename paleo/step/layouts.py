@@ -1,8 +1,9 @@
-"""Layouts of ranks whose programs have the same sections: all that follows from degrees and parameters, not from
-microbatches, for all of them at once.
+"""Layouts of ranks whose programs have equal sections.
 
-Arrays have the kinds of stages (`paleo.step.memory.AssignmentKinds`) or the stages themselves along their first axis
-and the layouts along the last."""
+Everything here depends on degrees and parameters, not on microbatches, and is computed for all layouts at once. Arrays
+have the kinds of stages (`paleo.step.memory.AssignmentKinds`), or the stages themselves, along their first axis and the
+layouts along the last.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ Index = npt.NDArray[np.intp]
 Count = npt.NDArray[np.int64]
 Value = TypeVar("Value")
 Numbers = TypeVar("Numbers", float, Array)
-#: What is sent over the replicas: gradients, or parameters of which the trained or all are gathered, or all of them
-#: again before the backward pass.
+#: What is sent over the replicas: gradients; or gathers of the trained parameters, of all parameters, or of all of them
+#: before the backward pass (``again``).
 Sent = Literal["gradients", "trained", "all", "again"]
 
 
@@ -64,7 +65,7 @@ class ResultCache:
         self._figures: dict[Hashable, object] = {}
 
     def once(self, key: Hashable, compute: Callable[[], Value]) -> Value:
-        """Return a cached result, computed at its first use.
+        """Return a cached result, computed at the first call.
 
         Parameters
         ----------
@@ -89,10 +90,10 @@ class ResultCache:
 
 @dataclass(frozen=True, slots=True)
 class OwedCollectives:
-    """Collectives of one operation that layouts owe.
+    """Collectives of one kind that layouts require.
 
-    It has the layout of each collective, stride and ranks of its groups, (2, groups, stages or 1, collectives), and its
-    elements of each holding, (sections and ties, collectives).
+    ``layout`` is the layout of each collective. ``groups`` are strides and ranks, shape (2, groups, stages or 1,
+    collectives). ``elements`` are those of each holding, shape (sections and ties, collectives).
     """
 
     operation: str
@@ -103,10 +104,10 @@ class OwedCollectives:
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """Layouts of ranks whose stages have the same sections, with one mesh and one program each.
+    """Layouts of ranks whose stages have equal sections, each with its mesh and its program.
 
-    ``sequence_parallel`` tells which split the sequence over tp between layers; ``local_batches`` are the samples of
-    each data-parallel rank.
+    ``sequence_parallel`` is True for layouts that split the sequence over tp between layers. ``local_batches`` are the
+    samples of each data-parallel rank.
     """
 
     backend: Backend
@@ -121,31 +122,31 @@ class Layouts:
 
     @property
     def training(self) -> bool:
-        """Whether there is a backward pass."""
+        """True if there is a backward pass."""
         return not self.backend.run.forward_only
 
     @property
     def regathers(self) -> bool:
-        """Whether gathers of sharded parameters differ before the backward pass."""
+        """True if gathers of sharded parameters before the backward pass differ from those before the forward pass."""
         return self.backend.compression is not None and self.backend.compression.sharded
 
     @property
     def replicas(self) -> Array:
-        """Ranks that share out the batch: (layouts,)."""
+        """Data-parallel ranks, shape (layouts,)."""
         return self.shared.once("replicas", lambda: np.array([float(mesh.replicas) for mesh in self.meshes]))
 
     @property
     def shards(self) -> Array:
-        """Ranks over which ZeRO shares out states: (layouts,)."""
+        """Ranks over which ZeRO shards states, shape (layouts,)."""
         return self.shared.once("shards", lambda: np.array([float(m.group_size(m.state_axes)) for m in self.meshes]))
 
     @property
     def bucket_bytes(self) -> Array:
-        """Bytes of gradients that go out together: (layouts,)."""
+        """Bytes of a bucket of gradients, shape (layouts,)."""
         return self.shared.once("bucket", lambda: self.backend.bucket_bytes(self._replicated))
 
     def bucket_memory(self, kinds: StageKinds) -> Array:
-        """Return the bytes that buckets take beside the gradients, each at most all of these.
+        """Return the memory of bucket buffers in addition to the gradients; a bucket is never larger than all of them.
 
         Parameters
         ----------
@@ -164,7 +165,7 @@ class Layouts:
 
     @property
     def _replicated(self) -> Array:
-        """Ranks that hold the same parameters, by which rules of buckets count: (layouts,)."""
+        """Ranks that hold the same parameters, on which bucket rules depend, shape (layouts,)."""
         return np.array([float(mesh.replicas * mesh.degree("cp")) for mesh in self.meshes])
 
     def parameters(self, trained: bool) -> Array:
@@ -173,7 +174,7 @@ class Layouts:
         Parameters
         ----------
         trained : bool
-            Count trained parameters only.
+            True to count trained parameters only.
 
         Returns
         -------
@@ -183,7 +184,7 @@ class Layouts:
         return self.shared.once(("parameters", trained), lambda: self._stacked(partial(_elements, trained=trained)))
 
     def _stacked(self, figures: Callable[[Program], Array]) -> Array:
-        """Figures of every layout's program, side by side; many layouts share a program."""
+        """Compute a function of every layout's program, one column per layout; equal programs are evaluated once."""
         known: dict[int, Array] = {}
         columns = []
         for program in self.programs:
@@ -200,7 +201,7 @@ class Layouts:
         kinds : StageKinds
             Kinds of stages.
         trained : bool
-            Count trained parameters only.
+            True to count trained parameters only.
 
         Returns
         -------
@@ -238,10 +239,10 @@ class Layouts:
         return np.asarray(seconds.reshape(whole).max(axis=0))
 
     def exchanged(self, operation: str, layouts: Sequence[int], groups: Count, sizes: Array) -> Array:
-        """Return the time of one collective of some layouts, where owners of whole tensors broadcast in turn.
+        """Return the time of one collective of some layouts, including broadcasts by owners of whole tensors.
 
-        There are as many broadcasts as owners, or as tensors if these are fewer. A sum goes to its owner the same way
-        back, in the same time.
+        There are as many broadcasts as owners, or as tensors if these are fewer. A reduction to the owners takes the
+        same time.
 
         Parameters
         ----------
@@ -267,7 +268,7 @@ class Layouts:
 
     @property
     def message_bytes(self) -> Array:
-        """Bytes that an owner of whole tensors sends: its share, or one tensor of mean size: (layouts,)."""
+        """Bytes that an owner of whole tensors sends: its share, or one tensor of mean size, shape (layouts,)."""
         return self.shared.once("message", self._message_bytes)
 
     def _message_bytes(self) -> Array:
@@ -279,7 +280,7 @@ class Layouts:
         )
 
     def groups(self, layouts: Sequence[int], axes: Sequence[Axes], copies: int = 1) -> Count:
-        """Return the groups over some axes of each of some layouts.
+        """Return strides and ranks of the groups over some axes, for each of some layouts.
 
         Parameters
         ----------
@@ -293,7 +294,7 @@ class Layouts:
         Returns
         -------
         Count, shape (2, groups, stages, layouts)
-            Strides and ranks; one stage stands for all if they are alike.
+            Strides and ranks; the axis of stages has length 1 if all stages are equal.
         """
         if copies == 1:
             pairs = [self._group(layout, each) for layout, each in zip(layouts, axes, strict=True)]
@@ -309,12 +310,12 @@ class Layouts:
         return self.shared.once(("group", layout, axes), lambda: (mesh.stride(axes), mesh.group_size(axes)))
 
     def sent(self, holdings: Array, copies: int, content: Sent, zero: int, width: float) -> Array:
-        """Return time and bytes of sums of gradients over replicas, or of gathers of parameters.
+        """Return time and bytes of gradient sums over replicas, or of parameter gathers.
 
         Parameters
         ----------
         holdings : ndarray, shape (stages, chunks, sections and ties)
-            Layers whose parameters are sent. Without copies the first axis may be anything.
+            Layers whose parameters are sent. With one copy of the network the first axis is arbitrary.
         copies : int
             Copies of the network on the pipeline.
         content : Sent
@@ -334,7 +335,7 @@ class Layouts:
         for owed in self.shared.once(key, lambda: self._priced_together(copies, content, zero)):
             figures = self.exchanged(owed.operation, owed.layout, owed.groups, holdings @ owed.elements * width)
             np.add.at(seconds[0].T, owed.layout, figures.T)
-        seconds[1] = holdings @ self._travelling(copies, content) * width
+        seconds[1] = holdings @ self._exchanged_elements(copies, content) * width
         return seconds
 
     def _priced_together(self, copies: int, content: Sent, zero: int) -> list[OwedCollectives]:
@@ -354,7 +355,7 @@ class Layouts:
     def operations(
         self, layout: int, content: Sent, zero: int, axes: Axes, elements: Numbers
     ) -> tuple[tuple[str, Axes, Numbers], ...]:
-        """List the collectives that some elements of a layout owe.
+        """List the collectives that some elements of a layout require.
 
         Parameters
         ----------
@@ -365,7 +366,7 @@ class Layouts:
         zero : int
             ZeRO stage.
         axes : Axes
-            Axes over which they travel.
+            Axes over which they are exchanged.
         elements : array_like
             Elements (or bytes) of one rank.
 
@@ -391,7 +392,7 @@ class Layouts:
         return (("broadcast" if owned else "all_gather", axes, elements),)
 
     def gradient(self, layout: int, axes: Axes) -> SummedGradient:
-        """Describe the gradient of a layout's ranks per element, as compression sees it.
+        """Describe the gradient of a layout's ranks per element, for compression methods.
 
         Parameters
         ----------
@@ -440,7 +441,7 @@ class Layouts:
         return np.stack(columns, axis=1)
 
     def _coding_state(self, kinds: StageKinds) -> Array:
-        """Bytes that compression keeps on each kind of stage: (kinds, layouts)."""
+        """Return the state of the compression method on each kind of stage, shape (kinds, layouts) [byte]."""
         trained, method = self.elements(kinds, trained=True), self.backend.compression
         if method is None:
             return np.zeros_like(trained)
@@ -451,7 +452,7 @@ class Layouts:
         return np.asarray(trained * np.array(bytes_of_layout))
 
     def _shares(self, copies: int, content: Sent) -> list[dict[Axes, Array]]:
-        """Elements of each holding by the axes over which they travel, for each layout."""
+        """Count the elements of each holding by the axes of their exchange, for each layout."""
         return self.shared.once(("shares", copies, content), lambda: self._by_axes(copies, content))
 
     def _by_axes(self, copies: int, content: Sent) -> list[dict[Axes, Array]]:
@@ -469,8 +470,8 @@ class Layouts:
             shares.append(known[key])
         return shares
 
-    def _travelling(self, copies: int, content: Sent) -> Array:
-        """Elements of each holding that travel at all: (sections and ties, layouts)."""
+    def _exchanged_elements(self, copies: int, content: Sent) -> Array:
+        """Count the elements of each holding that are exchanged over any axes, shape (sections and ties, layouts)."""
         zeros = np.zeros(len(self.programs[0].sections) + len(self.programs[0].ties))
         shares = self._shares(copies, content)
         return self.shared.once(
@@ -480,7 +481,7 @@ class Layouts:
     # sums of gradients, gathers and updates of stages
 
     def exchange(self, assignment: Assignment, zero: int, *, chunks: bool) -> tuple[Array, Array]:
-        """Return the time in which gradients are summed, and the bytes that travel.
+        """Return time and bytes of the gradient sums of each stage.
 
         Parameters
         ----------
@@ -489,7 +490,7 @@ class Layouts:
         zero : int
             ZeRO stage.
         chunks : bool
-            Return each chunk by itself instead of all chunks of a stage together.
+            True for each chunk separately, False for all chunks of a stage together.
 
         Returns
         -------
@@ -512,9 +513,9 @@ class Layouts:
         return seconds[0, rows], seconds[1, rows]
 
     def state_gathers(self, assignment: Assignment) -> Array:
-        """Return the time in which each stage gathers the parameters that other ranks updated.
+        """Return the time in which each stage gathers parameters that other ranks updated (ZeRO-1 and 2).
 
-        It includes the host's time for the pieces.
+        It includes the host time per piece.
 
         Parameters
         ----------
@@ -539,7 +540,7 @@ class Layouts:
         return self.shared.once("state gathers", lambda: gathers(slice(None)))[assignment.stage_kind]
 
     def tied_sums(self, assignment: Assignment) -> Array:
-        """Return the time in which the two stages that hold a tied parameter sum its gradients, after all others.
+        """Return the time in which the two stages with a tied parameter sum its gradients, after all others.
 
         Parameters
         ----------
@@ -574,7 +575,7 @@ class Layouts:
         kinds : StageKinds
             Kinds of stages.
         sharded : bool
-            Each rank updates only the states that it owns.
+            True if each rank updates only the states that it owns.
 
         Returns
         -------
@@ -598,12 +599,12 @@ class Layouts:
         return passes + np.maximum(products, self._longest_product(kinds)) + clipping
 
     def _matrix_sums(self, kinds: StageKinds, value: Callable[[Matrix], float]) -> Array:
-        """A value of weight matrices summed over those of each kind of stage: (kinds, layouts)."""
+        """Sum a function of weight matrices over each kind of stage, shape (kinds, layouts)."""
         rows = self._stacked(lambda program: np.array([sum(map(value, each.matrices)) for each in program.sections]))
         return sum_per_stage(kinds.holdings[:, : len(rows)], rows)
 
     def _longest_product(self, kinds: StageKinds) -> Array:
-        """Seconds of the products of the largest matrix: ranks that share out updates have whole matrices each."""
+        """Return the time of the slowest single matrix update, as ranks that share updates own whole matrices."""
 
         def longest(program: Program) -> Array:
             known = ((self.backend.multiplied(each) for each in section.matrices) for section in program.sections)
@@ -636,7 +637,7 @@ class Layouts:
         kinds : StageKinds
             Kinds of stages.
         sharded : bool
-            Each rank has only its shard of the gradients.
+            True if each rank has only its shard of the gradients.
 
         Returns
         -------
@@ -657,7 +658,7 @@ class Layouts:
         kinds : StageKinds
             Kinds of stages.
         sharded : bool
-            Each rank updates only the states that it owns.
+            True if each rank updates only the states that it owns.
 
         Returns
         -------
@@ -670,7 +671,7 @@ class Layouts:
     # memory of states
 
     def sharers(self, kinds: StageKinds) -> Array:
-        """Return the number of ranks that shard the states of each kind of stage, as a mean over its parameters.
+        """Return the number of ranks that shard the states of each kind of stage, averaged over its parameters.
 
         Parameters
         ----------
@@ -692,7 +693,7 @@ class Layouts:
         return sharing_ranks(self.elements(kinds, trained=True), owned, self.shards * kinds.copies)
 
     def _owned_elements(self, copies: int) -> Array:
-        """`owned_elements` of each layout: (sections and ties, layouts)."""
+        """Return `owned_elements` of each layout, shape (sections and ties, layouts)."""
         known: dict[tuple[object, ...], Array] = {}
         columns = []
         for program, mesh in zip(self.programs, self.meshes, strict=True):
@@ -710,11 +711,11 @@ class Layouts:
         kinds : StageKinds
             Holdings of stages.
         zero : int
-            Stage of ZeRO.
+            ZeRO stage.
         stages : int
             Stages of the pipeline.
         overlapped : bool
-            Whether gradients are summed during the backward pass; those that wait for its end are whole until then.
+            True if gradients are summed during the backward pass. Otherwise each rank holds them whole until its end.
 
         Returns
         -------
@@ -761,8 +762,11 @@ class Layouts:
         return whole, np.zeros_like(whole.parameters)
 
     def _root_gathered(self, kinds: StageKinds) -> Array:
-        """Elements that FSDP2 has gathered at a time in each kind of stage: what is outside repeated blocks and two
-        blocks, and the flat buffers of whichever are larger, from which they were copied: (kinds, layouts)."""
+        """Count the elements that FSDP2 has gathered at a time in each kind of stage, shape (kinds, layouts).
+
+        They are the layers outside repeated blocks and two blocks, and the flat buffers of the larger of these, from
+        which they were copied.
+        """
         elements, repeated = self.parameters(trained=False), recomputed_sections(self.programs[0])
         count = len(repeated)
         outside = kinds.holdings[:, count:] @ elements[count:]
@@ -772,8 +776,7 @@ class Layouts:
         return np.asarray(outside + blocks + np.maximum(outside, blocks))
 
     def _largest(self, kinds: StageKinds) -> Array:
-        """Elements of the largest section of each kind of stage, with the tied parameters that it reads: (kinds,
-        layouts)."""
+        """Count the elements of the largest section of each kind of stage, with tied parameters, (kinds, layouts)."""
         ties, elements = self.programs[0].ties, self.parameters(trained=False)
         count = len(elements) - len(ties)
         rows = []
@@ -785,11 +788,11 @@ class Layouts:
         return np.array(rows)
 
     def reserved(self) -> Array:
-        """Bytes that the process itself takes: (layouts,)."""
+        """Return the memory of the process outside tensors, shape (layouts,) [byte]."""
         return self.shared.once("reserved", lambda: np.array([self.backend.reserved(mesh) for mesh in self.meshes]))
 
 
 def _elements(program: Program, trained: bool) -> Array:
-    """Parameter elements of each section and tie of a program: (sections and ties,)."""
+    """Count the parameter elements of each section and tie of a program, shape (sections and ties,)."""
     sections = [each.trained if trained else each.parameters for each in program.sections]
     return np.array(sections + [tie.elements * (tie.trained or not trained) for tie in program.ties], dtype=np.float64)

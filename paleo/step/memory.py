@@ -1,13 +1,12 @@
-"""What stages hold: layers and copies of tied parameters, and bytes on the device and in host memory.
+"""The contents of pipeline stages: layers and copies of tied parameters, and bytes on the device and in host memory.
 
-The stages of a pipeline hold layers of each section; a step without a pipeline is one stage that holds the network. Of
-the bytes on a device there are states, activations and workspace: what a rank must hold at the peak of a step, part by
-part, and the optimizer's update and the clipping of gradients before it, as kernels. Host memory takes states and
-activations that a device has no room for. Every device has its own link to the host, both ways at once; memory, storage
-and cores of a node are shared evenly, as far as a system states them. Traffic on the link and the work of the host
-overlap with computation: only what does not hide there is waited for.
+The stages of a pipeline hold layers of each section; a step without a pipeline is one stage that holds the network.
+Memory on the device consists of states, activations and workspace at the peak of a step. The clipping of gradients is
+counted as kernels. Host memory holds offloaded states and activations. Every device has a separate link to the host,
+with both directions at once. Memory bandwidth, storage and cores of a node are divided equally among its devices.
+Offload traffic and work on the host overlap with computation; only the rest is exposed.
 
-Pure functions that broadcast: stages are the first axis, configurations the last; seconds and bytes.
+All functions are pure and broadcast. Stages are the first axis, configurations the last; units are seconds and bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def placed_layers(sections: int, pieces: Sequence[Chunk], places: Sequence[Seque
     pieces : sequence of Chunk
         Pieces of the network, as `cut` returns them.
     places : Sequence[Sequence[int]]
-        Numbers of the pieces that are the chunks of each stage.
+        Piece of each chunk of each stage.
 
     Returns
     -------
@@ -90,7 +89,7 @@ def tied_copies(layers: Array, ties: Sequence[TiedParameter]) -> Array:
 
 
 def holdings(placed: Array, ties: Sequence[TiedParameter]) -> Array:
-    """Collect what has parameters in each chunk of each stage: layers of each section, then copies of tied parameters.
+    """Count the parameter holders in each chunk of each stage: layers of each section, then copies of tied parameters.
 
     Copies belong to the last chunk.
 
@@ -134,9 +133,9 @@ def tied_pairs(ties: Sequence[TiedParameter], layers: Array) -> list[tuple[int, 
 
 
 def layer_parameters(layers: Array, ties: Sequence[TiedParameter]) -> Array:
-    """Find what a stage gathers, and computes gradients of, in an iteration of each section.
+    """Find the parameters that a stage gathers, and whose gradients it computes, in an iteration of each section.
 
-    This is the section itself, and copies of the tied parameters that it reads.
+    These are the section's own parameters, and copies of the tied parameters that it reads.
 
     Parameters
     ----------
@@ -148,7 +147,7 @@ def layer_parameters(layers: Array, ties: Sequence[TiedParameter]) -> Array:
     Returns
     -------
     ndarray, shape (stages, sections, sections and ties)
-        1 for what is gathered.
+        1 for parameters that are gathered, else 0.
     """
     stages, sections = layers.shape
     parts = np.zeros((stages, sections, sections + len(ties)))
@@ -160,7 +159,7 @@ def layer_parameters(layers: Array, ties: Sequence[TiedParameter]) -> Array:
 class StageKinds:
     """Distinct holdings of stages or chunks, so that each is computed once.
 
-    They are few even if there are many stages. `add` extends them; compute only after the last one was added.
+    There are few kinds even with many stages. `add` extends them, so call it for all holdings before computing.
     """
 
     def __init__(self) -> None:
@@ -168,7 +167,7 @@ class StageKinds:
         self._rows: list[Array] = []
 
     def add(self, holdings: Array, copies: int) -> Index:
-        """Enter some holdings, new kinds if need be.
+        """Return the kinds of some holdings, and record new kinds.
 
         Parameters
         ----------
@@ -197,7 +196,7 @@ class StageKinds:
 
     @property
     def holdings(self) -> Array:
-        """Layers and copies of tied parameters of each kind, (kinds, sections and ties)."""
+        """Layers and copies of tied parameters of each kind, shape (kinds, sections and ties)."""
         return np.array(self._rows)[:, :-1]
 
     @property
@@ -218,9 +217,10 @@ class AssignmentKinds:
 class Assignment:
     """Pieces of a network on pipeline stages: ``chunks`` pieces of each of its ``copies`` on every stage.
 
-    ``placed``: layers of each section, (stages, chunks, sections); ``layers``: the same of whole stages, (stages,
-    sections); ``stage_kind``: (stages,), ``chunk_kind``: (stages, chunks). ``sends``: how many of a stage's outputs,
-    which leave a section, go to other stages for each microbatch, (stages, sections).
+    ``placed`` are the layers of each section, shape (stages, chunks, sections); ``layers`` the same of whole stages,
+    shape (stages, sections). ``stage_kind`` has the shape (stages,), ``chunk_kind`` (stages, chunks). ``sends`` is the
+    number of outputs that a stage sends to other stages per microbatch, by the section that computes them, shape
+    (stages, sections).
     """
 
     pieces: tuple[Chunk, ...]
@@ -257,7 +257,7 @@ class Assignment:
             Chunks of a stage.
         ties : sequence of Tie
             Tied parameters.
-        kinds : Kinds
+        kinds : AssignmentKinds
             Known kinds of stages; new ones are added.
 
         Returns
@@ -286,9 +286,9 @@ class Assignment:
 
     @property
     def computed(self) -> Array:
-        """Layers of each section that a stage computes for a microbatch, (stages, sections).
+        """Layers of each section that a stage computes for a microbatch, shape (stages, sections).
 
-        If there are copies of the network, it is the mean over them.
+        With several copies of the network this is the mean over them.
         """
         return self.layers / self.copies
 
@@ -304,7 +304,7 @@ class Assignment:
 
 
 def live_microbatches(schedule: Schedule, stages: int, microbatches: Numeric, chunks: int) -> Array:
-    """Return how many microbatches have live activations at once, for each piece of the network on a stage.
+    """Return how many microbatches have activations alive at once, for each piece of the network on a stage.
 
     Parameters
     ----------
@@ -332,10 +332,10 @@ def live_microbatches(schedule: Schedule, stages: int, microbatches: Numeric, ch
 
 @dataclass(frozen=True, slots=True)
 class StateMemory:
-    """Bytes of parameters, gradients and optimizer states on each stage, (stages, …).
+    """Memory of parameters, gradients and optimizer states on each stage, shape (stages, …) [byte].
 
-    It also has the bytes that sharding gathers at a time, the temporaries of the ``update``, and the flat ``copies`` of
-    gradients before it.
+    ``gathered`` are parameters that sharding gathers at a time, ``update`` the temporaries of the optimizer update, and
+    ``copies`` the flat copies of gradients before it.
     """
 
     parameters: Array
@@ -366,9 +366,9 @@ def state_memory(
     parameters : ndarray, shape (stages, ...)
         Parameter elements.
     trained : ndarray, shape (stages, ...)
-        Those with gradients and optimizer states.
+        Parameter elements with gradients and optimizer states.
     largest : Numeric, shape (...)
-        Elements of the largest section; with sharded parameters two of them are whole at once.
+        Elements of the largest section; with sharded parameters two sections are gathered at once.
     ranks : Numeric, shape (...)
         Ranks over which ZeRO shards states.
     zero : int
@@ -380,14 +380,14 @@ def state_memory(
     training : bool, optional
         False for inference, which has parameters only.
     deferred : bool, optional
-        Gradients are scattered only after the backward pass, until when each rank holds them whole.
+        True if gradients are scattered only after the backward pass, until when each rank holds them whole.
     flat_copies : tuple of float, optional
-        Bytes for each parameter of flat copies of gradients between the backward pass and the update, where there are
-        fp32 masters: of all that the stage has, and of those whose states the rank owns (ZeRO-1 and 2).
+        Bytes per parameter of flat copies of gradients between the backward pass and the update, if there are fp32
+        masters: of all parameters of the stage, and of those whose states the rank owns (ZeRO-1 and 2).
 
     Returns
     -------
-    States
+    StateMemory
         Bytes by part.
 
     References
@@ -409,7 +409,7 @@ def state_memory(
 
 
 def workspace_memory(layers: Array, workspace_bytes: Array, transient: Array, buckets: Numeric) -> Array:
-    """Return the temporary memory of each stage: largest operation, buckets, and what recomputation brings back.
+    """Return the temporary memory of each stage: largest operation, buckets, and recomputed activations.
 
     Parameters
     ----------
@@ -418,7 +418,7 @@ def workspace_memory(layers: Array, workspace_bytes: Array, transient: Array, bu
     workspace_bytes : ndarray, shape (sections, ...)
         Temporaries of the largest operation of each section.
     transient : ndarray, shape (sections, ...)
-        Activations that recomputation brings back.
+        Activations that exist during recomputation.
     buckets : Numeric, shape (...)
         Bytes of communication buckets.
 
@@ -439,13 +439,13 @@ def workspace_memory(layers: Array, workspace_bytes: Array, transient: Array, bu
 
 
 def with_update_temporaries(work: Array, states: StateMemory, activations: Array) -> Array:
-    """Raise the temporary memory to what the optimizer update needs in place of activations, if that is more.
+    """Raise the temporary memory to that of the optimizer update, which can reuse the memory of activations.
 
     Parameters
     ----------
     work : ndarray, shape (stages, ...)
         Temporary bytes.
-    states : States
+    states : StateMemory
         Bytes of states, and of temporaries of the update.
     activations : ndarray, shape (stages, ...)
         Bytes of activations.
@@ -463,7 +463,7 @@ def total_memory(states: StateMemory, activations: Array, work: Numeric) -> Arra
 
     Parameters
     ----------
-    states : States
+    states : StateMemory
         Bytes of states.
     activations : ndarray, shape (stages, ...)
         Bytes of activations.
@@ -483,9 +483,10 @@ NORM_BYTES = 4.0
 
 
 def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
-    """Return the memory passes of gradient clipping to a global norm.
+    """Build the memory passes of gradient clipping to a global norm.
 
-    Gradients are read once for the norm. If they are scaled apart from the update, they are read and written once more.
+    Gradients are read once for the norm. If they are scaled in a separate pass before the update, they are read and
+    written once more.
 
     Parameters
     ----------
@@ -512,7 +513,7 @@ def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
 
 
 def clip_axes(zero: int) -> Axes:
-    """Return the axes over which parts of the gradient norm are summed: those that divide gradients.
+    """Return the axes over which parts of the gradient norm are summed: those that split gradients.
 
     Parameters
     ----------
@@ -527,20 +528,20 @@ def clip_axes(zero: int) -> Axes:
     return ("tp", "cp", *BATCH_AXES, "pp") if zero else ("tp", "pp")
 
 
-#: What fills the memory.
+#: Parts of the memory of a device.
 PARTS = ("parameters", "gradients", "optimizer", "activations", "workspace")
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes on the fullest device at the end of the forward pass, when most activations live.
+    """Memory of the fullest device at the end of the forward pass, when most activations are alive [byte].
 
-    ``workspace`` is the largest temporary: two copies of the largest activation (a gradient and its successor),
-    communication buckets (or, if that is more, what the update takes in place of activations), and what is
-    ``reserved``, which no tensor gets: the context of the process and buffers of its communicators.
-    ``fragmentation``: what the framework's allocator holds beside its tensors while there is room, as a share of them;
-    ``apart``: what it holds for flat buffers, as the blocks that smaller tensors left are too small for them. It gives
-    both back before it runs out, so that they are no part of the total.
+    ``workspace`` is the largest temporary memory: two copies of the largest activation (a gradient and the next one)
+    and communication buckets, or the temporaries of the update if they exceed these and the activations. It includes
+    ``reserved``, the memory outside tensors: the context of the process and buffers of its communicators.
+    ``fragmentation`` is the memory that the framework's allocator caches in addition to its tensors, as a share of
+    them. ``apart`` is what it caches for flat buffers, for which the blocks of smaller tensors are too small. Both are
+    freed before memory runs out, so they are not part of the total.
 
     >>> shown = Footprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=20.5)
     >>> shown.allocated, shown.cached, shown.used, shown.fits
@@ -568,7 +569,7 @@ class Footprint:
 
     @property
     def allocated(self) -> float:
-        """What the framework's allocator hands out (torch.cuda.max_memory_allocated)."""
+        """Memory of tensors in the framework's allocator (``torch.cuda.max_memory_allocated``) [byte]."""
         return self.total - self.reserved
 
     @property
@@ -582,7 +583,7 @@ class Footprint:
 
     @property
     def used(self) -> float:
-        """What the device's driver shows (nvidia-smi): context and communicators, too."""
+        """Memory that the device's driver reports (nvidia-smi), with context and communicators [byte]."""
         return self.cached + self.reserved
 
     @property
@@ -618,7 +619,7 @@ def host_property(system: System, key: str, instead: str = "") -> float:
     key : str
         Field of the host, such as ``cores``.
     instead : str, optional
-        What the user may give instead, for the message.
+        Option that the user can state instead, for the message.
 
     Returns
     -------
@@ -636,7 +637,7 @@ def host_property(system: System, key: str, instead: str = "") -> float:
     return float(value)
 
 
-#: What may live in host memory.
+#: Parts that can be offloaded to host memory.
 OFFLOADABLE = ("optimizer", "gradients", "parameters", "activations")
 
 
@@ -644,7 +645,7 @@ OFFLOADABLE = ("optimizer", "gradients", "parameters", "activations")
 class Offload:
     """Parts of a rank's state in host memory, with the rates of the links to it.
 
-    ``link`` is the rate of copies in each direction and ``memory`` the rank's share of the host's memory bandwidth
+    ``link`` is the rate of copies in each direction, and ``memory`` the rank's share of the host's memory bandwidth
     [byte/s]. ``layers`` is the number of layers whose activations are offloaded (None: all).
 
     Reference: Ren et al., ZeRO-Offload, USENIX ATC 2021; Rajbhandari et al., ZeRO-Infinity, SC 2021.
@@ -656,7 +657,7 @@ class Offload:
     layers: int | None = None
 
     def holds(self, part: str) -> bool:
-        """Return True if a part of the state lives in host memory.
+        """Return True if a part of the state is in host memory.
 
         Parameters
         ----------
@@ -666,14 +667,14 @@ class Offload:
         Returns
         -------
         bool
-            Whether it does.
+            True if it is.
         """
         return part in self.parts
 
     def activation_share(self, repeat: Array, blocks: Mask) -> Array:
-        """Return the share of each section's activations that goes to host memory.
+        """Compute the share of each section's activations that is offloaded to host memory.
 
-        A limited number of layers counts as the same share of every repeated block.
+        A limited number of layers counts as an equal share of every repeated block.
 
         Parameters
         ----------
@@ -707,9 +708,9 @@ class Offload:
 
 
 NOTHING = Offload(frozenset(), np.inf, np.inf)
-#: Share of a host's memory bandwidth that an optimizer on it reaches: DeepSpeed's CPU-Adam takes 2.57 s for 10e9
-#: parameters, 28 bytes each, on the two Xeon 8168 of a DGX-2, of 256 GB/s (Ren et al., USENIX ATC 2021, its table of
-#: Adam's latency).
+#: Share of a host's memory bandwidth that an optimizer on the host reaches. DeepSpeed's CPU-Adam takes 2.57 s for 10e9
+#: parameters, 28 bytes each, on the two Xeon 8168 of a DGX-2, which have 256 GB/s (Ren et al., USENIX ATC 2021, its
+#: table of Adam's latency).
 HOST_SHARE = 28.0 * 10.0 / 2.57 / 256.0
 
 
@@ -723,7 +724,7 @@ def offload_of(text: str, system: System, rates: Rates | None = None, layers: in
     system : System
         The system.
     rates : Rates, optional
-        Constant rates that replace the calibrated ones; under ``ideal`` all of the host's memory bandwidth.
+        Constant rates that replace the calibrated ones; ``ideal`` reaches the host's full memory bandwidth.
     layers : int, optional
         Layers whose activations go to host memory; None for all.
 
@@ -761,10 +762,10 @@ def offload_of(text: str, system: System, rates: Rates | None = None, layers: in
 
 @dataclass(frozen=True, slots=True)
 class OffloadShares:
-    """Shares of a layer's weights and gradients that travel between device and host, (configurations,).
+    """Shares of a layer's weights and gradients that are copied between device and host, shape (configurations,).
 
-    It tells whether the host adds up gradients over several microbatches. ``activations`` is the share of saved
-    activations that is offloaded, (sections,).
+    ``accumulates`` is 1 if the host sums gradients over several microbatches. ``activations`` is the share of saved
+    activations that is offloaded, shape (sections,).
     """
 
     weights: Numeric = 1.0
@@ -776,10 +777,10 @@ class OffloadShares:
     def of(
         cls, zero: int, ranks: Numeric, microbatches: Numeric, *, scattered: bool, activations: Numeric = 1.0
     ) -> OffloadShares:
-        """Return a rank's share of weights and gradients that travel between device and host.
+        """Compute a rank's share of the weights and gradients that are copied between device and host.
 
-        Weights are whole unless ZeRO-3 divides them. Gradients are whole until ranks sum them: after every microbatch
-        if `scattered`, else after the last one.
+        Weights are whole unless ZeRO-3 shards them. Gradients are whole until ranks sum them: after every microbatch if
+        `scattered`, else after the last one.
 
         Parameters
         ----------
@@ -796,7 +797,7 @@ class OffloadShares:
 
         Returns
         -------
-        Shares
+        OffloadShares
             Shares, 0 to 1.
         """
         whole = 1.0 / np.asarray(ranks)
@@ -808,11 +809,11 @@ class OffloadShares:
 def with_offload_traffic(
     times: LayerTimes, parameters: Array, trained: Array, offload: Offload, formats: Precision, shares: OffloadShares
 ) -> LayerTimes:
-    """Return the times of layer iterations whose activations, weights or gradients travel to and from the host.
+    """Add the exposed copies between device and host to the times of layer iterations.
 
-    What an iteration waits for them counts as transfer. In the forward pass saved activations go out while weights come
-    in. In the backward pass both come in while gradients go out, and the host adds these to an fp32 sum. Two layers of
-    activations are on the device at once: one that travels, and one that computes.
+    In the forward pass saved activations are copied out while weights are copied in. In the backward pass both are
+    copied in while gradients are copied out, and the host adds these to an fp32 sum. The activations of two layers are
+    on the device at once: one being copied, one computing.
 
     Parameters
     ----------
@@ -826,7 +827,7 @@ def with_offload_traffic(
         Parts in host memory.
     formats : Precision
         Bytes of each role of a number.
-    shares : Shares
+    shares : OffloadShares
         The rank's shares.
 
     Returns
@@ -845,19 +846,19 @@ def with_offload_traffic(
     back = np.maximum(np.maximum(kept + weights, sent * formats.gradient) / offload.link, added)
     return replace(
         times,
-        forward_transfers=times.forward_transfers + _beyond(out, times.forward),
-        backward_transfers=times.backward_transfers + _beyond(back, times.backward + times.weights),
+        forward_transfers=times.forward_transfers + _exposed(out, times.forward),
+        backward_transfers=times.backward_transfers + _exposed(back, times.backward + times.weights),
         saved_bytes=times.saved_bytes - kept,
         offloaded_bytes=times.offloaded_bytes + kept,
         transient=times.transient + times.saved_bytes * np.where(share == 1.0, 2.0, np.ceil(share)),
     )
 
 
-#: The host sums gradients in fp32: read and written.
+#: Bytes of a gradient in the host's sums, which are fp32.
 SUM_BYTES = 4.0
 
 
-def _beyond(seconds: Numeric, hidden_by: Numeric) -> Array:
+def _exposed(seconds: Numeric, hidden_by: Numeric) -> Array:
     return np.maximum(0.0, np.asarray(seconds) - hidden_by)
 
 
@@ -870,7 +871,7 @@ def divide_offloaded(
 
     Parameters
     ----------
-    states : States
+    states : StateMemory
         Bytes of states.
     offload : Offload
         Parts in host memory.
@@ -881,7 +882,7 @@ def divide_offloaded(
 
     Returns
     -------
-    tuple[States, Array]
+    tuple[StateMemory, Array]
         States on the device, and bytes in host memory of shape (stages, ...).
     """
     offloaded = [states.parameters * offload.holds("parameters"), states.gradients * offload.holds("gradients")]
@@ -895,10 +896,11 @@ def divide_offloaded(
 
 
 def host_update(count: Array, backward: Array, optimizer: Optimizer, formats: Precision, offload: Offload) -> Array:
-    """Return the time of an optimizer update by the host.
+    """Compute the time of an optimizer update on the host.
 
-    max(0, gradients / link − backward) + max(moved / memory, parameters / link): gradients go to the host during the
-    last backward pass; the update reads and writes host memory, and new parameters return in tiles as they are ready.
+    max(0, gradients / link − backward) + max(moved / memory, parameters / link). Gradients are copied to the host
+    during the last backward pass. The update reads and writes host memory, and new parameters are copied back in tiles
+    as they are ready.
 
     Parameters
     ----------
@@ -933,4 +935,4 @@ def host_update(count: Array, backward: Array, optimizer: Optimizer, formats: Pr
     sent = 0.0 if offload.holds("gradients") else count * formats.gradient / offload.link
     back = 0.0 if offload.holds("parameters") else count * formats.parameter / offload.link
     moved = count * sum(optimizer.update_bytes(formats)) / offload.memory
-    return np.asarray(_beyond(sent, backward) + np.maximum(moved, back))
+    return np.asarray(_exposed(sent, backward) + np.maximum(moved, back))

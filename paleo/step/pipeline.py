@@ -1,18 +1,18 @@
 """The passes of pipeline stages.
 
-Arrays have the stages along their first axis (their chunks along the second, where they are told apart) and the cases
+Arrays have the stages along their first axis (their chunks along the second, if these are distinguished) and the cases
 along the last.
 
-Where parameters are sharded (ZeRO-3; FSDP's FULL_SHARD) every microbatch gathers each layer before its forward and
-before its backward pass, drops it after either, and scatters its gradients at once.
+With sharded parameters (ZeRO-3; FSDP's FULL_SHARD) every microbatch gathers each layer before its forward and before
+its backward pass, frees it after either, and reduce-scatters its gradients immediately.
 
-As without a pipeline (`paleo.step.streams`) a layer is gathered while the one before it computes, and its gradients
-travel behind the gather that is next; the first gather of a forward pass and the last gradients of a backward pass are
-waited for. What lies between is a closed form. A layer i starts at
+As without a pipeline (`paleo.step.streams`), a layer is gathered while the previous one computes, and its gradients are
+sent after the next gather. The first gather of a forward pass and the last gradients of a backward pass are exposed.
+Between them there is a closed form. A layer i starts at
 
     start[i + 1] = start[i] + max(compute[i], gradients[i - 1] + gather[i + 1])
 
-to which layers without parameters add where they stand between.
+and layers without parameters add their times between such layers.
 
 Reference: Zhao et al., PyTorch FSDP, VLDB 2023, sections 3.2 and 3.3. All functions broadcast over arrays.
 """
@@ -45,9 +45,9 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class ShardedIterationTimes:
-    """Times of one layer iteration of each section with sharded parameters, (sections, …) in seconds.
+    """Times of one layer iteration of each section with sharded parameters, shape (sections, …) [s].
 
-    They are the passes with their waits, the gathers for each direction and the exchange of gradients; None for
+    They are the passes with exposed collectives, the gathers for each direction, and the gradient exchange; None for
     exchanges that do not occur.
     """
 
@@ -60,48 +60,48 @@ class ShardedIterationTimes:
 
     @cached_property
     def gradient_passes(self) -> Array:
-        """Seconds of the gradients of inputs and of weights in one pass."""
+        """Time of a backward pass that computes the gradients of inputs and weights [s]."""
         return self.backward + self.weights
 
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """An iteration of a section that is gathered, and iterations without parameters that follow it."""
+    """An iteration of a section with parameters to gather, and the iterations without parameters that follow it."""
 
     gathered: int
     following: tuple[tuple[int, int], ...] = ()
 
     def _following_seconds(self, figures: Array) -> Array:
-        """Seconds of what follows the gathered iteration."""
+        """Return the time of the iterations after the gathered one [s]."""
         return np.asarray(sum(count * figures[section] for section, count in self.following))
 
     def seconds(self, figures: Array) -> Array:
-        """Seconds of the gathered iteration and of the iterations after it."""
+        """Return the time of the gathered iteration and of the iterations after it [s]."""
         gathered: Array = figures[self.gathered]
         return gathered + self._following_seconds(figures) if self.following else gathered
 
 
-#: Units in a row: an iteration of a block between two of its kind occurs so many times.
+#: Units in sequence, each with the number of its repetitions.
 _Row = list[tuple[_Unit, int]]
 
 
 def sharded_passes(
     chunk: Chunk, figures: ShardedIterationTimes, gathered: Mask, has_backward: Mask, *, splits: bool
 ) -> Passes:
-    """Return the passes of a chunk whose parameters are sharded (ZeRO-3), with exposed gathers and scatters.
+    """Compute the passes of a chunk with sharded parameters (ZeRO-3), with exposed gathers and scatters.
 
     Parameters
     ----------
     chunk : Chunk
         Sections and numbers of layers.
-    figures : ShardedFigures
-        Seconds of one layer iteration of each section and of its gathers and exchange, (sections, ...).
+    figures : ShardedIterationTimes
+        Times of one layer iteration of each section and of its gathers and exchange, (sections, ...) [s].
     gathered : Mask, shape (sections,)
         True for sections with parameters.
     has_backward : Mask, shape (sections,)
         True for sections with a backward pass.
     splits : bool
-        Gradients of weights are computed in a pass of their own.
+        True if gradients of weights are computed in a separate pass.
 
     Returns
     -------
@@ -125,13 +125,13 @@ def sharded_passes(
 def _waited_iterations(
     times: LayerTimes, gather: Array, regather: Array, gradients: Array, has_backward: Mask
 ) -> Array:
-    """Seconds of one layer iteration of each section in a row of its kind, (sections, …): by these a network is cut."""
+    """Return the time of one layer iteration of each section, by which a network is cut; (sections, …) [s]."""
     back = regather * has_backward.reshape((-1,) + (1,) * (gather.ndim - 1)) + gradients
     return np.maximum(times.forwards, gather) + np.maximum(times.backwards + times.weights, back)
 
 
 def _units(order: Sequence[tuple[int, int]], gathers: Mask) -> tuple[_Row, _Unit]:
-    """Units of a pass in order, and what computes before the first of them."""
+    """Group the iterations of a pass into units; also return the iterations before the first gathered one."""
     units: list[tuple[int, int, list[tuple[int, int]]]] = []
     lead: list[tuple[int, int]] = []
     for section, layers in order:
@@ -151,11 +151,13 @@ def _row(
     gradients: Array | None = None,
     before: Array | float = 0.0,
 ) -> Array:
-    """Seconds of units one after another, after a ``lead`` that has no parameters and ``before`` seconds of a pass
-    before, during both of which the first gather runs; the last gradients are waited for.
+    """Compute the time of units in sequence, with exposed gathers and gradient exchange [s].
 
-    Gradients go out once their iteration and the gather after it are done: ``early`` is by how much that is before the
-    next unit starts, where iterations without parameters lie between."""
+    The first gather runs during ``lead``, the iterations without parameters at the start, and during the last
+    ``before`` seconds of the previous pass. The last gradients are exposed. Gradients are sent once their iteration and
+    the next gather are done. If iterations without parameters follow, this is ``early`` seconds before the next unit
+    starts.
+    """
     units = _expanded(row)
     if gather is None and gradients is None:
         return np.asarray(lead + sum(times * unit.seconds(compute) for unit, times in units))
@@ -178,8 +180,7 @@ def _row(
 
 
 def _expanded(row: _Row) -> _Row:
-    """Iterations, with stretches of equal ones split where neighbours matter: the first and the last of a stretch stand
-    alone, because an iteration's time depends on the iterations before and after."""
+    """Split repetitions of units so that the first of equal ones is separate, as its time depends on its neighbours."""
     units: _Row = []
     for unit, count in row:
         units += [(unit, 1), (unit, count - 1)] if count > 1 else [(unit, 1)]
@@ -188,9 +189,9 @@ def _expanded(row: _Row) -> _Row:
 
 @dataclass(frozen=True, slots=True)
 class ShardedChunks:
-    """Passes of stages whose parameters or gradients are sharded, with exposed gathers and scatters.
+    """Passes of stages with sharded parameters or gradients, with exposed gathers and scatters.
 
-    ``passes`` has the shape (3 passes, kinds, chunks, cases) in seconds; ``kind`` is the kind of each stage, (stages,).
+    ``passes`` has the shape (3 passes, kinds, chunks, cases) [s]; ``kind`` is the kind of each stage, shape (stages,).
     """
 
     passes: Array
@@ -214,7 +215,7 @@ def stage_passes(batch: Batch) -> Passes:
 
 
 def _passes_key(batch: Batch) -> tuple[object, ...]:
-    """What passes of the same cases and assignment depend on."""
+    """Return a key of everything else that passes of given cases and assignment depend on."""
     paired = (batch.schedule.name,) if batch.pairs else ()
     if batch.scattered:
         return *paired, batch.sharding, batch.overlapped, batch.schedule.splits_backward
@@ -228,7 +229,7 @@ def _stage_passes(batch: Batch) -> Passes:
 
 
 def _computed(batch: Batch) -> tuple[Array, Array, Array]:
-    """Passes without sends: (stages, cases) each."""
+    """Return the passes without sends, shape (stages, cases) each [s]."""
     if batch.scattered:
         sharded = sharded_chunks(batch)
         forward, backward, weights = (sharded.passes.sum(axis=2) / batch.assignment.copies)[:, sharded.kind]
@@ -264,8 +265,8 @@ def chunk_passes(batch: Batch) -> Array:
 def send_times(batch: Batch) -> Array:
     """Return the time in which each stage sends the outputs of its chunks, for one microbatch in one direction.
 
-    The stage waits for its sends, as Megatron's does. Where both ends wait (`blocking_sends`), what the stage before
-    sends counts to the next one, too.
+    The stage waits for its sends, as Megatron's does. With `blocking_sends` the receiving stage waits, too, so the
+    sends of the previous stage are added.
 
     Parameters
     ----------
@@ -309,7 +310,7 @@ def chunk_sends(batch: Batch) -> Array:
 
 
 def pipeline_ends(batch: Batch) -> Array:
-    """Return when each stage has done its passes.
+    """Return when each stage has ended its passes.
 
     Parameters
     ----------
@@ -349,7 +350,7 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
     layout : Index, shape (cases,)
         Layout of each case.
     sharded : bool
-        Add exposed gathers and scatters of sharded parameters.
+        True to add exposed gathers and scatters of sharded parameters.
 
     Returns
     -------
@@ -371,13 +372,19 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
 
 @dataclass(frozen=True, slots=True)
 class _ShardedCollectives:
-    """What stages exchange for sharded parameters. Stages of a kind hold the same: ``kind`` says which one each is,
-    (stages,), and ``stage`` names the first of each kind, (kinds,).
+    """Collectives of stages with sharded parameters; stages with equal holdings are one kind.
 
-    ``parts``: what each kind gathers for a layer of each section, (kinds, sections, sections and ties). Seconds of
-    these gathers before the forward and before the backward pass, and of the sums of their gradients during the passes,
-    (kinds, sections, cases or 1); ``late``: of the sums that come after the last pass of each chunk, (kinds, chunks,
-    cases or 1)."""
+    Attributes
+    ----------
+    kind, stage : ndarray of int
+        Kind of each stage, (stages,), and the first stage of each kind, (kinds,).
+    parts : ndarray, shape (kinds, sections, sections and ties)
+        Parameters that each kind gathers for a layer of each section.
+    gather, regather, gradients : ndarray, shape (kinds, sections, cases or 1)
+        Times of the gathers before the forward and backward pass, and of gradient sums during the passes [s].
+    late : ndarray, shape (kinds, chunks, cases or 1)
+        Times of gradient sums after the last pass of each chunk [s].
+    """
 
     kind: Index
     stage: Index
@@ -405,7 +412,7 @@ def sharded_chunks(batch: Batch) -> ShardedChunks:
 
 
 def _sharded_chunks(batch: Batch) -> ShardedChunks:
-    """Passes of each kind of stage; chunks with equal sections and parameters are computed once."""
+    """Compute the passes of each kind of stage; chunks with equal sections and parameters are computed once."""
     assignment, overlap = batch.assignment, batch.backend.software.overlap
     owed = _sharded_collectives(batch)
     gathered = np.asarray((owed.parts @ batch.layouts.parameters(trained=False)).any(axis=2))
@@ -425,18 +432,20 @@ def _sharded_chunks(batch: Batch) -> ShardedChunks:
             piece = assignment.pieces[number]
             if (stage_key, piece) not in known:
                 slowed = sharded_passes(piece, figures[stage_key], gathered[row], has_backward, splits=splits)
-                known[stage_key, piece] = _at_most_in_turn(slowed, piece, batch.times, gathers, has_backward)
+                known[stage_key, piece] = _at_most_without_overlap(slowed, piece, batch.times, gathers, has_backward)
             for place, seconds in zip(passes, known[stage_key, piece], strict=True):
                 place[row, chunk] = seconds
     passes[2 if splits else 1] += owed.late
     return ShardedChunks(passes, owed.kind)
 
 
-def _at_most_in_turn(
+def _at_most_without_overlap(
     passes: Passes, piece: Chunk, times: LayerTimes, gathers: tuple[Array, Array, Array], has_backward: Mask
 ) -> Passes:
-    """Passes no longer than if computation and communication took turns, which no contention exceeds; ``gathers``:
-    seconds of the gathers before either pass and of the sums of gradients, (sections, cases or 1)."""
+    """Limit passes to the time without any overlap, which contention never exceeds.
+
+    ``gathers`` are the times of the gathers before both passes and of gradient sums, shape (sections, cases or 1) [s].
+    """
     gather, regather, gradients = gathers
     forward = sum(layers * (times.forwards[i] + gather[i]) for i, layers in piece)
     both = sum(
@@ -448,7 +457,7 @@ def _at_most_in_turn(
 
 
 def sharded_communication(batch: Batch) -> Array:
-    """Return the time of all gathers and scatters of sharded parameters in a microbatch, hidden or not.
+    """Return the time of all gathers and scatters of sharded parameters in a microbatch, exposed or hidden.
 
     Parameters
     ----------
@@ -493,8 +502,10 @@ def _priced_collectives(batch: Batch) -> _ShardedCollectives:
 
 
 def _distinct_stages(assignment: Assignment) -> tuple[Index, Index]:
-    """The first stage of each kind, and the kind of each stage; how far apart copies of a stage are depends on the
-    stage, so that each is a kind by itself."""
+    """Return the first stage of each kind, and the kind of each stage.
+
+    With several copies of the network each stage is a separate kind, as the distance of its copies differs.
+    """
     if assignment.copies > 1:
         stages = np.arange(assignment.stages)
         return stages, stages

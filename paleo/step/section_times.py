@@ -1,11 +1,11 @@
-"""Seconds and bytes of one layer iteration of each section, from the prices of its kernels and collectives.
+"""Times and bytes of one layer iteration of each section, from the prices of its kernels and collectives.
 
 A *layer iteration* is one pass of a microbatch through one layer of a repeated block, or through a layer that occurs
-once. Arrays have the sections along their first axis and configurations along the last; one configuration may have no
-last axis. Seconds and bytes.
+once. Arrays have the sections along their first axis and configurations along the last, which may be missing for a
+single configuration. Units are seconds and bytes.
 
-Kernels and collectives are priced by others; here they are added up (`SectionSums`), laid beside one another as far as
-collectives overlap with computation, and joined with the time in which the host issues them (`host_paced_time`).
+Kernels and collectives are priced elsewhere. Here they are summed by section (`SectionSums`), overlapped where
+collectives run beside computation, and combined with the host time to issue them (`host_paced_time`).
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def collectives(program: Program) -> Iterator[tuple[int, Transfer]]:
 def transfer_seconds(
     fabric: Fabric, programs: Sequence[tuple[Mesh, Program]], payloads: Sequence[Array]
 ) -> list[Array]:
-    """Return the time of the collectives of several programs, with one call of the fabric for each operation.
+    """Return the time of the collectives of several programs, with one call of the fabric per kind of collective.
 
-    The host's calls are counted with the kernels.
+    The host time of the calls is counted with the kernels.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def transfer_seconds(
     Returns
     -------
     list of Array
-        Seconds, one array of shape (collectives, points) a program.
+        Seconds, one array of shape (collectives, points) per program.
     """
     seconds = [np.zeros(each.shape) for each in payloads]
     cells: dict[str, list[tuple[int, int, int, int]]] = {}
@@ -95,18 +95,28 @@ def transfer_seconds(
 
 @dataclass(frozen=True, slots=True)
 class SectionCosts:
-    """One layer iteration of each section before a recompute policy is chosen, (sections, …), in seconds and bytes.
+    """Costs of one layer iteration of each section without recomputation, shape (sections, …), in seconds and bytes.
 
-    ``repeat``: layer iterations of the section, (sections,).
-    ``forward``, ``backward``, ``weights``: computation of the passes.
-    ``recomputed``, ``selected``: what full and what selective recomputation computes once more of ``forward``.
-    ``…_transfers``: collectives that computation waits for, in the passes and in what is computed once more.
-    ``hidden``: collectives that run beside computation; what these do not cover counts to the transfers.
-    ``forward_paired``, ``backward_paired``: what of ``hidden`` runs beside another microbatch.
-    ``limits``: kernels by what limits them (arithmetic, memory, constant launches) and by when they run (in a step
-    without recomputation, once more under full, once more under selective): (3 limits, 3 runs, sections, …).
-    ``…_bytes``: activations kept for the backward pass, those that selective recomputation frees, tensors at both ends
-    of the section, and workspace.
+    Attributes
+    ----------
+    repeat : ndarray, shape (sections,)
+        Layer iterations of the section.
+    forward, backward, weights : ndarray
+        Computation of the passes.
+    recomputed, selected : ndarray
+        Forward computation that full and selective recomputation repeats.
+    forward_transfers, recomputed_transfers, selected_transfers, backward_transfers : ndarray
+        Exposed collectives of the passes, and of recomputation.
+    hidden : ndarray
+        Collectives hidden behind computation; their exposed part counts as transfers.
+    forward_paired, backward_paired : ndarray
+        Part of ``hidden`` that overlaps with another microbatch.
+    limits : ndarray, shape (3 limits, 3 runs, sections, …)
+        Kernel times by limit (arithmetic, memory, constant launches) and by run (the step itself, the repetition by
+        full recomputation, that by selective recomputation).
+    saved_bytes, selected_bytes, input_bytes, output_bytes, workspace_bytes : ndarray
+        Saved activations, those that selective recomputation frees, input and output of the section, and temporary
+        memory.
     """
 
     repeat: Array
@@ -130,7 +140,7 @@ class SectionCosts:
     workspace_bytes: Array
 
     def at(self, sections: Sequence[int]) -> SectionCosts:
-        """Select some sections, with repetitions.
+        """Select some sections, which may repeat.
 
         Parameters
         ----------
@@ -163,9 +173,9 @@ class SectionCosts:
         return SectionCosts(self.repeat, **figures)
 
 
-#: Byte figures of a section that `SectionCosts` holds.
+#: Fields of `SectionCosts` in bytes.
 BYTES = ("saved_bytes", "selected_bytes", "input_bytes", "output_bytes", "workspace_bytes")
-#: Figures of `SectionCosts` with a last axis of configurations.
+#: Fields of `SectionCosts` whose last axis is that of configurations.
 FIGURES = (
     *("forward", "backward", "weights", "recomputed", "selected"),
     *("forward_transfers", "recomputed_transfers", "selected_transfers", "backward_transfers"),
@@ -176,12 +186,11 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """One layer iteration of each section under a recompute policy, (sections, …), in seconds and bytes.
+    """Times of one layer iteration of each section under a recompute policy, shape (sections, …), in seconds and bytes.
 
-    Fields are those of `SectionCosts`; what is recomputed counts to ``backward`` and ``backward_transfers``.
-    ``limits``: seconds of kernels by what limits them: (3, sections, …).
-    ``saved_bytes``, ``offloaded_bytes``: activations kept for the backward pass, on the device and in host memory.
-    ``transient``: bytes of activations that live while the layer computes them again.
+    Fields are those of `SectionCosts`; recomputation counts in ``backward`` and ``backward_transfers``. ``limits`` are
+    kernel times by limit, shape (3, sections, …). ``saved_bytes`` and ``offloaded_bytes`` are saved activations on the
+    device and in host memory. ``transient`` are the activations that exist while a layer is recomputed.
     """
 
     forward: Array
@@ -201,17 +210,17 @@ class LayerTimes:
 
     @property
     def forwards(self) -> Array:
-        """Seconds of a forward iteration with its collectives."""
+        """Time of a forward iteration with its exposed collectives [s]."""
         return self.forward + self.forward_transfers
 
     @property
     def backwards(self) -> Array:
-        """Seconds of a backward iteration with its collectives; gradients of weights apart."""
+        """Time of a backward iteration of inputs with its exposed collectives, without weight gradients [s]."""
         return self.backward + self.backward_transfers
 
     @property
     def iteration(self) -> Array:
-        """Seconds of one iteration, forward and backward."""
+        """Time of one iteration, forward and backward [s]."""
         return self.forwards + self.backwards + self.weights
 
     def of(self, configurations: Index) -> LayerTimes:
@@ -230,20 +239,20 @@ class LayerTimes:
         return LayerTimes(*(np.take(getattr(self, name), configurations, axis=-1) for name in LayerTimes.__slots__))
 
 
-#: How strongly the longer of device and host prevails where the host runs ahead freely.
+#: Exponent of `host_paced_time` where the host issues work ahead of the device.
 AHEAD = 4.0
-#: What the exchange of tokens leaves of the multiprocessors: its kernels take 24 of 132 (DeepSeek-V3 technical report,
-#: 2024, section 3.2.2: 20; DeepEP's default: 24 on Hopper).
+#: Share of the multiprocessors that the exchange of tokens leaves to computation: its kernels occupy 24 of 132
+#: (DeepSeek-V3 technical report, 2024, section 3.2.2: 20; DeepEP's default: 24 on Hopper).
 BESIDE_DISPATCH = 1.0 - 24.0 / 132.0
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSums:
-    """Matrices that add up the collectives of one direction to sections, by the computation that hides them.
+    """Matrices that sum the collectives of one direction by section, for each kind of overlapping computation.
 
-    ``exposed``: hidden by nothing. ``section``: by the whole section. ``core``: by the core of attention (keys that go
-    round a ring). ``products``: by products with weights, piece by piece. ``shared``: by experts that all tokens visit
-    (tokens that travel to the others). ``microbatch``: by the computation of another microbatch (such tokens, too).
+    ``exposed``: no overlap. ``section``: the whole section. ``core``: the core of attention (keys in a ring).
+    ``products``: products with weights, in pieces. ``shared``: shared experts, during the exchange of tokens.
+    ``microbatch``: the computation of another microbatch, during the exchange of tokens.
     """
 
     exposed: Array
@@ -255,30 +264,41 @@ class CollectiveSums:
 
     @property
     def calls(self) -> Array:
-        """Collectives of each section: (sections,)."""
+        """Number of collectives of each section, shape (sections,)."""
         matrices = (self.exposed, self.section, self.core, self.products, self.shared, self.microbatch)
         return np.asarray(sum(matrix.sum(axis=1) for matrix in matrices))
 
 
-#: What a transfer hides behind (`paleo.lowering.program.Transfer`), in the order of the fields of `CollectiveSums`.
+#: Computation that a transfer overlaps with (`Transfer.hides_behind`), in the order of the fields of `CollectiveSums`.
 HIDING = ("nothing", "section", "core", "products", "shared experts", "microbatch")
 
 
 @dataclass(frozen=True, slots=True)
 class SectionSums:
-    """Matrices that add up kernels and collectives to sections.
+    """Matrices that sum kernels and collectives by section, of shape (sections, kernels) and (sections, collectives).
 
-    Their shapes are (sections, kernels) and (sections, collectives).
-
-    ``forward``, ``backward``, ``weights``: kernels of the passes.
-    ``forward_core``, ``backward_core``: those of the core of attention. ``forward_products``, ``backward_products``:
-    products with weights. ``forward_shared``, ``backward_shared``: kernels of shared experts.
-    ``recomputed``, ``selected``: kernels that full and that selective recomputation runs again.
-    ``forward_collectives``, ``backward_collectives``: collectives by what hides them.
-    ``spared``: forward collectives that full recomputation does not repeat. ``selected_transfers``: collectives that
-    selective recomputation repeats.
-    ``pieces``: pieces in which collectives hide behind products.
-    ``routes``: sections that dispatch tokens, (sections,).
+    Attributes
+    ----------
+    forward, backward, weights : ndarray
+        Kernels of the passes.
+    forward_core, backward_core : ndarray
+        Kernels of the core of attention.
+    forward_products, backward_products : ndarray
+        Products with weights.
+    forward_shared, backward_shared : ndarray
+        Kernels of shared experts.
+    recomputed, selected : ndarray
+        Kernels that full and selective recomputation repeats.
+    forward_collectives, backward_collectives : CollectiveSums
+        Collectives by the computation that they overlap with.
+    spared : ndarray
+        Forward collectives that full recomputation does not repeat.
+    selected_transfers : ndarray
+        Collectives that selective recomputation repeats.
+    pieces : float
+        Pieces into which collectives are cut to overlap with products.
+    routes : ndarray of bool, shape (sections,)
+        True for sections that dispatch tokens.
     """
 
     forward: Array
@@ -301,7 +321,7 @@ class SectionSums:
 
     @classmethod
     def of(cls, program: Program) -> SectionSums:
-        """Make the matrices that add up kernels and collectives to sections.
+        """Build the matrices that sum the kernels and collectives of a program by section.
 
         Parameters
         ----------
@@ -310,7 +330,7 @@ class SectionSums:
 
         Returns
         -------
-        Sums
+        SectionSums
             Matrices in the order of the program's kernels and collectives.
         """
         sections = len(program.sections)
@@ -352,17 +372,17 @@ def _in_backward(counted: CountedKernel) -> bool:
 
 
 def _is_product(counted: CountedKernel) -> bool:
-    """Whether a kernel is a product with weights."""
+    """Return True for a product with weights."""
     return counted.kernel.family == "gemm" and not counted.core
 
 
 def _routes(counted: CountedKernel) -> bool:
-    """Whether a kernel dispatches tokens to experts."""
+    """Return True for a kernel that sorts tokens for dispatch to experts."""
     return counted.kernel.experts > 0 and counted.kernel.family == "memory"
 
 
 def _matrix(sections: int, cells: Sequence[tuple[int, float]]) -> Array:
-    """One column for each cell, whose figure stands in the row of its section: (sections, cells)."""
+    """Build a matrix (sections, cells) with one column per cell, whose value is in the row of its section."""
     sums = np.zeros((sections, len(cells)))
     for column, (row, figure) in enumerate(cells):
         sums[row, column] = figure
@@ -379,10 +399,10 @@ def section_costs(
     call: float = 0.0,
     waiting_power: float = AHEAD,
 ) -> SectionCosts:
-    """Add up kernels and collectives to the costs of one layer iteration of each section.
+    """Sum kernels and collectives to the costs of one layer iteration of each section.
 
-    A pass of a section takes the `host_paced_time` of all its kernels and collectives together. The wait for the host
-    counts to the kernels.
+    A pass of a section takes the `host_paced_time` of all its kernels and collectives together. Time spent waiting for
+    the host counts as kernel time.
 
     Parameters
     ----------
@@ -394,7 +414,7 @@ def section_costs(
         Time of every collective [s].
     sizes : sequence of Array
         Bytes as in `BYTES`, arrays of shape (sections, ...).
-    sums : Sums, optional
+    sums : SectionSums, optional
         Matrices of a program of the same structure, if known.
     call : float, optional
         Host time of one collective [s].
@@ -417,7 +437,7 @@ def section_costs(
     )
 
     def issued(seconds: Array, waited: Array, host_seconds: Array) -> Array:
-        """Computation with what it waits for the host, which issues collectives, too."""
+        """Computation time with waits for the host, which also issues collectives [s]."""
         return host_paced_time(seconds + waited, host_seconds, sums.routes, waiting_power) - waited
 
     gradients = backward + weights
@@ -443,7 +463,7 @@ def section_costs(
 
 
 class _Computation(NamedTuple):
-    """Seconds of what collectives may hide behind, by the names of `CollectiveSums`: (sections, …)."""
+    """Times of the computation that collectives can overlap with, as in `CollectiveSums`, shape (sections, …) [s]."""
 
     section: Array
     core: Array
@@ -453,8 +473,11 @@ class _Computation(NamedTuple):
 
 
 class _Overlapped(NamedTuple):
-    """Seconds of the collectives of one direction: those ``waited`` for, those ``hidden``, and of the latter those
-    ``paired`` with another microbatch: (sections, …)."""
+    """Times of the collectives of one direction, shape (sections, …) [s].
+
+    ``waited`` is exposed, ``hidden`` overlaps with computation, and ``paired`` is the part of ``hidden`` that overlaps
+    with another microbatch.
+    """
 
     waited: Array
     hidden: Array
@@ -462,10 +485,10 @@ class _Overlapped(NamedTuple):
 
 
 def _overlapped(sums: SectionSums, device: Array, transfers: Array) -> tuple[_Overlapped, _Overlapped]:
-    """Collectives of the forward and of the backward direction beside their computation.
+    """Overlap the collectives of both directions with their computation.
 
-    Shared experts and another microbatch's pass run on the multiprocessors that the exchange of tokens leaves. A
-    forward pass beside a backward pass shares half of both.
+    Shared experts and the pass of another microbatch run on the multiprocessors that the exchange of tokens leaves. A
+    pair of a forward and a backward pass overlaps with the mean of both.
     """
     forward, backward = sums.forward @ device, (sums.backward + sums.weights) @ device
     both = (forward + backward) / 2.0
@@ -480,10 +503,10 @@ def _overlapped(sums: SectionSums, device: Array, transfers: Array) -> tuple[_Ov
 
 
 def _waited(collectives: CollectiveSums, transfers: Array, pieces: float, beside: _Computation) -> _Overlapped:
-    """What computation hides of collectives, and what is waited for.
+    """Divide collectives into exposed and hidden time.
 
-    What is cut into n pieces leaves the first of them uncovered, so hides 1 - 1/n of the shorter of the collective and
-    its products.
+    A collective in n pieces exposes its first piece. So 1 - 1/n of the shorter of the collective and its products is
+    hidden.
     """
     covered_by = (
         collectives.section,
@@ -503,7 +526,7 @@ def _waited(collectives: CollectiveSums, transfers: Array, pieces: float, beside
 
 
 def _limits(sums: SectionSums, kernels: KernelTimes) -> Array:
-    """Seconds of kernels by their limit and by the pass in which they run, as `SectionCosts.limits`."""
+    """Sum kernel times by their limit and by run, as in `SectionCosts.limits`."""
     work = kernels.total - kernels.launch
     by_limit = (work * kernels.arithmetic, work * ~kernels.arithmetic, kernels.launch)
     runs = (sums.forward + sums.backward + sums.weights, sums.recomputed, sums.selected)
@@ -513,10 +536,10 @@ def _limits(sums: SectionSums, kernels: KernelTimes) -> Array:
 def host_paced_time(
     device: Array, host: Array, waits: npt.NDArray[np.bool_] | None = None, waiting_power: float = AHEAD
 ) -> Array:
-    """Combine the times of device and host for work that the host issues ahead: (device⁴ + host⁴)^¼.
+    """Combine device and host times of work that the host issues ahead: (device⁴ + host⁴)^¼.
 
-    A host that runs ahead freely would make it the longer of the two. Calls of uneven length and waiting for other
-    ranks cost most where both are alike. The fourth power suited measured steps of convolutional networks.
+    With an ideal host this would be the longer of the two. Uneven calls and waits for other ranks cost most where both
+    are equal. The fourth power was fitted to measured steps of convolutional networks.
 
     Parameters
     ----------
@@ -566,9 +589,9 @@ def section_values(program: Program, name: str) -> Array:
 
 
 def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
-    """Return the times of layer iterations under recompute policies: none, selective, or full.
+    """Compute the times of layer iterations under recompute policies: none, selective, or full.
 
-    A group of layers saves one input, and all its activations live at once when they have been computed again.
+    A group of layers saves one input; when it is recomputed, all its activations exist at once.
 
     Parameters
     ----------
@@ -611,14 +634,14 @@ def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
 
 
 def with_unpaired_share(times: LayerTimes, alone: Array) -> LayerTimes:
-    """Expose the expert exchange of iterations that run without a pass of another microbatch to hide it.
+    """Expose the token exchange of iterations that are not paired with a pass of another microbatch.
 
     Parameters
     ----------
     times : LayerTimes
         Times if all iterations are paired.
     alone : ndarray, shape (...)
-        Share of the iterations that run without a partner, 0 to 1.
+        Share of the iterations that are unpaired, 0 to 1.
 
     Returns
     -------
@@ -641,8 +664,7 @@ def with_contention(
 ) -> LayerTimes:
     """Slow down iterations by the collectives that overlap with them.
 
-    An iteration loses ``overlap.contention`` seconds for each second of overlap, but at most what running one after the
-    other would cost.
+    An iteration loses ``overlap.contention`` seconds per second of overlap, but no more than without any overlap.
 
     Parameters
     ----------
@@ -653,7 +675,7 @@ def with_contention(
     gradients : ndarray, shape (sections, ...)
         Time of the gradient exchange [s].
     overlap : Overlap
-        What the software overlaps.
+        Overlap settings of the software.
     regathers : Array, shape (sections, ...), optional
         Time of backward gathers, if it differs [s].
 
@@ -674,21 +696,21 @@ def with_contention(
 
 
 def _lost(computing: Array, travelling: Array, overlap: Overlap) -> Array:
-    """Seconds that iterations lose to collectives that run beside them, or for which they wait."""
+    """Return the time that iterations lose to overlapping collectives, or wait for collectives without overlap."""
     if not overlap.sharded:
         return travelling
     return np.minimum(overlap.contention * np.minimum(computing, travelling), travelling)
 
 
 def sum_per_stage(layers: Array, figures: Array) -> Array:
-    """Sum values of sections over the layers that each stage holds.
+    """Sum values of sections over the layers of each stage.
 
     Parameters
     ----------
     layers : ndarray, shape (stages, sections)
         Layers of each section on each stage.
     figures : ndarray, shape (sections, ...)
-        One value a layer.
+        One value per layer.
 
     Returns
     -------

@@ -1,9 +1,9 @@
-"""A training step: seconds by part and bytes by part of many configurations of equal structure at once.
+"""A training step: times and bytes by part, of many configurations of equal structure at once.
 
-A prediction asks for one configuration, a search for hundreds of thousands, a timeline for the same passes drawn one by
-one: none of them composes a step by itself. `single_batch` is one configuration as a batch: a program priced, cut into
-the pieces of a pipeline, and laid over its stages. Arrays have the stages along their first axis, configurations along
-the last; seconds and bytes.
+All commands use this one model: a prediction computes one configuration, a search hundreds of thousands, a timeline the
+same passes one by one. `single_batch` turns one configuration into a batch: its program is priced, cut into the pieces
+of a pipeline, and placed on the stages. Arrays have the stages along their first axis, configurations along the last;
+units are seconds and bytes.
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes of each stage by part, arrays of shape (stages, configurations).
+    """Memory of each stage by part, arrays of shape (stages, configurations) [byte].
 
-    ``workspace`` is temporary memory with what sharding gathers. ``reserved`` belongs to the process itself,
-    (configurations,). ``host_bytes`` are states and activations in host memory. ``apart`` is the smaller of flat copies
-    of gradients and what is there before them: the allocator has blocks for both, though they never live at once.
+    ``workspace`` is temporary memory including gathered parameters. ``reserved`` is the memory of the process outside
+    tensors, shape (configurations,). ``host_bytes`` are states and activations in host memory. ``apart`` is the smaller
+    of the flat copies of gradients and the memory in use before them: the allocator has blocks for both, although they
+    are never alive at the same time.
     """
 
     states: StateMemory
@@ -72,7 +73,7 @@ class StageMemory:
 
     @property
     def fullest(self) -> Index:
-        """The stage that holds the most: (configurations,)."""
+        """Stage with the most memory, shape (configurations,)."""
         return np.asarray(total_memory(self.states, self.activations, self.workspace).argmax(axis=0))
 
 
@@ -85,12 +86,12 @@ class StepArrays:
 
     @cached_property
     def memory(self) -> Array:
-        """Bytes of the fullest stage, what the process itself takes too: (C,)."""
+        """Memory of the fullest stage, including that of the process outside tensors, shape (C,) [byte]."""
         return memory_total(self.batch)
 
     @cached_property
     def stage_memory(self) -> StageMemory:
-        """Bytes of each stage by part."""
+        """Memory of each stage by part."""
         return stage_memory(self.batch)
 
     @cached_property
@@ -103,7 +104,7 @@ class StepArrays:
 
     @cached_property
     def busiest(self) -> Index:
-        """Stage whose passes take longest, (C,)."""
+        """Stage whose passes take longest, shape (C,)."""
         return _busiest_stage(self.batch)
 
 
@@ -118,17 +119,17 @@ def step(batch: Batch) -> StepArrays:
     Returns
     -------
     StepArrays
-        Step times, and all other results on demand.
+        Step times; other results are computed on demand.
     """
-    worked = np.maximum(_worked(batch), batch.arrival)
+    worked = np.maximum(_time_without_waits(batch), batch.arrival)
     return StepArrays(batch, worked + straggler_wait(batch))
 
 
 def straggler_wait(batch: Batch) -> Array:
     """Return the time in which synchronous ranks wait for the slowest of them.
 
-    Replicas and stages wait for one another. The work of a rank varies, its collectives do not. Under another
-    consistency model, `paleo.consistency` says who waits.
+    All replicas and stages wait for one another. Computation varies between ranks, collectives do not. Other
+    consistency models are in `paleo.consistency`.
 
     Parameters
     ----------
@@ -149,14 +150,14 @@ def straggler_wait(batch: Batch) -> Array:
     return batch.per_case(share) * (arithmetic + moving + launch)
 
 
-def _worked(batch: Batch) -> Array:
-    """Seconds of a step whose input is there: (configurations,)."""
+def _time_without_waits(batch: Batch) -> Array:
+    """Return the step time without waits for input and stragglers, shape (configurations,) [s]."""
     zero = batch.zero if batch.backend.offload.parts else batch.sharding
     key = "worked", batch.schedule.name, zero, batch.overlapped
-    return batch.shared.once(key, lambda: _worked_seconds(batch))
+    return batch.shared.once(key, lambda: _compute_and_communication_time(batch))
 
 
-def _worked_seconds(batch: Batch) -> Array:
+def _compute_and_communication_time(batch: Batch) -> Array:
     if batch.assignment.stages > 1:
         seconds = pipeline_ends(batch) + after_passes(batch, stage_passes(batch))
         return np.asarray(seconds.max(axis=0))
@@ -167,7 +168,7 @@ def _worked_seconds(batch: Batch) -> Array:
 
 
 def _busiest_stage(batch: Batch) -> Index:
-    """The stage whose passes take longest, the first of them: (configurations,)."""
+    """Return the stage whose passes take longest, the first one of several, shape (configurations,)."""
     if batch.assignment.stages == 1:
         return np.zeros(len(batch), dtype=np.intp)
     passes = stage_passes(batch)
@@ -176,9 +177,7 @@ def _busiest_stage(batch: Batch) -> Index:
 
 @dataclass(frozen=True, slots=True)
 class _Communication:
-    """Seconds of the busiest stage, (configurations,): that it waits for collectives of layers, sends, sums of
-    gradients and gathers, and those that something hides; without a pipeline ``exposed`` is what is left of the
-    step."""
+    """Exposed and hidden communication of the busiest stage, shape (configurations,) [s]."""
 
     exposed: Array
     hidden: Array
@@ -191,13 +190,13 @@ def _parts(batch: Batch) -> dict[str, Array]:
     update = _of_stage(update_times(batch), stage)
     waited = _of_stage(sum_per_stage(computed, times.forward_transfers + times.backward_transfers), stage) * count
     hidden = _of_stage(sum_per_stage(computed, times.hidden), stage) * count
-    computing, worked = arithmetic + moving + launch + update, _worked(batch)
+    computing, worked = arithmetic + moving + launch + update, _time_without_waits(batch)
     if batch.assignment.stages == 1:
         total = waited + hidden + stream_seconds(batch).communication + _state_gathers(batch)
-        exposed = np.where(total > 0, np.maximum(0.0, worked - computing), 0.0)  # without any it is rounding
+        exposed = np.where(total > 0, np.maximum(0.0, worked - computing), 0.0)  # without any it is a rounding error
         total, bubble = np.maximum(total, exposed), np.zeros_like(worked)  # contention counts, too
     else:
-        after = _after(batch, stage)
+        after = _communication_after_passes(batch, stage)
         exposed = waited + 2.0 * _of_stage(send_times(batch), stage) * count + after.exposed
         total = exposed + after.hidden + hidden
         bubble = np.maximum(0.0, worked - computing - exposed)
@@ -215,13 +214,15 @@ def _parts(batch: Batch) -> dict[str, Array]:
 
 
 def _of_stage(figures: Array, stage: Index) -> Array:
-    """Of figures (stages, configurations) those of one ``stage`` for each configuration: (configurations,)."""
+    """Select the values of one stage per configuration from an array (stages, configurations)."""
     return np.asarray(np.take_along_axis(figures, stage[None], axis=0)[0])
 
 
 def _kernel_parts(batch: Batch, stage: Index) -> tuple[Array, Array, Array]:
-    """Seconds of the kernels of a stage by what limits them (arithmetic, memory, launches); what no limit explains is
-    launches."""
+    """Return the kernel times of a stage by limit (arithmetic, memory, launches) [s].
+
+    Kernel time beyond these limits counts as launches.
+    """
     times, computed = batch.times, batch.assignment.computed
     arithmetic, moving, launch = (
         _of_stage(sum_per_stage(computed, limit), stage) * batch.microbatches for limit in times.limits
@@ -233,12 +234,12 @@ def _kernel_parts(batch: Batch, stage: Index) -> tuple[Array, Array, Array]:
 
 
 def _state_gathers(batch: Batch) -> Array:
-    """Seconds of gathers of updated parameters, hidden ones too, without a pipeline."""
+    """Return the time of gathers of updated parameters without a pipeline, exposed or hidden [s]."""
     return np.asarray(batch.per_case(batch_tails(batch, summed=False).total)[0])
 
 
-def _after(batch: Batch, stage: Index) -> _Communication:
-    """What the busiest stage of a pipeline communicates beside collectives of layers and sends."""
+def _communication_after_passes(batch: Batch, stage: Index) -> _Communication:
+    """Return the communication of the busiest pipeline stage other than sends and the layers' collectives."""
     after = after_passes(batch, stage_passes(batch)) - update_times(batch)
     hidden = np.maximum(0.0, batch.per_case(batch_tails(batch).total) - after)
     if batch.scattered:
@@ -273,8 +274,8 @@ def stage_memory(batch: Batch) -> StageMemory:
     kept, host_bytes = layouts.states(kinds, batch.zero, assignment.stages, overlapped=batch.overlapped)
     parts = (kept.parameters, kept.gradients, kept.optimizer, kept.gathered, kept.update, kept.copies)
     states = StateMemory(*(batch.per_case(np.broadcast_to(part, host_bytes.shape)[rows]) for part in parts))
-    activations, work = _passing(batch)
-    living = _living(batch)
+    activations, work = _activation_memory(batch)
+    living = _live_microbatches(batch)
     offloaded = (sum_per_stage(assignment.placed, batch.times.offloaded_bytes) * living).sum(axis=1)
     passing = (activations * living).sum(axis=1)
     on_host = batch.per_case(host_bytes[rows]) + offloaded
@@ -311,27 +312,29 @@ def memory_total(batch: Batch) -> Array:
     key = "passing memory", batch.schedule.name, batch.zero if batch.backend.offload.parts else 0
 
     def passing_bytes() -> Array:
-        activations, work = _passing(batch)
-        return np.asarray((activations * _living(batch)).sum(axis=1) + work)
+        activations, work = _activation_memory(batch)
+        return np.asarray((activations * _live_microbatches(batch)).sum(axis=1) + work)
 
     return np.asarray((states + np.maximum(batch.shared.once(key, passing_bytes), update)).max(axis=0))
 
 
-def _living(batch: Batch) -> Array:
-    """Microbatches whose activations live at once: (stages, pieces, configurations)."""
+def _live_microbatches(batch: Batch) -> Array:
+    """Return the number of microbatches whose activations are alive at once, shape (stages, pieces, configurations)."""
     assignment = batch.assignment
     living = live_microbatches(batch.schedule, assignment.stages, batch.microbatches, assignment.chunks)
     return living if batch.training else np.zeros_like(living)
 
 
-def _passing(batch: Batch) -> tuple[Array, Array]:
-    """Bytes of all activations of a microbatch in each piece of a stage, (stages, pieces, configurations), and of what
-    a stage needs for a moment, (stages, configurations)."""
+def _activation_memory(batch: Batch) -> tuple[Array, Array]:
+    """Return the activations of a microbatch in each piece of a stage, and the temporary memory of a stage [byte].
+
+    Shapes are (stages, pieces, configurations) and (stages, configurations).
+    """
     key = "passing", batch.zero if batch.backend.offload.parts else 0
-    return batch.shared.once(key, lambda: _passing_bytes(batch))
+    return batch.shared.once(key, lambda: _uncached_activation_memory(batch))
 
 
-def _passing_bytes(batch: Batch) -> tuple[Array, Array]:
+def _uncached_activation_memory(batch: Batch) -> tuple[Array, Array]:
     layouts, assignment, times = batch.layouts, batch.assignment, batch.times
     several = layouts.shards * assignment.copies > 1
     sizes = layouts.bucket_memory(assignment.kinds.stages)[assignment.stage_kind]
@@ -341,8 +344,11 @@ def _passing_bytes(batch: Batch) -> tuple[Array, Array]:
 
 
 def _sent_outputs(batch: Batch) -> Array:
-    """Bytes of a microbatch's outputs that a stage keeps once they are sent, as autograd begins its backward pass
-    there, also where the layer that made them keeps them; the mean of its pieces: (stages, 1, configurations)."""
+    """Return the outputs that a stage keeps per microbatch after sending them, (stages, 1, configurations) [byte].
+
+    Autograd starts the stage's backward pass from its output, even if the layer that computed it saves it, too. The
+    result is the mean over the pieces of a stage.
+    """
     assignment, habit = batch.assignment, batch.backend.software.parallelism.pipeline_outputs
     share = assignment.copies / assignment.placed.shape[1] if habit == "kept" else 0.0
     return sum_per_stage(assignment.sends * share, batch.times.output_bytes)[:, None]
@@ -373,7 +379,7 @@ def price_program(program: Program, layout: Plan, backend: Backend) -> PricedPro
 
     Returns
     -------
-    Priced
+    PricedProgram
         The priced program.
     """
     run, pieces = backend.run, layout.stages * layout.parallel.chunks
@@ -401,7 +407,7 @@ def single_batch(program: PricedProgram, layout: Plan, backend: Backend, arrivin
 
     Parameters
     ----------
-    program : Priced
+    program : PricedProgram
         Priced program.
     layout : Plan
         Resolved plan.
@@ -430,7 +436,7 @@ def single_batch(program: PricedProgram, layout: Plan, backend: Backend, arrivin
 def _batch(
     program: Program, pieces: list[Chunk], costs: SectionCosts, policies: Policies, layout: Plan, backend: Backend
 ) -> Batch:
-    """The batch of one configuration; a network that is not cut into stages is one stage."""
+    """Build the batch of one configuration; a network that is not cut has one stage."""
     schedule, stages = _schedule_of(layout, backend), layout.stages if len(pieces) > 1 else 1
     sequence_parallel, local_batches = (layout.parallel.sequence_parallel,), (layout.local_batch,)
     layouts = Layouts(backend, (layout.mesh,), (program,), sequence_parallel, local_batches)
@@ -443,7 +449,7 @@ def _batch(
 
 
 def _costs(program: Program, mesh: Mesh, backend: Backend) -> tuple[KernelTimes, SectionCosts]:
-    """Kernels and collectives priced, and added up by section: (sections, 1)."""
+    """Price kernels and collectives, and sum them by section, shape (sections, 1)."""
     times = backend.prices.times([counted.kernel for section in program.sections for counted in section.kernels])
     column = KernelTimes(*(getattr(times, name)[:, None] for name in KernelTimes.__slots__))
     payloads = np.array([[transfer.payload_bytes] for _, transfer in collectives(program)]).reshape(-1, 1)
@@ -455,6 +461,6 @@ def _costs(program: Program, mesh: Mesh, backend: Backend) -> tuple[KernelTimes,
 
 
 def _schedule_of(layout: Plan, backend: Backend) -> Schedule:
-    """The schedule of a run; 1F1B over several chunks a stage is the interleaved one."""
+    """Return the schedule of a run; 1F1B with several chunks a stage is interleaved 1F1B."""
     name = backend.run.pipeline.schedule
     return SCHEDULES["interleaved" if layout.parallel.chunks > 1 and name == "1f1b" else name]

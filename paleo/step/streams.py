@@ -1,12 +1,12 @@
-"""Computation, and what runs beside and after it: buckets of gradients, gathers of parameters, the update.
+"""Computation, and the communication that overlaps with it and follows it, and the optimizer update.
 
-A step without a pipeline is two streams. Layer iterations follow one another; gradients go out in buckets as soon as
-the backward pass has filled them, or after it; sharded parameters (ZeRO-3) are gathered ahead of the iteration that
-needs them. After its last pass a stage, with or without a pipeline, waits for sums of gradients that are not hidden,
-updates its parameters and gathers sharded states.
+A step without a pipeline has two streams. Layer iterations run one after another. Gradients are sent in buckets as soon
+as the backward pass has filled them, or after it. Sharded parameters (ZeRO-3) are gathered before the iteration that
+needs them. After its last pass a stage, with or without a pipeline, waits for the exposed gradient sums, updates its
+parameters and gathers sharded states.
 
-Arrays have the stages along their first axis (their chunks along the second, where they are told apart) and the layouts
-or the cases along the last.
+Arrays have the stages along their first axis (their chunks along the second, if these are distinguished) and the
+layouts or the cases along the last.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ Direction = Literal["forward", "backward"]
 class Buckets:
     """Bucket size and overlap of the gradient exchange, and sharding of parameters.
 
-    ``overlapped`` starts buckets of ``least`` bytes inside backward, else all go out after it. ``sharded`` parameters
-    (ZeRO-3) are gathered before each layer iteration, forward and backward; ``scattered`` gradients are sent with every
-    microbatch (ZeRO-2 and 3).
+    If ``overlapped``, buckets of at least ``least`` bytes are sent during the backward pass, otherwise all after it.
+    ``sharded`` parameters (ZeRO-3) are gathered before each layer iteration, forward and backward. ``scattered``
+    gradients are sent with every microbatch (ZeRO-2 and 3).
     """
 
     least: float
@@ -53,9 +53,10 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class LayerIteration:
-    """Consecutive iterations of a section in one direction, ``count`` of them.
+    """``count`` consecutive iterations of a section in one direction.
 
-    ``gathers``: they wait for the section's parameters. ``buckets``: axes and bytes of the gradients sent after them.
+    ``gathers`` is True if they wait for the section's parameters. ``buckets`` are axes and bytes of the gradients sent
+    after them.
     """
 
     section: int
@@ -73,9 +74,9 @@ def layer_iterations(program: Program, buckets: Buckets, *, last: bool) -> list[
     program : Program
         One rank's program.
     buckets : Buckets
-        How gradients and sharded parameters travel.
+        Settings of the exchange of gradients and sharded parameters.
     last : bool
-        The last microbatch, which sends gradients; scattered ones are sent with each microbatch.
+        True for the last microbatch, which sends gradients; scattered ones are sent with each microbatch.
 
     Returns
     -------
@@ -110,7 +111,7 @@ def _collect(pending: dict[Axes, float], section: Section, times: int, gradient_
 
 
 def _flush(pending: dict[Axes, float], least: float) -> tuple[tuple[Axes, float], ...]:
-    """Takes out of ``pending`` the gradients of each set of axes that have gathered to ``least`` bytes or more."""
+    """Remove from ``pending`` the gradients of each set of axes that have reached ``least`` bytes, and return them."""
     sent = tuple((axes, size) for axes, size in pending.items() if axes and size > 0 and size >= least)
     for axes, _ in sent:
         pending[axes] = 0.0
@@ -126,10 +127,10 @@ def walk_streams(
     start: Numeric,
     regather: Array | None = None,
 ) -> tuple[Numeric, Numeric]:
-    """Return when the compute stream and the network stream have done one pass.
+    """Compute when the compute stream and the network stream have finished one pass.
 
-    Each stream is served in the order in which its work becomes ready. A gather starts once the iteration before the
-    last has ended, and its own iteration waits for it. Buckets go out after their iteration.
+    Each stream runs its work in the order in which it becomes ready. A gather starts once the iteration before the last
+    has ended, and its own iteration waits for it. Buckets are sent after their iteration.
 
     Parameters
     ----------
@@ -144,7 +145,7 @@ def walk_streams(
     buckets : sequence of Numeric, shape (iterations, ...)
         Time of the buckets sent after each iteration [s].
     start : Numeric
-        When the compute stream is free [s].
+        Time at which the compute stream is free [s].
     regather : Array, shape (sections, ...), optional
         Time of gathers before the backward pass, if it differs [s].
 
@@ -177,15 +178,14 @@ def _served(free: Array, waiting: list[tuple[Numeric, Numeric]]) -> Array:
     return free
 
 
-#: How iterations follow one another: section, direction, count, whether they gather, whether gradients go out after
+#: Structure of an order of iterations: section, direction, count, whether they gather, whether gradients are sent after
 #: them.
 Shape = tuple[tuple[int, str, int, bool, bool], ...]
 Order = list[LayerIteration]
 
 
 class _Cell(NamedTuple):
-    """Gradients of ``size`` bytes that a layout sums over axes, and the rows and the column of a table where their
-    seconds belong."""
+    """Gradients of ``size`` bytes that a layout sums over axes, and the rows and column of a table for their time."""
 
     layout: int
     axes: Axes
@@ -196,10 +196,10 @@ class _Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamSeconds:
-    """End of the gradient exchange of each case and what overlaps with it, arrays of shape (cases,).
+    """Ends of the streams of each case, arrays of shape (cases,).
 
-    It holds when gradients have travelled before the update [s], the time of what travels during the last microbatch
-    [s], and the share of the contention between both that counts.
+    ``end`` is the time at which computation and exchange have ended [s]. ``communication`` is the time of collectives
+    in the step [s]. ``share`` is the share of the full contention that applies.
     """
 
     end: Array
@@ -209,7 +209,7 @@ class StreamSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Contended:
-    """Iterations of the last microbatch and of earlier ones, slowed by overlapping collectives."""
+    """Times of iterations of the last and of earlier microbatches, slowed down by overlapping collectives."""
 
     last: LayerTimes
     earlier: LayerTimes
@@ -239,7 +239,7 @@ class Contended:
 
 
 def buckets_of(batch: Batch, layout: int = 0) -> Buckets:
-    """Return how the gradients and parameters of one layout travel.
+    """Return the settings of the exchange of gradients and parameters of one layout.
 
     Parameters
     ----------
@@ -258,7 +258,7 @@ def buckets_of(batch: Batch, layout: int = 0) -> Buckets:
 
 
 def stream_seconds(batch: Batch) -> StreamSeconds:
-    """Return the ends of the streams of every case; cases with the same order of iterations are walked together.
+    """Compute the ends of the streams of every case; cases with the same order of iterations are computed together.
 
     Parameters
     ----------
@@ -281,13 +281,13 @@ def _stream_seconds(batch: Batch) -> StreamSeconds:
     seconds = StreamSeconds(*np.zeros((3, len(batch))))
     for members in orders.values():
         cases = np.flatnonzero(np.isin(batch.cases.layout, [layout for layout, _ in members]))
-        walked = _walked(batch, buckets_of(batch), members, cases)
+        walked = _stream_ends(batch, buckets_of(batch), members, cases)
         seconds.end[cases], seconds.communication[cases], seconds.share[cases] = walked
     return seconds
 
 
 def _order(layouts: Layouts, layout: int, buckets: Buckets) -> tuple[Shape, Order]:
-    """The iterations of a layout's program, and in which way they follow one another; many layouts share a program."""
+    """Return the structure and the iterations of a layout's program, cached for equal programs."""
     program = layouts.programs[layout]
 
     def order() -> tuple[Shape, Order]:
@@ -297,14 +297,15 @@ def _order(layouts: Layouts, layout: int, buckets: Buckets) -> tuple[Shape, Orde
     return layouts.shared.once(("order", id(program), buckets), order)
 
 
-def _walked(
+def _stream_ends(
     batch: Batch, buckets: Buckets, members: Sequence[tuple[int, Order]], cases: Index
 ) -> tuple[Array, Array, Array]:
-    """End of the streams, seconds of what travels in a step, and the share of contention that counts, of
-    the given ``cases``, (cases,) each; ``members``: their layouts.
+    """Return the end of the streams, the time of collectives, and the share of contention, (cases,) each.
 
-    A step is no longer than if computation and communication took turns. The end of the streams is a maximum of sums,
-    so convex in the seconds that computation loses: the share that a straight line gives leaves it at most there."""
+    ``members`` are the layouts of the cases. A step takes no longer than without any overlap. The end of the streams is
+    a maximum of sums, so it is convex in the time lost to contention: the share from linear interpolation keeps it
+    within that limit.
+    """
     column = np.zeros(len(batch.layouts), dtype=np.intp)
     column[[layout for layout, _ in members]] = np.arange(len(members))
     member, order = column[batch.cases.layout[cases]], members[0][1]
@@ -328,7 +329,7 @@ def _walked(
         return np.maximum(*walk_streams(order, last.forwards, backward, gather, sent, (count - 1.0) * once, again))
 
     travelling = seconds.sum(axis=0)[member] + _gathered(order, gather, again)
-    limit = _in_turn(batch, cases, travelling, scattered=buckets.scattered)
+    limit = _time_without_overlap(batch, cases, travelling, scattered=buckets.scattered)
     times = contended_times(batch, cases)
     end, share = ends(times), np.ones(len(cases))
     if np.any(end > limit):
@@ -339,8 +340,8 @@ def _walked(
     return end, np.broadcast_to(travelling * (count if buckets.scattered else 1.0), end.shape), share
 
 
-def _in_turn(batch: Batch, cases: Index, travelling: Array | float, *, scattered: bool) -> Array:
-    """Seconds of a step whose computation and communication take turns: (cases,)."""
+def _time_without_overlap(batch: Batch, cases: Index, travelling: Array | float, *, scattered: bool) -> Array:
+    """Return the time of a step without any overlap of computation and communication, shape (cases,) [s]."""
     times, count = batch.times.of(cases), batch.microbatches[cases]
     repeat = section_values(batch.layouts.programs[0], "repeat")
     computing = repeat @ (times.forwards + times.backwards + times.weights)
@@ -348,7 +349,7 @@ def _in_turn(batch: Batch, cases: Index, travelling: Array | float, *, scattered
 
 
 def _gathered(order: Order, gather: Array | None, again: Array | None) -> Array | float:
-    """Seconds of all gathers of a microbatch."""
+    """Return the time of all gathers of a microbatch [s]."""
     if gather is None or again is None:
         return 0.0
     passes = {"forward": gather, "backward": again}
@@ -356,7 +357,7 @@ def _gathered(order: Order, gather: Array | None, again: Array | None) -> Array 
 
 
 def contended_times(batch: Batch, cases: Index) -> Contended:
-    """Return the times of layers under the collectives that overlap with them.
+    """Return the times of layers, slowed down by the collectives that overlap with them.
 
     Parameters
     ----------
@@ -382,7 +383,7 @@ def contended_times(batch: Batch, cases: Index) -> Contended:
 
 
 def bucket_seconds(batch: Batch, members: Sequence[tuple[int, Order]]) -> Array:
-    """Return the time of the buckets that are sent after each iteration.
+    """Return the time of the buckets sent after each iteration.
 
     Parameters
     ----------
@@ -414,7 +415,7 @@ def bucket_seconds(batch: Batch, members: Sequence[tuple[int, Order]]) -> Array:
 
 
 def section_exchanges(layouts: Layouts, zero: int) -> Array:
-    """Return the time in which the gradients of one layer of each section are exchanged.
+    """Return the time of the gradient exchange of one layer of each section.
 
     Parameters
     ----------
@@ -432,13 +433,16 @@ def section_exchanges(layouts: Layouts, zero: int) -> Array:
 
 
 def _section_exchanges(layouts: Layouts, zero: int) -> Array:
-    """Where a rule counts elements, a bucket holds several layers, each of which has its share of the bucket's seconds;
-    elsewhere (`docs/limits.md`, contention by buckets) a layer counts as if it travelled alone."""
+    """Compute the time of the gradient exchange of one layer of each section.
+
+    If the bucket rule counts elements, a bucket holds several layers, and each has its share of the bucket's time.
+    Otherwise (`docs/limits.md`, contention by buckets) each layer counts as a separate message.
+    """
     width, shape = layouts.backend.formats.summed, (len(layouts.programs[0].sections), len(layouts))
     cells, layers = [], np.ones(shape)
     for layout, program in enumerate(layouts.programs):
         mesh = layouts.meshes[layout]
-        travelling = np.array([_travelling(section, mesh) for section in program.sections]) * width
+        travelling = np.array([_exchanged_elements(section, mesh) for section in program.sections]) * width
         if layouts.backend.gathers_elements:
             whole = float(travelling @ [section.repeat for section in program.sections])
             bucket = min(float(layouts.bucket_bytes[layout]), whole)
@@ -451,13 +455,13 @@ def _section_exchanges(layouts: Layouts, zero: int) -> Array:
     return _summed(layouts, zero, cells, shape) / layers
 
 
-def _travelling(section: Section, mesh: Mesh) -> float:
-    """Elements of the gradients of one layer iteration that are summed over other ranks of a mesh."""
+def _exchanged_elements(section: Section, mesh: Mesh) -> float:
+    """Count the gradient elements of one layer iteration that are summed over other ranks of a mesh."""
     return sum(gradient.elements for gradient in section.gradients if mesh.group_size(gradient.axes) > 1)
 
 
 def _summed(layouts: Layouts, zero: int, cells: Sequence[_Cell], shape: tuple[int, int]) -> Array:
-    """Seconds of sums of gradients, added up at their places in a table of some ``shape``."""
+    """Sum the times of gradient sums into a table of a given ``shape`` [s]."""
     owed: dict[str, list[tuple[_Cell, Axes, float]]] = {}
     for cell in cells:
         for operation, axes, payload in layouts.operations(cell.layout, "gradients", zero, cell.axes, cell.size):
@@ -474,7 +478,7 @@ def _summed(layouts: Layouts, zero: int, cells: Sequence[_Cell], shape: tuple[in
 
 
 def section_gathers(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
-    """Return the time in which the parameters of one layer of each section are gathered.
+    """Return the time to gather the parameters of one layer of each section.
 
     Parameters
     ----------
@@ -512,18 +516,18 @@ def section_gather_traffic(layouts: Layouts, content: Literal["all", "again"] = 
     return layouts.sent(single, 1, content, 3, layouts.backend.formats.parameter)[:, 0]
 
 
-#: Gradients that are summed after the last pass: none without a pipeline (`paleo.step.streams` has them), those of tied
-#: parameters alone where all others are scattered after every pass.
+#: Gradients that are summed after the last pass. ``none`` without a pipeline, where the streams sum them; ``tied`` if
+#: all others are scattered after every pass; ``all``.
 Summed = Literal["none", "tied", "all"]
 
 
 @dataclass(frozen=True, slots=True)
 class AfterBackward:
-    """What follows the last backward pass, arrays of shape (stages, layouts) in seconds.
+    """Communication and update after the last backward pass, arrays of shape (stages, layouts) [s].
 
-    ``fixed`` is exposed in any case. ``sums`` of gradients overlap with passes, (stages, chunks, layouts), and
-    ``gathers`` with the next pass; both have their numbers of buckets. ``total`` is all communication. ``sends`` tells
-    which layouts send anything, (layouts,).
+    ``fixed`` is always exposed. ``sums`` of gradients overlap with passes, shape (stages, chunks, layouts), and
+    ``gathers`` with the next pass; both have numbers of buckets. ``total`` is all communication. ``sends`` is True for
+    layouts that send anything, shape (layouts,).
     """
 
     fixed: Array
@@ -538,7 +542,7 @@ class AfterBackward:
 def after_backward(
     layouts: Layouts, assignment: Assignment, zero: int, *, overlapped: bool, summed: Summed = "all"
 ) -> AfterBackward:
-    """Return what follows the last backward pass: gradient sums, the update on the device, gathers of states.
+    """Return the times after the last backward pass: gradient sums, the update on the device, gathers of states.
 
     Parameters
     ----------
@@ -549,21 +553,23 @@ def after_backward(
     zero : int
         ZeRO stage.
     overlapped : bool
-        Gradient buckets are sent during the backward pass.
+        True if gradient buckets are sent during the backward pass.
     summed : Summed, optional
         Gradients that are summed then: ``all``, ``tied`` or ``none``.
 
     Returns
     -------
-    Tails
+    AfterBackward
         Seconds by part, (stages, layouts).
     """
     part = assignment.key if overlapped else assignment.stages_key
     key = "tails", part, min(zero, 1) + (zero == 3), overlapped, summed
-    return layouts.shared.once(key, lambda: _tails(layouts, assignment, zero, overlapped, summed))
+    return layouts.shared.once(key, lambda: _uncached_after_backward(layouts, assignment, zero, overlapped, summed))
 
 
-def _tails(layouts: Layouts, assignment: Assignment, zero: int, overlapped: bool, summed: Summed) -> AfterBackward:
+def _uncached_after_backward(
+    layouts: Layouts, assignment: Assignment, zero: int, overlapped: bool, summed: Summed
+) -> AfterBackward:
     backend, kinds, rows = layouts.backend, assignment.kinds.stages, assignment.stage_kind
     sizes = layouts.elements(kinds, trained=True)[rows] * backend.formats.parameter
     fixed = np.zeros((assignment.stages, len(layouts)))
@@ -589,7 +595,7 @@ def _tails(layouts: Layouts, assignment: Assignment, zero: int, overlapped: bool
 
 
 def after_passes(batch: Batch, passes: Passes, *, summed: bool = True) -> Array:
-    """Return the time after each stage's last pass until it is updated and its parameters are gathered.
+    """Return the time from each stage's last pass until its parameters are updated and gathered.
 
     Parameters
     ----------
@@ -598,7 +604,7 @@ def after_passes(batch: Batch, passes: Passes, *, summed: bool = True) -> Array:
     passes : Passes
         Times of the passes, (stages, cases).
     summed : bool, optional
-        Count the gradient sums; otherwise only update and gathers.
+        True to count gradient sums, False for update and gathers only.
 
     Returns
     -------
@@ -627,7 +633,7 @@ def after_streams(batch: Batch) -> Array:
 
 
 def _exposed_communication(batch: Batch, passes: Passes, *, summed: bool = True) -> Array:
-    """The same without updates of the host."""
+    """Return the same as `after_passes` without updates on the host."""
     following, contention = batch_tails(batch, summed=summed), batch.backend.software.overlap.contention
     seconds = batch.per_case(following.fixed)
     if batch.zero == 3 and batch.backend.compression is not None:  # gradients are coded with every microbatch
@@ -635,7 +641,7 @@ def _exposed_communication(batch: Batch, passes: Passes, *, summed: bool = True)
         seconds = seconds + batch.per_case(batch.layouts.coding(kinds)[rows]) * (batch.microbatches - 1.0)
     if following.gathers.any():
         seconds += _overlapped_gathers(batch, following, passes)
-    if contention >= 1.0:  # as `exposed_sends` has it: nothing is won
+    if contention >= 1.0:  # as in `exposed_sends`: overlap gains nothing
         seconds += batch.per_case(following.sums.sum(axis=1))
     elif following.sums.any():
         ordered = _sends_in_order(batch, following).of(batch.cases.layout)
@@ -644,13 +650,13 @@ def _exposed_communication(batch: Batch, passes: Passes, *, summed: bool = True)
 
 
 def _overlapped_gathers(batch: Batch, following: AfterBackward, passes: Passes) -> Array:
-    """What the next first pass leaves exposed of gathers that overlap with it: (stages, cases)."""
+    """Return the exposed part of gathers that overlap with the next first pass, shape (stages, cases) [s]."""
     gathers, buckets = batch.per_case(following.gathers), batch.per_case(following.gather_buckets)
     return exposed_gather(gathers, buckets, passes.forward, batch.backend.software.overlap.contention)
 
 
 def exposed_gathers(batch: Batch, passes: Passes) -> Array:
-    """Return the exposed time in which stages gather updated parameters (ZeRO-1 and 2).
+    """Return the exposed time to gather updated parameters (ZeRO-1 and 2).
 
     Parameters
     ----------
@@ -672,7 +678,7 @@ def exposed_gathers(batch: Batch, passes: Passes) -> Array:
 
 
 def update_times(batch: Batch) -> Array:
-    """Return the time of the optimizer update on each stage, by the device or by its host.
+    """Return the time of the optimizer update on each stage, on the device or on the host.
 
     Parameters
     ----------
@@ -691,7 +697,7 @@ def update_times(batch: Batch) -> Array:
 
 
 def _host_updates(batch: Batch) -> Array:
-    """Seconds of an update by the host, after the last backward pass, and of clipping: (stages, cases)."""
+    """Return the time of an update on the host after the last backward pass, with clipping, (stages, cases) [s]."""
     layouts, backend, assignment = batch.layouts, batch.backend, batch.assignment
     if not layouts.training:
         return np.zeros((assignment.stages, len(batch)))
@@ -705,7 +711,7 @@ def _host_updates(batch: Batch) -> Array:
 
 
 def batch_tails(batch: Batch, *, summed: bool = True) -> AfterBackward:
-    """Return what follows the last backward pass of a batch.
+    """Return the times after the last backward pass of a batch.
 
     Scattered gradients were sent with every microbatch; only those of tied parameters follow.
 
@@ -714,11 +720,11 @@ def batch_tails(batch: Batch, *, summed: bool = True) -> AfterBackward:
     batch : Batch
         Configurations of equal structure.
     summed : bool, optional
-        Count the gradient sums; otherwise only update and gathers.
+        True to count gradient sums, False for update and gathers only.
 
     Returns
     -------
-    Tails
+    AfterBackward
         Seconds by part, (stages, layouts).
     """
     scattered = batch.scattered and batch.assignment.stages > 1
@@ -727,7 +733,7 @@ def batch_tails(batch: Batch, *, summed: bool = True) -> AfterBackward:
 
 
 def _sends_in_order(batch: Batch, following: AfterBackward) -> Sends:
-    """The sums of gradients in the order of the schedule."""
+    """Return the gradient sums of a batch in the order of the schedule."""
     key = "sends", batch.assignment.key, min(batch.zero, 1) + (batch.zero == 3), batch.schedule.name
     chunks = batch.assignment.chunks
     return batch.layouts.shared.once(

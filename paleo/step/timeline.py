@@ -1,10 +1,10 @@
 """The timeline of one configuration: the passes of its step as tasks on streams, or on the stages of a pipeline.
 
-Without a pipeline, gradient buckets travel on their own stream as soon as the backward pass has filled them, unless the
-run exchanges gradients after it; sharded parameters are gathered ahead of the section that needs them. Microbatches
-before the last one are one task: nothing is unrolled that repeats.
+Without a pipeline, gradient buckets are sent on a separate stream as soon as the backward pass has filled them, unless
+the run exchanges gradients after it. Sharded parameters are gathered before the section that needs them. All
+microbatches but the last are one task, as they are equal.
 
-The collectives that layers wait for are shown by their names (`section_collectives`).
+Exposed collectives of layers are shown by name (`section_collectives`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _NamedCollective:
-    """Seconds that computation waits for a collective, and its payload [byte]."""
+    """Exposed time of a collective [s], and its payload [byte]."""
 
     name: str
     seconds: float
@@ -54,9 +54,9 @@ class _NamedCollective:
 
 
 def section_collectives(batch: Batch, program: Program) -> list[dict[Direction, list[_NamedCollective]]]:
-    """List the collectives that one layer iteration of each section waits for, by direction.
+    """List the exposed collectives of one layer iteration of each section, by direction.
 
-    The exposed time of a section is divided over its collectives in proportion to their times.
+    The exposed time of a section is divided among its collectives in proportion to their times.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def section_collectives(batch: Batch, program: Program) -> list[dict[Direction, 
     Returns
     -------
     list[dict[Direction, list[_NamedCollective]]]
-        One dict a section: collectives by direction.
+        One dict per section: collectives by direction.
     """
     payloads = np.array([[each.payload_bytes] for _, each in collectives(program)]).reshape(-1, 1)
     [priced] = transfer_seconds(batch.backend.fabric, [(batch.layouts.meshes[0], program)], [payloads])
@@ -88,8 +88,11 @@ def section_collectives(batch: Batch, program: Program) -> list[dict[Direction, 
 def _waited(
     section: Section, transfers: list[tuple[Transfer, float]], direction: Direction, total: float
 ) -> list[_NamedCollective]:
-    """The collectives of one direction, which add up to ``total`` seconds; backward has those of the forward pass again
-    that full recomputation repeats. What no collective explains is the traffic of an offload."""
+    """List the exposed collectives of one direction, whose times add up to ``total`` seconds.
+
+    The backward direction includes forward collectives that full recomputation repeats. Time without any collective is
+    offload traffic.
+    """
     again = direction == "backward" and section.recompute == "full"
     owed = [(each, s) for each, s in transfers if each.phase == direction or (again and each.recomputed)]
     known = sum(seconds for _, seconds in owed)
@@ -105,7 +108,7 @@ def _waited(
 
 
 def _chunk_collectives(batch: Batch, program: Program) -> list[list[dict[str, list[_NamedCollective]]]]:
-    """The collectives that each pass of each chunk of each stage waits for, by the kind of the pass (F, B, W)."""
+    """List the exposed collectives of each pass of each chunk of each stage, by kind of pass (F, B, W)."""
     by_section, assignment = section_collectives(batch, program), batch.assignment
     kinds: tuple[tuple[str, Direction], ...] = (("F", "forward"), ("B", "backward"))
     passes = [
@@ -119,7 +122,7 @@ def _chunk_collectives(batch: Batch, program: Program) -> list[list[dict[str, li
 def _of_piece(
     by_section: list[dict[Direction, list[_NamedCollective]]], piece: tuple[tuple[int, int], ...], direction: Direction
 ) -> list[_NamedCollective]:
-    """Those of all layers of a piece, each name once."""
+    """List the exposed collectives of all layers of a piece, each name once per section."""
     return [
         _NamedCollective(each.name, each.seconds * layers, each.bytes * layers)
         for section, layers in piece
@@ -127,17 +130,17 @@ def _of_piece(
     ]
 
 
-#: Streams of a device.
+#: Names of the streams of a device.
 COMPUTE, NETWORK = "compute", "communication"
 _FIRST = np.zeros(1, dtype=np.intp)
 #: Kinds of tasks that overlap with computation.
 _OVERLAPPING = frozenset({"bucket", "gather"})
-#: Phases of kernels in the passes of a pipeline; ``again`` is what is recomputed.
+#: Phases of kernels in the passes of a pipeline; ``again`` means recomputation.
 _PASSES = (("forward",), ("again", "backward"), ("backward_weight",))
 
 
 def step_timeline(steps: StepArrays, program: Program, arriving: InputPipeline | None) -> Timeline:
-    """Make the timeline of a step, with the arrival of the next batch of data.
+    """Build the timeline of a step, with the arrival of the next batch of data.
 
     Parameters
     ----------
@@ -172,8 +175,11 @@ def step_timeline(steps: StepArrays, program: Program, arriving: InputPipeline |
 
 @dataclass(frozen=True, slots=True)
 class _Iterations:
-    """One microbatch: iterations with the seconds of what goes out after each, seconds of layers by section, seconds
-    and bytes in which the parameters of a section are gathered before either pass."""
+    """The iterations of one microbatch, with the times that their tasks need.
+
+    ``sent`` is the time of the buckets after each iteration [s]. ``gathers`` holds, by direction and section, the time
+    [s] and the bytes of the parameter gather.
+    """
 
     program: Program
     order: list[LayerIteration]
@@ -183,12 +189,12 @@ class _Iterations:
     collectives: list[dict[Direction, list[_NamedCollective]]]
 
 
-#: What is gathered before each pass.
+#: Kind of parameter gather before each pass.
 _GATHERS: dict[Direction, Literal["all", "again"]] = {"forward": "all", "backward": "again"}
 
 
 def _streams(batch: Batch, program: Program) -> Timeline:
-    """A step without a pipeline."""
+    """Build the timeline of a step without a pipeline."""
     buckets = buckets_of(batch)
     times = contended_times(batch, _FIRST).eased(batch.times.of(_FIRST), stream_seconds(batch).share[_FIRST])
     no_gather = (0.0, 0.0)
@@ -219,8 +225,10 @@ def _streams(batch: Batch, program: Program) -> Timeline:
 
 
 def _add_microbatch(tasks: list[Task], microbatch: _Iterations) -> list[int]:
-    """Adds one microbatch; returns the positions of its gradient buckets. A gather starts once the iteration before the
-    last has ended, so that two sets of weights live at once."""
+    """Add the tasks of one microbatch, and return the positions of its gradient buckets.
+
+    A gather starts when the iteration before the last has ended, so that the weights of two iterations exist at once.
+    """
     sent: list[int] = []
     issued: tuple[int, ...] = ()
     for iteration, seconds in zip(microbatch.order, microbatch.sent, strict=True):
@@ -241,15 +249,14 @@ def _add_microbatch(tasks: list[Task], microbatch: _Iterations) -> list[int]:
 
 
 def _last(tasks: list[Task]) -> tuple[int, ...]:
-    """The latest task of the computing chain: everything on that chain follows one another."""
+    """Return the position of the latest task on the compute stream, whose tasks run one after another."""
     return next(((i,) for i in range(len(tasks) - 1, -1, -1) if tasks[i].kind not in _OVERLAPPING), ())
 
 
 def _add_iteration(
     tasks: list[Task], microbatch: _Iterations, section: Section, iteration: LayerIteration, awaited: tuple[int, ...]
 ) -> None:
-    """Adds the iterations of a section in one direction: one stretch of computing, then the collectives that it waits
-    for."""
+    """Add the iterations of a section in one direction: one compute task, then its exposed collectives."""
     row, times, forward = iteration.section, microbatch.times, iteration.direction == "forward"
     figures = (times.forward,) if forward else (times.backward, times.weights)
     seconds = float(sum(figure[row, 0] for figure in figures))
@@ -263,7 +270,7 @@ def _add_iteration(
 
 
 def _work(section: Section, phases: Sequence[str]) -> tuple[float, float]:
-    """FLOP and bytes of the kernels of one iteration in some phases."""
+    """Sum the FLOP and bytes of the kernels of one iteration in some phases."""
     flops = moved = 0.0
     for counted in section.kernels:
         kernel = counted.kernel
@@ -276,8 +283,10 @@ def _work(section: Section, phases: Sequence[str]) -> tuple[float, float]:
 
 
 def _pipeline(batch: Batch, program: Program) -> Timeline:
-    """Stages under a schedule; each then exchanges its gradients and updates. A pass waits for the collectives of its
-    layers, which a second track of its stage names, and for its sends."""
+    """Build the timeline of pipeline stages, each with its gradient exchange and update after its passes.
+
+    A pass includes its sends and the exposed collectives of its layers, which a second track of its stage shows.
+    """
     assignment, count = batch.assignment, int(batch.microbatches[0])
     places = batch.schedule.pieces(assignment.stages, assignment.chunks)
     seconds, sent = chunk_passes(batch)[..., 0], chunk_sends(batch)[..., 0]
@@ -304,13 +313,13 @@ def _pipeline(batch: Batch, program: Program) -> Timeline:
 
 
 def _place(task: Task) -> tuple[int, int]:
-    """Stage and chunk of a pass, which is called ``F3.1`` or, with one chunk a stage, ``F3``."""
+    """Return stage and chunk of a pass, which is called ``F3.1`` or, with one chunk a stage, ``F3``."""
     chunk = task.name.partition(".")[2]
     return int(task.resource.removeprefix("stage")), int(chunk) if chunk else 0
 
 
 def _pass_events(event: Event, send: float, collectives: dict[str, list[_NamedCollective]]) -> Iterator[Event]:
-    """A pass, the collectives that it waits for, and the send at its end."""
+    """Yield a pass, its exposed collectives, and the send at its end."""
     task = event.task
     if task.kind not in collectives:
         yield event
@@ -334,14 +343,14 @@ def _pass_events(event: Event, send: float, collectives: dict[str, list[_NamedCo
 
 
 def _after(batch: Batch) -> dict[str, Array]:
-    """Seconds of each stage after its last pass: (stages,) each."""
+    """Return the times of each stage after its last pass by part, shape (stages,) each [s]."""
     passes, update = stage_passes(batch), update_times(batch)
     total, gathers = after_passes(batch, passes)[:, 0], exposed_gathers(batch, passes)[:, 0]
     return {"exchange": total - update[:, 0] - gathers, "update": update[:, 0], "gather": gathers}
 
 
 def _chunk_time(program: Program, chunk: Chunk, send: float, seconds: Array) -> StageTime:
-    """Time of one microbatch through one chunk, sends included: the stage waits for them."""
+    """Return the time of one microbatch through one chunk, including its sends, for which the stage waits."""
     counted = [
         [sum(layers * _work(program.sections[i], phases)[k] for i, layers in chunk) for phases in _PASSES]
         for k in (0, 1)

@@ -1,11 +1,12 @@
-"""Waiting of a step: for the slowest rank, and for the next batch of data.
+"""Waits of a step: for the slowest rank, and for the next batch of data.
 
-Ranks that wait for one another are not equally fast, by two kinds of noise. *Persistent* noise is a rank's own: a slow
-chip is slow in every step. *Independent* noise is drawn anew in every step (operating system, garbage collection,
-lengths of sequences). Both are standard deviations as a share of a rank's mean step.
+Ranks that wait for one another differ in speed by two kinds of noise. *Persistent* noise stays with a rank: a slow chip
+is slow in every step. *Independent* noise varies from step to step (operating system, garbage collection, lengths of
+sequences). Both are standard deviations as a share of a rank's mean step.
 
-The input pipeline reads, decodes and copies the samples of a batch to the devices. Every device has its own link to the
-host; storage and cores of a node are shared evenly. All functions broadcast over arrays; seconds and bytes.
+The input pipeline reads and decodes the samples of a batch and copies them to the devices. Every device has a separate
+link to the host; storage and cores of a node are divided equally. All functions broadcast over arrays; units are
+seconds and bytes.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Numeric = float | npt.NDArray[np.floating[Any]]
-#: Noise above which a normal law would give negative steps too often; a lognormal one takes over.
+#: Noise above which a lognormal distribution is used, as a normal one would give negative steps too often.
 HEAVY_TAIL = 0.3
-#: Coefficients of the rational approximation of the normal quantile: Wichura, Algorithm AS 241, Applied Statistics 37
-#: (1988), routine PPND7 (seven digits): numerator and denominator near the middle, in the shoulders, in the tails.
+#: Coefficients of a rational approximation of the normal quantile (Wichura, Algorithm AS 241, Applied Statistics 37,
+#: 1988, routine PPND7, seven digits): numerator and denominator near the middle, further out, and in the tails.
 _MIDDLE = ((59.109374720, 159.29113202, 50.434271938, 3.3871327179), (67.187563600, 78.757757664, 17.895169469, 1.0))
 _SHOULDER = ((0.17023821103, 1.3067284816, 2.7568153900, 1.4234372777), (0.12021132975, 0.73700164250, 1.0))
 _TAIL = ((0.017337203997, 0.42868294337, 3.0812263860, 6.6579051150), (0.012258202635, 0.24197894225, 1.0))
@@ -72,19 +73,19 @@ def normal_quantile(probability: Numeric) -> Array:
 
 
 def expected_largest(ranks: Numeric) -> Array:
-    """Return the expected largest of some standard normal numbers: Φ⁻¹((n − 0.375) / (n + 0.25)).
+    """Compute the expected maximum of some standard normal numbers: Φ⁻¹((n − 0.375) / (n + 0.25)).
 
-    It is within 1 % from 8 ranks up, and within 5 % below.
+    The approximation is within 1 % for 8 ranks or more, and within 5 % below.
 
     Parameters
     ----------
     ranks : Numeric
-        Number of draws, 1 or more; 0 results for one rank.
+        Number of ranks, 1 or more.
 
     Returns
     -------
     ndarray
-        Standard deviations, of the shape of `ranks`.
+        Expected maximum in standard deviations, of the shape of `ranks`; 0 for one rank.
 
     References
     ----------
@@ -100,11 +101,11 @@ def expected_largest(ranks: Numeric) -> Array:
 
 
 def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.0) -> Array:
-    """Return how long a step waits for its slowest rank, as a share of a rank's mean step.
+    """Compute how long a step waits for its slowest rank, as a share of a rank's mean step.
 
-    The share is e_n √(persistent² + independent²) for like ranks, with e_n of `expected_largest`. If the noise is above
-    `HEAVY_TAIL`, a lognormal law of the same mean and deviation replaces the normal one: exp(s e_n − s²/2) − 1 with s²
-    = ln(1 + c²).
+    For equal ranks the share is e_n √(persistent² + independent²), with e_n from `expected_largest`. For noise above
+    `HEAVY_TAIL` a lognormal distribution of the same mean and deviation replaces the normal one: exp(s e_n − s²/2) − 1
+    with s² = ln(1 + c²).
 
     Parameters
     ----------
@@ -167,29 +168,29 @@ class Noise:
 
     @property
     def any(self) -> bool:
-        """Whether ranks differ at all."""
+        """True if ranks differ."""
         return bool(self.persistent or self.independent.any())
 
 
 def unmodelled_waiting(run: Run, software: Software, ranks: float, working: float) -> str:
-    """Return what is said of a step whose ranks are taken for alike.
+    """Describe the waits that a prediction without noise leaves out.
 
     Parameters
     ----------
     run : Run
-        Run that may state how unequal ranks are.
+        Run, which may state noise.
     software : Software
-        Profile that may state the same.
+        Software profile, which may state noise.
     ranks : float
-        Ranks that wait for one another, each with work of its own.
+        Ranks that wait for one another.
     working : float
-        Share of a step that ranks compute.
+        Share of the step that is computation.
 
     Returns
     -------
     str
-        A sentence with what ranks as unequal as those of traced jobs wait; empty where noise is stated, or ranks are
-        alone.
+        A sentence with the wait of ranks as unequal as those of traced jobs; empty if noise is stated, or for a single
+        rank.
     """
     if run.forward_only or ranks <= 1 or run.exchange.consistency != "bsp" or Noise.of(run, software, 1.0).any:
         return ""
@@ -200,7 +201,7 @@ def unmodelled_waiting(run: Run, software: Software, ranks: float, working: floa
 
 
 def averaged_noise(noise: Numeric, draws: Numeric) -> Array:
-    """Return the independent noise of the mean of several passes, c / √n.
+    """Compute the independent noise of the mean of several passes, c / √n.
 
     Parameters
     ----------
@@ -218,10 +219,10 @@ def averaged_noise(noise: Numeric, draws: Numeric) -> Array:
 
 
 def slowest_mean(means: Sequence[float], independent: float) -> float:
-    """Return the expected step time of ranks with known mean step times.
+    """Compute the expected step time of ranks with different mean step times.
 
-    Ranks are ordered by their means. The slowest k of them, taken as alike at their own mean, bound the maximum from
-    below for every k; the result is the largest of these bounds.
+    Ranks are ordered by their means. For every k the slowest k ranks, with noise around their common mean, give a lower
+    bound of the expected maximum; the result is the largest of these bounds.
 
     Parameters
     ----------
@@ -248,7 +249,7 @@ def slowest_mean(means: Sequence[float], independent: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class InputPipeline:
-    """Times to read, decode and copy a step's batch [s]: three stages that work at the same time, ahead of the step."""
+    """Times to read, decode and copy a step's batch [s]. The three stages run at the same time, ahead of the step."""
 
     storage: Numeric
     decode: Numeric
@@ -256,12 +257,12 @@ class InputPipeline:
 
     @property
     def total(self) -> Array:
-        """Seconds between two batches in steady state: the slowest stage sets the pace."""
+        """Time between two batches in steady state, which is that of the slowest stage [s]."""
         return np.maximum(np.maximum(self.storage, self.decode), self.copy)
 
     @property
     def slowest(self) -> str:
-        """The slowest part of the input pipeline."""
+        """Name of the slowest stage of the input pipeline."""
         names = {"storage": self.storage, "decoding": self.decode, "copies to the device": self.copy}
         return max(names, key=lambda name: float(names[name]))
 
@@ -276,7 +277,7 @@ def input_pipeline(
     local_batch: Numeric,
     link: float | None = None,
 ) -> InputPipeline:
-    """Return how long a batch takes to be read, decoded and copied to the devices.
+    """Compute the times to read and decode a batch and to copy it to the devices.
 
     A node reads and decodes the samples of all its replicas (of one, if a replica is larger than a node). Each rank
     copies the batch of its replica over its own link.
@@ -288,7 +289,7 @@ def input_pipeline(
     system : System
         The system.
     sample_bytes : float
-        Bytes of a sample as it is copied.
+        Bytes of a sample in the format of the copy.
     gpus : int
         Devices of the run.
     replica : Numeric
@@ -321,16 +322,16 @@ def input_pipeline(
     return InputPipeline(storage, decode, np.asarray(local_batch) * copied / (link or link_rate(system)))
 
 
-#: Stored bytes of a photograph (ImageNet-1k: 140 GB in 1.28 million JPEG files), and the side in pixels from which an
-#: image of three channels is taken for one.
+#: Stored bytes of a photograph (ImageNet-1k: 140 GB in 1.28 million JPEG files), and the least side in pixels of a
+#: three-channel image that counts as a photograph.
 PHOTOGRAPH, LEAST_SIDE = 110_000.0, 128
 
 
 def usual_input(run: Run, graph: Graph, system: System, decode: float, gpus: int) -> InputOptions | None:
-    """Return how photographs arrive if the run does not say: the host's cores decode them.
+    """Return the default input of networks on photographs: the host's cores decode them.
 
-    Storage counts if the system file has its bandwidth. The run has all cores of its nodes, even if its devices do not
-    fill them.
+    Storage counts if the system file states its bandwidth. The run has all cores of its nodes, even if it does not use
+    all of their devices.
 
     Parameters
     ----------
@@ -363,12 +364,12 @@ def _photograph(tensor: Tensor) -> bool:
     return pixels and min(tensor.sizes[2:]) >= LEAST_SIDE
 
 
-#: Bytes of an input's numbers as loaders hand them on: fp32, and int64 for indices.
+#: Bytes of an input's numbers as loaders provide them: int64 for indices, fp32 otherwise.
 _WIDTH = {"index": 8.0}
 
 
 def sample_bytes(graph: Graph) -> float:
-    """Return the bytes of one sample as it is copied to the device.
+    """Return the bytes of one sample in the format of its copy to the device.
 
     Parameters
     ----------

@@ -1,10 +1,11 @@
-"""alpha-beta-gamma: seconds for the traffic of a collective over the levels of a network.
+"""Time of the traffic of a collective over the levels of a network, by alpha, beta and gamma.
 
-alpha [s] per message, beta [s/byte] per byte that one unit sends into a level, gamma [s/byte] per byte that a rank
-combines (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005). In a group of one level the textbook formulas come out.
+alpha [s] is the cost of a message, beta [s/byte] of a byte that one unit sends into a level, gamma [s/byte] of a byte
+that a rank combines (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005). For a group of one level these are the
+textbook formulas.
 
-Latency and transfer may overlap; the functions below say what they make up together: pipelines that fill, kernels that
-wait for the last rank, the smooth minimum of two choices.
+Latency and transfer may overlap. The functions below combine them for pipelines that fill, for kernels that wait for
+the last rank, and for the smooth minimum of two choices.
 """
 
 from __future__ import annotations
@@ -33,12 +34,18 @@ from paleo.units import KILO, MICROSECOND
 
 @dataclass(frozen=True, slots=True)
 class LevelCost:
-    """The price of one level of the network for one group.
+    """Cost of one level of the network for one group.
 
-    alpha       one message from end to end [s]
-    beta        one byte sent by a unit of the level below through the ports that the group may use [s/byte]
-    gamma       one byte combined by a rank [s/byte]
-    rank_beta   one byte sent by a single rank of that unit, through the ports that it drives [s/byte]
+    Attributes
+    ----------
+    alpha : float or ndarray
+        One message from end to end [s].
+    beta : float or ndarray
+        One byte sent by a unit of the level below through the ports that the group may use [s/byte].
+    gamma : float or ndarray
+        One byte combined by a rank [s/byte].
+    rank_beta : float or ndarray
+        One byte sent by a single rank of that unit, through the ports that it drives [s/byte].
     """
 
     alpha: Numeric
@@ -47,7 +54,7 @@ class LevelCost:
     rank_beta: Numeric = 0.0
 
     def transfer_time(self, level: LevelTraffic) -> Numeric:
-        """Price the bytes of a level, without latency.
+        """Compute the time of the bytes of a level, without latency.
 
         Parameters
         ----------
@@ -66,17 +73,17 @@ class LevelCost:
 
 
 def traffic_time(traffic: Traffic, costs: Sequence[LevelCost]) -> Array:
-    """Price the phases of a traffic, one after another.
+    """Compute the time of the phases of a traffic, one after another.
 
-    A phase lasts as long as its latencies together and its slowest level: sum of alpha steps + max of beta bytes + sum
-    of gamma bytes.
+    A phase takes the sum of its latencies and the time of its slowest level: sum of alpha steps + max of beta bytes +
+    sum of gamma bytes.
 
     Parameters
     ----------
     traffic : Traffic
         Steps and bytes of an algorithm, level by level.
     costs : sequence of LevelCost
-        Latency and bandwidth of each level, from the inside.
+        Latency and bandwidth of each level, inner to outer.
 
     Returns
     -------
@@ -110,11 +117,11 @@ def traffic_time(traffic: Traffic, costs: Sequence[LevelCost]) -> Array:
 def lower_bound(
     operation: str, payload_bytes: Numeric, group: Group, costs: Sequence[LevelCost], *, in_network: bool = False
 ) -> Array:
-    """Bound the time of any algorithm between hosts from below.
+    """Compute a lower bound of the time of any algorithm between hosts.
 
-    Flat: alpha log2 P + beta S c, with c = 2 (P-1)/P for all_reduce, (P-1)/P for reduce_scatter, all_gather and
-    all_to_all, 1 for broadcast and send_recv. Over levels: the latencies add, the slowest level counts. With
-    ``in_network`` a message may be combined and copied on its way: one step a level, and S for an all_reduce.
+    For one level: alpha log2 P + beta S c, with c = 2 (P-1)/P for all_reduce, (P-1)/P for reduce_scatter, all_gather
+    and all_to_all, 1 for broadcast and send_recv. Over several levels the latencies add, and the slowest level counts.
+    With ``in_network`` switches may combine and copy messages: one step per level, and S for an all_reduce.
 
     Parameters
     ----------
@@ -123,11 +130,11 @@ def lower_bound(
     payload_bytes : array-like
         Size of the whole tensor [byte].
     group : Group
-        Fan-out of each level, from the inside.
+        Fan-out of each level, inner to outer.
     costs : sequence of LevelCost
-        Latency and bandwidth of each level, from the inside.
+        Latency and bandwidth of each level, inner to outer.
     in_network : bool, default False
-        True lets switches combine and copy messages on their way.
+        True if switches may combine and copy messages.
 
     Returns
     -------
@@ -167,9 +174,9 @@ def lower_bound(
 
 
 def torus_bound(operation: str, payload_bytes: Numeric, group: Group, costs: Sequence[LevelCost]) -> Array:
-    """Bound the time of any algorithm where each level is a dimension of a torus.
+    """Compute a lower bound of the time of any algorithm if each level is a dimension of a torus.
 
-    What a rank must send goes over all its links (`lower_bound`).
+    The bytes that a rank must send are spread over all its links (`lower_bound`).
 
     Parameters
     ----------
@@ -178,9 +185,9 @@ def torus_bound(operation: str, payload_bytes: Numeric, group: Group, costs: Seq
     payload_bytes : array-like
         Size of the whole tensor [byte].
     group : Group
-        Fan-out of each level, from the inside.
+        Fan-out of each level, inner to outer.
     costs : sequence of LevelCost
-        Latency and bandwidth of each level, from the inside.
+        Latency and bandwidth of each level, inner to outer.
 
     Returns
     -------
@@ -203,7 +210,7 @@ def torus_bound(operation: str, payload_bytes: Numeric, group: Group, costs: Seq
 
 
 def _least_share(operation: str, fan_outs: tuple[Array, ...], index: int, in_network: bool) -> Array:
-    """Share of the payload that each unit must send into a level."""
+    """Return the share of the payload that each unit must send into a level."""
     fan_out = fan_outs[index]
     if operation == "all_reduce":
         return np.ones(()) if in_network else 2.0 * remote_share(fan_out)
@@ -214,7 +221,7 @@ def _least_share(operation: str, fan_outs: tuple[Array, ...], index: int, in_net
 
 
 def bus_factor(operation: str, ranks: Numeric) -> Array:
-    """Return the bytes that each rank must send per payload byte.
+    """Return the ratio of the bytes that each rank must send to the payload.
 
     Parameters
     ----------
@@ -226,7 +233,7 @@ def bus_factor(operation: str, ranks: Numeric) -> Array:
     Returns
     -------
     ndarray
-        Bus bandwidth = factor * payload / time (nccl-tests).
+        Factor in bus bandwidth = factor * payload / time (nccl-tests).
 
     Examples
     --------
@@ -240,12 +247,12 @@ def bus_factor(operation: str, ranks: Numeric) -> Array:
     return (2.0 if operation == "all_reduce" else 1.0) * remote_share(count)
 
 
-#: As good as no time: parameters are searched by their logarithms [s].
+#: Time that counts as zero, since parameters are fitted by their logarithms [s].
 NANOSECOND = MICROSECOND / KILO
 
 
 def hidden(latency: Numeric, transfer: Numeric) -> Array:
-    """Combine the latency of steps with a transfer that overlaps it in part, as in a pipeline.
+    """Combine the latency of steps with a transfer that partly overlaps it, as in a pipeline.
 
     Parameters
     ----------
@@ -257,7 +264,7 @@ def hidden(latency: Numeric, transfer: Numeric) -> Array:
     Returns
     -------
     ndarray
-        Seconds: the root of the sum of their squares.
+        Root of the sum of squares [s].
 
     Examples
     --------
@@ -268,19 +275,18 @@ def hidden(latency: Numeric, transfer: Numeric) -> Array:
 
 
 def latency_change(measured: float, stated: float | None, latency: float) -> float:
-    """Return by how much a measured hop changes when its link has another latency.
+    """Compute the change of a measured hop if its link has another latency.
 
-    The link's part of the hop changes in proportion, what software adds stays.
-
-    The link's part is the stated latency, or all of a hop that is shorter; where none was stated, the hop takes at
-    least as long as its link.
+    The link's part of the hop changes in proportion; the software's part does not. The link's part is the stated
+    latency, or the whole hop if that is shorter. If no latency was stated, the hop takes at least as long as the new
+    link's latency.
 
     Parameters
     ----------
     measured : float
         Seconds of the hop.
     stated : float, optional
-        Latency of the link where the hop was measured [s].
+        Latency of the link on which the hop was measured [s].
     latency : float
         Latency of the link in use [s].
 
@@ -300,9 +306,9 @@ def latency_change(measured: float, stated: float | None, latency: float) -> flo
 
 
 def fill_time(transfer: Numeric, chunk_cost: Numeric) -> Array:
-    """Return what filling a pipeline adds when its chunks are cut as well as can be.
+    """Compute the time to fill a pipeline whose number of chunks is optimal.
 
-    n chunks cost n chunk_cost + transfer / n on top of the transfer; the best n makes both alike.
+    n chunks cost n chunk_cost + transfer / n in addition to the transfer; at the best n both terms are equal.
 
     Parameters
     ----------
@@ -329,14 +335,14 @@ def fill_time(transfer: Numeric, chunk_cost: Numeric) -> Array:
 
 
 def softly_least(first: Numeric, second: Numeric, norm: float = 6.0) -> Array:
-    """Return a minimum that rounds the corner where both are alike.
+    """Compute a smooth minimum.
 
     Parameters
     ----------
     first, second : array-like
         Values above zero.
     norm : float, default 6.0
-        n; the larger, the sharper.
+        Order n; larger orders give a sharper minimum.
 
     Returns
     -------
@@ -354,14 +360,14 @@ def softly_least(first: Numeric, second: Numeric, norm: float = 6.0) -> Array:
 
 
 def softly_largest(first: Numeric, second: Numeric, norm: float = 4.0) -> Array:
-    """Return a maximum that rounds the corner where both are alike.
+    """Compute a smooth maximum.
 
     Parameters
     ----------
     first, second : array-like
         Values above zero.
     norm : float, default 4.0
-        n; the larger, the sharper.
+        Order n; larger orders give a sharper maximum.
 
     Returns
     -------
@@ -378,7 +384,7 @@ def softly_largest(first: Numeric, second: Numeric, norm: float = 4.0) -> Array:
 
 
 def with_skew(time: Array, skew: Numeric) -> Array:
-    """Add that a kernel cannot end before the last rank has begun.
+    """Combine the time of a kernel with the wait for the last rank, before whose launch it cannot end.
 
     Parameters
     ----------
@@ -390,6 +396,6 @@ def with_skew(time: Array, skew: Numeric) -> Array:
     Returns
     -------
     ndarray
-        Seconds: the larger of both, softly.
+        Smooth maximum of both [s].
     """
     return softly_largest(time, skew)

@@ -1,4 +1,4 @@
-"""Seconds of the one-shot and two-shot all-reduce kernels of serving engines, with NCCL above their largest payload."""
+"""Time of the one-shot and two-shot all-reduce kernels of inference engines, with NCCL for large payloads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paleo.specs.calibration import parameter
 
 @dataclass(frozen=True, slots=True)
 class CustomParameters:
-    """One-shot and two-shot all-reduce kernels over NVLink, and the ring above their largest payload."""
+    """Calibration of one-shot and two-shot all-reduce kernels over NVLink, and of the ring for large payloads."""
 
     launch: float = parameter("4 us", "0.5..50 us", "kernel start and first barrier")
     host: float = parameter("1 ns", "1 ns..500 us", "time the host needs to issue the call")
@@ -33,11 +33,11 @@ class CustomParameters:
 
 
 def custom_time(*, payload_bytes: Numeric, links: GroupLinks, parameters: CustomParameters) -> Array:
-    """Price a custom all-reduce: one-shot, two-shot or, above the largest payload, NCCL.
+    """Compute the time of a custom all-reduce: one-shot, two-shot or, above the largest payload, NCCL.
 
     One-shot: every rank reads all other buffers, (P-1) S over its link. Two-shot: reduce-scatter and all-gather, 2
-    (P-1)/P S, after one more barrier; from 2 MiB over P on, when P > 2 (vLLM, SGLang). A call outside a graph lasts at
-    least as long as the host needs.
+    (P-1)/P S, after one more barrier; from 2 MiB / P on if P > 2 (vLLM, SGLang). A call outside a graph takes at least
+    the host time.
 
     Parameters
     ----------
@@ -64,6 +64,7 @@ def custom_time(*, payload_bytes: Numeric, links: GroupLinks, parameters: Custom
 
 
 def _ring_beyond(payload: Array, wire: Array, links: GroupLinks, p: CustomParameters) -> Array:
+    """Compute the time of NCCL's ring, or of in-switch reduction if that is faster."""
     copied = 0.5 * p.copy * payload / links.ranks / links.levels[0].bandwidth
     moved = wire / p.ring_fraction + copied
     time = p.ring_start + hidden(2.0 * (links.ranks - 1.0) * p.ring_step, moved) + fill_time(moved, p.fill)

@@ -1,5 +1,4 @@
-"""Seconds of any traffic that crosses nodes, as NCCL carries it out over NICs and the network between nodes; and which
-algorithm NCCL's tuner takes for an all_reduce there."""
+"""Time of NCCL's collectives between nodes, and the algorithm that NCCL's tuner chooses there."""
 
 from __future__ import annotations
 
@@ -48,37 +47,40 @@ class FabricParameters:
     small_piece: float = parameter("1 B", "1 B..1 kB", "largest piece whose peer costs as in a crowd", fitted=False)
 
 
-#: Over TCP sockets: 14 to 30 us one way (links.csv), 0.72 of the port (Paleo's 10 Gb/s case study).
+#: Parameters of TCP sockets: 14 to 30 us one way (links.csv), 0.72 of the port (Paleo's 10 Gb/s case study).
 _SOCKETS = FabricParameters(
     launch=30 * MICROSECOND, fabric_step=30 * MICROSECOND, long_step=60 * MICROSECOND, peer=30 * MICROSECOND,
     fabric_fraction=0.72, exchange_fraction=0.72, send_fraction=0.72,
 )  # fmt: skip
-#: One-way latency of the links that hops of the defaults contain: InfiniBand NDR's and TCP's (hardware_specs/links).
+#: One-way latency of the links that is included in the default hops: of InfiniBand NDR and of TCP
+#: (hardware_specs/links).
 INFINIBAND_LATENCY, TCP_LATENCY = 1.2 * MICROSECOND, 14 * MICROSECOND
-#: From so many ranks on rings leave LL, and exchanges get channels in turns: a hop in lockstep, and one more peer, take
-#: that many times as long (Polaris, 512 to 2,160 ranks against 8 and 32).
+#: Number of ranks from which rings no longer use LL and exchanges share channels, and the factors on the time of a hop
+#: in lockstep and of one more peer (Polaris, 512 to 2,160 ranks compared with 8 and 32).
 CROWDED_RANKS, CROWDED_STEP, CROWDED_PEER = 129, 2.0, 3.0
-#: Pieces of an exchange over Slingshot below so many bytes take as long a peer as in a crowd [byte]. Polaris' rows of
-#: 128 bytes a piece take three times as long as those of 256, which no longer travel inside the NIC's commands
-#: (fi_cxi(7), inject size: by name only, not read); ThetaGPU's rows over InfiniBand take the same from 4 to 512 bytes.
+#: Size of pieces of an exchange over Slingshot below which a peer takes as long as in a crowd [byte]. Polaris' rows of
+#: 128 bytes a piece take three times as long as those of 256, which are no longer sent inside the NIC's commands
+#: (fi_cxi(7), inject size: by name only, not read). ThetaGPU's rows over InfiniBand take equal times from 4 to 512
+#: bytes.
 INJECTED = 200.0
-#: Share of what a NIC does for one direction when a rank sends to one neighbour and receives from another.
+#: Share of a NIC's one-way rate if a rank sends to one neighbour and receives from another.
 _BOTH_WAYS = 0.6
 
 
-#: Systems whose fabric was measured and stands for others of the same kind of link.
+#: Kind of link -> system whose measured fabric is used for other systems with that kind of link.
 MEASURED = {"slingshot": "polaris"}
 
 
-#: Likewise for exchanges alone. Libraries reach EFA as they reach Slingshot, by libfabric's messages (aws-ofi-nccl):
-#: over unlike rails of two nodes UCCL gets 0.31 to 0.40 of the NICs, which Slingshot's parameters put at 0.34 to 0.43.
+#: The same for exchanges only. Libraries use EFA as they use Slingshot, by libfabric's messages (aws-ofi-nccl): between
+#: different rails of two nodes UCCL measures 0.31 to 0.40 of the NICs, which Slingshot's parameters predict as 0.34 to
+#: 0.43.
 _MEASURED_EXCHANGE = {"efa": "polaris"}
-#: What an exchange of many ranks takes of a fabric's parameters.
+#: Parameters of a fabric on which an exchange of many ranks depends.
 _EXCHANGE_PARAMETERS = ("peer", "exchange_fraction", "congestion")
 
 
 def measured_fabric(system: System) -> str | None:
-    """Name the measured system whose fabric has the same kind of link.
+    """Return the measured system whose fabric has the same kind of link.
 
     Parameters
     ----------
@@ -88,13 +90,13 @@ def measured_fabric(system: System) -> str | None:
     Returns
     -------
     str, optional
-        None where there is none.
+        Name of the system; None if there is none.
     """
     return _measured(system, MEASURED)
 
 
 def measured_exchange(system: System) -> str | None:
-    """Name the measured system whose fabric carries exchanges in the same way.
+    """Return the measured system whose fabric runs exchanges in the same way.
 
     Parameters
     ----------
@@ -104,7 +106,7 @@ def measured_exchange(system: System) -> str | None:
     Returns
     -------
     str, optional
-        None where there is none.
+        Name of the system; None if there is none.
     """
     return _measured(system, _MEASURED_EXCHANGE)
 
@@ -115,7 +117,7 @@ def _measured(system: System, by_kind: Mapping[str, str]) -> str | None:
 
 
 def with_exchange(parameters: FabricParameters, other: FabricParameters) -> FabricParameters:
-    """Take the parameters of exchanges (`_EXCHANGE_PARAMETERS`) from another fabric.
+    """Replace the parameters of exchanges (`_EXCHANGE_PARAMETERS`) by those of another fabric.
 
     Parameters
     ----------
@@ -132,10 +134,10 @@ def with_exchange(parameters: FabricParameters, other: FabricParameters) -> Fabr
 
 
 def fabric_defaults(system: System) -> FabricParameters:
-    """Return parameters of a fabric that nobody measured, by its link: sockets or remote memory access.
+    """Return the parameters of an unmeasured fabric by its link: sockets or remote memory access.
 
-    InfiniBand and the like: 0.97 of a NIC for rings and trees (CX7 in SimAI's calbusbw.h; 0.96 to 0.98 measured with 1
-    to 4 ranks a node), step latencies between those of NCCL's tuner and 8 us a hop of an all_gather.
+    InfiniBand and similar links: 0.97 of a NIC for rings and trees (CX7 in SimAI's calbusbw.h; 0.96 to 0.98 measured
+    with 1 to 4 ranks a node), step latencies between those of NCCL's tuner and 8 us per hop of an all_gather.
 
     Parameters
     ----------
@@ -155,10 +157,10 @@ def _by_sockets(system: System) -> bool:
 
 
 def unmeasured_links(links: GroupLinks, system: System) -> GroupLinks:
-    """Return a group's links with the hops of `fabric_defaults`.
+    """Return a group's links with the latencies that the hops of `fabric_defaults` include.
 
-    The links of a group whose hops are those of `fabric_defaults`: these contain no more latency than InfiniBand's or
-    TCP's, and what a link states beyond that comes on top.
+    The default hops include no more latency than InfiniBand's or TCP's. Latency that a link states beyond that is
+    added.
 
     Parameters
     ----------
@@ -183,15 +185,15 @@ def fabric_time(
     *, operation: str, traffic: Traffic, links: GroupLinks, parameters: FabricParameters, lockstep: bool,
     imbalance: Numeric = 1.0,
 ) -> Array:  # fmt: skip
-    """Price rings or trees that cross nodes: launch + hidden(hops, wire).
+    """Compute the time of rings or trees that cross nodes: launch + hidden(hops, wire).
 
-    A hop lasts ``fabric_step`` with little and ``long_step`` with much to send, as LL gives way to Simple at
-    ``ll_threshold`` bytes a step. In LL the hops of a path add up, cheap inside nodes; in Simple a ``lockstep``
-    algorithm waits for the slowest hop in each step, and a tree fills its pipeline. What the links' latency is beyond
-    that of the measured hops counts once for each hop of a message's way. The slower of the node's inside and its NICs
-    sets the bandwidth, of the busiest node, which sends ``imbalance`` times what nodes send in the mean.
+    A hop takes ``fabric_step`` for small and ``long_step`` for large messages, as LL gives way to Simple at
+    ``ll_threshold`` bytes a step. In LL the hops of a path add up, with cheap ones inside nodes. In Simple a
+    ``lockstep`` algorithm waits for the slowest hop in each step, and a tree fills its pipeline. Latency of links
+    beyond that of the measured hops is added once per hop of a message's path. The slower of the node's links and its
+    NICs determines the bandwidth, for the busiest node, which sends ``imbalance`` times the mean.
 
-    Holds for 2 to 2,160 ranks.
+    Valid for 2 to 2,160 ranks.
 
     Parameters
     ----------
@@ -206,7 +208,7 @@ def fabric_time(
     lockstep : bool
         True for an algorithm that waits for the slowest hop in each step.
     imbalance : array-like, default 1.0
-        Bytes of the busiest node over those of nodes in the mean.
+        Ratio of the bytes of the busiest node to the mean.
 
     Returns
     -------
@@ -222,7 +224,11 @@ def fabric_time(
         short = np.where(links.ranks >= CROWDED_RANKS, CROWDED_STEP * p.fabric_step * hops, short)
     long = later + (p.long_step * hops if lockstep else p.step * hops_in + p.long_step * hops_out)
     sent = np.asarray(traffic.levels[-1].wire_bytes)
-    share = _of_much(sent / hops, p.ll_threshold, 2.0) if lockstep else _of_much(sent / 2.0, p.ll_threshold, 1.0)
+    share = (
+        _share_of_simple(sent / hops, p.ll_threshold, 2.0)
+        if lockstep
+        else _share_of_simple(sent / 2.0, p.ll_threshold, 1.0)
+    )
     short = short + later
     seconds = p.launch + hidden(short + (long - short) * share, wire)
     if not lockstep:
@@ -233,12 +239,9 @@ def fabric_time(
 def fabric_exchange_time(
     *, operation: str, traffic: Traffic, links: GroupLinks, parameters: FabricParameters, shift: bool = False
 ) -> Array:
-    """Price an all_to_all or a send that crosses nodes: launch + hidden(peers, wire).
+    """Compute the time of an all_to_all or a send that crosses nodes: launch + hidden(peers, wire).
 
-    One peer comes after the other.
-
-    ``shift``: each rank sends to one neighbour and receives from another (nccl-tests' send_recv), not from the same. An
-    exchange of two ranks is a send each way.
+    Peers are served one after another. An exchange of two ranks is a send in each direction.
 
     Parameters
     ----------
@@ -251,7 +254,8 @@ def fabric_exchange_time(
     parameters : FabricParameters
         Calibration of the links.
     shift : bool, default False
-        True where each rank sends to one neighbour and receives from another (nccl-tests' send_recv).
+        True if each rank sends to one neighbour and receives from another (nccl-tests' send_recv), False if both are
+        the same neighbour.
 
     Returns
     -------
@@ -271,21 +275,25 @@ def fabric_exchange_time(
 
 
 def _hops(traffic: Traffic, links: GroupLinks) -> tuple[Array, Array]:
-    """Steps inside and between nodes."""
+    """Count the steps inside nodes and between nodes."""
     steps = [np.asarray(level.steps) for level in traffic.levels]
     return sum(steps[: links.inner_levels], np.zeros(())), sum(steps[links.inner_levels :], np.zeros(()))
 
 
-def _of_much(step_bytes: Array, threshold: float, sharpness: float) -> Array:
-    """0 for steps of few bytes, towards 1 for steps of many: at once where all ranks change together, hop by hop in a
-    tree, through which all of the payload goes up and comes down."""
+def _share_of_simple(step_bytes: Array, threshold: float, sharpness: float) -> Array:
+    """Compute the share of Simple: 0 for small steps, 1 for large ones.
+
+    The change is sharp if all ranks change together, and gradual in a tree, in which hops change one by one.
+    """
     ratio = (step_bytes / threshold) ** sharpness
     return np.asarray(ratio / (1.0 + ratio))
 
 
 def _wire_time(traffic: Traffic, links: GroupLinks, p: FabricParameters, share: Numeric) -> Array:
-    """Seconds on the slower of the links inside a node and of the NICs, phase after phase. Groups that share one NIC
-    do not gain by ``rail_power``, which is about NICs used together."""
+    """Compute the time on the slower of the links inside a node and of the NICs, summed over phases.
+
+    Groups that share one NIC do not gain by ``rail_power``, which applies to NICs used together.
+    """
     seconds, inner = np.zeros(()), links.inner_levels
     for phase in traffic.phases:
         single = Traffic((phase,))
@@ -298,23 +306,24 @@ def _wire_time(traffic: Traffic, links: GroupLinks, p: FabricParameters, share: 
 
 # the algorithm of an all_reduce, by NCCL's tuner
 
-#: Latency of Simple that the tuner expects: to start; of a hop between nodes; over NVLink or PCIe in a tree; and how
-#: much longer a ring's latency gets once all channels are full.
+#: Latency of Simple in the tuner's cost model: of the start, and the factor on a ring's latency once all channels are
+#: full; below, of a hop between nodes, and of a hop over NVLink or PCIe in a tree.
 _TUNER_START, _TUNER_PLATEAU = TUNER_BASE[SIMPLE], 1.4
 _TUNER_NET_HOP, _TUNER_TREE_HOP = 14.0 * MICROSECOND, 4.0 * MICROSECOND
-#: Share of a ring's bus bandwidth that the tuner gives trees.
+#: Share of a ring's bus bandwidth that the tuner assumes for trees.
 _TUNER_TREE = 0.92
-#: The switches' arithmetic between nodes: latency inside a node and of a hop between nodes, the payload's rate over
-#: that of the links, and what the tuner expects of NVLink by generation (nvlsEfficiency).
+#: In-switch reduction between nodes in the tuner's cost model: latency inside a node and of a hop between nodes, and
+#: the rate of the payload relative to that of the links; below, the efficiency of NVLink by generation
+#: (nvlsEfficiency).
 _TUNER_SWITCH_START, _TUNER_SWITCH_HOP, _TUNER_SWITCH = 25.0 * MICROSECOND, 20.9 * MICROSECOND, 5.0 / 6.0
 _TUNER_SWITCH_EFFICIENCY = {"Hopper": 0.85, "Blackwell": 0.74, "Blackwell Ultra": 0.74}
 
 
 def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> Flags:
-    """Tell whether NCCL's tuner expects a tree over nodes to be faster than a ring, both in Simple.
+    """Return True if NCCL's tuner expects a tree over nodes to be faster than a ring, both in Simple.
 
-    It takes a tree's bandwidth for half of the bus bandwidth whatever the bytes that cross nodes (S (1 of N nodes)
-    against 2 S (P-1)/P of a ring), so that large payloads go round rings, the larger the more nodes there are.
+    It assumes half of the bus bandwidth for a tree, whatever the bytes between nodes (S (1 of N nodes), compared with
+    2 S (P-1)/P of a ring). So rings are used for large payloads; the limit grows with the number of nodes.
 
     Parameters
     ----------
@@ -346,9 +355,9 @@ def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> Flags:
 
 
 def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> Flags:
-    """Tell whether NCCL's tuner expects the switches' arithmetic (NVLSTree) to be faster than a ring.
+    """Return True if NCCL's tuner expects in-switch reduction (NVLSTree) to be faster than a ring.
 
-    It takes 5/6 of what a node's NVLink or its NICs carry, and of the NICs half over more than two nodes.
+    It assumes 5/6 of the rate of a node's NVLink or of its NICs, and half of the NICs' over more than two nodes.
 
     Parameters
     ----------
@@ -382,13 +391,13 @@ def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> Flags:
 
 
 def _expected_rates(links: GroupLinks) -> tuple[Array, Array]:
-    """What the tuner expects of a ring inside a node and of the NICs of one [byte/s]."""
+    """Return the rates of a ring inside a node and of a node's NICs in the tuner's cost model [byte/s]."""
     inside = np.where(links.ranks > links.nodes, TUNER_BUS * links.levels[0].bandwidth, np.inf)
     return inside, links.levels[-1].bandwidth
 
 
 def _expected_ring(payload_bytes: Numeric, links: GroupLinks) -> Array:
-    """What the tuner expects an all_reduce over nodes to take in a ring in Simple [s]."""
+    """Return the time of an all_reduce over nodes by a ring in Simple, in the tuner's cost model [s]."""
     nodes, ranks = links.nodes, links.ranks
     inside = np.where(np.asarray(links.nvlink), TUNER_NVLINK_STEP[SIMPLE], TUNER_PCIE_STEP[SIMPLE])
     hops = np.maximum(2.0 * (ranks - 1.0) - 2.0 * nodes, 0.0) * inside + 2.0 * nodes * _TUNER_NET_HOP

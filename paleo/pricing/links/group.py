@@ -1,18 +1,17 @@
-"""A group of ranks on a machine: the links between its members, the protocol that NCCL takes there, and seconds of
-traffic inside one node.
+"""A group of ranks on a machine: its links, NCCL's protocol, and the time of traffic inside one node.
 
 *Links* (`GroupLinks`) are those of the datasheet: levels, ports, bandwidths.
 
 *Protocol* (`protocol`): NCCL has three protocols: LL (flags in the data, lowest latency, about a quarter of the link),
-LL128 (flags per 128 bytes) and Simple (fences, most of the link, slow to start). Which one runs is not the fastest but
-the one that NCCL's tuner expects to be fastest, from constants published in its source; `protocol` follows that rule,
-so that the jumps of measured curves stand where they are, and the calibrated parameters give the price of what was
-chosen.
+LL128 (flags per 128 bytes) and Simple (fences, most of the link, slow to start). NCCL runs the one that its tuner
+expects to be fastest, from constants in its source, which need not be the fastest one. `protocol` follows that rule, so
+that predictions jump at the payloads at which measured curves do. The calibrated parameters then price the chosen
+protocol.
 
-*Seconds* inside one node, over NVLink, NVSwitch or a PCIe tree (`node_time`): the counts (steps, bytes per level) come
-from `paleo.collectives`; here they meet launch cost, the latency of a step and the share of a link that each protocol
-reaches. Rings, trees and the like are priced by `NcclParameters`, exchanges in pairs by `ExchangeParameters`, each
-fitted per system.
+*Time* inside one node, over NVLink, NVSwitch or a PCIe tree (`node_time`): the counts (steps, bytes per level) are
+those of `paleo.collectives`. They are multiplied by the latency of a step and the share of a link that each protocol
+reaches, and the launch cost is added. `NcclParameters` price rings, trees and similar algorithms, `ExchangeParameters`
+exchanges in pairs; each is fitted per system.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from paleo.units import MICROSECOND
 if TYPE_CHECKING:
     from paleo.specs.system import Span, System
 
-#: Link kinds inside a node that are no PCIe tree.
+#: Kinds of links inside a node that do not form a PCIe tree.
 _LIKE_NVLINK = frozenset({"nvlink", "nvswitch", "infinity_fabric", "ici", "ethernet"})
 Flags = npt.NDArray[np.bool_]
 
@@ -42,13 +41,20 @@ Flags = npt.NDArray[np.bool_]
 class LinkLevel:
     """One level of the links of a group, or of rows of groups; all numbers but latencies broadcast.
 
-    fan_out        units of the level below that the group joins here
-    port_bandwidth of one port of one unit [byte/s]
-    ports          ports of a unit which the group may use
-    rank_ports     of these, ports that a single rank of the unit drives
-    unit_ports     ports of a unit by datasheet, shared out over the groups of the same kind
-    latency        of one message, by datasheet [s]
-    stated_latency of it what calibrated hops contain [s]; None where no figure was stated
+    Attributes
+    ----------
+    fan_out : float or ndarray
+        Units of the level below that the group connects at this level.
+    port_bandwidth : float or ndarray
+        Bandwidth of one port of one unit [byte/s].
+    ports, rank_ports : float or ndarray
+        Ports of a unit that the group may use, and those of them that a single rank of the unit drives.
+    unit_ports : float or ndarray
+        Ports of a unit by datasheet, divided among the groups of the same kind.
+    latency : float
+        Latency of one message by datasheet [s].
+    stated_latency : float, optional
+        Part of it that calibrated hops include [s]; None if no latency was stated.
     """
 
     fan_out: Numeric
@@ -65,7 +71,7 @@ class LinkLevel:
         return np.asarray(self.port_bandwidth) * self.ports
 
     def bandwidth_of(self, senders: Numeric | None) -> Array:
-        """Return the bandwidth of a unit of which some ranks send.
+        """Return the bandwidth of a unit if only some of its ranks send.
 
         Parameters
         ----------
@@ -87,7 +93,7 @@ class LinkLevel:
         return np.asarray(self.port_bandwidth) * np.minimum(self.ports, self.rank_ports * np.asarray(senders))
 
     def rows(self, index: npt.NDArray[np.intp]) -> LinkLevel:
-        """Pick some rows of stacked levels.
+        """Select some rows of stacked levels.
 
         Parameters
         ----------
@@ -98,7 +104,7 @@ class LinkLevel:
         return replace(self, **columns)
 
 
-#: Figures of a level that differ from group to group of a system.
+#: Fields of a level that differ between groups of a system.
 _STACKED = ("fan_out", "port_bandwidth", "ports", "rank_ports", "unit_ports")
 
 
@@ -106,16 +112,28 @@ _STACKED = ("fan_out", "port_bandwidth", "ports", "rank_ports", "unit_ports")
 class GroupLinks:
     """The links of one group, or of rows of groups of one system; flags broadcast.
 
-    levels           from the inside to the outside; the last ``fabric_levels`` of them lie between nodes
-    nvlink           the levels inside the node that the group spans are all NVLink, and so have LL128
-    staged           neighbours cannot reach each other's memory and go through the host's
-    fabric_levels    how many of the levels lie between nodes
-    generation       of the device, for the constants of NCCL's tuner
-    switch_reduces   the inner level's switches add and multicast (NVLink SHARP)
-    switch_bandwidth bus bandwidth that such sums do not exceed [byte/s]
-    many_hosts       a node is an NVLink domain of several machines
-    topologies       of the system's levels: algorithms that are written for one ask for it
-    clock            of the devices' multiprocessors [Hz]; infinite where it is not known
+    Attributes
+    ----------
+    levels : tuple of LinkLevel
+        Levels from inner to outer; the last ``fabric_levels`` of them are between nodes.
+    nvlink : bool or ndarray of bool
+        True if all levels of the group inside the node are NVLink, which supports LL128.
+    staged : bool or ndarray of bool
+        True if neighbours cannot access each other's memory, so that data pass through host memory.
+    fabric_levels : int
+        Number of levels between nodes.
+    generation : str
+        Architecture of the device, for the constants of NCCL's tuner.
+    switch_reduces : bool
+        True if the inner level's switches add and multicast (NVLink SHARP).
+    switch_bandwidth : float
+        Largest bus bandwidth of such sums [byte/s].
+    many_hosts : bool
+        True if a node is an NVLink domain of several machines.
+    topologies : frozenset of str
+        Topologies of the system's levels, for algorithms that require one.
+    clock : float
+        Clock of the multiprocessors [Hz]; infinite if unknown.
     """
 
     levels: tuple[LinkLevel, ...]
@@ -131,7 +149,7 @@ class GroupLinks:
 
     @property
     def fan_outs(self) -> tuple[Numeric, ...]:
-        """Fan-outs of the levels, from the inside to the outside."""
+        """Fan-outs of the levels, inner to outer."""
         return tuple(level.fan_out for level in self.levels)
 
     @property
@@ -147,18 +165,18 @@ class GroupLinks:
 
     @property
     def inner_levels(self) -> int:
-        """How many of the levels lie inside a node."""
+        """Number of levels inside a node."""
         return len(self.levels) - self.fabric_levels
 
     @property
     def inside(self) -> GroupLinks:
-        """The part of the group that shares one node: fan-outs between nodes are 1."""
+        """The part of the group inside one node, with fan-outs of 1 between nodes."""
         inner, outer = self.levels[: self.inner_levels], self.levels[self.inner_levels :]
         alone = (replace(level, fan_out=np.ones_like(np.asarray(level.fan_out))) for level in outer)
         return replace(self, levels=(*inner, *alone))
 
     def hop(self, measured: float, *, outside: bool = False) -> Numeric:
-        """Return a measured hop with what the latency of its links has changed since.
+        """Return a measured hop, corrected for links with another latency than the measured ones.
 
         Parameters
         ----------
@@ -170,7 +188,7 @@ class GroupLinks:
         Returns
         -------
         array-like
-            Seconds; of several levels the one that got slowest counts, levels without a figure say nothing.
+            Time of the hop [s]. Of several levels the largest change counts; levels without a latency are ignored.
         """
         levels = self.levels[self.inner_levels :] if outside else self.levels[: self.inner_levels]
         if all(level.stated_latency == level.latency for level in levels):
@@ -183,7 +201,7 @@ class GroupLinks:
         return np.asarray(measured + np.where(np.isfinite(most), most, 0.0))
 
     def can_run(self, algorithm: Algorithm, operation: str) -> bool:
-        """Tell whether the system has what an algorithm asks for.
+        """Return True if the system has the switches and the topology that an algorithm requires.
 
         Parameters
         ----------
@@ -201,14 +219,14 @@ class GroupLinks:
         return switches and suits_topology and (algorithm.topology is None or algorithm.topology in self.topologies)
 
     def wire_time(self, traffic: Traffic, levels: slice = slice(None)) -> Array:
-        """Price the slowest of some levels at the datasheet's bandwidth, phase after phase.
+        """Compute the time of the slowest of some levels at the datasheet's bandwidth, summed over phases.
 
         Parameters
         ----------
         traffic : Traffic
             Steps and bytes of an algorithm, level by level.
         levels : slice, default slice(None)
-            The levels that count.
+            The levels to consider.
 
         Returns
         -------
@@ -227,7 +245,7 @@ class GroupLinks:
         return np.asarray(slowest)
 
     def rows(self, index: npt.NDArray[np.intp]) -> GroupLinks:
-        """Pick some rows of stacked groups.
+        """Select some rows of stacked groups.
 
         Parameters
         ----------
@@ -247,14 +265,14 @@ class GroupLinks:
 
 
 def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
-    """Return the links of a group of a system whose other ranks form groups of the same kind.
+    """Return the links of a group, if the system's other ranks form groups of the same kind.
 
     Parameters
     ----------
     system : System
         The system.
     stride : int
-        Distance of neighbours, in ranks.
+        Difference of the numbers of neighbouring ranks.
     size : int
         Ranks of the group.
 
@@ -273,7 +291,7 @@ def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
 
 
 def links_across(system: System, *, ranks: int, ranks_per_node: int) -> GroupLinks:
-    """Return the links of a group that is alone on the system.
+    """Return the links of a group that is the only one on the system.
 
     Parameters
     ----------
@@ -305,7 +323,7 @@ def links_across(system: System, *, ranks: int, ranks_per_node: int) -> GroupLin
 
 
 def domain_ranks(system: System, ranks_per_node: int) -> int:
-    """Count neighbours that reach each other without the network between nodes.
+    """Count the neighbours that reach each other without the network between nodes.
 
     Parameters
     ----------
@@ -324,7 +342,7 @@ def domain_ranks(system: System, ranks_per_node: int) -> int:
 
 
 def stack_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> GroupLinks:
-    """Stack groups of one system side by side.
+    """Stack groups of one system as rows.
 
     Parameters
     ----------
@@ -347,7 +365,7 @@ def stack_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> Gr
 
 
 def _stacked(levels: Sequence[LinkLevel]) -> LinkLevel:
-    """One level of several groups."""
+    """Stack one level of several groups."""
     columns: dict[str, Any] = {
         name: np.asarray([getattr(level, name) for level in levels], dtype=np.float64) for name in _STACKED
     }
@@ -355,7 +373,7 @@ def _stacked(levels: Sequence[LinkLevel]) -> LinkLevel:
 
 
 def _links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
-    """Return the links of a group that a system has resolved into spans.
+    """Return the links of a group from the system's spans of it.
 
     Parameters
     ----------
@@ -378,7 +396,7 @@ def _links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
     fabric = [system.joins_nodes(span.level) for span in spans]
     inner = [span.level for span, outside in zip(spans, fabric, strict=True) if not outside and span.fan_out > 1]
     levels = tuple(_level(system, span, outside) for span, outside in zip(spans, fabric, strict=True))
-    if fabric[0]:  # a node of one device, whose inside is an idle level
+    if fabric[0]:  # a node of one device has an idle inner level
         levels = (LinkLevel(1.0, levels[0].port_bandwidth, rank_ports=1.0), *levels)
     return GroupLinks(
         levels,
@@ -395,7 +413,10 @@ def _links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
 
 
 def _level(system: System, span: Span, outside: bool) -> LinkLevel:
-    """The links of one span. Calibrated hops over links without a latency contain none that differs."""
+    """Return the links of one span.
+
+    If a link states no latency, calibrated hops are assumed to include it.
+    """
     link, (usable, of_a_rank) = span.level.link, _usable_ports(system, span, outside)
     return LinkLevel(
         float(span.fan_out),
@@ -409,7 +430,7 @@ def _level(system: System, span: Span, outside: bool) -> LinkLevel:
 
 
 def link_kind(system: System) -> str:
-    """Name what joins the devices of a node, as calibrations tell systems apart.
+    """Return the kind of connection between the devices of a node, by which calibrations distinguish systems.
 
     Parameters
     ----------
@@ -419,8 +440,8 @@ def link_kind(system: System) -> str:
     Returns
     -------
     str
-        ``nvlink``, ``none`` or PCIe: ``pcie-staged`` where copies pass the host's memory, ``pcie-switch`` where all
-        devices reach each other below one root, else ``pcie``.
+        ``nvlink``, ``none`` or PCIe: ``pcie-staged`` if copies pass through host memory, ``pcie-switch`` if all devices
+        reach each other below one root, else ``pcie``.
 
     Examples
     --------
@@ -439,7 +460,7 @@ def link_kind(system: System) -> str:
 
 
 def _direct_links(span: Span, fan_out: int) -> float:
-    """Links of a unit that lead to others of ``fan_out`` units: of a mesh those of its pairs or rings, else all."""
+    """Count a unit's links to the others of a group of ``fan_out`` units: in a mesh of its pairs or rings, else all."""
     level = span.level
     if level.topology != "mesh" or level.ranks is None or fan_out == 1:
         return float(level.ports)
@@ -450,10 +471,10 @@ def _direct_links(span: Span, fan_out: int) -> float:
 
 
 def _usable_ports(system: System, span: Span, outside: bool) -> tuple[float, float]:
-    """Ports of one unit that this group can use, and the share of one rank, bounded by the number of its rings.
+    """Return the ports of one unit that a group can use, and those of one rank, limited by the number of its rings.
 
-    A rank drives its own NIC (or its share of the node's, at least one), so a lone rank of a node of eight does not
-    fill eight NICs. Rings of a PCIe tree all turn the same way, and leave a unit through one slot.
+    A rank drives its own NIC (or its share of the node's, at least one), so a single rank of a node of eight does not
+    fill eight NICs. All rings of a PCIe tree have the same direction and leave a unit through one slot.
     """
     share = span.level.ports / span.groups_sharing
     if not outside:
@@ -469,25 +490,25 @@ def _usable_ports(system: System, span: Span, outside: bool) -> tuple[float, flo
 
 
 LL, LL128, SIMPLE = 0, 1, 2
-#: Base latency, and latency per ring step over NVLink and over PCIe, that NCCL's tuner expects of LL, LL128 and Simple.
+#: Base latency, and latency per ring step over NVLink and over PCIe, of LL, LL128 and Simple in the cost model of
+#: NCCL's tuner.
 TUNER_BASE = (6.6 * MICROSECOND, 14.0 * MICROSECOND, 8.4 * MICROSECOND)
 TUNER_NVLINK_STEP = (0.6 * MICROSECOND, 1.9 * MICROSECOND, 3.4 * MICROSECOND)
 TUNER_PCIE_STEP = (1.0 * MICROSECOND, 2.5 * MICROSECOND, 5.7 * MICROSECOND)
-#: Share of the NVLink bandwidth at which the tuner caps LL: 39, 87.7, 141 and 282 GB/s by generation.
+#: Share of the NVLink bandwidth to which the tuner limits LL: 39, 87.7, 141 and 282 GB/s by generation.
 _TUNER_LL = {"Volta": 0.26, "Ampere": 0.2923, "Hopper": 0.3133, "Blackwell": 0.3133, "Blackwell Ultra": 0.3133}
-#: Generations whose rings of eight ranks go from LL to Simple at once, where these two lines of the tuner cross (9 to
-#: 46 MB, where it expects LL128 to be faster, take as long as Simple: NCCL 2.27.5 to 2.29.2 on B200).
+#: Generations whose rings of eight ranks change from LL directly to Simple, at the crossing of these two lines of the
+#: tuner. From 9 to 46 MB, where the tuner expects LL128 to be faster, they take as long as Simple (NCCL 2.27.5 to
+#: 2.29.2 on B200).
 _WITHOUT_LL128 = frozenset({"Blackwell", "Blackwell Ultra"})
-#: The tuner's bus bandwidth over the datasheet's (20 of 25 GB/s a link), and what LL128 leaves of it.
+#: Ratio of the tuner's bus bandwidth to the datasheet's (20 of 25 GB/s a link), and the share of it that LL128 reaches.
 TUNER_BUS, _TUNER_LL128 = 0.8, 0.92
 
 
 def protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.NDArray[np.intp]:
-    """Choose the protocol of a ring that NCCL's tuner takes for the fastest.
+    """Return the protocol of a ring that NCCL's tuner expects to be the fastest.
 
     LL128 needs NVLink, of generation 4 at most.
-
-    ``wire_time`` is the time on the wire at the datasheet's bandwidth [s]. LL128 needs NVLink, of generation 4 at most.
 
     Parameters
     ----------
@@ -549,16 +570,17 @@ class NcclParameters:
     skew: float = parameter("1 ns", "1 ns..200 us", "wait for the last rank to launch, where that is timed too")
 
 
-#: Operations in which ranks meet in pairs.
+#: Operations in which ranks exchange in pairs.
 EXCHANGES = ("all_to_all", "send_recv")
-#: Payload per rank at which NCCL has given work to every channel [byte].
+#: Payload per rank from which NCCL uses every channel [byte].
 _SPREAD_BYTES = 4096.0
-#: Fewest ranks for which NCCL uses the switch's arithmetic inside one node.
+#: Fewest ranks for which NCCL uses in-switch reduction inside one node.
 SWITCH_RANKS = 5
-#: Hops that pass before the switch's pipeline is full, beside one a rank: what is left of H100's times beyond their
-#: bytes (75 us from 33 MB to 0.5 GB). With it B200's rows of 33 MB give 860 GB/s for large ones; 838 were published.
+#: Hops until the switch's pipeline is full, in addition to one per rank: the part of H100's times that is not
+#: proportional to bytes (75 us from 33 MB to 0.5 GB). With it B200's rows of 33 MB imply 860 GB/s for large payloads;
+#: 838 were published.
 _SWITCH_HOPS = 56.0
-#: LL sends a flag with every word of data, and so never fills more than half of a link.
+#: Largest share of a link that LL fills, as it sends a flag with every word of data.
 _LL_LARGEST = 0.5
 
 
@@ -572,14 +594,14 @@ def node_time(
     low_latency: bool | Flags = True,
     adds_bytes: bool | Flags = False,
 ) -> Array:
-    """Price a traffic of rings or trees inside one node.
+    """Compute the time of the traffic of rings or trees inside one node.
 
-    launch + hidden(steps, wire) with the protocol's step and share of the link; in LL128 steps and wire add up; Simple
-    adds its start, the copy of a rank's own share and the filling of the pipeline. ``low_latency`` says whether the
-    library has LL (NCCL 2.1 and later). ``adds_bytes``: what is summed are bytes, of which a thread adds fewer in the
-    time in which it moves them; in Simple the wire hides that but for one share of the ranks'.
+    It is launch + hidden(steps, wire) with the protocol's step and share of the link. In LL128 steps and wire add up.
+    Simple adds its start, the copy of a rank's own share, and the filling of the pipeline. With ``adds_bytes`` bytes
+    are summed, of which a thread adds fewer than it moves in the same time; in Simple the wire hides that except for
+    one rank's share.
 
-    Holds for 2..72 ranks in one NVLink domain or PCIe tree, 512 B and up.
+    Valid for 2 to 72 ranks in one NVLink domain or PCIe tree, and payloads from 512 B.
 
     Parameters
     ----------
@@ -594,9 +616,9 @@ def node_time(
     parameters : NcclParameters
         Calibration of the links.
     low_latency : array-like of bool, default True
-        True where the library has LL (NCCL 2.1 and later).
+        True if the library has LL (NCCL 2.1 and later).
     adds_bytes : array-like of bool, default False
-        True where what is summed are bytes.
+        True if the summed elements are bytes.
 
     Returns
     -------
@@ -604,7 +626,7 @@ def node_time(
         Seconds.
     """
     p, step = parameters, links.hop(parameters.step)
-    steps, wire = np.asarray(traffic.steps), links.wire_time(traffic) * _staging(links, p.staging_power)
+    steps, wire = np.asarray(traffic.steps), links.wire_time(traffic) * _staging_factor(links, p.staging_power)
     chosen = np.where(low_latency, protocol(steps=steps, wire_time=wire, links=links), SIMPLE)
     full = 1.0 + p.spread
     busy = 1.0 + p.spread * _all_channels(payload_bytes, links)
@@ -615,14 +637,14 @@ def node_time(
     moved = moved + sums / np.maximum(links.ranks - 1.0, 1.0)
     simple = p.launch * full + p.simple_start + hidden(steps * (step * full + p.simple_step), moved)
     simple = simple + fill_time(moved, p.fill)
-    return _of_several(np.where(chosen == LL, low, np.where(chosen == LL128, middle, simple)), links, p.skew)
+    return _for_several_ranks(np.where(chosen == LL, low, np.where(chosen == LL128, middle, simple)), links, p.skew)
 
 
 def switch_time(*, operation: str, traffic: Traffic, links: GroupLinks, parameters: NcclParameters) -> Array:
-    """Price a traffic that the switches of one node add and multicast (NVLink SHARP).
+    """Compute the time of traffic that the switches of one node add and multicast (NVLink SHARP).
 
-    The time is launch, hops until the pipeline is full, and wire, where S (1 + 1/P) bytes of an all_reduce cross a
-    rank's link and no more than the published bus bandwidth comes of it, 2 (P-1)/P S.
+    It consists of the launch, hops until the pipeline is full, and the wire. S (1 + 1/P) bytes of an all_reduce cross a
+    rank's link. The result is limited to the published bus bandwidth, for 2 (P-1)/P S bytes.
 
     Parameters
     ----------
@@ -646,33 +668,40 @@ def switch_time(*, operation: str, traffic: Traffic, links: GroupLinks, paramete
     if operation == "all_reduce":
         bus = 2.0 * (links.ranks - 1.0) / (links.ranks + 1.0) * traffic.levels[0].wire_bytes
         wire = np.maximum(wire, bus / links.switch_bandwidth)
-    return _of_several(start + wire, links, p.skew)
+    return _for_several_ranks(start + wire, links, p.skew)
 
 
-def _of_several(seconds: Array, links: GroupLinks, skew: float) -> Array:
+def _for_several_ranks(seconds: Array, links: GroupLinks, skew: float) -> Array:
+    """Set the time to 0 for groups of one rank, and add the wait for the last rank to others."""
     several = links.ranks > 1
     return with_skew(np.where(several, seconds, 0.0), np.where(several, skew, 0.0))
 
 
 def _all_channels(payload: Numeric, links: GroupLinks) -> Array:
-    """0 for payloads that one channel carries, towards 1 when all of them have work."""
+    """Compute the share of channels in use: 0 for payloads that one channel carries, 1 if all of them have work."""
     square = (np.asarray(payload) / (_SPREAD_BYTES * links.ranks)) ** 2
     return np.asarray(square / (1.0 + square))
 
 
 def _copy_time(operation: str, payload: Numeric, links: GroupLinks, copy: float) -> Array:
-    """A rank's own share goes from its input to its output buffer; an all_reduce does half of that in passing."""
+    """Compute the time to copy a rank's own share from its input to its output buffer.
+
+    An all_reduce does half of that along the way.
+    """
     half = 0.5 if operation == "all_reduce" else 1.0
     return np.asarray(half * copy * np.asarray(payload) / links.ranks / links.levels[0].bandwidth)
 
 
-def _staging(links: GroupLinks, power: float) -> Array:
-    """Without peer-to-peer every hop passes host memory twice, where the paths of all ranks meet."""
+def _staging_factor(links: GroupLinks, power: float) -> Array:
+    """Return the factor on the time of a hop without peer-to-peer access.
+
+    Every hop then passes host memory twice, where the paths of all ranks meet.
+    """
     return np.where(links.staged, (links.ranks / 2.0) ** power, 1.0)
 
 
-#: Channels of sends and receives inside one node, each on a multiprocessor of its own ("32 p2p channels" in NCCL's log
-#: on eight A100 or H100).
+#: Channels of sends and receives inside one node, each on a separate multiprocessor ("32 p2p channels" in NCCL's log on
+#: eight A100 or H100).
 _CHANNELS = 32
 
 
@@ -693,12 +722,12 @@ class ExchangeParameters:
 def exchange_time(
     *, payload_bytes: Numeric, traffic: Traffic, links: GroupLinks, parameters: ExchangeParameters
 ) -> Array:
-    """Price a traffic of an all_to_all or send_recv inside one node.
+    """Compute the time of the traffic of an all_to_all or send_recv inside one node.
 
-    A rank sends to all its peers at once, each by a channel of its own: in LL while that is faster, else in Simple,
-    whose fences hide behind the transfer. Nobody waits for the last rank of a group, as only pairs meet. All of the
-    payload passes `_CHANNELS` multiprocessors, a rank's own share too, which bounds what few ranks get of a wide link:
-    (link⁴ + channels⁴)^¼. A channel moves as many bytes a clock on Blackwell (11.7) as on Hopper (11.5).
+    A rank sends to all its peers at once, each by a separate channel: in LL while that is faster, else in Simple, whose
+    fences the transfer hides. No rank waits for the last rank of a group, as ranks exchange in pairs. The whole payload
+    passes `_CHANNELS` multiprocessors, including a rank's own share, which limits the bandwidth of few ranks on a wide
+    link: (link⁴ + channels⁴)^¼. A channel moves about as many bytes a clock on Blackwell (11.7) as on Hopper (11.5).
 
     Parameters
     ----------
@@ -718,7 +747,7 @@ def exchange_time(
     """
     p = parameters
     peers = np.maximum(np.asarray(traffic.steps), 1.0)
-    wire = links.wire_time(traffic) * _staging(links, p.staging_power)
+    wire = links.wire_time(traffic) * _staging_factor(links, p.staging_power)
     channels = np.asarray(payload_bytes) / (_CHANNELS * p.channel_rate * links.clock)
     moved = softly_largest(wire / p.fraction, channels)
     low = wire / np.minimum(p.low_fraction * peers, _LL_LARGEST)

@@ -1,19 +1,19 @@
-"""What topology, placement, hashing and neighbours leave of the network between nodes: closed forms over arrays.
+"""The share of the network between nodes that topology, placement, hashing and neighbours leave to a job.
 
-Nodes hang on leaf switches, ``leaf`` of them each; a job's nodes are packed onto as few leaves as hold them, spread
-evenly over ``k`` leaves, or drawn at random from the whole machine. A ring whose ranks are sorted by leaf, as NCCL
-sorts them, sends one flow a channel out of each leaf and is slowed down by none of this on an idle tree; an all-to-all
-asks a leaf for the rates of all its members, and neighbours on the uplinks take their part from both. So do the groups
-of a job among themselves: where the nodes of a group lie a stride apart (the stages of a pipeline behind their
-replicas, replicas behind groups of experts), those in between belong to groups that send at the same time.
+All are closed forms over arrays. Nodes are connected to leaf switches, ``leaf`` nodes to each. The nodes of a job are
+packed onto as few leaves as possible, spread evenly over ``k`` leaves, or drawn at random from the whole machine. A
+ring whose ranks are sorted by leaf, as NCCL sorts them, sends one flow per channel out of each leaf and is not slowed
+down on an idle tree. An all-to-all needs the rates of all members of a leaf, and neighbours on the uplinks take a share
+from both. The groups of one job compete, too: if the nodes of a group are a stride apart (pipeline stages outside
+replicas, replicas outside groups of experts), the nodes in between belong to groups that send at the same time.
 
-In a fabric of rails NIC i of each node hangs on rail switch i: traffic between unlike rails goes over the spine, or
-over NVLink to the GPU of the right rail first (NCCL's PXN, 2.12 and later). In a dragonfly a leaf is a group of
-routers; each pair of groups is joined by ``global_links`` links, and traffic takes those (minimal routing) or two hops
-over a group drawn at random (Valiant), whichever is better (adaptive).
+In a rail fabric NIC i of each node is connected to rail switch i. Traffic between different rails passes the spine, or
+first NVLink to the GPU of the right rail (NCCL's PXN, 2.12 and later). In a dragonfly a leaf is a group of routers, and
+each pair of groups is connected by ``global_links`` links. Traffic takes those (minimal routing), or two hops over a
+random third group (Valiant), or the better of both (adaptive).
 
-References: Kim, Dally, Scott and Abts, Technology-driven, highly-scalable dragonfly topology, ISCA 2008; Valiant,
-A scheme for fast parallel communication, SIAM J. Comput. 11(2), 1982.
+References: Kim, Dally, Scott and Abts, Technology-driven, highly-scalable dragonfly topology, ISCA 2008; Valiant, A
+scheme for fast parallel communication, SIAM J. Comput. 11(2), 1982.
 """
 
 from __future__ import annotations
@@ -34,25 +34,23 @@ if TYPE_CHECKING:
     from paleo.collectives.base import Array, Numeric
     from paleo.specs.system import Level, System
 
-#: Nodes below a leaf switch, and nodes of the machine, where the system states neither (a 64-port switch, half of
-#: it down).
+#: Nodes below a leaf switch, and nodes of the machine, if the system states neither (a 64-port switch with half of its
+#: ports down).
 USUAL_LEAF, USUAL_NODES = 32, 32 * 32
-#: Share of a link that adaptive routing or packet spraying leaves of it.
+#: Share of a link that adaptive routing or packet spraying reaches.
 _ADAPTIVE_SHARE = 0.96
 #: Flows between each pair of nodes: channels of NCCL times their queue pairs.
 _FLOWS_PER_PORT = 16
-#: Standard deviations above the mean up to which flows on one link are summed over.
+#: Standard deviations above the mean up to which the number of flows on one link is summed.
 SPREAD = 12.0
-#: No traffic: what a share divides by.
+#: Smallest divisor of a share, which avoids a division by zero.
 NOTHING = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """Second job on the same leaf switches.
-
-    It has a kind of traffic (ring or all_to_all), a number of nodes, and the share of the time that it sends.
-    """
+    """A second job on the same leaf switches: its pattern (ring or all_to_all), nodes, and share of time that
+    it sends."""
 
     pattern: str
     nodes: int
@@ -63,7 +61,7 @@ class Neighbour:
 class NodePlacement:
     """Placement of a job's nodes on leaf switches: ``kind`` is packed, random or spread (over ``leaves`` switches).
 
-    It has the share of the uplinks that other jobs use, and perhaps a second job on the same switches.
+    ``background`` is the share of the uplinks that other jobs use; ``neighbour`` is a second job on the same switches.
     """
 
     kind: str = "packed"
@@ -81,16 +79,16 @@ _PATTERNS = ("ring", "all_to_all")
 
 
 def node_placement(text: str, background: float = 0.0, neighbour: str | None = None) -> NodePlacement:
-    """Read where the nodes of a job lie and what shares their network.
+    """Parse the placement of a job's nodes, and the jobs that share its network.
 
     Parameters
     ----------
     text : str
         ``packed``, ``random`` or ``spread:8``.
     background : float, default 0.0
-        Share of the uplinks that others keep busy.
+        Share of the uplinks that other jobs use.
     neighbour : str, optional
-        A second job, such as ``all_to_all:32:0.4``: its traffic, its nodes and the share of the time that it sends.
+        A second job, such as ``all_to_all:32:0.4``: its pattern, its nodes and the share of time that it sends.
 
     Returns
     -------
@@ -130,7 +128,7 @@ def _neighbour(text: str) -> Neighbour:
 
 
 def leaves_touched(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
-    """Count the leaves that hold at least one of several nodes drawn at random.
+    """Compute the mean number of leaves that hold at least one of several randomly drawn nodes.
 
     Parameters
     ----------
@@ -144,7 +142,7 @@ def leaves_touched(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
     Returns
     -------
     ndarray
-        (T/q)(1 - C(T-q, n)/C(T, n)) in the mean.
+        Mean: (T/q)(1 - C(T-q, n)/C(T, n)), with q nodes per leaf.
 
     Examples
     --------
@@ -159,7 +157,7 @@ def leaves_touched(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
 
 
 def ring_crossings(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
-    """Count the hops of a ring in rank order that leave a leaf, of nodes drawn at random.
+    """Compute the mean number of hops that leave a leaf, for a ring in rank order over randomly drawn nodes.
 
     Parameters
     ----------
@@ -173,18 +171,18 @@ def ring_crossings(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
     Returns
     -------
     ndarray
-        n (1 - (q-1)/(T-1)) in the mean.
+        Mean: n (1 - (q-1)/(T-1)), with q nodes per leaf.
     """
     return np.asarray(np.asarray(nodes) * (1.0 - (leaf - 1.0) / (np.asarray(machine) - 1.0)))
 
 
 def _expected_maximum(count: Numeric) -> Array:
-    """Return the largest of several standard normal numbers in the mean.
+    """Compute the expected maximum of several standard normal numbers.
 
     Parameters
     ----------
     count : array-like
-        How many numbers.
+        Number of draws.
 
     Returns
     -------
@@ -198,14 +196,14 @@ def _expected_maximum(count: Numeric) -> Array:
 
 
 def _fullest_link(flows: Numeric, links: Numeric) -> Array:
-    """Return the flows on the fullest of several links in the mean.
+    """Compute the mean number of flows on the fullest of several links.
 
     Parameters
     ----------
     flows : array-like
         Flows that are sent at random.
     links : array-like
-        Links that they are sent over.
+        Links over which they are sent.
 
     Returns
     -------
@@ -222,21 +220,21 @@ def _fullest_link(flows: Numeric, links: Numeric) -> Array:
 
 
 def _fullest_of_sources(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
-    """Return the flows on the fullest link where each source has links of its own.
+    """Compute the number of flows on the fullest link if each source has separate links.
 
     Parameters
     ----------
     flows : array-like
         Flows of each source.
     sources : array-like
-        How many sources.
+        Number of sources.
     links : array-like
         Links of each source.
 
     Returns
     -------
     ndarray
-        Flows: the harmonic mean, as what such links carry is shared out by their flows.
+        Harmonic mean of the number of flows, as the flows of a link share its rate.
 
     Examples
     --------
@@ -250,7 +248,10 @@ def _fullest_of_sources(flows: Numeric, sources: Numeric, links: Numeric) -> Arr
 
 
 def _fullest_below(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
-    """The chance that no link has more than 0, 1, 2, … flows, each by the binomial law, along a new last axis."""
+    """Compute the probability that no link has more than 0, 1, 2, … flows, along a new last axis.
+
+    The number of flows on each link follows the binomial distribution.
+    """
     count, ways = np.asarray(flows, dtype=np.float64)[..., None], np.asarray(links, dtype=np.float64)[..., None]
     chance, mean = 1.0 / np.maximum(ways, 1.0 + np.finfo(np.float64).eps), float(np.max(count / ways))
     steps = np.arange(math.ceil(mean + SPREAD * math.sqrt(mean) + SPREAD))
@@ -262,19 +263,19 @@ def _fullest_below(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
 
 
 def ecmp_share(flows: Numeric, links: Numeric) -> Array:
-    """Return the share of its fair rate that the slowest of equal flows gets, hashed onto equal links.
+    """Compute the share of its fair rate that the slowest of equal flows gets if flows are hashed onto equal links.
 
     Parameters
     ----------
     flows : array-like
         Flows that are sent at random.
     links : array-like
-        Links that they are hashed onto.
+        Links onto which they are hashed.
 
     Returns
     -------
     ndarray
-        Flows a link in the mean over those on the fullest. Holds from one flow a link on.
+        Ratio of the mean number of flows on a link to that on the fullest link. Valid from one flow per link.
 
     Examples
     --------
@@ -286,9 +287,10 @@ def ecmp_share(flows: Numeric, links: Numeric) -> Array:
 
 
 def exchange_share(nodes: Numeric, members: Numeric, leaf: int, oversubscription: float) -> Array:
-    """Return the share of its port that a node keeps in an all-to-all.
+    """Compute the share of its port that a node keeps in an all-to-all.
 
-    The fullest leaf is asked for m (n-m)/(n-1) node rates (n-m of n-1 peers of a node lie elsewhere), and has q/o.
+    The fullest leaf needs m (n-m)/(n-1) node rates (n-m of the n-1 peers of a node are elsewhere), and has q/o, with q
+    nodes per leaf and oversubscription o.
 
     Parameters
     ----------
@@ -299,12 +301,12 @@ def exchange_share(nodes: Numeric, members: Numeric, leaf: int, oversubscription
     leaf : int
         Nodes below a leaf switch.
     oversubscription : float
-        Bandwidth of a leaf's nodes over that of its uplinks.
+        Ratio of the bandwidth of a leaf's nodes to that of its uplinks.
 
     Returns
     -------
     ndarray
-        0 to 1.
+        Share, 0 to 1.
     """
     n, m = np.asarray(nodes, dtype=np.float64), np.asarray(members, dtype=np.float64)
     demand = m * (n - m) / np.maximum(n - 1.0, 1.0)
@@ -312,10 +314,11 @@ def exchange_share(nodes: Numeric, members: Numeric, leaf: int, oversubscription
 
 
 def rail_exchange_share(nodes: Numeric, members: Numeric, rails: Numeric, leaf: int, oversubscription: float) -> Array:
-    """Return the share of its port that a node keeps in an all-to-all over rail switches.
+    """Compute the share of its port that a node keeps in an all-to-all over rails without forwarding over NVLink.
 
-    Each GPU sends to all others straight: a rail keeps what goes to its own rail of the m-1 other nodes below it, 1/r
-    of their traffic, and all else goes up: m (1 - (m-1)/((n-1) r)) node rates, of q/o.
+    Each GPU sends directly to all others. A rail switch keeps only the traffic to its own rail of the m-1 other nodes
+    below it, 1/r of their traffic. All other traffic uses the uplinks: m (1 - (m-1)/((n-1) r)) node rates, of q/o, with
+    q nodes per leaf, r rails and oversubscription o.
 
     Parameters
     ----------
@@ -328,7 +331,7 @@ def rail_exchange_share(nodes: Numeric, members: Numeric, rails: Numeric, leaf: 
     leaf : int
         Nodes below the rails.
     oversubscription : float
-        Bandwidth of a leaf's nodes over that of its uplinks.
+        Ratio of the bandwidth of a leaf's nodes to that of its uplinks.
 
     Returns
     -------
@@ -348,9 +351,9 @@ def rail_exchange_share(nodes: Numeric, members: Numeric, rails: Numeric, leaf: 
 def _unsorted_ring_share(
     nodes: Numeric, machine: Numeric, leaf: int, members: Numeric, oversubscription: float
 ) -> Array:
-    """Return the share of its port that a node keeps in a ring in rank order of random nodes.
+    """Compute the share of its port that a node keeps in a ring in rank order over randomly drawn nodes.
 
-    The fullest leaf sends a flow for each hop that leaves it, m (1 - (q-1)/(T-1)) of them, and has q/o.
+    The fullest leaf sends a flow for each hop that leaves it, m (1 - (q-1)/(T-1)) of them, and has q/o node rates.
 
     Parameters
     ----------
@@ -363,7 +366,7 @@ def _unsorted_ring_share(
     members : array-like
         Nodes of the job on its fullest leaf or group.
     oversubscription : float
-        Bandwidth of a leaf's nodes over that of its uplinks.
+        Ratio of the bandwidth of a leaf's nodes to that of its uplinks.
 
     Returns
     -------
@@ -381,9 +384,9 @@ def _unsorted_ring_share(
 
 @dataclass(frozen=True, slots=True)
 class Dragonfly:
-    """Groups of routers, each pair of them joined by links that carry ``pair`` nodes' rates.
+    """Groups of routers; the links between each pair of groups carry ``pair`` node rates.
 
-    ``routing``: minimal, valiant, or adaptive, which takes the better of both. Links inside a group do not limit.
+    ``routing`` is minimal, valiant, or adaptive, which takes the better of both. Links inside a group are not a limit.
     """
 
     groups: Numeric
@@ -391,10 +394,10 @@ class Dragonfly:
     routing: str = "adaptive"
 
     def exchange(self, nodes: Numeric, members: Numeric, used: Numeric) -> Array:
-        """Return the share of its port that a node keeps in an all-to-all over several groups.
+        """Compute the share of its port that a node keeps in an all-to-all over several groups.
 
-        The links of a pair of groups are asked for m²/(n-1) node rates; over third groups, each of the g-2 for 2
-        (k-2)/(k-1) (k > 2) of what leaves a group.
+        The links of a pair of groups need m²/(n-1) node rates. Over third groups, each of the g-2 needs 2 (k-2)/(k-1)
+        (k > 2) of the traffic that leaves a group.
 
         Parameters
         ----------
@@ -421,12 +424,12 @@ class Dragonfly:
         return self._better(m * m / between, m * (n - m) / between, used, 2.0 * (k - 2.0) / np.maximum(k - 1.0, 1.0))
 
     def shared_by(self, jobs: float) -> Dragonfly:
-        """Share the links between groups among jobs that send at once.
+        """Divide the links between groups among jobs that send at the same time.
 
         Parameters
         ----------
         jobs : float
-            How many jobs.
+            Number of jobs.
 
         Returns
         -------
@@ -435,7 +438,7 @@ class Dragonfly:
         return dataclasses.replace(self, pair=np.asarray(self.pair) / jobs)
 
     def ring(self, used: Numeric) -> Array:
-        """Return the share of a ring sorted by group.
+        """Compute the share of a ring sorted by group.
 
         Parameters
         ----------
@@ -445,12 +448,12 @@ class Dragonfly:
         Returns
         -------
         ndarray
-            0 to 1; one flow at a node's rate goes from each group to the next.
+            Share, 0 to 1. One flow at a node's rate runs from each group to the next.
         """
         return self._better(np.ones(()), np.ones(()), used, np.where(np.asarray(used) > 2, 2.0, 1.0))
 
     def unsorted_ring(self, crossings: Numeric) -> Array:
-        """Return the share of a ring in rank order of nodes drawn at random from all groups.
+        """Compute the share of a ring in rank order over nodes drawn at random from all groups.
 
         Parameters
         ----------
@@ -460,15 +463,18 @@ class Dragonfly:
         Returns
         -------
         ndarray
-            0 to 1; the fullest pair's flows set the pace, or the fullest group's.
+            Share, 0 to 1, limited by the fullest pair of groups or the fullest group.
         """
         g = np.asarray(self.groups, dtype=np.float64)
         leaving = np.asarray(crossings) / g
         return self._better(_fullest_of_sources(leaving, g, g - 1.0), leaving, g, np.asarray(2.0))
 
     def _better(self, of_pair: Array, leaving: Array, used: Numeric, hops: Array) -> Array:
-        """``of_pair``: node rates asked of the links of one pair of groups; ``leaving``: of all links of a group, and
-        ``hops``: how often it passes the busiest of them where it goes over a third group, first and second hops."""
+        """Compute the share of the port under the routing, 0 to 1.
+
+        ``of_pair`` are the node rates needed on the links of one pair of groups, ``leaving`` those that leave a group.
+        ``hops`` is how often this traffic passes the busiest links of a group if it takes a third group.
+        """
         minimal = np.asarray(self.pair) / np.maximum(of_pair, NOTHING)
         thirds = np.asarray(self.groups, dtype=np.float64) - 2.0
         spread = np.where(thirds > 0, leaving * np.maximum(hops, 1.0) / np.maximum(thirds, 1.0), np.inf)
@@ -480,25 +486,25 @@ class Dragonfly:
 def beside_neighbour(
     *, ports: Numeric, demand: Numeric, other_ports: Numeric, other_demand: Numeric, sending: Numeric, capacity: Numeric
 ) -> Array:
-    """Return the share of its rate that a job keeps, on average over time, beside a second job.
+    """Compute the share of its rate that a job keeps next to a second job, on average over time.
 
-    Each job has so many ports below the shared links, which ask for ``demand`` of a port's rate each; the links carry
-    ``capacity`` ports' rates, shared out port by port, max-min fairly: min(u, max(c/(m+m'), (c - m' u')/m)).
+    Each job has a number of ports below the shared links, which need ``demand`` of a port's rate each. The links carry
+    the rate of ``capacity`` ports, shared per port by max-min fairness: min(u, max(c/(m+m'), (c - m' u')/m)).
 
     Parameters
     ----------
     ports : array-like
-        Ports of each job below the shared links.
+        Ports of the job below the shared links.
     demand : array-like
-        Share of a port's rate that each job asks for.
+        Share of a port's rate that the job needs.
     other_ports : array-like
-        Ports of each job below the shared links.
+        Ports of the second job below the shared links.
     other_demand : array-like
-        Share of a port's rate that each job asks for.
+        Share of a port's rate that the second job needs.
     sending : array-like
         Share of the time in which the second job sends.
     capacity : array-like
-        Ports' rates that the shared links carry.
+        Rate of the shared links, in ports.
 
     Returns
     -------
@@ -523,9 +529,16 @@ def beside_neighbour(
 class NetworkShare:
     """Share of the nodes' ports that a placement leaves to a job.
 
-    It counts the leaf switches of the job (groups of a dragonfly) and the hops of an unsorted ring that leave a switch.
-    Shares are those of sorted rings, of exchanges and of rings in rank order. ``direct_share`` is that of exchanges on
-    rails which do not use NVLink first.
+    Attributes
+    ----------
+    leaves : float
+        Leaf switches of the job, or groups of a dragonfly.
+    crossings : float
+        Hops of an unsorted ring that leave a switch.
+    ring_share, exchange_share, unsorted_share : float
+        Shares of sorted rings, of exchanges, and of rings in rank order.
+    direct_share : float, optional
+        Share of exchanges on rails without forwarding over NVLink.
     """
 
     leaves: float
@@ -553,8 +566,11 @@ class NetworkShare:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Nodes of a group on leaves of a machine, and those on the fullest leaf; how many rings of the job leave that
-    leaf, and how many exchanges of such groups."""
+    """A group's nodes on the leaves of a machine.
+
+    ``members`` are its nodes on the fullest leaf. ``rings`` is the number of the job's rings that leave that leaf,
+    ``exchanges`` the number of exchanges of such groups.
+    """
 
     nodes: float
     machine: int
@@ -566,8 +582,10 @@ class _Job:
     exchanges: float = 1.0
 
     def ports(self, pattern: str, *, dragonfly: bool) -> tuple[float, float]:
-        """Ports of a leaf that send to others, and what each asks of the shared links: of all uplinks, or in a
-        dragonfly of the links to one other group."""
+        """Return the ports of a leaf that send to others, and the share of the shared links that each needs.
+
+        The shared links are all uplinks, or in a dragonfly the links to one other group.
+        """
         if self.leaves <= 1:
             return 1.0, 0.0
         if pattern == "ring":
@@ -577,10 +595,9 @@ class _Job:
 
 
 def states_topology(system: System) -> bool:
-    """Tell whether the network between nodes may keep packed jobs from their ports.
+    """Return True if the network between nodes may limit even packed jobs.
 
-    Whether the network between nodes may keep packed jobs from their ports: it states an oversubscription, how it
-    routes, or the links between groups of a dragonfly.
+    It does if it states an oversubscription, a routing, or the links between groups of a dragonfly.
 
     Parameters
     ----------
@@ -599,7 +616,7 @@ def states_topology(system: System) -> bool:
 
 
 def placed(system: System, nodes: int, placement: NodePlacement, stride: float = 1.0) -> NetworkShare:
-    """Return what nodes keep of their ports between nodes.
+    """Compute the share of their ports between nodes that the nodes of a group keep.
 
     Parameters
     ----------
@@ -608,9 +625,9 @@ def placed(system: System, nodes: int, placement: NodePlacement, stride: float =
     nodes : int
         Nodes of the group.
     placement : NodePlacement
-        Where the nodes lie.
+        Placement of the nodes on leaf switches.
     stride : float, default 1.0
-        Distance of neighbours in nodes of the job; the groups of the nodes in between do the same.
+        Distance of neighbours, in nodes of the job. The groups of the nodes in between send at the same time.
 
     Returns
     -------
@@ -623,15 +640,17 @@ def placed(system: System, nodes: int, placement: NodePlacement, stride: float =
     level, random = outer[0], placement.kind == "random"
     machine = max(system.max_nodes or USUAL_NODES, math.ceil(nodes * stride))
     leaf = min(level.leaf or USUAL_LEAF, machine)
-    job = _drawn(nodes, machine, leaf, stride) if random else _in_order(nodes, machine, leaf, placement, stride)
+    job = _at_random(nodes, machine, leaf, stride) if random else _in_order(nodes, machine, leaf, placement, stride)
     is_dragonfly = level.topology == "dragonfly"
     share = _of_dragonfly(level, job, random) if is_dragonfly else _of_tree(system, level, job, random)
     return _beside_others(level, job, placement, share)
 
 
 def _in_order(nodes: int, machine: int, leaf: int, placement: NodePlacement, stride: float) -> _Job:
-    """A group on leaves that hold the job's nodes in order: so many of its own to a leaf as strides fit there, with the
-    groups in between."""
+    """Build a group on leaves that hold the job's nodes in order.
+
+    A leaf holds as many nodes of the group as strides fit on it, together with nodes of the groups in between.
+    """
     switches = -(-math.ceil(nodes * stride) // leaf)
     if placement.kind == "spread":
         switches = min(placement.leaves, math.ceil(nodes * stride), -(-machine // leaf))
@@ -641,9 +660,12 @@ def _in_order(nodes: int, machine: int, leaf: int, placement: NodePlacement, str
     return _Job(nodes, machine, leaf, leaves, members, leaves * (leaves > 1), rings=groups, exchanges=groups)
 
 
-def _drawn(nodes: int, machine: int, leaf: int, stride: float) -> _Job:
-    """A group of a job whose nodes are drawn at random. The exchanges of all groups ask the fullest leaf in the mean
-    for what one of all the job's nodes would; of the rings those leave a leaf that have a node there."""
+def _at_random(nodes: int, machine: int, leaf: int, stride: float) -> _Job:
+    """Build a group of a job whose nodes are drawn at random.
+
+    The exchanges of all groups together need as much of the fullest leaf as one exchange of all the job's nodes would,
+    on average. Only rings with a node on a leaf leave it.
+    """
     whole = nodes * stride
     leaves, mean = float(leaves_touched(nodes, machine, leaf)), whole * leaf / machine
     variance = mean * (1 - leaf / machine) * (machine - whole) / max(machine - 1, 1)
@@ -656,8 +678,10 @@ def _drawn(nodes: int, machine: int, leaf: int, stride: float) -> _Job:
 
 
 def _of_tree(system: System, level: Level, job: _Job, random: bool) -> NetworkShare:
-    """Shares on leaf switches below a spine, or on the rail switches of nodes; groups that send at once share its
-    uplinks, as if there were that many times fewer."""
+    """Compute the shares on leaf switches below a spine, or on the rail switches of nodes.
+
+    Groups that send at the same time share the uplinks, which are divided by their number.
+    """
     size = job.nodes, job.members
     crosses, o = job.leaves > 1, level.oversubscription
     exchange = float(exchange_share(*size, job.leaf, o * job.exchanges)) if crosses else 1.0
@@ -680,9 +704,9 @@ def _of_dragonfly(level: Level, job: _Job, random: bool) -> NetworkShare:
 
 
 def dragonfly(level: Level, machine: int, group: int) -> Dragonfly:
-    """Describe the groups of a machine.
+    """Return the groups of a dragonfly and the links between them.
 
-    Where the links between a pair of groups are not stated, a group has as many links to others as ports of nodes
+    If the links between a pair of groups are not stated, a group has as many links to others as ports of nodes
     (balanced: Kim et al., section 3.1), divided by its oversubscription.
 
     Parameters
@@ -705,8 +729,8 @@ def dragonfly(level: Level, machine: int, group: int) -> Dragonfly:
 
 
 def _beside_others(level: Level, job: _Job, placement: NodePlacement, share: NetworkShare) -> NetworkShare:
-    """The shares that hashing, those who keep the uplinks busy and a second job leave."""
-    above = _above_a_leaf(level, job.leaf, placement.background) if job.leaves > 1 else 1.0
+    """Reduce shares by hashing, by other jobs on the uplinks, and by a second job."""
+    above = _uplink_share(level, job.leaf, placement.background) if job.leaves > 1 else 1.0
     kept = {pattern: above * _beside_second_job(level, job, pattern, placement.neighbour) for pattern in _PATTERNS}
     ring, exchange = kept["ring"], kept["all_to_all"]
     direct = None if share.direct_share is None else share.direct_share * exchange
@@ -717,8 +741,10 @@ def _beside_others(level: Level, job: _Job, placement: NodePlacement, share: Net
 
 
 def _beside_second_job(level: Level, job: _Job, pattern: str, neighbour: Neighbour | None) -> float:
-    """The rate of a pattern beside a second job on the same leaf switches, whose nodes fill the places that the first
-    job leaves free there."""
+    """Compute the rate of a pattern next to a second job on the same leaf switches.
+
+    The nodes of the second job fill the places on those switches that the first job leaves free.
+    """
     if neighbour is None or job.leaves <= 1:
         return 1.0
     is_dragonfly = level.topology == "dragonfly"
@@ -735,8 +761,8 @@ def _beside_second_job(level: Level, job: _Job, pattern: str, neighbour: Neighbo
     )  # fmt: skip
 
 
-def _above_a_leaf(level: Level, leaf: int, background: float) -> float:
-    """Share of a link above a leaf: of hashed flows, by routing, beside others."""
+def _uplink_share(level: Level, leaf: int, background: float) -> float:
+    """Compute the share of a link above a leaf: of hashed flows, by routing, with other jobs."""
     hashed = 1.0
     if level.routing == "ecmp":
         hashed = float(ecmp_share(_FLOWS_PER_PORT * leaf, leaf))
