@@ -500,9 +500,9 @@ def target(
     if loss is not None:
         run, why = with_one_software(load_model(goal.model), machine, run, max(counts))
     curve = target_scaling(*times_over_gpus(goal, machine, counts, str(batch), **explicit_fields(run)))
-    asked = question.run.model_fields_set
-    choices = {} if "software" in asked or not why else {f"software {curve.points[0].prediction.run.software}": why}
-    if "strategy" not in asked:
+    stated = question.run.model_fields_set
+    choices = {} if "software" in stated or not why else {f"software {curve.points[0].prediction.run.software}": why}
+    if "strategy" not in stated:
         choices["the plan" if batch != "auto" else "batch and plan"] = "the soonest of a bounded search"
     return TimeToTarget(goal, machine, curve, question.tariff, choices)
 

@@ -70,7 +70,8 @@ def test_keys_of_before_are_read_at_every_door(tmp_path: Path) -> None:
     [
         ({"recompute": {"layers": 1}, "recompute_layers": 2}, "recompute_layers: stands beside recompute.layers"),
         ({"input": "none", "input.cores": 3}, "input.cores: input is 'none', too; use one of them"),
-        ({"recompute": {"polcy": "full"}}, "recompute.polcy: unknown key; nearest: 'policy'"),
+        ({"recompute": {"polcy": "full"}}, "recompute.polcy: unknown key; nearest: 'recompute.policy'"),
+        ({"input.core": 1}, "input.core: unknown key; nearest: 'input.cores'"),
         ({"bukcet": "1 MiB"}, "bukcet: unknown key; nearest: 'exchange.bucket'"),
         ({"recompute": "ful"}, "recompute: 'ful': it should be 'none', 'selective' or 'full'"),
         ({"experts.dispatch": "pigeon"}, "experts.dispatch: 'pigeon': it should be"),
