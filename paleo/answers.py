@@ -365,6 +365,7 @@ class TimeToTarget(StudyResult):
     system: System
     curve: TargetScaling
     tariff: Tariff
+    choices: Mapping[str, str]
 
     @property
     def points(self) -> tuple[TargetTime, ...]:

@@ -57,7 +57,16 @@ from paleo.studies.cost import (
     require_amount,
     training,
 )
-from paleo.studies.defaults import RunWithDefaults, batch_for, is_open, scaled_plan, sized, software_for, with_defaults
+from paleo.studies.defaults import (
+    RunWithDefaults,
+    batch_for,
+    is_open,
+    scaled_plan,
+    sized,
+    software_for,
+    with_defaults,
+    with_one_software,
+)
 from paleo.studies.goodput import LongRunOptions, parse_long_run
 from paleo.studies.target import Goal, amount_for_goal, run_for_target
 from paleo.units import Quantity, checked_count, listed, parse, whole_number
@@ -493,8 +502,15 @@ def target(
     _check_number("noise_scale", noise_scale)
     goal = resolve_task(task, loss, noise_scale)
     machine, counts = loaded_system(system), gpu_counts(gpus)
-    points = times_over_gpus(goal, machine, counts, str(batch), **explicit_fields(question.run))
-    return TimeToTarget(goal, machine, target_scaling(*points), question.tariff)
+    run, why = question.run, "its submissions run it"
+    if loss is not None:
+        run, why = with_one_software(load_model(goal.model), machine, run, max(counts))
+    curve = target_scaling(*times_over_gpus(goal, machine, counts, str(batch), **explicit_fields(run)))
+    stated = question.run.model_fields_set
+    choices = {} if "software" in stated or not why else {f"software {curve.points[0].prediction.run.software}": why}
+    if "strategy" not in stated:
+        choices["the plan" if batch != "auto" else "batch and plan"] = "the soonest of a bounded search"
+    return TimeToTarget(goal, machine, curve, question.tariff, choices)
 
 
 @plain_arguments

@@ -268,9 +268,11 @@ def written(file: str | None, plan: Callable[[], Prediction]) -> None:
         Makes the prediction of the plan.
     """
     if file is not None:
-        from paleo.launch.jobs import write_launch
+        from paleo.launch.jobs import before_launch, write_launch
 
-        sys.stderr.write(f"wrote {', '.join(write_launch(plan(), file))}\n")
+        prediction = plan()
+        sys.stderr.write(f"wrote {', '.join(write_launch(prediction, file))}\n")
+        warn([remark for remark in [before_launch(prediction, file)] if remark])
 
 
 def finish(code: int) -> None:

@@ -37,20 +37,17 @@ class Server:
     """Parameter servers that take in gradients, apply them and send parameters.
 
     ``call`` [s] is the software time for each tensor that is pushed and pulled. ``bandwidth`` [byte/s] is the rate of
-    one server for all three tasks together.
-
-    ``largest_share`` is the part of all bytes that the fullest of ``count`` servers holds: 1 / count where balanced.
+    one server for all three tasks together; ``count`` servers hold equal parts of the parameters.
     """
 
     call: float
     bandwidth: float
     count: int = 1
-    largest_share: float | None = None
 
     @property
     def share(self) -> float:
         """Part of a push that the fullest server takes."""
-        return 1.0 / self.count if self.largest_share is None else self.largest_share
+        return 1.0 / self.count
 
 
 @dataclass(frozen=True, slots=True)

@@ -319,6 +319,8 @@ class Launcher:
         Keys that are written with every plan, and mean what the software profile is.
     names_model : bool
         Whether its keys name the network by its name.
+    before : callable
+        What must be done before its settings start a plan, in a sentence without a full stop; empty if nothing.
     """
 
     name: str
@@ -332,6 +334,7 @@ class Launcher:
     harmless: str = ""
     constant: Mapping[str, Any] = field(default_factory=dict)
     names_model: bool = True
+    before: Callable[[JobPlan], str] = lambda plan: ""
 
     @property
     def fields(self) -> frozenset[str]:
@@ -473,12 +476,23 @@ def one_of(settings: Settings, keys: Sequence[str]) -> Any:
     return next((settings[key] for key in keys if settings.get(key) is not None), None)
 
 
+def _hub_id(model: str) -> str:
+    """The first id of the Hugging Face hub that a network of the catalog lists; empty where it lists none."""
+    return next((name for name in hub_ids() if resolve_spelling("models", name) == model), "")
+
+
+def without_hub_id(plan: JobPlan) -> str:
+    """Say that no id of the Hugging Face hub is known for a network; empty where one is."""
+    if "/" in plan.model or _hub_id(plan.model):
+        return ""
+    return f"no id of {plan.model} on the Hugging Face hub is known; replace the name by a folder of its configuration"
+
+
 def hub_key(key: str) -> Together:
     """The row of a key that names a network by its id of the Hugging Face hub."""
 
     def write(plan: JobPlan) -> dict[str, Any]:
-        """The first id that a network of the catalog lists; its name where it lists none."""
-        return {key: next((name for name in hub_ids() if resolve_spelling("models", name) == plan.model), plan.model)}
+        return {key: _hub_id(plan.model) or plan.model}
 
     def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
         name = settings.get(key)

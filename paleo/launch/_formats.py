@@ -59,7 +59,9 @@ def plain(value: Any) -> Any:
 def _header(plan: JobPlan, launcher: Launcher) -> str:
     """The comment at the head of a file: for which release, and what its keys do not say."""
     known = {"model": plan.model, "gpus": plan.gpus, "software": launcher.software}
-    return f"# {launcher.name} {launcher.release}\n# paleo: {json.dumps(known)}\n"
+    before = launcher.before(plan)
+    remark = f"# {before[:1].upper()}{before[1:]}.\n" if before else ""
+    return f"# {launcher.name} {launcher.release}\n{remark}# paleo: {json.dumps(known)}\n"
 
 
 def header_of(text: str) -> dict[str, Any]:

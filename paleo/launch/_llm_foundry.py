@@ -18,6 +18,7 @@ from paleo.launch._base import (
     together,
     true,
     whole,
+    without_hub_id,
 )
 from paleo.launch._formats import YamlFile
 
@@ -27,7 +28,7 @@ _STRATEGIES = {3: ("FULL_SHARD", "HYBRID_SHARD"), 2: ("SHARD_GRAD_OP", "_HYBRID_
 #: Keys of an MPT's sizes.
 MPT = ("d_model", "n_heads", "n_layers", "expansion_ratio", "vocab_size", "max_seq_len")
 _PRECISION = {"bf16": "amp_bf16", "fp16": "amp_fp16", "fp32": "fp32", "fp8": "amp_fp8"}
-_OPTIMIZERS = {"adamw": "decoupled_adamw", "adam": "adam", "lion": "decoupled_lionw"}
+_OPTIMIZERS = {"adamw": "decoupled_adamw", "lion": "decoupled_lionw"}
 _HUB = hub_key("model.pretrained_model_name_or_path")
 
 
@@ -115,5 +116,6 @@ add_launcher(
             autoresume icl model.init model.attn_config model. python_log text_column remote local max_split
             node {behind(_FSDP, "verbose state_dict sync load backward")}
         """,
+        before=without_hub_id,
     )
 )

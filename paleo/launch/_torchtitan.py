@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from paleo.launch._base import (
@@ -142,26 +143,72 @@ def _read_converters(settings: Settings, known: Settings) -> dict[str, Any]:
     return {"dtype": "fp32" if settings.get("training.mixed_precision_param") == "float32" else "bf16"}
 
 
-def _model(plan: JobPlan) -> dict[str, Any]:
-    """The family and size of a network's name; torchtitan writes sizes in capitals.
+#: Networks that torchtitan ships (its models/*/__init__.py and models/*/config_registry.py): the family, its size in
+#: release 0.2.2 and its configuration in release 0.3.0, empty where that release has none.
+_NETWORKS = {
+    "llama3-8b": ("llama3", "8B", "llama3_8b"),
+    "llama3-70b": ("llama3", "70B", "llama3_70b"),
+    "llama3-405b": ("llama3", "405B", "llama3_405b"),
+    "llama4-scout": ("llama4", "17bx16e", ""),
+    "llama4-maverick": ("llama4", "17bx128e", ""),
+    "deepseek_v2-lite": ("deepseek_v3", "16B", "deepseek_v3_16b"),
+    "deepseek_v2": ("deepseek_v3", "236B", ""),
+    "deepseek_v3": ("deepseek_v3", "671B", "deepseek_v3_671b"),
+    "qwen3-0.6b": ("qwen3", "0.6B", "qwen3_0_6b"),
+    "qwen3-1.7b": ("qwen3", "1.7B", "qwen3_1_7b"),
+    "qwen3-4b": ("qwen3", "4B", ""),
+    "qwen3-8b": ("qwen3", "8B", ""),
+    "qwen3-14b": ("qwen3", "14B", "qwen3_14b"),
+    "qwen3-32b": ("qwen3", "32B", "qwen3_32b"),
+    "qwen3-30b-a3b": ("qwen3", "30B-A3B", "qwen3_30b_a3b"),
+    "qwen3-235b-a22b": ("qwen3", "235B-A22B", ""),
+    "gpt-oss-20b": ("gpt_oss", "20b", "gpt_oss_20b"),
+    "gpt-oss-120b": ("gpt_oss", "120b", "gpt_oss_120b"),
+}
 
-    >>> _model(JobPlan(model="llama3-8b")), _model(JobPlan(model="deepseek_v3"))
-    ({'model.name': 'llama3', 'model.flavor': '8B'}, {'model.name': 'deepseek_v3', 'model.flavor': '671B'})
+
+def _network(model: str) -> tuple[str, str, str]:
+    """Family, size and configuration of a network; for one that is not shipped, names to register it under.
+
+    >>> _network("deepseek_v3"), _network("llama2-7b")
+    (('deepseek_v3', '671B', 'deepseek_v3_671b'), ('llama2', '7B', 'llama2_7b'))
     """
-    family, _, flavor = plan.model.partition("-")
-    family, flavor = next((name for name, model in _ALIASES.items() if model == plan.model), (family, flavor))
-    return {"model.name": family, "model.flavor": flavor.upper() if flavor[:1].isdigit() else flavor}
+    family, _, size = model.partition("-")
+    family, size, configuration = _NETWORKS.get(model, (family, size.upper(), ""))
+    return family, size, configuration or re.sub(r"[-.]", "_", model)
+
+
+def _to_register(release: int) -> Callable[[JobPlan], str]:
+    """What to do before a network that a release does not ship can be trained."""
+
+    def remark(plan: JobPlan) -> str:
+        family, size, configuration = _network(plan.model)
+        if plan.model in _NETWORKS and _NETWORKS[plan.model][release]:
+            return ""
+        name = f"flavor {size} of model {family}" if release == 1 else f"{configuration} in torchtitan.models.{family}"
+        return f"torchtitan ships no configuration of {plan.model}; register its sizes as {name} first"
+
+    return remark
+
+
+def _model(plan: JobPlan) -> dict[str, Any]:
+    return dict(zip(("model.name", "model.flavor"), _network(plan.model), strict=False))
 
 
 def _read_model(settings: Settings, known: Settings) -> dict[str, Any]:
-    name, flavor = (str(settings.get(key) or "") for key in ("model.name", "model.flavor"))
+    name, flavor = (str(settings.get(key) or "").lower() for key in ("model.name", "model.flavor"))
     if not name:
         return {}
-    return {"model": _ALIASES.get((name.lower(), flavor.lower()), f"{name}-{flavor}".strip("-").lower())}
+    shipped = {(family, size.lower()): model for model, (family, size, _) in _NETWORKS.items()}
+    return {"model": shipped.get((name, flavor), f"{name}-{flavor}".strip("-"))}
 
 
-#: Sizes whose names here are others.
-_ALIASES = {("deepseek_v3", "671b"): "deepseek_v3", ("deepseek_v3", "16b"): "deepseek_v2-lite"}
+def _without_gathers(plan: JobPlan) -> dict[str, Any]:
+    """Release 0.2.2 has no key that turns sequence parallelism off."""
+    if plan.tp > 1 and not plan.sp:
+        raise LaunchError("torchtitan 0.2.2 runs tp with sp only")
+    return {}
+
 
 _PARALLELISM = (
     KeyRow("training.seq_len", "seq", absent=2048),
@@ -190,17 +237,18 @@ _PARALLELISM = (
         _read_stages,
     ),
     together(_EXPERTS, "ep etp", lambda plan: {_EXPERTS: plan.ep} if plan.ep > 1 else {}, _read_experts),
-    together(
-        _SEQUENCE,
-        "sp",
-        lambda plan: {_SEQUENCE: False} if plan.tp > 1 and not plan.sp else {},
-        lambda settings, known: {"sp": str(settings.get(_SEQUENCE, True)).lower() != "false"},
-    ),
     switch("training.enable_cpu_offload", "offload", ALL_PARTS, (), written=False),
 )
+
+
+def _read_gathers(settings: Settings, known: Settings) -> dict[str, Any]:
+    return {"sp": str(settings.get(_SEQUENCE, True)).lower() != "false"}
+
+
 _TOML = (
     together("model.name model.flavor", "model", _model, _read_model),
     *_PARALLELISM,
+    together(_SEQUENCE, "sp", _without_gathers, _read_gathers),
     KeyRow("optimizer.name", "optimizer", _OPTIMIZERS, absent="adamw"),
     KeyRow("activation_checkpoint.mode", "recompute", _RECOMPUTE, absent="selective"),
     together(
@@ -242,13 +290,14 @@ for _name, _suffix, _format in (
             marks=(*_MARKS, "activation_checkpoint.mode"),
             harmless=_HARMLESS,
             constant={"compile.enable": True},
+            before=_to_register(1),
         )
     )
 
 
 def _module(plan: JobPlan) -> dict[str, Any]:
-    name = re.sub(r"[-.]", "_", plan.model)
-    return {"module": plan.model.partition("-")[0], "config": name}
+    family, _, configuration = _network(plan.model)
+    return {"module": family, "config": configuration}
 
 
 def _read_module(settings: Settings, known: Settings) -> dict[str, Any]:
@@ -259,6 +308,7 @@ def _read_module(settings: Settings, known: Settings) -> dict[str, Any]:
 _PY = (
     together("module config", "model", _module, _read_module),
     *_PARALLELISM,
+    together(_SEQUENCE, "sp", lambda plan: {_SEQUENCE: False} if plan.tp > 1 and not plan.sp else {}, _read_gathers),
     KeyRow(
         "activation_checkpoint",
         "recompute",
@@ -297,5 +347,6 @@ add_launcher(
         harmless=_HARMLESS,
         constant={"compile.enable": True, "training.disable_cuda_graphs": True},
         names_model=False,
+        before=_to_register(2),
     )
 )

@@ -25,6 +25,7 @@ from paleo.launch._base import (
     together,
     true,
     whole,
+    without_hub_id,
 )
 from paleo.launch._formats import JsonFile, YamlFile
 
@@ -97,16 +98,23 @@ _DEGREES = ("tensor_parallel.autotp_size", "pipeline.stages", "sequence_parallel
 def _axes(plan: JobPlan) -> dict[str, Any]:
     degrees = zip(_DEGREES, (plan.tp, plan.pp, plan.cp, plan.ep), strict=True)
     keys: dict[str, Any] = {key: degree for key, degree in degrees if degree > 1}
-    keys |= {"pipeline.schedule": "dualpipev"} if plan.schedule == "dualpipev" else {}
+    if plan.schedule == "dualpipev":
+        raise LaunchError("deepspeed 0.19.8 has no key for DualPipeV: the code of a job chooses it (DualPipeVModule)")
     return keys | ({"data_parallel_size": plan.dp} if plan.cp > 1 else {})
 
 
 def _read_axes(settings: Settings, known: Settings) -> dict[str, Any]:
     degrees = {key: settings.get(key, 1) for key in _DEGREES}
     tp, pp, cp, ep = (1 if value in ("auto", 0) else whole(value, key) for key, value in degrees.items())
-    two_way = settings.get("pipeline.schedule") == "dualpipev"
-    order = "none" if pp == 1 else "dualpipev" if two_way else "1f1b"
-    return {"tp": tp, "pp": pp, "cp": cp, "ulysses": cp > 1, "ep": ep, "schedule": order, "vp": 2 if two_way else 1}
+    return {
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "ulysses": cp > 1,
+        "ep": ep,
+        "schedule": "none" if pp == 1 else "1f1b",
+        "vp": 1,
+    }
 
 
 def _deepspeed_batch(plan: JobPlan) -> dict[str, Any]:
@@ -159,12 +167,7 @@ add_launcher(
         JsonFile(),
         (
             *_ARGUMENTS,
-            together(
-                " ".join((*_DEGREES, "pipeline.schedule data_parallel_size")),
-                "tp pp vp cp ulysses ep schedule",
-                _axes,
-                _read_axes,
-            ),
+            together(" ".join((*_DEGREES, "data_parallel_size")), "tp pp vp cp ulysses ep schedule", _axes, _read_axes),
             together(
                 " ".join((*_DEEPSPEED_BATCH, _SIZE, _STEPS)),
                 "microbatch global_batch gpus",
@@ -190,6 +193,7 @@ add_launcher(
         + behind(
             _ZERO, "reduce allgather contiguous stage3 sub_group round_robin offload_optimizer.pin offload_param.pin"
         ),
+        before=without_hub_id,
     )
 )
 
@@ -270,6 +274,7 @@ add_launcher(
         marks=("distributed_type", "num_processes", "mixed_precision"),
         harmless=f"{HARMLESS} {_ARGS_HARMLESS} {ARGS}bf16 {ARGS}fp16 {ARGS}tf32 "
         + behind(_FSDP, "cpu_ram state_dict transformer backward use_orig sync forward min"),
+        before=without_hub_id,
     )
 )
 
@@ -304,5 +309,6 @@ add_launcher(
         ),
         marks=(_SIZE, _STEPS),
         harmless=f"{_ARGS_HARMLESS} {ARGS}fsdp_config",
+        before=without_hub_id,
     )
 )

@@ -23,6 +23,7 @@ from paleo.launch._base import (
     together,
     true,
     whole,
+    without_hub_id,
 )
 from paleo.launch._formats import YamlFile
 from paleo.launch._transformers import HARMLESS, optimizer_row
@@ -195,6 +196,7 @@ add_launcher(
             gradient_checkpointing_kwargs plugins load_in_8bit peft_ auto_resume hub lora_modules weight ddp
             liger sdp_attention wandb eot roles qlora_sharded {HARMLESS}
         """,
+        before=without_hub_id,
     )
 )
 
@@ -261,5 +263,6 @@ add_launcher(
         harmless=f"""
             flash_attn packing enable_liger quantization_method double_quantization ray_ reward pref_ ddp {HARMLESS}
         """,
+        before=without_hub_id,
     )
 )

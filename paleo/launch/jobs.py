@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
@@ -296,6 +296,24 @@ def files_of(launcher: Launcher, job: JobPlan, path: str) -> dict[str, str]:
     return files
 
 
+def before_launch(prediction: Prediction, file: str = "") -> str:
+    """Return what must be done before the launch settings of a plan start it.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of a run.
+    file : str
+        Name of the launch file, as `write_launch` takes it; empty for the framework's own.
+
+    Returns
+    -------
+    str
+        Words without a full stop, such as that the framework ships no such network; empty if nothing must be done.
+    """
+    return launcher_of(prediction.run.software, file).before(job_of(prediction))
+
+
 def flags_of(prediction: Prediction) -> str:
     """Write the settings of a plan in one line, as its framework takes them.
 
@@ -564,37 +582,3 @@ def network_of(job: FileJob) -> ModelSpec | None:
 
 
 _REMARK = "the network is built by the sizes that a launch file states; what they leave open is as usual in its family"
-
-
-def compared(job: JobPlan) -> dict[str, Any]:
-    """Return the fields that make two plans equal.
-
-    Parameters
-    ----------
-    job : JobPlan
-        A plan.
-
-    Returns
-    -------
-    dict of str to Any
-        Values by field.
-    """
-    return {entry.name: getattr(job, entry.name) for entry in fields(job) if entry.compare}
-
-
-def resized(job: JobPlan, gpus: int) -> JobPlan:
-    """Return a plan on another number of devices at the same global batch.
-
-    Parameters
-    ----------
-    job : JobPlan
-        A plan.
-    gpus : int
-        Number of devices.
-
-    Returns
-    -------
-    JobPlan
-        The plan.
-    """
-    return completed(replace(job, gpus=gpus))

@@ -124,8 +124,9 @@ class SamplesLaw(Law):
                 f"global batch {global_batch:,.0f} lies outside of the range of the law ({low:,.0f} to {high:,.0f})"
             )
         if self.seed_noise > _WEAK or self.residual > _WEAK:
-            seeds = f"runs differ by {self.seed_noise:.0%} between seeds, " if self.seed_noise else ""
-            sentences.append(f"the law of this task is weak: {seeds}its points by {self.residual:.0%}")
+            seeds = f"runs differ by {self.seed_noise:.0%} between seeds, and " if self.seed_noise else ""
+            off = f"its samples were {self.residual:.0%} off the points that it was fitted to"
+            sentences.append(f"the law of this task is weak: {seeds}{off}")
         return tuple(sentences)
 
 

@@ -424,6 +424,19 @@ def wrapped_text(text: str | Text) -> Constrain:
     return Constrain(Text(text) if isinstance(text, str) else text, TEXT_WIDTH)
 
 
+def chosen(choices: Mapping[str, str]) -> Iterator[Constrain]:
+    """Yield a line with what was chosen where the question left it open.
+
+    Parameters
+    ----------
+    choices : mapping of str to str
+        Reasons of the choices.
+    """
+    if choices:
+        words = "; ".join(f"{choice} ({why})" for choice, why in choices.items())
+        yield wrapped_text(f"Chosen: {words}.\n")
+
+
 @dataclass(frozen=True)
 class Pasted:
     """Words and a command after them, on lines that a shell joins again; wrapped as text, it would run in pieces."""

@@ -14,6 +14,7 @@ from paleo.report.columns import (
     Attribute,
     Document,
     Pasted,
+    chosen,
     grid,
     layers_per_stage,
     listing,
@@ -181,7 +182,7 @@ def table(
     front = [ranking.front[round(i * (count - 1) / max(few - 1, 1))] for i in range(few)]
     named = [*ranking.plans, *(row for row in front if row not in ranking.plans)]
     parts: list[RenderableType] = [
-        *_chosen(choices or {}),
+        *chosen(choices or {}),
         wrapped_text(Text(head + _first_plan(lead), style="bold")),
         listing("Best plans", _columns(ranking.plans, named), ranking.plans),
         *_measure(ranking.plans, lead.memory.capacity),
@@ -197,13 +198,6 @@ def table(
         parts += [Text(), wrapped_text(Text(explanation.text))]
     parts += [wrapped_text(f"Warning: {warning}") for warning in lead.warnings]
     return Group(*parts, Text(), Pasted("Reproduce it", estimate_command(model, system, lead.run)))
-
-
-def _chosen(choices: Mapping[str, str]) -> Iterator[RenderableType]:
-    """Yield a line with what was chosen where the question left it open."""
-    if choices:
-        words = "; ".join(f"{choice} ({why})" for choice, why in choices.items())
-        yield wrapped_text(f"Chosen: {words}.\n")
 
 
 def _measure(rows: Sequence[PlanRow], capacity: float) -> Iterator[RenderableType]:
@@ -300,6 +294,7 @@ def purchase_document(reply: PurchasePlans) -> Document:
         "objective": reply.wish.objective,
         "verdict": purchase_verdict(reply),
         "flags": reply.flags,
+        "before_launch": reply.before_launch,
         "software": reply.plans[0].row.run.software,
         "choices": dict(reply.choices),
         "global_batch_size": reply.global_batch,
@@ -335,7 +330,7 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
         Tables for the console.
     """
     parts: list[RenderableType] = [
-        *_chosen(reply.choices),
+        *chosen(reply.choices),
         wrapped_text(Text(purchase_finding(reply) + (";" if reply.remedies else "."), style="bold")),
     ]
     for number, remedy in enumerate(reply.remedies):
@@ -353,6 +348,8 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
         parts += [Text(), Pasted(words, reply.plans[0].command)]
     if flags := reply.flags:
         parts += [Text(), Pasted("Launch it", flags)]
+        if before := reply.before_launch:
+            parts.append(wrapped_text(f"Before: {before}."))
     return Group(*parts)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, Document, listing, money, record, wrapped_text
+from paleo.report.columns import Attribute, Document, chosen, listing, money, record, wrapped_text
 from paleo.units import counted, duration
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ def _evaluation(point: TargetTime) -> str:
     return "not timed" if point.task.evaluation.beside else "in the steps"
 
 
-def document(task: TrainingTask, system: System, curve: TargetScaling, tariff: Tariff) -> Document:
+def document(
+    task: TrainingTask, system: System, curve: TargetScaling, tariff: Tariff, choices: Mapping[str, str]
+) -> Document:
     """Return the answer of ``paleo target`` as a JSON document.
 
     Parameters
@@ -67,11 +69,15 @@ def document(task: TrainingTask, system: System, curve: TargetScaling, tariff: T
         A point for each count of GPUs.
     tariff : Tariff
         What GPUs and electricity cost.
+    choices : mapping of str to str
+        What was chosen where the question left it open, with reasons.
     """
     first = curve.points[0].task
     return {
         "task": task.name,
         "system": system.name,
+        "software": curve.points[0].prediction.run.software,
+        "choices": dict(choices),
         "target": first.target,
         "law": first.law.source,
         "verdict": curve.verdict,
@@ -83,7 +89,9 @@ def document(task: TrainingTask, system: System, curve: TargetScaling, tariff: T
     }
 
 
-def table(task: TrainingTask, system: System, curve: TargetScaling, tariff: Tariff) -> RenderableType:
+def table(
+    task: TrainingTask, system: System, curve: TargetScaling, tariff: Tariff, choices: Mapping[str, str]
+) -> RenderableType:
     """Return the answer of ``paleo target`` as tables: verdict and GPU counts.
 
     Parameters
@@ -96,6 +104,8 @@ def table(task: TrainingTask, system: System, curve: TargetScaling, tariff: Tari
         Times over GPU counts.
     tariff : Tariff
         Cost of GPUs and electricity.
+    choices : mapping of str to str
+        What was chosen where the question left it open, with reasons.
 
     Returns
     -------
@@ -111,4 +121,5 @@ def table(task: TrainingTask, system: System, curve: TargetScaling, tariff: Tari
     law = f"Samples by {curve.points[0].task.law.source}."
     points = listing("", _columns(tariff), curve.points)
     skipped = [wrapped_text(f"Skipped {counted(gpus, 'GPU')}: {reason}") for gpus, reason in curve.skipped.items()]
-    return Group(wrapped_text(Text(head, style="bold")), Text(), points, *skipped, Text(), wrapped_text(law))
+    lead = [*chosen(choices), wrapped_text(Text(head, style="bold"))]
+    return Group(*lead, Text(), points, *skipped, Text(), wrapped_text(law))

@@ -261,6 +261,9 @@ class Gradients(Spec):
         description="bytes for each parameter beside a gradient in sixteen bits, to which a pass of its own adds it "
         "after every backward pass, and which is what is exchanged",
     )
+    accumulator_cast: Flag = Field(
+        False, description="whether that pass reads a copy of the gradient in its own format, which another pass makes"
+    )
     tied: Literal["sum", "slices"] = Field(
         "sum",
         description="a table that is both looked up and multiplied by. sum: its gradients are added as they are; "
@@ -285,6 +288,16 @@ class Gradients(Spec):
     bucket_buffers: Factor = Field(
         2.0,
         description="buckets that take memory beside the gradients; 0: they are parts of one buffer of all gradients",
+    )
+    unreduced: Literal["narrow", "fp32"] = Field(
+        "narrow",
+        description="the format in which a rank keeps whole gradients where ZeRO-3 sums them up over ranks once a step "
+        "(FSDP2 keeps them in that of the reduction)",
+    )
+    flat_copies: tuple[Factor, Factor] = Field(
+        (0.0, 0.0),
+        description="bytes for each parameter of flat copies that are made of the gradients once the last backward "
+        "pass is over: of all that a rank has, and of those whose states it owns",
     )
     whole_sums: Flag = Field(
         False,
@@ -402,6 +415,11 @@ class Parallelism(Spec):
         "kept",
         description="what a stage does with an output that it has sent, at which autograd begins its backward pass: "
         "keeps it until then, or frees its numbers (Megatron-Core's deallocate_pipeline_outputs)",
+    )
+    gather_buffers: Literal["sections", "root"] = Field(
+        "sections",
+        description="what ZeRO-3 has gathered at a time. sections: two of the largest; root: all that is outside "
+        "repeated blocks, and two blocks, and beside them the flat buffers that they were copied out of (FSDP2)",
     )
     gradient_scatters: Literal["pass", "step"] = Field(
         "pass",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from paleo.errors import CapacityError, PaleoError, PlanError, SpecError, near
 from paleo.launch.commands import estimate_command
-from paleo.launch.jobs import flags_of
+from paleo.launch.jobs import before_launch, flags_of
 from paleo.network.graph import build_graph
 from paleo.parallel.abilities import network_quantities
 from paleo.parallel.placement import without_replicas
@@ -350,14 +350,13 @@ class PurchaseRequest:
 class Sensitivity:
     """Step time with one property of the hardware lower and higher by ``CHANGE``, relative to the unchanged system.
 
-    It also tells whether the run still fits.
+    It also tells whether the run still fits with the lower one.
     """
 
     figure: str
     lower: float
     higher: float
     fits_lower: bool
-    fits_higher: bool
 
     @property
     def reach(self) -> float:
@@ -528,7 +527,7 @@ def _moved(prediction: Prediction, figure: str, change: float) -> Sensitivity:
         for factor in (1 - change, 1 + change)
     )
     step = prediction.step_time
-    return Sensitivity(figure, low.step_time / step, high.step_time / step, low.memory.fits, high.memory.fits)
+    return Sensitivity(figure, low.step_time / step, high.step_time / step, low.memory.fits)
 
 
 #: The largest count that is tried to find one that fits, or that is in time.
@@ -766,11 +765,18 @@ class PurchasePlans:
     @property
     def flags(self) -> str:
         """How the framework is started with the first plan."""
-        if not self.plans:
-            return ""
+        return flags_of(self._first) if self.plans else ""
+
+    @property
+    def before_launch(self) -> str:
+        """What must be done before the flags start the first plan; empty if nothing."""
+        return before_launch(self._first) if self.flags else ""
+
+    @property
+    def _first(self) -> Prediction:
         first = self.plans[0]
         unchanged = first.row.run == first.lead.run
-        return flags_of(first.lead if unchanged else predict(self.model, first.system, first.row.run))
+        return first.lead if unchanged else predict(self.model, first.system, first.row.run)
 
 
 #: The software and the choices of a search on a system with so many GPUs.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from paleo.importers._builder import Builder, LayerEntry, UntranslatableError
@@ -218,19 +217,3 @@ def _spelled_out(side: str, shape: Shape) -> list[str]:
     if len(letters) != len(shape):
         raise UntranslatableError(side)
     return letters
-
-
-def product_flops(sides: Sequence[Sequence[str]], shapes: Sequence[Shape]) -> float:
-    """2 FLOP for each combination of letters.
-
-    >>> product_flops([["m", "k"], ["k", "n"]], [(2, 3), (3, 4)])
-    48.0
-    """
-    sizes: dict[str, int] = {}
-    for letters, shape in zip(sides, shapes, strict=True):
-        for letter, size in zip(letters, shape, strict=True):
-            sizes[letter] = max(size, sizes.get(letter, 1))
-    flops = 2.0
-    for size in sizes.values():
-        flops *= size
-    return flops

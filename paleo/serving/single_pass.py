@@ -1,0 +1,443 @@
+"""Networks that answer a request in forward passes alone: encoders, image networks, diffusion.
+
+Nothing is cached between requests, so a device computes batches of requests, one after the other. The forward pass is
+priced as an inference compiler runs it (TensorRT). Convolutions and products are in the format of the weights.
+Activations, folded norms and sums run in the epilogue of the kernel before, so that of their bytes only second operands
+remain. Numbers between kernels have eight bits in int8, where epilogues convert them, and else sixteen. What one kernel
+writes and the next reads stays in the L2 cache where it fits. Attention stays in sixteen bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.errors import SpecError
+from paleo.operations.tensor import BYTES
+from paleo.parallel.plan import plan
+from paleo.pricing.families import single_pass_convolutions, streamed_between_kernels
+from paleo.serving.lowered import Sharding, attends_backwards
+from paleo.serving.phases import EngineKernels, phases
+from paleo.specs.model import load_model
+from paleo.specs.run import Run
+from paleo.specs.software import load_software
+from paleo.step.backend import backend_of
+from paleo.units import MEGA, duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paleo.operations.base import Kernel
+    from paleo.pricing.kernels import Calibrated, FamilyPrices
+    from paleo.serving.formats import Formats
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.system import System
+
+Array = npt.NDArray[np.float64]
+#: Most tokens of a pass of an encoder.
+ENCODED = 2.0**14
+#: Batches that are tried.
+BATCHES = tuple(2**power for power in range(12))
+#: Width of numbers between kernels in int8 over that in sixteen bits.
+_INT8_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPasses:
+    """Forward passes of one network that a request takes.
+
+    Attributes
+    ----------
+    model : str
+        Name of the network.
+    count : int
+        ForwardPasses after one another: steps of a diffusion.
+    samples : int
+        Samples that a request has in each pass: 2 with classifier-free guidance (Ho and Salimans, arXiv:2207.12598).
+    wide : bool
+        Whether the pass stays in sixteen bits whatever the weights of the others have.
+    """
+
+    model: str
+    count: int = 1
+    samples: int = 1
+    wide: bool = False
+
+
+#: ForwardPasses of a request where these are not one pass of the network. 20 steps: MLPerf Inference's, text-to-image.
+REQUESTS = {
+    "stable-diffusion-xl": (
+        ForwardPasses("stable-diffusion-xl", count=20, samples=2),
+        ForwardPasses("sdxl-vae-decoder", wide=True),
+    )
+}
+
+
+def passes_of(model: ModelSpec) -> tuple[ForwardPasses, ...]:
+    """Return the forward passes that a request to a network takes.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The network.
+    """
+    return REQUESTS.get(model.name, (ForwardPasses(model.name),))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBatch:
+    """The batch of requests at which a device answers most.
+
+    Attributes
+    ----------
+    batch : float
+        Requests that are computed together; a mean where they differ in length.
+    seconds : float
+        Time of the batch [s].
+    """
+
+    batch: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Requests a second of one device."""
+        return self.batch / self.seconds
+
+
+def batchings(
+    model: ModelSpec, system: System, formats: Formats, fused: str = "", length: float = 0.0, between: float = 1.0
+) -> tuple[RequestBatch, ...]:
+    """Return the batches that fit into memory, with the time of each.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The network.
+    system : System
+        The machine.
+    formats : Formats
+        Formats of the weights.
+    fused : str
+        Beginning of the names of layers that run as one kernel, without memory between them; empty for none.
+    length : float
+        Mean tokens of a request to an encoder; 0 for networks without tokens.
+    between : float
+        Bytes of a number between the kernels of an encoder.
+
+    Returns
+    -------
+    tuple of RequestBatch
+        From the smallest batch on.
+
+    Raises
+    ------
+    SpecError
+        If a batch of one does not fit.
+    """
+    if length:
+        return _encoded(model, system, formats, length, between)
+    parts = passes_of(model)
+    sizes = [batch for batch in BATCHES if batch <= largest_batch(parts, system)]
+    return tuple(RequestBatch(batch, request_seconds(parts, system, formats, batch, fused)) for batch in sizes)
+
+
+def _encoded(
+    model: ModelSpec, system: System, formats: Formats, length: float, between: float
+) -> tuple[RequestBatch, ...]:
+    """Batches of an encoder, whose samples lie one behind the other without padding."""
+    kernels = EngineKernels(encoder_bytes=between)
+    prices = phases(model, system, Sharding(), formats, kernels)
+    samples = np.maximum(ENCODED / length / 2.0 ** np.arange(5)[::-1], 1.0)
+    seconds = prices.products(samples * length) + prices.prefilling(samples, length)
+    return tuple(RequestBatch(*pair) for pair in zip(samples.tolist(), seconds.tolist(), strict=True))
+
+
+def best_of(tried: Sequence[RequestBatch], limit: float | None = None) -> RequestBatch | None:
+    """Return the batch at which a device answers most requests a second.
+
+    Parameters
+    ----------
+    tried : sequence of RequestBatch
+        Batches.
+    limit : float, optional
+        Longest time from a request to its answer [s]: it waits for the batch before its own, so that two batches must
+        fit. None for requests that are all there at once.
+
+    Returns
+    -------
+    RequestBatch, optional
+        None if no batch keeps the limit.
+    """
+    kept = [each for each in tried if limit is None or 2.0 * each.seconds <= limit]
+    return max(kept, key=lambda each: each.rate, default=None)
+
+
+def largest_batch(parts: tuple[ForwardPasses, ...], system: System) -> int:
+    """Return the largest batch whose weights and widest layer fit into memory.
+
+    Parameters
+    ----------
+    parts : tuple of ForwardPasses
+        ForwardPasses of a request.
+    system : System
+        The machine.
+
+    Raises
+    ------
+    SpecError
+        If a batch of one does not fit.
+    """
+    fits = []
+    for part in parts:
+        kernels, backend, weights = _lowered(part.model, system, 1)
+        widest = max((kernel.bytes for _, kernel in kernels), default=0.0) * part.samples
+        left = backend.families.device.memory.usable - weights * BYTES["bf16"]
+        fits.append(left / widest if widest else np.inf)
+    if min(fits) < 1.0:
+        raise SpecError(f"{parts[0].model} does not fit into the memory of {system.device.name}")
+    return int(min(min(fits), BATCHES[-1]))
+
+
+def request_seconds(
+    parts: tuple[ForwardPasses, ...], system: System, formats: Formats, batch: int, fused: str = ""
+) -> float:
+    """Return the time in which a device answers a batch of requests.
+
+    Parameters
+    ----------
+    parts : tuple of ForwardPasses
+        ForwardPasses of a request.
+    system : System
+        The machine.
+    formats : Formats
+        Formats of the weights.
+    batch : int
+        Requests that are computed together.
+    fused : str
+        Beginning of the names of layers that run as one kernel.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    seconds = 0.0
+    for part in parts:
+        weights = "bf16" if part.wide else formats.weights
+        seconds += part.count * pass_seconds(part.model, system, weights, batch * part.samples, fused)
+    return seconds
+
+
+@cache
+def pass_seconds(model: str, system: System, weights: str, samples: int, fused: str = "") -> float:
+    """Return the time of a forward pass under an inference compiler.
+
+    Parameters
+    ----------
+    model : str
+        Name of the network.
+    system : System
+        The machine.
+    weights : str
+        Format of weights, and of numbers between kernels.
+    samples : int
+        Samples of the pass.
+    fused : str
+        Beginning of the names of layers that run as one kernel.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    kernels, calibrated, _ = _lowered(model, system, samples)
+    wide = calibrated.families
+    name = _arithmetic(weights, wide)
+    narrow, share = replace(wide, dtype=name), _INT8_SHARE if weights == "int8" else 1.0
+    operand = BYTES[name] / BYTES["bf16"]
+    repeats = np.array([repeat for repeat, _ in kernels])
+    seconds = np.zeros(len(kernels))
+    places: dict[str, list[int]] = {"conv": [], "sum": [], "narrow": [], "wide": []}
+    every = [kernel for _, kernel in kernels]
+    for place, (before, kernel) in enumerate(zip([None, *every], every, strict=False)):
+        places[_kind(kernel, before, narrow=name != wide.dtype)].append(place)
+    chosen = [every[place] for place in places["conv"]]
+    if chosen:
+        read, written = np.array([_outside(kernel, fused, chosen) for kernel in chosen]).T
+        moved = operand * read + share * written
+        seconds[places["conv"]] = single_pass_convolutions(narrow, chosen, moved)
+    operands = share * np.array([_second_operand(every[place], fused) for place in places["sum"]])
+    seconds[places["sum"]], _ = streamed_between_kernels(narrow, operands)
+    products = [replace(every[place], operation="narrow") for place in places["narrow"]]
+    passes = [_narrowed(every[place], share) for place in places["wide"]]
+    seconds[places["narrow"]] = narrow.prices(products).seconds
+    seconds[places["wide"]] = wide.prices(passes).seconds
+    return float(repeats @ seconds)
+
+
+def _arithmetic(weights: str, prices: FamilyPrices) -> str:
+    """The format of the products: that of the weights, or another of eight bits that the device has."""
+    names = (weights, *(("fp8", "int8") if BYTES[weights] == 1.0 else ()))
+    return next((name for name in names if name in prices.device.peak), prices.dtype)
+
+
+def _kind(kernel: Kernel, before: Kernel | None, *, narrow: bool) -> str:
+    """How a kernel is priced: a convolution, a fused pass with perhaps a second operand, a product in the format of the
+    weights, or as in sixteen bits. A gate reads both halves of the product before it, which no epilogue has."""
+    if kernel.family == "conv":
+        return "conv"
+    if kernel.family == "memory" and kernel.operation == "elementwise":
+        gates = before is not None and before.family == "gemm" and before.bytes_written > kernel.bytes_written
+        return "wide" if gates else "sum"
+    return "narrow" if narrow and kernel.family == "gemm" and kernel.operation == "gemm" else "wide"
+
+
+def _outside(kernel: Kernel, fused: str, convolutions: list[Kernel]) -> tuple[float, float]:
+    """Bytes that a convolution reads and writes outside of the layers that run as one kernel, in sixteen bits."""
+    together = [each for each in convolutions if fused and each.name.startswith(fused)]
+    inside = kernel in together
+    first, last = not inside or kernel is together[0], not inside or kernel is together[-1]
+    return kernel.bytes_read * first, kernel.bytes_written * last
+
+
+def _second_operand(kernel: Kernel, fused: str) -> float:
+    """Bytes of the operand of a sum that the kernel before it has not in registers, in sixteen bits."""
+    return 0.0 if fused and kernel.name.startswith(fused) else max(kernel.bytes_read - kernel.bytes_written, 0.0) / 2.0
+
+
+def _narrowed(kernel: Kernel, share: float) -> Kernel:
+    """A pass over numbers of another width; other kernels as they are."""
+    if kernel.family != "memory":
+        return kernel
+    return replace(kernel, bytes_read=kernel.bytes_read * share, bytes_written=kernel.bytes_written * share)
+
+
+@cache
+def _lowered(
+    model: str, system: System, samples: int, length: int = 0
+) -> tuple[list[tuple[int, Kernel]], Calibrated, float]:
+    """Kernels of a forward pass in sixteen bits with their repetitions, what prices them, and the parameters."""
+    network, software = load_model(model), load_software("cuda-graph").changed({"fusion.passes": True})
+    dtype = "bf16" if "bf16" in system.device.peak else "fp16"
+    run = Run(gpus=1, strategy="dp", batch=samples, forward_only=True, dtype=dtype)
+    layout = plan(network, system, run)
+    backend = backend_of(system, run, layout.dtype, software)
+    graph = backend.graph(network, samples)
+    program = backend.lowered(graph, backend.placement(graph, layout.parallel), layout.mesh)
+    kernels = [(section.repeat, counted.kernel) for section in program.sections for counted in section.kernels]
+    return kernels, backend.prices, float(program.parameters)  # type: ignore[return-value]
+
+
+def three_digits(number: float) -> str:
+    """Write a number with three digits that count.
+
+    Parameters
+    ----------
+    number : float
+
+    Examples
+    --------
+    >>> three_digits(568912.0), three_digits(2.3456)
+    ('569,000', '2.35')
+    """
+    return f"{float(f'{number:.3g}'):,.10g}"
+
+
+def is_single_pass(model: ModelSpec, system: System) -> bool:
+    """Return whether a network answers in forward passes alone: no token follows from those before it.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The network.
+    system : System
+        The machine.
+    """
+    return "seq" not in model.params or not attends_backwards(model, system)
+
+
+@dataclass(frozen=True)
+class BatchedService:
+    """What a network that answers in forward passes alone serves on some devices.
+
+    Attributes
+    ----------
+    model, system, gpus
+        Network, machine, and devices in all; each has the whole network.
+    formats : Formats
+        Formats of the weights.
+    tried : tuple of RequestBatch
+        Batches that fit into memory.
+    limit : float or None
+        Longest time from a request to its answer [s].
+    length : float
+        Mean tokens of a request to an encoder; 0 for networks without tokens.
+    usd_per_s : float or None
+        Rent of all devices.
+    """
+
+    model: ModelSpec
+    system: System
+    gpus: int
+    formats: Formats
+    tried: tuple[RequestBatch, ...]
+    limit: float | None = None
+    length: float = 0.0
+    usd_per_s: float | None = None
+
+    @property
+    def best(self) -> RequestBatch | None:
+        """The batch at which a device answers most within the limit; None where none keeps it."""
+        return best_of(self.tried, self.limit)
+
+    @property
+    def requests_per_s(self) -> float | None:
+        """Requests a second of all devices; None where no batch keeps the limit."""
+        return None if self.best is None else self.gpus * self.best.rate
+
+    @property
+    def usd_per_million(self) -> float | None:
+        """USD for a million requests; None without a price or without an answer."""
+        if self.requests_per_s is None or self.usd_per_s is None:
+            return None
+        return self.usd_per_s / self.requests_per_s * MEGA
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a sentence or two."""
+        title = self.model.title or self.model.name
+        if self.best is None:
+            least = f"a batch of one takes {duration(self.tried[0].seconds)}"
+            return f"No batch of {title} keeps the limit: {least}, and a request waits for the batch before its own."
+        cost = "" if self.usd_per_million is None else f": {three_digits(self.usd_per_million)} USD a million requests"
+        rate = three_digits(self.gpus * self.best.rate)
+        rate = f"{self.gpus} x {self.system.device.name} answer {rate} requests/s of {title}"
+        batch = f"Batches of {self.best.batch:,.0f} on each device take {duration(self.best.seconds)}."
+        return f"{rate} in {self.formats.weights}{cost}. {batch}"
+
+
+def batched_service(
+    model: ModelSpec,
+    system: System,
+    gpus: int,
+    formats: Formats,
+    limit: float | None = None,
+    length: float = 0.0,
+    usd_per_s: float | None = None,
+) -> BatchedService:
+    """Return what a network that answers in forward passes alone serves.
+
+    Parameters
+    ----------
+    model, system, gpus, formats, limit, length, usd_per_s
+        As `BatchedService` has them; with ``length`` 0 an encoder has as many tokens as its network states.
+    """
+    tokens = length or float(model.params.get("seq", 0.0))
+    return BatchedService(
+        model, system, gpus, formats, batchings(model, system, formats, length=tokens), limit, tokens, usd_per_s
+    )
