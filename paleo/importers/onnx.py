@@ -314,10 +314,15 @@ class _Reader:
         del self.graph.value_info[:]
         for output in self.graph.output:
             output.type.tensor_type.ClearField("shape")
+        for node in self.graph.node:
+            if node.op_type == "Constant":
+                self._constant_node(node)
         for _ in range(MOST_PASSES):
             shapes = self._inferred()
+            if self._free_batch(shapes):  # before anything is worked out of shapes that change with it
+                del self.graph.value_info[:]
+                continue
             changed = self._fold_shapes(shapes) | self._add_shapes(shapes) | self._take_branches(self._condition)
-            changed |= self._free_batch(shapes)
             if not changed and self._take_branches(longer):
                 self.notes = ["of a condition on data the longer branch is read"]
             elif not changed:

@@ -228,7 +228,8 @@ def plain_numbers(value: Any) -> Any:
         return {key: plain_numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(plain_numbers, value)) if type(value) in (list, tuple) else value
-    return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
+    numeric = type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "kind", "") in "biufc"
+    return value.tolist() if numeric and hasattr(value, "tolist") else value
 
 
 def plain_arguments(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:

@@ -235,6 +235,23 @@ def test_the_batch_of_one_of_a_file_is_any_batch_where_its_reshapes_allow_it(
     assert made.flops == flops
 
 
+def test_reshapes_in_a_row_leave_no_shape_of_another_batch(tmp_path: Path) -> None:
+    """As heads of attention are written at a batch of one, twice."""
+    nodes = []
+    for at, source in (("a", "x"), ("b", "a4")):
+        nodes += [
+            node("Constant", "", f"{at}to", value=numpy_helper.from_array(np.array([1, 6, -1, 2], np.int64))),
+            node("Reshape", f"{source} {at}to", f"{at}1"),
+            node("Transpose", f"{at}1", f"{at}2", perm=[0, 2, 1, 3]),
+            node("Transpose", f"{at}2", f"{at}3", perm=[0, 2, 1, 3]),
+            node("Reshape", f"{at}3 back", f"{at}r"),
+            node("MatMul", f"{at}r w", f"{at}4"),
+        ]
+    weights = [numbers("back", 1, -1, 4), weight("w", 4, 4)]
+    made = imported("onnx", saved(tmp_path, [*nodes, node("Relu", "b4")], {"x": [1, 6, 4]}, weights))
+    assert made.flops == 2 * 2 * 6 * 4 * 4 and made.unknown == ()
+
+
 def test_settings_are_no_inputs_and_dims_without_a_name_are_asked_for(tmp_path: Path) -> None:
     scalar = node("Mul", "x rate", "m")
     file = saved(tmp_path, [scalar, node("MatMul", "m w")], {"x": ["N", None], "rate": []}, [weight("w", 4, 5)])
