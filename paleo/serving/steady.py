@@ -1,19 +1,19 @@
-"""Steady state of a serving replica in closed form: a fixed point of continuous batching, for arrays of loads at once.
+"""Steady state of a serving replica in closed form: a fixed point of continuous batching, for arrays of loads.
 
-In an iteration of t seconds B sequences generate a token each and f = λ t requests arrive, whose prompts pass in pieces
-of at most c tokens. By Little's law B = λ (O - 1) t for answers of O tokens, so that t solves
+In an iteration of t seconds, B sequences generate a token each and f = λ t requests arrive, whose prompts are computed
+in pieces of at most c tokens. By Little's law B = λ (O - 1) t for answers of O tokens, so that t solves
 
-    t = E[time of an iteration with B(t) sequences and g(t) = f I / c pieces of prompts],
+    t = E[time of an iteration with B(t) sequences and g(t) = f I / c pieces of prompts].
 
-where a share φ = 1 - exp(-g) of the iterations has pieces (arrivals as Poisson's) and g / φ of them. The right side
-grows with t; the least solution is found by bisection, and none below the batch that fits means that the queue grows.
-Under Poisson arrivals a request finds B others and is one more itself: where t is linear in B, t(B + 1) gives the mean
-of the birth-death process exactly (negative binomial).
+A fraction φ = 1 - exp(-g) of the iterations has pieces (Poisson arrivals), g / φ of them each. The right side grows
+with t. The smallest solution is found by bisection; if there is none below the batch that fits, the queue grows. Under
+Poisson arrivals a request finds B others and adds itself: where t is linear in B, t(B + 1) gives the mean of the
+birth-death process exactly (negative binomial).
 
-Waiting for a place: c = B_max places, each held for a request's whole service; Sakasegawa's approximation of M/G/c,
-W = S (C_a² + C_s²) / 2 · ρ^(√(2 (c + 1)) - 1) / (c (1 - ρ)) (Sakasegawa, Ann. Inst. Statist. Math. 29, 1977).
-Percentiles take waiting as exponential beyond its mass at zero, and iterations of an answer as independent of each
-other.
+A request also waits for a place: there are c = B_max places, each held for a request's whole service. Sakasegawa's
+approximation of M/G/c is W = S (C_a² + C_s²) / 2 · ρ^(√(2 (c + 1)) - 1) / (c (1 - ρ)) (Sakasegawa, Ann. Inst. Statist.
+Math. 29, 1977). Percentiles treat the waiting time as exponential beyond its probability of zero, and the iterations of
+an answer as independent.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ QUANTILES = {50: 0.0, 90: 1.2816, 95: 1.6449, 99: 2.3263}
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Limits of an engine's iterations; numbers or arrays of one shape.
+    """Limits of an engine's iterations, as numbers or arrays of one shape.
 
     Attributes
     ----------
     tokens, sequences : array_like
         Most tokens and sequences of an iteration of a replica.
     mixed : bool
-        Whether prompts pass in the iterations of decode.
+        True if prompts are computed in the iterations of decode.
     host : float
         Seconds between iterations.
     request, streamed : float
@@ -66,7 +66,7 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of requests: means, coefficients of variation, and the share of prompt tokens found in the cache."""
+    """Tokens of requests: means, coefficients of variation, and the fraction of prompt tokens found in the cache."""
 
     input: Numbers
     output: Numbers
@@ -76,21 +76,23 @@ class Lengths:
 
     @property
     def computed(self) -> Array:
-        """Tokens of a prompt that are computed: at least its last one."""
+        """Prompt tokens that are computed: at least the last one."""
         tokens = np.asarray(self.input, dtype=np.float64)
         return np.maximum(tokens * (1.0 - np.asarray(self.hit, dtype=np.float64)), 1.0)
 
     @property
     def resident(self) -> Array:
-        """Tokens in the cache of a sequence that decodes, averaged over its answer and over the sequences: long answers
-        are there for longer."""
+        """Mean number of cached tokens of a decoding sequence, over its answer and over sequences.
+
+        Long answers have a greater weight, because they are decoded for longer.
+        """
         answer = np.asarray(self.output, dtype=np.float64)
         return np.asarray(self.input, dtype=np.float64) + answer * (1.0 + self.output_variation**2) / 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """What a replica does under a load; arrays of one shape.
+    """State of a replica under a load, as arrays of one shape.
 
     Attributes
     ----------
@@ -117,7 +119,7 @@ class SteadyState:
         Seconds that a prompt adds to iterations; requests that arrive in an iteration; mean seconds behind the prompts
         of others and to the end of an iteration, parts of ``ttft``.
     lengths : Lengths
-        Those of the load.
+        Lengths of the load.
     """
 
     requests_per_s: Array
@@ -142,7 +144,7 @@ class SteadyState:
 
     @property
     def tokens_per_s(self) -> Array:
-        """Generated tokens a second."""
+        """Generated tokens per second."""
         return self.requests_per_s * self.output
 
     def percentile(self, part: str, percent: int) -> Array:
@@ -191,7 +193,7 @@ class SteadyState:
 
 
 def _excess(variation: float, z: float) -> float:
-    """How far a quantile of a log-normal number lies above its mean, over that."""
+    """Return how far a quantile of a log-normal variable is above its mean, relative to the mean."""
     sigma = math.sqrt(math.log1p(variation**2))
     return math.exp(z * sigma - sigma**2 / 2.0) - 1.0
 
@@ -199,7 +201,7 @@ def _excess(variation: float, z: float) -> float:
 def iteration_time(
     phases: Phases, batching: Batching, lengths: Lengths, sequences: Numbers, arrivals: Numbers
 ) -> tuple[Array, Array, Array, Array]:
-    """Return mean seconds of an iteration, those with and without a piece of a prompt, and the share of the former.
+    """Return mean times of an iteration, with and without a piece of a prompt, and the fraction with one.
 
     Parameters
     ----------
@@ -316,10 +318,10 @@ def at_rate(
 
 
 def _behind(batching: Batching, lengths: Lengths, state: SteadyState) -> Array:
-    """Mean seconds that the prompts of others add to the time to the first token, arrivals as Poisson's.
+    """Return the mean time that prompts of others add to the time to the first token, for Poisson arrivals [s].
 
-    A request waits for the end of an iteration, which is a long one more often than not, and passes with all that came
-    in it; where prompts fill the tokens of iterations, it queues for these (M/G/1).
+    A request waits for the end of an iteration, which is more often a long one, and is computed together with all
+    requests that arrived during it. If prompts fill the tokens of iterations, it queues for these (M/G/1).
     """
     work = state.prompt**2 * state.arrivals * (1.0 + lengths.input_variation**2)
     if batching.mixed:
@@ -338,7 +340,7 @@ def _behind(batching: Batching, lengths: Lengths, state: SteadyState) -> Array:
 def _waiting(
     batching: Batching, lengths: Lengths, state: SteadyState, full: SteadyState, load: Array, arrivals: float
 ) -> Array:
-    """Mean seconds in the queues for a place and for the server."""
+    """Return the mean time in the queues for a place and for the server [s]."""
     with np.errstate(divide="ignore", invalid="ignore"):
         places, open_share = np.maximum(full.batch, 1.0), np.maximum(1.0 - load, 0.0)
         power = np.sqrt(2.0 * (places + 1.0)) - 1.0
@@ -399,8 +401,11 @@ def _state(
     waiting: Array,
     load: Array,
 ) -> SteadyState:
-    """Times of requests from those of iterations: half an iteration until the next begins, those of the prompt, then
-    one for each further token."""
+    """Compute the times of requests from those of iterations.
+
+    A request waits half an iteration until the next begins, then takes the iterations of its prompt, then one for each
+    further token.
+    """
     seconds, busy, plain, share = times
     output = np.asarray(lengths.output, dtype=np.float64) * np.ones_like(seconds)
     space = np.maximum(np.asarray(batching.tokens, dtype=np.float64) - (batch if batching.mixed else 0.0), 1.0)
