@@ -16,6 +16,8 @@ from paleo.operations.tensor import BYTES, precision
 from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
 from paleo.pricing.convolution import (
     AVAILABLE_FROM,
+    L2_OVER_MEMORY,
+    L2_SHARE,
     OWN_KERNELS,
     REDUCED,
     SEARCHED_FROM,
@@ -24,6 +26,7 @@ from paleo.pricing.convolution import (
     algorithm_costs,
     convolution_shape,
     fastest,
+    overlapped,
 )
 from paleo.pricing.gemm import GemmParameters, gemm_time, unaligned_time
 from paleo.pricing.kernels import FAMILIES, REDUCTIONS, Array, DeviceFigures, FamilyPrices, column, pointwise_format
@@ -237,6 +240,62 @@ def _heated(prices: FamilyPrices, kernels: Sequence[Kernel], seconds: Array, mov
     slowed = slow_down(busy=seconds, flops=flops, dram=moved, energy=p.energy, activity=activity, device=device)
     share = np.maximum(0.0, 1.0 - moved / (device.memory_bandwidth * seconds))
     return np.asarray(seconds * (1.0 + share * (slowed - 1.0)))
+
+
+def streamed_between_kernels(prices: FamilyPrices, moved: Array) -> tuple[Array, Array]:
+    """Price tensors that one kernel of an inference program writes and the next reads.
+
+    What the L2 cache holds comes at `L2_OVER_MEMORY` times the bandwidth of memory; the rest at that of convolutions.
+
+    Parameters
+    ----------
+    prices : FamilyPrices
+        The device, format and software of the run.
+    moved : ndarray, shape (kernels,)
+        Bytes that each kernel reads and writes.
+
+    Returns
+    -------
+    tuple of ndarray, each of shape (kernels,)
+        Seconds, and bytes that come from and go to memory.
+    """
+    device = prices.figures()
+    parameters = prices.parameters_of(ConvolutionParameters, convolution_family(prices)).parameters
+    kept = 1.0 / (1.0 + (moved / (L2_SHARE * device.l2_bytes)) ** 4)
+    seconds = moved / (parameters.bandwidth_fraction * device.memory_bandwidth)
+    return seconds * (1.0 - kept * (1.0 - 1.0 / L2_OVER_MEMORY)), moved * (1.0 - kept)
+
+
+def single_pass_convolutions(prices: FamilyPrices, kernels: Sequence[Kernel], moved: Array) -> Array:
+    """Price convolutions as an inference compiler runs them: implicit products in the format of the run.
+
+    They run for long, so that the device is at its power limit. Energy goes with the bytes of operands, as that of
+    products in training does (`operand_energy`).
+
+    Parameters
+    ----------
+    prices : FamilyPrices
+        The device, format and software of the run.
+    kernels : sequence of Kernel
+        Convolutions.
+    moved : ndarray, shape (kernels,)
+        Bytes that each reads and writes.
+
+    Returns
+    -------
+    ndarray, shape (kernels,)
+        Seconds.
+    """
+    device = prices.figures()
+    parameters = prices.parameters_of(ConvolutionParameters, convolution_family(prices)).parameters
+    product = prices.parameters_of(GemmParameters, "gemm.tensor").parameters
+    arithmetic, _ = _convolved(prices, kernels, device, replace(parameters, bandwidth_fraction=np.inf), ("implicit",))
+    streamed, dram = streamed_between_kernels(prices, moved)
+    busy = overlapped(arithmetic, streamed)
+    flops = np.array([kernel.flops for kernel in kernels])
+    activity = product.training_activity * precision(prices.dtype).operand / BYTES["fp16"]
+    slowed = slow_down(busy=busy, flops=flops, dram=dram, energy=product.energy, activity=activity, device=device)
+    return np.asarray(busy * (1.0 + np.maximum(0.0, 1.0 - streamed / busy) * (slowed - 1.0)))
 
 
 def _offered(prices: FamilyPrices, algorithms: Sequence[str]) -> Sequence[str]:

@@ -7,6 +7,9 @@ pipeline fills in smaller pieces.
 
 from __future__ import annotations
 
+import itertools
+from functools import lru_cache
+
 import numpy as np
 
 from paleo.schedules.base import (
@@ -118,21 +121,19 @@ def _one_f_one_b_alive(stage: Numeric, stages: int, microbatches: Numeric, chunk
 
 def _interleaved_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
     """Microbatches go round in groups of ``stages``; fill with 2·(stages − stage − 1) + (chunks − 1)·stages passes."""
-    total = microbatches * chunks
-    fill = min(2 * (stages - stage - 1) + (chunks - 1) * stages, total)
-    forward = [_unit(k, stages, chunks) for k in range(total)]
-    backward = [(i, chunks - 1 - chunk) for i, chunk in forward]
-    actions = [Action("F", *forward[k]) for k in range(fill)]
-    for k in range(total - fill):
-        actions += [Action("F", *forward[fill + k]), Action("B", *backward[k])]
-    return actions + [Action("B", *backward[k]) for k in range(total - fill, total)]
+    forward, backward = _interleaved_passes(stages, microbatches, chunks)
+    fill = min(2 * (stages - stage - 1) + (chunks - 1) * stages, len(forward))
+    pairs = zip(forward[fill:], backward, strict=False)
+    return [*forward[:fill], *itertools.chain.from_iterable(pairs), *backward[len(forward) - fill :]]
 
 
-def _unit(k: int, stages: int, chunks: int) -> tuple[int, int]:
-    """Microbatch and chunk of the k-th pass of a stage."""
-    group, inside = divmod(k, stages * chunks)
-    chunk, place = divmod(inside, stages)
-    return group * stages + place, chunk
+@lru_cache(maxsize=64)
+def _interleaved_passes(stages: int, microbatches: int, chunks: int) -> tuple[list[Action], list[Action]]:
+    """The forward and the backward passes of any stage, each kind in its order."""
+    places = itertools.product(range(0, microbatches, stages), range(chunks), range(stages))
+    units = [(first + place, chunk) for first, chunk, place in itertools.islice(places, microbatches * chunks)]
+    forward = [Action("F", microbatch, chunk) for microbatch, chunk in units]
+    return forward, [Action("B", microbatch, chunks - 1 - chunk) for microbatch, chunk in units]
 
 
 def _interleaved_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:

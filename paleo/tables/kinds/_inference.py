@@ -15,6 +15,7 @@ from paleo.serving.lowered import Sharding
 from paleo.serving.memory import serving_memory
 from paleo.serving.phases import EngineKernels, phases
 from paleo.serving.plans import ReplicaLayout, ServingLimits, ServingLoad, plan_of
+from paleo.serving.single_pass import best_batching
 from paleo.serving.steady import Lengths
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 class Benchmark:
     """A language benchmark: network, mean tokens of a prompt and of an answer, spreads, format of the weights.
 
-    Lengths are those of the benchmark's data set (OpenOrca, its mixtures, SQuAD); an answer of 0 tokens is an encoder.
+    Lengths are those of the benchmark's data set (OpenOrca, its mixtures, SQuAD, CNN/DailyMail); an answer of 0 tokens
+    is an encoder. Beams of a search are sequences that share the cache of their prompt, so that each has a part of it.
     """
 
     model: str
@@ -40,6 +42,16 @@ class Benchmark:
     answer: float
     spread: float
     weights: str
+    beams: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ImageBenchmark:
+    """A benchmark of images: network, format of its weights, and the layers that submissions run as one kernel."""
+
+    model: str
+    weights: str
+    fused: str = ""
 
 
 #: Benchmarks by the name of the submission without its accuracy; means of the data sets as their reference code
@@ -48,26 +60,31 @@ BENCHMARKS = {
     "llama2-70b": Benchmark("llama2-70b", 294.0, 294.0, 0.8, "fp8"),
     "mixtral-8x7b": Benchmark("mixtral-8x7b", 290.0, 145.0, 0.8, "fp8"),
     "bert": Benchmark("bert_large", 178.0, 0.0, 0.5, "fp8"),
+    # 781 words of an article (mean, See et al., arXiv:1704.04368) at 1.2 tokens a word, and 40 tokens of instruction.
+    "gptj": Benchmark("gpt-j-6b", 980.0, 69.0, 0.5, "fp8", beams=4),
+}
+#: NVIDIA's submissions run the first stage of ResNet-50 in int8 as one kernel (plugin RnRes2FullFusion_TRT).
+IMAGES = {
+    "resnet50": ImageBenchmark("resnet50", "int8", "stage1"),
+    "retinanet": ImageBenchmark("retinanet", "int8"),
+    "stable-diffusion": ImageBenchmark("stable-diffusion-xl", "fp8"),
 }
 #: Why the others are not priced.
 REASONS = {
-    "gptj": "beam search of four is not modelled",
-    "resnet50": "convolutions of eight bits are not priced",
-    "retinanet": "convolutions of eight bits are not priced",
-    "3d-unet": "convolutions of eight bits are not priced",
-    "stable-diffusion": "diffusion is not modelled as a service",
+    "3d-unet": "the windows of a scan, which differ in number, are not stated",
     "dlrm": "recommendation is not modelled as a service",
 }
 #: Factors of the 90 % interval; degrees of a replica that submitters take; tokens of an iteration of an encoder.
 INTERVAL, DEGREES, ENCODED = (0.7, 1.4), (1, 2, 4, 8), 16384.0
 
 
-def benchmark_of(row: Row) -> Benchmark:
+def benchmark_of(row: Row) -> Benchmark | ImageBenchmark:
     """Return the benchmark that a row runs; SpecError with the reason where it is not priced."""
     name = str(row["model"])
     if "MaxQ" in str(row.get("system_reported") or ""):
         raise SpecError("MaxQ: its power limit, below the one that is sold, is unknown")
-    for known, benchmark in BENCHMARKS.items():
+    benchmarks: dict[str, Benchmark | ImageBenchmark] = {**BENCHMARKS, **IMAGES}
+    for known, benchmark in benchmarks.items():
         if name.startswith(known):
             return benchmark
     reason = next((reason for word, reason in REASONS.items() if name.startswith(word)), "the network is not known")
@@ -102,6 +119,10 @@ def answered(row: Row) -> float:
     scenario = str(row["scenario"])
     if scenario not in ("offline", "server", "interactive"):
         raise SpecError(f"scenario {scenario!r} is one request at a time: not modelled")
+    if isinstance(benchmark, ImageBenchmark):
+        limit = None if scenario == "offline" else _limit(row, "latency_limit_s")
+        system, formats = system_of_device(str(row["device"])), Formats(benchmark.weights)
+        return gpus * best_batching(load_model(benchmark.model), system, formats, limit, benchmark.fused).rate
     if benchmark.answer == 0.0:
         return _encoded(row, benchmark, gpus, scenario)
     answer = float(row["output_tokens_per_sample"]) if filled(row, "output_tokens_per_sample") else benchmark.answer
@@ -116,12 +137,12 @@ def _best(benchmark: Benchmark, device: str, gpus: int, answer: int, limits: Ser
     layouts = replicas_of(benchmark.model, device, benchmark.weights, gpus, 4.0 * benchmark.prompt)
     if not layouts:
         raise SpecError(f"{benchmark.model} in {benchmark.weights} does not fit on {gpus} of {device}")
-    lengths = Lengths(benchmark.prompt, float(answer), benchmark.spread, benchmark.spread)
+    lengths = Lengths(benchmark.prompt / benchmark.beams, float(answer), benchmark.spread, benchmark.spread)
     plans = [plan_of(layout, ServingLoad("most", lengths), limits) for layout in layouts]
     rates = [plan.requests_per_s for plan in plans if plan is not None]
     if not rates:
         raise SpecError("no layout keeps the limits of latency")
-    return max(rates)
+    return max(rates) / benchmark.beams
 
 
 def _limit(row: Row, column: str) -> float | None:
