@@ -1,10 +1,11 @@
-"""Networks that answer a request in forward passes alone: encoders, image networks, diffusion.
+"""Networks that answer a request with forward passes only: encoders, image networks, diffusion.
 
-Nothing is cached between requests, so a device computes batches of requests, one after the other. The forward pass is
+Nothing is cached between requests, so a device computes batches of requests one after the other. The forward pass is
 priced as an inference compiler runs it (TensorRT). Convolutions and products are in the format of the weights.
-Activations, folded norms and sums run in the epilogue of the kernel before, so that of their bytes only second operands
-remain. Numbers between kernels have eight bits in int8, where epilogues convert them, and else sixteen. What one kernel
-writes and the next reads stays in the L2 cache where it fits. Attention stays in sixteen bits.
+Activations, folded norms and sums run in the epilogue of the kernel before, so only the bytes of a second operand
+remain of them. Numbers between kernels have eight bits in int8, where epilogues convert them, and sixteen bits
+otherwise. Data that one kernel writes and the next one reads stays in the L2 cache if it fits. Attention stays in
+sixteen bits.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 Array = npt.NDArray[np.float64]
-#: Batches that are tried.
+#: Batch sizes that are tried.
 BATCHES = tuple(2**power for power in range(12))
-#: Width of numbers between kernels in int8 over that in sixteen bits.
+#: Ratio of the widths of numbers between kernels in int8 and in sixteen bits.
 _INT8_SHARE = 0.5
 
 
@@ -234,14 +235,17 @@ def pass_seconds(model: str, system: System, weights: str, samples: int, fused: 
 
 
 def _arithmetic(weights: str, prices: FamilyPrices) -> str:
-    """The format of the products: that of the weights, or another of eight bits that the device has."""
+    """Return the format of the products: that of the weights, or another 8-bit format that the device supports."""
     names = (weights, *(("fp8", "int8") if BYTES[weights] == 1.0 else ()))
     return next((name for name in names if name in prices.device.peak), prices.dtype)
 
 
 def _kind(kernel: Kernel, before: Kernel | None, *, narrow: bool) -> str:
-    """How a kernel is priced: a convolution, a fused pass with perhaps a second operand, a product in the format of the
-    weights, or as in sixteen bits. A gate reads both halves of the product before it, which no epilogue has."""
+    """Return how a kernel is priced.
+
+    It is a convolution, a fused pass with or without a second operand, a product in the format of the weights, or a
+    kernel in sixteen bits. A gate reads both halves of the product before it, which an epilogue cannot do.
+    """
     if kernel.family == "conv":
         return "conv"
     if kernel.family == "memory" and kernel.operation == "elementwise":
@@ -251,7 +255,8 @@ def _kind(kernel: Kernel, before: Kernel | None, *, narrow: bool) -> str:
 
 
 def _outside(kernel: Kernel, fused: str, convolutions: list[Kernel]) -> tuple[float, float]:
-    """Bytes that a convolution reads and writes outside of the layers that run as one kernel, in sixteen bits."""
+    """Return the bytes that a convolution reads and writes outside the layers that run as one kernel, in 16-bit
+    numbers."""
     together = [each for each in convolutions if fused and each.name.startswith(fused)]
     inside = kernel in together
     first, last = not inside or kernel is together[0], not inside or kernel is together[-1]
@@ -259,12 +264,12 @@ def _outside(kernel: Kernel, fused: str, convolutions: list[Kernel]) -> tuple[fl
 
 
 def _second_operand(kernel: Kernel, fused: str) -> float:
-    """Bytes of the operand of a sum that the kernel before it has not in registers, in sixteen bits."""
+    """Return the bytes of a sum's operand that is not in registers of the kernel before it, in 16-bit numbers."""
     return 0.0 if fused and kernel.name.startswith(fused) else max(kernel.bytes_read - kernel.bytes_written, 0.0) / 2.0
 
 
 def _narrowed(kernel: Kernel, share: float) -> Kernel:
-    """A pass over numbers of another width; other kernels as they are."""
+    """Return a pass over numbers of another width; other kernels are unchanged."""
     if kernel.family != "memory":
         return kernel
     return replace(kernel, bytes_read=kernel.bytes_read * share, bytes_written=kernel.bytes_written * share)
@@ -272,7 +277,7 @@ def _narrowed(kernel: Kernel, share: float) -> Kernel:
 
 @cache
 def _lowered(model: str, system: System, samples: int) -> tuple[list[tuple[int, Kernel]], Calibrated, float]:
-    """Kernels of a forward pass in sixteen bits with their repetitions, what prices them, and the parameters."""
+    """Return the kernels of a 16-bit forward pass with their repetitions, their prices, and the parameter count."""
     network, software = load_model(model), load_software("cuda-graph").changed({"fusion.passes": True})
     dtype = "bf16" if "bf16" in system.device.peak else "fp16"
     run = Run(gpus=1, strategy="dp", batch=samples, forward_only=True, dtype=dtype)
