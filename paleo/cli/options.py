@@ -500,7 +500,7 @@ NoiseScale = Annotated[
 
 
 def count(text: str) -> float:
-    """Parse a number of samples or tokens, perhaps with a prefix: ``15T``.
+    """Parse a number of samples or tokens, with or without a prefix: ``15T``.
 
     Parameters
     ----------

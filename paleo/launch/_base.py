@@ -341,16 +341,16 @@ class Launcher:
 
     @property
     def fields(self) -> frozenset[str]:
-        """Fields of a plan that have settings."""
+        """Fields of a plan for which the framework has settings."""
         return _ALWAYS.union(*(entry.fields for entry in self.entries))
 
     def settings(self, plan: JobPlan) -> dict[str, Any]:
-        """Return the settings that are a plan.
+        """Return the settings that express a plan.
 
         Raises
         ------
         LaunchError
-            Where the framework has no setting for a field, or reads another plan out of them.
+            If the framework has no setting for a field, or the settings would be read as another plan.
         """
         usual = JobPlan()
         for entry in fields(plan):
@@ -369,7 +369,7 @@ class Launcher:
         return {**settings, **self.constant}
 
     def plan(self, settings: Settings, **known: Any) -> JobPlan:
-        """Return the plan that settings describe; ``known`` are fields that they do not hold."""
+        """Return the plan that settings describe; ``known`` states fields that the settings do not contain."""
         read: dict[str, Any] = {name: value for name, value in known.items() if value}
         for entry in self.entries:
             match = entry.read(settings, read)
@@ -377,7 +377,7 @@ class Launcher:
         return completed(replace(JobPlan(), **read))
 
     def unread(self, settings: Settings) -> list[str]:
-        """Keys that are neither read nor harmless."""
+        """Return the keys that are neither read nor known to be harmless."""
         known = {key for entry in self.entries for key in entry.keys} | set(self.constant)
         return [key for key in settings if key not in known and not key.startswith(tuple(self.harmless.split()))]
 
@@ -397,7 +397,7 @@ def completed(plan: JobPlan) -> JobPlan:
     Returns
     -------
     JobPlan
-        Without what makes no difference: shards over one rank, an order without a pipeline, folding that is none.
+        The plan without fields that have no effect: shards over one rank, a schedule without a pipeline, no folding.
     """
     schedule = plan.schedule
     if plan.pp == 1:
