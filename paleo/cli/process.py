@@ -278,7 +278,7 @@ def _fault(error: Exception) -> int:
     if os.environ.get(TRACEBACK):
         traceback.print_exc()
     if isinstance(error, MemoryError):
-        return _fail("this machine does not have enough memory for this command", FAULT)
+        return _fail("the memory of this machine is not enough for this command", FAULT)
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "paleo" in Path(frame.filename).parts[:-1]] or frames[-1:]
     place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"

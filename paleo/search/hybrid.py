@@ -124,7 +124,7 @@ def _chain(graph: Graph) -> list[Node]:
     for before, node in pairwise(nodes):
         if list(graph.layers.predecessors(node.name)) != [before.name] or node.repeat > 1:
             raise PlanError(
-                f"layer {node.name!r} does not follow {before.name!r} alone: a per-layer search takes chains of layers"
+                f"layer {node.name!r} forms no chain with {before.name!r}: a per-layer search takes chains of layers"
             )
     return nodes
 

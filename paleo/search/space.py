@@ -341,5 +341,5 @@ def batch(model: ModelSpec, run: Run) -> int:
         If the run has both a batch and a global batch.
     """
     if run.batch is not None and run.global_batch is not None:
-        raise SpecError("batch and global_batch are both stated; a search keeps the global batch, so state one of them")
+        raise SpecError("batch and global_batch are both given; a search keeps the global batch, so state one of them")
     return run.global_batch or (run.batch or (DEFAULT_BATCH if model.tokens is None else DEFAULT_SEQUENCES)) * run.gpus

@@ -159,7 +159,7 @@ def _check_bins(bins: tuple[IntervalBin, ...]) -> None:
     times = [interval.up_to_s for interval in bins]
     ends = [time for time in times[:-1] if time is not None]
     if times[-1] is not None or len(ends) != len(bins) - 1 or ends != sorted(set(ends)):
-        raise SpecError("interval: up_to_s must rise from bin to bin and be left out in the last one")
+        raise SpecError("interval: up_to_s must rise from bin to bin, and the last bin must have none")
 
 
 def load_calibration(name_or_path: str | Path) -> Calibration:

@@ -188,7 +188,7 @@ class Device(Spec):
         elif self.pcie is not None:
             link, part = load_link(f"pcie{self.pcie.generation}-x16"), self.pcie.lanes / 16
         else:
-            raise SpecError(f"device {self.name}: pcie is not stated, so the time of copies to the host is not known")
+            raise SpecError(f"device {self.name}: its file has no pcie, so the time of copies to the host is not known")
         return link.bandwidth * (achieved or link.achieved_fraction or 1.0) * part
 
     @property
