@@ -37,7 +37,7 @@ from importer_networks import FAST, KEPT, KEPT_MISSES, LIBRARIES, NETWORKS, Netw
 
 from paleo.errors import PaleoError
 from paleo.importers.sources import Import, from_module_import
-from paleo.importers.torch import InputSpec, build_module, parse_input, without_caches
+from paleo.importers.torch import InputSpec, build_module, parse_input, without_data
 from paleo.layers.base import Choices
 from paleo.lowering.launches import SavedTensorCounter
 from paleo.network.graph import Graph, build_graph
@@ -106,7 +106,7 @@ class Reference:
         """Its outputs of real numbers."""
         from paleo.importers._torch_recorder import tensors_in
 
-        with _full_masks(self.torch), _experts_of_any_format(self.torch), without_caches(self.module):
+        with _full_masks(self.torch), _experts_of_any_format(self.torch), without_data(self.module):
             tensors = tensors_in(self.torch, self.module(*self.positional, **self.keywords))
         return [tensor for tensor in tensors if tensor.dtype.is_floating_point or tensor.dtype.is_complex]
 
@@ -140,7 +140,7 @@ class Reference:
             return tensor
 
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed)
-        with without_caches(self.module), _as_on_a_gpu(torch, fused), hooks:
+        with without_data(self.module), _as_on_a_gpu(torch, fused), hooks:
             outputs = self.outputs()
         del outputs
         return float(sum(sizes.values())), bool(fused)

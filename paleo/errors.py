@@ -40,10 +40,10 @@ class CapacityError(PaleoError):
     """Error for a valid plan that does not fit on the machine."""
 
 
-def near(name: str, known: Iterable[str], *, most: int = 3) -> str:
-    """Suggest known names similar to a wrong one, as the end of an error message.
+def near(name: str, known: Iterable[str], *, most: int = 3, within: str = "") -> str:
+    """Suggest known names, as the end of an error message.
 
-    Names that contain the whole text come before names with a similar spelling. If there are few names, all are listed.
+    Names that contain the whole text come before names that are spelt like it. If there are few names, all are listed.
 
     Parameters
     ----------
@@ -53,6 +53,8 @@ def near(name: str, known: Iterable[str], *, most: int = 3) -> str:
         Names that exist.
     most : int, optional
         Most names to suggest.
+    within : str, optional
+        Path of the group that holds the names, which stands before each of them.
 
     Returns
     -------
@@ -63,16 +65,19 @@ def near(name: str, known: Iterable[str], *, most: int = 3) -> str:
     --------
     >>> near("resnet5", ["resnet50", "vgg16"]), near("h100", ["h800-8", "gcp-h100-8g"])
     ("nearest: 'resnet50'", "nearest: 'gcp-h100-8g'")
+    >>> near("layer", ["policy", "layers"], within="recompute")
+    "nearest: 'recompute.layers'"
     """
     names = sorted(set(known))
     word = name[:_LONGEST_NAME].lower()
-    within = [known_name for known_name in names if len(word) >= _SHORTEST_PART and word in known_name.lower()]
-    close = get_close_matches(word, within or names, n=most, cutoff=0.0 if within else 0.5)
+    holding = [known_name for known_name in names if len(word) >= _SHORTEST_PART and word in known_name.lower()]
+    close = get_close_matches(word, holding or names, n=most, cutoff=0.0 if holding else 0.5)
     if not close:  # the last part of a path may be meant
         ends = {known_name.rpartition(".")[2].lower(): known_name for known_name in names}
         close = [ends[end] for end in get_close_matches(word, ends, n=most, cutoff=0.5)]
+    group = f"{within}." if within else ""
     if close:
-        return "nearest: " + ", ".join(repr(name) for name in close)
+        return "nearest: " + ", ".join(repr(group + name) for name in close)
     if len(names) <= 24:
-        return "known: " + ", ".join(repr(name) for name in names)
+        return "known: " + (", ".join(repr(group + name) for name in names) or "none")
     return f"{len(names)} names are known, none of them near"

@@ -411,6 +411,7 @@ def _footprint(steps: StepArrays, system: System, software: Software, stage: int
         reserved=reserved,
         fragmentation=software.memory.fragmentation if system.device.kind == "gpu" else 0.0,
         capacity=system.device.memory.usable,
+        apart=float(sizes.apart[stage, 0]),
     )
 
 

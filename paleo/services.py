@@ -19,12 +19,13 @@ from paleo.serving.load import Requests, read_trace
 from paleo.serving.lowered import Sharding
 from paleo.serving.plans import ServingLimits, ServingLoad
 from paleo.serving.service import Service, best_engine, service_of
+from paleo.serving.single_pass import BatchedService, batched_service, is_single_pass
 from paleo.serving.steady import Lengths
-from paleo.specs.loading import MAX_FILE_BYTES, MOST_COUNT
+from paleo.specs.loading import MAX_FILE_BYTES
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.system import System, loaded_system
 from paleo.studies.cost import parse_tariff, rent
-from paleo.units import checked_count, checked_number, parse, whole_number
+from paleo.units import checked_count, checked_number, parse
 
 if TYPE_CHECKING:
     from paleo.serving.engines import Engine
@@ -59,6 +60,27 @@ class Served(StudyResult):
         return self.service.warnings
 
 
+@dataclass(frozen=True, repr=False, eq=False)
+class Batched(StudyResult):
+    """What networks that answer in forward passes alone serve; ``systems`` has the answers of all systems."""
+
+    command: ClassVar[str] = "serve"
+    rows: ClassVar[str | None] = "batches"
+    report = "paleo.report.single_pass"
+    service: BatchedService
+    systems: tuple[BatchedService, ...] = ()
+
+    @property
+    def possible(self) -> bool:
+        """Whether some batch keeps the limit."""
+        return self.service.best is not None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+
 def serve(
     model: str | Path | ModelSpec | None,
     system: str | Path | System,
@@ -89,8 +111,11 @@ def serve(
     disaggregate: bool = False,
     command: str | None = None,
     **tariff: Any,
-) -> Served:
+) -> Served | Batched:
     """Predict how many requests a service answers a second, how fast, and at what price.
+
+    Networks that answer in forward passes alone (images, encoders, diffusion) take batches of requests; of the options
+    ``weights``, ``latency`` and, for encoders, ``input`` are theirs.
 
     Parameters
     ----------
@@ -141,20 +166,32 @@ def serve(
 
     Returns
     -------
-    Served
-        The answer; ``possible`` is False where no plan keeps the limits.
+    Served or Batched
+        The answer; ``possible`` is False where no plan, or no batch, keeps the limits.
     """
+    drafts: dict[str, Any] = {}
     if command is not None:
         stated = _stated(command)
         model = model or stated["model"]
         engine, strategy = (stated["engine"] or engine) if engine == "vllm" else engine, strategy or stated["strategy"]
         weights, cache = stated["weights"] if weights == "bf16" else weights, cache or stated["cache"]
         batch_tokens, sequences = batch_tokens or stated["tokens"], sequences or stated["sequences"]
-        speculate = speculate or stated["drafted"]
+        drafts = {} if speculate else stated["speculation"]
+        speculate = speculate or drafts["drafted"]
     if not model:
         raise SpecError("no network is named; state MODEL, such as llama3-8b")
     network = model if isinstance(model, ModelSpec) else load_model(model)
-    changes = _speculation(speculate, acceptance)
+    if is_single_pass(network, _machines(system, gpus)[0][0]):
+        others: dict[str, Any] = {
+            "output": output, "trace": trace, "rate": rate, "concurrency": concurrency or users, "think": think,
+            "ttft": ttft, "tpot": tpot, "strategy": strategy, "cache": cache, "prefix-hit": prefix_hit or None,
+            "speculate": speculate or None, "disaggregate": disaggregate or None,
+        }  # fmt: skip
+        unfit = [name for name, value in others.items() if value is not None]
+        if unfit:
+            raise SpecError(f"--{unfit[0]}: {network.name} generates no tokens; state --weights, --latency or --input")
+        return _batched(network, system, gpus, str(weights), _seconds("latency", latency), input, tariff)
+    changes = drafts | _speculation(speculate, acceptance)
     names = ENGINES if engine == "auto" else (engine,)
     profiles = [load_engine(each).model_copy(update=changes) for each in names]
     load = _load(input, output, trace, rate, concurrency or users, think, arrivals, prefix_hit, length_variation)
@@ -177,16 +214,47 @@ def serve(
     return Served(answers[0], tuple(answers))
 
 
+def generating(answer: Served | Batched) -> Service:
+    """Return the service of an answer; SpecError where its network generates no tokens.
+
+    Parameters
+    ----------
+    answer : Served or Batched
+        What `serve` returned.
+    """
+    if isinstance(answer, Batched):
+        raise SpecError(f"{answer.service.model.name} generates no tokens; expected a language model")
+    return answer.service
+
+
+def _batched(
+    network: ModelSpec,
+    system: str | Path | System,
+    gpus: int,
+    weights: str,
+    limit: float | None,
+    tokens: float | str | None,
+    tariff: dict[str, Any],
+) -> Batched:
+    """The answer for a network that answers in forward passes alone, on each of the systems."""
+    if tokens is not None and "seq" not in network.params:
+        raise SpecError(f"--input: a request to {network.name} has no tokens")
+    length = 0.0 if tokens is None else _length("input", tokens, 0.0)[0]
+    answers = []
+    for machine, count in _machines(system, gpus):
+        usd, _ = rent(machine, count, parse_tariff(**tariff))
+        for each in weights.split(","):
+            formats = parse_formats(each, None)
+            answers.append(batched_service(network, machine, count, formats, limit, length, usd))
+    answers.sort(key=lambda each: (each.best is None, each.usd_per_million or 0.0, -(each.requests_per_s or 0.0)))
+    return Batched(answers[0], tuple(answers))
+
+
 def _machines(system: str | Path | System, gpus: int) -> list[tuple[System, int]]:
     """Return the systems to compare, with the number of devices of each."""
-    names = [each.strip() for each in system.split(",")] if isinstance(system, str) else [system]
-    pairs: list[tuple[System, int]] = []
-    for name in names:
-        text, _, number = name.rpartition(":") if isinstance(name, str) else (name, "", "")
-        counted = bool(text) and str(number).isdecimal()
-        machine = loaded_system(text if counted else name)
-        pairs.append((machine, _checked_gpus(whole_number(number, MOST_COUNT) if counted else gpus, machine)))
-    return pairs
+    from paleo.questions import systems_with_counts
+
+    return [(machine, _checked_gpus(count, machine)) for machine, count in systems_with_counts(system, gpus)]
 
 
 def _speculation(drafted: int, acceptance: float | None) -> dict[str, Any]:
@@ -210,7 +278,7 @@ def _stated(text: str) -> dict[str, Any]:
     return {
         "model": stated.model, "engine": stated.engine, "strategy": degrees.text if degrees.gpus > 1 else None,
         "weights": stated.weights or "bf16", "cache": stated.cache, "tokens": stated.tokens,
-        "sequences": stated.sequences, "drafted": stated.drafted,
+        "sequences": stated.sequences, "speculation": stated.speculation,
     }  # fmt: skip
 
 
@@ -482,8 +550,7 @@ def audit_service(
     model, system, **options
         See `serve`; the load is that of the benchmark.
     """
-    answer = serve(model, system, **{**options, **benchmark.load})
-    service = answer.service
+    service = generating(serve(model, system, **{**options, **benchmark.load}))
     if service.load.kind == "at once":
         service = replace(service, load=replace(service.load, count=int(benchmark.values["requests"])))
     return AuditedService(ServiceAudit(benchmark, service))

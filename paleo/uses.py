@@ -174,10 +174,10 @@ def _uses_of(
     model: str | ModelSpec, system: System, gpus: int, rate: float, seconds: float, run: Run, prices: dict[str, Any]
 ) -> SystemUses:
     from paleo.questions import compare
-    from paleo.services import serve
+    from paleo.services import generating, serve
 
     offer = SystemUses(system, gpus)
-    service = serve(model, system, gpus=gpus, **USUAL_LIMITS, **prices).service
+    service = generating(serve(model, system, gpus=gpus, **USUAL_LIMITS, **prices))
     if service.best is None:
         return replace(offer, problem=service.verdict)
     candidate = service.best.candidate

@@ -93,6 +93,8 @@ CALLS: dict[str, list[list[str]]] = {
         ["serve", "llama3-8b", "--system", "{tmp}/no_latency.yaml", "--rate", "1/s"],
         ["serve", "llama3-70b", *NODE],
         ["serve", "llama3-8b", *NODE, "--rate", "1000/s"],
+        ["serve", "resnet50", *NODE, "--weights", "int8", "--latency", "15ms"],
+        ["serve", "resnet50", *NODE, "--latency", "1us"],
         [
             "serve",
             "llama3-8b",

@@ -13,23 +13,19 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual, steps_table
-from paleo.calibrate.fit import optimiser
+from paleo.calibrate.files import cited, entry_of_steps, steps_table
+from paleo.calibrate.fit import Array, SourceRows, Words, least_loss
 from paleo.errors import SpecError
 from paleo.pricing.power import ARITHMETIC_FAMILY, SustainedParameters
-from paleo.specs.calibration import STEPS, Calibration, Entry, IntervalBin, Residual
+from paleo.specs.calibration import STEPS, Calibration, Entry
 from paleo.specs.device import find_device
 from paleo.specs.software import load_software
 from paleo.tables.cells import text
-from paleo.tables.errors import residual
 from paleo.tables.steps import Row, Step, StepTable, row_dicts, whole_cell
 from paleo.units import counted
 
-Array = npt.NDArray[np.float64]
-Words = npt.NDArray[np.str_]
 #: What `--only` asks for.
 ASKED = "arithmetic"
 #: Factors at which steps are predicted.
@@ -38,24 +34,19 @@ GRID = (0.85, 1.05, 1.25, 1.5)
 _ROBUST = 0.1
 #: GPUs of a node, and most rows that a source is asked for.
 _NODE, _MOST = 8, 60
-#: Rows from which a source weighs as much as another, and sources that a constant needs.
-_WHOLE_SOURCE, _LEAST_SOURCES = 6, 2
+#: Sources that a constant needs.
+_LEAST_SOURCES = 2
 #: Weight of the pull of each logarithm towards 1: it settles what the rows leave open.
 _PULL = 0.002
 
 
 @dataclass(frozen=True)
-class DenseSteps:
+class DenseSteps(SourceRows):
     """Dense steps with the seconds that were measured, and those predicted at each factor of `GRID`."""
 
-    sources: Words
     architectures: Words
     measured: Array
     predicted: Array
-
-    def of(self, rows: npt.NDArray[np.bool_]) -> DenseSteps:
-        """Pick rows."""
-        return DenseSteps(self.sources[rows], self.architectures[rows], self.measured[rows], self.predicted[rows])
 
     def errors(self, factors: SustainedParameters) -> Array:
         """Logarithms of predicted over measured seconds, of shape (rows,)."""
@@ -63,13 +54,6 @@ class DenseSteps:
         grid, known = np.log(GRID), np.log(self.predicted)
         seconds = np.array([np.interp(x, grid, row) for x, row in zip(at, known, strict=True)])
         return np.asarray(seconds - np.log(self.measured))
-
-    @property
-    def weights(self) -> Array:
-        """Weights of the rows: each source weighs as much as another, one of few rows less."""
-        _, place, counts = np.unique(self.sources, return_inverse=True, return_counts=True)
-        shares = np.minimum(counts / _WHOLE_SOURCE, 1.0)
-        return np.asarray((shares / counts / shares.sum())[place])
 
 
 def dense_steps(files: Sequence[str], report: Callable[[str], object] = str) -> DenseSteps:
@@ -147,20 +131,8 @@ def calibration(factors: SustainedParameters) -> Calibration:
     -------
     Calibration
     """
-    return Calibration(name=STEPS, subject=STEPS, entries=(_entry(factors, "factors that are tried", "2000-01-01"),))
-
-
-def _entry(factors: SustainedParameters, source: str, date: str) -> Entry:
-    parameters = {name: rounded(value, ERROR_DIGITS) for name, value in asdict(factors).items()}
-    interval = (IntervalBin(low=1.0, high=1.0),)
-    return Entry(
-        family=ARITHMETIC_FAMILY,
-        stack="whole steps",
-        source=source,
-        date=date,
-        parameters=parameters,
-        interval=interval,
-    )
+    entry = entry_of_steps(ARITHMETIC_FAMILY, factors, "factors that are tried", "2000-01-01")
+    return Calibration(name=STEPS, subject=STEPS, entries=(entry,))
 
 
 def fitted(known: DenseSteps) -> SustainedParameters:
@@ -176,9 +148,8 @@ def fitted(known: DenseSteps) -> SustainedParameters:
         robust = np.where(errors < _ROBUST, np.square(errors) / 2.0, _ROBUST * (errors - _ROBUST / 2.0))
         return float((weights * robust).sum() + _PULL * np.square(logs).sum())
 
-    bounds = [(math.log(GRID[0]), math.log(GRID[-1]))] * len(free)
-    run = optimiser("minimize")(loss, np.full(len(free), 0.1), method="L-BFGS-B", bounds=bounds)
-    return SustainedParameters(**dict(zip(free, np.exp(run.x).tolist(), strict=True)))
+    values = least_loss(loss, np.full(len(free), 0.1), [(GRID[0], GRID[-1])] * len(free))
+    return SustainedParameters(**dict(zip(free, values, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -192,11 +163,9 @@ class ArithmeticFitted:
     def entry(self, files: Sequence[str], date: str) -> Entry:
         """Compose the entry of the calibration of steps; its residual is that of sources left out."""
         tested = np.concatenate(self.lines["errors"].to_list())
-        errors = rounded_residual(residual(np.exp(tested), np.ones_like(tested)))
-        errors.pop("total_error")
-        names = f"{', '.join(Path(file).name for file in files)} ({len(self.lines)} sources)"
         counts = {"rows_fitted": len(self.known.measured), "rows_held_out": len(tested)}
-        return _entry(self.factors, names, date).model_copy(update={**counts, "residual": Residual(**errors)})
+        source = cited(files, len(self.lines))
+        return entry_of_steps(ARITHMETIC_FAMILY, self.factors, source, date, np.exp(tested), **counts)
 
 
 def fit_arithmetic(files: Sequence[str], report: Callable[[str], object] = str) -> ArithmeticFitted:
@@ -216,13 +185,11 @@ def fit_arithmetic(files: Sequence[str], report: Callable[[str], object] = str) 
     known = dense_steps(files, report)
     report(f"arithmetic of {counted(len(known.measured), 'step')}")
     factors, lines = fitted(known), []
-    for name in np.unique(known.sources):
-        chosen = known.sources == name
-        others = fitted(known.of(~chosen))
-        part = known.of(chosen)
+    for name, part, remaining in known.by_source():
+        others = fitted(remaining)
         errors = {"before": SustainedParameters(), "fitted": factors, "left out": others}
         logs = {word: part.errors(values) for word, values in errors.items()}
-        line = {"source": str(name), "rows": int(chosen.sum()), "errors": logs["left out"], **asdict(others)}
+        line = {"source": name, "rows": len(part.measured), "errors": logs["left out"], **asdict(others)}
         for word, values in logs.items():
             line |= {f"{word} bias": float(values.mean()), f"{word} mape": float(np.abs(np.expm1(values)).mean())}
         lines.append(line)

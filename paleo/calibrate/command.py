@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
@@ -27,8 +27,7 @@ from paleo.calibrate.files import (
     table_name,
     yaml_text,
 )
-from paleo.calibrate.links import LEAST_STEPS as LEAST_LINKS
-from paleo.calibrate.links import asked_for_links, fit_links, link_jobs, numbers
+from paleo.calibrate.links import LinkJob, asked_for_links, fit_links, link_jobs, numbers
 from paleo.calibrate.measure import (
     USUAL,
     Point,
@@ -73,6 +72,8 @@ if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration, Residual
     from paleo.tables.errors import ResidualErrors as FittedResidual
 
+Job = TypeVar("Job", SoftwareJob, LinkJob)
+Constants = TypeVar("Constants", arithmetic.ArithmeticFitted, spreads.SpreadsFitted)
 #: Tables that no family is fitted to: they inform.
 _UNFITTED = ("copies",)
 #: Columns of a source's coverage that are printed, and how.
@@ -295,15 +296,19 @@ def _fit_kernels(request: _Request) -> int:
     return 0
 
 
-def _fit_steps(request: _Request, work: Sequence[SoftwareJob]) -> int:
-    enough = [job for job in work if job.steps >= LEAST_STEPS]
+def _enough(work: Sequence[Job], subject: str, steps: str) -> list[Job]:
+    """Pick the jobs with rows enough to fit some and test others, and say which are too small."""
     for job in work:
         if job.steps < LEAST_STEPS:
-            sys.stderr.write(
-                f"{job.profile.name}: {job.steps} steps, too few to fit and test; {LEAST_STEPS} are needed\n"
-            )
+            sys.stderr.write(f"{job.name}: {job.steps} {steps}, too few to fit and test; {LEAST_STEPS} are needed\n")
+    enough = [job for job in work if job.steps >= LEAST_STEPS]
     if not enough:
-        raise SpecError(f"no profile has the {LEAST_STEPS} steps that a fit needs")
+        raise SpecError(f"no {subject} has the {LEAST_STEPS} {steps} that a fit needs")
+    return enough
+
+
+def _fit_steps(request: _Request, work: Sequence[SoftwareJob]) -> int:
+    enough = _enough(work, "profile", "steps")
     places = request.places([job.profile.name for job in enough])
     results = []
     with _progress(len(enough)) as report:
@@ -332,15 +337,7 @@ def _fit_steps(request: _Request, work: Sequence[SoftwareJob]) -> int:
 
 def _fit_links(request: _Request) -> int:
     work = link_jobs(request.files, request.only, request.free)
-    enough = [job for job in work if job.steps >= LEAST_LINKS]
-    for job in work:
-        if job.steps < LEAST_LINKS:
-            sys.stderr.write(
-                f"{job.system.name}: {job.steps} steps that depend on a link, too few to fit and test; "
-                f"{LEAST_LINKS} are needed\n"
-            )
-    if not enough:
-        raise SpecError(f"no system has the {LEAST_LINKS} steps that depend on its links and that a fit needs")
+    enough = _enough(work, "system", "steps that depend on a link")
     places = request.places([job.system.name for job in enough])
     results, refused = [], []
     with _progress(len(enough)) as report:
@@ -382,12 +379,18 @@ def _fit_tasks(request: _Request) -> int:
     return code
 
 
-def _fit_arithmetic(request: _Request) -> int:
+def _fit_constants(request: _Request, fit: Callable[..., Constants], parts: int) -> Constants:
+    """Fit constants of whole steps, one entry, and write them."""
     places = request.places([INTERVALS])
-    with _progress(len(request.files) * (len(arithmetic.GRID) + 1) + 1) as report:
-        result = arithmetic.fit_arithmetic(request.files, report)
+    with _progress(parts + 1) as report:
+        result = fit(request.files, report)
     entry = FittedEntry(INTERVALS, result.entry(request.files, request.date))
     _print_calibrations(request.write([entry], places), places)
+    return result
+
+
+def _fit_arithmetic(request: _Request) -> int:
+    result = _fit_constants(request, arithmetic.fit_arithmetic, len(request.files) * (len(arithmetic.GRID) + 1))
     parts = [f"{word} {part}" for word in ("before", "fitted", "left out") for part in ("bias", "mape")]
     lines = [
         (str(line["source"]), str(line["rows"]), *(f"{100 * line[part]:.1f}" for part in parts))
@@ -399,11 +402,7 @@ def _fit_arithmetic(request: _Request) -> int:
 
 
 def _fit_intervals(request: _Request) -> int:
-    places = request.places([INTERVALS])
-    with _progress(len(request.files) + 1) as report:
-        result = spreads.fit_spreads(request.files, report)
-    entry = FittedEntry(INTERVALS, result.entry(request.files, request.date))
-    _print_calibrations(request.write([entry], places), places)
+    result = _fit_constants(request, spreads.fit_spreads, len(request.files))
     lines = []
     for (_, source), (_, alone) in zip(result.inside.iterrows(), result.tested.iterrows(), strict=True):
         shares = [f"{part[name]:{form}}" for part in (source, alone) for name, form in _COVERAGE]

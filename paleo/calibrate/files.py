@@ -12,29 +12,27 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
 
-from paleo.calibrate.fit import Fit, FitResult, PricedSteps, Rows, count, split
+from paleo.calibrate.fit import Array, Fit, FitResult, PricedSteps, Rows, count, split
 from paleo.errors import PaleoError, SpecError, near
 from paleo.files import is_file
 from paleo.predict import Prediction
 from paleo.pricing.power import BOARD, PowerParameters
-from paleo.specs.calibration import Calibration, Entry, IntervalBin
+from paleo.specs.calibration import Calibration, Entry, IntervalBin, Residual
 from paleo.specs.loading import parse_yaml, validate
 from paleo.tables.cells import number, read_table, text
+from paleo.tables.errors import ResidualErrors, residual
 from paleo.tables.kernels import KINDS, Fitted, TableKind, measured_time, row_groups
 from paleo.tables.kinds._clusters import PowerTable, drawn, seconds_of
 from paleo.tables.runner import compute_rows, named_table, sound_table
 from paleo.tables.steps import CELL_ERRORS, Row, StepTable, row_dicts
 from paleo.tables.tables import table_of
 from paleo.units import counted
-
-if TYPE_CHECKING:
-    from paleo.tables.errors import ResidualErrors
 
 #: Order of the fits: stacks with many rows first, since others set out from them.
 _ORDER = ("graph", "kernel", "eager", "back-to-back")
@@ -347,6 +345,59 @@ def _entry_of(family: str, stack: str, file: str, frame: pd.DataFrame, result: F
         ),
         notes=None if tested else untested,
     )
+
+
+def entry_of_steps(
+    family: str, parameters: Any, source: str, date: str, ratios: Array | None = None, **more: Any
+) -> Entry:
+    """Compose the entry of constants of whole steps.
+
+    Parameters
+    ----------
+    family : str
+        Key of the entry.
+    parameters : dataclass
+        The constants.
+    source : str
+        Tables and their sources.
+    date : str
+        Date that results carry.
+    ratios : ndarray, optional
+        Predicted over measured times of rows that are compared.
+    **more
+        Further fields of the entry.
+
+    Returns
+    -------
+    Entry
+        Its residual has no total error, as no sum of seconds is known.
+    """
+    if ratios is not None:
+        errors = rounded_residual(residual(ratios, np.ones_like(ratios)))
+        errors.pop("total_error")
+        more["residual"] = Residual(**errors)
+    return Entry(
+        family=family, stack="whole steps", source=source, date=date,
+        parameters={name: rounded(value, ERROR_DIGITS) for name, value in dataclasses.asdict(parameters).items()},
+        **{"interval": (IntervalBin(low=1.0, high=1.0),), **more},
+    )  # fmt: skip
+
+
+def cited(files: Sequence[str], sources: int) -> str:
+    """Name the tables of a fit and count their sources.
+
+    Parameters
+    ----------
+    files : sequence of str
+        Measured tables.
+    sources : int
+        How many sources they have.
+
+    Returns
+    -------
+    str
+    """
+    return f"{', '.join(Path(file).name for file in files)} ({sources} sources)"
 
 
 def rounded_residual(errors: ResidualErrors) -> dict[str, float]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 Array = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Words = npt.NDArray[np.str_]
 P = TypeVar("P")
 #: Columns that name a configuration; rows that differ in replicas or in the global batch alone are one.
 CONFIGURATION = (
@@ -39,6 +41,8 @@ SCALE = 0.1
 FIT_SHARE, INTERVAL_SHARE = 0.5, 0.25
 #: Share of a range that a start keeps from its ends; log step of a numerical derivative.
 MARGIN = 1 / 1000
+#: Rows from which a source weighs as much as another and is left out by itself.
+WHOLE_SOURCE = 6
 #: Factors of a fit that held no rows out: a judgement, no statistic.
 _UNTESTED = (0.8, 1.25)
 
@@ -458,6 +462,78 @@ def _log_sigma(run: OptimizeResult) -> Array:
     spread = 1.4826 * np.median(np.abs(run.fun))
     variance: Array = np.diag(np.linalg.pinv(jacobian.T @ jacobian))
     return np.asarray(spread * np.sqrt(np.maximum(variance, 0.0)))
+
+
+# Constants of whole steps, in which each source of rows weighs as much as another and is left out in turn
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """Measured steps with their sources; fields of subclasses are arrays whose first axis is that of the rows."""
+
+    sources: Words
+
+    def of(self, rows: Flags) -> Self:
+        """Pick rows.
+
+        Parameters
+        ----------
+        rows : ndarray of bool
+            True for each row that is picked.
+
+        Returns
+        -------
+        SourceRows
+        """
+        names = [field.name for field in dataclasses.fields(self)]
+        return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in names})
+
+    @property
+    def weights(self) -> Array:
+        """Weights of the rows: sources weigh alike, except those of few rows, which weigh less."""
+        _, place, counts = np.unique(self.sources, return_inverse=True, return_counts=True)
+        shares = np.minimum(counts / WHOLE_SOURCE, 1.0)
+        return np.asarray((shares / counts / shares.sum())[place])
+
+    def by_source(self, least: int = 1) -> Iterator[tuple[str, Self, Self]]:
+        """Yield each source of some rows at least, with its rows and with those of all others.
+
+        Parameters
+        ----------
+        least : int, default 1
+            Fewest rows of a source.
+
+        Yields
+        ------
+        tuple of (str, SourceRows, SourceRows)
+        """
+        names, counts = np.unique(self.sources, return_counts=True)
+        for name in names[counts >= least]:
+            chosen = self.sources == name
+            yield str(name), self.of(chosen), self.of(~chosen)
+
+
+def least_loss(loss: Callable[[Array], float], start: Array, bounds: Sequence[tuple[float, float]]) -> list[float]:
+    """Search positive constants in log space.
+
+    Parameters
+    ----------
+    loss : callable
+        Loss at logarithms of the constants.
+    start : ndarray
+        Logarithms at which the search starts.
+    bounds : sequence of tuple of float
+        Least and most of each constant.
+
+    Returns
+    -------
+    list of float
+        The constants.
+    """
+    logs = [(math.log(low), math.log(high)) for low, high in bounds]
+    run = optimiser("minimize")(loss, start, method="L-BFGS-B", bounds=logs)
+    values: list[float] = np.exp(run.x).tolist()
+    return values
 
 
 def optimiser(name: str) -> Any:

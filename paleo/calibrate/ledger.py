@@ -1,13 +1,13 @@
 """``paleo calibrate --fit … --only ledger``: what each source of measured rows would get had it been left out.
 
 A source of steps is predicted with constants of whole steps that were fitted to the others (`arithmetic`), inside
-intervals that were fitted to the others (`spreads`). A source of kernels is predicted with parameters that were fitted
-to the other sources of its family and device.
+intervals that were fitted to the others (`spreads`); one of served runs with what others suggest of the engines. A
+source of kernels is predicted with parameters that were fitted to the other sources of its family and device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ Report = Callable[[str], object]
 ASKED = "ledger"
 #: Kinds of tables of steps of networks, and the one whose steps tell what sustained arithmetic costs.
 TRANSFORMERS = "llm_iterations"
-TABLES = (TRANSFORMERS, "cnn_iterations", "other_iterations")
+TABLES = (TRANSFORMERS, "cnn_iterations", "other_iterations", "serving", "mlperf/inference")
 #: Columns of the ledger; errors, biases and coverages as fractions.
 COLUMNS = (
     "table", "source", "rows", "mean_error", "bias", "left_out_error", "left_out_bias", "coverage",
@@ -56,10 +56,7 @@ def step_ledger(files: Sequence[str], report: Report = str) -> pd.DataFrame:
     from paleo.calibrate import arithmetic, spreads
 
     known = arithmetic.dense_steps([file for file in files if table_name(file) == TRANSFORMERS], report)
-    calibrations = {
-        str(name): arithmetic.calibration(arithmetic.fitted(known.of(known.sources != name)))
-        for name in np.unique(known.sources)
-    }
+    calibrations = {name: arithmetic.calibration(arithmetic.fitted(others)) for name, _, others in known.by_source()}
     coverages = spreads.cross_validated(spreads.evidence(files, report)).set_index("source")
     lines = []
     for file in files:
@@ -67,27 +64,23 @@ def step_ledger(files: Sequence[str], report: Report = str) -> pd.DataFrame:
         whole = validate_file(file)
         for source, errors in whole.by(whole.sources).items():
             if errors.rows >= LEAST:
-                tested = _left_out(whole, source, calibrations) if source in calibrations else errors
+                tested = _left_out(whole, source, calibrations.get(source)) or errors
                 inside = coverages["inside"].get(f"{whole.table.name}: {source}", np.nan)
-                values = (
-                    errors.mape,
-                    errors.bias,
-                    tested.mape,
-                    tested.bias,
-                    errors.coverage,
-                    inside,
-                    errors.baseline_mape,
-                )
+                shares = errors.coverage, inside, errors.baseline_mape
+                values = (errors.mape, errors.bias, tested.mape, tested.bias, *shares)
                 numbers = [np.nan if value is None else round(float(value), DIGITS) for value in values]
                 lines.append((Path(file).name, source, errors.rows, *numbers))
     return pd.DataFrame(lines, columns=COLUMNS)
 
 
-def _left_out(whole: FileReport, source: str, calibrations: Mapping[str, Calibration]) -> ResidualErrors:
-    """Errors of a source's rows with the arithmetic of all others."""
+def _left_out(whole: FileReport, source: str, calibration: Calibration | None) -> ResidualErrors | None:
+    """Errors of a source's rows with the arithmetic, or the engines, of all others; None where they are the same."""
     chosen = whole.predicted & (whole.sources == source)
     table: Any = whole.table
-    seconds = table.with_calibration(calibrations[source]).predict(whole.frame[chosen]).seconds
+    other = table.without(source) if calibration is None else table.with_calibration(calibration)
+    if other is table:
+        return None
+    seconds = other.predict(whole.frame[chosen]).seconds
     return residual(seconds, whole.measured[chosen])
 
 

@@ -46,8 +46,6 @@ EVERY = "fabric"
 STACK = "step"
 #: A row speaks for a number if making that this much worse moves its step by at least so much, relatively.
 WORSE, MOVED = 4.0, 0.005
-#: Fewer rows than this that depend on links are no fit that can be tested.
-LEAST_STEPS = 12
 #: Rows that a search sees, and how often it may ask for all of them.
 TRAINING_ROWS, EVALUATIONS = 60, 12
 #: One sigma of a number's logarithm above which the rows leave it open; no step repeats better than `REPEATED`.
@@ -130,6 +128,11 @@ class LinkJob:
     rows: tuple[Rows, ...]
     spoken: Mapping[str, Flags]
     skipped: int
+
+    @property
+    def name(self) -> str:
+        """Name of the system."""
+        return self.system.name
 
     @property
     def steps(self) -> int:

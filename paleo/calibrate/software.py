@@ -44,7 +44,7 @@ Report = Callable[[str], object]
 TRAINING_ROWS = 60
 #: What differs from architecture to architecture.
 _PER_ARCHITECTURE = ("attention_slowdown",)
-#: Fewer rows than this are no fit of two parameters that can be tested.
+#: Fewer rows than this are no fit that can be tested.
 LEAST_STEPS = 12
 
 
@@ -122,6 +122,11 @@ class SoftwareJob:
     source: str
     rows: tuple[Rows, ...]
     skipped: int
+
+    @property
+    def name(self) -> str:
+        """Name of the profile."""
+        return self.profile.name
 
     @property
     def steps(self) -> int:

@@ -12,24 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual, steps_table
-from paleo.calibrate.fit import conformal_factors, optimiser
+from paleo.calibrate.files import cited, entry_of_steps, rounded, steps_table
+from paleo.calibrate.fit import WHOLE_SOURCE, Array, Flags, SourceRows, conformal_factors, least_loss
 from paleo.errors import SpecError
-from paleo.specs.calibration import Entry, IntervalBin, Residual
+from paleo.specs.calibration import Entry, IntervalBin
 from paleo.step.interval import INTERVAL_FAMILY, Spreads, Uncertainty
 from paleo.tables.cells import text
-from paleo.tables.errors import residual
 from paleo.tables.steps import Step
 from paleo.units import counted
 
-Array = npt.NDArray[np.float64]
 Report = Callable[[str], object]
 #: What `--only` asks for.
 ASKED = "intervals"
@@ -38,8 +34,6 @@ ASKED = "intervals"
 _LEVEL = 0.875
 #: Shares of a source's rows inside their intervals that are as they should be.
 _BAND = (0.8, 0.95)
-#: A source of fewer rows weighs less, and is not left out by itself.
-_WHOLE_SOURCE = 6
 #: Errors below this are as good as none: few rows are stated to more than three digits.
 _LEAST_ERROR = 0.002
 #: Width (log) over which the loss turns from one slope to the other.
@@ -51,10 +45,9 @@ FIGURES = tuple(field.name for field in fields(Uncertainty) if field.name not in
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(SourceRows):
     """Errors of measured steps, log(predicted / measured), with their sources and the parts of their intervals."""
 
-    sources: npt.NDArray[np.str_]
     errors: Array
     uncertainty: Uncertainty
 
@@ -89,7 +82,7 @@ class Evidence:
         """
         return np.asarray(self.uncertainty.half_widths(spreads).mean(axis=0))
 
-    def of(self, rows: npt.NDArray[np.bool_]) -> Evidence:
+    def of(self, rows: Flags) -> Evidence:
         """Pick rows.
 
         Parameters
@@ -103,19 +96,6 @@ class Evidence:
         """
         figures: dict[str, Any] = {name: getattr(self.uncertainty, name)[..., rows] for name in FIGURES}
         return Evidence(self.sources[rows], self.errors[rows], Uncertainty(**figures, constants=False))
-
-    @property
-    def weights(self) -> Array:
-        """Weights of the rows: sources weigh alike, except those of few rows, which weigh less."""
-        _, place, counts = np.unique(self.sources, return_inverse=True, return_counts=True)
-        shares = np.minimum(counts / _WHOLE_SOURCE, 1.0)
-        return np.asarray((shares / counts / shares.sum())[place])
-
-    @property
-    def whole_sources(self) -> list[str]:
-        """Sources of enough rows to be left out by themselves."""
-        names, counts = np.unique(self.sources, return_counts=True)
-        return [str(name) for name in names[counts >= _WHOLE_SOURCE]]
 
 
 def evidence(files: Sequence[str], report: Report = str) -> Evidence:
@@ -171,15 +151,14 @@ def fitted(evidence: Evidence, level: float = _LEVEL) -> Spreads:
     """
     errors, weights = np.log(np.maximum(np.abs(evidence.errors), _LEAST_ERROR)), evidence.weights
     start = np.log(np.array(astuple(Spreads())))
-    bounds = [(math.log(field.metadata["low"]), math.log(field.metadata["high"])) for field in fields(Spreads)]
+    bounds = [(field.metadata["low"], field.metadata["high"]) for field in fields(Spreads)]
 
     def loss(logs: Array) -> float:
         beyond = errors - np.log(evidence.half_widths(Spreads(*np.exp(logs).tolist())))
         check = level * beyond + _SMOOTH * np.logaddexp(0.0, -beyond / _SMOOTH)
         return float((weights * check).sum() + _PULL * np.square(logs - start).sum())
 
-    run = optimiser("minimize")(loss, start, method="L-BFGS-B", bounds=bounds)
-    return Spreads(*np.exp(run.x).tolist())
+    return Spreads(*least_loss(loss, start, bounds))
 
 
 def cross_validated(known: Evidence, level: float = _LEVEL) -> pd.DataFrame:
@@ -206,10 +185,9 @@ def cross_validated(known: Evidence, level: float = _LEVEL) -> pd.DataFrame:
     if len(names) < 2:
         raise SpecError(f"rows of one source alone ({', '.join(names)}): nothing is left when it is left out")
     lines = []
-    for name in known.whole_sources:
-        chosen = known.sources == name
-        spreads = fitted(known.of(~chosen), level)
-        lines.append({**coverage(known.of(chosen), spreads), **asdict(spreads)})
+    for _, rows, others in known.by_source(WHOLE_SOURCE):
+        spreads = fitted(others, level)
+        lines.append({**coverage(rows, spreads), **asdict(spreads)})
     return pd.DataFrame(lines)
 
 
@@ -262,23 +240,16 @@ class SpreadsFitted:
         -------
         Entry
         """
-        measured = np.exp(-self.known.errors)
-        low, high = conformal_factors(measured)
-        errors = rounded_residual(residual(np.ones_like(measured), measured))
-        errors.pop("total_error")  # a sum of seconds, of which the evidence keeps ratios
-        return Entry(
-            family=INTERVAL_FAMILY,
-            stack="whole steps",
-            source=f"{', '.join(Path(file).name for file in files)} ({len(np.unique(self.known.sources))} sources)",
-            date=date,
+        low, high = conformal_factors(np.exp(-self.known.errors))
+        return entry_of_steps(
+            INTERVAL_FAMILY, self.spreads, cited(files, len(np.unique(self.known.sources))), date,
+            np.exp(self.known.errors),
             rows_fitted=len(self.known.errors),
             rows_held_out=int(self.tested["rows"].sum()),
-            parameters={name: rounded(value, ERROR_DIGITS) for name, value in asdict(self.spreads).items()},
             uncertainty={field.name: rounded(self._sigma(field.name), 2) for field in fields(Spreads)},
-            residual=Residual(**errors),
             interval=(IntervalBin(low=rounded(min(low, 1.0), 4), high=rounded(max(high, 1.0), 4)),),
-            notes=f"each source of {_WHOLE_SOURCE} rows or more left out in turn: {verdict(self.tested)}",
-        )
+            notes=f"each source of {WHOLE_SOURCE} rows or more left out in turn: {verdict(self.tested)}",
+        )  # fmt: skip
 
     def _sigma(self, name: str) -> float:
         """Of a spread's logarithm: the jackknife over sources (Tukey, 1958)."""
@@ -328,5 +299,5 @@ def fit_spreads(files: Sequence[str], report: Report = str, level: float = _LEVE
     known = evidence(files, report)
     report(f"spreads of {counted(len(known.errors), 'step')}")
     tested, spreads = cross_validated(known, level), fitted(known, level)
-    inside = [coverage(known.of(known.sources == name), spreads) for name in known.whole_sources]
+    inside = [coverage(rows, spreads) for _, rows, _ in known.by_source(WHOLE_SOURCE)]
     return SpreadsFitted(known, spreads, pd.DataFrame(inside), tested)

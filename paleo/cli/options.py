@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -162,6 +162,11 @@ def _whole(help_: str) -> Any:
     return _option(help_, parser=whole, metavar="N")
 
 
+def _options_of(options: Any, group: type[Any]) -> dict[str, Any]:
+    """Options of a group among those of a command."""
+    return {field.name: getattr(options, field.name) for field in fields(group)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Options of a run, shared by the commands that predict. Options that are not given keep the default of ``Run``."""
@@ -311,8 +316,9 @@ class RunOptions:
         return validate(Run, {name_of(path): value for path, value in {**file, **data}.items()}, "options")
 
     def _stated_fields(self) -> dict[str, Any]:
-        names = [field.name for field in fields(self) if field.name not in ("set_", "seq", "run_file", "from_")]
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        apart = ("set_", "seq", "run_file", "from_")
+        options = _options_of(self, RunOptions).items()
+        return {name: value for name, value in options if value is not None and name not in apart}
 
     @functools.cached_property
     def job(self) -> FileJob | None:
@@ -455,18 +461,21 @@ def packs(argument: str, options: type[Any]) -> Callable[[Callable[..., None]], 
         stated = inspect.signature(command, eval_str=True).parameters
         hints = get_type_hints(options, include_extras=True)
         shared = [field for field in fields(options) if field.name not in stated]
-        parameters = [parameter for name, parameter in stated.items() if name != argument]
-        parameters += [
-            inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-            )
+        packed = [
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
+                              annotation=hints[field.name])
             for field in shared
+        ]  # fmt: skip
+        parameters = [
+            each
+            for name, parameter in stated.items()
+            for each in (packed if name == argument else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)])
         ]
 
         @functools.wraps(command)
         def wrapper(**values: Any) -> None:
-            packed = options(**{field.name: values.pop(field.name) for field in shared})
-            command(**{argument: packed}, **values)
+            group = options(**{field.name: values.pop(field.name) for field in shared})
+            command(**{argument: group}, **values)
 
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -576,7 +585,7 @@ class TariffOptions:
         """Tariff that the options describe; SpecError names an option that is wrong."""
         from paleo.studies.cost import parse_tariff
 
-        return parse_tariff(**asdict(self))
+        return parse_tariff(**_options_of(self, TariffOptions))
 
 
 #: Decorator that gives a command the price options, packed into the argument ``rates``.
@@ -625,7 +634,7 @@ class LongRunFlags:
 
     def keywords(self) -> dict[str, Any]:
         """Return the options as keyword arguments of `paleo.estimate` and similar functions."""
-        return asdict(self)
+        return _options_of(self, LongRunFlags)
 
     def long_run_options(self) -> LongRunOptions | None:
         """Return the options as an object; None if failures are not counted."""
@@ -634,5 +643,36 @@ class LongRunFlags:
         return parse_long_run(**self.keywords())
 
 
-#: Decorator that gives a command the options of failures, packed into the argument ``long_run``.
-takes_long_run = packs("long_run", LongRunFlags)
+@dataclass(frozen=True, kw_only=True)
+class AmountOptions:
+    """How much is trained, one of them."""
+
+    epochs: Epochs = None
+    samples: Samples = None
+    tokens: Tokens = None
+
+    def amount(self) -> dict[str, Any]:
+        """Options as keyword arguments of `paleo.estimate` and its like."""
+        return _options_of(self, AmountOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricedRunOptions(RunOptions, TariffOptions, LongRunFlags):
+    """The options of a run that is paid for and may fail."""
+
+    def terms(self) -> dict[str, Any]:
+        """Options of what is paid and of failures, as keyword arguments of `paleo.estimate` and its like."""
+        return {**_options_of(self, TariffOptions), **self.keywords()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(PricedRunOptions, AmountOptions):
+    """The options of a run, of how much it trains, of what that costs and of failures."""
+
+    def question(self) -> dict[str, Any]:
+        """All options as keyword arguments of `paleo.estimate` and its like."""
+        return {"run": self.run(), **self.amount(), **self.terms()}
+
+
+#: Those options, in the argument ``options``.
+takes_priced_run, takes_training = packs("options", PricedRunOptions), packs("options", TrainingOptions)

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from paleo.errors import SpecError, near
 from paleo.files import read_bytes
 from paleo.specs.loading import Flag, Spec, Text, read_yaml, record_file, validate
-from paleo.units import Quantity, Seconds, parse, whole_number
+from paleo.units import Seconds, parse, whole_number
 
 #: Most jobs of a file, and most GPUs of one of them.
 MOST_JOBS, MOST_GPUS = 900_000, 900_000
@@ -30,7 +30,6 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "deadline": ("deadline",),
     "priority": ("priority",),
 }
-_TIME = Quantity("time")
 Amount = Annotated[float | str, Field(union_mode="left_to_right")]
 
 

@@ -15,9 +15,9 @@ from paleo.cluster.jobs import read_jobs
 from paleo.cluster.policies import POLICIES
 from paleo.cluster.study import PLACEMENTS, FleetStudy, Wishes, parse_nodes, price_fleet, sampled_factors, waiting_time
 from paleo.errors import SpecError, near
-from paleo.specs.loading import Text, read_yaml, validate
+from paleo.specs.loading import Text, read_yaml
 from paleo.specs.system import load_system
-from paleo.studies.sweep import Study, load_study
+from paleo.studies.sweep import Study, study_of
 
 if TYPE_CHECKING:
     from paleo.studies.sweep import Job
@@ -102,13 +102,4 @@ def _check(name: str, value: Any, system: str) -> None:
 def load_any_study(path: str | Path) -> Study:
     """Load and check a study of runs, or of fleets if the file names ``jobs``."""
     data = read_yaml(path)
-    if "jobs" not in data:
-        return load_study(path)
-    from paleo.studies.sweep import check_study
-
-    study = validate(FleetSweep, {"name": Path(path).stem, **data}, path)
-    try:
-        check_study(study)
-    except SpecError as error:
-        raise SpecError(f"{path}: {error}") from None
-    return study
+    return study_of(FleetSweep if "jobs" in data else Study, path, data)

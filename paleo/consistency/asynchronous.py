@@ -23,8 +23,8 @@ from paleo.step.waiting import expected_largest, waiting_share
 
 Array = npt.NDArray[np.float64]
 Numeric = float | npt.NDArray[np.floating[Any]]
-#: Squared coefficient of variation of a server's service: 0 regular, 1 exponential.
-REGULAR, EXPONENTIAL = 0.0, 1.0
+#: Squared coefficient of variation of a server's service that is regular; it is 1 where service is exponential.
+REGULAR = 0.0
 #: Number of fixed-point iterations after which the throughputs of the classes no longer change in double precision.
 _ITERATIONS = 200
 
@@ -64,7 +64,7 @@ def closed_queue(customers: Numeric, think: Numeric, service: Numeric, variation
     server busy with regular service waits for half of it, with exponential service for all of it. The recursion runs to
     `_MOST_CUSTOMERS`; larger numbers take Schweitzer's approximation, whose throughput is at most 0.6 % lower.
 
-    >>> round(float(closed_queue(8.0, 1.0, 0.1, EXPONENTIAL).throughput), 2)
+    >>> round(float(closed_queue(8.0, 1.0, 0.1, 1.0).throughput), 2)
     6.62
     >>> closed_queue(1e9, 1.0, 0.1).throughput
     array(10.)
@@ -143,34 +143,6 @@ def mixed_queue(counts: Array, think: Array, service: Array, variation: float = 
         throughput = throughput / max(1.0, float((throughput * service).sum()))
         queue = 0.5 * (queue + throughput * np.maximum(visit, counts / throughput - think))
     return np.asarray(throughput)
-
-
-def largest_share(sizes: Array, servers: int) -> float:
-    """Return the part of all bytes that the fullest server holds.
-
-    Whole tensors are assigned, the largest first, to the emptiest server.
-
-    Parameters
-    ----------
-    sizes : ndarray
-        Bytes of each tensor.
-    servers : int
-        Number of servers.
-
-    Returns
-    -------
-    float
-        0 to 1.
-
-    Examples
-    --------
-    >>> largest_share(np.array([6.0, 3.0, 1.0]), 2)
-    0.6
-    """
-    loads = np.zeros(servers)
-    for size in np.sort(sizes)[::-1]:
-        loads[np.argmin(loads)] += size
-    return float(loads.max() / loads.sum())
 
 
 def service_time(payload: Numeric, tensors: Numeric, server: Server) -> Array:

@@ -35,22 +35,20 @@ FP32_BYTES = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Parameter servers that receive gradients, apply them and send parameters.
+    """Parameter servers that take in gradients, apply them and send parameters.
 
     ``call`` [s] is the software time for each tensor that is pushed and pulled. ``bandwidth`` [byte/s] is the rate of
-    one server for all three tasks together. ``largest_share`` is the fraction of all bytes that the fullest of
-    ``count`` servers holds; it is 1 / count if they are balanced.
+    one server for all three tasks together; ``count`` servers hold equal parts of the parameters.
     """
 
     call: float
     bandwidth: float
     count: int = 1
-    largest_share: float | None = None
 
     @property
     def share(self) -> float:
         """Fraction of a push that the fullest server receives."""
-        return 1.0 / self.count if self.largest_share is None else self.largest_share
+        return 1.0 / self.count
 
 
 @dataclass(frozen=True, slots=True)

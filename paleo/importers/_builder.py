@@ -197,13 +197,16 @@ class Builder:
         return Placed.of(self.add("view", options, [root], ""))
 
     def view(self, source: Placed, sizes: Mapping[str, Size], path: str, *, keeps_whole: bool = False) -> Placed:
-        """Return the same values under other dims; a view of a view is a view of the first tensor."""
+        """The same numbers under other dims; a view of a view is a view of the first tensor. There is none where the
+        sizes are those of the source already, unless a name would stand in another place."""
         origin = source
         while origin.holder in self.bases and math.prod(sizes.values()) == self.bases[origin.holder].tensor.elements:
             origin = self.bases[origin.holder]
         for place in (source, origin):
-            same_batch = (place.tensor.dims[:1] == ("batch",)) == (next(iter(sizes), "") == "batch")
-            if place.tensor.sizes == tuple(sizes.values()) and same_batch:
+            dims = place.tensor.dims
+            same_batch = (dims[:1] == ("batch",)) == (next(iter(sizes), "") == "batch")
+            moved = any(dim in dims and dims.index(dim) != index for index, dim in enumerate(sizes))
+            if place.tensor.sizes == tuple(sizes.values()) and same_batch and not moved:
                 return place
         entry = self.add("view", {"dims": dict(sizes), "keeps_whole": keeps_whole or None}, [origin], path)
         self.bases[entry] = origin

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,15 +31,19 @@ def shape_arithmetic(
     >>> shape_arithmetic("Mul", ["a", "b"], {}, {"a": [2, 3], "b": [4]}, {})
     [8, 12]
     """
-    if op == "Shape":
+    if op in ("Shape", "Size"):
         shape = sizes.get(inputs[0]) if inputs else None
-        return None if shape is None else list[float](shape[options.get("start", 0) or 0 : options.get("end")])
+        if shape is None or op == "Size":
+            return None if shape is None else [math.prod(shape)]
+        return list[float](shape[options.get("start", 0) or 0 : options.get("end")])
     values = [known.get(name) for name in inputs if name]
     if not values or any(value is None for value in values):
         return None
     first, *operands = [value for value in values if value is not None]
     if op == "Cast" and options.get("to") in WHOLE:
         return [int(number) for number in first]
+    if op == "Not":
+        return [int(not number) for number in first]
     if op in ("Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Flatten"):
         return first
     if op == "Concat":
@@ -155,6 +160,12 @@ def _padded(shape: Shape, pads: Numbers, axes: Numbers | None) -> Shape | None:
     return tuple(sizes) if min(sizes, default=1) > 0 else None
 
 
+_TRUTHS: dict[str, Callable[[float, float], bool]] = {
+    "Equal": operator.eq, "Less": operator.lt, "Greater": operator.gt,
+    "And": lambda a, b: bool(a and b), "Or": lambda a, b: bool(a or b),
+}  # fmt: skip
+
+
 def _pairwise(op: str, left: Numbers, right: Numbers) -> Numbers | None:
     """Compute element-wise arithmetic, where either operand may be a single number."""
     length = max(len(left), len(right))
@@ -170,8 +181,8 @@ def _pairwise(op: str, left: Numbers, right: Numbers) -> Numbers | None:
             return [a * b for a, b in pairs]
         case "Mod":
             return [a % b for a, b in pairs] if 0 not in right else None
-        case "Equal":
-            return [int(a == b) for a, b in pairs]
+        case "Equal" | "Less" | "Greater" | "And" | "Or":
+            return [int(_TRUTHS[op](a, b)) for a, b in pairs]
         case "Div":
             return [math.trunc(a / b) if isinstance(a, int) and isinstance(b, int) else a / b for a, b in pairs]
         case _:

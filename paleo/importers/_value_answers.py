@@ -189,19 +189,23 @@ def _all_selected(tensor: Any, index: Any, mask: Any, rows: int) -> Any:
 
 
 def _counts(tape: Guessing, tokens: Any) -> list[int] | None:
-    """Return the tokens of each expert if the tensor counts them, else None."""
+    """Return the tokens of each expert, or of each row of a mask, if the tensor counts them, else None."""
     router = _router(tape, tokens)
     if router is None or tokens.shape[0] != router[0]:
-        return None
+        maker = tape.value(tokens).maker
+        mask = maker.inputs[0] if maker is not None and maker.label == "sum" else None
+        if mask is None or not mask.index or mask.root is None or mask.shape[:-1] != tuple(tokens.shape):
+            return None
+        return [mask.shape[-1]] * tokens.shape[0]
     experts, choices = router
     share = int(_share(tape, router, choices))
     return [share + (index < choices - share * experts) for index in range(experts)]
 
 
 def guessed(tape: Guessing, function: Any, args: Any) -> Any:
-    """Return the answer for a module that asks for data of tensors; None if it does not ask.
+    """What a module is told that asks for values without data; None where it does not ask.
 
-    Attention masks hide nothing, there is no padding, and every expert has tokens.
+    So attention masks hide nothing (their rows are whole), there is no padding, and every expert has tokens.
     """
     label = label_of(function)
     if label == "tolist" and args[0].device.type == "meta" and args[0].dim() == 1:

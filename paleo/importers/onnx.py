@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, near
 from paleo.files import read_bytes
+from paleo.importers._onnx_branches import graphs_of, longer, take_branches
 from paleo.importers._onnx_shapes import FLOATS, SINGLE, SMALL, WHOLE, shape_arithmetic, shape_of_output
 from paleo.importers._rules import OnnxNode, Reading, onnx_reading
 from paleo.importers._trace import Call, Shape, Trace, Value, probe_sizes, record
@@ -23,11 +24,18 @@ MOST_FILE_BYTES, MOST_NODES, MOST_DEPTH, MOST_RANK = 700_000_000, 50_000, 4, 8
 #: Most nested calls of functions.
 MOST_CALLS = 64
 #: Most rounds of shape inference and arithmetic on shapes.
-MOST_PASSES = 6
+MOST_PASSES = 20
 #: Largest version of the operators, which is a 32-bit number.
 NEWEST_OPSET = 2**31 - 1
 #: Largest size of a dim; larger ones are errors in the file.
 LARGEST = 2**40
+#: Operators -> places of the inputs that are learned, whichever node makes them.
+WEIGHTS = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "BatchNormalization", "InstanceNormalization"), (1, 2)),
+    **dict.fromkeys(("LayerNormalization", "GroupNormalization"), (1, 2)),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3)),
+    **dict.fromkeys(("MatMul", "PRelu", "RMSNormalization"), (1,)),
+}
 
 
 def onnx_module() -> Any:
@@ -143,12 +151,7 @@ def _bounded_functions(model: Any, path: str) -> None:
                 raise SpecError(f"{path}: function {node.op_type[:60]!r} calls itself, or calls nest too deeply")
             if key in bodies and key not in sizes:
                 sizes[key] = written_out(bodies[key], (*calling, key))
-            inner = [
-                graph
-                for attribute in node.attribute
-                for graph in ([attribute.g] if attribute.HasField("g") else attribute.graphs)
-            ]
-            total += sizes.get(key, 1) + sum(written_out(graph.node, calling) for graph in inner)
+            total += sizes.get(key, 1) + sum(written_out(graph.node, calling) for graph in graphs_of(node))
         return total
 
     if written_out(model.graph.node, ()) > MOST_NODES:
@@ -166,9 +169,8 @@ def _bounded(graph: Any, path: str, depth: int = 0) -> None:
     if len(graph.node) > MOST_NODES:
         raise SpecError(f"{path}: {len(graph.node)} nodes; at most {MOST_NODES} are read")
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                _bounded(inner, path, depth + 1)
+        for inner in graphs_of(node):
+            _bounded(inner, path, depth + 1)
     for tensor in graph.initializer:
         if len(tensor.dims) > MOST_RANK or any(not 0 <= size < LARGEST for size in tensor.dims):
             raise SpecError(f"{path}: initializer {tensor.name[:60]!r} has impossible sizes {list(tensor.dims)[:8]}")
@@ -176,6 +178,9 @@ def _bounded(graph: Any, path: str, depth: int = 0) -> None:
 
 def _without_weights(graph: Any) -> None:
     """Drop the data of all large tensors and keep their sizes."""
+    for node in graph.node:
+        for inner in graphs_of(node):
+            _without_weights(inner)
     for tensor in graph.initializer:
         if math.prod(tensor.dims) > SMALL:
             for data in (
@@ -204,10 +209,11 @@ class _Reader:
         self.constants: dict[str, list[float]] = {}
         self.probe = 1
         self.batch = ""
+        self.notes: list[str] = []
         self._readers: dict[str, Any] = {}
 
     def read(self) -> tuple[Trace, dict[str, int]]:
-        self._initializers()
+        self._initializers(self.graph.initializer)
         inputs = self._inputs()
         shapes = self._shapes()
         calls = [call for node in self.graph.node for call in [self._call(node, shapes)] if call is not None]
@@ -223,17 +229,19 @@ class _Reader:
             calls,
             {n: s for n, s in sizes.items() if n in used},
             {"batch": self.probe} if self.probe > 1 else {},
+            notes=tuple(self.notes),
+            fixed_batch=None if self.probing else next((value.shape[0] for value in inputs if value.shape), None),
         )
         trace.without_dead_calls()
         live = {name for call in trace.calls for v in call.inputs if v is not None for name in v.sources}
         trace.parameters = {name: size for name, size in trace.parameters.items() if name in live}
         return trace, {}
 
-    def _initializers(self) -> None:
+    def _initializers(self, tensors: Iterable[Any]) -> None:
         statistics = {
             name for node in self.graph.node if node.op_type == "BatchNormalization" for name in list(node.input)[3:5]
         }
-        for tensor in self.graph.initializer:
+        for tensor in tensors:
             index = tensor.data_type not in FLOATS
             learned = not index and tensor.name not in statistics and math.prod(tensor.dims) > 1
             shape = tuple(int(size) for size in tensor.dims)
@@ -276,24 +284,28 @@ class _Reader:
             value = Value(shape, "input", _word(proto.name, place), tensor.elem_type not in FLOATS)
             value.root = value if value.index else None
             self.values[proto.name] = value
-            values.append(value)
+            if shape:
+                values.append(value)
+            else:  # a setting, such as a sampling rate
+                value.origin, value.static = "constant", True
         return values
 
     def _size(self, name: str, dim: Any, place: int) -> int:
-        """Return the size of a dim of an input: the first is the batch, others are as stated in the file or by the
-        user."""
+        """The size of a dim of an input: the first is the batch, others are as stated or asked for, by the name that
+        the file gives them or by input and place."""
         stated = dim.dim_value if dim.HasField("dim_value") else None
         if self.probing and (dim.dim_param == self.batch if self.batch else place == 0):
             return self.probe
-        if dim.HasField("dim_param") and dim.dim_param in self.sizes:
-            return self.sizes[dim.dim_param]
-        if stated is None and (place == 0 or dim.dim_param == self.batch):
+        symbol = dim.dim_param or f"{name}.{place}"
+        length = self.sizes.get(f"{name}.{place}", self.sizes.get(symbol))
+        if stated is None and length is not None:
+            return length
+        if stated is None and (place == 0 or (self.batch and dim.dim_param == self.batch)):
             return 1
         if stated is None:
-            symbol = dim.dim_param or f"dim {place}"
-            hint = f"; state it with --size {symbol}=128" if dim.dim_param else ""
+            hint = f"state it with --size {symbol[:60]}=128"
             known = f"; {near(symbol, self.sizes)}" if self.sizes else ""
-            raise SpecError(f"{self.path}: input {name[:60]!r} has no size for {symbol!r}{hint}{known}")
+            raise SpecError(f"{self.path}: input {name[:60]!r} has no size for {symbol[:60]!r}; {hint}{known}")
         if not 1 <= stated < LARGEST:
             raise SpecError(f"{self.path}: input {name[:60]!r} has the size {stated}; expected 1 or more")
         return int(stated)
@@ -305,9 +317,53 @@ class _Reader:
             output.type.tensor_type.ClearField("shape")
         for _ in range(MOST_PASSES):
             shapes = self._inferred()
-            if not (self._fold_shapes(shapes) | self._add_shapes(shapes)):
+            changed = self._fold_shapes(shapes) | self._add_shapes(shapes) | self._take_branches(self._condition)
+            changed |= self._free_batch(shapes)
+            if not changed and self._take_branches(longer):
+                self.notes = ["of a condition on data the longer branch is read"]
+            elif not changed:
                 break
         return shapes
+
+    def _free_batch(self, shapes: Mapping[str, tuple[Shape, bool]]) -> bool:
+        """Lets reshapes to a batch of one, as files of a fixed batch have them, follow the probe; whether one did."""
+        freed = False
+        for place, node in enumerate(self.graph.node):
+            if node.op_type != "Reshape" or len(node.input) < 2:
+                continue
+            target, value = self.constants.get(node.input[1]), self.values.get(node.input[0])
+            source = value.shape if value is not None else shapes.get(node.input[0], ((), False))[0]
+            if (
+                self.probe == 1
+                or not target
+                or target[0] != 1
+                or len(target) < 2
+                or source[:1] != (self.probe,)
+                or 0 in target
+            ):
+                continue
+            inner, elements = abs(math.prod(target)), math.prod(source) // self.probe
+            if elements % inner or (elements != inner and -1 not in target):
+                continue
+            name, sizes = f"{node.input[1]}@{place}", [self.probe, *(int(size) for size in target[1:])]
+            kind = self.onnx.TensorProto.INT64
+            self.graph.initializer.append(self.onnx.helper.make_tensor(name, kind, [len(sizes)], sizes))
+            self._initializers(self.graph.initializer[-1:])
+            node.input[1], freed = name, True
+        return freed
+
+    def _condition(self, node: Any) -> bool | None:
+        """What shapes tell of a condition."""
+        numbers = self.constants.get(node.input[0]) if node.input else None
+        return None if numbers is None or len(numbers) != 1 else bool(numbers[0])
+
+    def _take_branches(self, truth: Callable[[Any], bool | None]) -> bool:
+        """Reads one branch of each condition that is told; whether there was any."""
+        taken = take_branches(self.onnx, self.graph, truth)
+        self._initializers([tensor for branch in taken for tensor in branch.initializer])
+        if taken:
+            _bounded(self.graph, self.path)
+        return bool(taken)
 
     def _add_shapes(self, shapes: dict[str, tuple[Shape, bool]]) -> bool:
         """Add output shapes by Paleo's own rules so that ONNX can continue; return True if there were any."""
@@ -376,7 +432,7 @@ class _Reader:
         if node.op_type == "Constant":
             self._constant_node(node)
             return None
-        inputs = [self._unmerged(self._value(name, node), node) for name in node.input]
+        inputs = [self._unmerged(self._learned(name, place, node), node) for place, name in enumerate(node.input)]
         if inputs and all(v is None or (v.static and v.index) for v in inputs):
             self._static(node, shapes)
             return None
@@ -386,8 +442,14 @@ class _Reader:
             if all(v is None or v.static or v.index for v in inputs):
                 self._static(node, shapes)
                 return None
+            gives = f"what {node.op_type[:60]} of {node.domain[:60] or 'ONNX'} gives"
             raise SpecError(
-                f"{self.path}: node {node.name[:60] or node.op_type!r}: no shape can be inferred for {missing[:1]}"
+                f"{self.path}: node {node.name[:60]!r}: no shape can be inferred for {gives} ({missing[0]!r:.60})"
+            )
+        source, elements = inputs[0] if inputs else None, math.prod(shapes[shaped[0]][0])
+        if node.op_type == "Reshape" and source is not None and source.elements != elements:
+            raise SpecError(
+                f"{self.path}: node {node.name[:60]!r}: Reshape makes {elements} numbers of {source.elements}"
             )
         numbers = [self.constants.get(name) for name in node.input]
         reading = Reading("unknown", inputs)
@@ -443,6 +505,15 @@ class _Reader:
         name = f"{value.name}@{len(self.values)}"
         self.values[name] = copy = self._constant(name, value.shape, index=value.index, learned=True)
         return copy
+
+    def _learned(self, name: str, place: int, node: Any) -> Value | None:
+        """An input of a node; a constant in the place of a weight is one (written by a node, or dequantized)."""
+        value = self._value(name, node)
+        if value is None or place not in WEIGHTS.get(node.op_type, ()) or value.elements == 1:
+            return value
+        if value.static and not value.index and not value.sources:
+            self.values[name] = value = self._constant(name, value.shape, index=False, learned=True)
+        return value
 
     def _value(self, name: str, node: Any) -> Value | None:
         if name not in self.values:

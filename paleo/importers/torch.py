@@ -82,7 +82,7 @@ def _inference(module: Any) -> Iterator[None]:
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
-        with without_caches(module):
+        with without_data(module):
             yield
     finally:
         for part, training in modes:
@@ -90,8 +90,10 @@ def _inference(module: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_caches(module: Any) -> Iterator[None]:
-    """Turn off the key-value caches of a module for the time of a ``with`` block.
+def without_data(module: Any) -> Iterator[None]:
+    """Let a module run on the meta device for the time of a ``with`` block.
+
+    Its key-value caches are off, and so are changes of number formats for that device, which torch refuses.
 
     Parameters
     ----------
@@ -105,11 +107,19 @@ def without_caches(module: Any) -> Iterator[None]:
     """
     parts = (getattr(part, "config", None) for part in module.modules())
     configs: dict[int, Any] = {id(config): config for config in parts if getattr(config, "use_cache", None) is True}
+    torch = torch_module()
+    autocast = torch.autocast
+
+    def cast(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return contextlib.nullcontext() if device_type == "meta" else autocast(device_type, *args, **kwargs)
+
     for config in configs.values():
         config.use_cache = False
+    torch.autocast = torch.amp.autocast = cast
     try:
         yield
     finally:
+        torch.autocast = torch.amp.autocast = autocast
         for config in configs.values():
             config.use_cache = True
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
@@ -584,37 +584,3 @@ def network_of(job: FileJob) -> ModelSpec | None:
 
 
 _REMARK = "the network is built from the sizes in the launch file; everything else is as usual in its family"
-
-
-def compared(job: JobPlan) -> dict[str, Any]:
-    """Return the fields of a plan that decide whether two plans are equal.
-
-    Parameters
-    ----------
-    job : JobPlan
-        A plan.
-
-    Returns
-    -------
-    dict of str to Any
-        Values by field.
-    """
-    return {entry.name: getattr(job, entry.name) for entry in fields(job) if entry.compare}
-
-
-def resized(job: JobPlan, gpus: int) -> JobPlan:
-    """Return a plan on another number of devices at the same global batch.
-
-    Parameters
-    ----------
-    job : JobPlan
-        A plan.
-    gpus : int
-        Number of devices.
-
-    Returns
-    -------
-    JobPlan
-        The plan.
-    """
-    return completed(replace(job, gpus=gpus))

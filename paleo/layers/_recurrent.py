@@ -127,6 +127,23 @@ class Gru(Recurrent):
     cell = "gru"
 
 
+def _short_convolution(
+    name: str, x: Tensor, rows: dict[str, Size], mixed: Size, taps: int, more: tuple[Tensor, ...] = ()
+) -> MemoryPass:
+    """A causal convolution over ``taps`` positions of ``mixed`` entries of each group, the last of ``rows``."""
+    before = x.reshaped(rows | {"mixed": mixed}, name=f"{name}.mixed")
+    (group, groups) = list(rows.items())[-1]
+    weight = Tensor(f"{name}.conv.weight", (group, "mixed", "taps"), (groups, mixed, taps), "parameter")
+    after, flops = before.like(f"{name}.conv"), 2.0 * taps + 5.0
+    return MemoryPass(after.name, "elementwise", (before,), after, (weight, *more), (before,), flops_per_element=flops)
+
+
+def _gated_norm(name: str, flat: Tensor, gate: Tensor, scale: Tensor) -> MemoryPass:
+    """The norm of what a mixer gives, times its gate."""
+    normed, inputs = flat.like(f"{name}.norm"), (flat, gate)
+    return MemoryPass(normed.name, "norm", inputs, normed, (scale,), inputs, flops_per_element=14.0, reduces=("inner",))
+
+
 # State-space layers: the selective scan of Mamba-2 in chunks
 
 
@@ -158,32 +175,13 @@ class Mamba2(Layer):
         project_in, _ = project(
             f"{name}.in", x, {"ssm_groups": self.groups, "packed": inner + mixed + self.heads // self.groups}
         )
-        before = x.reshaped(rows | {"mixed": mixed}, name=f"{name}.mixed")
-        taps = Tensor(
-            f"{name}.conv.weight", ("ssm_groups", "mixed", "taps"), (self.groups, mixed, self.conv), "parameter"
-        )
         shift = Tensor(f"{name}.conv.bias", ("ssm_groups", "mixed"), (self.groups, mixed), "parameter")
-        after = before.like(f"{name}.conv")
-        flops = 2.0 * self.conv + 5.0
-        convolution = MemoryPass(
-            f"{name}.conv", "elementwise", (before,), after, (taps, shift), (before,), flops_per_element=flops
-        )
+        convolution = _short_convolution(name, x, rows, mixed, self.conv, (shift,))
         scan, scanned = self._scan(name, rows)
         gate = x.reshaped(rows | {"inner": inner}, name=f"{name}.gate")
         scale = Tensor(f"{name}.norm.weight", ("ssm_groups", "inner"), (self.groups, inner), "parameter")
-        flat = scanned.reshaped(rows | {"inner": inner})
-        normed = flat.like(f"{name}.norm")
-        norm = MemoryPass(
-            normed.name,
-            "norm",
-            (flat, gate),
-            normed,
-            (scale,),
-            (flat, gate),
-            flops_per_element=14.0,
-            reduces=("inner",),
-        )
-        project_out, out = project(f"{name}.out", normed, {x.dims[-1]: x.sizes[-1]}, contract=2)
+        norm = _gated_norm(name, scanned.reshaped(rows | {"inner": inner}), gate, scale)
+        project_out, out = project(f"{name}.out", norm.out, {x.dims[-1]: x.sizes[-1]}, contract=2)
         return Expansion((project_in, convolution, scan, norm, project_out), out)
 
     @property
@@ -289,30 +287,13 @@ class DeltaNet(Layer):
             *self._through(f"{name}.decay", x, self.decay_rank if self.decay == "channel" else 0, self.key_dim),
             *self._through(f"{name}.gate", x, self.gate_rank, self._values),
         ]
-        before = x.reshaped(rows | {"mixed": mixed}, name=f"{name}.mixed")
-        taps = Tensor(
-            f"{name}.conv.weight", ("delta_heads", "mixed", "taps"), (self.heads, mixed, self.conv), "parameter"
-        )
-        after = before.like(f"{name}.conv")
-        convolution = MemoryPass(
-            after.name, "elementwise", (before,), after, (taps,), (before,), flops_per_element=2.0 * self.conv + 5.0
-        )
+        convolution = _short_convolution(name, x, rows, mixed, self.conv)
         rule, out_heads = self._rule(name, rows)
         flat = out_heads.reshaped(rows | {"inner": self._values})
         gate = x.reshaped(rows | {"inner": self._values}, name=f"{name}.gates")
         scale = Tensor(f"{name}.norm.weight", ("inner",), (self.value_dim,), "parameter")
-        normed = flat.like(f"{name}.norm")
-        norm = MemoryPass(
-            normed.name,
-            "norm",
-            (flat, gate),
-            normed,
-            (scale,),
-            (flat, gate),
-            flops_per_element=14.0,
-            reduces=("inner",),
-        )
-        project_out, out = project(f"{name}.out", normed, {x.dims[-1]: x.sizes[-1]}, contract=2)
+        norm = _gated_norm(name, flat, gate, scale)
+        project_out, out = project(f"{name}.out", norm.out, {x.dims[-1]: x.sizes[-1]}, contract=2)
         return Expansion((project_in, *low_rank, convolution, rule, norm, project_out), out)
 
     @property

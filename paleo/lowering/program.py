@@ -437,16 +437,19 @@ class _Lowering:
 
     def _passes(self, section: str, elements: float, tensors: float) -> Iterable[CountedKernel]:
         """What the framework does to each gradient once backward has made it: it is added to an accumulator of its own,
-        in a launch for each tensor; or, without a launch, autograd adds it to the sum, or the product itself does,
-        which reads and writes the sum in place of a result in sixteen bits; other accesses, two of them a launch, for
-        each tensor or for all in a flat buffer."""
+        in a launch for each tensor, or two if it is cast first; or, without a launch, autograd adds it to the sum, or
+        the product itself does, which reads and writes the sum in place of a result in sixteen bits; other accesses,
+        two of them a launch, for each tensor or for all in a flat buffer."""
         formats, half = self.precision, self.precision.gradient_accesses / 2.0
         moved = half * formats.gradient
         launches = half if formats.flat_gradients else tensors * half
         passes = [("gradients", moved, moved, half, launches)]
         if formats.accumulator:
-            read = formats.gradient + formats.accumulator
+            cast = formats.accumulator_cast
+            read = (formats.accumulator if cast else formats.gradient) + formats.accumulator
             passes.insert(0, ("accumulation", read, formats.accumulator, 1.0, tensors))
+            if cast:
+                passes.insert(0, ("widening", formats.gradient, formats.accumulator, 0.0, tensors))
         if formats.added:
             passes.insert(0, ("additions", 2.0 * formats.gradient, formats.gradient, 1.0, 0.0))
         if formats.accumulated:

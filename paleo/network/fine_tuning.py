@@ -349,17 +349,13 @@ def _check_patterns(graph: Graph, patterns: Sequence[str]) -> None:
         name
         for node in graph.nodes
         if node.operations
-        for iteration in range(_iterations(node))
+        for iteration in range(node.repeats[0][1] if node.repeats else 1)
         for name in _names(node, iteration)
     }
     for pattern in patterns:
         if not any(_is_called(name, pattern) for name in names):
             hint = near(pattern, dict.fromkeys(node.name for node in graph.nodes))
             raise PlanError(f"freeze: no layer of {graph.name} is called {pattern!r}; {hint}")
-
-
-def _iterations(node: Node) -> int:
-    return node.repeats[0][1] if node.repeats else 1
 
 
 def _names(node: Node, iteration: int) -> tuple[str, ...]:

@@ -54,6 +54,8 @@ class Precision:
     #: A second copy of the gradients, to which a framework adds each of them in a pass of its own, and which it
     #: exchanges, clips and hands to the optimizer.
     accumulator: float = 0.0
+    #: The pass that adds a gradient to that copy reads it in the copy's format, cast in a pass before.
+    accumulator_cast: bool = False
     #: Weights stay fp32; products read narrow copies that are made for each pass, their gradients are widened again.
     casts: bool = False
     #: Reads and writes of each gradient after every backward pass: unscaling, norms, clipping.

@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from paleo.parallel.placement import AXES
 from paleo.specs.abilities import Abilities, Refusal, load_framework
 from paleo.specs.software import load_software
@@ -242,22 +239,3 @@ def _sentence(framework: Abilities, refusal: Refusal, known: Quantities) -> str:
     names = [name for name in known if name in refusal.condition.names]
     stated = ", ".join(f"{name}={known[name]}" for name in names if known[name] not in (0, "none"))
     return f"{framework.title_and_release} does not run {stated or 'this'}: {refusal.fact} ({refusal.source})"
-
-
-def refused_plans(framework: Abilities, known: Quantities) -> npt.NDArray[np.bool_]:
-    """Find the plans that a framework refuses.
-
-    Parameters
-    ----------
-    framework : Abilities
-        What the framework can run.
-    known : Quantities
-        Quantities of the plans; arrays have one entry a plan.
-
-    Returns
-    -------
-    ndarray, shape (plans,)
-        True for refused plans.
-    """
-    masks = [np.asarray(refusal.condition.holds(known), dtype=bool) for refusal in framework.refusals]
-    return np.asarray(np.logical_or.reduce(np.broadcast_arrays(*masks)))

@@ -50,7 +50,6 @@ from paleo.pricing.store import RELATIVE_WIDENING, Rates, SourcedParameters, loo
 from paleo.units import TERA
 
 if TYPE_CHECKING:
-    from paleo.parallel.placement import Axes, Mesh
     from paleo.specs.calibration import Calibration
     from paleo.specs.system import System
 
@@ -661,115 +660,13 @@ def _of_relative(system: str) -> SourcedParameters[FabricParameters]:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
-    """Links of a system as the groups of a mesh see them.
-
-    Calibrated NCCL prices a collective, or alpha-beta where ``rates`` asks for constants; ``algorithm`` forces one for
-    all-reduces. ``host`` is the least that a collective takes, as its call costs the host that long [s]. Each price
-    assumes that all groups of the axes exchange at the same moment and share the ports of their nodes.
-    """
-
-    system: System
-    mesh: Mesh
-    algorithm: str | None = None
-    rates: Rates | None = None
-    user_calibration: Calibration | None = None
-    host: float = 0.0
-    _cache: dict[tuple[str, Axes, float], float] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def time(self, operation: str, axes: Axes, payload_bytes: float) -> float:
-        """Price one collective over one group.
-
-        Parameters
-        ----------
-        operation : str
-            Collective operation, such as ``all_reduce``.
-        axes : Axes
-            Axes of the mesh that the group spans together.
-        payload_bytes : float
-            Size of the whole tensor [byte].
-
-        Returns
-        -------
-        float
-            Seconds.
-        """
-        if self.mesh.group_size(axes) == 1 or payload_bytes == 0:
-            return 0.0
-        key = (operation, axes, payload_bytes)
-        if key not in self._cache:
-            self._cache[key] = float(self.times(operation, axes, np.asarray(payload_bytes)))
-        return self._cache[key]
-
-    def times(self, operation: str, axes: Axes, payload_bytes: Array) -> Array:
-        """Price collectives of several payloads over a group of more than one rank.
-
-        Parameters
-        ----------
-        operation : str
-            Collective operation, such as ``all_reduce``.
-        axes : Axes
-            Axes of the mesh that the group spans together.
-        payload_bytes : ndarray
-            Size of the whole tensor [byte].
-
-        Returns
-        -------
-        ndarray
-            Seconds; the shape of `payload_bytes`.
-        """
-        self._check(axes)
-        stride, ranks = (np.full(payload_bytes.size, n) for n in (self.mesh.stride(axes), self.mesh.group_size(axes)))
-        return self.fabric.times(operation, stride, ranks, payload_bytes.ravel()).reshape(payload_bytes.shape)
-
-    @property
-    def fabric(self) -> Fabric:
-        """The links of the system, without a mesh laid over them."""
-        return Fabric(self.system, self.algorithm, self.rates, self.user_calibration, self.host)
-
-    def all_reduce(self, axes: Axes, payload_bytes: float) -> float:
-        """Price the sum of a buffer over a group.
-
-        Parameters
-        ----------
-        axes : Axes
-            Axes of the mesh that the group spans together.
-        payload_bytes : float
-            Size of the whole tensor [byte].
-
-        Returns
-        -------
-        float
-            Seconds.
-        """
-        return self.time("all_reduce", axes, payload_bytes)
-
-    def links(self, axes: Axes) -> GroupLinks:
-        """Return the links of a group.
-
-        Parameters
-        ----------
-        axes : Axes
-            Axes of the mesh that the group spans together.
-
-        Returns
-        -------
-        GroupLinks
-        """
-        self._check(axes)
-        return self.fabric.links(self.mesh.stride(axes), self.mesh.group_size(axes))
-
-    def _check(self, axes: Axes) -> None:
-        if not self.system.levels:
-            ranks = self.mesh.group_size(axes)
-            raise PlanError(f"system {self.system.name} is one device alone; {'+'.join(axes)}={ranks} needs links")
-
-
-@dataclass(frozen=True, slots=True)
 class Fabric:
     """Links of a system, priced for many groups at once; a group is a stride between neighbours and a number of ranks.
 
-    Fields as in `Network`; links of groups and parameters are looked up once. ``handshake``: seconds that an exchange
+    Calibrated NCCL prices a collective, or alpha-beta where ``rates`` asks for constants; ``algorithm`` forces one for
+    all-reduces. ``host`` is the least that a collective takes, as its call costs the host that long [s]. Each price
+    assumes that all groups of the axes exchange at the same moment and share the ports of their nodes. Links of groups
+    and parameters are looked up once. ``handshake``: seconds that an exchange
     in which tokens travel once takes over nodes beside its bytes; ``libfabric``: what EFA adds to that, by NCCL and by
     other libraries. ``dispatcher``: the library of that exchange.
     """

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paleo.errors import SpecError, near
 from paleo.pricing.convolution import L2_OVER_MEMORY, PRESENT, overlapped, waves
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.specs.calibration import parameter
@@ -90,30 +89,6 @@ class RnnParameters:
     filter_factor: float = parameter("1", "0.5..2.5", "time of the filter gradient's product over a plain one")
     narrow_rows: float = parameter("1200 row", "300..5000", "rows for which narrow passes over the weights run at once")
     barrier: float = parameter("2.5 us", "0.5..20 us", "grid-wide barrier of a persistent step", fitted=False)
-
-
-def gates(cell: str) -> int:
-    """Count the gates of a cell.
-
-    Parameters
-    ----------
-    cell : str
-        ``vanilla``, ``lstm`` or ``gru``.
-
-    Returns
-    -------
-    int
-        Products of h x h in a step.
-
-    Raises
-    ------
-    SpecError
-        If there is no such cell.
-    """
-    try:
-        return GATES[cell]
-    except KeyError:
-        raise SpecError(f"unknown recurrent cell {cell!r}; {near(cell, GATES)}") from None
 
 
 def fits_registers(*, weight_bytes: Number, device: DeviceFigures) -> Mask:

@@ -34,7 +34,7 @@ from paleo.studies.sweep import load_study
 from paleo.units import HOUR, counted, duration, engineering, gibibytes
 
 if TYPE_CHECKING:
-    from paleo.tables.tables import MeasuredTable
+    from paleo.tables.base import MeasuredTable
 
 #: A name and its value, as people read them.
 Fact = tuple[str, str]
@@ -227,23 +227,7 @@ def entry_facts(entry: object) -> list[Fact]:
     list of Fact
         Pairs of name and text.
     """
-    if isinstance(entry, Device):
-        return _device(entry)
-    if isinstance(entry, Link):
-        return _link(entry)
-    if isinstance(entry, System):
-        return _system(entry)
-    if isinstance(entry, ModelSpec):
-        return _model(entry)
-    if isinstance(entry, Software):
-        return _software(entry)
-    if isinstance(entry, Calibration):
-        return _calibration(entry)
-    if isinstance(entry, Run):
-        return _known(*explicit_fields(entry).items())
-    if isinstance(entry, Spec):
-        return _known(*((name, getattr(entry, name)) for name in sorted(entry.model_fields_set)))
-    return _registered(entry)
+    return next(describe(entry) for kind, describe in _FACTS.items() if isinstance(entry, kind))
 
 
 def document(entry: object) -> Document:
@@ -460,6 +444,24 @@ def _registered(entry: object) -> list[Fact]:
 def _field(field: Any) -> str:
     kind = getattr(field.annotation, "__name__", None) or str(field.annotation)
     return f"{kind}, required" if field.is_required() else f"{kind}, {field.default!r} if left out"
+
+
+def _stated(entry: Spec) -> list[Fact]:
+    return _known(*((name, getattr(entry, name)) for name in sorted(entry.model_fields_set)))
+
+
+#: Class of an entry -> its facts, the most special class first.
+_FACTS: Mapping[type, Callable[[Any], list[Fact]]] = {
+    Device: _device,
+    Link: _link,
+    System: _system,
+    ModelSpec: _model,
+    Software: _software,
+    Calibration: _calibration,
+    Run: lambda run: _known(*explicit_fields(run).items()),
+    Spec: _stated,
+    object: _registered,
+}
 
 
 # tables

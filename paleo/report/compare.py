@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.launch.commands import estimate_command
+from paleo.parallel.placement import without_replicas
 from paleo.report.columns import NONE, Attribute, Document, Pasted, energy, listing, money, percent, wrapped_text
 from paleo.report.estimate import OWNED, consistency_document, prediction_document, training_document
 from paleo.report.scale import CYCLE
@@ -154,8 +155,7 @@ def _strategy(candidate: Candidate) -> str:
     """Return the degrees other than data parallelism, which all systems have."""
     if candidate.prediction is None:
         return NONE
-    parts = candidate.prediction.plan.strategy.split(",")
-    return ",".join(part for part in parts if not part.startswith("dp")) or "dp"
+    return without_replicas(candidate.prediction.plan.strategy)
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:

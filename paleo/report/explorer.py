@@ -1,6 +1,7 @@
 """One self-contained page of every evaluated plan of a search.
 
-It has sliders, the Pareto front of time, cost and memory, the breakdown and command of the chosen plan. It works without a server or network, by keyboard, on phones, dark and light.
+It has sliders, the Pareto front of time, cost and memory, the breakdown and command of the chosen plan. It works
+without a server or network, by keyboard, on phones, dark and light.
 
 Columns are typed arrays in base64, so that 200,000 plans take about 4 MB. Layout and script are in ``templates``.
 """

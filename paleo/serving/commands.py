@@ -26,7 +26,12 @@ _FLAGS = {
     "sequences": ("--max-num-seqs", "--max-running-requests", "--max_batch_size"),
     "memory": ("--gpu-memory-utilization", "--mem-fraction-static", "--kv_cache_free_gpu_memory_fraction"),
     "drafted": ("--speculative-num-steps", "--num-speculative-tokens"),
+    "branches": ("--speculative-eagle-topk",),
+    "verified": ("--speculative-num-draft-tokens",),
 }
+#: Tokens that the heads of EAGLE-3 choose from (``draft_vocab_size`` of those that are published; Li et al.,
+#: arXiv:2503.01840).
+EAGLE_VOCABULARY = 32_000.0
 _CACHE_FLAGS = ("--kv-cache-dtype", "--kv_cache_dtype")
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "tensorrt": "tensorrt-llm"}
 
@@ -44,12 +49,21 @@ class EngineCommand:
     sequences: int | None
     memory_share: float | None
     drafted: int
+    branches: int = 1
+    verified: int = 0
+    draft_vocabulary: float = 0.0
     replicas: int = 1
 
     @property
     def formats(self) -> Formats:
         """Formats of weights and KV cache: sixteen bits by default."""
         return parse_formats(self.weights, self.cache)
+
+    @property
+    def speculation(self) -> dict[str, float]:
+        """What it states of drafts, by the names of an engine's facts."""
+        names = ("drafted", "branches", "verified", "draft_vocabulary")
+        return {name: getattr(self, name) for name in names} if self.drafted else {"drafted": 0}
 
 
 def read_command(text: str) -> EngineCommand:
@@ -93,6 +107,9 @@ def read_command(text: str) -> EngineCommand:
         None if numbers["sequences"] is None else int(numbers["sequences"]),
         numbers["memory"],
         _drafted(words),
+        int(numbers["branches"] or 1),
+        int(numbers["verified"] or 0),
+        EAGLE_VOCABULARY if re.search("eagle-?3", text.lower()) else 0.0,
         1 if shared else dp,
     )
 

@@ -70,7 +70,7 @@ def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimit
     pieces = lengths.computed / piece
     before = np.maximum(np.asarray(lengths.input) - piece, 0.0) / 2.0
     each = layout.phases.iteration(decoded=0.0, cached=1.0, chunks=1.0, length=piece, before=before)
-    service = float(pieces * (each + engine.host))
+    service = float(pieces * (each + engine.pause))
     waits = 0.5 * _LOADS * service * (load.variation + lengths.input_variation**2) / (1.0 - _LOADS)
     mean = engine.request + waits + service + sent
     slow = mean + waits * (np.log(100.0) - 1.0) if limits.percentile == 99 else mean

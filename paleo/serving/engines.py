@@ -14,7 +14,7 @@ from paleo.errors import SpecError
 from paleo.serving.phases import EngineKernels
 from paleo.specs.catalog import names, read_entry
 from paleo.specs.loading import Flag, PositiveCount, Spec, Text, validate
-from paleo.units import Bytes, Seconds
+from paleo.units import MEBIBYTE, Bytes, Seconds
 
 if TYPE_CHECKING:
     from paleo.specs.device import Device
@@ -59,9 +59,20 @@ class Engine(Spec):
     page: PositiveCount = Field(description="tokens of a page of the cache")
     prefix_cache: Flag = Field(description="whether prompts that begin alike share their pages")
     host: Seconds = Field(description="seconds of the host between two iterations that the device waits for")
-    request: Seconds = Field(description="seconds of the server for each request before it is queued, one by one")
+    drafting_host: Seconds = Field(
+        0.0, description="seconds of the host that an iteration waits for beside those, where it drafts and verifies"
+    )
+    request: Seconds = Field(
+        description="seconds of the server for each request before it is queued, one by one; those of one instant are "
+        "handled in turns and queued together"
+    )
+    delay: Seconds = Field(
+        0.0, description="seconds that a request takes in the server beside those in which it takes no other: between "
+        "processes, to and from the network"
+    )  # fmt: skip
     streamed: Seconds = Field(0.0, description="seconds of the server for each token that is sent, one by one")
     all_reduce: Seconds = Field(0.0, description="shortest sum over peers by its own kernel; 0: by the library alone")
+    all_reduce_most: Bytes = Field(8.0 * MEBIBYTE, description="bytes of a sum from which on it is left to the library")
     attention: dict[Text, Text] = Field(
         default_factory=dict, description="attention kernels by architecture, where they are not the usual ones"
     )
@@ -77,12 +88,22 @@ class Engine(Spec):
     )
     largest_graph: Annotated[int, Field(ge=0)] = Field(description="most sequences of a captured graph of decode")
     drafted: Annotated[int, Field(ge=0, le=64)] = Field(
-        0, description="tokens that a head of one layer drafts for each sequence and iteration (EAGLE, MTP)"
+        0, description="places for which a head of one layer drafts in an iteration, one after the other (EAGLE, MTP)"
     )
     acceptance: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.6, description="probability that a drafted token is accepted where all before it were"
     )
+    branches: PositiveCount = Field(1, description="tokens that it drafts for each place: a tree where more than one")
+    verified: Annotated[int, Field(ge=0)] = Field(
+        0, description="tokens of a sequence that an iteration verifies, its last one among them; 0: those of a chain"
+    )
+    draft_vocabulary: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="tokens that the head chooses from; 0: all that the network has"
+    )
     drafted_sequences: PositiveCount | None = Field(None, description="most sequences of an iteration with such a head")
+    suggested: dict[Text, dict[Text, Seconds]] = Field(
+        default_factory=dict, description="values that sources of rows suggest of a fact, by its name and theirs"
+    )
     overlapped_scheduler: Flag = Field(True, description="whether it schedules an iteration while another runs")
     source: Text
     notes: Text | None = None
@@ -118,13 +139,50 @@ class Engine(Spec):
                 return rule.model_copy(update={"sequences": min(most, rule.sequences)}) if most else rule
         raise SpecError(f"engine {self.name}: no limit fits {device.name}; give --batch-tokens and --sequences")
 
+    def without(self, source: str) -> Engine:
+        """Return the engine as it would be had a source of measured rows never been seen.
+
+        Parameters
+        ----------
+        source : str
+            The source.
+
+        Returns
+        -------
+        Engine
+            Facts that it suggested are the mean of what others suggest, and 0 where none does.
+
+        Examples
+        --------
+        >>> engine = load_engine("vllm")
+        >>> engine.request, engine.without("GPUStack performance lab").request
+        (0.004, 0.0)
+        """
+        others = {
+            fact: [value for name, value in values.items() if name != source]
+            for fact, values in self.suggested.items()
+            if source in values
+        }
+        return self.model_copy(update={fact: sum(each) / max(len(each), 1) for fact, each in others.items()})
+
+    @property
+    def offline(self) -> Engine:
+        """The engine without a server in front."""
+        return self.model_copy(update={"request": 0.0, "delay": 0.0, "streamed": 0.0})
+
+    @property
+    def pause(self) -> float:
+        """Seconds between two iterations, for each token that they give a sequence."""
+        return (self.host + self.drafting_host) / self.kernels.emitted if self.drafted else self.host
+
     @property
     def kernels(self) -> EngineKernels:
         """Properties of the engine that determine the times of its kernels."""
         return EngineKernels(
             all_reduce=self.all_reduce, attention=tuple(self.attention.items()),
             experts=tuple(self.experts.items()), latent=self.latent, joint_attention=self.joint_attention,
-            converts=self.converts, drafted=self.drafted, acceptance=self.acceptance,
+            converts=self.converts, drafted=self.drafted, acceptance=self.acceptance, branches=self.branches,
+            verified=self.verified, draft_vocabulary=self.draft_vocabulary, all_reduce_most=self.all_reduce_most,
         )  # fmt: skip
 
 

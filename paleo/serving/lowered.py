@@ -199,6 +199,11 @@ class Lowered:
         return sum(each.weights * each.count for each in self.layers if each.of_experts)
 
     @property
+    def vocabulary(self) -> float:
+        """Tokens of the head's vocabulary on a rank; 0 without a head."""
+        return max((each.short.shape["n"] for each in self.head if each.weights), default=0.0)
+
+    @property
     def mixture_layers(self) -> float:
         """Number of layers with experts."""
         names = {each.short.name.rpartition(".expert")[0] for each in self.layers if each.of_experts}
@@ -246,6 +251,20 @@ def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) ->
         decoder=any(each.causal for each in attention) or _scans(short),
     )
     return result, backend
+
+
+def attends_backwards(model: ModelSpec, system: System) -> bool:
+    """Return whether tokens of a network see only those before them, so that it generates one after the other.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The network.
+    system : System
+        The machine.
+    """
+    program, _ = _program(model, system, 1, "bf16", 1, _graphs())
+    return any(each.causal for each in _attending(program)) or _scans(program)
 
 
 def _graphs() -> Software:

@@ -33,7 +33,7 @@ from paleo.pricing.latent_kernels import TOKEN_ROWS, TRITON_ROWS, LatentParamete
 from paleo.pricing.tiles import TileParameters
 from paleo.serving.formats import WEIGHT_BYTES
 from paleo.serving.lowered import LONG, Attending, Lowered, Scaled, Sharding, lowered
-from paleo.units import MICROSECOND
+from paleo.units import MEBIBYTE, MICROSECOND
 
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
@@ -80,12 +80,14 @@ DEQUANTISED_SHARE = 0.85
 
 @dataclass(frozen=True, slots=True)
 class EngineKernels:
-    """Properties of an engine that determine the times of its kernels.
+    """Choices of an engine that decide how its kernels are priced.
 
     Attributes
     ----------
     all_reduce : float
         Latency of its own all-reduce between peers [s]; 0 where it has none.
+    all_reduce_most : float
+        Bytes of a sum from which on it is left to the library.
     attention : dict
         Attention kernel by architecture, where it is not the usual one.
     experts : dict
@@ -105,12 +107,19 @@ class EngineKernels:
         Bytes of a number between the kernels of an encoder under TensorRT, whose activations run in the epilogue of the
         product before them and whose attention over short sequences takes the time of its bytes; 0 for other engines.
     drafted : int
-        Tokens that are drafted for each sequence and verified in one iteration; 0: no speculative decoding.
+        Places after a sequence's last token for which a head drafts, one after the other; 0: no speculative decoding.
     acceptance : float
-        Probability that a drafted token is accepted where all before it were.
+        Probability that a token drafted for a place is accepted where all before it were.
+    branches : int
+        Tokens that are drafted for each place: 1 is a chain, more a tree.
+    verified : int
+        Tokens of each sequence that an iteration verifies, its last one among them; 0: those of a chain.
+    draft_vocabulary : float
+        Tokens that the head chooses from; 0: all that the network has.
     """
 
     all_reduce: float = 4.6 * MICROSECOND
+    all_reduce_most: float = 8.0 * MEBIBYTE
     attention: tuple[tuple[str, str], ...] = ()
     experts: tuple[tuple[str, str], ...] = ()
     latent: str = "trtllm"
@@ -120,6 +129,9 @@ class EngineKernels:
     encoder_bytes: float = 0.0
     drafted: int = 0
     acceptance: float = 0.0
+    branches: int = 1
+    verified: int = 0
+    draft_vocabulary: float = 0.0
 
     @property
     def emitted(self) -> float:
@@ -176,14 +188,15 @@ class Phases:
 
     @property
     def rows(self) -> int:
-        """Number of rows in the products for each decoding sequence: one token, and the drafted ones."""
-        return self.kernels.drafted + 1
+        """Rows of products for each sequence that decodes: a token, and those drafted ones that are verified."""
+        return max(self.kernels.verified, self.kernels.drafted + 1)
 
     def speculated(self, sequences: Numbers) -> Array:
-        """Return the time that speculative decoding adds to an iteration that gives each sequence one token.
+        """Return the time that speculation adds to an iteration which gives each sequence one token.
 
-        A draft head of one layer runs once for each drafted token, and all drafted tokens are verified at once. An
-        iteration gives ``emitted`` tokens, so one token takes this fraction of it. The result is 0 without speculation.
+        A draft head of one layer runs once for each place, on all branches after the first, the drafted tokens are
+        verified at once, and an iteration gives ``emitted`` tokens, so that a token takes that part of it. 0 without
+        speculation.
 
         Parameters
         ----------
@@ -198,11 +211,17 @@ class Phases:
         number = np.asarray(sequences, dtype=np.float64)
         if self.rows == 1:
             return np.zeros(number.shape)
-        layers = max(sum(group.count for group in self.lowered.attention), 1.0)
-        verified = self.products(self.rows * number)
-        draft = (self.rows - 1) * (self.products(number) / layers + self.sampled(number))
+        verified, places = self.products(self.rows * number), self.kernels.drafted
+        draft = self._drafting(number) + (places - 1) * self._drafting(self.kernels.branches * number)
         whole = verified + self.sampled(self.rows * number) + draft
         return np.asarray(np.where(number > 0, whole / self.kernels.emitted - verified - self.sampled(number), 0.0))
+
+    def _drafting(self, tokens: Array) -> Array:
+        """Seconds of one pass of a draft head: a layer, and a choice among the tokens that it knows."""
+        layers = max(sum(group.count for group in self.lowered.attention), 1.0)
+        vocabulary = max(self.lowered.vocabulary * self.sharding.tp, 1.0)
+        known = min(self.kernels.draft_vocabulary or vocabulary, vocabulary) / vocabulary
+        return self.products(tokens) / layers + known * self.sampled(tokens)
 
     def products(self, tokens: Numbers) -> Array:
         """Return the time of an iteration without attention and head.
@@ -536,9 +555,9 @@ class _Pricing:
         return narrow and not precision(self._families.dtype).narrow
 
     def _dequantised(self, kernels: list[Kernel], scaled: list[Scaled], seconds: Array) -> Array:
-        """Replace the times of products whose narrow weights are multiplied in sixteen bits [s].
+        """Limit the times of products with narrow weights that are multiplied in sixteen bits.
 
-        Each takes the time of a product that reads as many bytes, or of its 16-bit arithmetic if that is longer.
+        They take as long as a product that reads as many bytes, and at least the time of their 16-bit arithmetic.
         """
         ratio = self.formats.weight_bytes / 2.0
         chosen = [
@@ -585,7 +604,8 @@ class _Pricing:
         library = self._group_time(operation, payload, self.sharding.tp)
         if operation != "all_reduce" or not self._peers:
             return library
-        return np.minimum(library, self._peer_sum(payload))
+        direct = np.minimum(library, self._peer_sum(payload))
+        return np.where(payload < self.engine.all_reduce_most, direct, library)
 
     def _group_time(self, operation: str, payload: Array, ranks: int) -> Array:
         ones = np.ones(len(payload), dtype=np.int64)
@@ -716,11 +736,14 @@ class _Pricing:
         return float(entry.parameters.training_activity)
 
     def _device(self, phase: str) -> dict[str, Any]:
-        """Return device and parameters of the attention kernels."""
-        device = self.backend.system.device
+        """Device and parameters of attention. Behind a cache in fp8 both products are in fp8 as well, where the kernel
+        has them: queries are quantised, too (FlashAttention-3, trtllm-gen; FlashAttention-2 multiplies 16 bits)."""
+        device, kernel = self.backend.system.device, self._kernel()
         kind = DecodeParameters if phase == "decode" else PrefillParameters
-        entry = self._families.parameters_of(kind, f"attention.{self._kernel()}.{phase}")
-        return {"device": figures(device, device.training_dtype), "parameters": entry.parameters}
+        entry = self._families.parameters_of(kind, f"attention.{kernel}.{phase}")
+        narrow = self.formats.cache == "fp8" and "fp8" in device.peak and kernel != "fa2"
+        dtype = "fp8" if narrow else device.training_dtype
+        return {"device": figures(device, dtype), "parameters": entry.parameters}
 
     def state(self) -> float:
         """Return the time to read and write the recurrent states of one sequence in fp32 [s]."""

@@ -208,8 +208,9 @@ class ReplicaLayout:
             tokens=self.limit.tokens * self.schedulers if tokens is None else tokens,
             sequences=self.limit.sequences * self.schedulers if sequences is None else sequences,
             mixed=self.engine.batching == "mixed",
-            host=self.engine.host,
+            host=self.engine.pause,
             request=self.engine.request,
+            delay=self.engine.delay,
             streamed=self.engine.streamed,
             batches=self.sharding.pp,
         )
@@ -483,14 +484,14 @@ def parts_of(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
     batch = float(state.batch) / candidate.sharding.pp / candidate.sharding.attention_dp
     exchanged = float(np.interp(batch, *_communication(prices)))
     products = float(prices.products(batch)) - exchanged + float(prices.sampled(batch))
-    attention = float(state.plain) - products - exchanged - candidate.engine.host
+    attention = float(state.plain) - products - exchanged - candidate.engine.pause
     prompts = float(state.iteration) - float(state.plain)
     return {
         "products": products,
         "attention over the cache": max(attention, 0.0),
         "prompts": max(prompts, 0.0),
         "collectives": exchanged,
-        "the host": candidate.engine.host,
+        "the host": candidate.engine.pause,
     }
 
 

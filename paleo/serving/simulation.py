@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -232,17 +233,19 @@ class Replica:
         self._enter_all()
 
     def _enter_all(self) -> None:
-        """Compute when each request enters the queue, after the server, which handles them one by one."""
+        """When each request is in the queue: behind the server, which takes them one by one.
+
+        Those that arrive at one instant are coroutines of one event loop: each has its turn after the others, so that
+        none is through before all are.
+        """
         self.entered: list[float] = []
-        if self.users is None:
-            for arrival in self.arrival:
-                self.front = max(self.front, arrival) + self.batching.request
-                self.entered.append(self.front)
-        else:
-            for number in range(min(self.users, len(self.arrival))):
-                self.arrival[number] = self.think * number / self.users
-                self.front = max(self.front, self.arrival[number]) + self.batching.request
-                self.entered.append(self.front)
+        first = len(self.arrival) if self.users is None else min(self.users, len(self.arrival))
+        if self.users is not None:
+            self.arrival[:first] = [self.think * number / self.users for number in range(first)]
+        for arrival, together in groupby(self.arrival[:first]):
+            number = len(list(together))
+            self.front = max(self.front, arrival) + number * self.batching.request
+            self.entered += [self.front + self.batching.delay] * number
 
     def run(self) -> None:
         """Serve all requests."""
@@ -371,7 +374,7 @@ class Replica:
             number = len(self.entered)
             self.arrival[number] = state.now + self.think
             self.front = max(self.front, self.arrival[number]) + self.batching.request
-            self.entered.append(self.front)
+            self.entered.append(self.front + self.batching.delay)
 
     def _advance(self, turns: int) -> None:
         """Advance all running requests by some decode iterations; some of them end."""

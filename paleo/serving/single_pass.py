@@ -1,11 +1,10 @@
-"""Networks that answer a request with forward passes only: encoders, image networks, diffusion.
+"""Networks that answer a request in forward passes alone: encoders, image networks, diffusion.
 
-Nothing is cached between requests, so a device computes batches of requests one after the other. The forward pass is
+Nothing is cached between requests, so a device computes batches of requests, one after the other. The forward pass is
 priced as an inference compiler runs it (TensorRT). Convolutions and products are in the format of the weights.
-Activations, folded norms and sums run in the epilogue of the kernel before, so only the bytes of a second operand
-remain of them. Numbers between kernels have eight bits in int8, where epilogues convert them, and sixteen bits
-otherwise. Data that one kernel writes and the next one reads stays in the L2 cache if it fits. Attention stays in
-sixteen bits.
+Activations, folded norms and sums run in the epilogue of the kernel before, so that of their bytes only second operands
+remain. Numbers between kernels have eight bits in int8, where epilogues convert them, and else sixteen. What one kernel
+writes and the next reads stays in the L2 cache where it fits. Attention stays in sixteen bits.
 """
 
 from __future__ import annotations
@@ -21,12 +20,17 @@ from paleo.errors import SpecError
 from paleo.operations.tensor import BYTES
 from paleo.parallel.plan import plan
 from paleo.pricing.families import single_pass_convolutions, streamed_between_kernels
+from paleo.serving.lowered import Sharding, attends_backwards
+from paleo.serving.phases import EngineKernels, phases
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.step.backend import backend_of
+from paleo.units import MEGA, duration
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paleo.operations.base import Kernel
     from paleo.pricing.kernels import Calibrated, FamilyPrices
     from paleo.serving.formats import Formats
@@ -34,14 +38,16 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 Array = npt.NDArray[np.float64]
-#: Batch sizes that are tried.
+#: Most tokens of a pass of an encoder.
+ENCODED = 2.0**14
+#: Batches that are tried.
 BATCHES = tuple(2**power for power in range(12))
-#: Ratio of the widths of numbers between kernels in int8 and in sixteen bits.
+#: Width of numbers between kernels in int8 over that in sixteen bits.
 _INT8_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
+class ForwardPasses:
     """Forward passes of one network that a request takes.
 
     Attributes
@@ -49,7 +55,7 @@ class Passes:
     model : str
         Name of the network.
     count : int
-        Passes after one another: steps of a diffusion.
+        ForwardPasses after one another: steps of a diffusion.
     samples : int
         Samples that a request has in each pass: 2 with classifier-free guidance (Ho and Salimans, arXiv:2207.12598).
     wide : bool
@@ -62,11 +68,16 @@ class Passes:
     wide: bool = False
 
 
-#: Passes of a request where these are not one pass of the network. 20 steps: MLPerf Inference's, text-to-image.
-REQUESTS = {"stable-diffusion-xl": (Passes("stable-diffusion-xl", count=20, samples=2), Passes("sdxl-vae-decoder"))}
+#: ForwardPasses of a request where these are not one pass of the network. 20 steps: MLPerf Inference's, text-to-image.
+REQUESTS = {
+    "stable-diffusion-xl": (
+        ForwardPasses("stable-diffusion-xl", count=20, samples=2),
+        ForwardPasses("sdxl-vae-decoder", wide=True),
+    )
+}
 
 
-def passes_of(model: ModelSpec) -> tuple[Passes, ...]:
+def passes_of(model: ModelSpec) -> tuple[ForwardPasses, ...]:
     """Return the forward passes that a request to a network takes.
 
     Parameters
@@ -74,22 +85,22 @@ def passes_of(model: ModelSpec) -> tuple[Passes, ...]:
     model : ModelSpec
         The network.
     """
-    return REQUESTS.get(model.name, (Passes(model.name),))
+    return REQUESTS.get(model.name, (ForwardPasses(model.name),))
 
 
 @dataclass(frozen=True, slots=True)
-class Batching:
+class RequestBatch:
     """The batch of requests at which a device answers most.
 
     Attributes
     ----------
-    batch : int
-        Requests that are computed together.
+    batch : float
+        Requests that are computed together; a mean where they differ in length.
     seconds : float
         Time of the batch [s].
     """
 
-    batch: int
+    batch: float
     seconds: float
 
     @property
@@ -98,10 +109,10 @@ class Batching:
         return self.batch / self.seconds
 
 
-def best_batching(
-    model: ModelSpec, system: System, formats: Formats, limit: float | None = None, fused: str = ""
-) -> Batching:
-    """Return the batch at which a device answers most requests a second.
+def batchings(
+    model: ModelSpec, system: System, formats: Formats, fused: str = "", length: float = 0.0, between: float = 1.0
+) -> tuple[RequestBatch, ...]:
+    """Return the batches that fit into memory, with the time of each.
 
     Parameters
     ----------
@@ -111,35 +122,68 @@ def best_batching(
         The machine.
     formats : Formats
         Formats of the weights.
-    limit : float, optional
-        Longest time from a request to its answer [s]: it waits for the batch before its own, so that two batches must
-        fit. None for requests that are all there at once.
     fused : str
         Beginning of the names of layers that run as one kernel, without memory between them; empty for none.
+    length : float
+        Mean tokens of a request to an encoder; 0 for networks without tokens.
+    between : float
+        Bytes of a number between the kernels of an encoder.
+
+    Returns
+    -------
+    tuple of RequestBatch
+        From the smallest batch on.
 
     Raises
     ------
     SpecError
-        If no batch keeps the limit.
+        If a batch of one does not fit.
     """
+    if length:
+        return _encoded(model, system, formats, length, between)
     parts = passes_of(model)
-    most = largest_batch(parts, system)
-    tried = [
-        Batching(batch, request_seconds(parts, system, formats, batch, fused)) for batch in BATCHES if batch <= most
-    ]
+    sizes = [batch for batch in BATCHES if batch <= largest_batch(parts, system)]
+    return tuple(RequestBatch(batch, request_seconds(parts, system, formats, batch, fused)) for batch in sizes)
+
+
+def _encoded(
+    model: ModelSpec, system: System, formats: Formats, length: float, between: float
+) -> tuple[RequestBatch, ...]:
+    """Batches of an encoder, whose samples lie one behind the other without padding."""
+    kernels = EngineKernels(encoder_bytes=between)
+    prices = phases(model, system, Sharding(), formats, kernels)
+    samples = np.maximum(ENCODED / length / 2.0 ** np.arange(5)[::-1], 1.0)
+    seconds = prices.products(samples * length) + prices.prefilling(samples, length)
+    return tuple(RequestBatch(*pair) for pair in zip(samples.tolist(), seconds.tolist(), strict=True))
+
+
+def best_of(tried: Sequence[RequestBatch], limit: float | None = None) -> RequestBatch | None:
+    """Return the batch at which a device answers most requests a second.
+
+    Parameters
+    ----------
+    tried : sequence of RequestBatch
+        Batches.
+    limit : float, optional
+        Longest time from a request to its answer [s]: it waits for the batch before its own, so that two batches must
+        fit. None for requests that are all there at once.
+
+    Returns
+    -------
+    RequestBatch, optional
+        None if no batch keeps the limit.
+    """
     kept = [each for each in tried if limit is None or 2.0 * each.seconds <= limit]
-    if not kept:
-        raise SpecError(f"{model.name}: a batch of one takes {tried[0].seconds:.3g} s, twice that is above the limit")
-    return max(kept, key=lambda each: each.rate)
+    return max(kept, key=lambda each: each.rate, default=None)
 
 
-def largest_batch(parts: tuple[Passes, ...], system: System) -> int:
+def largest_batch(parts: tuple[ForwardPasses, ...], system: System) -> int:
     """Return the largest batch whose weights and widest layer fit into memory.
 
     Parameters
     ----------
-    parts : tuple of Passes
-        Passes of a request.
+    parts : tuple of ForwardPasses
+        ForwardPasses of a request.
     system : System
         The machine.
 
@@ -159,13 +203,15 @@ def largest_batch(parts: tuple[Passes, ...], system: System) -> int:
     return int(min(min(fits), BATCHES[-1]))
 
 
-def request_seconds(parts: tuple[Passes, ...], system: System, formats: Formats, batch: int, fused: str = "") -> float:
+def request_seconds(
+    parts: tuple[ForwardPasses, ...], system: System, formats: Formats, batch: int, fused: str = ""
+) -> float:
     """Return the time in which a device answers a batch of requests.
 
     Parameters
     ----------
-    parts : tuple of Passes
-        Passes of a request.
+    parts : tuple of ForwardPasses
+        ForwardPasses of a request.
     system : System
         The machine.
     formats : Formats
@@ -235,17 +281,14 @@ def pass_seconds(model: str, system: System, weights: str, samples: int, fused: 
 
 
 def _arithmetic(weights: str, prices: FamilyPrices) -> str:
-    """Return the format of the products: that of the weights, or another 8-bit format that the device supports."""
+    """The format of the products: that of the weights, or another of eight bits that the device has."""
     names = (weights, *(("fp8", "int8") if BYTES[weights] == 1.0 else ()))
     return next((name for name in names if name in prices.device.peak), prices.dtype)
 
 
 def _kind(kernel: Kernel, before: Kernel | None, *, narrow: bool) -> str:
-    """Return how a kernel is priced.
-
-    It is a convolution, a fused pass with or without a second operand, a product in the format of the weights, or a
-    kernel in sixteen bits. A gate reads both halves of the product before it, which an epilogue cannot do.
-    """
+    """How a kernel is priced: a convolution, a fused pass with perhaps a second operand, a product in the format of the
+    weights, or as in sixteen bits. A gate reads both halves of the product before it, which no epilogue has."""
     if kernel.family == "conv":
         return "conv"
     if kernel.family == "memory" and kernel.operation == "elementwise":
@@ -255,8 +298,7 @@ def _kind(kernel: Kernel, before: Kernel | None, *, narrow: bool) -> str:
 
 
 def _outside(kernel: Kernel, fused: str, convolutions: list[Kernel]) -> tuple[float, float]:
-    """Return the bytes that a convolution reads and writes outside the layers that run as one kernel, in 16-bit
-    numbers."""
+    """Bytes that a convolution reads and writes outside of the layers that run as one kernel, in sixteen bits."""
     together = [each for each in convolutions if fused and each.name.startswith(fused)]
     inside = kernel in together
     first, last = not inside or kernel is together[0], not inside or kernel is together[-1]
@@ -269,14 +311,16 @@ def _second_operand(kernel: Kernel, fused: str) -> float:
 
 
 def _narrowed(kernel: Kernel, share: float) -> Kernel:
-    """Return a pass over numbers of another width; other kernels are unchanged."""
+    """A pass over numbers of another width; other kernels as they are."""
     if kernel.family != "memory":
         return kernel
     return replace(kernel, bytes_read=kernel.bytes_read * share, bytes_written=kernel.bytes_written * share)
 
 
 @cache
-def _lowered(model: str, system: System, samples: int) -> tuple[list[tuple[int, Kernel]], Calibrated, float]:
+def _lowered(
+    model: str, system: System, samples: int, length: int = 0
+) -> tuple[list[tuple[int, Kernel]], Calibrated, float]:
     """Return the kernels of a 16-bit forward pass with their repetitions, their prices, and the parameter count."""
     network, software = load_model(model), load_software("cuda-graph").changed({"fusion.passes": True})
     dtype = "bf16" if "bf16" in system.device.peak else "fp16"
@@ -287,3 +331,113 @@ def _lowered(model: str, system: System, samples: int) -> tuple[list[tuple[int, 
     program = backend.lowered(graph, backend.placement(graph, layout.parallel), layout.mesh)
     kernels = [(section.repeat, counted.kernel) for section in program.sections for counted in section.kernels]
     return kernels, backend.prices, float(program.parameters)  # type: ignore[return-value]
+
+
+def three_digits(number: float) -> str:
+    """Write a number with three digits that count.
+
+    Parameters
+    ----------
+    number : float
+
+    Examples
+    --------
+    >>> three_digits(568912.0), three_digits(2.3456)
+    ('569,000', '2.35')
+    """
+    return f"{float(f'{number:.3g}'):,.10g}"
+
+
+def is_single_pass(model: ModelSpec, system: System) -> bool:
+    """Return whether a network answers in forward passes alone: no token follows from those before it.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The network.
+    system : System
+        The machine.
+    """
+    return "seq" not in model.params or not attends_backwards(model, system)
+
+
+@dataclass(frozen=True)
+class BatchedService:
+    """What a network that answers in forward passes alone serves on some devices.
+
+    Attributes
+    ----------
+    model, system, gpus
+        Network, machine, and devices in all; each has the whole network.
+    formats : Formats
+        Formats of the weights.
+    tried : tuple of RequestBatch
+        Batches that fit into memory.
+    limit : float or None
+        Longest time from a request to its answer [s].
+    length : float
+        Mean tokens of a request to an encoder; 0 for networks without tokens.
+    usd_per_s : float or None
+        Rent of all devices.
+    """
+
+    model: ModelSpec
+    system: System
+    gpus: int
+    formats: Formats
+    tried: tuple[RequestBatch, ...]
+    limit: float | None = None
+    length: float = 0.0
+    usd_per_s: float | None = None
+
+    @property
+    def best(self) -> RequestBatch | None:
+        """The batch at which a device answers most within the limit; None where none keeps it."""
+        return best_of(self.tried, self.limit)
+
+    @property
+    def requests_per_s(self) -> float | None:
+        """Requests a second of all devices; None where no batch keeps the limit."""
+        return None if self.best is None else self.gpus * self.best.rate
+
+    @property
+    def usd_per_million(self) -> float | None:
+        """USD for a million requests; None without a price or without an answer."""
+        if self.requests_per_s is None or self.usd_per_s is None:
+            return None
+        return self.usd_per_s / self.requests_per_s * MEGA
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a sentence or two."""
+        title = self.model.title or self.model.name
+        if self.best is None:
+            least = f"a batch of one takes {duration(self.tried[0].seconds)}"
+            return f"No batch of {title} keeps the limit: {least}, and a request waits for the batch before its own."
+        cost = "" if self.usd_per_million is None else f": {three_digits(self.usd_per_million)} USD a million requests"
+        rate = three_digits(self.gpus * self.best.rate)
+        rate = f"{self.gpus} x {self.system.device.name} answer {rate} requests/s of {title}"
+        batch = f"Batches of {self.best.batch:,.0f} on each device take {duration(self.best.seconds)}."
+        return f"{rate} in {self.formats.weights}{cost}. {batch}"
+
+
+def batched_service(
+    model: ModelSpec,
+    system: System,
+    gpus: int,
+    formats: Formats,
+    limit: float | None = None,
+    length: float = 0.0,
+    usd_per_s: float | None = None,
+) -> BatchedService:
+    """Return what a network that answers in forward passes alone serves.
+
+    Parameters
+    ----------
+    model, system, gpus, formats, limit, length, usd_per_s
+        As `BatchedService` has them; with ``length`` 0 an encoder has as many tokens as its network states.
+    """
+    tokens = length or float(model.params.get("seq", 0.0))
+    return BatchedService(
+        model, system, gpus, formats, batchings(model, system, formats, length=tokens), limit, tokens, usd_per_s
+    )

@@ -1,19 +1,19 @@
-"""Steady state of a serving replica in closed form: a fixed point of continuous batching, for arrays of loads.
+"""Steady state of a serving replica in closed form: a fixed point of continuous batching, for arrays of loads at once.
 
-In an iteration of t seconds, B sequences generate a token each and f = λ t requests arrive, whose prompts are computed
-in pieces of at most c tokens. By Little's law B = λ (O - 1) t for answers of O tokens, so that t solves
+In an iteration of t seconds B sequences generate a token each and f = λ t requests arrive, whose prompts pass in pieces
+of at most c tokens. By Little's law B = λ (O - 1) t for answers of O tokens, so that t solves
 
-    t = E[time of an iteration with B(t) sequences and g(t) = f I / c pieces of prompts].
+    t = E[time of an iteration with B(t) sequences and g(t) = f I / c pieces of prompts],
 
-A fraction φ = 1 - exp(-g) of the iterations has pieces (Poisson arrivals), g / φ of them each. The right side grows
-with t. The smallest solution is found by bisection; if there is none below the batch that fits, the queue grows. Under
-Poisson arrivals a request finds B others and adds itself: where t is linear in B, t(B + 1) gives the mean of the
-birth-death process exactly (negative binomial).
+where a share φ = 1 - exp(-g) of the iterations has pieces (arrivals as Poisson's) and g / φ of them. The right side
+grows with t; the least solution is found by bisection, and none below the batch that fits means that the queue grows.
+Under Poisson arrivals a request finds B others and is one more itself: where t is linear in B, t(B + 1) gives the mean
+of the birth-death process exactly (negative binomial).
 
-A request also waits for a place: there are c = B_max places, each held for a request's whole service. Sakasegawa's
-approximation of M/G/c is W = S (C_a² + C_s²) / 2 · ρ^(√(2 (c + 1)) - 1) / (c (1 - ρ)) (Sakasegawa, Ann. Inst. Statist.
-Math. 29, 1977). Percentiles treat the waiting time as exponential beyond its probability of zero, and the iterations of
-an answer as independent.
+Waiting for a place: c = B_max places, each held for a request's whole service; Sakasegawa's approximation of M/G/c,
+W = S (C_a² + C_s²) / 2 · ρ^(√(2 (c + 1)) - 1) / (c (1 - ρ)) (Sakasegawa, Ann. Inst. Statist. Math. 29, 1977).
+Percentiles take the time to the first token as log-normal beyond its certain part, waiting as exponential beyond its
+mass at zero, and iterations of an answer as independent of each other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ QUANTILES = {50: 0.0, 90: 1.2816, 95: 1.6449, 99: 2.3263}
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Limits of an engine's iterations, as numbers or arrays of one shape.
+    """Limits of an engine's iterations; numbers or arrays of one shape.
 
     Attributes
     ----------
@@ -51,6 +51,8 @@ class Batching:
         Seconds between iterations.
     request, streamed : float
         Seconds of the server for each request and each token sent.
+    delay : float
+        Seconds that a request takes in the server beside those.
     batches : int
         Batches under way at once (stages of a pipeline).
     """
@@ -62,6 +64,7 @@ class Batching:
     request: float = 0.0
     streamed: float = 0.0
     batches: int = 1
+    delay: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """State of a replica under a load, as arrays of one shape.
+    """What a replica does under a load; arrays of one shape.
 
     Attributes
     ----------
@@ -118,6 +121,8 @@ class SteadyState:
     prompt, arrivals, behind, half : numpy.ndarray
         Seconds that a prompt adds to iterations; requests that arrive in an iteration; mean seconds behind the prompts
         of others and to the end of an iteration, parts of ``ttft``.
+    certain, deviation : numpy.ndarray
+        The part of ``ttft`` that all requests have alike; standard deviation of the parts above.
     lengths : Lengths
         Lengths of the load.
     """
@@ -140,6 +145,8 @@ class SteadyState:
     arrivals: Array
     behind: Array
     half: Array
+    certain: Array
+    deviation: Array
     lengths: Lengths
 
     @property
@@ -164,22 +171,14 @@ class SteadyState:
         """
         z = QUANTILES[percent]
         first, further = self.lengths.input_variation, self.lengths.output_variation
-        others = self.prompt * np.sqrt(self.arrivals * (1.0 + first**2))
+        busy = np.minimum(self.arrivals * self.prompt / np.maximum(self.iteration, TINY), 0.95)
+        # a long iteration lengthens the next: their sum varies as that of a process with autocorrelation busy
+        others = self.prompt * np.sqrt(self.arrivals * (1.0 + first**2)) / (1.0 - busy)
         met = np.maximum(self.arrivals * self.output / (1.0 + further**2), TINY)  # prompts of others in a short answer
         skewed = z + (z**2 - 1.0) / 6.0 * np.minimum((1.0 + first**2) ** 1.5 / np.sqrt(met), 3.0)
         spread = others * np.sqrt((1.0 + further**2) / np.maximum(self.output, 1.0))
         tpot = self.tpot + np.hypot(skewed * spread, z * self.crowd) * np.sign(z)
-        load = np.clip(self.utilisation, TINY, 1.0 - TINY)
-        queued = np.where(np.isfinite(self.waiting), self.waiting, 0.0)  # none waits longer than for ever
-        place = queued * np.maximum(np.log(load / (1.0 - percent / 100.0)), 0.0) / load - queued
-        busy = np.clip(self.arrivals * self.prompt / self.iteration, 0.0, 0.95)
-        tail = busy * self.prompt**2 * (1.0 + first**2) ** 3 / (3.0 * (1.0 - busy))  # Takács, M/G/1
-        behind = (-math.log(1.0 - percent / 100.0) - 1.0) * np.sqrt(others**2 + self.behind**2 + tail)
-        phase = (percent / 100.0 - 0.5) * 2.0 * self.half
-        longer_prompt = self.prompt * _excess(first, z)
-        excess = np.sqrt(behind**2 + phase**2 + longer_prompt**2 + np.where(queued > 0, place, 0.0) ** 2)
-        later = excess if percent > 50 else 0.0 * excess
-        ttft = self.ttft + later
+        ttft = self._first(z)
         if part == "ttft":
             return np.asarray(ttft)
         if part == "tpot":
@@ -188,8 +187,21 @@ class SteadyState:
         longer = self.tpot * turns * _excess(further, z)
         if percent == 50:
             return np.asarray(self.latency + longer)
+        with np.errstate(invalid="ignore"):
+            later = np.where(np.isfinite(self.ttft), ttft - self.ttft, 0.0)
         excess = later**2 + longer**2 + ((tpot - self.tpot) * turns) ** 2
         return np.asarray(self.latency + np.sqrt(excess))
+
+    def _first(self, z: float) -> Array:
+        """Quantile of the time to the first token: its uncertain part is taken as log-normal, waiting as exponential
+        beyond its mass at zero."""
+        load = np.clip(self.utilisation, TINY, 1.0)
+        queued = np.where(np.isfinite(self.waiting), self.waiting, 0.0)
+        mean = self.half + self.behind + self.prompt + queued
+        variance = self.deviation**2 + queued**2 * (2.0 / load - 1.0)
+        sigma2 = np.log1p(variance / np.maximum(mean, TINY) ** 2)
+        quantile = self.certain + mean * np.exp(z * np.sqrt(sigma2) - sigma2 / 2.0)
+        return np.asarray(np.where(np.isfinite(self.ttft), quantile, self.ttft))
 
 
 def _excess(variation: float, z: float) -> float:
@@ -309,32 +321,47 @@ def at_rate(
     crowded = 1.0 + np.sqrt(arrivals / np.maximum(batch, 1.0))
     denser, _, _, _ = iteration_time(phases, batching, lengths, batch * crowded, each * high * crowded)
     crowd = np.maximum(denser - high, 0.0)
-    behind = arrivals * _behind(batching, lengths, state)
+    behind, deviation = _behind(batching, lengths, state, arrivals)
     # prompts that came in the long iteration of one's own prompt pass in the first of one's answer
     delayed = arrivals * stable * np.maximum(state.plain + state.prompt - high, 0.0) * state.prompt
     tpot = state.tpot + delayed / turns * (1.0 + lengths.output_variation**2)
     ttft, latency = state.ttft + wait + behind, state.latency + wait + behind + delayed
-    return replace(state, waiting=wait, ttft=ttft, tpot=tpot, latency=latency, crowd=crowd, behind=behind)
+    return replace(
+        state, waiting=wait, ttft=ttft, tpot=tpot, latency=latency, crowd=crowd, behind=behind, deviation=deviation
+    )
 
 
-def _behind(batching: Batching, lengths: Lengths, state: SteadyState) -> Array:
-    """Return the mean time that prompts of others add to the time to the first token, for Poisson arrivals [s].
+def _behind(batching: Batching, lengths: Lengths, state: SteadyState, arrivals: float) -> tuple[Array, Array]:
+    """Mean seconds that the prompts of others add to the time to the first token, and its standard deviation.
 
-    A request waits for the end of an iteration, which is more often a long one, and is computed together with all
-    requests that arrived during it. If prompts fill the tokens of iterations, it queues for these (M/G/1).
+    A request comes in an iteration of L* seconds, more often in a long one (E[L*] = E[L²] / E[L]), waits for its end,
+    and passes with all that came in it. An iteration is prompts beside decode, or before it, and the prompts that come
+    in it lengthen the next: Var L = E[N] E[P²] / (1 - ρ²) for N requests of P seconds, whose share of the time is ρ;
+    its third cumulant likewise. Where prompts fill the tokens of iterations, a request queues for these (M/G/1).
+    Arrivals are Poisson's, or even ones, behind which no other is.
     """
-    work = state.prompt**2 * state.arrivals * (1.0 + lengths.input_variation**2)
-    if batching.mixed:
-        longer = 0.5 * work / np.maximum(state.iteration, TINY)
-    else:
-        longer = 0.5 * state.prefill_share * (state.with_prefill - state.plain) ** 2 / np.maximum(state.iteration, TINY)
-    gathered = longer + state.prompt * state.requests_per_s / batching.batches * 2.0 * (state.half + longer)
+    size, count, plain = state.prompt, state.arrivals, state.plain
+    spread = 1.0 + lengths.input_variation**2
+    rate = count / np.maximum(state.iteration, TINY)
+    busy = np.minimum(rate * size, 0.95) if batching.mixed else 0.0 * size
+    first, second = count * size, count * size**2 * spread / (1.0 - busy**2)
+    third = (count * size**3 * spread**3 + 3.0 * rate * size**2 * spread * busy * second) / (1.0 - busy**3)
+    beside = plain if batching.mixed else 0.0 * plain  # decode in the same iteration
+    mean = beside + first
+    moments = (second + mean**2, third + 3.0 * mean * second + mean**3)
+    if not batching.mixed:
+        mean, moments = plain + first, (plain**2 + moments[0], plain**3 + moments[1])
+    met, met2 = (each / np.maximum(mean, TINY) for each in moments)
+    passed = (0.5 + rate * size) * met - state.half
+    variance = met2 / 12.0 + rate * met * size**2 * spread + (0.5 + rate * size) ** 2 * np.maximum(met2 - met**2, 0.0)
     space = np.maximum(np.asarray(batching.tokens, dtype=np.float64) - (state.batch if batching.mixed else 0.0), 1.0)
     filled = lengths.computed / space
-    load = np.clip(state.arrivals * filled, 0.0, 0.95)
-    service = filled * (state.plain + state.prompt / np.maximum(filled, TINY))
-    queued = 0.5 * load / (1.0 - load) * service * (1.0 + lengths.input_variation**2)
-    return np.asarray(np.maximum(gathered, queued))
+    load = np.clip(count * filled, 0.0, 0.95)
+    service = filled * (plain + size / np.maximum(filled, TINY))
+    queued = 0.5 * load / (1.0 - load) * service * spread
+    even = state.half**2 / 3.0
+    deviation = np.sqrt(arrivals * variance + (1.0 - arrivals) * even + (lengths.input_variation * size) ** 2)
+    return np.asarray(arrivals * np.maximum(passed, queued)), np.asarray(deviation)
 
 
 def _waiting(
@@ -415,7 +442,8 @@ def _state(
     prompt = np.maximum(busy - plain, 0.0) * pieces / together
     passes = plain * np.ceil(pieces - TINY) if batching.mixed else 0.0 * plain
     half = 0.5 * seconds if batching.mixed else 0.5 * plain**2 / np.maximum(seconds, TINY)
-    ttft = batching.request + half + passes + prompt
+    certain = batching.request + batching.delay + passes
+    ttft = certain + half + prompt
     turns = np.maximum(output - 1.0, 0.0)
     zeros = np.zeros_like(seconds)
     return SteadyState(
@@ -437,5 +465,7 @@ def _state(
         arrivals=arrived,
         behind=zeros,
         half=half,
+        certain=certain,
+        deviation=half / math.sqrt(3.0),
         lengths=lengths,
     )

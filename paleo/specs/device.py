@@ -22,7 +22,6 @@ from paleo.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, PricePerSe
 
 Dtype = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"]
 Unit = Literal["tensor", "vector"]
-DTYPES: tuple[Dtype, ...] = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 
 
 class Price(Spec):

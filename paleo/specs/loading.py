@@ -492,7 +492,7 @@ def with_path(data: Mapping[str, Any], file: str | Path, path: str) -> dict[str,
 
 def _first_problem(model: type[BaseModel], data: object, where: str | Path, error: ValidationError) -> str:
     """Return the message for the first error, with the number of further errors."""
-    errors = error.errors(include_url=False)
+    errors, data = error.errors(include_url=False), _nested(data)
     depth = {id(error): len(_path_in_data(data, error["loc"], error["type"])) for error in errors}
     first = min(errors, key=lambda error: (error["type"] != "extra_forbidden", -depth[id(error)]))
     if first["type"] == "missing":
@@ -530,11 +530,10 @@ def _refuse_not_finite(value: object, where: str | Path, path: tuple[str | int, 
 def _explained(model: type[BaseModel], data: object, error: Any) -> str:
     """Return key, value and expectation of one of pydantic's errors."""
     kind, value = error["type"], error["input"]
-    # the second key, where a dotted path is written as one key
-    path = _path_in_data(data, error["loc"], kind) or error["loc"][:2]
+    path = _path_in_data(data, error["loc"], kind) or error["loc"][:1]
     key = _dotted(path)
     if kind == "extra_forbidden":
-        return f"{key}: unknown key; {near(str(path[-1]), _keys_at(model, path[:-1]))}"
+        return f"{key}: unknown key; {near(str(path[-1]), _keys_at(model, path[:-1]), within=_dotted(path[:-1]))}"
     if kind == "missing":
         return f"{key}: this key is missing"
     cause = error.get("ctx", {}).get("error")
@@ -548,6 +547,18 @@ def _plainly(message: str) -> str:
     for pattern, wording in _WORDING.items():
         message = message.replace(pattern, wording)
     return message[:1].lower() + message[1:]
+
+
+def _nested(data: object) -> object:
+    """A mapping whose keys are paths, with a mapping for each group: where pydantic looks for its fields."""
+    if not isinstance(data, Mapping):
+        return data
+    groups: dict[str, Any] = {key: value for key, value in data.items() if "." not in str(key)}
+    for key, value in data.items():
+        group, dot, field = str(key).partition(".")
+        if dot and isinstance(of := groups.setdefault(group, {}), dict):
+            of.setdefault(field, value)
+    return groups
 
 
 def _path_in_data(data: object, location: tuple[str | int, ...], kind: str) -> tuple[str | int, ...]:

@@ -284,6 +284,9 @@ class Gradients(Spec):
         description="bytes for each parameter of a separate accumulation buffer besides 16-bit gradients; a "
         "pass adds to it after every backward pass, and it is what is exchanged",
     )
+    accumulator_cast: Flag = Field(
+        False, description="whether that pass reads a copy of the gradient in its own format, which another pass makes"
+    )
     tied: Literal["sum", "slices"] = Field(
         "sum",
         description="gradients of a table that is both an embedding and the output layer. sum: added as they "
@@ -309,6 +312,16 @@ class Gradients(Spec):
         2.0,
         description="buckets that need memory besides the gradients; 0: buckets are parts of one buffer of "
         "all gradients",
+    )
+    unreduced: Literal["narrow", "fp32"] = Field(
+        "narrow",
+        description="the format in which a rank keeps whole gradients where ZeRO-3 sums them up over ranks once a step "
+        "(FSDP2 keeps them in that of the reduction)",
+    )
+    flat_copies: tuple[Factor, Factor] = Field(
+        (0.0, 0.0),
+        description="bytes for each parameter of flat copies that are made of the gradients once the last backward "
+        "pass is over: of all that a rank has, and of those whose states it owns",
     )
     whole_sums: Flag = Field(
         False, description="whether ZeRO-1 and 2 all-reduce whole buckets instead of scattering the sums (DeepSpeed)"
@@ -428,6 +441,11 @@ class Parallelism(Spec):
         "kept",
         description="what a stage does with an output that it has sent and from which autograd starts the "
         "backward pass: keeps it, or frees its data (Megatron-Core's deallocate_pipeline_outputs)",
+    )
+    gather_buffers: Literal["sections", "root"] = Field(
+        "sections",
+        description="what ZeRO-3 has gathered at a time. sections: two of the largest; root: all that is outside "
+        "repeated blocks, and two blocks, and beside them the flat buffers that they were copied out of (FSDP2)",
     )
     gradient_scatters: Literal["pass", "step"] = Field(
         "pass",

@@ -144,7 +144,6 @@ class TrainingTask(Spec):
     evaluation: Evaluation
     code: Code
     platforms: dict[DeviceKind, Platform] = Field(default_factory=dict)
-    preparation: Literal["timed", "not timed"] = "not timed"
     source: Text
     notes: Text | None = None
 

@@ -609,6 +609,7 @@ def backend_of(
     formats = replace(
         formats,
         accumulator=accumulator,
+        accumulator_cast=software.gradients.accumulator_cast,
         gradient_accesses=accesses,
         flat_gradients=software.gradients.flat,
         accumulated=accumulated,

@@ -235,36 +235,6 @@ def _over_replicas(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple[tu
     return ("reduce_scatter", shared, size), ("all_reduce", across_shards, size / mesh.group_size(shared))
 
 
-def exposed_exchange(
-    seconds: Array, buckets: Array, schedule: Schedule, passes: Passes, chunks: int, contention: float
-) -> Array:
-    """Return the gradient exchange that is exposed after each stage's last pass.
-
-    A bucket is ready once its share of the chunk's last gradient pass is done.
-
-    Parameters
-    ----------
-    seconds : ndarray, shape (stages, chunks, ...)
-        Time to send the gradients of each chunk [s].
-    buckets : ndarray, shape (stages, chunks, ...)
-        Number of buckets of each chunk.
-    schedule : Schedule
-        Pipeline schedule.
-    passes : Passes
-        Time of the passes of each stage.
-    chunks : int
-        Chunks of a stage.
-    contention : float
-        Seconds that the passes lose for each second of overlapping communication; at 1 overlap wins nothing.
-
-    Returns
-    -------
-    ndarray, shape (stages, ...)
-        Seconds.
-    """
-    return exposed_sends(sends_in_order(seconds, buckets, schedule, chunks), schedule, passes, chunks, contention)
-
-
 @dataclass(frozen=True, slots=True)
 class Sends:
     """The sends of chunks, one after another, which decide when a stage ends; each field (stages, sends, …).

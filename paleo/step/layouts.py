@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from paleo.lowering.policies import recomputed_sections
 from paleo.parallel.placement import BATCH_AXES, Axes, Mesh
 from paleo.step.exchange import (
     compressed_collectives,
@@ -711,22 +712,30 @@ class Layouts:
         """
         zero = 1 if zero == 2 and not self.backend.scatters(zero, stages) else zero
         deferred = zero >= 2 and not overlapped
-        return self.shared.once(("states", zero, deferred), lambda: self._states(kinds, zero, deferred))
+        unreduced = deferred or (
+            zero == 1 and stages > 1 and self.backend.software.parallelism.pipeline_gathers == "step"
+        )
+        key = "states", zero, deferred, unreduced
+        return self.shared.once(key, lambda: self._states(kinds, zero, deferred, unreduced))
 
-    def _states(self, kinds: StageKinds, zero: int, deferred: bool) -> tuple[StateMemory, Array]:
+    def _states(self, kinds: StageKinds, zero: int, deferred: bool, unreduced: bool) -> tuple[StateMemory, Array]:
         backend = self.backend
         offloads = backend.offload.holds("parameters")
         largest = self._largest(kinds) if zero == 3 or offloads else np.zeros((1, 1))
+        at_once = zero == 3 and backend.software.parallelism.gather_buffers == "root"
+        widened = unreduced and backend.formats.master and backend.software.gradients.unreduced == "fp32"
+        formats = replace(backend.formats, gradient=backend.formats.wide) if widened else backend.formats
         whole = state_memory(
             self.elements(kinds, trained=False),
             self.elements(kinds, trained=True),
-            largest,
+            self._root_gathered(kinds) / 2.0 if at_once else largest,
             self.sharers(kinds),
             zero,
             backend.optimizer,
-            backend.formats,
+            formats,
             training=self.training,
             deferred=deferred,
+            flat_copies=backend.software.gradients.flat_copies,
         )
         rule = backend.optimizer
         if rule.matrices is not None and self.training:
@@ -739,6 +748,17 @@ class Layouts:
         if backend.offload.parts:
             return divide_offloaded(whole, backend.offload, largest, backend.formats)
         return whole, np.zeros_like(whole.parameters)
+
+    def _root_gathered(self, kinds: StageKinds) -> Array:
+        """Elements that FSDP2 has gathered at a time in each kind of stage: what is outside repeated blocks and two
+        blocks, and the flat buffers of whichever are larger, from which they were copied: (kinds, layouts)."""
+        elements, repeated = self.parameters(trained=False), recomputed_sections(self.programs[0])
+        count = len(repeated)
+        outside = kinds.holdings[:, count:] @ elements[count:]
+        outside = outside + kinds.holdings[:, :count][:, ~repeated] @ elements[:count][~repeated]
+        present = (kinds.holdings[:, :count, None] > 0) * elements[:count]
+        blocks = 2.0 * present[:, repeated].max(axis=1, initial=0.0)
+        return np.asarray(outside + blocks + np.maximum(outside, blocks))
 
     def _largest(self, kinds: StageKinds) -> Array:
         """Elements of the largest section of each kind of stage, with the tied parameters that it reads: (kinds,

@@ -334,7 +334,8 @@ def live_microbatches(schedule: Schedule, stages: int, microbatches: Numeric, ch
 class StateMemory:
     """Bytes of parameters, gradients and optimizer states on each stage, (stages, …).
 
-    It also has the bytes that sharding gathers at a time, and the temporaries of the ``update``.
+    It also has the bytes that sharding gathers at a time, the temporaries of the ``update``, and the flat ``copies`` of
+    gradients before it.
     """
 
     parameters: Array
@@ -342,6 +343,7 @@ class StateMemory:
     optimizer: Array
     gathered: Numeric
     update: Numeric
+    copies: Numeric
 
 
 def state_memory(
@@ -355,6 +357,7 @@ def state_memory(
     *,
     training: bool = True,
     deferred: bool = False,
+    flat_copies: tuple[float, float] = (0.0, 0.0),
 ) -> StateMemory:
     """Return the bytes of parameters, gradients and optimizer states on each stage.
 
@@ -378,6 +381,9 @@ def state_memory(
         False for inference, which has parameters only.
     deferred : bool, optional
         Gradients are scattered only after the backward pass, until when each rank holds them whole.
+    flat_copies : tuple of float, optional
+        Bytes for each parameter of flat copies of gradients between the backward pass and the update, where there are
+        fp32 masters: of all that the stage has, and of those whose states the rank owns (ZeRO-1 and 2).
 
     Returns
     -------
@@ -390,12 +396,15 @@ def state_memory(
     """
     share = [1.0 / np.asarray(ranks) if zero >= stage else 1.0 for stage in (3, 2, 1)]
     share[1] = 1.0 if deferred else share[1]
+    whole, owned = (each * (training and formats.master > 0) for each in flat_copies)
+    copies = trained * (whole + np.where((zero in (1, 2)) | (np.asarray(ranks) == 1), owned * share[2], 0.0))
     return StateMemory(
         parameters * formats.parameter * share[0],
         trained * ((formats.gradient + formats.accumulator) * training) * share[1],
         trained * (optimizer.state_bytes(formats) * training) * share[2],
         2.0 * largest * formats.parameter if zero == 3 else 0.0 * np.asarray(largest),
-        trained * (optimizer.temporary_bytes(formats) * training) * share[2],
+        np.maximum(trained * (optimizer.temporary_bytes(formats) * training) * share[2], copies),
+        copies,
     )
 
 
@@ -530,7 +539,8 @@ class Footprint:
     communication buckets (or, if that is more, what the update takes in place of activations), and what is
     ``reserved``, which no tensor gets: the context of the process and buffers of its communicators.
     ``fragmentation``: what the framework's allocator holds beside its tensors while there is room, as a share of them;
-    it gives that back before it runs out, so that it is no part of the total.
+    ``apart``: what it holds for flat buffers, as the blocks that smaller tensors left are too small for them. It gives
+    both back before it runs out, so that they are no part of the total.
 
     >>> shown = Footprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=20.5)
     >>> shown.allocated, shown.cached, shown.used, shown.fits
@@ -545,6 +555,7 @@ class Footprint:
     reserved: float
     fragmentation: float
     capacity: float
+    apart: float = 0.0
 
     @property
     def parts(self) -> dict[str, float]:
@@ -566,7 +577,8 @@ class Footprint:
 
         It is at most the device's memory, unless the tensors exceed that.
         """
-        return max(self.allocated, min(self.allocated * (1.0 + self.fragmentation), self.capacity - self.reserved))
+        blocks = self.allocated * (1.0 + self.fragmentation) + self.apart
+        return max(self.allocated, min(blocks, self.capacity - self.reserved))
 
     @property
     def used(self) -> float:
@@ -876,7 +888,9 @@ def divide_offloaded(
     offloaded.append(states.optimizer * offload.holds("optimizer"))
     gathered = np.maximum(states.gathered, 2.0 * largest * formats.parameter * offload.holds("parameters"))
     kept = states.parameters - offloaded[0], states.gradients - offloaded[1], states.optimizer - offloaded[2]
-    stays = StateMemory(*kept, gathered, states.update * (not offload.holds("optimizer")))
+    stays = StateMemory(
+        *kept, gathered, *(each * (not offload.holds("optimizer")) for each in (states.update, states.copies))
+    )
     return stays, offloaded[0] + offloaded[1] + offloaded[2]
 
 

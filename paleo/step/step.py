@@ -59,7 +59,8 @@ class StageMemory:
     """Bytes of each stage by part, arrays of shape (stages, configurations).
 
     ``workspace`` is temporary memory with what sharding gathers. ``reserved`` belongs to the process itself,
-    (configurations,). ``host_bytes`` are states and activations in host memory.
+    (configurations,). ``host_bytes`` are states and activations in host memory. ``apart`` is the smaller of flat copies
+    of gradients and what is there before them: the allocator has blocks for both, though they never live at once.
     """
 
     states: StateMemory
@@ -67,6 +68,7 @@ class StageMemory:
     workspace: Array
     reserved: Array
     host_bytes: Array
+    apart: Array
 
     @property
     def fullest(self) -> Index:
@@ -269,15 +271,16 @@ def stage_memory(batch: Batch) -> StageMemory:
     layouts, assignment = batch.layouts, batch.assignment
     kinds, rows = assignment.kinds.stages, assignment.stage_kind
     kept, host_bytes = layouts.states(kinds, batch.zero, assignment.stages, overlapped=batch.overlapped)
-    parts = (kept.parameters, kept.gradients, kept.optimizer, kept.gathered, kept.update)
+    parts = (kept.parameters, kept.gradients, kept.optimizer, kept.gathered, kept.update, kept.copies)
     states = StateMemory(*(batch.per_case(np.broadcast_to(part, host_bytes.shape)[rows]) for part in parts))
     activations, work = _passing(batch)
     living = _living(batch)
     offloaded = (sum_per_stage(assignment.placed, batch.times.offloaded_bytes) * living).sum(axis=1)
     passing = (activations * living).sum(axis=1)
     on_host = batch.per_case(host_bytes[rows]) + offloaded
+    apart = np.minimum(passing + work + states.gathered, states.copies)
     work = with_update_temporaries(work, states, passing)
-    return StageMemory(states, passing, work, batch.per_case(layouts.reserved()), on_host)
+    return StageMemory(states, passing, work, batch.per_case(layouts.reserved()), on_host, apart)
 
 
 def memory_total(batch: Batch) -> Array:

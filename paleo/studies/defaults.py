@@ -366,7 +366,7 @@ def _spaces(model: ModelSpec, run: Run) -> Iterator[Space]:
     degrees: Mapping[str, int] = {} if facts["seq"] >= 2 * LONG else {"cp": 1}
     small = replace(
         whole, degrees=degrees, microbatches=(1, 2, 4, 8, 16, 32), chunks=(1,), zero=(sharded,),
-        overlapped=_overlaps(run),
+        overlapped=load_software(run.software).overlap.gradients,
         schedules=tuple(name for name in ("1f1b",) if name in whole.schedules) or whole.schedules[:1],
         sequence_parallel=None if run.software in ("fsdp2", "deepspeed", "maxtext") else True,
     )  # fmt: skip
@@ -379,8 +379,3 @@ def _spaces(model: ModelSpec, run: Run) -> Iterator[Space]:
     else:
         yield small
     yield whole
-
-
-def _overlaps(run: Run) -> bool:
-    """Whether gradients travel during the backward pass as the software does it."""
-    return load_software(run.software).overlap.gradients

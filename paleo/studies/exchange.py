@@ -161,7 +161,7 @@ def _workload_of(prediction: Prediction) -> Workload:
         raise PlanError(
             f"consistency {run.exchange.consistency}: with zero=3 no worker has all parameters; use zero=0, 1 or 2"
         )
-    after = prediction if run.exchange.when == "after" else _unhidden(prediction)
+    after = prediction if run.exchange.when == "after" else prediction.variant(exchange="after")
     batch = after.steps.batch
     seconds, _ = batch.layouts.exchange(batch.assignment, plan.parallel.zero, chunks=False)
     exchange = float(seconds.sum(axis=1).max()) if plan.dp > 1 else 0.0
@@ -183,11 +183,6 @@ def _workload_of(prediction: Prediction) -> Workload:
         persistent=noise.persistent,
         server=_server(prediction),
     )
-
-
-def _unhidden(prediction: Prediction) -> Prediction:
-    """The prediction of the run with gradients summed after the backward pass, without overlap."""
-    return prediction.variant(exchange="after")
 
 
 def _neighbour(prediction: Prediction, payload: float) -> float:

@@ -651,11 +651,6 @@ _STORAGES: dict[str, CheckpointStorage] = {
 }  # fmt: skip
 
 
-def _writer_of(software: str) -> _Writer:
-    """The writer of a software by its name; SpecError with the nearest."""
-    return _by_word("software", software, _WRITERS)
-
-
 def storage_of(name: str, rate: float | None = None) -> CheckpointStorage:
     """Return the storage with a given name.
 
@@ -728,7 +723,7 @@ def checkpoint_seconds(
     float
         Seconds.
     """
-    writer = _writer_of(software)
+    writer = _by_word("software", software, _WRITERS)
     single = writer.single and not (writer.passes > 1.0 and nodes > 1)
     writing = 1.0 if single else processes
     if mode != "sync":

@@ -350,14 +350,13 @@ class PurchaseRequest:
 class Sensitivity:
     """Step time with one property of the hardware lower and higher by ``CHANGE``, relative to the unchanged system.
 
-    It also tells whether the run still fits.
+    It also tells whether the run still fits with the lower one.
     """
 
     figure: str
     lower: float
     higher: float
     fits_lower: bool
-    fits_higher: bool
 
     @property
     def reach(self) -> float:
@@ -528,7 +527,7 @@ def _moved(prediction: Prediction, figure: str, change: float) -> Sensitivity:
         for factor in (1 - change, 1 + change)
     )
     step = prediction.step_time
-    return Sensitivity(figure, low.step_time / step, high.step_time / step, low.memory.fits, high.memory.fits)
+    return Sensitivity(figure, low.step_time / step, high.step_time / step, low.memory.fits)
 
 
 #: The largest count that is tried to find one that fits, or that is in time.

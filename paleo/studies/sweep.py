@@ -159,7 +159,32 @@ def load_study(path: str | Path) -> Study:
     SpecError
         If an axis, value or name is not valid.
     """
-    study = validate(Study, {"name": Path(path).stem, **read_yaml(path)}, path)
+    return study_of(Study, path, read_yaml(path))
+
+
+def study_of(kind: type[Study], path: str | Path, data: dict[str, Any]) -> Study:
+    """Read a study out of the data of its file and check every axis.
+
+    Parameters
+    ----------
+    kind : type
+        Class of the study.
+    path : str | Path
+        YAML file.
+    data : dict of str to Any
+        What the file holds.
+
+    Returns
+    -------
+    Study
+        The study.
+
+    Raises
+    ------
+    SpecError
+        If an axis, value or name is not valid.
+    """
+    study = validate(kind, {"name": Path(path).stem, **data}, path)
     try:
         check_study(study)
     except SpecError as error:

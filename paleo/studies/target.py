@@ -182,11 +182,6 @@ def _usual(task: TrainingTask) -> dict[str, Any]:
     return by_path({"software": task.code.software, "model": task.params}) | by_path(task.run)
 
 
-def _run_like(task: TrainingTask, run: Run) -> Run:
-    """The run with the task's usual settings in every field that it does not state."""
-    return Run(**_usual(task) | explicit_fields(run))
-
-
 def _with_noise_scale(task: TrainingTask, noise_scale: float | None) -> TrainingTask:
     """The task with the gradient-noise scale that was measured [samples] in place of its law's critical batch."""
     if noise_scale is None:
@@ -733,7 +728,7 @@ def run_for_target(
     if stated is not None:
         raise SpecError(_EXCLUDE)
     task = _task_of(network, target)
-    return _run_like(task.on(_kind_of_all(systems, target)), run), _target_amount(task)
+    return Run(**_usual(task.on(_kind_of_all(systems, target))) | explicit_fields(run)), _target_amount(task)
 
 
 def _kind_of_all(systems: Sequence[System], target: str) -> str:

@@ -9,27 +9,31 @@ Times in a table are microseconds (``time_us``); everything that a method return
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import inspect
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial, wraps
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.errors import SpecError, near
+from paleo.errors import PaleoError, SpecError, near
 from paleo.pricing.kernels import DeviceFigures, figures
+from paleo.pricing.store import SourcedParameters, lookup
 from paleo.registry import Registry
 from paleo.specs.device import find_device
-from paleo.tables.cells import Array, combine_codes, map_words, number, text, word_codes
-from paleo.tables.columns import best_match, columns_of
+from paleo.tables.base import MeasuredTable, Predictions
+from paleo.tables.cells import Array, RowsError, combine_codes, map_words, number, text, word_codes
 from paleo.units import MICROSECOND
 
 Figures = TypeVar("Figures")
 #: Bounds of what is measured, in whatever unit a column has: attoseconds are none, nor is the age of the universe.
 LEAST_MEASURED, MOST_MEASURED = 2.0**-60, 2.0**90
+#: Sizes above this one are slips.
+LARGEST = 2.0**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +58,10 @@ class FitPlan:
 Fitted = Mapping[tuple[str, str, str], Any]
 
 
-class TableKind(ABC, Generic[Figures]):
-    """One kind of measured table. ``Figures`` is what prices a row: DeviceFigures for kernels."""
+class TableKind(MeasuredTable, Generic[Figures]):
+    """One kind of table of kernels or collectives, priced family by family. ``Figures`` is what prices a row:
+    DeviceFigures for kernels."""
 
-    #: Registry name, also the ``kind`` that ``paleo validate --json`` prints.
-    name: ClassVar[str]
-    #: Column names that identify the kind; a table may have more.
-    header: ClassVar[frozenset[str]]
-    #: Further columns that the kind reads, keys of `paleo.tables.columns.COLUMNS`; a table may lack them.
-    reads: ClassVar[str] = ""
-    #: Columns that define a configuration: rows that agree in them fall on the same side of a held-out split.
-    configuration: ClassVar[tuple[str, ...]]
     #: Columns that must hold a whole number above zero.
     sizes: ClassVar[tuple[str, ...]] = ()
     #: Family key -> dataclass of its parameters.
@@ -73,16 +70,8 @@ class TableKind(ABC, Generic[Figures]):
     host_parameters: ClassVar[tuple[str, ...]] = ()
     #: Column that names what a row was measured on.
     subject: ClassVar[str] = "device"
-    #: Whether calibrations are fitted to such tables; if not, the families are those of another kind.
-    calibrates: ClassVar[bool] = True
-    #: What the measured column is called, and its unit in seconds.
-    measured_column: ClassVar[str] = "time_us"
-    measured_unit: ClassVar[float] = MICROSECOND
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Every column that the kind reads, those that identify it first."""
-        return tuple(dict.fromkeys((*sorted(self.header), *columns_of(self.reads), self.measured_column)))
+    measured_column = "time_us"
+    measured_unit = MICROSECOND
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the rows as they are priced.
@@ -116,11 +105,11 @@ class TableKind(ABC, Generic[Figures]):
             One reason a row; empty if the row can be modelled.
         """
 
-    @abstractmethod
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Tell how each row was timed: graph, kernel, eager, back-to-back, or a key of the kind.
 
-        ``key/variant`` marks rows that share all but the host parameters with other variants of ``key``.
+        ``key/variant`` marks rows that share all but the host parameters with other variants of ``key``. Where a kind
+        does not say, engines and frameworks replay captured graphs.
 
         Parameters
         ----------
@@ -132,6 +121,7 @@ class TableKind(ABC, Generic[Figures]):
         Series[str]
             One key a row.
         """
+        return pd.Series("graph", index=frame.index, dtype=object)
 
     def starts(self, family: str, figures: Figures) -> Sequence[Any]:
         """Return the parameters from which a fit may start; the first is also the centre of its prior.
@@ -312,6 +302,103 @@ class TableKind(ABC, Generic[Figures]):
             Seconds.
         """
 
+    @property
+    def described_by(self) -> tuple[str, ...]:
+        """Columns of a configuration, with dtype and operation."""
+        first = ("op", "phase", "layer_type", "cell", "dtype")
+        return tuple(dict.fromkeys((*first, *self.configuration, "direction")))
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Predict all rows, group by group of equal subject, family, stack, dtype and unit.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            The table.
+
+        Returns
+        -------
+        Predictions
+            Predictions.
+        """
+        frame = _categorised(self.prepared(frame.reset_index(drop=True)), self.sizes)
+        out = Predictions.none(len(frame))
+        out.subjects[:] = text(frame, self.subject).to_numpy()
+        reasons = np.full(len(frame), "", dtype=object)
+        for column in self.sizes:
+            values = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64)
+            reasons[~(np.isfinite(values) & (values > 0))] = f"{column} is missing or not a number above zero"
+            reasons[np.isfinite(values) & (values != np.floor(values))] = f"{column} is not a whole number"
+            reasons[values > LARGEST] = f"{column} is larger than any tensor"
+        out.reasons[:] = reasons
+        fine = out.reasons == ""
+        sound = self._supported(frame if fine.all() else frame[fine], out)
+        for group in row_groups(self, sound, checked=out.reasons[sound.index] == ""):
+            self._price_sound(group, out)
+        return out
+
+    def _supported(self, frame: pd.DataFrame, out: Predictions) -> pd.DataFrame:
+        """The rows whose cells can be read; their reasons say whether they can be modelled."""
+        while len(frame):
+            try:
+                out.reasons[frame.index] = self.unsupported(frame).to_numpy()
+                break
+            except RowsError as error:
+                out.reasons[error.rows] = str(error)
+                frame = frame.drop(error.rows)
+        return frame
+
+    def _price_sound(self, group: RowGroup, out: Predictions) -> None:
+        """Price a group; cells that cannot be read leave out their rows, any other error the group."""
+        while len(group.frame):
+            try:
+                self._price(group, out)
+                break
+            except RowsError as error:
+                out.reasons[error.rows] = str(error)
+                group = replace(group, frame=group.frame.drop(error.rows))
+            except PaleoError as error:
+                out.reasons[group.frame.index] = str(error)
+                break
+
+    def _price(self, group: RowGroup, out: Predictions) -> None:
+        rows = group.frame.index
+        figures = self.figures(group.subject, group.dtype, group.compute)
+        calibrated = self.calibrated(group, figures)
+        with np.errstate(all="ignore"):
+            seconds = self.time(group.frame, figures, calibrated.parameters)
+            ideal = self.ideal_time(group.frame, figures)
+        wrong = ~(np.isfinite(seconds) & (seconds > 0))
+        out.reasons[rows[wrong]] = "the formula gives no finite time"
+        seconds = np.where(wrong, np.nan, seconds)
+        out.seconds[rows] = seconds
+        out.low[rows], out.high[rows] = calibrated.bounds(seconds)
+        out.baseline[rows] = ideal
+        out.subjects[rows] = self.traits(figures)[0]
+        out.origins[rows] = f"{calibrated.origin} ({calibrated.subject}: {group.family}, {group.stack})"
+
+    def calibrated(self, group: RowGroup, figures: Any) -> SourcedParameters[Any]:
+        """Return the calibrated parameters that price a group of rows.
+
+        Parameters
+        ----------
+        group : RowGroup
+            The rows.
+        figures : Any
+            What prices the rows.
+
+        Returns
+        -------
+        SourcedParameters[Any]
+            Parameters with their source.
+        """
+        subject, architecture, memory_kind = self.traits(figures)
+        calibration = self.calibration if self.calibration is not None and self.calibration.subject == subject else None
+        return lookup(
+            self.families[group.family], subject=subject, architecture=architecture, memory_kind=memory_kind,
+            family=group.family, stacks=(group.stack,), user_calibration=calibration,
+        )  # fmt: skip
+
 
 KINDS: Registry[TableKind[Any]] = Registry("table kind", "paleo.tables.kinds")
 
@@ -366,28 +453,26 @@ def row_groups(
         yield RowGroup(subject, family, stack, dtype, compute, frame.iloc[np.flatnonzero(combination_of == place)])
 
 
-def kind_of(columns: Iterable[str]) -> TableKind[Any]:
-    """Find the kind of table that has some columns.
-
-    Of the kinds whose header is complete, the one with the most columns is chosen.
+def by_words(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], pd.Series[str]]:
+    """Decorate a method of the words of one row, so that it takes a table.
 
     Parameters
     ----------
-    columns : iterable of str
-        Column names.
+    method : callable
+        Its arguments are named as the columns are whose words it takes; it is called once for each combination.
 
     Returns
     -------
-    TableKind[Any]
-        The kind.
-
-    Raises
-    ------
-    SpecError
-        If no header is complete; the message names the nearest kind and what it lacks.
+    callable
+        A method of a table, with one text a row.
     """
-    headers = {name: kind.header for name, kind in KINDS.items()}
-    return KINDS[best_match(columns, headers, headers)]
+    columns = tuple(inspect.signature(method).parameters)[1:]
+
+    @wraps(method)
+    def of_table(kind: Any, frame: pd.DataFrame) -> pd.Series[str]:
+        return pd.Series(map_words(frame, columns, partial(method, kind)), index=frame.index, dtype=object)
+
+    return of_table
 
 
 def by_arithmetic(
@@ -556,3 +641,10 @@ def best_constant_efficiency(roofline: Array, measured: Array) -> float:
     order = np.argsort(ratio)
     weight = np.cumsum(ratio[order])
     return float(ratio[order][np.searchsorted(weight, weight[-1] / 2)])
+
+
+def _categorised(frame: pd.DataFrame, numbers: Iterable[str]) -> pd.DataFrame:
+    """The table with its text columns as categories, so that what depends on words is worked out once a word."""
+    numeric = {*numbers, *(name for name, kind in frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind))}
+    words = {name: frame[name].astype("category") for name in frame.columns if name not in numeric}
+    return frame.assign(**words)

@@ -14,11 +14,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import PaleoError, SpecError
+from paleo.tables.base import MeasuredTable, Predictions, Words
 from paleo.tables.cells import Array, read_table, text
 from paleo.tables.columns import cell_reasons, not_read, typed
 from paleo.tables.errors import EfficiencyPoint, ResidualErrors, efficiency_points, residual
 from paleo.tables.kernels import best_constant_efficiency
-from paleo.tables.tables import MeasuredTable, Predictions, Words, table_of
+from paleo.tables.tables import table_of
 
 if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration
@@ -512,7 +513,7 @@ def describe_row(frame: pd.DataFrame, row: int, table: MeasuredTable) -> str:
     str
         For example ``m=4096 n=4096``.
     """
-    cells = ((name, frame[name].iloc[row]) for name in table.configuration if name in frame.columns)
+    cells = ((name, frame[name].iloc[row]) for name in table.described_by if name in frame.columns)
     return " ".join(f"{name}={_cell(value)}" for name, value in cells if _filled(value))
 
 

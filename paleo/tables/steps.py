@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -16,9 +16,8 @@ from paleo.errors import PaleoError, SpecError, near
 from paleo.specs.catalog import names
 from paleo.specs.software import TPU_PROFILE, Software, load_software
 from paleo.step.interval import INTERVALS, Uncertainty
+from paleo.tables.base import MeasuredTable, Predictions
 from paleo.tables.cells import Array, number_or_nan, text
-from paleo.tables.columns import COLUMNS, columns_of
-from paleo.tables.tables import Predictions
 from paleo.units import MILLISECOND
 
 if TYPE_CHECKING:
@@ -200,9 +199,30 @@ _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct",
 _DATED = re.compile(rf"\b(?:({'|'.join(_MONTHS)})[a-z]*[- ])?(20[12][0-9])\b|\b(?:sc|mlsys|asplos) ?'?([12][0-9])\b")
 
 
+#: Days of a diary by its last line of each (as far as rows of steps, which state both, cite it).
+DIARIES = {
+    "chronicles-prequel.md": (
+        (478, "2022-02-20"), (660, "2022-02-21"), (810, "2022-02-25"), (869, "2022-02-26"), (892, "2022-02-27"),
+        (950, "2022-02-28"),
+    ),
+}  # fmt: skip
+
+
+def _diary_days(cited: str) -> Iterator[str]:
+    """The day on which a run was written into a diary that a row cites by its line.
+
+    >>> list(_diary_days("train/tr11-176B-ml/chronicles-prequel.md#L884"))
+    ['2022-02-27']
+    """
+    line = re.search(r"([^/]+)#L(\d+)$", cited)
+    days = DIARIES.get(line[1], ()) if line else ()
+    yield from [day for last, day in days if line and int(line[2]) <= last][:1]
+
+
 def _versions(row: Row) -> Iterator[str]:
     """What may be the release or the date of a row's software, the surest first."""
     texts = [str(row[key]).lower() for key in ("release", "framework", "source") if filled(row, key)]
+    yield from _diary_days(str(row.get("url_or_path", "")))
     if filled(row, "release"):
         yield texts[0].strip()
     for words in texts:
@@ -301,49 +321,26 @@ def ideal_seconds(prediction: Prediction) -> float:
     return prediction.flops / (peak * prediction.plan.gpus)
 
 
-class StepTable(ABC):
-    """Kind of table whose rows are runs; subclasses tell how a row is run.
+class StepTable(MeasuredTable):
+    """Kind of table whose rows are runs; subclasses tell how a row is run."""
 
-    ``calibration`` is a user's, for the rows of its device or system.
-    """
+    measured_column = "iteration_ms"
+    measured_unit = MILLISECOND
 
-    name: ClassVar[str]
-    header: ClassVar[frozenset[str]]
-    #: Further columns that the kind reads, keys of `paleo.tables.columns.COLUMNS`; a table may lack them.
-    reads: ClassVar[str] = ""
-    configuration: ClassVar[tuple[str, ...]]
-    measured_column: ClassVar[str] = "iteration_ms"
-    measured_unit: ClassVar[float] = MILLISECOND
-    #: Columns that may hold what was measured, where it is not `measured_column` alone.
-    measured_columns: ClassVar[tuple[str, ...]] = ()
-
-    #: Whether software profiles and links are fitted to such rows.
-    calibrates: ClassVar[bool] = True
-
-    def __init__(self, calibration: Calibration | None = None) -> None:
-        self.calibration = calibration
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Every column that the kind reads, those that identify it first."""
-        measured = self.measured_columns or (self.measured_column,)
-        known = (*sorted(self.header), *columns_of(self.reads), *measured)
-        return tuple(name for name in dict.fromkeys(known) if name in COLUMNS)
-
-    def with_calibration(self, calibration: Calibration | None) -> Self:
-        """Return the same kind of table, priced by a user's calibration.
+    def without(self, source: str) -> StepTable:
+        """Return the same kind of table, priced by facts that a source of rows did not suggest.
 
         Parameters
         ----------
-        calibration : Calibration, optional
-            The calibration; None for the catalog's.
+        source : str
+            The source.
 
         Returns
         -------
-        Self
-            The table.
+        StepTable
+            The table; itself where no fact came from rows.
         """
-        return type(self)(calibration)
+        return self
 
     def calibration_of(self, system: System) -> Calibration | None:
         """Return the user's calibration if it applies to a system.
@@ -528,36 +525,6 @@ class StepTable(ABC):
         """
         return software_of(row)
 
-    def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
-        """Return predicted and measured parts of the measured quantity, if the kind of table has them.
-
-        Parameters
-        ----------
-        frame : DataFrame
-            The table.
-
-        Returns
-        -------
-        dict[str, tuple[Array, Array]]
-            Predicted and measured values by name, (rows,) each.
-        """
-        return {}
-
-    def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
-        """Return which rows form scaling curves, if the kind of table knows.
-
-        Parameters
-        ----------
-        frame : DataFrame
-            The table.
-
-        Returns
-        -------
-        DataFrame, optional
-            Column ``gpus``, and columns that are equal within a curve; None without curves.
-        """
-        return None
-
     def _step_or_reason(self, row: Mapping[Any, Any]) -> Step | str:
         try:
             step = self.step(row)
@@ -570,6 +537,13 @@ class StepTable(ABC):
             return self.unmeasured(row)
         except (PaleoError, *CELL_ERRORS) as error:
             return _reason(error, row)
+
+
+class QuantityTable(StepTable):
+    """Kind of table whose rows measure something else than steps; software and links are not fitted to it."""
+
+    measured_unit = 1.0
+    calibrates = False
 
 
 def _above_zero(cell: object) -> bool:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from paleo.launch._base import LAUNCHERS, JobPlan, LaunchError, completed
-from paleo.launch.jobs import compared, files_of, read_job
+from paleo.launch.jobs import files_of, read_job
 from paleo.network.graph import build_graph
-from paleo.parallel.abilities import network_quantities, refused_plans
+from paleo.parallel.abilities import network_quantities
 from paleo.specs.abilities import load_framework
 from paleo.specs.model import load_model
 
@@ -86,7 +86,15 @@ def random_job(rng: random.Random, launcher: str) -> JobPlan | None:
     job = completed(
         replace(job, **{field: getattr(JobPlan(), field) for field in compared(job) if field not in table.fields})
     )
-    return None if job.dp % ep or job.dp < 1 or bool(refused_plans(framework, quantities_of(job, facts))) else job
+    if job.dp % ep or job.dp < 1:
+        return None
+    known = quantities_of(job, facts)
+    return None if any(bool(refusal.condition.holds(known)) for refusal in framework.refusals) else job
+
+
+def compared(job: JobPlan) -> dict[str, object]:
+    """The fields that make two plans equal."""
+    return {entry.name: getattr(job, entry.name) for entry in fields(job) if entry.compare}
 
 
 def quantities_of(job: JobPlan, facts: dict[str, int]) -> dict[str, object]:

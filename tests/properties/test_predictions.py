@@ -19,7 +19,7 @@ from paleo.lowering.program import Program
 from paleo.operations.base import OPTIMIZERS
 from paleo.parallel.placement import STRATEGIES
 from paleo.predict import Prediction, predict
-from paleo.pricing.communication import Network
+from paleo.pricing.communication import Fabric
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.catalog import names
 from paleo.specs.model import ModelSpec, load_model
@@ -141,13 +141,13 @@ def test_no_step_is_shorter_than_its_messages(name: str, strategy: str) -> None:
     made = predicted(name, strategy, "ideal")
     if made is None:
         pytest.skip("cannot be laid over this network")
-    network = Network(CLUSTER, made.plan.mesh, rates=backend_of(CLUSTER, made.run, made.plan.dtype).fabric.rates)
+    mesh, fabric = made.plan.mesh, Fabric(CLUSTER, rates=backend_of(CLUSTER, made.run, made.plan.dtype).fabric.rates)
     needed = 0.0
     for section in made.program.sections:
         for one in section.transfers:
-            if made.plan.mesh.degree(one.axis) > 1:
-                links, policy = network.links((one.axis,)), network.fabric.policy
-                bound = float(policy.least(one.operation, one.payload_bytes, links, in_network=False))
+            if mesh.degree(one.axis) > 1:
+                links = fabric.links(mesh.stride((one.axis,)), mesh.group_size((one.axis,)))
+                bound = float(fabric.policy.least(one.operation, one.payload_bytes, links, in_network=False))
                 needed += bound * one.times * section.repeat * made.plan.microbatches / made.plan.stages
     assert made.step_time >= needed * (1 - 1e-9)
     assert made.breakdown.communication_total >= needed * (1 - 1e-9) or made.plan.stages > 1

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paleo.consistency.asynchronous import EXPONENTIAL, REGULAR, closed_queue, largest_share, mixed_queue
+from paleo.consistency.asynchronous import REGULAR, closed_queue, mixed_queue
 from paleo.consistency.base import CONSISTENCY, Server, Workload, consistency, idle_servers
 from paleo.errors import PaleoError, PlanError
 from paleo.specs.run import Run
@@ -68,7 +68,7 @@ def simulated_server(
 def test_the_queue_is_that_of_a_simulation(workers: int, load: float, regular: bool, jitter: float) -> None:
     """Mean-value analysis is exact for exponential service and within a few per cent for regular service."""
     rate, mean, _ = simulated_server(np.ones(workers), load, jitter, regular=regular, updates=12_000)
-    station = closed_queue(float(workers), 1.0, load, REGULAR if regular else EXPONENTIAL)
+    station = closed_queue(float(workers), 1.0, load, REGULAR if regular else 1.0)
     assert float(station.throughput) == pytest.approx(rate, rel=0.05 if regular else 0.025)
     assert mean == pytest.approx(workers - 1, rel=0.02)
 
@@ -207,11 +207,6 @@ def test_a_server_bounds_throughput_and_its_knee_is_named() -> None:
     assert float(cycle.staleness_mean) == 7.0
 
 
-def test_tensors_are_dealt_to_the_emptiest_server() -> None:
-    assert largest_share(np.array([4.0, 3.0, 3.0, 2.0]), 2) == 0.5
-    assert largest_share(np.array([10.0, 1.0]), 4) == pytest.approx(10 / 11)
-
-
 @pytest.mark.parametrize("load", [0.05, 0.2])
 def test_workers_of_two_kinds_share_a_server(load: float) -> None:
     """Each class against the simulation, of which the faster workers come more often."""
@@ -254,7 +249,7 @@ def test_closed_queues_of_many_customers_take_a_closed_form() -> None:
     alone = [float(closed_queue(count, 4096.0, 1.0).throughput) for count in counts]
     assert together.throughput.tolist() == alone
     for load in (0.5, 0.9, 0.99, 1.0, 1.01, 1.2):
-        for variation in (REGULAR, EXPONENTIAL):
+        for variation in (REGULAR, 1.0):
             throughput, queue = 0.0, 0.0
             for number in range(1, 5001):
                 visit = max(1.0 + queue - throughput * (1.0 - variation) / 2.0, 1.0)

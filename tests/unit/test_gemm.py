@@ -29,8 +29,9 @@ from paleo.specs.catalog import names
 from paleo.specs.device import load_device
 from paleo.specs.software import load_software
 from paleo.tables.cells import number, read_table
-from paleo.tables.kernels import KINDS, best_constant_efficiency, kind_of, row_groups
+from paleo.tables.kernels import KINDS, best_constant_efficiency, row_groups
 from paleo.tables.kinds._gemm import GemmTable
+from paleo.tables.tables import table_of
 from paleo.units import GIGA, MEGA, MICROSECOND, MILLISECOND, TERA
 
 DEVICE = DeviceFigures("d", "Ampere", "HBM2e", 100, GIGA, 200 * TERA, 2 * TERA, 40 * MEGA, math.inf, True)
@@ -303,8 +304,8 @@ ROWS = pd.DataFrame(
 
 
 def test_kind_of_table_and_its_keys() -> None:
-    kind = kind_of(ROWS.columns)
-    assert kind is KINDS["gemm"]
+    kind = KINDS["gemm"]
+    assert table_of(ROWS.columns).name == "gemm"
     assert list(kind.stack(ROWS)) == ["graph", "eager", "eager/linear", "back-to-back", "kernel", "back-to-back"]
     assert list(kind.family(ROWS))[:5] == ["gemm.tensor", "gemm.simt", "gemm.simt", "gemm.tensor", "gemm.tensor"]
     assert list(kind.unsupported(ROWS))[:5] == [""] * 5
@@ -313,7 +314,7 @@ def test_kind_of_table_and_its_keys() -> None:
     assert flops[1] == 2 * 64**4 and moved[1] == 64 * 3 * 64 * 64 * 4
     assert sum(len(group.frame) for group in row_groups(kind, ROWS)) == 5
     with pytest.raises(SpecError, match="the nearest"):
-        kind_of(["m", "n", "k", "spam"])
+        table_of(["m", "n", "k", "spam"])
 
 
 def test_integers_have_a_family_of_their_own_and_results_of_four_bytes() -> None:

@@ -14,8 +14,8 @@ from paleo.errors import PlanError
 from paleo.lowering.program import TiedParameter
 from paleo.parallel.placement import Mesh
 from paleo.predict import Prediction, predict
-from paleo.pricing.communication import Network
-from paleo.schedules.base import SCHEDULES, Passes
+from paleo.pricing.communication import Fabric
+from paleo.schedules.base import SCHEDULES, Passes, Schedule
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
@@ -23,8 +23,8 @@ from paleo.specs.system import load_system
 from paleo.step.backend import backend_of
 from paleo.step.exchange import (
     bucket_count,
-    exposed_exchange,
     exposed_gather,
+    exposed_sends,
     gradient_exchange,
     replica_groups,
     sends_in_order,
@@ -42,6 +42,12 @@ def made(software: Software | None = None, /, model: str = "gpt2", **options: An
 
 def equal(stages: int, forward: float, backward: float, weights: float) -> Passes:
     return Passes(*(np.full(stages, one) for one in (forward, backward, weights)))
+
+
+def exposed_exchange(
+    seconds: np.ndarray, buckets: np.ndarray, schedule: Schedule, passes: Passes, chunks: int, contention: float
+) -> np.ndarray:
+    return exposed_sends(sends_in_order(seconds, buckets, schedule, chunks), schedule, passes, chunks, contention)
 
 
 def test_one_chunk_by_hand() -> None:
@@ -261,9 +267,10 @@ def test_layers_without_blocks_are_cut_one_by_one() -> None:
 
 def test_a_network_without_the_hosts_floor_answers_for_itself() -> None:
     """What one has priced is not handed to a copy that differs in the least that a call takes."""
-    network = Network(load_system("dgx-a100-80gb"), Mesh.of({"dp": 8}), host=0.001)
-    assert network.time("all_reduce", ("dp",), 8.0) == 0.001
-    assert replace(network, host=0.0).time("all_reduce", ("dp",), 8.0) < 0.0001
+    fabric = Fabric(load_system("dgx-a100-80gb"), host=0.001)
+    group = np.array([1]), np.array([8]), np.array([8.0])
+    assert fabric.times("all_reduce", *group) == 0.001
+    assert replace(fabric, host=0.0).times("all_reduce", *group) < 0.0001
 
 
 @pytest.mark.parametrize("strategy", ["dp=8", "dp=8,zero=1", "dp=8,zero=3"])

@@ -193,6 +193,92 @@ def test_an_embedding_from_rows_of_a_table(tmp_path: Path) -> None:
     assert made.graph.nodes[0].type == "embedding" and made.flops == 2 * 6 * 800
 
 
+def test_weights_that_nodes_make_are_parameters(tmp_path: Path) -> None:
+    """As files without their weights have them, and quantized ones: by ConstantOfShape, by DequantizeLinear."""
+    eighth = numpy_helper.from_array(np.int8(1) * np.ones((10, 8), np.int8), "q")
+    scale = numpy_helper.from_array(np.float32(0.5), "scale")
+    nodes = [
+        node("ConstantOfShape", "shape", "w"),
+        node("Conv", "x w", "c"),
+        node("GlobalAveragePool", "c", "p"),
+        node("Flatten", "p", "f"),
+        node("DequantizeLinear", "q scale", "g"),
+        node("Gemm", "f g", transB=1),
+    ]
+    weights = [numbers("shape", 8, 3, 3, 3), eighth, scale]
+    made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 3, 6, 6]}, weights))
+    assert made.graph.parameters == 8 * 27 + 80 and made.unknown == ()
+    assert made.flops == 2 * 4 * 4 * 8 * 27 + 2 * 80
+
+
+def test_images_with_their_channels_last_are_turned(tmp_path: Path) -> None:
+    nodes = [node("Transpose", "x", "t", perm=[0, 3, 2, 1]), node("Conv", "t w", kernel_shape=[3, 3])]
+    made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 8, 8, 3]}, [weight("w", 5, 3, 3, 3)]))
+    assert made.unknown == () and made.flops == 2 * 6 * 6 * 5 * 27
+
+
+@pytest.mark.parametrize(
+    ("target", "fixed", "flops"), [([1, 2, 12], False, 96), ([1, -1, 12], False, 96), ([2, 1, 12], True, 48)]
+)
+def test_the_batch_of_one_of_a_file_is_any_batch_where_its_reshapes_allow_it(
+    target: list[int], fixed: bool, flops: int, tmp_path: Path
+) -> None:
+    """Scores between rows show whether the batch is mixed with the rows."""
+    nodes = [
+        node("Reshape", "x to", "r"),
+        node("Transpose", "r", "t", perm=[0, 2, 1]),
+        node("MatMul", "r t", "s"),
+        node("Softmax", "s"),
+    ]
+    made = imported("onnx", saved(tmp_path, nodes, {"x": [1, 6, 4]}, [numbers("to", *target)]), loss="none")
+    assert ("at a batch of 1 alone" in str(made.model.notes)) is fixed
+    assert made.flops == flops
+
+
+def test_settings_are_no_inputs_and_dims_without_a_name_are_asked_for(tmp_path: Path) -> None:
+    scalar = node("Mul", "x rate", "m")
+    file = saved(tmp_path, [scalar, node("MatMul", "m w")], {"x": ["N", None], "rate": []}, [weight("w", 4, 5)])
+    with pytest.raises(SpecError, match=r"no size for 'x\.1'; state it with --size x\.1=128"):
+        imported("onnx", file)
+    made = imported("onnx", file, sizes={"x.1": 4})
+    assert list(made.model.inputs) == ["x"] and made.flops == 2 * 4 * 5
+
+
+def branches(*bodies: Sequence[Any]) -> dict[str, Any]:
+    made = [helper.make_tensor_value_info("b", FLOAT, None)]
+    names = ("then_branch", "else_branch")
+    return {n: helper.make_graph(body, n, [], made) for n, body in zip(names, bodies, strict=True)}
+
+
+@pytest.mark.parametrize(("rank", "products"), [(2, 1), (3, 2)])
+def test_conditions_on_shapes_are_worked_out(rank: int, products: int, tmp_path: Path) -> None:
+    once, twice = [node("MatMul", "x w", "b")], [node("MatMul", "x w", "b1"), node("MatMul", "b1 w", "b")]
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Size", "s", "n"),
+        node("Equal", "n two", "e"),
+        node("If", "e", "i", **branches(once, twice)),
+        node("Relu", "i"),
+    ]
+    weights = [numbers("two", 2), weight("w", 4, 4)]
+    made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 4, 4][:rank]}, weights))
+    assert made.flops == products * 2 * 4 ** (rank - 1) * 4
+    assert "longer branch" not in str(made.model.notes)
+
+
+def test_of_conditions_on_data_the_longer_branch_is_read(tmp_path: Path) -> None:
+    short, long = [node("Identity", "x", "b")], [node("MatMul", "x w", "b0"), node("Relu", "b0", "b")]
+    nodes = [
+        node("ReduceMax", "x", "m", keepdims=0),
+        node("Greater", "m zero", "e"),
+        node("If", "e", "i", **branches(short, long)),
+        node("Relu", "i"),
+    ]
+    weights = [numpy_helper.from_array(np.float32(0), "zero"), weight("w", 4, 4)]
+    made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 4]}, weights))
+    assert made.flops == 2 * 4 * 4 and "the longer branch is read" in str(made.model.notes)
+
+
 def test_unknown_operators_are_listed(tmp_path: Path) -> None:
     nodes = [node("Gemm", "x w", "a"), node("Det", "q"), node("Reshape", "a s", "q")]
     file = saved(tmp_path, [nodes[0], nodes[2], nodes[1]], {"x": ["N", 9]}, [weight("w", 9, 9), numbers("s", -1, 3, 3)])

@@ -783,3 +783,18 @@ def test_a_path_that_depends_on_values_is_told() -> None:
     model = paleo.from_torch(Gated(), (8, 16))
     assert "condition on the values of tensors is taken to be false" in str(model.notes)
     assert "Every call" in str(paleo.from_torch(Block(16), (8, 16)).notes)
+
+
+def test_lengths_of_a_mask_are_whole_rows_and_autocast_changes_no_count() -> None:
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(8, 8)
+
+        def forward(self, x: Any, mask: Any) -> Any:
+            with torch.autocast(x.device.type, torch.float32):
+                return self.project(x[:, : max(mask.sum(dim=1).tolist())])
+
+    assert layers(read(Cut(), "2x16x8", "2x16:int64", loss="none")) == [
+        {"linear": {"features": 8, "dim": "features", "bias": True}}
+    ]

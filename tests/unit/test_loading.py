@@ -112,7 +112,7 @@ def test_validate_returns_si() -> None:
     ("change", "message"),
     [
         ({"rank": 8}, "net.yaml: rank: unknown key; nearest: 'ranks'"),
-        ({"link": {"name": "l", "bandwith": "1 GB/s"}}, "net.yaml: link.bandwith: unknown key; nearest: 'bandwidth'"),
+        ({"link": {"name": "l", "bandwith": "1 GB/s"}}, "link.bandwith: unknown key; nearest: 'link.bandwidth'"),
         ({"link": {"name": "l"}}, "net.yaml: link.bandwidth: this key is missing"),
         ({"link": {"name": "l", "bandwidth": 5}}, "net.yaml: link.bandwidth: 5 has no unit; write it like '900 GB/s'"),
         ({"link": {"name": "l", "bandwidth": "5 us"}}, "'us' is a unit of time, not of bandwidth"),

@@ -114,7 +114,8 @@ def test_a_product_that_adds_to_the_sum_reads_and_writes_it(format: str, more: f
 
 
 def test_an_accumulator_is_added_to_in_a_pass_of_its_own_and_exchanged() -> None:
-    """bf16 read, fp32 read and written: 10 bytes a parameter; kept: 2 + 2 + 4 + 12; exchanged: 4."""
+    """bf16 read, fp32 read and written: 10 bytes a parameter; kept: 2 + 2 + 4 + 12; exchanged: 4. Cast first, 6 more
+    are moved, and the sum reads what was cast."""
     plain = load_software("megatron-2021")
     summing = plain.changed({"gradients.accumulator": 4.0})
     run = Run.model_validate({"gpus": 8, "batch": 1, "dtype": "bf16", "software": "megatron-2021"})
@@ -127,6 +128,15 @@ def test_an_accumulator_is_added_to_in_a_pass_of_its_own_and_exchanged() -> None
     )
     assert moved == pytest.approx(10 * 8.03e9, rel=1e-3)
     assert bytes_a_parameter(wide) == pytest.approx(20, rel=1e-6)
+    cast = predict(load_model("llama3-8b"), H100, run, summing.changed({"gradients.accumulator_cast": True}))
+    sections = cast.program.sections
+    kernels = [(each.kernel, each.times * section.repeat) for section in sections for each in section.kernels]
+    passes = {
+        name: sum(times * kernel.bytes for kernel, times in kernels if kernel.name.endswith(name)) / 8.03e9
+        for name in (".widening", ".accumulation")
+    }
+    assert passes == pytest.approx({".widening": 2 + 4, ".accumulation": 3 * 4}, rel=1e-3)
+    assert bytes_a_parameter(cast) == bytes_a_parameter(wide)
     assert wide.breakdown.communication_total == pytest.approx(2 * narrow.breakdown.communication_total, rel=0.05)
 
 

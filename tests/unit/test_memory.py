@@ -22,6 +22,7 @@ from paleo.specs.software import Software, load_software
 from paleo.specs.system import load_system
 from paleo.step.memory import Footprint
 from paleo.tables.kinds._memory import MemoryTable
+from paleo.tables.steps import profile_at_release
 
 
 def kept(choices: Choices, layer: str, x: Tensor, **options: Any) -> dict[str, float]:
@@ -312,6 +313,67 @@ def test_an_allocator_does_not_reserve_more_than_there_is() -> None:
     assert (full.total, full.allocated, full.cached, full.used) == (79.0, 78.0, 79.0, 80.0)
     beyond = Footprint(60.0, 20.0, 10.0, 6.0, 3.0, 1.0, 0.058, capacity=80.0)
     assert not beyond.fits and beyond.used == beyond.total == 99.0
+
+
+def test_flat_copies_of_gradients_are_reserved_beside_what_they_follow() -> None:
+    """GPT-2 XL's bf16 sums, 2 bytes a parameter, and 6 for each that a rank owns: no more is allocated where
+    activations were larger, and a short step holds the copies in their place."""
+
+    def memory(copies: tuple[float, float], seq: int, **options: Any) -> Footprint:
+        run = Run(gpus=4, batch=4, model={"seq": seq}, **{"dtype": "bf16", "strategy": "zero=1", **options})
+        profile = load_software("megatron-core").changed({"gradients.flat_copies": copies})
+        return predict(load_model("gpt2-xl"), load_system("dgx-h100"), run, profile).memory
+
+    plain, copied = memory((0, 0), 1024), memory((2, 6), 1024)
+    size = (2 + 6 / 4) * plain.parameters / 2
+    assert copied.total == plain.total and copied.apart == pytest.approx(size)
+    assert copied.cached - plain.cached == pytest.approx(size) == pytest.approx(copied.used - plain.used)
+    assert memory((2, 6), 1024, strategy="dp").apart == pytest.approx(plain.parameters)
+    assert memory((2, 6), 1024, dtype="fp32").apart == 0.0
+    short, instead = memory((0, 0), 16), memory((2, 6), 16)
+    left = short.activations + short.workspace - short.reserved
+    assert left < size and instead.apart == pytest.approx(left)
+    assert instead.total - short.total == pytest.approx(size - left)
+
+
+def test_fsdp2_has_its_root_two_blocks_and_flat_buffers_gathered() -> None:
+    """Llama 3 8B: embedding and head, 128,256 x 4,096 each, and the last norm stay; of 218 M in a block two; and flat
+    buffers of the root, which is larger than two blocks. Llama 3 70B's blocks, 856 M each, take twice as much."""
+    block = {"llama3-8b": 218_112_000, "llama3-70b": 855_654_400}
+    for name, hidden in (("llama3-8b", 4096), ("llama3-70b", 8192)):
+        run = Run(gpus=64, dtype="bf16", batch=1, strategy="zero=3", recompute="full", software="torchtitan")
+        sections, root = (
+            predict(load_model(name), load_system("dgx-h100"), run, profile).steps.stage_memory.states.gathered[0, 0]
+            for profile in (
+                load_software("torchtitan").changed({"parallelism.gather_buffers": "sections"}),
+                load_software("torchtitan"),
+            )
+        )
+        outside = 2 * 128_256 * hidden + hidden
+        assert sections == 2 * 2 * max(128_256 * hidden, block[name])
+        assert root == 2 * (outside + 2 * block[name] + max(outside, 2 * block[name]))
+
+
+@pytest.mark.parametrize(("strategy", "bytes_kept"), [("pp=2,dp=4,zero=1", 4), ("zero=3", 2 / 8)])
+def test_fsdp2_keeps_whole_gradients_beside_a_pipeline_in_fp32(strategy: str, bytes_kept: float) -> None:
+    run = Run(gpus=8, dtype="bf16", batch=2, strategy=strategy, software="torchtitan")
+    memory = predict(load_model("llama3-8b"), load_system("dgx-h100"), run).memory
+    narrow = 2 / 8 if strategy == "zero=3" else 2
+    assert memory.gradients / memory.parameters == pytest.approx(bytes_kept / narrow)
+
+
+def test_a_diary_dates_the_state_of_its_software() -> None:
+    """Until 2022-02-27 gradients are summed in bf16, later in fp32, too."""
+    rows = {"software": "megatron-2021", "source": "BigScience", "framework": "Megatron-DeepSpeed 2022"}
+    cited = "train/tr11-176B-ml/chronicles-prequel.md#L"
+    early, late = (profile_at_release(rows | {"url_or_path": f"{cited}{n}"}, "megatron-deepspeed") for n in (892, 906))
+    assert (early, late) == ("megatron-deepspeed@2022-02-27", "megatron-deepspeed")
+    assert profile_at_release(rows | {"url_or_path": "another.md#L1"}, "megatron-deepspeed") == late
+    sums = [load_software(name).gradients for name in (early, late)]
+    assert [(each.accumulator, each.accumulator_cast, each.flat_copies) for each in sums] == [
+        (0, True, (0, 6)),
+        (4, True, (2, 0)),
+    ]
 
 
 def test_what_an_allocator_reserved_is_compared_where_notes_state_it() -> None:

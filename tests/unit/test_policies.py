@@ -115,7 +115,7 @@ TITAN = (
 
 
 def test_published_memory_of_torchtitan() -> None:
-    """Nothing fitted; what compilers leave out is not modelled, so that eager runs hold 8 % more than is said."""
+    """Nothing fitted; what compilers leave out is not modelled, so that eager runs hold 7 % more than is said."""
     errors = []
     for gpus, seq, cp, sequences, recompute, is_compiled, published in TITAN:
         run = Run(
@@ -126,8 +126,8 @@ def test_published_memory_of_torchtitan() -> None:
         memory = predict(load_model("llama3-8b"), load_system("meta-grand-teton-h100-96gb"), run).memory
         assert memory.fits
         errors.append(memory.cached / 2**30 / published - 1.0)
-    assert sum(map(abs, errors)) / len(errors) < 0.08
-    assert all(-0.13 < error < 0.05 for error in errors)
+    assert sum(map(abs, errors)) / len(errors) < 0.025
+    assert all(-0.08 < error < 0.02 for error in errors)
 
 
 @pytest.mark.parametrize("strategy", ["dp=8", "dp=8,zero=3", "tp=4,dp=2,sp", "pp=4,dp=2"])

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import DeviceFigures, figures
 from paleo.pricing.rnn import (
@@ -17,7 +16,6 @@ from paleo.pricing.rnn import (
     RnnParameters,
     filter_time,
     fits_registers,
-    gates,
     persistent_step_time,
     product_by_columns,
     rnn_time,
@@ -26,7 +24,8 @@ from paleo.pricing.rnn import (
 )
 from paleo.specs.calibration import load_calibration
 from paleo.specs.device import load_device
-from paleo.tables.kernels import KINDS, kind_of
+from paleo.tables.kernels import KINDS
+from paleo.tables.tables import table_of
 from paleo.units import GIGA, MEGA, MICROSECOND, TERA
 
 TITAN_X = DeviceFigures(
@@ -41,12 +40,6 @@ LATE = dataclasses.replace(PARAMETERS, depth_cycles=160.0)
 def layer(device: DeviceFigures = V100, **changes: object) -> np.ndarray:
     extents: dict[str, object] = {"gate_count": 1.0, "hidden": 1760.0, "batch": 32.0, "timesteps": 50.0}
     return rnn_time(**(extents | changes), device=device, parameters=PARAMETERS)  # type: ignore[arg-type]
-
-
-def test_gates() -> None:
-    assert [gates(cell) for cell in ("vanilla", "gru", "lstm")] == [1, 3, 4]
-    with pytest.raises(SpecError, match="'lstm'"):
-        gates("lsmt")
 
 
 def test_weights_of_1152_units_stay_in_the_registers_of_a_titan_x() -> None:
@@ -142,7 +135,7 @@ def test_the_table_kind() -> None:
         [table(), table(dtype="fp16", compute="tensor"), table(device="p100-pcie-16gb", dtype="fp16", compute="fp32")],
         ignore_index=True,
     )
-    assert kind_of(frame.columns) is kind
+    assert table_of(frame.columns).name == kind.name
     assert kind.family(frame).tolist() == ["rnn.vector", "rnn.tensor", "rnn.half"]
     assert kind.unsupported(frame).tolist() == ["", "", ""]
     assert "cell" in kind.unsupported(table(cell="mamba")).iloc[0]

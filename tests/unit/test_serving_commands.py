@@ -77,6 +77,21 @@ def test_speculation_gives_the_tokens_of_the_geometric_series():
     assert float(drafted.iteration(**prompts)) == pytest.approx(float(usual.iteration(**prompts)))
 
 
+def test_trees_of_drafts_verify_more_rows():
+    tree = "--speculative-algorithm EAGLE3 --speculative-num-steps 4 --speculative-eagle-topk 4"
+    stated = read_command(f"python3 -m sglang.launch_server --model x {tree} --speculative-num-draft-tokens 16")
+    assert stated.speculation == {"drafted": 4, "branches": 4, "verified": 16, "draft_vocabulary": 32000.0}
+    assert read_command("vllm serve x").speculation == {"drafted": 0}
+    model, system = load_model("llama3-8b"), load_system("dgx-h100")
+    chain, wide, short = (
+        phases(model, system, Sharding(), Formats(), EngineKernels(drafted=4, acceptance=0.6, **tree))
+        for tree in ({}, {"branches": 4, "verified": 16}, {"draft_vocabulary": 32000.0})
+    )
+    assert (chain.rows, wide.rows) == (5, 16)
+    times = [float(each.iteration(decoded=64, cached=500)) for each in (short, chain, wide)]
+    assert times == sorted(times)
+
+
 def test_division_matches_rates_and_moves_the_cache():
     service = paleo.serve(*NODE, gpus=8, input=2000, output=200, ttft="1s", tpot="30ms", disaggregate=True).service
     split = service.division

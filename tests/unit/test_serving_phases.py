@@ -205,3 +205,27 @@ def test_encoders_of_eight_bits_between_kernels_are_faster_than_of_sixteen():
     assert eight.products(8192) < sixteen.products(8192) < usual.products(8192)
     seconds = 2.0 * 4.0 * 16 * 64 * 178.0 * 24 / (0.8 * system.device.memory.bandwidth)  # q, k, v and the result
     assert float(sixteen.prefilling(46, 178) + 0.0) == pytest.approx(46 * seconds, rel=0.02)
+
+
+def test_a_narrow_cache_doubles_the_products_of_attention_where_the_kernel_has_them():
+    model = load_model("llama3-8b")
+    hopper, ampere = (
+        [phases(model, load_system(system), Sharding(), Formats("bf16", cache)) for cache in ("bf16", "fp8")]
+        for system in ("dgx-h100", "dgx-a100-80gb")
+    )
+    prompts = [float(each.prefilling(1, 16384)) for each in hopper]
+    assert 0.5 < prompts[1] / prompts[0] < 0.85  # exponentials take as long
+    assert float(hopper[1].decoding(256, 2000)) < 0.6 * float(hopper[0].decoding(256, 2000))
+    assert float(ampere[1].prefilling(1, 16384)) == pytest.approx(float(ampere[0].prefilling(1, 16384)))
+
+
+def test_large_sums_are_left_to_the_library():
+    model, system = load_model("llama3-8b"), load_system("dgx-h100")
+    none, most, some = (
+        phases(model, system, Sharding(4), Formats(), EngineKernels(all_reduce=latency, all_reduce_most=limit))
+        for latency, limit in ((0.0, 0.0), (4.6e-6, 2.0**40), (4.6e-6, 2.0**20))
+    )
+    large = TOKENS * 4096 * 2 >= 2.0**20
+    assert np.all(some.communication[large] == none.communication[large])
+    assert np.all(some.communication[~large] == most.communication[~large])
+    assert np.all(some.communication[~large] < none.communication[~large])

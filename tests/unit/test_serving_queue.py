@@ -51,6 +51,16 @@ def test_one_request_alone_takes_its_iterations(llama):
     assert result.iterations == 11
 
 
+def test_requests_of_one_instant_leave_the_server_together(llama):
+    front = Batching(8192, 1024, request=0.01)
+    burst = drawn_requests(100, input_tokens=50, output_tokens=4, arrivals="at once")
+    first = simulate(llama, front, burst, capacity=1e5).ttft
+    assert first.min() > 100 * front.request
+    assert first.max() - first.min() < 0.1
+    spaced = Requests(np.arange(100) / 50.0, burst.input, burst.output)  # one every 20 ms: none waits for another
+    assert simulate(llama, front, spaced, capacity=1e5).ttft.max() < 0.06
+
+
 def test_a_closed_loop_of_one_user_is_one_request_after_another(llama):
     alone = closed_loop(llama, LIMITS, Lengths(1000, 101), 100.0, 1)
     requests = drawn_requests(20, input_tokens=1000, output_tokens=101, arrivals="closed")

@@ -78,7 +78,7 @@ def test_changed_takes_dotted_names_and_leaves_the_rest() -> None:
     ("line", "message"),
     [
         ("host_forward: 5 us", "host_forward: unknown key; nearest: 'host.forward'"),
-        ("overlap: {contension: 1.0}", "overlap.contension: unknown key; nearest: 'contention'"),
+        ("overlap: {contension: 1.0}", "overlap.contension: unknown key; nearest: 'overlap.contention'"),
         ("from: spring", "from: 'spring'"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_release_that_a_profile_does_not_know_is_an_error(name: str, message: 
 
 def test_fields_of_earlier_releases_are_checked_too(tmp_path: Path) -> None:
     (tmp_path / "aged.yaml").write_text(AGED.replace("overlap.tensor", "overlap.tensors"))
-    with pytest.raises(SpecError, match=r"overlap\.tensors: unknown key; nearest: 'tensor'"):
+    with pytest.raises(SpecError, match=r"overlap\.tensors: unknown key; nearest: 'overlap\.tensor'"):
         load_software(tmp_path / "aged.yaml")
 
 

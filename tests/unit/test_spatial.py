@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paleo.errors import PlanError
@@ -223,11 +224,11 @@ def test_borders_are_priced_by_the_network() -> None:
     """Each sent border takes what the link between neighbours takes for it, and computing waits for it."""
     of = made("spatial=8", model={"resolution": 896})
     moved = [t for s in of.program.sections for t in s.transfers for _ in range(s.repeat) if t.operation == "send_recv"]
-    from paleo.pricing.communication import Network
     from paleo.step.backend import backend_of
 
     fabric = backend_of(SYSTEM, of.run, "bf16").fabric
-    network = Network(SYSTEM, of.plan.mesh, fabric.algorithm, fabric.rates, fabric.user_calibration, fabric.host)
-    borders = sum(network.time("send_recv", ("spatial",), one.payload_bytes) * one.times for one in moved)
+    stride, ranks = np.full(len(moved), of.plan.mesh.stride(("spatial",))), np.full(len(moved), 8)
+    seconds = fabric.times("send_recv", stride, ranks, np.array([one.payload_bytes for one in moved]))
+    borders = sum(each * one.times for each, one in zip(seconds, moved, strict=True))
     assert 0 < borders < of.breakdown.communication_total
     assert of.breakdown.communication_exposed >= borders

@@ -17,9 +17,9 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run, updated
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
+from paleo.tables.base import Predictions
 from paleo.tables.kinds import _others, _transformers
 from paleo.tables.steps import EXAMPLES, software_of
-from paleo.tables.tables import Predictions
 
 BERT = {
     "model": "BERT", "task": "fine-tuning", "seq_len": float("nan"), "device": "v100-sxm2-32gb", "system": "dgx-1-v100",

@@ -21,7 +21,7 @@ from paleo.tables.cells import map_words, word_codes
 from paleo.tables.kernels import KINDS
 from paleo.tables.report import document, figure
 from paleo.tables.runner import Errors, errors, explain_miss, validate_file, validate_frame, with_predictions
-from paleo.tables.tables import KernelTable, table_of
+from paleo.tables.tables import table_of
 
 
 def products(**columns: object) -> pd.DataFrame:
@@ -245,7 +245,7 @@ def test_an_own_calibration_prices_its_device_alone() -> None:
     doubled = [one.model_copy(update={"parameters": one.parameters | {"launch": 1.0}}) for one in own.entries]
     own = own.model_copy(update={"entries": tuple(doubled)})
     frame = pd.concat([products(), products(device="a100-sxm4-80gb")], ignore_index=True)
-    seconds = KernelTable(KINDS["gemm"], own).predict(frame).seconds
+    seconds = KINDS["gemm"].with_calibration(own).predict(frame).seconds
     assert (seconds[:3] > 1.0).all() and (seconds[3:] < 0.1).all()
 
 

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from paleo.cli.application import DECIDE, NO, app, draw, picture_path, show_document, warn
-from paleo.cli.options import (
-    AsJson,
-    Epochs,
-    LongRunFlags,
-    OptionalModel,
-    Plot,
-    RankBy,
-    RunOptions,
-    Samples,
-    Systems,
-    Target,
-    TariffOptions,
-    Tokens,
-    takes_long_run,
-    takes_run,
-    takes_tariff,
-)
+from paleo.cli.options import AsJson, OptionalModel, Plot, RankBy, Systems, Target, TrainingOptions, takes_training
 from paleo.errors import SpecError
 
 For = Annotated[
@@ -32,19 +16,19 @@ For = Annotated[
 ]
 
 
-def counted(options: RunOptions, systems: str) -> RunOptions:
+def counted(options: TrainingOptions, systems: str) -> TrainingOptions:
     """Return the options with the one GPU count of all systems, by which --from counts samples of a step.
 
     Parameters
     ----------
-    options : RunOptions
+    options : TrainingOptions
         Options of the run.
     systems : str
         Value of --systems.
 
     Returns
     -------
-    RunOptions
+    TrainingOptions
         The same options where --from is missing or the file states the global batch.
 
     Raises
@@ -63,19 +47,12 @@ def counted(options: RunOptions, systems: str) -> RunOptions:
 
 
 @app.command(rich_help_panel=DECIDE)
-@takes_run
-@takes_tariff
-@takes_long_run
+@takes_training
 def compare(
     *,
     model: OptionalModel = None,
     systems: Systems,
-    options: RunOptions,
-    rates: TariffOptions,
-    long_run: LongRunFlags,
-    epochs: Epochs = None,
-    samples: Samples = None,
-    tokens: Tokens = None,
+    options: TrainingOptions,
     target: Target = None,
     objective: RankBy = None,
     for_: For = None,
@@ -94,7 +71,7 @@ def compare(
     if for_ is not None:
         from paleo.uses import uses
 
-        both = uses(options.network(model), systems, for_, run=options.run(), **asdict(rates))
+        both = uses(options.network(model), systems, for_, run=options.run(), **options.terms())
         show_document(both.document, both.table, as_json)
         if not both.possible:
             raise typer.Exit(NO)
@@ -102,18 +79,7 @@ def compare(
     from paleo.questions import compare as answered
 
     path = picture_path(plot)
-    answer = answered(
-        options.network(model),
-        systems,
-        run=options.run(),
-        epochs=epochs,
-        samples=samples,
-        tokens=tokens,
-        target=target,
-        objective=objective,
-        **long_run.keywords(),
-        **asdict(rates),
-    )
+    answer = answered(options.network(model), systems, **options.question(), target=target, objective=objective)
     if path is not None:
         from paleo.report import plots
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -10,22 +9,15 @@ import typer
 from paleo.cli.application import NO, PREDICT, app, draw, picture_path, show_document, warn, written
 from paleo.cli.options import (
     AsJson,
-    Epochs,
     Launch,
-    LongRunFlags,
     Loss,
     NoiseScale,
     OptionalModel,
     Plot,
-    RunOptions,
-    Samples,
     SystemName,
     Target,
-    TariffOptions,
-    Tokens,
-    takes_long_run,
-    takes_run,
-    takes_tariff,
+    TrainingOptions,
+    takes_training,
 )
 
 Verbose = Annotated[
@@ -34,19 +26,12 @@ Verbose = Annotated[
 
 
 @app.command(rich_help_panel=PREDICT)
-@takes_run
-@takes_tariff
-@takes_long_run
+@takes_training
 def estimate(
     *,
     model: OptionalModel = None,
     system: SystemName,
-    options: RunOptions,
-    rates: TariffOptions,
-    long_run: LongRunFlags,
-    epochs: Epochs = None,
-    samples: Samples = None,
-    tokens: Tokens = None,
+    options: TrainingOptions,
     loss: Loss = None,
     target: Target = None,
     noise_scale: NoiseScale = None,
@@ -65,17 +50,7 @@ def estimate(
 
     path = picture_path(plot)
     answer = answered(
-        options.network(model),
-        system,
-        run=options.run(),
-        epochs=epochs,
-        samples=samples,
-        tokens=tokens,
-        loss=loss,
-        target=target,
-        noise_scale=noise_scale,
-        **long_run.keywords(),
-        **asdict(rates),
+        options.network(model), system, **options.question(), loss=loss, target=target, noise_scale=noise_scale
     )
     if path is not None:
         from paleo.report import plots

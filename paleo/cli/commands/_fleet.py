@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
 
 from paleo.cli.application import DECIDE, NO, app, draw, picture_path, show_document
-from paleo.cli.options import AsJson, Plot, TariffOptions, completes, takes_tariff, words
+from paleo.cli.options import AsJson, Plot, TariffOptions, completes, packs, takes_tariff, words
 
 _POLICIES = ("backfill", "elastic", "fair", "fifo", "las", "priority", "srtf")
 Jobs = Annotated[
@@ -23,57 +23,51 @@ Machines = Annotated[
         autocompletion=completes("systems"),
     ),
 ]
-Nodes = Annotated[
-    str,
-    typer.Option("--nodes", metavar="N[,N]", help="Number of nodes of each system, or auto for the smallest order."),
-]
-PolicyName = Annotated[
-    str,
-    typer.Option(
-        "--policy",
-        metavar="P",
-        help="Scheduling policy: " + ", ".join(_POLICIES) + ".",
-        autocompletion=words(*_POLICIES),
-    ),
-]
-Placement = Annotated[
-    str,
-    typer.Option(
-        help="Placement of jobs: packed on few racks, or spread over all.", autocompletion=words("packed", "spread")
-    ),
-]
-Wait = Annotated[
-    str | None,
-    typer.Option("--wait", metavar="TIME", help="Longest time that a job may wait: 1h. [none; deadlines only]"),
-]
-Measure = Annotated[
-    str,
-    typer.Option(
-        help="Statistic of the waiting times that --wait limits: p95 or mean.", autocompletion=words("p95", "mean")
-    ),
-]
-Samples = Annotated[
-    int | None,
-    typer.Option(
-        "--samples", min=0, max=10_000, help="Number of simulations for intervals. [20, none above 1,000 jobs]"
-    ),
-]
-Seed = Annotated[int, typer.Option(min=0, help="Random seed of the samples.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """Options of the cluster and of its scheduler."""
+
+    nodes: Annotated[
+        str, typer.Option(metavar="N[,N]", help="Number of nodes of each system, or auto for the smallest order.")
+    ] = "auto"
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="P", help="Scheduling policy: " + ", ".join(_POLICIES) + ".", autocompletion=words(*_POLICIES)
+        ),
+    ] = "backfill"
+    placement: Annotated[
+        str,
+        typer.Option(
+            help="Placement of jobs: packed on few racks, or spread over all.", autocompletion=words("packed", "spread")
+        ),
+    ] = "packed"
+    wait: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Longest time that a job may wait: 1h. [none; deadlines only]")
+    ] = None
+    measure: Annotated[
+        str,
+        typer.Option(
+            help="Statistic of the waiting times that --wait limits: p95 or mean.", autocompletion=words("p95", "mean")
+        ),
+    ] = "p95"
+    samples: Annotated[
+        int | None,
+        typer.Option(min=0, max=10_000, help="Number of simulations for intervals. [20, none above 1,000 jobs]"),
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the samples.")] = 0
 
 
 @app.command(rich_help_panel=DECIDE)
+@packs("cluster", ClusterOptions)
 @takes_tariff
 def fleet(
     jobs: Jobs,
     system: Machines,
+    cluster: ClusterOptions,
     rates: TariffOptions,
-    nodes: Nodes = "auto",
-    policy: PolicyName = "backfill",
-    placement: Placement = "packed",
-    wait: Wait = None,
-    measure: Measure = "p95",
-    samples: Samples = None,
-    seed: Seed = 0,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -86,10 +80,7 @@ def fleet(
     from paleo.questions import fleet as answered
 
     path = picture_path(plot)
-    answer = answered(
-        jobs, system, nodes, policy=policy, placement=placement, wait=wait, measure=measure, samples=samples,
-        seed=seed, **asdict(rates),
-    )  # fmt: skip
+    answer = answered(jobs, system, **asdict(cluster), **asdict(rates))
     if path is not None:
         from paleo.report.cluster import figure
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,20 +10,14 @@ import typer
 from paleo.cli.application import DECIDE, NO, app, draw, page_path, picture_path, show_document, warn, written
 from paleo.cli.options import (
     AsJson,
-    Epochs,
     Launch,
-    LongRunFlags,
     OptionalModel,
     Plot,
     RunOptions,
-    Samples,
     Target,
-    TariffOptions,
-    Tokens,
+    TrainingOptions,
     completes,
-    takes_long_run,
-    takes_run,
-    takes_tariff,
+    takes_training,
     words,
 )
 from paleo.errors import SpecError
@@ -102,22 +96,15 @@ PerLayer = Annotated[
 
 
 @app.command("plan", rich_help_panel=DECIDE)
-@takes_run
-@takes_tariff
-@takes_long_run
+@takes_training
 def plan_(
     *,
     model: OptionalModel = None,
-    options: RunOptions,
-    rates: TariffOptions,
-    long_run: LongRunFlags,
+    options: TrainingOptions,
     gpus: SearchedCounts = None,
     system: OneSystem = None,
     systems: SeveralSystems = None,
     objective: Goal = "time",
-    tokens: Tokens = None,
-    epochs: Epochs = None,
-    samples: Samples = None,
     target: Target = None,
     deadline: Deadline = None,
     budget: Budget = None,
@@ -158,10 +145,8 @@ def plan_(
         _other_search(network, names[0], gpus, run, None if per_layer else price, top, as_json)
         return
     size: dict[str, Any] = {"objective": objective, "top": top, "run": run}
-    goal: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "samples": samples, "target": target}
-    goal |= {"deadline": deadline, "budget": budget}
-    terms = {**asdict(rates), **long_run.keywords()}
-    plain = {**asdict(TariffOptions()), **LongRunFlags().keywords()}
+    goal = {**options.amount(), "target": target, "deadline": deadline, "budget": budget}
+    terms, plain = options.terms(), TrainingOptions().terms()
     answer: Planned | Searched
     if gpus is None or systems is not None or terms != plain or any(value is not None for value in goal.values()):
         answer = questions.plan(network, names, gpus, **goal, **terms, **size)

@@ -8,21 +8,7 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import DECIDE, NO, app
-from paleo.cli.options import (
-    Epochs,
-    LongRunFlags,
-    ModelName,
-    RankBy,
-    RunOptions,
-    Samples,
-    Target,
-    TariffOptions,
-    Tokens,
-    completes,
-    takes_long_run,
-    takes_run,
-    takes_tariff,
-)
+from paleo.cli.options import ModelName, RankBy, Target, TrainingOptions, completes, takes_training
 from paleo.files import checked_output, write_text
 
 Offered = Annotated[
@@ -44,19 +30,12 @@ OutputFile = Annotated[str, typer.Option("-o", "--output", metavar="FILE", help=
 
 
 @app.command(rich_help_panel=DECIDE)
-@takes_run
-@takes_tariff
-@takes_long_run
+@takes_training
 def report(
     model: ModelName,
     systems: Offered,
-    options: RunOptions,
-    rates: TariffOptions,
-    long_run: LongRunFlags,
+    options: TrainingOptions,
     output: OutputFile = "report.html",
-    epochs: Epochs = None,
-    samples: Samples = None,
-    tokens: Tokens = None,
     target: Target = None,
     objective: RankBy = None,
     counts: Annotated[
@@ -92,7 +71,7 @@ def report(
         if "strategy" in stated_run.model_fields_set
         else stated_run.model_copy(update={"strategy": purchase.AUTO})
     )
-    stated = parse_amount(network, run, epochs=epochs, samples=samples, tokens=tokens)
+    stated = parse_amount(network, run, **options.amount())
     offers = systems_with_counts(systems, run.gpus)
     run, amount = run_for_target(network, run, target, stated, [system for system, _ in offers])
     study = purchase.purchase(
@@ -101,13 +80,13 @@ def report(
             offers,
             run=run,
             amount=amount or default_amount(network),
-            tariff=rates.tariff(),
+            tariff=options.tariff(),
             critical_batch=critical_batch,
             objective=purchase.parse_objective(objective or "cost"),
             counts=tuple(gpu_counts(counts)) if counts is not None else (),
             scaling=parse_scalings(mode)[0],
             planner=planner_of(stated_run, run.software),
-            long_run=long_run.long_run_options(),
+            long_run=options.long_run_options(),
         )
     )
     text = page(study, date=datetime.date.today().isoformat())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paleo.cli.application import NO, PREDICT, app, page_path, show_document, write_page
-from paleo.cli.options import AsJson, ModelName, SystemName, TariffOptions, completes, takes_tariff, whole, words
+from paleo.cli.options import AsJson, ModelName, SystemName, TariffOptions, completes, packs, takes_tariff, whole, words
 
 if TYPE_CHECKING:
     from paleo.services import ReinforcementAnswer
@@ -19,58 +19,57 @@ Gpus = Annotated[
         "--gpus", parser=whole, metavar="N", help="Number of GPUs, of the inference engine and the trainer together."
     ),
 ]
-Algorithm = Annotated[
-    str,
-    typer.Option(
-        help="Algorithm: grpo, rloo, dapo, ppo or dpo.", autocompletion=words("grpo", "rloo", "dapo", "ppo", "dpo")
-    ),
-]
-Rollouts = Annotated[int, typer.Option(min=1, help="Answers generated per step: prompts times answers per prompt.")]
-Batch = Annotated[int | None, typer.Option(min=1, help="Sequences per optimizer step. [all rollouts]")]
-Input = Annotated[str, typer.Option("--input", metavar="TOKENS", help="Mean number of tokens in a prompt.")]
-Output = Annotated[str, typer.Option("--output", metavar="TOKENS", help="Mean number of tokens in an answer.")]
-MaxOutput = Annotated[
-    str | None,
-    typer.Option("--max-output", metavar="TOKENS", help="Largest number of tokens in an answer. [4 times the mean]"),
-]
-Steps = Annotated[int, typer.Option(min=1, help="Number of steps to price.")]
-Staleness = Annotated[
-    int, typer.Option(min=0, help="Number of steps that generation on separate GPUs may run ahead of training.")
-]
-Generators = Annotated[
-    int | None,
-    typer.Option(min=1, help="With --staleness: number of GPUs that generate; the others train. [the best split]"),
-]
-EngineStrategy = Annotated[
-    str | None, typer.Option("--engine-strategy", help="Parallelism of a replica that generates: tp=4. [searched]")
-]
-Strategy = Annotated[str | None, typer.Option(help="Parallelism of the trainer: tp=4,zero=1. [usual ones]")]
-Software = Annotated[str, typer.Option(help="Framework profile of the trainer.", autocompletion=completes("software"))]
 
 Explore = Annotated[
     str | None, typer.Option(metavar="FILE", help="Also write a page of all layouts (.html, works offline).")
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """Options of a step of reinforcement learning."""
+
+    algorithm: Annotated[
+        str,
+        typer.Option(
+            help="Algorithm: grpo, rloo, dapo, ppo or dpo.", autocompletion=words("grpo", "rloo", "dapo", "ppo", "dpo")
+        ),
+    ] = "grpo"
+    rollouts: Annotated[
+        int, typer.Option(min=1, help="Answers generated per step: prompts times answers per prompt.")
+    ] = 512
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences per optimizer step. [all rollouts]")] = None
+    input: Annotated[str, typer.Option(metavar="TOKENS", help="Mean number of tokens in a prompt.")] = "200"
+    output: Annotated[str, typer.Option(metavar="TOKENS", help="Mean number of tokens in an answer.")] = "1000"
+    max_output: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="Largest number of tokens in an answer. [4 times the mean]")
+    ] = None
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps to price.")] = 1000
+    staleness: Annotated[
+        int, typer.Option(min=0, help="Number of steps that generation on separate GPUs may run ahead of training.")
+    ] = 0
+    generators: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --staleness: number of GPUs that generate; the others train. [the best split]"),
+    ] = None
+    engine_strategy: Annotated[
+        str | None, typer.Option(help="Parallelism of a replica that generates: tp=4. [searched]")
+    ] = None
+    strategy: Annotated[str | None, typer.Option(help="Parallelism of the trainer: tp=4,zero=1. [usual ones]")] = None
+    software: Annotated[
+        str, typer.Option(help="Framework profile of the trainer.", autocompletion=completes("software"))
+    ] = "megatron-core"
+
+
 @app.command(rich_help_panel=PREDICT)
+@packs("step", StepOptions)
 @takes_tariff
 def rl(
     model: ModelName,
     system: SystemName,
     gpus: Gpus,
+    step: StepOptions,
     rates: TariffOptions,
-    algorithm: Algorithm = "grpo",
-    rollouts: Rollouts = 512,
-    batch: Batch = None,
-    input_: Input = "200",
-    output: Output = "1000",
-    max_output: MaxOutput = None,
-    steps: Steps = 1000,
-    staleness: Staleness = 0,
-    generators: Generators = None,
-    engine_strategy: EngineStrategy = None,
-    strategy: Strategy = None,
-    software: Software = "megatron-core",
     as_json: AsJson = False,
     explore: Explore = None,
 ) -> None:
@@ -83,11 +82,7 @@ def rl(
     from paleo.services import rl as answered
 
     page = page_path(explore)
-    answer = answered(
-        model, system, gpus=gpus, algorithm=algorithm, rollouts=rollouts, batch=batch, input=input_, output=output,
-        max_output=max_output, steps=steps, staleness=staleness, generators=generators,
-        engine_strategy=engine_strategy, strategy=strategy, software=software, **asdict(rates),
-    )  # fmt: skip
+    answer = answered(model, system, gpus=gpus, **asdict(step), **asdict(rates))
     write_page(page, lambda date: _page(answer, date))
     show_document(answer.document, answer.table, as_json)
     if not answer.possible:

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from paleo.cli.application import NO, PREDICT, app, draw, picture_path, show_document, warn
-from paleo.cli.options import (
-    AsJson,
-    Counts,
-    Epochs,
-    LongRunFlags,
-    OptionalModel,
-    Plot,
-    RunOptions,
-    Samples,
-    SystemName,
-    TariffOptions,
-    Tokens,
-    takes_long_run,
-    takes_run,
-    takes_tariff,
-)
+from paleo.cli.options import AsJson, Counts, OptionalModel, Plot, SystemName, TrainingOptions, takes_training
 from paleo.errors import SpecError
 
 Mode = Annotated[
@@ -37,22 +21,15 @@ ModeOption = Annotated[str | None, typer.Option("--mode", metavar="MODE", help="
 
 
 @app.command(rich_help_panel=PREDICT)
-@takes_run
-@takes_tariff
-@takes_long_run
+@takes_training
 def scale(
     *,
     model: OptionalModel = None,
     system: SystemName,
     gpus: Counts,
-    options: RunOptions,
-    rates: TariffOptions,
-    long_run: LongRunFlags,
+    options: TrainingOptions,
     mode: Mode = None,
     mode_option: ModeOption = None,
-    epochs: Epochs = None,
-    samples: Samples = None,
-    tokens: Tokens = None,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -67,17 +44,7 @@ def scale(
     path = picture_path(plot)
     if mode is not None and mode_option not in (None, mode):
         raise SpecError(f"--mode {mode_option}: the argument MODE is {mode!r}; use one of them")
-    amount = {"epochs": epochs, "samples": samples, "tokens": tokens}
-    answer = answered(
-        options.network(model),
-        system,
-        gpus,
-        mode=mode or mode_option,
-        run=options.run(),
-        **amount,
-        **long_run.keywords(),
-        **asdict(rates),
-    )
+    answer = answered(options.network(model), system, gpus, mode=mode or mode_option, **options.question())
     if path is not None:
         from paleo.report import plots
 

@@ -9,8 +9,11 @@ import typer
 
 from paleo.cli.application import NO, PREDICT, app, draw, page_path, picture_path, show_document, warn, write_page
 from paleo.cli.options import AsJson, OptionalModel, Plot, TariffOptions, completes, takes_tariff, whole, words
+from paleo.errors import SpecError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from paleo.services import Served
 
 Gpus = Annotated[
@@ -154,6 +157,7 @@ def serve(
     paleo serve qwen3-30b-a3b --system dgx-h100 --gpus 2 --users 100 --think 30s --engine auto
     paleo serve llama3-70b --systems dgx-h100:8,dgx-b200:4 --input 1k~0.8 --tpot 50ms
     """
+    from paleo.services import Batched
     from paleo.services import serve as answered
 
     path, page = picture_path(plot), page_path(explore)
@@ -164,18 +168,23 @@ def serve(
         length_variation=length_variation, batch_tokens=batch_tokens, sequences=sequences, speculate=speculate,
         acceptance=acceptance, disaggregate=disaggregate, command=from_, **asdict(rates),
     )  # fmt: skip
-    if path is not None and answer.possible:
-        from paleo.report.serving import figure
-
-        draw(path, lambda: figure(answer.service))
-    write_page(page, lambda date: _page(answer, date))
+    if isinstance(answer, Batched):
+        if path is not None or page is not None:
+            raise SpecError(f"--plot and --explore: {answer.service.model.name} generates no tokens; see the table")
+    else:
+        _draw(answer, path, page)
     show_document(answer.document, answer.table, as_json)
     warn(answer.warnings)
     if not answer.possible:
         raise typer.Exit(NO)
 
 
-def _page(answer: Served, date: str) -> str:
+def _draw(answer: Served, path: Path | None, page: Path | None) -> None:
+    """Write the picture and the page that are asked for."""
     from paleo.report.answer import service_page
 
-    return service_page(answer.service, answer.systems, date=date)
+    if path is not None and answer.possible:
+        from paleo.report.serving import figure
+
+        draw(path, lambda: figure(answer.service))
+    write_page(page, lambda date: service_page(answer.service, answer.systems, date=date))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from paleo.importers._builder import Builder, LayerEntry, UntranslatableError
@@ -38,10 +37,7 @@ def _einsum(call: Invocation) -> Reading:
 
 @torch_functions("tensordot")
 def _tensordot(call: Invocation) -> Reading:
-    """Read a tensordot as an einsum.
-
-    The last ``dims`` of the first factor are summed with the first ones of the second factor, or two lists of dims.
-    """
+    """As an einsum: the last ``dims`` of the first factor with the first of the second, or two lists of dims."""
     arguments = call.bound("a", "b", "dims")
     left, right = call.tensor(arguments["a"]), call.tensor(arguments["b"])
     if left is None or right is None:
@@ -228,19 +224,3 @@ def _spelled_out(side: str, shape: Shape) -> list[str]:
     if len(letters) != len(shape):
         raise UntranslatableError(side)
     return letters
-
-
-def product_flops(sides: Sequence[Sequence[str]], shapes: Sequence[Shape]) -> float:
-    """Return 2 FLOP for each combination of letters.
-
-    >>> product_flops([["m", "k"], ["k", "n"]], [(2, 3), (3, 4)])
-    48.0
-    """
-    sizes: dict[str, int] = {}
-    for letters, shape in zip(sides, shapes, strict=True):
-        for letter, size in zip(letters, shape, strict=True):
-            sizes[letter] = max(size, sizes.get(letter, 1))
-    flops = 2.0
-    for size in sizes.values():
-        flops *= size
-    return flops

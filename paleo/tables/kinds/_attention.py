@@ -21,8 +21,8 @@ from paleo.pricing.attention import (
 from paleo.pricing.kernels import DeviceFigures
 from paleo.pricing.power import WHOLE_SHARE, energy, surviving_share
 from paleo.pricing.sparse_kernels import SparseParameters, SparseWork, sparse_attention_time
-from paleo.tables.cells import Array, map_words, number, text
-from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, timing_keys, unpriced_reason
+from paleo.tables.cells import Array, number, text
+from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words, timing_keys, unpriced_reason
 
 # Attention over selected keys as engines run it: whole layers of a rank, and their parts
 
@@ -62,15 +62,13 @@ LIBRARIES = ("trtllm", "sglang", "vllm")
 class SparseAttentionTable(TableKind[DeviceFigures]):
     """A layer of attention over selected keys on one rank, or a part of it."""
 
-    name: ClassVar[str] = "sparse_attention"
-    header: ClassVar[frozenset[str]] = frozenset(
-        {"kind", "part", "phase", "num_heads", "batch_size", "q_len", "past_len", "kv_dtype", "time_us"}
-    )
-    reads: ClassVar[str] = "device library kernel_source model weight_dtype"
-    configuration: ClassVar[tuple[str, ...]] = (
+    name = "sparse_attention"
+    header = frozenset({"kind", "part", "phase", "num_heads", "batch_size", "q_len", "past_len", "kv_dtype", "time_us"})
+    reads = "device library kernel_source model weight_dtype"
+    configuration = (
         "kind", "part", "phase", "model", "num_heads", "batch_size", "q_len", "past_len",
     )  # fmt: skip
-    sizes: ClassVar[tuple[str, ...]] = ("num_heads", "batch_size", "q_len")
+    sizes = ("num_heads", "batch_size", "q_len")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"sparse.{kind}.{part}.{phase}.{library}": SparseParameters
         for kind in ("dsa", "csa", "hca", "msa")
@@ -78,31 +76,23 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
         for phase in ("context", "generation")
         for library in LIBRARIES
     }
-    host_parameters: ClassVar[tuple[str, ...]] = ("launch",)
+    host_parameters = ("launch",)
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Attention itself runs in 16 bits."""
         return frame.assign(dtype="bf16")
 
-    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def unsupported(self, device: str, model: str, kind: str, part: str, phase: str, library: str) -> str:
         """Name networks, parts and kinds that are unknown."""
+        if f"sparse.{kind}.{part}.{phase}.{library}" not in self.families or _sizes_of(model) is None:
+            return f"kind {kind!r}, part {part!r}, model {model!r}, library {library!r}: not modelled"
+        return unpriced_reason(device, "bf16", "", frozenset({"bf16"}))
 
-        def reason(device: str, model: str, kind: str, part: str, phase: str, library: str) -> str:
-            if f"sparse.{kind}.{part}.{phase}.{library}" not in self.families or _sizes_of(model) is None:
-                return f"kind {kind!r}, part {part!r}, model {model!r}, library {library!r}: not modelled"
-            return unpriced_reason(device, "bf16", "", frozenset({"bf16"}))
-
-        columns = ("device", "model", "kind", "part", "phase", "library")
-        return pd.Series(map_words(frame, columns, reason), index=frame.index, dtype=object)
-
-    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Graphs where an engine captures them."""
-        return pd.Series("graph", index=frame.index, dtype=object)
-
-    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def family(self, kind: str, part: str, phase: str, library: str) -> str:
         """Kind, part, phase and library of each row."""
-        names = [text(frame, column) for column in ("kind", "part", "phase", "library")]
-        return pd.Series("sparse." + names[0] + "." + names[1] + "." + names[2] + "." + names[3], index=frame.index)
+        return f"sparse.{kind}.{part}.{phase}.{library}"
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
         """Fit what the rows of a part tell."""
@@ -235,7 +225,7 @@ class AttentionTable(TableKind[DeviceFigures]):
     header = frozenset({"phase", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal"})
     reads = "compute device dtype library source timing window"
     configuration = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal")
-    sizes: ClassVar = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim")
+    sizes = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim")
     families: ClassVar = {
         f"attention.{kernel}.{phase}": DecodeParameters if phase == "decode" else PrefillParameters
         for kernel in KERNELS

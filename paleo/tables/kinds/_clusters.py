@@ -32,7 +32,7 @@ from paleo.studies.goodput import (
     mean_time_between_failures,
     storage_of,
 )
-from paleo.tables.steps import Row, Step, StepTable, filled, software_of, whole_cell
+from paleo.tables.steps import QuantityTable, Row, Step, filled, software_of, whole_cell
 from paleo.tables.tables import STEPS
 from paleo.units import HOUR, KILO, MILLISECOND
 
@@ -81,7 +81,7 @@ def restart_of(row: Row) -> float:
     return RestartPath().restart(float(row["load_s"]) if filled(row, "load_s") else 60.0)
 
 
-class LongRuns(StepTable):
+class LongRuns(QuantityTable):
     """Rows of long runs; the measured quantity is goodput."""
 
     name = "goodput"
@@ -89,8 +89,6 @@ class LongRuns(StepTable):
     reads = "checkpoint_bytes checkpoint_s device failures load_s model nodes notes period_s restart_s run"
     configuration = ("model", "run", "nodes", "failures", "checkpoint_s", "checkpoint_bytes", "notes")
     measured_column = "goodput"
-    measured_unit = 1.0
-    calibrates = False
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The goodput of the row's run; ends of the interval are those of the range of failure rates."""
@@ -126,7 +124,7 @@ def rank_means(*, ranks: int, mean: float, slowest: float, deviation: float) -> 
     return [slowest, *np.minimum(mean_of_others + spread * scores, slowest).tolist()]
 
 
-class Stages(StepTable):
+class Stages(QuantityTable):
     """One pipeline stage of a traced job a row; the measured quantity is the mean over steps of its slowest rank."""
 
     name = "stragglers"
@@ -134,8 +132,6 @@ class Stages(StepTable):
     reads = "cause compute_mean_s slowest_rank_mean_s stage steps"
     configuration = ("cause", "stage", "compute_mean_s", "slowest_rank_mean_s")
     measured_column = "compute_max_s"
-    measured_unit = 1.0
-    calibrates = False
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Expected maximum over the ranks; the baseline is their mean."""
@@ -217,7 +213,7 @@ def drawn(row: Row, prediction: Prediction, figures: PowerParameters | None = No
     return limited if seconds is None else limited.within(seconds)
 
 
-class PowerTable(StepTable):
+class PowerTable(QuantityTable):
     """Mean watts of a board over an epoch, a run a row.
 
     A row that states the time of an iteration is asked for the watts of that time: what the network's kernels leave of
@@ -228,8 +224,6 @@ class PowerTable(StepTable):
     reads = "dataset dtype iteration_ms n_gpus notes optimizer software time_per_epoch_s"
     configuration = ("dataset", "n_gpus", "optimizer", "dtype", "software", "iteration_ms", "time_per_epoch_s", "notes")
     measured_column = "average_power_w"
-    measured_unit = 1.0
-    calibrates = False
 
     def system(self, row: Row) -> System:
         """The device alone."""
@@ -318,7 +312,7 @@ def fed_samples(*, workload: str, device: str, accelerators: float, read_rate: f
     return value if read_rate is None else min(value, read_rate / SAMPLE[workload])
 
 
-class StorageRuns(StepTable):
+class StorageRuns(QuantityTable):
     """One run a row; the measured quantity is samples per second."""
 
     name = "storage"
@@ -326,8 +320,6 @@ class StorageRuns(StepTable):
     reads = "emulated_device nodes submitter system_text"
     configuration = ("submitter", "system_text", "emulated_device", "nodes", "url_or_path")
     measured_column = "samples_per_s"
-    measured_unit = 1.0
-    calibrates = False
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Samples per second; the baseline is one rate for each accelerator of all workloads."""
@@ -361,7 +353,7 @@ def bytes_of(row: Row) -> float:
     raise SpecError("neither bytes nor parameters are stated")
 
 
-class CheckpointSaves(StepTable):
+class CheckpointSaves(QuantityTable):
     """One save a row; the measured quantity is how long training stopped."""
 
     name = "checkpoint"
@@ -369,8 +361,6 @@ class CheckpointSaves(StepTable):
     reads = "bytes model nodes notes parameters source storage_bytes_per_s tensors"
     configuration = ("model", "parameters", "bytes", "tensors", "nodes", "storage_bytes_per_s")
     measured_column = "save_s"
-    measured_unit = 1.0
-    calibrates = False
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The pause of the row's save; the baseline is its bytes at one rate."""
@@ -395,7 +385,7 @@ class CheckpointSaves(StepTable):
 STEPS.register("checkpoint")(CheckpointSaves())
 
 
-class Startup(StepTable):
+class Startup(QuantityTable):
     """Machines of one kind a row; the measured quantity is their mean time to boot."""
 
     name = "startup"
@@ -403,8 +393,6 @@ class Startup(StepTable):
     reads = "boot_p90_s device device_reported region"
     configuration = ("device", "device_reported", "region", "boot_p90_s")
     measured_column = "boot_s"
-    measured_unit = 1.0
-    calibrates = False
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Seconds of the terms on which the machine is rented; the baseline is one number for all."""

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from paleo.collectives.base import OPERATIONS
@@ -37,8 +36,8 @@ from paleo.pricing.links.group import (
     stack_links,
 )
 from paleo.specs.system import System, load_system
-from paleo.tables.cells import Array, map_words, number, text
-from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind
+from paleo.tables.cells import Array, number, text
+from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words
 from paleo.units import MICROSECOND
 
 #: Libraries that have neither a low-latency protocol nor trees between nodes.
@@ -54,7 +53,6 @@ OTHER_SERVERS = {("l40s-pcie-8gpu", "SGLang 0.5.12"): "l40s-8-p2p"}
 #: Most ranks over PCIe that engines' own kernels join; beyond, they leave it to NCCL (vLLM and SGLang,
 #: custom_all_reduce.py: not supported on more than two PCIe-only GPUs).
 MOST_OVER_PCIE = 2
-Flags = npt.NDArray[np.bool_]
 #: Largest payload of the engines' own kernels [byte]; vLLM's must be below 8 MiB, so 4 MiB is its last power of two.
 LARGEST = {"vllm": 2.0**22, "sglang": 2.0**23, "sglang-0.5.14": 2.0**24, "trtllm": 2.0**22}
 
@@ -62,21 +60,19 @@ LARGEST = {"vllm": 2.0**22, "sglang": 2.0**23, "sglang-0.5.14": 2.0**24, "trtllm
 class CollectiveTable(TableKind[System]):
     """``op`` over ``ranks``, ``ranks_per_node`` of them neighbours; ``bytes`` = nccl-tests' size."""
 
-    name: ClassVar[str] = "collective"
-    header: ClassVar[frozenset[str]] = frozenset(
-        {"source", "system", "library", "op", "dtype", "ranks", "ranks_per_node", "bytes", "time_us"}
-    )
-    reads: ClassVar[str] = "algo compute"
-    configuration: ClassVar[tuple[str, ...]] = ("op", "ranks", "ranks_per_node", "bytes")
-    sizes: ClassVar[tuple[str, ...]] = ("ranks", "ranks_per_node", "bytes")
+    name = "collective"
+    header = frozenset({"source", "system", "library", "op", "dtype", "ranks", "ranks_per_node", "bytes", "time_us"})
+    reads = "algo compute"
+    configuration = ("op", "ranks", "ranks_per_node", "bytes")
+    sizes = ("ranks", "ranks_per_node", "bytes")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "collective.nccl": NcclParameters,
         "collective.exchange": ExchangeParameters,
         "collective.fabric": FabricParameters,
         "collective.custom": CustomParameters,
     }
-    host_parameters: ClassVar[tuple[str, ...]] = ("launch", "skew", "host")
-    subject: ClassVar[str] = "system"
+    host_parameters = ("launch", "skew", "host")
+    subject = "system"
 
     def start(
         self, family: str, stack: str, figures: System
@@ -310,42 +306,38 @@ STEPS = {
 class ExpertExchanges(TableKind[DeviceFigures]):
     """One direction of an exchange of tokens, by library and mode."""
 
-    name: ClassVar[str] = "expert_exchange"
-    header: ClassVar[frozenset[str]] = frozenset(
-        {"mode", "step", "num_tokens", "hidden_size", "topk", "num_experts", "time_us"}
-    )
-    reads: ClassVar[str] = "device library version nodes dispatch_sms combine_sms moe_ep_size dtype"
-    configuration: ClassVar[tuple[str, ...]] = (
+    name = "expert_exchange"
+    header = frozenset({"mode", "step", "num_tokens", "hidden_size", "topk", "num_experts", "time_us"})
+    reads = "device library version nodes dispatch_sms combine_sms moe_ep_size dtype"
+    configuration = (
         "mode", "num_tokens", "hidden_size", "topk", "num_experts", "nodes", "moe_ep_size",
     )  # fmt: skip
-    sizes: ClassVar[tuple[str, ...]] = ("num_tokens", "hidden_size", "topk", "num_experts")
+    sizes = ("num_tokens", "hidden_size", "topk", "num_experts")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"exchange.{mode}.{step}": TokenExchangeParameters for mode, steps in STEPS.items() for step in steps
     }
-    host_parameters: ClassVar[tuple[str, ...]] = ("launch",)
+    host_parameters = ("launch",)
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
         """No product is in a row: its format is that of tokens on the wire."""
         return frame.assign(wire=text(frame, "dtype"), dtype="bf16")
 
-    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def unsupported(self, device: str, mode: str, step: str) -> str:
         """Name exchanges that are unknown, and devices whose server is."""
+        if device not in SYSTEMS:
+            return f"device {device!r}: its server is not known; expected {', '.join(SYSTEMS)}"
+        return "" if step in STEPS.get(mode, ()) else f"mode {mode!r}, step {step!r}: not modelled"
 
-        def reason(device: str, mode: str, step: str) -> str:
-            if device not in SYSTEMS:
-                return f"device {device!r}: its server is not known; expected {', '.join(SYSTEMS)}"
-            return "" if step in STEPS.get(mode, ()) else f"mode {mode!r}, step {step!r}: not modelled"
-
-        return pd.Series(map_words(frame, ("device", "mode", "step"), reason), index=frame.index, dtype=object)
-
-    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def stack(self, version: str) -> str:
         """Libraries of two clusters: DeepEP over nodes was timed on one of its own."""
-        words = map_words(frame, ("version",), lambda version: "graph/nodes" if version == "0.5.0" else "graph")
-        return pd.Series(words, index=frame.index, dtype=object)
+        return "graph/nodes" if version == "0.5.0" else "graph"
 
-    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def family(self, mode: str, step: str) -> str:
         """Mode and step of each row."""
-        return pd.Series("exchange." + text(frame, "mode") + "." + text(frame, "step"), index=frame.index)
+        return f"exchange.{mode}.{step}"
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
         """Fit what a server shows: NICs where there are several nodes, single tokens where counts are all that is

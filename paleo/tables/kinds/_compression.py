@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -24,9 +25,12 @@ from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan, text
 from paleo.tables.kinds._consistency import BACKWARD, HOST_MEMORY_RING, TCP_LIMIT
 from paleo.tables.kinds._systems import with_device
-from paleo.tables.steps import Row, Step, StepTable, filled, row_dicts, whole_cell
-from paleo.tables.tables import STEPS, Predictions
+from paleo.tables.steps import QuantityTable, Row, Step, filled, row_dicts, whole_cell
+from paleo.tables.tables import STEPS
 from paleo.units import MEBIBYTE, TERA
+
+if TYPE_CHECKING:
+    from paleo.tables.base import Predictions
 
 #: Columns that may hold what was measured, the first filled one counts, and their units.
 MEASURED = {"step_s": 1.0, "tflops_per_gpu": TERA, "speedup_over_1": 1.0, "time_over_dense": 1.0}
@@ -112,7 +116,7 @@ class _Cluster:
         return float(coding.bytes) / self.memory + float(coding.tensor_calls) * call
 
 
-class CompressionSteps(StepTable):
+class CompressionSteps(QuantityTable):
     """One run a row; its quantity is that of the measured column that is filled."""
 
     name = "compression"
@@ -123,9 +127,7 @@ class CompressionSteps(StepTable):
     )
     configuration = ("model", "parameters", "tokens_per_gpu", "batch_per_gpu", "device", "transport", "sharding")
     measured_column = "value"
-    measured_unit = 1.0
     measured_columns = tuple(MEASURED)
-    calibrates = False
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """The first filled column of `MEASURED`, in SI."""

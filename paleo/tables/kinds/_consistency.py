@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -23,8 +24,11 @@ from paleo.specs.run import Run
 from paleo.specs.software import SERVER_CALL, Software
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan, text
-from paleo.tables.steps import Row, Step, StepTable, filled, whole_cell
-from paleo.tables.tables import STEPS, Predictions
+from paleo.tables.steps import QuantityTable, Row, Step, filled, whole_cell
+from paleo.tables.tables import STEPS
+
+if TYPE_CHECKING:
+    from paleo.tables.base import Predictions
 
 #: TensorFlow's parameter server on a cloud machine of four virtual cores: 0.102 ms a tensor and 0.68 GB/s of push,
 #: update and pull, fitted to four saturated rates of P100 workers; 6.5 % on 93 other rates (other cards, other years).
@@ -52,7 +56,7 @@ ROUND_TRIPS, REGION_SECONDS = 4.5, {"east": 0.0, "central": 0.033, "west": 0.066
 JITTER = 0.02
 
 
-class ConsistencySteps(StepTable):
+class ConsistencySteps(QuantityTable):
     """Seconds of a worker's step, or between updates of the model where workers are asynchronous."""
 
     name = "consistency"
@@ -67,9 +71,7 @@ class ConsistencySteps(StepTable):
         "link_bytes_per_s", "system_text", "gpus_per_node", "steps_measured", "synchronisations",
     )  # fmt: skip
     measured_column = "step_s"
-    measured_unit = 1.0
     measured_columns = ("updates_per_s", "step_s")
-    calibrates = False
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """Seconds of a step; of asynchronous rows seconds between updates, where their rate is stated."""

@@ -52,20 +52,18 @@ SCATTER = "fp16 data gradient with stride on ordinary cores: the library falls b
 class ConvolutionTable(TableKind[DeviceFigures]):
     """One convolution kernel call a row; the library's algorithm is not read but predicted."""
 
-    name: ClassVar[str] = "conv"
-    header: ClassVar[frozenset[str]] = frozenset(
-        {"source", "device", "dtype", "n", "c", "h", "w", "k", "r", "s", "direction", "time_us"}
-    )
-    reads: ClassVar[str] = "compute library pad_h pad_w stride_h stride_w groups algo timing"
-    configuration: ClassVar[tuple[str, ...]] = ("n", "c", "h", "w", "k", "r", "s", "stride_h")
-    sizes: ClassVar[tuple[str, ...]] = ("n", "c", "h", "w", "k", "r", "s")
+    name = "conv"
+    header = frozenset({"source", "device", "dtype", "n", "c", "h", "w", "k", "r", "s", "direction", "time_us"})
+    reads = "compute library pad_h pad_w stride_h stride_w groups algo timing"
+    configuration = ("n", "c", "h", "w", "k", "r", "s", "stride_h")
+    sizes = ("n", "c", "h", "w", "k", "r", "s")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "conv.vector": ConvolutionParameters,
         "conv.half": ConvolutionParameters,
         "conv.tensor": ConvolutionParameters,
         "conv.int8": ConvolutionParameters,
     }
-    host_parameters: ClassVar[tuple[str, ...]] = ("launch",)
+    host_parameters = ("launch",)
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         """An unknown dtype or direction, no peak on the device, an empty output, or a fallback kernel."""
@@ -215,17 +213,17 @@ FRAMEWORKS: Mapping[str, Framework] = {
 class CnnLayersTable(TableKind[DeviceFigures]):
     """Forward plus backward time of one layer a row."""
 
-    name: ClassVar[str] = "cnn_layers"
-    header: ClassVar[frozenset[str]] = frozenset(
+    name = "cnn_layers"
+    header = frozenset(
         {"source", "device", "layer_type", "input_shape", "output_shape", "kernel", "forward_ms", "backward_ms"}
     )
-    reads: ClassVar[str] = "compute cudnn dtype framework groups pad stride software"
-    configuration: ClassVar[tuple[str, ...]] = ("input_shape", "output_shape", "kernel", "layer_type")
+    reads = "compute cudnn dtype framework groups pad stride software"
+    configuration = ("input_shape", "output_shape", "kernel", "layer_type")
     families: ClassVar[Mapping[str, type[Any]]] = {"conv.vector": ConvolutionParameters}
-    host_parameters: ClassVar[tuple[str, ...]] = ("launch",)
-    calibrates: ClassVar[bool] = False
-    measured_column: ClassVar[str] = "forward_ms + backward_ms"
-    measured_unit: ClassVar[float] = MILLISECOND
+    host_parameters = ("launch",)
+    calibrates = False
+    measured_column = "forward_ms + backward_ms"
+    measured_unit = MILLISECOND
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """Seconds of forward and backward together; nan unless above zero."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,7 +23,7 @@ from paleo.pricing.latent_kernels import (
 from paleo.pricing.narrow_products import ELEMENT_BYTES, narrow_product_time
 from paleo.pricing.tiles import TileParameters
 from paleo.tables.cells import Array, map_words, number, text
-from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, unpriced_reason
+from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words, unpriced_reason
 from paleo.units import MICROSECOND
 
 #: Bytes of an element of the experts' weights and activations, scales included.
@@ -37,22 +36,12 @@ class CapturedKernels(TableKind[DeviceFigures]):
     dtypes: ClassVar[Mapping[str, float]]
     #: Parameters that the kind's formula does not have.
     absent: ClassVar[tuple[str, ...]] = ()
-    host_parameters: ClassVar[tuple[str, ...]] = ("launch", "host", "staging")
+    host_parameters = ("launch", "host", "staging")
 
-    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def unsupported(self, device: str, dtype: str) -> str:
         """Name formats that the kind does not price or the device does not have."""
-        known = frozenset(self.dtypes)
-        words = map_words(frame, ("device", "dtype"), lambda device, dtype: unpriced_reason(device, dtype, "", known))
-        return pd.Series(words, index=frame.index, dtype=object)
-
-    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Graphs: engines capture a token's step."""
-        return pd.Series("graph", index=frame.index, dtype=object)
-
-    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Library and format of each row."""
-        columns = ("library", "kernel_source", "scaling", "dtype")
-        return pd.Series(map_words(frame, columns, self.family_of), index=frame.index, dtype=object)
+        return unpriced_reason(device, dtype, "", frozenset(self.dtypes))
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
         """Fit what a call shows: graphs hide the host, and a host that issues calls one by one hides their launch."""
@@ -61,36 +50,35 @@ class CapturedKernels(TableKind[DeviceFigures]):
         unseen = ("launch", "staging") if eager else ("host",)
         return FitPlan(start, per_stack=("launch", "staging"), fixed=(*self.absent, *unseen), starts=2)
 
-    @staticmethod
-    def family_of(library: str, kernel: str, scaling: str, dtype: str) -> str:
-        """Family of a library's kernel."""
-        raise NotImplementedError
-
 
 class NarrowProducts(CapturedKernels):
     """C[m,n] = A[m,k] B[k,n] in fp8 or NVFP4, the activations quantised on the way."""
 
-    name: ClassVar[str] = "gemm_lowbit"
-    header: ClassVar[frozenset[str]] = frozenset({"scaling", "m", "n", "k", "dtype", "time_us"})
-    reads: ClassVar[str] = "device library version kernel_source"
-    configuration: ClassVar[tuple[str, ...]] = ("m", "n", "k")
-    sizes: ClassVar[tuple[str, ...]] = ("m", "n", "k")
-    dtypes: ClassVar[Mapping[str, float]] = ELEMENT_BYTES
-    absent: ClassVar[tuple[str, ...]] = ("index", "skew")
+    name = "gemm_lowbit"
+    header = frozenset({"scaling", "m", "n", "k", "dtype", "time_us"})
+    reads = "device library version kernel_source"
+    configuration = ("m", "n", "k")
+    sizes = ("m", "n", "k")
+    dtypes = ELEMENT_BYTES
+    absent = ("index", "skew")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"narrow.{scaling}.{library}": TileParameters
         for scaling in ("tensor8", "block8", "block4")
         for library in ("trtllm", "vllm")
     }
 
-    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def stack(self, library: str, version: str, dtype: str, scaling: str) -> str:
         """vLLM from release 0.20 on, and its builds between releases, issue products with block scales one by one;
         TensorRT-LLM's first DeepGEMM has a slow pass of quantisation."""
-        columns = ("library", "version", "dtype", "scaling")
-        return pd.Series(map_words(frame, columns, _narrow_stack), index=frame.index, dtype=object)
+        release = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+        if library == "vllm" and dtype == "fp8" and (release >= [0, 20] or "dev" in version):
+            return "eager"
+        first = library == "trtllm" and scaling == "block128" and release == [1, 2]
+        return "graph/first" if first else "graph"
 
-    @staticmethod
-    def family_of(library: str, kernel: str, scaling: str, dtype: str) -> str:
+    @by_words
+    def family(self, library: str, scaling: str, dtype: str) -> str:
         """Library, format and size of the blocks that share a scale."""
         blocks = "tensor" if scaling.startswith("tensor") else "block"
         return f"narrow.{blocks}{dtype.removeprefix('fp')}.{'vllm' if library == 'vllm' else 'trtllm'}"
@@ -108,40 +96,31 @@ class NarrowProducts(CapturedKernels):
         return narrow_product_time(m=m, n=n, k=k, element_bytes=element, device=figures, parameters=parameters)
 
 
-@cache
-def _narrow_stack(library: str, version: str, dtype: str, scaling: str) -> str:
-    release = [int(part) for part in version.split(".")[:2] if part.isdigit()]
-    if library == "vllm" and dtype == "fp8" and (release >= [0, 20] or "dev" in version):
-        return "eager"
-    first = library == "trtllm" and scaling == "block128" and release == [1, 2]
-    return "graph/first" if first else "graph"
-
-
 class Experts(CapturedKernels):
     """The experts of one rank, forward, from the router's choice to the combined tokens."""
 
-    name: ClassVar[str] = "moe"
-    header: ClassVar[frozenset[str]] = frozenset(
+    name = "moe"
+    header = frozenset(
         {"num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "distribution"}
     )
-    reads: ClassVar[str] = "device library version kernel_source dtype scaling gated"
-    configuration: ClassVar[tuple[str, ...]] = (
+    reads = "device library version kernel_source dtype scaling gated"
+    configuration = (
         "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size",
     )  # fmt: skip
-    sizes: ClassVar[tuple[str, ...]] = configuration
-    dtypes: ClassVar[Mapping[str, float]] = EXPERT_BYTES
+    sizes = configuration
+    dtypes = EXPERT_BYTES
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"experts.{kernel}.{dtype}": TileParameters
         for kernel in ("triton-sglang", "triton-vllm", "cutlass", "trtllm", "cutedsl", "deepgemm")
         for dtype in ("bf16", "fp8", "fp4")
     }
 
-    @staticmethod
-    def family_of(library: str, kernel: str, scaling: str, dtype: str) -> str:
+    @by_words
+    def family(self, library: str, kernel_source: str, dtype: str) -> str:
         """Kernel and format: Triton's of each engine, CUTLASS, TensorRT-LLM's own, CuTe DSL, DeepGEMM."""
         words = ("triton", "cutedsl", "deepgemm", "cutlass", "trtllm", "min_latency")
-        word = next((word for word in words if word in kernel), "cutlass")
-        if word == "triton" or kernel.endswith("fused_moe"):
+        word = next((word for word in words if word in kernel_source), "cutlass")
+        if word == "triton" or kernel_source.endswith("fused_moe"):
             word = f"triton-{'sglang' if library == 'sglang' else 'vllm'}"
         return f"experts.{'trtllm' if word == 'min_latency' else word}.{dtype.replace('fp16', 'bf16')}"
 
@@ -167,14 +146,12 @@ class Experts(CapturedKernels):
 class LatentAttentionTable(CapturedKernels):
     """The core of multi-head latent attention, of prompts and of single tokens."""
 
-    name: ClassVar[str] = "mla"
-    header: ClassVar[frozenset[str]] = frozenset(
-        {"phase", "kv_dtype", "num_heads", "batch_size", "q_len", "kv_len", "kernel_source", "time_us"}
-    )
-    reads: ClassVar[str] = "device library version kernel_source dtype"
-    configuration: ClassVar[tuple[str, ...]] = ("num_heads", "batch_size", "q_len", "kv_len")
-    sizes: ClassVar[tuple[str, ...]] = configuration
-    dtypes: ClassVar[Mapping[str, float]] = EXPERT_BYTES
+    name = "mla"
+    header = frozenset({"phase", "kv_dtype", "num_heads", "batch_size", "q_len", "kv_len", "kernel_source", "time_us"})
+    reads = "device library version kernel_source dtype"
+    configuration = ("num_heads", "batch_size", "q_len", "kv_len")
+    sizes = configuration
+    dtypes = EXPERT_BYTES
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"latent.{kernel}.{phase}{cache}": LatentParameters
         for kernel in ("trtllm", "sglang", "vllm")
@@ -182,15 +159,19 @@ class LatentAttentionTable(CapturedKernels):
         for cache in (8, 16)
     }
 
-    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def family(self, library: str, phase: str, kv_dtype: str) -> str:
         """Library, phase and bits of the cache."""
-        words = map_words(frame, ("library", "phase", "kv_dtype"), _latent_family)
-        return pd.Series(words, index=frame.index, dtype=object)
+        kernel = library if library in ("sglang", "vllm") else "trtllm"
+        return f"latent.{kernel}.{'token' if phase == 'generation' else 'prompt'}{8 if kv_dtype == 'fp8' else 16}"
 
-    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def stack(self, library: str, version: str, phase: str) -> str:
         """TensorRT-LLM 1.2 passes over a token's queries once more, SGLang before 0.5.14 over those of prompts."""
-        words = map_words(frame, ("library", "version", "phase"), _latent_stack)
-        return pd.Series(words, index=frame.index, dtype=object)
+        release = tuple(int(part) for part in version.split(".") if part.isdigit())
+        tokens_again = (library, phase) == ("trtllm", "generation") and release[:2] == (1, 2)
+        prompts_again = (library, phase) == ("sglang", "context") and release < (0, 5, 14)
+        return "graph/first" if tokens_again or prompts_again else "graph"
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
         """Set out from caches in one part, and in many."""
@@ -217,18 +198,6 @@ class LatentAttentionTable(CapturedKernels):
             token_rows=np.where(text(frame, "kernel_source").str.contains("triton"), TRITON_ROWS, TOKEN_ROWS),
             device=figures, parameters=parameters,
         )  # fmt: skip
-
-
-@cache
-def _latent_stack(library: str, version: str, phase: str) -> str:
-    release = tuple(int(part) for part in version.split(".") if part.isdigit())
-    first = (library, phase) == ("trtllm", "generation") and release[:2] == (1, 2)
-    return "graph/first" if first or ((library, phase) == ("sglang", "context") and release < (0, 5, 14)) else "graph"
-
-
-def _latent_family(library: str, phase: str, cache: str) -> str:
-    kernel = library if library in ("sglang", "vllm") else "trtllm"
-    return f"latent.{kernel}.{'token' if phase == 'generation' else 'prompt'}{8 if cache == 'fp8' else 16}"
 
 
 def _gated(frame: pd.DataFrame) -> Array:

@@ -25,6 +25,7 @@ from paleo.tables.kernels import (
     Fitted,
     TableKind,
     by_arithmetic,
+    by_words,
     compute_unit_of,
     timing_keys,
     unpriced_reason,
@@ -104,11 +105,11 @@ TEACHERS: Mapping[tuple[str, str], Teacher] = {
 class GemmTable(TableKind[DeviceFigures]):
     """C[m,n] = A[m,k] B[k,n], ``batch`` of them."""
 
-    name: ClassVar[str] = "gemm"
-    header: ClassVar[frozenset[str]] = frozenset({"source", "device", "dtype", "m", "n", "k", "batch", "time_us"})
-    reads: ClassVar[str] = "compute library trans_a trans_b timing"
-    configuration: ClassVar[tuple[str, ...]] = ("m", "n", "k", "batch")
-    sizes: ClassVar[tuple[str, ...]] = ("m", "n", "k", "batch")
+    name = "gemm"
+    header = frozenset({"source", "device", "dtype", "m", "n", "k", "batch", "time_us"})
+    reads = "compute library trans_a trans_b timing"
+    configuration = ("m", "n", "k", "batch")
+    sizes = ("m", "n", "k", "batch")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "gemm.tensor": GemmParameters,
         "gemm.simt": GemmParameters,
@@ -116,16 +117,12 @@ class GemmTable(TableKind[DeviceFigures]):
         "gemm.fp4": GemmParameters,
         "gemm.int8": GemmParameters,
     }
-    host_parameters: ClassVar[tuple[str, ...]] = ("launch",)
+    host_parameters = ("launch",)
 
-    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def unsupported(self, device: str, dtype: str, compute: str, source: str) -> str:
         """No formula for the dtype, or no peak of it on the device."""
-        dtypes = frozenset(OPERAND_BYTES)
-        return pd.Series(
-            map_words(frame, _TOLD, lambda *columns: unpriced_reason(*_keys(*columns), dtypes)),
-            index=frame.index,
-            dtype=object,
-        )
+        return unpriced_reason(device, dtype, _unit(dtype, compute, source), frozenset(OPERAND_BYTES))
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
         """graph, kernel, eager, eager/linear or back-to-back, by source; a linear layer costs the host more."""
@@ -133,11 +130,10 @@ class GemmTable(TableKind[DeviceFigures]):
         linear, batched = (map_words(frame, columns, partial(_stack, batched=many)) for many in (False, True))
         return pd.Series(np.where(number(frame, "batch") > 1, batched, linear), index=frame.index, dtype=object)
 
-    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def family(self, device: str, dtype: str, compute: str, source: str) -> str:
         """gemm.fp8, gemm.fp4, gemm.int8, gemm.tensor or gemm.simt, by format and the unit that the rows run on."""
-        return pd.Series(
-            map_words(frame, _TOLD, lambda *columns: _family(*_keys(*columns))), index=frame.index, dtype=object
-        )
+        return _family(device, dtype, _unit(dtype, compute, source))
 
     def starts(self, family: str, figures: DeviceFigures) -> Sequence[GemmParameters]:
         """Energy by process, tile by library generation; for ordinary cores the tile sizes of all generations."""
@@ -178,9 +174,10 @@ class GemmTable(TableKind[DeviceFigures]):
         fixed = ("energy", *alike, *teacher.fixed)
         return FitPlan(start, alternatives, ("launch",), fixed, starts=1, prior=teacher.prior)
 
-    def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def compute(self, dtype: str, compute: str, source: str) -> str:
         """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""
-        return pd.Series(map_words(frame, _TOLD, lambda *columns: _keys(*columns)[2]), index=frame.index, dtype=object)
+        return _unit(dtype, compute, source)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """2 m n k batch FLOP, and each operand once."""
@@ -214,13 +211,8 @@ class GemmTable(TableKind[DeviceFigures]):
         return seconds + extra
 
 
-#: What the arithmetic of a row follows from.
-_TOLD = ("device", "dtype", "compute", "source")
-
-
-def _keys(device: str, dtype: str, compute: str, source: str) -> tuple[str, str, str]:
-    half = not compute and source == "deepbench" and dtype == "fp16"
-    return device, dtype, "vector" if half else compute
+def _unit(dtype: str, compute: str, source: str) -> str:
+    return "vector" if not compute and source == "deepbench" and dtype == "fp16" else compute
 
 
 def _stack(source: str, timing: str, library: str, *, batched: bool) -> str:
@@ -275,19 +267,17 @@ DIRECTIONS: Mapping[str, RnnDirection] = {
 class RnnTable(TableKind[DeviceFigures]):
     """One layer over ``timesteps`` steps a row."""
 
-    name: ClassVar[str] = "rnn"
-    header: ClassVar[frozenset[str]] = frozenset(
-        {"source", "device", "dtype", "cell", "hidden", "batch", "timesteps", "direction", "time_us"}
-    )
-    reads: ClassVar[str] = "compute library timing"
-    configuration: ClassVar[tuple[str, ...]] = ("cell", "hidden", "batch", "timesteps", "direction")
-    sizes: ClassVar[tuple[str, ...]] = ("hidden", "batch", "timesteps")
+    name = "rnn"
+    header = frozenset({"source", "device", "dtype", "cell", "hidden", "batch", "timesteps", "direction", "time_us"})
+    reads = "compute library timing"
+    configuration = ("cell", "hidden", "batch", "timesteps", "direction")
+    sizes = ("hidden", "batch", "timesteps")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "rnn.vector": RnnParameters,
         "rnn.half": RnnParameters,
         "rnn.tensor": RnnParameters,
     }
-    host_parameters: ClassVar[tuple[str, ...]] = ("launch", "step", "ramp")
+    host_parameters = ("launch", "step", "ramp")
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         """An unknown dtype, cell or direction, no peak on the device, or an extent below 1."""

@@ -6,16 +6,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from paleo.errors import PaleoError, SpecError
-from paleo.serving.engines import load_engine
+from paleo.serving.engines import Engine, engine_of_release, load_engine
 from paleo.serving.formats import Formats
 from paleo.serving.lowered import Sharding
 from paleo.serving.memory import serving_memory
-from paleo.serving.phases import EngineKernels, phases
+from paleo.serving.phases import phases
 from paleo.serving.plans import ReplicaLayout, ServingLimits, ServingLoad, plan_of
-from paleo.serving.single_pass import best_batching
+from paleo.serving.single_pass import batchings, best_of
 from paleo.serving.steady import Lengths
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
@@ -74,8 +72,8 @@ REASONS = {
     "3d-unet": "the windows of a scan, which differ in number, are not stated",
     "dlrm": "recommendation is not modelled as a service",
 }
-#: Factors of the 90 % interval; degrees of a replica that submitters take; tokens of an iteration of an encoder.
-INTERVAL, DEGREES, ENCODED = (0.7, 1.4), (1, 2, 4, 8), 16384.0
+#: Factors of the 90 % interval; degrees of a replica that submitters take.
+INTERVAL, DEGREES = (0.7, 1.4), (1, 2, 4, 8)
 
 
 def benchmark_of(row: Row) -> Benchmark | ImageBenchmark:
@@ -91,12 +89,24 @@ def benchmark_of(row: Row) -> Benchmark | ImageBenchmark:
     raise SpecError(f"{name}: {reason}")
 
 
+def served_by(row: Row, weights: str) -> tuple[Engine, Formats]:
+    """Return the engine that a row names, TensorRT-LLM where it names none, and formats of weights and cache.
+
+    NVIDIA's engine is built in the benchmark's narrow format; vLLM serves the checkpoint as it is published.
+    """
+    name, _, release = str(row.get("framework") or "").partition(" ")
+    published = name.lower() == "vllm"
+    engine = engine_of_release("vllm", release) if published else load_engine("tensorrt-llm")
+    formats = Formats("bf16") if published else Formats(weights, "fp8")
+    return engine.offline, formats
+
+
 @cache
-def replicas_of(model: str, device: str, weights: str, gpus: int, length: float) -> tuple[ReplicaLayout, ...]:
+def replicas_of(
+    model: str, device: str, engine: Engine, formats: Formats, gpus: int, length: float
+) -> tuple[ReplicaLayout, ...]:
     """Return the layouts of a box that hold the network, one for each degree of tensor parallelism."""
-    engine = load_engine("tensorrt-llm").model_copy(update={"request": 0.0, "streamed": 0.0})
     system = system_of_device(device)
-    formats = Formats(weights, "fp8")
     fitting = []
     for degree in DEGREES:
         if degree > min(gpus, max(system.devices_per_node, 1)):
@@ -119,24 +129,22 @@ def answered(row: Row) -> float:
     scenario = str(row["scenario"])
     if scenario not in ("offline", "server", "interactive"):
         raise SpecError(f"scenario {scenario!r} is one request at a time: not modelled")
-    if isinstance(benchmark, ImageBenchmark):
-        limit = None if scenario == "offline" else _limit(row, "latency_limit_s")
-        system, formats = system_of_device(str(row["device"])), Formats(benchmark.weights)
-        return gpus * best_batching(load_model(benchmark.model), system, formats, limit, benchmark.fused).rate
-    if benchmark.answer == 0.0:
-        return _encoded(row, benchmark, gpus, scenario)
+    if isinstance(benchmark, ImageBenchmark) or benchmark.answer == 0.0:
+        return _passed(row, benchmark, gpus, scenario)
     answer = float(row["output_tokens_per_sample"]) if filled(row, "output_tokens_per_sample") else benchmark.answer
     limits = ServingLimits()
     if scenario != "offline":
         limits = ServingLimits(_limit(row, "ttft_limit_s"), _limit(row, "tpot_limit_s"), _limit(row, "latency_limit_s"))
-    return _best(benchmark, str(row["device"]), gpus, round(answer), limits)
+    return _best(benchmark, str(row["device"]), *served_by(row, benchmark.weights), gpus, round(answer), limits)
 
 
 @cache
-def _best(benchmark: Benchmark, device: str, gpus: int, answer: int, limits: ServingLimits) -> float:
-    layouts = replicas_of(benchmark.model, device, benchmark.weights, gpus, 4.0 * benchmark.prompt)
+def _best(
+    benchmark: Benchmark, device: str, engine: Engine, formats: Formats, gpus: int, answer: int, limits: ServingLimits
+) -> float:
+    layouts = replicas_of(benchmark.model, device, engine, formats, gpus, 4.0 * benchmark.prompt)
     if not layouts:
-        raise SpecError(f"{benchmark.model} in {benchmark.weights} does not fit on {gpus} of {device}")
+        raise SpecError(f"{benchmark.model} in {formats.weights} does not fit on {gpus} of {device}")
     lengths = Lengths(benchmark.prompt / benchmark.beams, float(answer), benchmark.spread, benchmark.spread)
     plans = [plan_of(layout, ServingLoad("most", lengths), limits) for layout in layouts]
     rates = [plan.requests_per_s for plan in plans if plan is not None]
@@ -150,21 +158,23 @@ def _limit(row: Row, column: str) -> float | None:
     return value if value > 0 else None
 
 
-def _encoded(row: Row, benchmark: Benchmark, gpus: int, scenario: str) -> float:
-    """Samples a second of an encoder: batches of whole samples, of which two fit into the limit of latency.
+def _passed(row: Row, benchmark: Benchmark | ImageBenchmark, gpus: int, scenario: str) -> float:
+    """Samples a second of a network that answers in forward passes alone.
 
-    Numbers between its kernels have eight bits, and sixteen where 99.9 % of the accuracy is asked.
+    Numbers between the kernels of an encoder have eight bits, and sixteen where 99.9 % of the accuracy is asked.
     """
-    system = system_of_device(str(row["device"]))
-    kernels = EngineKernels(encoder_bytes=2.0 if str(row["model"]).endswith("99.9") else 1.0)
-    prices = phases(load_model(benchmark.model), system, Sharding(), Formats(benchmark.weights), kernels)
-    samples = np.maximum(ENCODED / benchmark.prompt / np.array([16.0, 8.0, 4.0, 2.0, 1.0]), 1.0)
-    seconds = prices.products(samples * benchmark.prompt) + prices.prefilling(samples, benchmark.prompt)
-    rates = samples / seconds
-    limit = _limit(row, "latency_limit_s")
-    if scenario != "offline" and limit is not None:
-        rates = np.where(2.0 * seconds <= limit, rates, 0.0)
-    return gpus * float(rates.max())
+    system, formats = system_of_device(str(row["device"])), Formats(benchmark.weights)
+    limit = None if scenario == "offline" else _limit(row, "latency_limit_s")
+    if isinstance(benchmark, ImageBenchmark):
+        tried = batchings(load_model(benchmark.model), system, formats, benchmark.fused)
+    else:
+        between = 2.0 if str(row["model"]).endswith("99.9") else 1.0
+        length = benchmark.prompt
+        tried = batchings(load_model(benchmark.model), system, formats, length=length, between=between)
+    best = best_of(tried, limit)
+    if best is None:
+        raise SpecError("no batch keeps the limit of latency")
+    return gpus * best.rate
 
 
 class InferenceRuns(StepTable):
@@ -175,9 +185,11 @@ class InferenceRuns(StepTable):
     reads: ClassVar[str] = (
         "round submitter device nodes gpus_per_node tokens_per_s weight_dtype_reported input_dtype_reported"
         " ttft_limit_s tpot_limit_s latency_limit_s ttft_p99_s tpot_p99_s output_tokens_per_sample samples_per_query"
-        " valid system_reported division"
+        " valid system_reported division framework"
     )
-    configuration = ("device", "submitter", "system_reported", "output_tokens_per_sample", "latency_limit_s")
+    configuration = (
+        "device", "submitter", "system_reported", "framework", "output_tokens_per_sample", "latency_limit_s",
+    )  # fmt: skip
     measured_column = "samples_per_s"
     measured_unit = 1.0
     calibrates = False

@@ -13,11 +13,12 @@ from paleo.errors import SpecError
 from paleo.learning.laws import CHINCHILLA, RESNET32, STEP_LAW, ReferencePoints, leave_out
 from paleo.specs.task import task_of
 from paleo.studies.cost import NINETY
-from paleo.tables.steps import Row, Step, StepTable, filled, whole_cell
-from paleo.tables.tables import STEPS, Predictions
+from paleo.tables.steps import QuantityTable, Row, Step, filled, whole_cell
+from paleo.tables.tables import STEPS
 
 if TYPE_CHECKING:
     from paleo.specs.software import Software
+    from paleo.tables.base import Predictions
 
 
 def loss_of_row(row: Row) -> tuple[float, float, str]:
@@ -38,7 +39,7 @@ def loss_of_row(row: Row) -> tuple[float, float, str]:
     return float(loss), STEP_LAW.residual, "step-law"
 
 
-class Losses(StepTable):
+class Losses(QuantityTable):
     """One training run a row; the measured quantity is its final loss in nats a token."""
 
     name = "learning"
@@ -46,8 +47,6 @@ class Losses(StepTable):
     reads = "batch_tokens learning_rate seq_len source steps"
     configuration = ("source", "batch_tokens", "learning_rate", "seq_len")
     measured_column = "loss_nats"
-    measured_unit = 1.0
-    calibrates = False
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The loss of the row's law; the baseline is one constant for all rows of a law."""
@@ -63,7 +62,7 @@ STEPS.register("learning")(Losses())
 LEARNED = 0.1
 
 
-class StaleRuns(StepTable):
+class StaleRuns(QuantityTable):
     """One run a row; the measured quantity is its final accuracy."""
 
     name = "staleness_accuracy"
@@ -71,8 +70,6 @@ class StaleRuns(StepTable):
     reads = "batch_per_gpu dataset device model notes parameters preemptible"
     configuration = ("model", "dataset", "batch_per_gpu", "device")
     measured_column = "final_accuracy"
-    measured_unit = 1.0
-    calibrates = False
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """The accuracy by the law of the row's network; like workers are as many updates late as there are others."""
@@ -97,7 +94,7 @@ STEPS.register("staleness_accuracy")(StaleRuns())
 POINT = ["benchmark", "global_batch_size", "samples_mean"]
 
 
-class ConvergencePoints(StepTable):
+class ConvergencePoints(QuantityTable):
     """One reference point a row; the measured quantity is the mean of its samples to the target."""
 
     name = "convergence"
@@ -105,8 +102,6 @@ class ConvergencePoints(StepTable):
     reads = "name unit"
     configuration = ("name",)
     measured_column = "samples_mean"
-    measured_unit = 1.0
-    calibrates = False
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Row by row; a point that a later round repeats counts once."""

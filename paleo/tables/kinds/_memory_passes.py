@@ -31,7 +31,7 @@ from paleo.pricing.scans import (
 from paleo.pricing.store import streaming_fraction
 from paleo.specs.device import find_device
 from paleo.tables.cells import Array, map_words, number, text
-from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, timing_keys, unpriced_reason
+from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words, timing_keys, unpriced_reason
 from paleo.units import MICROSECOND
 
 # Tables of memory-bound kernels: maps, norms, softmax, rotary embedding, gated units, quantisation
@@ -70,7 +70,7 @@ class ElementwiseTable(TableKind[DeviceFigures]):
     header = frozenset({"op", "shape", "bytes_moved"})
     reads = "compute dtype device library source timing cache"
     configuration = ("op", "shape")
-    sizes: ClassVar = ("bytes_moved",)
+    sizes = ("bytes_moved",)
     families: ClassVar = {f"memory.{family}": MemoryParameters for family in FAMILIES}
     host_parameters = ("launch_time", "kernel_time", "host_overlap")
 
@@ -201,49 +201,54 @@ ABSENT = {
 class Scans(TableKind[DeviceFigures]):
     """Recurrences of Mamba-2, gated delta nets and Kimi delta attention."""
 
-    name: ClassVar[str] = "scan"
-    header: ClassVar[frozenset[str]] = frozenset(
-        {"scan", "phase", "batch_size", "seq_len", "d_model", "kernel_source", "time_us"}
-    )
-    reads: ClassVar[str] = (
+    name = "scan"
+    header = frozenset({"scan", "phase", "batch_size", "seq_len", "d_model", "kernel_source", "time_us"})
+    reads = (
         "device library version d_state d_conv nheads head_dim n_groups num_k_heads head_k_dim num_v_heads head_v_dim"
     )
-    configuration: ClassVar[tuple[str, ...]] = (
+    configuration = (
         "scan", "batch_size", "seq_len", "nheads", "num_k_heads", "num_v_heads", "d_state",
     )  # fmt: skip
-    sizes: ClassVar[tuple[str, ...]] = ("batch_size", "seq_len")
+    sizes = ("batch_size", "seq_len")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"scan.{name}": ScanParameters for name in (*CHUNKS, *TOKENS, *(f"conv.{each}" for each in CONVOLUTIONS))
     }
-    host_parameters: ClassVar[tuple[str, ...]] = ("launch", "host")
+    host_parameters = ("launch", "host")
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
         """All rows are in bf16."""
         return frame.assign(dtype="bf16")
 
-    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def unsupported(self, device: str, kernel_source: str) -> str:
         """Name kernels that are unknown."""
+        if kernel_source in (*CHUNKS, *TOKENS) or kernel_source.startswith("causal_conv1d"):
+            return unpriced_reason(device, "bf16", "", frozenset({"bf16"}))
+        return f"kernel {kernel_source!r} is not modelled"
 
-        def reason(device: str, kernel: str) -> str:
-            known = kernel in CHUNKS or kernel in TOKENS or kernel.startswith("causal_conv1d")
-            return (
-                unpriced_reason(device, "bf16", "", frozenset({"bf16"}))
-                if known
-                else f"kernel {kernel!r} is not modelled"
-            )
-
-        return pd.Series(map_words(frame, ("device", "kernel_source"), reason), index=frame.index, dtype=object)
-
-    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def stack(self, kernel_source: str, library: str, version: str) -> str:
         """Graphs; builds of vLLM before 0.24 issue convolutions of prompts one by one, and what libraries of before
         Triton's convolutions launch takes longer."""
-        columns = ("kernel_source", "library", "version", "phase")
-        return pd.Series(map_words(frame, columns, _stack), index=frame.index, dtype=object)
+        if not kernel_source.startswith("causal_conv1d"):
+            return "graph"
+        tiled = _tiled(library, version)
+        if kernel_source.endswith("update"):
+            return "graph" if tiled else "graph/early"
+        if library == "vllm":
+            return "graph" if tiled else "graph/eager"
+        if tiled:
+            return "graph/three" if "qkv3" in kernel_source else "graph"
+        return "graph/early" if library == "sglang" or version.endswith("rc10") else "graph"
 
-    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def family(self, kernel_source: str, library: str, version: str, phase: str) -> str:
         """Kernel of each row."""
-        columns = ("kernel_source", "library", "version", "phase")
-        return pd.Series(map_words(frame, columns, _family), index=frame.index, dtype=object)
+        if not kernel_source.startswith("causal_conv1d"):
+            return f"scan.{kernel_source}"
+        if kernel_source.endswith("update"):
+            return "scan.conv.verify" if phase == "verify" else "scan.conv.update"
+        return "scan.conv.triton" if library == "vllm" or _tiled(library, version) else "scan.conv.cuda"
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
         """Fit what the formula of a family has."""
@@ -310,28 +315,6 @@ def _channels(frame: pd.DataFrame) -> Array:
 def _tiled(library: str, version: str) -> bool:
     release = tuple(int(part) for part in version.split(".") if part.isdigit())
     return library in TRITON and release >= TRITON[library]
-
-
-@cache
-def _family(kernel: str, library: str, version: str, phase: str) -> str:
-    if not kernel.startswith("causal_conv1d"):
-        return f"scan.{kernel}"
-    if kernel.endswith("update"):
-        return "scan.conv.verify" if phase == "verify" else "scan.conv.update"
-    return "scan.conv.triton" if library == "vllm" or _tiled(library, version) else "scan.conv.cuda"
-
-
-@cache
-def _stack(kernel: str, library: str, version: str, phase: str) -> str:
-    if not kernel.startswith("causal_conv1d"):
-        return "graph"
-    if kernel.endswith("update"):
-        return "graph" if _tiled(library, version) else "graph/early"
-    if library == "vllm":
-        return "graph" if _tiled(library, version) else "graph/eager"
-    if _tiled(library, version):
-        return "graph/three" if "qkv3" in kernel else "graph"
-    return "graph/early" if library == "sglang" or version.endswith("rc10") else "graph"
 
 
 KINDS.register(Scans.name)(Scans())

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +28,13 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, read_table
-from paleo.tables.steps import Row, Step, StepTable, ideal_seconds, row_dicts, whole_cell
-from paleo.tables.tables import STEPS, Predictions
+from paleo.tables.steps import QuantityTable, Row, Step, ideal_seconds, row_dicts, whole_cell
+from paleo.tables.tables import STEPS
 
 if TYPE_CHECKING:
     from paleo.pricing.links.fabric import FabricParameters
     from paleo.specs.software import Software
+    from paleo.tables.base import Predictions
 
 
 #: The table of networks, beside that of the steps.
@@ -160,24 +161,14 @@ ORDERS: Mapping[str, Callable[[PairNetwork, _Pipelines, tuple[int, int]], float]
 }
 
 
-class PlacementSteps(StepTable):
+class PlacementSteps(QuantityTable):
     """One training step a row."""
 
-    name: ClassVar[str] = "placement"
-    header: ClassVar[frozenset[str]] = frozenset({"network", "order", "pp", "tp", "dp", "micro_batch", "step_s"})
-    reads: ClassVar[str] = "device dtype global_batch hidden layers seq_len software"
-    configuration: ClassVar[tuple[str, ...]] = (
-        "layers",
-        "hidden",
-        "seq_len",
-        "global_batch",
-        "dtype",
-        "software",
-        "device",
-    )
+    name = "placement"
+    header = frozenset({"network", "order", "pp", "tp", "dp", "micro_batch", "step_s"})
+    reads = "device dtype global_batch hidden layers seq_len software"
+    configuration = ("layers", "hidden", "seq_len", "global_batch", "dtype", "software", "device")
     measured_column = "step_s"
-    measured_unit = 1.0
-    calibrates = False
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Row by row, on the networks of the table beside this one."""
@@ -267,18 +258,14 @@ STEPS.register("placement")(PlacementSteps())
 PEERS = ("rail-aligned", "cross-rail")
 
 
-class Rails(StepTable):
+class Rails(QuantityTable):
     """Messages of one size between two nodes a row; the measured quantity is the rate of a GPU."""
 
-    name: ClassVar[str] = "rails"
-    header: ClassVar[frozenset[str]] = frozenset(
-        {"system", "ranks", "ranks_per_node", "peers", "message_bytes", "bytes_per_s_per_gpu"}
-    )
-    reads: ClassVar[str] = "device op"
-    configuration: ClassVar[tuple[str, ...]] = ("peers", "message_bytes", "op")
+    name = "rails"
+    header = frozenset({"system", "ranks", "ranks_per_node", "peers", "message_bytes", "bytes_per_s_per_gpu"})
+    reads = "device op"
+    configuration = ("peers", "message_bytes", "op")
     measured_column = "bytes_per_s_per_gpu"
-    measured_unit = 1.0
-    calibrates = False
 
     def system(self, row: Row) -> System:
         """The row's system."""

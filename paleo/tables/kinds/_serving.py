@@ -21,18 +21,19 @@ from paleo.serving.memory import serving_memory
 from paleo.serving.phases import Phases, phases
 from paleo.serving.plans import ReplicaLayout
 from paleo.serving.simulation import Simulated, simulate
-from paleo.serving.steady import Lengths, saturated
+from paleo.serving.steady import Lengths
 from paleo.specs.catalog import systems_with
 from paleo.specs.model import load_model
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan
 from paleo.tables.steps import Row, Step, StepTable, filled, row_dicts
-from paleo.tables.tables import STEPS, Predictions
+from paleo.tables.tables import STEPS
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from paleo.specs.software import Software
+    from paleo.tables.base import Predictions
 
 #: Networks of the catalog by other names in tables.
 MODELS = {"deepseek-r1": "deepseek_v3", "deepseek-v3": "deepseek_v3"}
@@ -113,13 +114,13 @@ def sharding_of(row: Row) -> Sharding:
 def engine_of(row: Row, offline: bool) -> tuple[Engine, BatchLimit | None]:
     """Return the engine at the row's release, and limits of its iterations that the row states."""
     engine = engine_of_release(str(row["engine"]), str(row.get("engine_version") or ""))
+    engine = engine.without(str(row.get("left_out") or ""))
     command = read_command(_command(row))
-    changes: dict[str, object] = {"drafted": command.drafted}
+    changes: dict[str, object] = dict(command.speculation)
     if command.memory_share:
         changes["memory_share"] = command.memory_share
-    if offline:
-        changes |= {"request": 0.0, "streamed": 0.0}
     engine = engine.model_copy(update=changes)
+    engine = engine.offline if offline else engine
     tokens = _cell(row, "max_num_batched_tokens") or command.tokens
     sequences = _cell(row, "max_num_seqs") or command.sequences
     if not tokens and not sequences:
@@ -181,8 +182,6 @@ def outcome_of(row: Row, trace: Requests | None = None) -> Outcome:
         result = _simulated(layout, trace)
         return _latency(layout, result)
     lengths = lengths_of(row)
-    if offline:
-        return _offline(layout, lengths, float(row["requests"]))
     if load == "closed loop":
         users = int(float(row["concurrency"]))
         count = int(float(row["requests"])) if filled(row, "requests") else OF_USER * users
@@ -249,14 +248,6 @@ def _simulated(layout: ReplicaLayout, requests: Requests, users: int | None = No
     return simulate(layout.phases, batching, each, capacity=capacity, reservation=layout.reservation, users=share)
 
 
-def _offline(layout: ReplicaLayout, lengths: Lengths, requests: float) -> Outcome:
-    """All requests queued at once, as many as keep the replica full to the end."""
-    places = min(layout.places(lengths), requests / layout.replicas)
-    state = saturated(layout.phases, layout.batching(), lengths, places)
-    value = layout.replicas * float(state.tokens_per_s)
-    return Outcome(value, 1.0 / _token_time(layout), {"tpot_mean_s": float(state.tpot)})
-
-
 def _token_time(layout: ReplicaLayout) -> float:
     """Seconds in which a device reads its weights: what one token takes at least."""
     bandwidth = system_bandwidth(layout)
@@ -302,6 +293,13 @@ class ServingRuns(StepTable):
     measured_unit = 1.0
     measured_columns = ("output_tokens_per_s", "latency_mean_s", "tpot_mean_s")
     calibrates = False
+    left_out = ""
+
+    def without(self, source: str) -> ServingRuns:
+        """Return the same kind of table, priced by engines as they would be without what a source suggests."""
+        table = ServingRuns()
+        table.left_out = source
+        return table
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """Mean latency at a stated rate or of a trace, else output tokens a second, else the time of a token."""
@@ -335,7 +333,7 @@ class ServingRuns(StepTable):
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predict all rows; traces lie beside the table."""
         folder = str(Path(str(frame.attrs.get("path", "."))).parent)
-        return super().predict(frame.assign(folder=folder))
+        return super().predict(frame.assign(folder=folder, left_out=self.left_out))
 
     def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
         """Times to the first and of further tokens, and the last percentile of latency."""

@@ -26,12 +26,13 @@ from paleo.tables.cells import Array, number_or_nan
 from paleo.tables.kinds._systems import DEFAULT_SYSTEMS, system_of, with_device, with_nodes_of
 from paleo.tables.kinds._transformers import strategy_of
 from paleo.tables.steps import Row, Step, StepTable, filled, ideal_seconds, row_dicts, step_of_prediction, whole_cell
-from paleo.tables.tables import STEPS, Predictions
+from paleo.tables.tables import STEPS
 from paleo.units import MILLISECOND
 
 if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration
     from paleo.specs.run import Run
+    from paleo.tables.base import Predictions
 
 
 #: Systems of the catalog that were measured with copies through the host, which submissions on that card do not show.

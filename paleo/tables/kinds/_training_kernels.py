@@ -14,8 +14,8 @@ from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import DeviceFigures
 from paleo.pricing.store import lookup
 from paleo.pricing.training import TrainingParameters, experts_product_time, hardened, trained_attention
-from paleo.tables.cells import Array, map_words, number, text
-from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, unpriced_reason
+from paleo.tables.cells import Array, number, text
+from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words, unpriced_reason
 
 P = TypeVar("P")
 #: Operation of a row -> its family; that of attention is followed by the kernel.
@@ -31,14 +31,12 @@ TOKENS = 4096.0
 class TrainingKernels(TableKind[DeviceFigures]):
     """Kernels that a framework's training step calls, timed one by one."""
 
-    name: ClassVar[str] = "training_kernels"
-    header: ClassVar[frozenset[str]] = frozenset(
-        {"op", "m", "k", "n", "layout", "groups", "group_m", "stage", "head_num", "time_us", "device"}
-    )
-    reads: ClassVar[str] = (
+    name = "training_kernels"
+    header = frozenset({"op", "m", "k", "n", "layout", "groups", "group_m", "stage", "head_num", "time_us", "device"})
+    reads = (
         "dtype accumulate out_dtype group_n group_k batch seq_len kv_head_num qk_head_dim v_head_dim main_grad_dtype"
     )
-    configuration: ClassVar[tuple[str, ...]] = (
+    configuration = (
         "op", "m", "k", "n", "groups", "group_m", "group_n", "stage", "seq_len", "head_num", "kv_head_num",
         "qk_head_dim",
     )  # fmt: skip
@@ -46,34 +44,23 @@ class TrainingKernels(TableKind[DeviceFigures]):
         f"training.{name}": TrainingParameters
         for name in ("products", "experts", *(f"attention.{kernel}" for kernel in ("fa2", "fa3", "fa4")))
     }
-    host_parameters: ClassVar[tuple[str, ...]] = ("launch",)
+    host_parameters = ("launch",)
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Rows that name no format are in bf16."""
         stated = text(frame, "dtype")
         return frame.assign(dtype=stated.where(stated != "", "bf16"))
 
-    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def unsupported(self, device: str, dtype: str, op: str) -> str:
         """Name operations that are unknown, and formats that the device lacks."""
-        known = frozenset({"bf16", "fp16"})
+        if op in FAMILIES:
+            return unpriced_reason(device, dtype or "bf16", "", frozenset({"bf16", "fp16"}))
+        return f"op {op!r} is not modelled"
 
-        def reason(device: str, dtype: str, op: str) -> str:
-            return (
-                unpriced_reason(device, dtype or "bf16", "", known) if op in FAMILIES else f"op {op!r} is not modelled"
-            )
-
-        return pd.Series(map_words(frame, ("device", "dtype", "op"), reason), index=frame.index, dtype=object)
-
-    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Calls of a framework, one behind another."""
-        return pd.Series("graph", index=frame.index, dtype=object)
-
-    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+    @by_words
+    def family(self, device: str, op: str) -> str:
         """Products, experts, or attention by the usual kernel of the device."""
-        words = map_words(frame, ("device", "op"), self._family_of)
-        return pd.Series(words, index=frame.index, dtype=object)
-
-    def _family_of(self, device: str, op: str) -> str:
         name = f"training.{FAMILIES[op]}"
         if not name.endswith("attention"):
             return name

@@ -1,0 +1,146 @@
+"""What networks that answer in forward passes alone serve, as a document and as tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from paleo.report.columns import Attribute, Document, listing, record, wrapped_text
+from paleo.serving.single_pass import passes_of, three_digits
+from paleo.units import counted, duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paleo.serving.single_pass import BatchedService
+
+#: Factors within which nine of ten measured rates of MLPerf Inference lie (docs/howto/serve.md).
+INTERVAL = (0.7, 1.4)
+#: Times from a request to its answer over that of a batch: requests come evenly while the batch before runs.
+LATENCIES = {"mean": 1.5, "p50": 1.5, "p90": 1.9, "p99": 1.99}
+#: What no answer has in it.
+UNMODELLED = (
+    "reading, decoding and scaling of images, and what follows the network (boxes, text encoders)",
+    "layers that a plugin of the user runs as one kernel",
+)
+
+
+def _rate(service: BatchedService) -> str:
+    return "-" if service.requests_per_s is None else three_digits(service.requests_per_s)
+
+
+BATCHES = (
+    Attribute("batch", lambda each: each.batch, "batch", "count"),
+    Attribute("batch_s", lambda each: each.seconds, "time", "words", lambda each: duration(each.seconds)),
+    Attribute(
+        "requests_per_s_per_gpu",
+        lambda each: each.rate,
+        "requests/s/GPU",
+        "words",
+        lambda each: three_digits(each.rate),
+    ),
+)
+SYSTEMS = (
+    Attribute("system", lambda service: service.system.name, "system"),
+    Attribute("gpus", lambda service: service.gpus, "GPUs", "count"),
+    Attribute("weights", lambda service: service.formats.weights, "weights"),
+    Attribute("batch", lambda service: service.best and service.best.batch, "batch", "count"),
+    Attribute("requests_per_s", lambda service: service.requests_per_s, "requests/s", "words", _rate),
+    Attribute("usd_per_million_requests", lambda service: service.usd_per_million, "USD/1M requests", "price"),
+)
+
+
+#: Keys of a system that only generated tokens have.
+_TOKENS: Document = {
+    "engine": "tensorrt", "tokens_per_s_per_gpu": None, "usd_per_million_output": None, "joules_per_token": None,
+    "strategy": None,
+}  # fmt: skip
+
+
+def document(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Document:
+    """Return the answer as a JSON document with the keys of ``paleo serve``; those of generated tokens are null.
+
+    Parameters
+    ----------
+    service : BatchedService
+        The answer.
+    systems : sequence of BatchedService
+        The answers of all systems and formats that are compared.
+    """
+    best, rate = service.best, service.requests_per_s
+    tokens = (
+        "tokens_per_s", "ttft_s", "tpot_s", "kv_cache", "usd_per_million_tokens", "joules_per_token", "steady",
+        "disaggregation", "strategy",
+    )  # fmt: skip
+    fields: Document = dict.fromkeys(tokens)
+    return fields | {
+        "verdict": service.verdict,
+        "model": service.model.name,
+        "system": service.system.name,
+        "gpus": service.gpus,
+        "engine": {"name": "tensorrt", "release": ""},
+        "engine_choice": "networks that generate no tokens run under an inference compiler",
+        "load": {
+            "kind": "most" if service.limit else "at once",
+            "input_tokens": service.length,
+            "output_tokens": 0.0,
+            "length_variation": [0.0, 0.0],
+            "prefix_hit": 0.0,
+            "rate": None,
+            "users": None,
+            "think_s": 0.0,
+        },
+        "limits": {"percentile": 99} | ({} if service.limit is None else {"latency": service.limit}),
+        "possible": best is not None,
+        "requests_per_s": rate,
+        "requests_per_s_interval": None if rate is None else [rate * end for end in INTERVAL],
+        "latency_s": None if best is None else {name: share * best.seconds for name, share in LATENCIES.items()},
+        "batch": None if best is None else best.batch,
+        "usd_per_million_requests": service.usd_per_million,
+        "limited_by": None if best is None else "the limit of latency" if service.limit else "arithmetic and memory",
+        "capacity_requests_per_s": rate,
+        "calibration": None,
+        "unmodelled": list(UNMODELLED),
+        "refusals": [],
+        "warnings": [],
+        "batches": [record(BATCHES, each) for each in service.tried],
+        "systems": [_TOKENS | record(SYSTEMS, each) for each in systems],
+        "plans": [],
+        "curve": [],
+    }
+
+
+def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> RenderableType:
+    """Return the answer as tables: verdict, systems and batches.
+
+    Parameters
+    ----------
+    service : BatchedService
+        The answer.
+    systems : sequence of BatchedService
+        The answers of all systems and formats that are compared.
+    """
+    parts: list[RenderableType] = [wrapped_text(Text(service.verdict, style="bold")), Text()]
+    if len(systems) > 1:
+        parts += [listing("Systems", SYSTEMS, systems), Text()]
+    low, high = INTERVAL
+    notes = [
+        _request(service),
+        f"90 % interval of rates: {low:g} to {high:g} times what is said.",
+        "A request waits for the batch before its own, so that the slowest takes the time of two batches.",
+        f"Not modelled: {'; '.join(UNMODELLED)}.",
+    ]
+    return Group(*parts, listing("Batches of a device", BATCHES, service.tried), Text(), *map(wrapped_text, notes))
+
+
+def _request(service: BatchedService) -> str:
+    """Say what a request is."""
+    if service.length:
+        return f"A request is {counted(round(service.length), 'token')} long, and is answered in one forward pass."
+    parts = passes_of(service.model)
+    if len(parts) == 1 and parts[0].count == 1:
+        return f"A request is one forward pass of {service.model.name}; a diffusion takes one for each of its steps."
+    passes = [f"{part.model} {counted(part.count, 'time')} with {counted(part.samples, 'sample')}" for part in parts]
+    return f"A request runs {' and '.join(passes)}."

@@ -1,0 +1,73 @@
+"""Networks that answer in forward passes alone, against published rates and by their laws."""
+
+from __future__ import annotations
+
+import pytest
+
+import paleo
+from paleo.errors import SpecError
+from paleo.network.graph import build_graph
+from paleo.serving.formats import Formats
+from paleo.serving.single_pass import RequestBatch, batchings, best_of, is_single_pass, pass_seconds, passes_of
+from paleo.specs.model import load_model
+from paleo.specs.system import load_system
+
+H100 = load_system("dgx-h100")
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "rate"),
+    [("resnet50", "int8", 88_500.0), ("retinanet", "int8", 1_800.0), ("stable-diffusion-xl", "fp8", 2.04)],
+)
+def test_rates_are_near_those_of_mlperf(model: str, weights: str, rate: float) -> None:
+    """Offline samples a second of an H100 SXM in MLPerf Inference v4.1 (closed division); nothing was fitted."""
+    best = best_of(batchings(load_model(model), H100, Formats(weights)))
+    assert best is not None and best.rate == pytest.approx(rate, rel=0.2)
+
+
+def test_larger_batches_take_longer_and_a_narrow_format_takes_less() -> None:
+    seconds = [pass_seconds("resnet50", H100, "int8", batch) for batch in (1, 8, 64, 512)]
+    assert seconds == sorted(seconds)
+    assert pass_seconds("resnet50", H100, "bf16", 64) > seconds[2]
+
+
+def test_layers_that_run_as_one_kernel_save_their_memory_traffic() -> None:
+    assert pass_seconds("resnet50", H100, "int8", 2048, "stage1") < pass_seconds("resnet50", H100, "int8", 2048)
+
+
+def test_two_batches_fit_into_the_limit() -> None:
+    tried = (RequestBatch(1, 1.0), RequestBatch(2, 1.5), RequestBatch(4, 2.5))
+    assert best_of(tried) == tried[2] and best_of(tried, 3.0) == tried[1] and best_of(tried, 1.9) is None
+
+
+def test_an_image_takes_all_steps_of_a_diffusion_and_one_decoding() -> None:
+    unet, decoder = passes_of(load_model("stable-diffusion-xl"))
+    assert (unet.count, unet.samples, decoder.count, decoder.wide) == (20, 2, 1, True)
+
+
+def test_the_decoder_has_the_parameters_of_the_published_one() -> None:
+    """diffusers, AutoencoderKL: 83,653,863 parameters, of them 34,163,664 of the encoder and its quantisation."""
+    assert build_graph(load_model("sdxl-vae-decoder"), batch=1).parameters == 83_653_863 - 34_163_592 - 72
+
+
+@pytest.mark.parametrize(
+    ("model", "single"), [("resnet50", True), ("bert_large", True), ("llama3-8b", False), ("falcon-h1-7b", False)]
+)
+def test_networks_that_generate_tokens_are_told_apart(model: str, single: bool) -> None:
+    assert is_single_pass(load_model(model), H100) is single
+
+
+def test_serve_answers_for_networks_without_tokens() -> None:
+    answer = paleo.serve("resnet50", "dgx-h100", gpus=8, weights="int8", latency="15ms")
+    document = answer.to_dict()
+    assert answer.possible and document["requests_per_s"] == pytest.approx(8 * answer.service.best.rate)
+    assert 2.0 * answer.service.best.seconds <= 0.015
+    assert "requests/s of ResNet-50" in document["verdict"]
+
+
+def test_what_such_networks_cannot_be_asked_is_said() -> None:
+    with pytest.raises(SpecError, match=r"--rate: resnet50 generates no tokens"):
+        paleo.serve("resnet50", "dgx-h100", rate=5)
+    with pytest.raises(SpecError, match=r"--input: a request to resnet50 has no tokens"):
+        paleo.serve("resnet50", "dgx-h100", input=5)
+    assert not paleo.serve("resnet50", "dgx-h100", latency="1us").possible
