@@ -42,7 +42,7 @@ from paleo.network.graph import build_graph
 from paleo.parallel.abilities import framework_of
 from paleo.predict import predict
 from paleo.report.estimate import RunStudies
-from paleo.specs.loading import plain_numbers
+from paleo.specs.loading import plain_arguments, plain_numbers
 from paleo.specs.loading import validate as validated_spec
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import OLD_NAMES, Run, explicit_fields
@@ -93,6 +93,7 @@ TARIFF_WORDS = frozenset(inspect.signature(parse_tariff).parameters)
 LONG_RUN_WORDS = frozenset({"goodput", *(field.name for field in fields(LongRunOptions))})
 
 
+@plain_arguments
 def estimate(
     model: str | Path | ModelSpec,
     system: str | Path | System,
@@ -153,6 +154,7 @@ def estimate(
     return Estimate(step, cost, advise(step), RunStudies(step), notes, choice)
 
 
+@plain_arguments
 def scale(
     model: str | Path | ModelSpec,
     system: str | Path | System,
@@ -207,6 +209,7 @@ def scale(
     return ScalingCurves(network, machine, tuple(curves), choice)
 
 
+@plain_arguments
 def compare(
     model: str | Path | ModelSpec,
     systems: Offered | Sequence[Offered],
@@ -273,6 +276,7 @@ def compare(
     return Compared(study, choices)
 
 
+@plain_arguments
 def search(
     model: str | Path | ModelSpec,
     system: str | Path | System,
@@ -368,6 +372,7 @@ def planner_of(run: Run, software: str | None = None) -> Planner:
     return planner
 
 
+@plain_arguments
 def plan(
     model: str | Path | ModelSpec,
     systems: Offered | Sequence[Offered],
@@ -456,6 +461,7 @@ def plan(
     return Planned(replace(reply, choices=kept))
 
 
+@plain_arguments
 def target(
     task: str | Path | TrainingTask,
     system: str | Path | System,
@@ -509,6 +515,7 @@ def target(
     return TimeToTarget(goal, machine, curve, question.tariff, choices)
 
 
+@plain_arguments
 def tune(
     model: str | Path | ModelSpec,
     system: str | Path | System,
@@ -614,6 +621,7 @@ def tune(
     )  # fmt: skip
 
 
+@plain_arguments
 def fleet(
     jobs: str | Path | Sequence[Mapping[str, Any]],
     systems: Offered | Sequence[Offered],
@@ -750,6 +758,7 @@ def parse_time(option: str, value: str | float) -> float:
         raise SpecError(f"--{option} {error}") from None
 
 
+@plain_arguments
 def sweep(study: str | Path | Mapping[str, Any] | Study, *, jobs: int = 1) -> pd.DataFrame:
     """Predict every combination of models, systems, run options, changed hardware and prices.
 
@@ -774,11 +783,12 @@ def sweep(study: str | Path | Mapping[str, Any] | Study, *, jobs: int = 1) -> pd
         if not isinstance(study, Study | FleetSweep | Mapping):
             raise SpecError(f"paleo.sweep: study: {study!r:.80}: expected a study file, or its content as a mapping")
         kind = FleetSweep if isinstance(study, Mapping) and "jobs" in study else Study
-        whole = validated_spec(kind, plain_numbers(study), "paleo.sweep") if isinstance(study, Mapping) else study
+        whole = validated_spec(kind, study, "paleo.sweep") if isinstance(study, Mapping) else study
         check_study(whole)
     return frame(whole, local_evaluator(whole, checked_count("jobs", jobs, 0, MOST_JOBS)))
 
 
+@plain_arguments
 def audit(
     log: str | Path,
     system: str | Path | System,
@@ -827,6 +837,7 @@ def audit(
     return Audited(audits.audit(training_log, predict(_model(model), machine, stated)))
 
 
+@plain_arguments
 def validate(files: str | Path | Sequence[str | Path], *, calibration: str | Path | None = None) -> Validated:
     """Compare predictions with measured tables.
 
@@ -879,7 +890,7 @@ class _Question:
         _check_keywords(name, new, {*of_run, *of_tariff, *of_long_run})
         if run is not None and not isinstance(run, Run):
             raise SpecError(f"paleo.{name}: run: {run!r:.80}: expected paleo.Run(…), or its fields as keywords")
-        stated = plain_numbers({key: value for key, value in options.items() if key in of_run or key in OLD_NAMES})
+        stated = {key: value for key, value in options.items() if key in of_run or key in OLD_NAMES}
         if run is not None and stated:
             raise SpecError(f"paleo.{name}: {', '.join(stated)} are fields of run=…, too; use one of them")
         tariff = parse_tariff(**{key: value for key, value in options.items() if key in of_tariff})

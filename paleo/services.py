@@ -21,11 +21,11 @@ from paleo.serving.plans import ServingLimits, ServingLoad
 from paleo.serving.service import Service, best_engine, service_of
 from paleo.serving.single_pass import BatchedService, batched_service, is_single_pass
 from paleo.serving.steady import Lengths
-from paleo.specs.loading import MAX_FILE_BYTES
+from paleo.specs.loading import MAX_FILE_BYTES, MOST_COUNT, plain_arguments
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.system import System, loaded_system
 from paleo.studies.cost import parse_tariff, rent
-from paleo.units import checked_count, checked_number, parse
+from paleo.units import checked_count, checked_number, parse, whole_number
 
 if TYPE_CHECKING:
     from paleo.serving.engines import Engine
@@ -81,6 +81,7 @@ class Batched(StudyResult):
         return ()
 
 
+@plain_arguments
 def serve(
     model: str | Path | ModelSpec | None,
     system: str | Path | System,
@@ -252,9 +253,14 @@ def _batched(
 
 def _machines(system: str | Path | System, gpus: int) -> list[tuple[System, int]]:
     """Return the systems to compare, with the number of devices of each."""
-    from paleo.questions import systems_with_counts
-
-    return [(machine, _checked_gpus(count, machine)) for machine, count in systems_with_counts(system, gpus)]
+    names = [each.strip() for each in system.split(",")] if isinstance(system, str) else [system]
+    pairs: list[tuple[System, int]] = []
+    for name in names:
+        text, _, number = name.rpartition(":") if isinstance(name, str) else (name, "", "")
+        counted = bool(text) and str(number).isdecimal()
+        machine = loaded_system(text if counted else name)
+        pairs.append((machine, _checked_gpus(whole_number(number, MOST_COUNT) if counted else gpus, machine)))
+    return pairs
 
 
 def _speculation(drafted: int, acceptance: float | None) -> dict[str, Any]:
@@ -451,6 +457,7 @@ class ReinforcementAnswer(StudyResult):
         return bool(self.study.steps)
 
 
+@plain_arguments
 def rl(
     model: str | Path | ModelSpec,
     system: str | Path | System,

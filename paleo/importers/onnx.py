@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -326,31 +326,26 @@ class _Reader:
         return shapes
 
     def _free_batch(self, shapes: Mapping[str, tuple[Shape, bool]]) -> bool:
-        """Lets reshapes to a batch of one, as files of a fixed batch have them, follow the probe; whether one did."""
-        freed = False
+        """Lets reshapes to a batch of one, as files of a fixed batch have them, follow the probe; whether one did.
+
+        What is computed from such a reshape has the batch of one until its shape is inferred anew.
+        """
+        following: set[str] = set()
         for place, node in enumerate(self.graph.node):
-            if node.op_type != "Reshape" or len(node.input) < 2:
-                continue
-            target, value = self.constants.get(node.input[1]), self.values.get(node.input[0])
-            source = value.shape if value is not None else shapes.get(node.input[0], ((), False))[0]
-            if (
-                self.probe == 1
-                or not target
-                or target[0] != 1
-                or len(target) < 2
-                or source[:1] != (self.probe,)
-                or 0 in target
-            ):
-                continue
-            inner, elements = abs(math.prod(target)), math.prod(source) // self.probe
-            if elements % inner or (elements != inner and -1 not in target):
-                continue
-            name, sizes = f"{node.input[1]}@{place}", [self.probe, *(int(size) for size in target[1:])]
-            kind = self.onnx.TensorProto.INT64
-            self.graph.initializer.append(self.onnx.helper.make_tensor(name, kind, [len(sizes)], sizes))
-            self._initializers(self.graph.initializer[-1:])
-            node.input[1], freed = name, True
-        return freed
+            follows = not following.isdisjoint(node.input)
+            if node.op_type == "Reshape" and len(node.input) > 1 and self.probe > 1:
+                value = self.values.get(node.input[0])
+                source = value.shape if value is not None else shapes.get(node.input[0], ((), False))[0]
+                target = self.constants.get(node.input[1])
+                if target is not None and source[:1] == (1 if follows else self.probe,) and _keeps_one(source, target):
+                    name, sizes = f"{node.input[1]}@{place}", [self.probe, *(int(size) for size in target[1:])]
+                    kind = self.onnx.TensorProto.INT64
+                    self.graph.initializer.append(self.onnx.helper.make_tensor(name, kind, [len(sizes)], sizes))
+                    self._initializers(self.graph.initializer[-1:])
+                    node.input[1], follows = name, True
+            if follows:
+                following.update(node.output)
+        return bool(following)
 
     def _condition(self, node: Any) -> bool | None:
         """What shapes tell of a condition."""
@@ -531,6 +526,14 @@ class _Reader:
         except Exception:
             return None
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _keeps_one(source: Shape, target: Sequence[float]) -> bool:
+    """Whether a target has a batch of one before as many numbers as each sample of the source has."""
+    if len(target) < 2 or target[0] != 1 or 0 in target:
+        return False
+    stated, elements = abs(math.prod(target)), math.prod(source[1:])
+    return elements % stated == 0 if -1 in target else elements == stated
 
 
 def _flops(call: Call) -> float | None:

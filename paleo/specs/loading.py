@@ -20,8 +20,9 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -29,6 +30,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from paleo.errors import SpecError, near
 
 Value = TypeVar("Value")
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
 #: Most entries of one cache: many more than the models and systems of a study.
 MOST_ENTRIES = 512
 
@@ -226,6 +229,28 @@ def plain_numbers(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map(plain_numbers, value)) if type(value) in (list, tuple) else value
     return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
+
+
+def plain_arguments(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+    """Return a function that gives another one its arguments with Python's numbers in place of numpy's.
+
+    Parameters
+    ----------
+    function : callable
+        A function that people call from Python.
+
+    Returns
+    -------
+    callable
+        The function, with the same signature.
+    """
+
+    @wraps(function)
+    def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+        plain = {name: plain_numbers(value) for name, value in kwargs.items()}
+        return function(*map(plain_numbers, args), **plain)
+
+    return called
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -144,12 +144,23 @@ class Layouts:
         """Bytes of gradients that go out together: (layouts,)."""
         return self.shared.once("bucket", lambda: self.backend.bucket_bytes(self._replicated))
 
-    @property
-    def bucket_memory(self) -> Array:
-        """Bytes that buckets take beside the gradients: (layouts,)."""
+    def bucket_memory(self, kinds: StageKinds) -> Array:
+        """Return the bytes that buckets take beside the gradients, each at most all of these.
+
+        Parameters
+        ----------
+        kinds : StageKinds
+            Kinds of stages.
+
+        Returns
+        -------
+        ndarray, shape (kinds, layouts)
+            Bytes.
+        """
         stated = self.backend.run.exchange.bucket is not None
         buffers = 2.0 if stated else self.backend.software.gradients.bucket_buffers
-        return buffers * self.bucket_bytes
+        whole = self.elements(kinds, trained=True) * self.backend.formats.summed
+        return np.asarray(buffers * np.minimum(self.bucket_bytes, whole))
 
     @property
     def _replicated(self) -> Array:

@@ -334,8 +334,9 @@ def _passing(batch: Batch) -> tuple[Array, Array]:
 def _passing_bytes(batch: Batch) -> tuple[Array, Array]:
     layouts, assignment, times = batch.layouts, batch.assignment, batch.times
     several = layouts.shards * assignment.copies > 1
-    buckets = batch.per_case(np.where(several & batch.training, layouts.bucket_memory, 0.0))
-    work = workspace_memory(assignment.layers, times.workspace_bytes, times.transient, buckets)
+    sizes = layouts.bucket_memory(assignment.kinds.stages)[assignment.stage_kind]
+    buckets = batch.per_case(np.where(several & batch.training, sizes, 0.0))
+    work = workspace_memory(assignment.layers, times.workspace_bytes, times.transient, 0.0) + buckets
     return sum_per_stage(assignment.placed, times.saved_bytes) + _sent_outputs(batch), work
 
 

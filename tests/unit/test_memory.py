@@ -362,6 +362,20 @@ def test_fsdp2_keeps_whole_gradients_beside_a_pipeline_in_fp32(strategy: str, by
     assert memory.gradients / memory.parameters == pytest.approx(bytes_kept / narrow)
 
 
+def test_a_bucket_is_no_larger_than_all_gradients() -> None:
+    """LeNet's gradients beside buckets of 5e8 elements; GPT-2 XL's are larger than a bucket."""
+    small, large = (
+        predict(load_model(name), load_system("dgx-h100"), Run(gpus=4, dtype="bf16", batch=1), profile).steps.batch
+        for name, profile in (
+            ("lenet", load_software("pytorch-eager").changed({"gradients.bucket_elements": 5e8})),
+            ("gpt2-xl", load_software("pytorch-eager").changed({"gradients.bucket_elements": 5e8})),
+        )
+    )
+    sizes = [float(each.layouts.bucket_memory(each.assignment.kinds.stages)[0, 0]) for each in (small, large)]
+    trained = float(small.layouts.elements(small.assignment.kinds.stages, trained=True)[0, 0])
+    assert sizes == [2 * 2 * trained, 2 * 2 * 5e8] and trained < 1e6
+
+
 def test_a_diary_dates_the_state_of_its_software() -> None:
     """Until 2022-02-27 gradients are summed in bf16, later in fp32, too."""
     rows = {"software": "megatron-2021", "source": "BigScience", "framework": "Megatron-DeepSpeed 2022"}

@@ -350,3 +350,11 @@ def test_one_run_has_the_same_figures_whatever_is_asked(tmp_path: Path, capsys: 
 def test_an_array_of_no_dimension_is_no_list_of_systems() -> None:
     with pytest.raises(SpecError, match="expected names, paths"):
         paleo.plan("gpt2", np.array("dgx-h100"), 8)
+
+
+def test_every_function_takes_numbers_of_numpy_as_pythons() -> None:
+    """Found by the fuzz: a law that refused a numpy number, a network that was an array."""
+    stated, plain = (paleo.target("mlperf:resnet", NODE, [8], noise_scale=kind(4096)) for kind in (np.int64, int))
+    assert stated.to_dict() == plain.to_dict()
+    with pytest.raises(SpecError):
+        paleo.serve(np.array([1, 8]), NODE)  # type: ignore[arg-type]

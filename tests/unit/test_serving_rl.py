@@ -110,7 +110,7 @@ def test_submissions_and_steps_of_learning():
     }  # fmt: skip
     value = InferenceRuns().step(submission).value
     assert 60 < value < 110
-    assert "beam search" in InferenceRuns().predict(pd.DataFrame([{**submission, "model": "gptj-99"}])).reasons[0]
+    assert "windows" in InferenceRuns().predict(pd.DataFrame([{**submission, "model": "3d-unet-99"}])).reasons[0]
     assert degrees_of("[1,1,8,1,n/a]", ("tp", "cp", "ep", "pp", "vpp"))["ep"] == 8
     learning = pd.DataFrame(
         [{"algorithm": "GRPO", "policy": "On policy", "generation_layout": "[2,1]", "training_layout": "[1,1]",

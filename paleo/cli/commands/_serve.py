@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paleo.cli.application import NO, PREDICT, app, draw, page_path, picture_path, show_document, warn, write_page
-from paleo.cli.options import AsJson, OptionalModel, Plot, TariffOptions, completes, takes_tariff, whole, words
+from paleo.cli.options import AsJson, OptionalModel, Plot, TariffOptions, completes, packs, takes_tariff, whole, words
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
@@ -18,82 +18,6 @@ if TYPE_CHECKING:
 
 Gpus = Annotated[
     int | None, typer.Option("--gpus", parser=whole, metavar="N", help="Number of GPUs, over all replicas. [1]")
-]
-Input = Annotated[
-    str | None, typer.Option("--input", metavar="TOKENS", help="Mean number of tokens in a prompt. [1000]")
-]
-Output = Annotated[
-    str | None, typer.Option("--output", metavar="TOKENS", help="Mean number of tokens in an answer. [300]")
-]
-Trace = Annotated[
-    str | None,
-    typer.Option(
-        "--trace", metavar="FILE", help="CSV file with arrival times and lengths of requests, such as Azure's traces."
-    ),
-]
-Rate = Annotated[
-    str | None, typer.Option("--rate", metavar="R", help="Requests per second. [the most that are served]")
-]
-Concurrency = Annotated[
-    int | None,
-    typer.Option(
-        "--concurrency", "--users", min=1, help="Number of users; each waits for an answer before the next request."
-    ),
-]
-Think = Annotated[
-    str | None, typer.Option("--think", metavar="TIME", help="Time from an answer to the user's next request. [0 s]")
-]
-Arrivals = Annotated[
-    str,
-    typer.Option(
-        "--arrivals",
-        help="Arrival of requests: poisson, constant or 'at once'.",
-        autocompletion=words("poisson", "constant"),
-    ),
-]
-Ttft = Annotated[str | None, typer.Option("--ttft", metavar="TIME", help="Longest time to the first token: 2s.")]
-Tpot = Annotated[str | None, typer.Option("--tpot", metavar="TIME", help="Longest time per further token: 50ms.")]
-Latency = Annotated[str | None, typer.Option("--latency", metavar="TIME", help="Longest time to a whole answer: 10s.")]
-Percentile = Annotated[
-    str,
-    typer.Option(
-        "--percentile", metavar="P", help="Percentile of requests that meet the limits: 50, 90, 95, 99 or mean."
-    ),
-]
-EngineName = Annotated[
-    str,
-    typer.Option(
-        "--engine",
-        metavar="E",
-        help="Inference engine: vllm, sglang, tensorrt-llm, or auto for the best.",
-        autocompletion=completes("engines"),
-    ),
-]
-Strategy = Annotated[str | None, typer.Option(help="Parallelism of a replica: tp=4, tp=8,pp=2, tp=8,ep=8. [searched]")]
-Weights = Annotated[
-    str, typer.Option(help="Number format of weights: bf16, fp8, nvfp4, int4, mxfp4; several with commas are compared.")
-]
-Cache = Annotated[str | None, typer.Option(help="Number format of the KV cache: bf16, fp8. [bf16]")]
-PrefixHit = Annotated[float, typer.Option("--prefix-hit", help="Fraction of prompt tokens found in the prefix cache.")]
-Variation = Annotated[
-    float, typer.Option("--length-variation", help="Coefficient of variation of prompt and answer lengths.")
-]
-BatchTokens = Annotated[
-    int | None,
-    typer.Option("--batch-tokens", min=1, help="Largest number of tokens per iteration of the engine. [the engine's]"),
-]
-Speculate = Annotated[
-    int, typer.Option(min=0, help="Tokens drafted per iteration of speculative decoding (EAGLE, MTP). [0]")
-]
-Acceptance = Annotated[float | None, typer.Option(help="Probability that a drafted token is accepted. [0.6]")]
-Disaggregate = Annotated[
-    bool, typer.Option("--disaggregate", help="Also try separate replicas for prefill and for decode.")
-]
-Command = Annotated[
-    str | None,
-    typer.Option(
-        "--from", metavar="COMMAND", help="Launch command of vLLM, SGLang or trtllm-serve, or a file that holds it."
-    ),
 ]
 ServedSystems = Annotated[
     str,
@@ -108,43 +32,99 @@ ServedSystems = Annotated[
 Explore = Annotated[
     str | None, typer.Option(metavar="FILE", help="Also write a page of all plans (.html, works offline).")
 ]
-Sequences = Annotated[
-    int | None,
-    typer.Option("--sequences", min=1, help="Largest number of sequences per iteration of the engine. [the engine's]"),
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceOptions:
+    """Options of the requests, their limits and the engine."""
+
+    input: Annotated[str | None, typer.Option(metavar="TOKENS", help="Mean number of tokens in a prompt. [1000]")] = (
+        None
+    )
+    output: Annotated[str | None, typer.Option(metavar="TOKENS", help="Mean number of tokens in an answer. [300]")] = (
+        None
+    )
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="CSV file with arrival times and lengths of requests, such as Azure's traces."
+        ),
+    ] = None
+    rate: Annotated[str | None, typer.Option(metavar="R", help="Requests per second. [the most that are served]")] = (
+        None
+    )
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--concurrency", "--users", min=1, help="Number of users; each waits for an answer before the next request."
+        ),
+    ] = None
+    think: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time from an answer to the user's next request. [0 s]")
+    ] = None
+    arrivals: Annotated[
+        str,
+        typer.Option(
+            help="Arrival of requests: poisson, constant or 'at once'.", autocompletion=words("poisson", "constant")
+        ),
+    ] = "poisson"
+    ttft: Annotated[str | None, typer.Option(metavar="TIME", help="Longest time to the first token: 2s.")] = None
+    tpot: Annotated[str | None, typer.Option(metavar="TIME", help="Longest time per further token: 50ms.")] = None
+    latency: Annotated[str | None, typer.Option(metavar="TIME", help="Longest time to a whole answer: 10s.")] = None
+    percentile: Annotated[
+        str, typer.Option(metavar="P", help="Percentile of requests that meet the limits: 50, 90, 95, 99 or mean.")
+    ] = "99"
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="E",
+            help="Inference engine: vllm, sglang, tensorrt-llm, or auto for the best.",
+            autocompletion=completes("engines"),
+        ),
+    ] = "vllm"
+    strategy: Annotated[
+        str | None, typer.Option(help="Parallelism of a replica: tp=4, tp=8,pp=2, tp=8,ep=8. [searched]")
+    ] = None
+    weights: Annotated[
+        str,
+        typer.Option(help="Number format of weights: bf16, fp8, nvfp4, int4, mxfp4; several with commas are compared."),
+    ] = "bf16"
+    cache: Annotated[str | None, typer.Option(help="Number format of the KV cache: bf16, fp8. [bf16]")] = None
+    prefix_hit: Annotated[float, typer.Option(help="Fraction of prompt tokens found in the prefix cache.")] = 0.0
+    length_variation: Annotated[float, typer.Option(help="Coefficient of variation of prompt and answer lengths.")] = (
+        0.0
+    )
+    batch_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Largest number of tokens per iteration of the engine. [the engine's]")
+    ] = None
+    sequences: Annotated[
+        int | None, typer.Option(min=1, help="Largest number of sequences per iteration of the engine. [the engine's]")
+    ] = None
+    speculate: Annotated[
+        int, typer.Option(min=0, help="Tokens drafted per iteration of speculative decoding (EAGLE, MTP). [0]")
+    ] = 0
+    acceptance: Annotated[float | None, typer.Option(help="Probability that a drafted token is accepted. [0.6]")] = None
+    disaggregate: Annotated[
+        bool, typer.Option("--disaggregate", help="Also try separate replicas for prefill and for decode.")
+    ] = False
+    command: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="COMMAND", help="Launch command of vLLM, SGLang or trtllm-serve, or a file that holds it."
+        ),
+    ] = None
 
 
 @app.command(rich_help_panel=PREDICT)
+@packs("service", ServiceOptions)
 @takes_tariff
 def serve(
     *,
     model: OptionalModel = None,
     system: ServedSystems,
-    rates: TariffOptions,
     gpus: Gpus = None,
-    input_: Input = None,
-    output: Output = None,
-    trace: Trace = None,
-    rate: Rate = None,
-    concurrency: Concurrency = None,
-    think: Think = None,
-    arrivals: Arrivals = "poisson",
-    ttft: Ttft = None,
-    tpot: Tpot = None,
-    latency: Latency = None,
-    percentile: Percentile = "99",
-    engine: EngineName = "vllm",
-    strategy: Strategy = None,
-    weights: Weights = "bf16",
-    cache: Cache = None,
-    prefix_hit: PrefixHit = 0.0,
-    length_variation: Variation = 0.0,
-    batch_tokens: BatchTokens = None,
-    sequences: Sequences = None,
-    speculate: Speculate = 0,
-    acceptance: Acceptance = None,
-    disaggregate: Disaggregate = False,
-    from_: Command = None,
+    service: ServiceOptions,
+    rates: TariffOptions,
     as_json: AsJson = False,
     plot: Plot = None,
     explore: Explore = None,
@@ -161,13 +141,8 @@ def serve(
     from paleo.services import serve as answered
 
     path, page = picture_path(plot), page_path(explore)
-    answer = answered(
-        model, system, gpus=1 if gpus is None else gpus, input=input_, output=output, trace=trace, rate=rate,
-        concurrency=concurrency, think=think, arrivals=arrivals, ttft=ttft, tpot=tpot, latency=latency,
-        percentile=percentile, engine=engine, strategy=strategy, weights=weights, cache=cache, prefix_hit=prefix_hit,
-        length_variation=length_variation, batch_tokens=batch_tokens, sequences=sequences, speculate=speculate,
-        acceptance=acceptance, disaggregate=disaggregate, command=from_, **asdict(rates),
-    )  # fmt: skip
+    count = 1 if gpus is None else gpus
+    answer = answered(model, system, gpus=count, **asdict(service), **asdict(rates))
     if isinstance(answer, Batched):
         if path is not None or page is not None:
             raise SpecError(f"--plot and --explore: {answer.service.model.name} generates no tokens; see the table")
