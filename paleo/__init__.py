@@ -1,4 +1,4 @@
-"""Paleo predicts, before anyone buys or books a machine, how fast a neural network trains on it, and how that scales.
+"""Paleo predicts how fast a neural network trains on a machine and how that scales, before anyone buys or books it.
 
     import paleo
 
@@ -6,10 +6,11 @@
     answer = paleo.estimate("resnet50", "dgx-a100-80gb", gpus=64, batch=32, epochs=90)
     answer.step_time, answer.memory.fits, answer.to_dict(), answer.to_frame()
 
-`estimate`, `scale`, `compare`, `search`, `plan` and `target` answer as the commands of those names do (`search` is
-``paleo plan`` without an amount of training), `validate` and `audit` put measured tables and logs beside predictions,
-`sweep` gives the data frame of a study. `predict` is one step alone, of what was loaded. The names are loaded when they
-are first used, so that ``import paleo`` costs nothing.
+`estimate`, `scale`, `compare`, `search`, `plan` and `target` answer like the commands of these names (`search` is
+``paleo plan`` without an amount of training). `validate` and `audit` compare measured tables and logs with predictions.
+`sweep` returns a study as a data frame. `predict` predicts one step from loaded objects.
+
+The public names are loaded when they are first used, so that ``import paleo`` is fast.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from paleo.specs.task import load_task as load_task
 
 __version__ = "0.3.0"
-_HOMES = {
+_MODULES = {
     "PaleoError": "paleo.errors",
     "Prediction": "paleo.predict",
     "Run": "paleo.specs.run",
@@ -74,26 +75,26 @@ _HOMES = {
     "tune": "paleo.questions",
     "validate": "paleo.questions",
 }
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_MODULES]
 
 
 class _Package(ModuleType):
-    """A package whose public names are loaded at their first use."""
+    """A package that loads each public name when it is first used."""
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _HOMES:
+        if name not in _MODULES:
             raise AttributeError(f"module 'paleo' has no attribute {name!r}")
-        return import_module(_HOMES[name]).__dict__[name]
+        return import_module(_MODULES[name]).__dict__[name]
 
     def __dir__(self) -> list[str]:
         return sorted(__all__)
 
 
 def _function(name: str) -> property:
-    """Make a public function that keeps its name when a module of that name is imported.
+    """Make a property for a public function whose name is also that of a module.
 
-    Importing such a module sets it on the package. The function has what is in the module, so that ``import
-    paleo.search.plans as plans`` finds it.
+    Importing such a module would otherwise replace the function on the package. The function also has the attributes of
+    the module, so that ``import paleo.search.plans as plans`` works.
     """
 
     def get(package: _Package) -> Any:

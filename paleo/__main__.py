@@ -1,10 +1,10 @@
-"""``python -m paleo`` is ``paleo``."""
+"""Runs the command line as ``python -m paleo``."""
 
 import os
 
 
 def main() -> None:
-    """Run the command line; an interrupt while it is loaded is answered as any other."""
+    """Run the command line; an interrupt while it is being loaded is handled like any other."""
     try:
         from paleo.cli import main as run
 

@@ -1,4 +1,4 @@
-"""Results of `paleo.questions`: tables in a notebook, the document of ``--json``, rows as a data frame."""
+"""Results of `paleo.questions`: tables in a notebook, the document of ``--json``, and data frames."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, repr=False, eq=False)
 class StudyResult:
-    """Result of a question: prints as a table in a notebook, converts to a JSON document or a data frame."""
+    """Result of a question. It prints as a table in a notebook and converts to a JSON document or a data frame."""
 
-    #: The command that answers the same question, and the key of the rows of its document (None: it is one row).
+    #: Command that answers the same question, and the key of the rows in its document (None: the document is one row).
     command: ClassVar[str]
     rows: ClassVar[str | None] = None
-    #: The module that writes it, and what its functions ``document`` and ``table`` begin with; they take the fields.
+    #: Module that writes the answer, and prefix of its functions ``document`` and ``table``, which take the fields.
     report: ClassVar[str]
     part: ClassVar[str] = ""
 
@@ -57,7 +57,7 @@ class StudyResult:
         return table
 
     def _written(self, form: str) -> Any:
-        """One form of the answer, by the module that writes it."""
+        """Return one form of the answer, written by its module."""
         return getattr(importlib.import_module(self.report), f"{self.part}{form}")(*self._values())
 
     def _values(self) -> tuple[Any, ...]:
@@ -65,11 +65,11 @@ class StudyResult:
 
     @property
     def headline(self) -> str:
-        """The answer in one line."""
+        """Answer in one line."""
         return str(self._values()[0].verdict)
 
     def to_dict(self) -> Document:
-        """Return the document of ``--json`` in seconds, bytes and FLOP (``paleo schema COMMAND`` describes it)."""
+        """Return the document of ``--json`` in seconds, bytes and FLOP (see ``paleo schema COMMAND``)."""
         from paleo.report.columns import with_schema
 
         return with_schema(self.command, self.document())
@@ -98,7 +98,7 @@ class StudyResult:
 
 
 def _flat(row: Mapping[str, Any], before: str = "") -> Document:
-    """Join nested keys by dots, and give both ends of an interval a column each."""
+    """Join nested keys by dots, and split an interval into two columns."""
     flat: Document = {}
     for key, value in row.items():
         if isinstance(value, Mapping):
@@ -140,7 +140,7 @@ class Estimate(StudyResult):
 
     @property
     def step_time(self) -> float:
-        """Step time [s], of a worker under the consistency model of the run."""
+        """Step time of a worker under the consistency model of the run [s]."""
         return (self.studies.consistency or self.prediction).step_time
 
     @property
@@ -215,7 +215,7 @@ class Estimate(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ScalingCurves(StudyResult):
-    """A network on rising numbers of GPUs; ``curves`` has one entry for each kind of scaling."""
+    """Predictions of a network on growing numbers of GPUs; ``curves`` has one entry for each kind of scaling."""
 
     command, rows = "scale", "points"
     report = "paleo.report.scale"
@@ -226,12 +226,12 @@ class ScalingCurves(StudyResult):
 
     @property
     def points(self) -> tuple[ScalePoint, ...]:
-        """The points of all curves."""
+        """Points of all curves."""
         return tuple(point for curve in self.curves for point in curve.points)
 
     @property
     def verdict(self) -> str:
-        """Up to how many GPUs it pays, and what limits it."""
+        """Sentence about the number of GPUs up to which scaling pays, and what limits it."""
         from paleo.studies.scale import scaling_verdict
 
         return " ".join(scaling_verdict(curve).text for curve in self.curves)
@@ -286,21 +286,21 @@ class Searched(StudyResult):
 
     @property
     def wish(self) -> Requirements:
-        """Requirement of the search: the shortest step, or another objective."""
+        """Objective of the search: the shortest step, or another one."""
         from paleo.studies.purchase import Requirements
 
         return Requirements(objective=self.search.objective)
 
     @cached_property
     def lead(self) -> Prediction:
-        """The step of the first plan."""
+        """Prediction of the first plan."""
         from paleo.predict import predict
 
         return predict(self.model, self.system, self.search.plans[0].run)
 
     @property
     def best(self) -> Run | None:
-        """The run of the best plan that fits."""
+        """Run of the best plan that fits, or None."""
         return next((plan.run for plan in self.search.plans if plan.fits), None)
 
     @property
@@ -317,7 +317,7 @@ class Searched(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Planned(StudyResult):
-    """Plans of a purchase on all systems and counts of GPUs, those that meet the wish first."""
+    """Plans of a purchase on all systems and GPU counts; those that meet the requirements come first."""
 
     command, rows = "plan", "plans"
     report = "paleo.report.plan"
@@ -330,7 +330,7 @@ class Planned(StudyResult):
 
     @property
     def system(self) -> System:
-        """The first system."""
+        """First system of the answer."""
         return self.reply.searches[0][0]
 
     @property
@@ -345,7 +345,7 @@ class Planned(StudyResult):
 
     @property
     def best(self) -> PricedPlan | None:
-        """The first plan, where it meets the wish."""
+        """First plan if it meets the requirements, else None."""
         return self.reply.best
 
     @property
@@ -369,7 +369,7 @@ class TimeToTarget(StudyResult):
 
     @property
     def points(self) -> tuple[TargetTime, ...]:
-        """A point for each count that runs."""
+        """One point for each GPU count that can run the task."""
         return self.curve.points
 
     @property
@@ -379,7 +379,7 @@ class TimeToTarget(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class FleetAnswer(StudyResult):
-    """Many jobs on an order of machines."""
+    """Schedule of many jobs on a cluster."""
 
     command, rows = "fleet", "jobs"
     report = "paleo.report.cluster"
@@ -387,13 +387,13 @@ class FleetAnswer(StudyResult):
 
     @property
     def possible(self) -> bool:
-        """Whether all deadlines and the limit of the waiting time hold."""
+        """True if all deadlines and the limit of the waiting time are met."""
         return self.study.holds
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Tuned(StudyResult):
-    """A search over many trials, by GPUs of a trial and in all."""
+    """Search over many trials, for each number of GPUs per trial and in all."""
 
     command, rows = "tune", "curve"
     report = "paleo.report.tuning"
@@ -401,13 +401,13 @@ class Tuned(StudyResult):
 
     @property
     def possible(self) -> bool:
-        """Whether the search ends before its deadline."""
+        """True if the search ends before its deadline."""
         return self.study.margin is None or self.study.margin.holds
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Audited(StudyResult):
-    """A log of a training or of nccl-tests, its prediction, and the faults that explain the difference."""
+    """Log of a training or of nccl-tests, its prediction, and the faults that explain the difference."""
 
     command = "audit"
     report = "paleo.report.audit"
@@ -422,14 +422,17 @@ class Audited(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Validated(StudyResult):
-    """Measured tables and their predictions; `to_frame` has a row for each file, `predictions` for each of its rows."""
+    """Measured tables with their predictions.
+
+    `to_frame` has one row for each file, `predictions` one for each row of the files.
+    """
 
     command, rows = "validate", "files"
     report = "paleo.tables.report"
     reports: tuple[FileReport, ...]
 
     def predictions(self) -> pd.DataFrame:
-        """Return all rows with prediction and interval in the unit of the measured column, or why there is none."""
+        """Return all rows with prediction and interval in the unit of the measured column, or the reason for none."""
         from paleo.tables.runner import with_predictions
 
         return with_predictions(self.reports)

@@ -1,6 +1,6 @@
-"""What ``make run`` shows: two real networks, predicted on real systems, by the command line itself.
+"""Demonstration of ``make run``: the command line predicts two real networks on real systems.
 
-``python -m paleo.demo --plot scaling.png`` draws the scaling study, too.
+``python -m paleo.demo --plot scaling.png`` also draws the scaling study.
 """
 
 from __future__ import annotations

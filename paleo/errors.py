@@ -1,12 +1,12 @@
-"""Every error that Paleo raises on purpose.
+"""Errors that Paleo raises on purpose.
 
-    PaleoError              something a user can mend; the CLI prints the message and exits 2
+    PaleoError              something that a user can correct; the CLI prints the message and exits 2
     ├── SpecError           a file, key or value is wrong: hardware, model, run, table
-    ├── GraphError          a network does not fit together: shapes, cycles, missing inputs
-    ├── PlanError           a strategy cannot be laid over this network and this system
+    ├── GraphError          a network is not consistent: shapes, cycles, missing inputs
+    ├── PlanError           a strategy is not possible for this network and this system
     └── CapacityError       the answer is no: it does not fit; the CLI exits 1
 
-A message says where (file and key), what was found, what was expected, and the nearest thing that would do.
+A message says where the error is (file and key), what was found, what was expected, and the nearest valid value.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-#: Longer names are no misspelt names, and the search for near ones takes time with the square of the length.
+#: Longest name for which near names are searched. Longer ones are not misspelt, and the search takes quadratic time.
 _LONGEST_NAME = 200
-#: Characters from which a name that others hold is a part of theirs, not chance.
-_WORD = 3
+#: Shortest text that counts as a part of longer names; shorter ones occur in many names by chance.
+_SHORTEST_PART = 3
 
 
 class PaleoError(Exception):
-    """Base of all errors that a user can mend."""
+    """Base class of all errors that a user can correct."""
 
 
 class SpecError(PaleoError, ValueError):
-    """A file, key or value of a specification is wrong (a ValueError too, so that pydantic adds the key)."""
+    """Error for a wrong file, key or value (it is a ValueError too, so that pydantic adds the key)."""
 
 
 class GraphError(PaleoError):
-    """A network does not fit together."""
+    """Error for a network that is not consistent."""
 
 
 class PlanError(PaleoError):
-    """A strategy cannot be laid over this network and this system."""
+    """Error for a strategy that is not possible for this network and this system."""
 
 
 class CapacityError(PaleoError):
-    """The plan is sound, yet it does not fit the machine."""
+    """Error for a valid plan that does not fit on the machine."""
 
 
 def near(name: str, known: Iterable[str], *, most: int = 3, within: str = "") -> str:
@@ -70,9 +70,9 @@ def near(name: str, known: Iterable[str], *, most: int = 3, within: str = "") ->
     """
     names = sorted(set(known))
     word = name[:_LONGEST_NAME].lower()
-    holding = [known_name for known_name in names if len(word) >= _WORD and word in known_name.lower()]
+    holding = [known_name for known_name in names if len(word) >= _SHORTEST_PART and word in known_name.lower()]
     close = get_close_matches(word, holding or names, n=most, cutoff=0.0 if holding else 0.5)
-    if not close:  # of paths their last part may be meant
+    if not close:  # the last part of a path may be meant
         ends = {known_name.rpartition(".")[2].lower(): known_name for known_name in names}
         close = [ends[end] for end in get_close_matches(word, ends, n=most, cutoff=0.5)]
     group = f"{within}." if within else ""

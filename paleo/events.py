@@ -1,4 +1,4 @@
-"""A queue of timed events: the engine of every discrete-event simulation here (requests, trials, jobs of a cluster)."""
+"""Queue of timed events, shared by all discrete-event simulations (requests, trials, jobs of a cluster)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import heapq
 
 
 class EventQueue:
-    """Events by time, each named by a number; events of equal time come in the order of their numbers.
+    """Events ordered by time, each identified by a number; events of equal time are ordered by their numbers.
 
-    An event that is cancelled or moved stays in the heap until it comes up, where it is dropped.
+    A cancelled or moved event stays in the heap until it comes up, and is then dropped.
 
     >>> queue = EventQueue()
     >>> queue.push(2.0, 1), queue.push(1.0, 7), queue.push(1.0, 3), queue.cancel(7)
@@ -27,7 +27,7 @@ class EventQueue:
         return len(self._due)
 
     def push(self, time: float, event: int) -> None:
-        """Enter an event, or move it to another time.
+        """Add an event, or move it to another time.
 
         Parameters
         ----------
@@ -40,7 +40,7 @@ class EventQueue:
         heapq.heappush(self._heap, (time, event))
 
     def cancel(self, event: int) -> float:
-        """Take an event out of the queue.
+        """Remove an event from the queue.
 
         Parameters
         ----------
@@ -64,11 +64,11 @@ class EventQueue:
 
     @property
     def newest(self) -> int:
-        """The event that was entered last."""
+        """Number of the event that was added last."""
         return next(reversed(self._due))
 
     def pop(self) -> tuple[float, int]:
-        """Take the next event out of the queue and return its time and number."""
+        """Remove the next event and return its time and number."""
         while True:
             time, event = heapq.heappop(self._heap)
             if self._due.get(event) == time:

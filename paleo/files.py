@@ -1,8 +1,8 @@
-"""Files written whole, and text that is safe in a table.
+"""Writing of complete files, reading of limited ones, and text that is safe in a table.
 
-A regular file is written beside its place and moved there: a reader sees the old content or the new one, never half of
-either, and a full disk or a signal leaves the old one. A symlink keeps its place and its target is replaced; a device
-or a pipe (``/dev/stdout``, ``>(gzip)``) is written through; a folder is refused.
+A regular file is written next to its final path and moved there. A reader therefore sees the old content or the new one
+and never a part, and a full disk or a signal leaves the old one. A symbolic link stays and its target is replaced. A
+device or a pipe (``/dev/stdout``, ``>(gzip)``) is written directly. A folder is refused.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any, BinaryIO
 
 from paleo.errors import SpecError
 
-#: Formats that pictures are drawn in.
+#: File formats of pictures.
 PICTURES = (".png", ".svg", ".pdf")
-#: First bytes of a packed file.
+#: First bytes of a gzip file.
 GZIP = b"\x1f\x8b"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -40,7 +40,7 @@ def exists(path: str | Path) -> bool:
     Returns
     -------
     bool
-        Whether it exists.
+        True if it exists.
     """
     return os.path.exists(path)  # noqa: PTH110 (a Path raises OSError for such a name)
 
@@ -56,7 +56,7 @@ def is_folder(path: str | Path) -> bool:
     Returns
     -------
     bool
-        Whether it is.
+        True if it is.
     """
     return os.path.isdir(path)  # noqa: PTH112 (as above)
 
@@ -72,7 +72,7 @@ def is_file(path: str | Path) -> bool:
     Returns
     -------
     bool
-        Whether it is.
+        True if it is.
     """
     return os.path.isfile(path)  # noqa: PTH113 (as above)
 
@@ -174,7 +174,10 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def _write_beside(place: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a new neighbour, with the permissions of the file that it replaces (a new one: the user's mask)."""
+    """Write a temporary file in the same folder, with the permissions of the file that it replaces.
+
+    A new file gets the permissions of the user's mask.
+    """
     draft = place.with_name(f".{place.name[:64]}.{secrets.token_hex(6)}.new")
     try:
         with draft.open("xb") as file:
@@ -187,7 +190,7 @@ def _write_beside(place: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def _write_through(path: str, write: Callable[[BinaryIO], object]) -> None:
-    """Write into a device or a pipe; a pipe that nobody reads is refused instead of waited for."""
+    """Write directly into a device or a pipe; a pipe without a reader is refused."""
     with tempfile.TemporaryFile() as draft:
         write(draft)
         draft.seek(0)
@@ -198,7 +201,7 @@ def _write_through(path: str, write: Callable[[BinaryIO], object]) -> None:
 
 
 def read_bytes(path: str | Path, *, most: int, expected: str) -> bytes:
-    """Read a regular file, unpacked if it is a gzip file.
+    """Read a regular file and decompress it if it is a gzip file.
 
     A pipe or device, which may never end, is refused.
 
@@ -209,7 +212,7 @@ def read_bytes(path: str | Path, *, most: int, expected: str) -> bytes:
     most : int
         Most bytes, after unpacking.
     expected : str
-        What was expected, for messages.
+        Description of the expected file, for messages.
 
     Returns
     -------
@@ -246,7 +249,7 @@ def require_regular(path: str | Path, expected: str) -> None:
     path : str | Path
         The path.
     expected : str
-        What was expected, for messages.
+        Description of the expected file, for messages.
 
     Raises
     ------
@@ -269,7 +272,7 @@ def require_regular(path: str | Path, expected: str) -> None:
 def append_row(path: Path, names: Iterable[str], row: Mapping[str, Any]) -> None:
     """Append a row to a CSV table in one write; a new table gets a header.
 
-    A torn last line, from a signal or a full disk, is dropped first.
+    An incomplete last line, from a signal or a full disk, is dropped first.
 
     Parameters
     ----------
@@ -289,7 +292,7 @@ def append_row(path: Path, names: Iterable[str], row: Mapping[str, Any]) -> None
 
 
 def _whole_lines(file: BinaryIO) -> int:
-    """Bytes up to the last end of a line."""
+    """Return the number of bytes up to the last end of a line."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - 65536)
@@ -320,7 +323,7 @@ def header(path: Path) -> list[str] | None:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Read the rows of a CSV table that grows; a torn last line is dropped.
+    """Read the rows of a CSV table that may be growing; an incomplete last line is dropped.
 
     Parameters
     ----------
@@ -347,7 +350,7 @@ def _csv_line(cells: Iterable[Any]) -> str:
 
 
 class _Lines:
-    """What the csv module writes to: a list of lines."""
+    """File-like object for the csv module that collects lines in a list."""
 
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines

@@ -1,4 +1,4 @@
-"""From a network, a system and a run to one prediction: count, price, schedule, and report warnings and omissions."""
+"""Prediction of one step from a network, a system and a run: count, price, schedule, warn, and list what is omitted."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Where a step's seconds go; the parts add up to the step. ``communication_total`` counts hidden collectives too.
+    """Parts of a step's time [s]. The parts add up to the step.
 
-    With a pipeline it is the breakdown of the busiest stage, and ``bubble`` is what that stage waits for others.
-    ``stragglers``: waiting for the slowest of all ranks, where the run or the software says how unequal they are.
+    ``communication_total`` also counts hidden collectives and is no part of the sum. With a pipeline it is the
+    breakdown of the busiest stage, and ``bubble`` is the time that this stage waits for others. ``stragglers`` is the
+    wait for the slowest of all ranks, if the run or the software states how unequal they are.
     """
 
     compute: float
@@ -71,25 +72,23 @@ class Breakdown:
 
     @property
     def step(self) -> float:
-        """Seconds of the step: the sum of its parts."""
+        """Step time: the sum of the parts [s]."""
         kernels = self.compute + self.memory_bound + self.launch
         return kernels + self.communication_exposed + self.bubble + self.optimizer + self.input + self.stragglers
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Prediction:
-    """One training step (or forward pass) of ``model`` under ``plan`` on ``system``, in SI.
+    """One training step (or forward pass) of ``model`` under ``plan`` on ``system``, in SI units.
 
-    ``graph``: the network's layers at the local batch of all replicas. ``program``: what one rank computes and sends.
-    ``kernels``: seconds of the program's kernels, in its order. ``pieces``: the pieces of a pipeline.
-    ``steps``: the step with all its arrays, for one configuration.
-    ``breakdown``, ``memory``: seconds of the step by part, bytes of the fullest device by purpose.
-    ``flops``: FLOP of the network in a step, recomputation and padding left out.
-    ``host_memory``: bytes of host memory for each device.
-    ``calibration``: which measurements the prices rest on.
-    ``unmodelled``: what a real step has and this one leaves out.
+    ``graph`` has the layers of the network at the local batch of all replicas. ``program`` is what one rank computes
+    and sends. ``kernels`` are the times of its kernels in order. ``pieces`` are the pieces of a pipeline. ``steps`` is
+    the step of this configuration with all its arrays. ``breakdown`` is the time of the step by part, and ``memory``
+    the bytes of the fullest device by purpose. ``flops`` are the FLOP of the network in a step, without recomputation
+    and padding. ``host_memory`` is host memory for each device [bytes]. ``calibration`` says which measurements the
+    prices rest on. ``unmodelled`` lists what a real step has and this prediction omits.
 
-    A prediction equals itself alone.
+    Predictions are compared by identity: a prediction equals only itself.
     """
 
     model: ModelSpec
@@ -126,7 +125,7 @@ class Prediction:
     def timeline(self) -> Timeline:
         """Timeline of the step: tasks on streams, or the passes of a pipeline on its stages.
 
-        Of very many microbatches it shows a window.
+        With very many microbatches it shows only some of them.
         """
         from paleo.step.timeline import step_timeline
 
@@ -134,9 +133,9 @@ class Prediction:
 
     @cached_property
     def slowed(self) -> float:
-        """Time that computation loses to overlapping collectives, as a part of ``breakdown.communication_exposed`` [s].
+        """Part of ``breakdown.communication_exposed`` that computation loses to overlapping collectives [s].
 
-        The step would save it without contention (``overlap.contention`` of the software).
+        It would be saved without contention (``overlap.contention`` of the software).
         """
         batch = self.steps.batch
         if batch.backend.software.overlap.contention == 0:
@@ -145,7 +144,7 @@ class Prediction:
         return min(max(saved, 0.0), self.breakdown.communication_exposed)
 
     def variant(self, system: System | None = None, software: Software | None = None, **fields: object) -> Prediction:
-        """Predict the same run with some fields changed, at the same microbatch unless that is one of them.
+        """Predict the same run with some fields changed; the microbatch stays unless it is one of them.
 
         Parameters
         ----------
@@ -188,18 +187,19 @@ class Prediction:
 
     @property
     def step_time(self) -> float:
-        """Seconds of one step."""
+        """Time of one step [s]."""
         return self.breakdown.step
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Seconds between which nine of ten real steps should lie; collectives and bubbles take the same factors."""
+        """Bounds between which nine of ten real step times should lie [s]; collectives and bubbles have the same
+        factors."""
         low, high = np.exp(self.uncertainty.half_widths() * (-1.0, 1.0)).tolist()
         return self.step_time * low, self.step_time * high
 
     @cached_property
     def objections(self) -> tuple[str, ...]:
-        """Facts of the framework behind the software that the plan contradicts, a sentence each."""
+        """Documented limits of the software's framework that the plan violates, one sentence each."""
         batch = self.steps.batch
         return tuple(
             _unsupported(
@@ -220,27 +220,27 @@ class Prediction:
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilisation: the network's FLOP over the peak of all GPUs in the step time.
+        """Model FLOP utilisation: FLOP of the network over the peak of all GPUs in the step time.
 
-        Recomputation does not count, and causal attention counts half of the scores (Chowdhery et al., PaLM, 2022,
-        appendix B, count all scores). Convolutions count the products of the algorithm that computes them, which
-        Winograd's and Fourier transforms save; `direct_flops_per_s` counts all.
+        Recomputation does not count. Causal attention counts half of the scores (Chowdhery et al., PaLM, 2022, appendix
+        B, count all). Convolutions count the products of the algorithm that is used, which are fewer with Winograd's
+        and Fourier transforms; `direct_flops_per_s` counts those of the direct algorithm.
         """
         return self.flops * self.reduction / self._possible
 
     @property
     def direct_flops_per_s(self) -> float:
-        """FLOP of the network per second on all GPUs; convolutions count directly, whatever computes them."""
+        """FLOP of the network per second on all GPUs, with convolutions counted by the direct algorithm."""
         return self.flops / self.step_time
 
     @cached_property
     def reduction(self) -> float:
-        """FLOP that the algorithms of the kernels execute, relative to the direct count."""
+        """Executed FLOP of the algorithms of all kernels, relative to the direct count."""
         return _reduction(self.program, self.steps.batch.backend)
 
     @property
     def hfu(self) -> float:
-        """Hardware FLOP utilisation: FLOP that the devices execute, with recomputation and padding, over the peak."""
+        """Hardware FLOP utilisation: executed FLOP, with recomputation and padding, over the peak."""
         return self.executed_flops * self.reduction / self._possible
 
     @property
@@ -250,13 +250,13 @@ class Prediction:
 
     @property
     def executed_flops(self) -> float:
-        """FLOP that all devices execute in a step, convolutions counted directly."""
+        """FLOP that all devices execute in a step, with convolutions counted by the direct algorithm."""
         ranks = self.plan.mesh.size // self.plan.stages
         return float(_counted_flops(self.program).sum()) * self.plan.microbatches * ranks
 
 
 def _counted_flops(program: Program) -> Array:
-    """FLOP of all runs of each kernel of a program in a microbatch, convolutions counted directly."""
+    """Return the FLOP of all runs of each kernel in a microbatch, with direct convolutions, shape (kernels,)."""
     return np.array(
         [
             executed_share(each.kernel) * each.kernel.flops * kernel_runs(section, each) * each.times * section.repeat
@@ -267,7 +267,7 @@ def _counted_flops(program: Program) -> Array:
 
 
 def _reduction(program: Program, backend: Backend) -> float:
-    """FLOP that the algorithms of a program's kernels execute over the direct count."""
+    """Return the FLOP that the algorithms of all kernels execute, relative to the direct count."""
     flops = _counted_flops(program)
     work = backend.prices.work([each.kernel for section in program.sections for each in section.kernels])
     return float(work @ flops / total) if (total := flops.sum()) > 0 else 1.0
@@ -306,7 +306,7 @@ def predict(
         If a name in the run is unknown.
     """
     if isinstance(model, str) or isinstance(system, str) or isinstance(run, dict):
-        raise SpecError("predict takes what load_model, load_system and Run give; paleo.estimate takes names")
+        raise SpecError("predict takes results of load_model and load_system, and a Run; paleo.estimate takes names")
     layout = plan(model, system, run)
     backend = backend_of(system, run, layout.dtype, software, calibration, strategy=layout.parallel)
     batch = layout.microbatch * layout.dp
@@ -336,7 +336,7 @@ def predict(
         calibration=backend.calibration(layout.mesh),
         unmodelled=(
             *unmodelled(program.program, run, loads=arriving is not None),
-            *_waits_left_out(run, backend.software, layout, breakdown),
+            *_straggler_warnings(run, backend.software, layout, breakdown),
         ),
         warnings=(
             *model.remarks,
@@ -355,7 +355,7 @@ def predict(
 def _result_warnings(
     run: Run, system: System, layout: Plan, breakdown: Breakdown, memory: Footprint, host_memory: float
 ) -> list[str]:
-    """Warn of what is doubtful in a step once its seconds and bytes are known."""
+    """Warn of doubtful results once the step time and the memory are known."""
     return [
         *host_warnings(system, layout, host_memory),
         *loading_warnings(run, breakdown.input / breakdown.step),
@@ -364,17 +364,17 @@ def _result_warnings(
 
 
 def _rare_utilisation(flops_per_s: float, layout: Plan, program: Program, backend: Backend) -> list[str]:
-    """Warn of a rare MFU; what algorithms save is computed only if the direct count is rare."""
+    """Warn of an unusual MFU; the reduction by algorithms is computed only if the direct count is unusual."""
     rare = high_utilisation_warnings(backend.system, layout, flops_per_s)
     return rare and high_utilisation_warnings(backend.system, layout, flops_per_s * _reduction(program, backend))
 
 
-#: Share of the memory below which what is free is no more than predictions of memory are off on average.
+#: Fraction of the memory that should stay free; it is the mean error of predicted memory.
 HEADROOM = 0.05
 
 
 def tight_memory(memory: Footprint) -> list[str]:
-    """Warn if a run fits by less than predictions of memory err.
+    """Warn if less memory is free than predictions of memory err.
 
     Parameters
     ----------
@@ -399,7 +399,7 @@ def tight_memory(memory: Footprint) -> list[str]:
 
 
 def _footprint(steps: StepArrays, system: System, software: Software, stage: int) -> Footprint:
-    """Memory of the devices of one pipeline stage, by purpose."""
+    """Return the memory of the devices of one pipeline stage, by purpose."""
     sizes = steps.stage_memory
     reserved = float(sizes.reserved[0])
     return Footprint(
@@ -416,14 +416,14 @@ def _footprint(steps: StepArrays, system: System, software: Software, stage: int
 
 
 def _model_flops(graph: Graph, formats: Precision, layout: Plan, run: Run) -> float:
-    """FLOP that the network asks for over the whole global batch, each rank's padding left out."""
+    """Return the FLOP of the network over the whole global batch, without the padding of ranks."""
     counts = [(node.repeat, model_flops(operation, formats)) for node in graph.nodes for operation in node.operations]
     flops = sum(repeat * (forward + (0.0 if run.forward_only else backward)) for repeat, (forward, backward) in counts)
     return flops / graph.batch * layout.global_batch
 
 
 def unmodelled(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
-    """List what a real step has and the prediction omits, or knows by its bytes only.
+    """List what a real step has and the prediction omits, or counts by its bytes only.
 
     Parameters
     ----------
@@ -460,15 +460,15 @@ def unmodelled(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
     return (*always, f"{text} ({names[:200]})")
 
 
-def _waits_left_out(run: Run, software: Software, layout: Plan, breakdown: Breakdown) -> list[str]:
-    """Warn of the time that ranks which are taken for alike would wait for the slowest of them."""
+def _straggler_warnings(run: Run, software: Software, layout: Plan, breakdown: Breakdown) -> list[str]:
+    """Warn of the time that ranks would wait for the slowest one if they were not taken to be equal."""
     kernels = breakdown.compute + breakdown.memory_bound + breakdown.launch
     ranks = float(layout.mesh.replicas * layout.stages)
     return [*filter(None, [unmodelled_waiting(run, software, ranks, kernels / breakdown.step)])]
 
 
 def _run_warnings(run: Run, system: System, layout: Plan, graph: Graph, software: Software) -> list[str]:
-    """Warn of options of a run that change nothing here, whatever its step turns out to be."""
+    """Warn of options of a run that have no effect here."""
     return [
         *idle_option_warnings(run, system, layout, graph),
         *unmatched_module_warnings(run.recompute.modules, graph),
@@ -483,7 +483,7 @@ def _run_warnings(run: Run, system: System, layout: Plan, graph: Graph, software
 def _unsupported(
     layout: Plan, run: Run, graph: Graph, system: System, software: Software, *, overlapped: bool
 ) -> list[str]:
-    """Facts of the framework behind the software that a plan contradicts."""
+    """Return the documented limits of the software's framework that a plan violates."""
     if software.framework is None or run.forward_only:
         return []
     from paleo.parallel.abilities import objections, quantities
@@ -494,7 +494,10 @@ def _unsupported(
 
 
 def _idle_servers(run: Run) -> list[str]:
-    """Parameter servers that a run states for nothing; consistency models are loaded where it states some."""
+    """Warn of parameter servers that the run states but does not use.
+
+    Consistency models are loaded only if the run states servers.
+    """
     if run.exchange.servers is None:
         return []
     from paleo.consistency.base import idle_servers

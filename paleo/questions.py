@@ -5,11 +5,13 @@
     paleo.compare("bert_large", ["dgx-a100-80gb", "dgx-h100"], gpus=8, batch=16)   # a table, in a notebook
     paleo.scale("resnet50", "dgx-a100-80gb", [1, 8, 64], global_batch=1024).to_frame()
 
-Networks, systems and tasks are names of the catalog, paths, or what was loaded; `compare` takes ``dgx-h100:4`` and
-``("dgx-h100", 4)`` for four GPUs of a system. Keywords beside those of a function are
-fields of `paleo.specs.run.Run` (``seq`` too) and, where a training is priced, of the tariff: ``price``, ``term``,
-``buy``, ``electricity``, ``pue``, ``host_power``, and where failures are counted ``goodput`` and the options of a long
-run (`paleo.studies.goodput.LongRunOptions`), as the command line spells them; any other one is a SpecError.
+Networks, systems and tasks are names of the catalog, paths, or loaded objects. `compare` takes ``dgx-h100:4`` and
+``("dgx-h100", 4)`` for four GPUs of a system.
+
+Further keywords are fields of `paleo.specs.run.Run` (``seq`` too). Where a training is priced, they may be those of the
+tariff: ``price``, ``term``, ``buy``, ``electricity``, ``pue``, ``host_power``. Where failures are counted, they may be
+``goodput`` and the options of a long run (`paleo.studies.goodput.LongRunOptions`), spelt as on the command line. Any
+other keyword raises SpecError.
 """
 
 from __future__ import annotations
@@ -80,11 +82,11 @@ if TYPE_CHECKING:
     from paleo.studies.purchase import Planner
     from paleo.studies.sweep import Study
 
-#: A system by name, path or as loaded, perhaps with its GPUs: ``dgx-h100:4``, ``("dgx-h100", 4)``.
+#: A system by name, by path or as an object, with or without its number of GPUs: ``dgx-h100:4``, ``("dgx-h100", 4)``.
 Offered = str | Path | System | tuple[str | Path | System, int]
 #: GPU counts: one, several, or a text such as ``8,16`` or ``8..64``.
 Counts = int | str | Sequence[int]
-#: The largest count of GPUs, and the most counts.
+#: Largest number of GPUs, and most numbers in a list.
 MOST_GPUS, MOST_COUNTS = 10**7, 200
 #: Keywords of a tariff, and those of a long run.
 TARIFF_WORDS = frozenset(inspect.signature(parse_tariff).parameters)
@@ -331,7 +333,7 @@ def search(
 
 
 def narrowed(run: Run, software: str | None = None) -> Space:
-    """Return the space of plans that the fields of a run leave to a search.
+    """Return the search space that the fields of a run leave open.
 
     Parameters
     ----------
@@ -497,7 +499,7 @@ def target(
 
     question = _Question.of("target", None, options, long_run=False)
     if not isinstance(task, str | Path | TrainingTask):
-        raise SpecError(f"task {task!r:.80}: expected a name, a path, or what load_task gave")
+        raise SpecError(f"task {task!r:.80}: expected a name, a path, or a result of load_task")
     _check_number("loss", loss)
     _check_number("noise_scale", noise_scale)
     goal = resolve_task(task, loss, noise_scale)
@@ -547,7 +549,7 @@ def tune(
         Catalog name, path of a model file, or what `load_model` or `from_torch` returned.
     system : str, Path or System
     gpus : int
-        GPUs in all.
+        Total number of GPUs.
     trials : int
         Configurations to sample.
     method : str
@@ -575,7 +577,7 @@ def tune(
     seed : int
         Random seed of the scores.
     run : Run, optional
-        What every trial runs; or its fields as keywords.
+        Run of every trial; or its fields as keywords.
     **options
         Fields of `paleo.Run`, of a tariff and of a long run.
 
@@ -650,7 +652,7 @@ def fleet(
     wait : str or float, optional
         Limit of the waiting time, ``"4h"`` or in seconds.
     measure : str
-        What the limit holds for: ``p95`` or ``mean``.
+        Statistic that the limit applies to: ``p95`` or ``mean``.
     samples : int, optional
         Simulations for intervals; 20 by default, none for more than a thousand jobs.
     seed : int
@@ -867,7 +869,7 @@ def validate(files: str | Path | Sequence[str | Path], *, calibration: str | Pat
     return Validated(tuple(validate_file(file, prices) for file in tables))
 
 
-# what is asked
+# options that are common to several questions
 
 
 @dataclass(frozen=True)
@@ -897,12 +899,12 @@ class _Question:
         return cls(of_any_software(whole) if name in (*SEARCHES, "estimate") else whole, tariff, parse_long_run(**long))
 
 
-#: Questions that are answered by a search, and the software of those that ask for whatever any framework runs.
+#: Questions that are answered by a search, and the word for software without the limits of a framework.
 SEARCHES, ANY = ("plan", "search"), "any"
 
 
 def of_any_software(run: Run) -> Run:
-    """Return a run whose ``software`` is ``any`` under the default profile, which restricts no schedule.
+    """Return a run with ``software="any"`` under the default profile, without limits on schedules.
 
     Parameters
     ----------
@@ -914,7 +916,7 @@ def of_any_software(run: Run) -> Run:
 
 
 def _check_keywords(name: str, options: Mapping[str, Any], known: set[str]) -> None:
-    """SpecError for a keyword that a function does not take, with the nearest that it does."""
+    """Raise SpecError for a keyword that a function does not take, with the nearest one that it does."""
     keywords = set(inspect.signature(globals()[name]).parameters) - {"options"}
     for keyword in options:
         if keyword not in known:
@@ -922,19 +924,19 @@ def _check_keywords(name: str, options: Mapping[str, Any], known: set[str]) -> N
 
 
 def _check_top(top: int) -> None:
-    """SpecError unless at least one plan is asked for."""
+    """Raise SpecError unless at least one plan is requested."""
     if not isinstance(top, int) or top < 1:
         raise SpecError(f"top: {top!r:.80}: expected a number of plans, 1 or more")
 
 
 def _check_number(name: str, value: float | None) -> None:
-    """SpecError for what is no finite number, where anything is stated."""
+    """Raise SpecError if a stated value is no finite number."""
     if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
         raise SpecError(f"{name}: {value!r:.80}: expected a number")
 
 
 def gpu_counts(gpus: Counts) -> list[int]:
-    """Return numbers of GPUs.
+    """Return the numbers of GPUs that a text or a list states.
 
     Parameters
     ----------
@@ -965,7 +967,7 @@ def gpu_counts(gpus: Counts) -> list[int]:
 
 
 def _one_or_doublings(part: object) -> list[int]:
-    """Parse a count, or the doublings from ``8..64``; 0 stands for what is no count."""
+    """Parse a number of GPUs, or the doublings from ``8..64``; 0 stands for an invalid number."""
     if isinstance(part, int):
         return [part if 0 < part <= MOST_GPUS else 0]
     first, dots, last = str(part).partition("..")
@@ -976,7 +978,7 @@ def _one_or_doublings(part: object) -> list[int]:
 
 
 def _count_in_digits(text: str) -> int:
-    """Parse a count; 0 for what is none, such as the 024 of ``1,024``, which is no list of counts."""
+    """Parse a number of GPUs; return 0 if it is none, such as the 024 of ``1,024``, which is no list."""
     return 0 if text.strip().startswith("0") else whole_number(text, MOST_GPUS) or 0
 
 
@@ -1002,9 +1004,9 @@ def systems_with_counts(systems: Offered | Sequence[Offered], gpus: int) -> tupl
 
 
 def _separate(systems: Offered | Sequence[Offered]) -> Iterable[Offered]:
-    """Split a list of systems, of which each text may hold several separated by commas."""
+    """Yield the systems of a list in which each text may hold several, separated by commas."""
     if not isinstance(systems, str | Path | System | Iterable) or getattr(systems, "ndim", 1) == 0:
-        raise SpecError(f"systems {systems!r:.80}: expected names, paths, or what load_system gave")
+        raise SpecError(f"systems {systems!r:.80}: expected names, paths, or results of load_system")
     if isinstance(systems, Path | System) or _is_pair(systems):
         return (systems,)  # type: ignore[return-value]
     return listed(systems) if isinstance(systems, str) else systems  # type: ignore[return-value]
@@ -1015,7 +1017,7 @@ def _is_pair(offered: object) -> bool:
 
 
 def _offer(offered: Offered, gpus: int) -> tuple[System, int]:
-    """Return a system and its GPUs."""
+    """Return a system with its number of GPUs."""
     if isinstance(offered, tuple):
         return loaded_system(offered[0]), gpu_counts(offered[1])[0]
     name, colon, count = offered.rpartition(":") if isinstance(offered, str) else ("", "", "")
@@ -1052,4 +1054,4 @@ def _model(model: str | Path | ModelSpec) -> ModelSpec:
         return model
     if isinstance(model, str | Path):
         return load_model(model)
-    raise SpecError(f"model {model!r:.80}: expected a name, a path, or what load_model or from_torch gave")
+    raise SpecError(f"model {model!r:.80}: expected a name, a path, or a result of load_model or from_torch")

@@ -1,4 +1,4 @@
-"""Named entries found by folder: a dict whose duplicate is an error and whose miss suggests near names."""
+"""Registries of named entries found by folder; a missing name suggests near ones, a repeated name is an error."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Entry = TypeVar("Entry")
 class Registry(Generic[Entry]):
     """Entries by name, registered by a decorator beside their code.
 
-    The modules of ``package`` are imported at the first look-up, so a new file in that folder is all that a new
-    entry needs. Threads may look up at once: each waits until all modules are imported. The lock is held for one
-    assignment and never during an import, so that it cannot stand against Python's own locks of modules.
+    The modules of ``package`` are imported at the first look-up, so that a new entry needs only a new file in that
+    folder. Several threads may look up entries: each waits until all modules are imported. The lock is held for one
+    assignment and never during an import, so that it cannot deadlock with Python's import locks.
 
     >>> shapes = Registry[type]("shape")
     >>> @shapes.register("square")
@@ -36,7 +36,7 @@ class Registry(Generic[Entry]):
         self._importing = threading.local()
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
-        """Return a decorator that enters a class, function or other object under a name.
+        """Return a decorator that registers a class, function or other object under a name.
 
         Parameters
         ----------
@@ -59,13 +59,14 @@ class Registry(Generic[Entry]):
                 if name in self._entries:
                     remedy = "a session keeps the first, so restart it (a notebook's kernel) or choose another name"
                     raise SpecError(f"{self.kind} {name!r} is registered twice; {remedy}")
-                self._entries = {**self._entries, name: entry}  # readers keep the dict that they iterate over
+                # a new dict, as others may be iterating over the old one
+                self._entries = {**self._entries, name: entry}
             return entry
 
         return add
 
     def _loaded(self) -> dict[str, Entry]:
-        """All entries; imports the package's modules first, where that has not been done."""
+        """Return all entries; the modules of the package are imported first if that is not done yet."""
         if not self._complete and not getattr(self._importing, "now", False):
             self._importing.now = True
             try:
@@ -99,5 +100,5 @@ class Registry(Generic[Entry]):
         return len(self._loaded())
 
     def items(self) -> list[tuple[str, Entry]]:
-        """All entries, in the order of their names."""
+        """Return all entries in the order of their names."""
         return sorted(self._loaded().items())

@@ -1,4 +1,4 @@
-"""Questions about services and reinforcement learning as functions: `serve`, `rl`.
+"""The questions about services and reinforcement learning as functions: `serve`, `rl`.
 
 Their answers are tables, documents and data frames like those of `paleo.questions`.
 """
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from paleo.serving.engines import Engine
     from paleo.serving.reinforcement import LearningStudy
 
-#: Tokens of a prompt and of an answer where nothing is stated.
+#: Default number of tokens of a prompt and of an answer.
 USUAL_INPUT, USUAL_OUTPUT = 1000.0, 300.0
-#: Engines that are compared where none is named.
+#: Engines that ``engine="auto"`` compares.
 ENGINES = ("vllm", "sglang", "tensorrt-llm")
-#: What a share stays below one by, and the largest coefficient of variation of lengths.
+#: Margin by which a fraction must stay below one, and the largest coefficient of variation of lengths.
 EPSILON, MOST_VARIATION = 2.0**-20, 10.0
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Served(StudyResult):
-    """Plans of a service, best first, the first one simulated; ``systems`` has the answers of all that are compared."""
+    """Plans of a service, the best first and simulated; ``systems`` has the answers of all compared systems."""
 
     command: ClassVar[str] = "serve"
     rows: ClassVar[str | None] = "plans"
@@ -51,12 +51,12 @@ class Served(StudyResult):
 
     @property
     def possible(self) -> bool:
-        """Whether some plan serves the load within the limits."""
+        """True if a plan serves the load within the limits."""
         return self.service.best is not None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is doubtful."""
+        """Sentences about what is uncertain."""
         return self.service.warnings
 
 
@@ -128,7 +128,7 @@ def serve(
     input, output : float or str
         Mean tokens of a prompt and an answer: ``500``, ``0.5k``, or ``500~0.8`` with a coefficient of variation.
     trace : path or Requests, optional
-        Requests by arrival and lengths in place of these.
+        Trace of requests with arrivals and lengths, in place of the means.
     rate : float or str, optional
         Requests a second, ``20`` or ``20/s``; without a load the most that is served.
     concurrency, users : int, optional
@@ -252,7 +252,7 @@ def _batched(
 
 
 def _machines(system: str | Path | System, gpus: int) -> list[tuple[System, int]]:
-    """Systems to compare and the devices of each."""
+    """Return the systems to compare, with the number of devices of each."""
     names = [each.strip() for each in system.split(",")] if isinstance(system, str) else [system]
     pairs: list[tuple[System, int]] = []
     for name in names:
@@ -268,12 +268,12 @@ def _speculation(drafted: int, acceptance: float | None) -> dict[str, Any]:
     if acceptance is None:
         return {"drafted": drafted}
     if not drafted:
-        raise SpecError(f"--acceptance {acceptance!r:.40}: state --speculate, too")
+        raise SpecError(f"--acceptance {acceptance!r:.40}: needs --speculate as well")
     return {"drafted": drafted, "acceptance": checked_number("--acceptance", acceptance, 0.0, 1.0 - EPSILON)}
 
 
 def _stated(text: str) -> dict[str, Any]:
-    """What a command line, or a file with one, states by the options of `serve`."""
+    """Return the options of `serve` that a launch command, or a file with one, states."""
     from paleo.serving.commands import read_command
 
     if " " not in text.strip():
@@ -289,7 +289,7 @@ def _stated(text: str) -> dict[str, Any]:
 
 
 def _bound(engine: Engine, system: System, tokens: int | None, sequences: int | None) -> BatchLimit | None:
-    """Limits of an iteration that are stated, in place of the engine's own."""
+    """Return the limits of an iteration that the user states, in place of the engine's own."""
     if tokens is None and sequences is None:
         return None
     usual = engine.limit(system.device)
@@ -307,18 +307,18 @@ def _checked_gpus(gpus: object, system: System) -> int:
 
 
 def _number(name: str, value: float | str) -> float:
-    """Parse a positive number, perhaps with a prefix: ``2k``; SpecError names the option."""
+    """Parse a positive number with or without a prefix: ``2k``; SpecError names the option."""
     try:
         number = parse(value.removesuffix("/s"), "count") if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError) as error:  # SpecError is a ValueError
         raise SpecError(f"--{name} {value!r:.60}: {error}") from None
     if not 0 < number < 2.0**40:
-        raise SpecError(f"--{name} {value!r:.60}: expected a number above zero and below a million millions")
+        raise SpecError(f"--{name} {value!r:.60}: expected a number above zero and below 1e12")
     return number
 
 
 def parse_rate(option: str, text: str) -> float:
-    """Return requests a second; SpecError names the option."""
+    """Parse a rate in requests per second; SpecError names the option."""
     return _number(option, text)
 
 
@@ -377,7 +377,7 @@ def _load(
 
 
 def _length(name: str, value: float | str, variation: float) -> tuple[float, float]:
-    """Mean tokens and their coefficient of variation."""
+    """Return the mean tokens and their coefficient of variation."""
     mean, _, spread = str(value).partition("~")
     if not spread:
         return _number(name, value), variation
@@ -453,7 +453,7 @@ class ReinforcementAnswer(StudyResult):
 
     @property
     def possible(self) -> bool:
-        """Whether engine and trainer fit in some layout."""
+        """True if engine and trainer fit in some layout."""
         return bool(self.study.steps)
 
 
@@ -502,7 +502,7 @@ def rl(
     software : str
         Profile of the trainer.
     **tariff
-        As of `serve`.
+        See `serve`.
 
     Returns
     -------
@@ -537,7 +537,7 @@ def rl(
 
 @dataclass(frozen=True, repr=False, eq=False)
 class AuditedService(StudyResult):
-    """The result of an engine's benchmark beside the prediction of the same load."""
+    """Result of an engine's benchmark together with the prediction of the same load."""
 
     command: ClassVar[str] = "audit"
     report = "paleo.report.serving"
@@ -553,9 +553,9 @@ def audit_service(
     Parameters
     ----------
     benchmark : EngineBenchmark
-        What `paleo.serving.benchmark.read_benchmark` read.
+        Result of `paleo.serving.benchmark.read_benchmark`.
     model, system, **options
-        As of `serve`; the load is the benchmark's.
+        See `serve`; the load is that of the benchmark.
     """
     service = generating(serve(model, system, **{**options, **benchmark.load}))
     if service.load.kind == "at once":

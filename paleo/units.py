@@ -1,8 +1,8 @@
-"""Text to SI and back: the one place where powers of ten and of 1024 may stand.
+"""Conversion of text to SI units and back; the only module that contains powers of ten and of 1024.
 
-In YAML and on the command line a dimensional number carries its unit (``900 GB/s``, ``80 GiB``, ``5 us``); in code it
-is a float in SI units. ``k M G T P`` are powers of 1000 and ``Ki Mi Gi Ti`` powers of 1024; ``B`` is a byte and ``b`` a
-bit. Parsing goes through ``Decimal``, so that ``5 us`` is exactly ``5e-06``.
+In YAML and on the command line a dimensional number has a unit (``900 GB/s``, ``80 GiB``, ``5 us``); in code it is a
+float in SI units. ``k M G T P`` are powers of 1000 and ``Ki Mi Gi Ti`` powers of 1024; ``B`` is a byte and ``b`` a bit.
+Numbers are parsed as ``Decimal``, so that ``5 us`` is exactly ``5e-06``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SECONDS = {
 }
 _BYTES = _prefixed("B", binary=True)
 _BITS = _prefixed("b", "0.125")
-#: dimension -> unit -> factor to SI. The first unit named in ``_EXAMPLE`` is what an error message shows.
+#: Factors to SI by dimension and unit. Error messages show the example of the dimension in ``_EXAMPLE``.
 DIMENSIONS: dict[str, dict[str, Decimal]] = {
     "time": _SECONDS,
     "bytes": _BYTES,
@@ -57,7 +57,7 @@ DIMENSIONS: dict[str, dict[str, Decimal]] = {
     "price_per_s": {f"USD/{unit}": 1 / factor for unit, factor in _SECONDS.items()},
     "price_per_energy": {"USD/kWh": 1 / Decimal(3600000)},
     "failures": {"/nodeday": 1 / Decimal(86400), "/knodeday": 1 / Decimal(86400000)},
-    "count": _prefixed("") | {"B": Decimal(10) ** 9},  # as tokens and parameters are counted: 15T, 8B
+    "count": _prefixed("") | {"B": Decimal(10) ** 9},  # numbers of tokens and parameters: 15T, 8B
 }
 _EXAMPLE = {
     "time": "5 us",
@@ -113,7 +113,7 @@ def parse(text: object, dimension: str) -> float:
         raise SpecError(_unit_message(text, unit, dimension))
     try:
         value = float(Decimal(match.group(1) if match else str(text)) * units[unit])
-    except (ArithmeticError, ValueError):  # too large for Decimal, for a float, or for Python's longest text of digits
+    except (ArithmeticError, ValueError):  # too large for Decimal, for a float, or for Python's limit on digits
         value = math.inf
     if not math.isfinite(value):
         quoted = text if isinstance(text, str | float) else "this"
@@ -148,7 +148,7 @@ def whole_number(text: str, most: int) -> int | None:
     return number if number <= most else None
 
 
-#: Whole numbers up to here are exact as floats.
+#: Largest number below which all whole numbers are exact as floats.
 _EXACT = 2**53
 
 
@@ -158,7 +158,7 @@ def checked_count(name: str, value: object, least: int = 1, most: int = _EXACT) 
     Parameters
     ----------
     name : str
-        What the message calls it.
+        Name of the value in the message.
     value : object
         The number, Python's or numpy's.
     least, most : int
@@ -189,7 +189,7 @@ def checked_number(name: str, value: object, least: float, most: float) -> float
     Parameters
     ----------
     name : str
-        What the message calls it.
+        Name of the value in the message.
     value : object
         The number, Python's or numpy's.
     least, most : float
@@ -212,11 +212,11 @@ def checked_number(name: str, value: object, least: float, most: float) -> float
 
 
 def _quoted(value: object) -> str:
-    """A value for a message; Python refuses to write out whole numbers of thousands of digits."""
+    """Return a value for a message; Python refuses to write whole numbers with thousands of digits."""
     return "of thousands of digits" if isinstance(value, int) and value.bit_length() > 256 else f"{value!r:.60}"
 
 
-#: What dimensions are called in messages, where that is not their key.
+#: Names of dimensions in messages, if they differ from the key.
 _WORDS = {"flops_per_s": "FLOP a second", "price_per_s": "a price by time", "price_per_energy": "a price of energy"}
 
 
@@ -237,7 +237,7 @@ def _unit_message(text: object, unit: str, dimension: str) -> str:
     return f"{text!r}: {unit!r} {problem}; write it like {example!r}"
 
 
-#: dimension -> the least and the most that a machine of this world, or a run of it, may have, in SI.
+#: Smallest and largest plausible value of each dimension, in SI units.
 RANGES: dict[str, tuple[float, float]] = {
     "time": (1e-15, 1e10),
     "bytes": (1.0, 1e21),
@@ -254,7 +254,7 @@ RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What a dimensional field of a spec takes: a number with a unit of ``dimension``, in its range; zero or above."""
+    """Type of a dimensional field of a spec: a number with a unit of ``dimension``, within its range."""
 
     dimension: str
     positive: bool = False
@@ -287,7 +287,7 @@ class Quantity:
         number : float
             The number in SI units.
         quoted : object
-            How the message quotes it.
+            Text of the value in the message.
 
         Returns
         -------
@@ -303,13 +303,13 @@ class Quantity:
         if number < 0 or (self.positive and number == 0):
             raise SpecError(f"{quoted!r} must be {'above zero' if self.positive else 'zero or more'}")
         if 0 < number < least:
-            raise SpecError(f"{quoted!r} is absurdly small: it is less than {self._bound(least)}")
+            raise SpecError(f"{quoted!r} is implausibly small: it is less than {self._bound(least)}")
         if number > most:
-            raise SpecError(f"{quoted!r} is absurdly large: it is more than {self._bound(most)}")
+            raise SpecError(f"{quoted!r} is implausibly large: it is more than {self._bound(most)}")
         return number
 
     def _bound(self, number: float) -> str:
-        """Write an end of the range in the SI unit, or in the first of the dimension's units where none is SI."""
+        """Write a bound of the range in the SI unit, or in the first unit of the dimension if none is SI."""
         units = DIMENSIONS[self.dimension]
         unit = next((unit for unit, factor in units.items() if factor == 1), next(iter(units)))
         return f"{number / float(units[unit]):g} {unit}"
@@ -364,8 +364,8 @@ def engineering(value: float, unit: str, *, digits: int = 3) -> str:
     return f"{_digits(value, digits)} {unit}".rstrip()
 
 
-#: Times below a limit are said in a unit of so many seconds.
-_SPOKEN = (
+#: Units in which times are printed: upper limit, seconds of one unit, symbol.
+_TIME_UNITS = (
     (1e-6, 1e-9, "ns"),
     (1e-3, 1e-6, "us"),
     (1.0, 1e-3, "ms"),
@@ -377,7 +377,7 @@ _SPOKEN = (
 
 
 def duration(seconds: float, *, digits: int = 3, like: float | None = None) -> str:
-    """Format a time as people say it.
+    """Format a time with a readable unit.
 
     Parameters
     ----------
@@ -403,7 +403,7 @@ def duration(seconds: float, *, digits: int = 3, like: float | None = None) -> s
     if not math.isfinite(seconds):
         return "never"
     size = abs(seconds if like is None else like)
-    factor, unit = next((factor, unit) for limit, factor, unit in _SPOKEN if size < limit)
+    factor, unit = next((factor, unit) for limit, factor, unit in _TIME_UNITS if size < limit)
     return f"{_digits(seconds / factor, digits)} {unit}"
 
 
@@ -551,7 +551,7 @@ def _digits(value: float, digits: int) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-#: Factors for tables that are stored in scaled units (see ``validate``), so that no other module spells a power of ten.
+#: Factors for measured tables in scaled units (see ``validate``), so that no other module contains a power of ten.
 MICROSECOND, MILLISECOND = 1e-6, 1e-3
 KILO, MEGA, GIGA, TERA = 1e3, 1e6, 1e9, 1e12
 GIB = float(1024**3)

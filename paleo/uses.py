@@ -1,4 +1,4 @@
-"""One purchase for two uses: GPUs of each system that serve a rate, and what the others train meanwhile."""
+"""Purchase for two uses: GPUs of each system that serve a request rate, and what the other GPUs train meanwhile."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from paleo.specs.run import Run
     from paleo.specs.system import System
 
-#: Limits within which requests are answered where none is stated.
+#: Default latency limits of requests.
 USUAL_LIMITS: dict[str, Any] = {"ttft": "2s", "tpot": "50ms"}
-#: Keywords of a tariff, which both uses share.
+#: Keywords of the tariff that both uses share.
 _TARIFF = ("price", "term", "buy", "electricity", "pue", "host_power")
 
 
 @dataclass(frozen=True, slots=True)
 class SystemUses:
-    """GPUs of one system that serve and that train; ``problem`` says why it cannot do both.
+    """GPUs of one system that serve and that train; ``problem`` says why the system cannot do both.
 
     Attributes
     ----------
@@ -55,7 +55,8 @@ class SystemUses:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Uses(StudyResult):
-    """Systems that serve a rate and train with the GPUs that are over, the most training for the money first."""
+    """Systems that serve a rate and train with the remaining GPUs; the one with most training for the money comes
+    first."""
 
     command: ClassVar[str] = "compare"
     rows: ClassVar[str | None] = "systems"
@@ -66,7 +67,7 @@ class Uses(StudyResult):
 
     @property
     def possible(self) -> bool:
-        """Whether some system does both."""
+        """True if some system can do both."""
         return not self.offers[0].problem
 
     @property
@@ -112,7 +113,7 @@ class Uses(StudyResult):
 
 
 def parse_uses(text: str) -> tuple[float, float]:
-    """Return the seconds of training and the requests a second that are served.
+    """Parse the time of training [s] and the rate to serve [requests/s].
 
     >>> parse_uses("train:7d,serve:20/s")
     (604800.0, 20.0)
@@ -136,7 +137,7 @@ def parse_uses(text: str) -> tuple[float, float]:
 def uses(
     model: str | ModelSpec, systems: Offered | Sequence[Offered], purposes: str, *, run: Run, **tariff: Any
 ) -> Uses:
-    """Answer which of several systems serves a rate and trains most with its other GPUs.
+    """Find which of several systems serves a rate and trains most with its remaining GPUs.
 
     Parameters
     ----------
@@ -188,7 +189,9 @@ def _uses_of(
     node = max(system.devices_per_node, 1)
     training = others // node * node if others >= node else 2 ** (others.bit_length() - 1) if others > 0 else 0
     if training < 1:
-        return replace(offer, problem=f"{serving} GPUs serve {rate:g} requests/s, of {gpus} none is over")
+        return replace(
+            offer, problem=f"{serving} GPUs serve {rate:g} requests/s, so none of the {gpus} is left to train"
+        )
     try:
         trained = compare(model, [(system, training)], run=run.model_copy(update={"gpus": training}))
     except PaleoError as error:

@@ -1,7 +1,8 @@
-"""The command line: parse, call, print.
+"""The command line: each command parses its options, calls a public function and prints the answer.
 
 A command is a file of ``paleo/cli/commands``, found by folder. Commands import what they need when they run, so that
-``paleo --help`` stays quick. Exit codes: 0, 1 (the answer is no: it does not fit), 2 (bad input), 3 (a fault of ours).
+``paleo --help`` stays fast. Exit codes: 0, 1 (the answer is no: it does not fit), 2 (wrong input), 3 (an error in this
+program).
 """
 
 from paleo.cli.process import every_command as every_command

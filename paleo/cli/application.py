@@ -1,5 +1,7 @@
-"""The application that commands register with, its groups of commands and its exit codes; and what commands print and
-draw: one JSON document or tables, warnings, pictures."""
+"""The typer application with its groups of commands and exit codes, and the output that commands share.
+
+Commands print one JSON document or tables, warnings, and pictures.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _BRACKETS = re.compile(r"\s*\[([^\]]+)\]\Z")
 
 
 class Command(TyperCommand):
-    """Command whose help prints the default of every option: the value, or the words in brackets that end its help."""
+    """Command whose help shows the default of every option: its value, or the words in brackets that end its help."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -71,7 +73,7 @@ def _check_single_values(parameters: Sequence[Any]) -> None:
 
 
 def _show_default(parameter: TyperOption | TyperArgument) -> None:
-    """Print the default that ends a help text in brackets as the default; flags are off, other options none."""
+    """Show the words in brackets at the end of a help text as the default; hide those of flags and other options."""
     text = parameter.help or ""
     stated = _BRACKETS.search(text)
     if stated is not None:
@@ -114,10 +116,10 @@ app = Application(
 )
 
 
-#: Groups of commands, as --help shows them.
+#: Headings of the groups of commands in --help.
 PREDICT, DECIDE, CATALOG, MEASURE = "Predict", "Decide", "Catalog and networks", "Measure"
-#: Exit codes: the answer is no; the input is wrong; a fault of ours; stopped from the keyboard; nobody reads the output
-#: any more.
+#: Exit codes: the answer is no; the input is wrong; an error in this program; interrupted from the keyboard; the reader
+#: of the output has closed it.
 NO, WRONG, FAULT, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
 
 
@@ -137,7 +139,7 @@ def _main(version: Version = False) -> None:
     pass
 
 
-#: The command that runs, whose name a document carries.
+#: Name of the running command, which its JSON document states.
 COMMAND: ContextVar[str] = ContextVar("command", default="unknown")
 
 
@@ -162,7 +164,7 @@ def show_document(
         return
     from paleo.report.columns import console
 
-    console().print(table(), crop=False)  # commands to paste are not cut
+    console().print(table(), crop=False)  # lines are not wrapped, so that commands can be pasted
 
 
 def warn(warnings: Sequence[str]) -> None:

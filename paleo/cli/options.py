@@ -1,5 +1,5 @@
-"""Options that several commands take: names of the catalog, counts, output, those of a run, of what a training is to
-reach and costs, and of a run that is long enough to fail."""
+"""Options that several commands share: catalog names, GPU counts, output, the run, the goal and price of a training,
+and failures."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from paleo.studies.cost import Tariff
     from paleo.studies.goodput import LongRunOptions
 
-#: Collective operations that the shell completes, and formats.
+#: Collective operations and number formats that shell completion offers.
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 
 
 def completes(*kinds: str) -> Callable[[str], list[str]]:
-    """Return a completion of catalog names; of a list it completes the last name.
+    """Return a shell completion of catalog names; in a list it completes the last name.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def completes(*kinds: str) -> Callable[[str], list[str]]:
 
 
 def words(*known: str) -> Callable[[str], list[str]]:
-    """Return a completion of some words.
+    """Return a shell completion of some words.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def _completed(incomplete: str, known: Iterable[str]) -> list[str]:
 
 
 def _names(kind: str) -> Iterable[str]:
-    """Names of a kind: files of the catalog, or what is registered."""
+    """Return the names of a kind: files of the catalog, or entries of a registry."""
     from paleo.specs.catalog import FOLDERS, names
 
     if kind in FOLDERS:
@@ -134,7 +134,7 @@ def _option(help_: str, name: str | None = None, **more: Any) -> Any:
 
 
 def whole(text: str) -> int:
-    """Parse a whole number, perhaps with commas between thousands: ``1,024``.
+    """Parse a whole number, with or without commas between thousands: ``1,024``.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def _options_of(options: Any, group: type[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of a run, shared by the commands that predict; what is not given keeps the default of ``Run``."""
+    """Options of a run, shared by the commands that predict. Options that are not given keep the default of ``Run``."""
 
     gpus: Annotated[int | None, _whole("Total number of GPUs. [1]")] = None
     batch: Annotated[int | None, _whole("Samples per data-parallel rank and step. [32 samples, or 8 sequences]")] = None
@@ -310,7 +310,8 @@ class RunOptions:
         for key, value in self._settings().items():
             _put(data, key, value)
         file = {**self._job_fields(searched=searched), **by_path(self._file())}
-        if "batch" in data or "global_batch" in data:  # one follows from the other: an option wins over either
+        # batch and global batch depend on each other: an option replaces either
+        if "batch" in data or "global_batch" in data:
             file = {key: value for key, value in file.items() if key not in ("batch", "global_batch")}
         return validate(Run, {name_of(path): value for path, value in {**file, **data}.items()}, "options")
 
@@ -363,16 +364,20 @@ class RunOptions:
         return self.file_network
 
     def remarks(self) -> list[str]:
-        """What of --from was not read and may matter for time or memory, and that any software is asked for."""
+        """Warnings about keys of --from that were not read and may matter, and about --software any."""
         lifted = [_LIFTED] if self.software == "any" else []
         if self.job is None or not self.job.unread:
             return lifted
         keys = ", ".join(self.job.unread[:_KEYS_SHOWN])
         more = len(self.job.unread) - _KEYS_SHOWN
-        return [*lifted, f"--from: not read, may matter: {keys}" + (f" and {more} more" if more > 0 else "")]
+        return [
+            *lifted,
+            f"--from: these keys were not read and may change the result: {keys}"
+            + (f" and {more} more" if more > 0 else ""),
+        ]
 
     def _job_fields(self, *, searched: bool) -> dict[str, Any]:
-        """Fields of a run that --from states."""
+        """Return the fields of a run that --from states."""
         if self.job is None:
             return {}
         from paleo.launch.jobs import PLANNED, run_fields
@@ -384,7 +389,7 @@ class RunOptions:
         return {name: value for name, value in data.items() if not (searched and name in PLANNED)}
 
     def _file(self) -> dict[str, Any]:
-        """Read the file of --run; it is checked before options are merged, so that messages name the file."""
+        """Read the file of --run; it is validated before options are merged, so that messages name the file."""
         from paleo.specs.loading import read_yaml, validate
         from paleo.specs.run import Run
 
@@ -412,13 +417,13 @@ class RunOptions:
         return dict(settings)
 
 
-#: Keys of a configuration that were not read, as far as they are listed.
+#: Most unread keys of a configuration that are listed.
 _KEYS_SHOWN = 12
 _LIFTED = "--software any: plans are not limited to what a framework runs"
 
 
 def _put(data: dict[str, Any], key: str, value: Any) -> None:
-    """Add what one --set states; SpecError where another option states the same."""
+    """Add the field that one --set states; raise SpecError if another option states it too."""
     from paleo.specs.run import by_path, name_of
 
     if key == "model" and not isinstance(value, dict):
@@ -479,7 +484,7 @@ def packs(argument: str, options: type[Any]) -> Callable[[Callable[..., None]], 
     return decorate
 
 
-#: The options of a run, in the argument ``options``.
+#: Decorator that gives a command the options of a run, packed into the argument ``options``.
 takes_run = packs("options", RunOptions)
 
 
@@ -504,7 +509,7 @@ NoiseScale = Annotated[
 
 
 def count(text: str) -> float:
-    """Parse a number of samples or tokens, perhaps with a prefix: ``15T``.
+    """Parse a number of samples or tokens, with or without a prefix: ``15T``.
 
     Parameters
     ----------
@@ -567,7 +572,7 @@ RankBy = Annotated[str | None, typer.Option("--objective", help="Sort by time, c
 
 @dataclass(frozen=True, kw_only=True)
 class TariffOptions:
-    """What is paid beside the catalog's rent, for the commands that price a training."""
+    """Prices besides the catalog's rent, for the commands that price a training."""
 
     price: GpuPrice = None
     electricity: Electricity = None
@@ -577,13 +582,13 @@ class TariffOptions:
     buy: Bought = None
 
     def tariff(self) -> Tariff:
-        """The tariff that the options describe; SpecError names the option that is wrong."""
+        """Tariff that the options describe; SpecError names an option that is wrong."""
         from paleo.studies.cost import parse_tariff
 
         return parse_tariff(**_options_of(self, TariffOptions))
 
 
-#: Those options, in the argument ``rates``.
+#: Decorator that gives a command the price options, packed into the argument ``rates``.
 takes_tariff = packs("rates", TariffOptions)
 
 
@@ -628,11 +633,11 @@ class LongRunFlags:
     ] = False
 
     def keywords(self) -> dict[str, Any]:
-        """Options as keyword arguments of `paleo.estimate` and its like."""
+        """Return the options as keyword arguments of `paleo.estimate` and similar functions."""
         return _options_of(self, LongRunFlags)
 
     def long_run_options(self) -> LongRunOptions | None:
-        """The options of the run; None where failures are not counted."""
+        """Return the options as an object; None if failures are not counted."""
         from paleo.studies.goodput import parse_long_run
 
         return parse_long_run(**self.keywords())

@@ -1,5 +1,7 @@
-"""A command line becomes an exit code: commands are found, run, and what goes wrong on purpose is one line. Standard
-streams are taken as they are: closed, full, without a reader, or of a terminal that knows ASCII alone."""
+"""Runs a command line and turns its outcome into an exit code; expected errors become one line on stderr.
+
+Standard streams may be closed, full, without a reader, or of a terminal that only shows ASCII.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,19 @@ from paleo.cli import commands
 from paleo.cli.application import CATALOG, COMMAND, DECIDE, FAULT, INTERRUPTED, MEASURE, NO, PREDICT, UNREAD, WRONG, app
 from paleo.errors import CapacityError, PaleoError
 
-#: What characters of ours become where a terminal does not know them; all others become a question mark.
+#: Replacements for characters that a terminal cannot show; all other such characters become a question mark.
 _PLAIN = {
     "×": "x", "−": "-", "–": "-", "—": "-", "…": "...", "·": "*", "µ": "u", "→": "->", "≥": ">=", "≤": "<=",
     "’": "'", "“": '"', "”": '"', "²": "2", "±": "+-", "≈": "~", "✓": "yes", "•": "*",
 }  # fmt: skip
-#: Longer messages are cut.
+#: Longest message in characters; longer ones are cut.
 LONGEST = 1200
 TERMINATED = 128 + signal.SIGTERM
-#: Interrupts from the keyboard so far.
+#: Keyboard interrupts that were received.
 _INTERRUPTS: list[int] = []
 
 
-def _plainer(error: UnicodeError) -> tuple[str, int]:
+def _ascii_replacement(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
@@ -47,7 +49,7 @@ def _plainer(error: UnicodeError) -> tuple[str, int]:
 
 
 class _Closed:
-    """A stream that was closed before the program began: what is written to it fails as it does on a full disk."""
+    """Stands in for a stream that was closed before the program began; writing to it fails as on a full disk."""
 
     encoding = "utf-8"
 
@@ -55,7 +57,7 @@ class _Closed:
         raise OSError(9, "it is closed")
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """Do nothing, as nothing is buffered."""
 
     def isatty(self) -> bool:
         return False
@@ -65,20 +67,21 @@ class _Closed:
 
 
 def prepare() -> None:
-    """Make the streams fit for any text, and let SIGTERM be an exception, so that unfinished files are removed."""
-    while (number := os.open(os.devnull, os.O_RDWR)) < 3:  # a file opened later must not take a closed stream's number
+    """Prepare the standard streams for any text, and make SIGTERM an exception, so unfinished files are removed."""
+    # a file that is opened later must not get the number of a closed stream
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
         pass
     os.close(number)
-    codecs.register_error("paleo", _plainer)
+    codecs.register_error("paleo", _ascii_replacement)
     sys.stdout = cast(TextIO, sys.stdout or _Closed())
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     for stream in (sys.stdout, sys.stderr):
         reconfigure: Any = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="paleo")
-    with suppress(ValueError):  # not the main thread
+    with suppress(ValueError):  # signals are only available in the main thread
         signal.signal(signal.SIGTERM, _terminate)
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # background jobs ignore the signal
             signal.signal(signal.SIGINT, _interrupt)
             sys.unraisablehook = _unraised
 
@@ -88,7 +91,7 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """Stop at once; whatever a library makes of the exception, the exit code is that of an interrupt."""
+    """End the program at once; the exit code is that of an interrupt, whatever a library does with the exception."""
     _INTERRUPTS.append(number)
     raise KeyboardInterrupt
 
@@ -115,13 +118,13 @@ def say(text: str) -> None:
 
 
 def discard_output() -> None:
-    """Discards the buffered output of stdout, so that the interpreter does not fail to flush it at exit."""
+    """Discard the buffered output of stdout, so that the interpreter does not fail to flush it at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def printable(message: str) -> str:
-    r"""Return a message as one line of limited length, without characters that steer a terminal.
+    r"""Return a message as one line of limited length, without control characters of terminals.
 
     Parameters
     ----------
@@ -142,21 +145,21 @@ def printable(message: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in line[:LONGEST])
 
 
-#: What typer raises on wrong usage; its base class has moved between versions.
+#: Exception that typer raises on wrong usage; its base class differs between versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
-#: Which variable of the environment says how many threads NumPy's matrix products take, and how many of them commands
-#: use unless it is set: a search's are small, and threads that wait for work would take a third of its CPU time.
+#: Environment variable for the threads of NumPy's matrix products, and its default here. The products of a search are
+#: small, and idle threads would take a third of its CPU time.
 BLAS_THREADS, THREADS = "OPENBLAS_NUM_THREADS", "1"
-#: Objects made between two searches for garbage: a command makes many that it keeps, and little garbage.
+#: Allocations between two garbage collections. Commands keep most of their objects, so frequent collections are
+#: useless.
 ALLOCATED = 100_000
-#: Set to anything, this variable of the environment shows where a fault arose.
+#: Environment variable that makes errors of this program print a traceback, if it is set to anything.
 TRACEBACK = "PALEO_TRACEBACK"
 REPORT = f"please report it with the command line and the output of {TRACEBACK}=1 (CONTRIBUTING.md says where)"
 
 
 def every_command() -> typer.Typer:
-    """The application with every file of ``commands``; groups of commands keep their order, and files within a
-    group."""
+    """Return the application with all commands; groups and the files in each group keep their order."""
     for name in _files():
         importlib.import_module(f"{commands.__name__}.{name}")
     groups = (PREDICT, DECIDE, CATALOG, MEASURE)
@@ -176,8 +179,11 @@ def _files() -> list[str]:
 
 @cache
 def _parser(word: str) -> Callable[..., Any]:
-    """What parses a command line that begins with a word: the command of that name alone, where a file has it too, as
-    building all of them takes a tenth of an estimate's time."""
+    """Return the parser for a command line that begins with a word.
+
+    If the word is the name of a command file, only that command is built, because building all of them takes a tenth of
+    the time of an estimate.
+    """
     if word in _files():
         importlib.import_module(f"{commands.__name__}.{word}")
     alone = copy(app)
@@ -201,22 +207,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault(BLAS_THREADS, THREADS)
     prepare()
     if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # of libraries; ours are lines of the output
+        warnings.simplefilter("ignore")  # warnings of libraries; this program prints its own as lines
         warnings.filterwarnings("once", category=FutureWarning, module=r"paleo\.specs")
         warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
     code = run(sys.argv[1:] if arguments is None else arguments)
     if signal.getsignal(signal.SIGINT) is _interrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is given
-    if _INTERRUPTS:  # Python would end by the signal itself where it came while text was compiled
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is already printed
+    if _INTERRUPTS:  # Python would die from the signal itself if it arrived while code was compiled
         os._exit(INTERRUPTED)
     if code in (UNREAD, WRONG, FAULT):
         discard_output()
-    gc.freeze()  # nothing is left to tidy up: the process ends
+    gc.freeze()  # nothing is left to clean up, so the process ends at once
     sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line; whatever goes wrong is one line on stderr.
+    """Run a command line and return its exit code; any error is printed as one line on stderr.
 
     Parameters
     ----------
@@ -239,7 +245,7 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except _UsageError as error:
         return _fail(error.format_message(), WRONG)  # type: ignore[attr-defined]
-    except BrokenPipeError:  # the reader (head, less) has gone; nothing is left to say
+    except BrokenPipeError:  # the reader (head, less) has closed the pipe
         return UNREAD
     except OSError as error:
         return _fail_of_system(error)
@@ -253,14 +259,14 @@ def _command(arguments: Sequence[str]) -> int:
     COMMAND.set(word)
     try:
         return int(_parser(word)(list(arguments) or ["--help"], standalone_mode=False, prog_name="paleo") or 0)
-    except SystemExit as stop:  # how typer reports a pipe without a reader
+    except SystemExit as stop:  # typer reports a closed pipe in this way
         if isinstance(stop.__context__, BrokenPipeError):
             raise BrokenPipeError from None
         raise
 
 
 def _fail_of_system(error: OSError) -> int:
-    """What the system refused: room on stdout or on a disk, most of all."""
+    """Print an error of the operating system, such as a full disk, and return the exit code."""
     place = f"{error.filename}: " if error.filename else "output: "
     if error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EDQUOT, errno.EFBIG):
         return _fail(f"{place}cannot be written ({error.strerror})", WRONG)
@@ -268,17 +274,18 @@ def _fail_of_system(error: OSError) -> int:
 
 
 def _fault(error: Exception) -> int:
-    """One line for an unexpected exception: what was raised, where, and how to report it."""
+    """Print one line for an unexpected exception: what was raised, where, and how to report it."""
     if os.environ.get(TRACEBACK):
         traceback.print_exc()
     if isinstance(error, MemoryError):
-        return _fail("the memory of this machine does not suffice for that", FAULT)
+        return _fail("the memory of this machine is not enough for this command", FAULT)
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "paleo" in Path(frame.filename).parts[:-1]] or frames[-1:]
     place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
     reason = str(error).strip().splitlines() or [""]
     return _fail(
-        f"a fault of paleo, not of yours: {type(error).__name__} at {place}: {reason[0][:200]}; {REPORT}", FAULT
+        f"an error in paleo itself, not in your input: {type(error).__name__} at {place}: {reason[0][:200]}; {REPORT}",
+        FAULT,
     )
 
 

@@ -1,1 +1,1 @@
-"""Many jobs of a team on one cluster: nodes, policies of a scheduler, their simulation, and the smallest order."""
+"""Many jobs of a team on one cluster: nodes, scheduling policies, their simulation, and the smallest order of nodes."""

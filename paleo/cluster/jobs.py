@@ -1,4 +1,4 @@
-"""Files of jobs: a YAML file of trainings, searches, services and reinforcement learning, or a trace of a cluster."""
+"""Files of jobs: YAML files of trainings, searches, services and reinforcement learning, or the trace of a cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paleo.units import Seconds, parse, whole_number
 #: Most jobs of a file, and most GPUs of one of them.
 MOST_JOBS, MOST_GPUS = 900_000, 900_000
 _MOST_BYTES = 500 * 1000 * 1000
-#: Column of a job -> names that public traces give it (Philly, Helios, Acme, Tiresias).
+#: Names of each column in public traces (Philly, Helios, Acme, Tiresias).
 COLUMNS: dict[str, tuple[str, ...]] = {
     "name": ("name", "job_id", "job", "jobid"),
     "arrival": ("arrival", "submit_time", "submitted_time", "submission_time"),
@@ -34,8 +34,11 @@ Amount = Annotated[float | str, Field(union_mode="left_to_right")]
 
 
 class JobSpec(Spec):
-    """One job. Its kind follows from its keys: ``duration`` (a known run time), ``tune``, ``serve``, ``rl``, else a
-    training of ``model``."""
+    """One job.
+
+    Its kind follows from its keys: ``duration`` (a known run time), ``tune``, ``serve`` or ``rl``; otherwise it is a
+    training of ``model``.
+    """
 
     name: Text = Field("", description="name of the job; others refer to it in `after`")
     model: Text | None = Field(None, description="network: a catalog name or a file")
@@ -91,7 +94,7 @@ class JobSpec(Spec):
         return next((word for name, word in kinds.items() if getattr(self, name) is not None), "train")
 
     def gpu_range(self) -> tuple[int, int] | None:
-        """Return the least and the most GPUs; None for ``auto``.
+        """Return the smallest and the largest number of GPUs; None for ``auto``.
 
         Raises
         ------
@@ -167,7 +170,7 @@ def check_jobs(jobs: Sequence[JobSpec], where: str | Path) -> None:
 
 
 def _trace(path: Path) -> Iterator[JobSpec]:
-    """Jobs of a table with submission times, GPUs and durations; numbers are seconds, times may be dates."""
+    """Read the jobs of a table with submission times, GPUs and durations. Numbers are seconds; times may be dates."""
     content = read_bytes(path, most=_MOST_BYTES, expected="a table of jobs")
     record_file(path, content)
     try:
@@ -193,7 +196,7 @@ def _trace(path: Path) -> Iterator[JobSpec]:
 
 
 def _job(path: Path, line: int, row: Mapping[str, str], columns: Mapping[str, str | None], arrival: float) -> JobSpec:
-    """The job of a row; only numbers, so that a hundred thousand of them are read fast."""
+    """Return the job of a row. Only numbers are read, so that a hundred thousand rows are read fast."""
     where = f"{path}: line {line}"
     gpus = _whole(where, str(columns["gpus"]), row)
     duration = _number(where, str(columns["duration"]), row)
@@ -213,7 +216,7 @@ def _job(path: Path, line: int, row: Mapping[str, str], columns: Mapping[str, st
 
 
 def _plain(text: str | None) -> float | str:
-    """A number, or the text that is none."""
+    """Convert a text to a number, or return it unchanged if it is none."""
     try:
         return float(str(text))
     except ValueError:
@@ -221,7 +224,7 @@ def _plain(text: str | None) -> float | str:
 
 
 def _moment(path: Path, line: int, row: Mapping[str, str], column: str | None) -> float:
-    """Seconds of a number, of a text with a unit, or of a date."""
+    """Return the seconds of a number, of a text with a unit, or of a date."""
     value = _plain(row.get(str(column)))
     if isinstance(value, float):
         if math.isfinite(value):
@@ -235,7 +238,7 @@ def _moment(path: Path, line: int, row: Mapping[str, str], column: str | None) -
 
 
 def _number(where: str, column: str, row: Mapping[str, str]) -> float:
-    """Seconds, or another number, of a cell."""
+    """Read the number, such as seconds, in a cell."""
     value = _plain(row.get(column))
     if isinstance(value, str):
         try:
@@ -248,7 +251,7 @@ def _number(where: str, column: str, row: Mapping[str, str]) -> float:
 
 
 def _whole(where: str, column: str, row: Mapping[str, str]) -> int:
-    """A number of GPUs of a cell."""
+    """Read the number of GPUs in a cell."""
     value = _plain(row.get(column))
     if isinstance(value, str) or not math.isfinite(value) or value != int(value) or not 1 <= value <= MOST_GPUS:
         raise SpecError(f"{where}: {column}: {str(row.get(column))[:60]!r}; expected a number of GPUs of 1 or more")
@@ -279,7 +282,7 @@ def given_jobs(jobs: Sequence[Mapping[str, Any]]) -> tuple[JobSpec, ...]:
 
 
 def _named(jobs: Sequence[JobSpec], where: str | Path) -> tuple[JobSpec, ...]:
-    """Give names to jobs without one, and check them all."""
+    """Give names to jobs without one, and check all jobs."""
     named = tuple(job if job.name else job.model_copy(update={"name": f"job {n + 1}"}) for n, job in enumerate(jobs))
     check_jobs(named, where)
     return named

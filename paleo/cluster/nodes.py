@@ -18,10 +18,10 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class NodePool:
-    """Nodes of one kind, whose GPUs are handed out in gangs.
+    """Nodes of one kind, whose GPUs are assigned to gangs.
 
-    A gang smaller than a node lies on one node, the fullest that holds it; a larger one takes whole nodes, of as few
-    racks as possible, and one part of a node for the remainder.
+    A gang that is smaller than a node is placed on one node: the fullest that has room. A larger gang takes whole nodes
+    in as few racks as possible, and part of a node for the remainder.
 
     Attributes
     ----------
@@ -30,7 +30,7 @@ class NodePool:
     rack : int
         Nodes below one leaf switch.
     spread : bool
-        Whether whole nodes are taken from all racks in turn instead.
+        True to take whole nodes from all racks in turn instead.
     free : numpy.ndarray
         Free GPUs of each node.
     """
@@ -46,7 +46,7 @@ class NodePool:
 
     @property
     def gpus(self) -> int:
-        """All GPUs."""
+        """Number of GPUs of all nodes."""
         return self.nodes * self.per_node
 
     def fits(self, gpus: int, free: Counts | None = None) -> bool:
@@ -62,7 +62,7 @@ class NodePool:
         Returns
         -------
         bool
-            Whether it fits.
+            True if it fits.
         """
         room = self.free if free is None else free
         whole, partial = divmod(gpus, self.per_node)
@@ -124,7 +124,7 @@ class NodePool:
         return gang
 
     def _whole(self, empty: Counts, count: int) -> list[int]:
-        """Empty nodes for a gang: of the smallest rack that has enough of them, else of the emptiest racks."""
+        """Return empty nodes for a gang: in the smallest rack that has enough of them, else in the emptiest racks."""
         if self.rack >= self.nodes:
             return [int(node) for node in empty[:count]]
         racks = empty // self.rack
@@ -139,7 +139,7 @@ class NodePool:
         return [int(node) for node in empty[order][:count]]
 
     def racks_beyond(self, gang: Gang) -> bool:
-        """Return True if a gang lies on more racks than it needs.
+        """Return True if a gang is spread over more racks than it needs.
 
         Parameters
         ----------
@@ -149,7 +149,7 @@ class NodePool:
         Returns
         -------
         bool
-            Whether it does.
+            True if it does.
         """
         racks = {node // self.rack for node, _ in gang}
         return len(racks) > -(-len(gang) // self.rack)
@@ -166,7 +166,7 @@ class NodePool:
             self.free[node] -= gpus
 
     def give_back(self, gang: Gang) -> None:
-        """Give back the GPUs of a gang.
+        """Release the GPUs of a gang.
 
         Parameters
         ----------

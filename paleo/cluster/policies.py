@@ -1,7 +1,7 @@
-"""Policies of a scheduler: in which order jobs are served, and whether running jobs give way.
+"""Scheduling policies: the order in which jobs start, and whether running jobs are stopped for others.
 
-A policy is an entry of a table: the order of the queue as a key, and what else sets it apart. The module
-`paleo.cluster.simulation` carries all of them out.
+A policy is an entry of a table: a sort key for the queue, and flags for everything else. `paleo.cluster.simulation`
+implements all of them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class Policy:
     Attributes
     ----------
     title, source : str
-        What it is, and the publication that defines it.
+        Name of the policy, and the publication that defines it.
     key : callable, optional
         Returns the key of a job under a simulation; smaller ones come first. None is the order of arrival.
     preempts : bool
-        Whether running jobs are stopped for jobs with a smaller key.
+        True if running jobs are stopped for jobs with a smaller key.
     backfills : bool
-        Whether later jobs start where they do not delay the first one that waits.
+        True if later jobs may start when they do not delay the first one that waits.
     elastic : bool
-        Whether jobs shrink and grow.
+        True if jobs are resized.
     rounds : bool
-        Whether keys of running jobs change with time in steps of a quantum.
+        True if the keys of running jobs change with time in steps of a quantum.
     """
 
     title: str

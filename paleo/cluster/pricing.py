@@ -1,5 +1,7 @@
-"""Run times of jobs on a kind of nodes: predicted steps for trainings, and the studies of searches, services and
-reinforcement learning for the others."""
+"""Run times of jobs on each kind of nodes.
+
+Trainings are predicted by their steps; searches, services and reinforcement learning by their own studies.
+"""
 
 from __future__ import annotations
 
@@ -34,22 +36,22 @@ if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.specs.system import System
 
-#: A doubling of GPUs that saves less than this share of the run time is beyond the knee, as in `paleo target`.
-_KNEE = 0.25
-#: Rounding of the end of a service, which is late where it starts late.
+#: A doubling of GPUs that saves less than this fraction of the run time does not pay, as in `paleo target`.
+_LEAST_SAVING = 0.25
+#: Relative rounding error of the end of a service; a service that starts late also ends late.
 _ROUNDING = 2e-9
-#: Keys of the jobs that are no trainings.
+#: Keys of jobs other than trainings.
 _TUNE = ("trials", "method", "max_tokens", "max_samples", "max_epochs", "min_tokens", "min_samples", "min_epochs",
          "eta", "population", "vary", "seed")  # fmt: skip
 _SERVE = ("rate", "input", "output", "engine", "weights")
 _RL = ("steps", "algorithm", "rollouts", "batch", "input", "output", "max_output", "software")
-#: What a job whose run time is known is assumed to need to start again [s]; its checkpoint is not known.
+#: Assumed time of a restart of jobs with a known run time [s]. It has no checkpoint, as its size is not known.
 _RESTART = RestartPath().launch + RestartPath().warm_up
 
 
 @dataclass(frozen=True, slots=True)
 class JobPrice:
-    """Run time of a job on so many GPUs of one kind [s], its 90 % interval as factors, and what stopping costs."""
+    """Run time of a job on a number of GPUs [s], its 90 % interval as factors, and the cost of stopping it."""
 
     gpus: int
     seconds: float
@@ -63,7 +65,7 @@ class JobPrice:
 
 @dataclass(frozen=True)
 class PricedJob:
-    """A job with its prices on every kind of nodes: by GPUs, and why it does not run on others."""
+    """A job with its run times by kind of nodes and GPUs, and reasons where it does not run."""
 
     spec: JobSpec
     prices: tuple[Mapping[int, JobPrice], ...]
@@ -145,7 +147,7 @@ def price_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> 
 
 
 def _sizes(spec: JobSpec, limit: int) -> list[int]:
-    """Numbers of GPUs to price, rising: the one or the range that the job states, or powers of two."""
+    """Return the numbers of GPUs to price, rising: those that the job states, or powers of two."""
     low, high = spec.gpu_range() or (1, limit)
     high = min(high, limit)
     sizes = [low * 2**doublings for doublings in range(high.bit_length()) if low * 2**doublings <= high]
@@ -153,29 +155,32 @@ def _sizes(spec: JobSpec, limit: int) -> list[int]:
 
 
 def _window(spec: JobSpec) -> float | None:
-    """Half the time until the deadline of an ``auto`` job [s], so that it may wait as long as it runs."""
+    """Return half the time until the deadline of an ``auto`` job [s], so that it may wait as long as it runs."""
     return None if spec.gpus != "auto" or spec.deadline is None else (spec.deadline - spec.arrival) / 2.0
 
 
 def _is_enough(spec: JobSpec, table: Mapping[int, JobPrice], node: int) -> bool:
-    """Whether no larger number of GPUs is priced: of a service the first, of an ``auto`` job the first that ends within
-    its window, or that fills a node where it has no deadline; and none beyond the knee."""
+    """Return True if no larger number of GPUs needs to be priced.
+
+    For a service the first number that runs is enough. For an ``auto`` job it is the first that ends within its window,
+    or that fills a node if there is no deadline. No number is priced after a doubling that does not pay.
+    """
     if spec.gpus != "auto" or spec.kind == "serve":
         return spec.kind == "serve"
     *before, last = table.values()
     window = _window(spec)
     enough = last.gpus >= node if window is None else last.seconds <= window
-    return enough or (bool(before) and last.seconds > (1.0 - _KNEE) * before[-1].seconds)
+    return enough or (bool(before) and last.seconds > (1.0 - _LEAST_SAVING) * before[-1].seconds)
 
 
 def _preferred(spec: JobSpec, table: Mapping[int, JobPrice]) -> int:
-    """GPUs of a job where it is not resized: the largest number before the knee; 0 where it does not run."""
+    """Return the GPUs of a job that is not resized: the largest number that pays; 0 if it does not run."""
     sizes, window = list(table), _window(spec)
     if window is not None and sizes and table[sizes[-1]].seconds <= window:
         return sizes[-1]
     for fewer, more in itertools.pairwise(sizes):
         saved = 1.0 - (table[more].seconds / table[fewer].seconds) ** (1.0 / math.log2(more / fewer))
-        if saved < _KNEE:
+        if saved < _LEAST_SAVING:
             return fewer
     return sizes[-1] if sizes else 0
 
@@ -184,7 +189,7 @@ Pricer = Callable[[int], JobPrice]
 
 
 def _pricer(spec: JobSpec, system: System) -> Pricer:
-    """Return the function that prices a job on a number of GPUs; predictions are remembered."""
+    """Return a function that prices a job on a number of GPUs and remembers its results."""
     if spec.kind != "trace":
         return _predicting(spec, system)
     seconds = float(spec.duration or 0.0)
@@ -194,7 +199,7 @@ def _pricer(spec: JobSpec, system: System) -> Pricer:
 
 @functools.lru_cache(maxsize=256)
 def _predicting(spec: JobSpec, system: System) -> Pricer:
-    """Return the function that prices a job whose run time is predicted."""
+    """Return a function that prices a job whose run time is predicted."""
     return functools.cache(_predicted(spec, system))
 
 
@@ -228,7 +233,7 @@ def _training(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> Pr
 
 
 def _of_step(step: Prediction, goal: Amount, pause: Interruption) -> JobPrice:
-    """The price of a training by its predicted step; placement on more racks than needed slows its exchanges."""
+    """Return the price of a training from its predicted step; placement on more racks than needed slows it down."""
     seconds = goal.samples / step.plan.global_batch * step.step_time if goal.needs is None else goal.needs(step).seconds
     low, high = (end / step.step_time for end in step.interval)
     return JobPrice(
@@ -238,7 +243,7 @@ def _of_step(step: Prediction, goal: Amount, pause: Interruption) -> JobPrice:
 
 
 def _slowdown(step: Prediction) -> float:
-    """Step time on nodes below two leaf switches over that below as few as possible; 1 where the system has none."""
+    """Return the ratio of step times on two leaf switches and on as few as possible; 1 without leaf switches."""
     leaf = rack_nodes(step.system)
     nodes = step.plan.gpus // max(step.system.devices_per_node, 1)
     if leaf is None or nodes < 2 or nodes > leaf:
@@ -331,7 +336,7 @@ def _check_keys(part: str, options: Mapping[str, Any], known: Sequence[str]) -> 
 
 
 def _positive(name: str, value: Any) -> float:
-    """A number above zero, perhaps with a prefix or as a rate: ``2k``, ``20/s``."""
+    """Read a number above zero, with or without a prefix or as a rate: ``2k``, ``20/s``."""
     try:
         number = parse(value.removesuffix("/s"), "count") if isinstance(value, str) else float(value)
     except (SpecError, TypeError, ValueError, AttributeError):

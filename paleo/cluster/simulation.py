@@ -1,7 +1,8 @@
-"""A discrete-event simulation of a scheduler: jobs arrive, gangs of GPUs are taken and given back, policies decide.
+"""Discrete-event simulation of a scheduler.
 
-Arrivals, ends of jobs and ends of quanta lie in the event queue that all simulations share. All events of one time are
-handled before the policy decides anew. A stopped job pays for its checkpoint and its restart when it goes on.
+Jobs arrive, take the GPUs of a gang and release them; a policy decides which. Arrivals, ends of jobs and ends of quanta
+are events of the queue that all simulations share. All events of one time are handled before the policy decides. A
+stopped job pays for its checkpoint and its restart when it continues.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
     from paleo.cluster.policies import Policy
 
 Array = npt.NDArray[np.float64]
-#: GPU-seconds of the first level of attained service, and how much longer each next one is: those of Tiresias.
+#: GPU-seconds of the first level of attained service, and the ratio of each level to the one before, as in Tiresias.
 QUANTUM, GROWTH = 3200.0, 2.0
-#: Rounding of levels and of times of reservations, as shares.
+#: Relative rounding error of levels and of reservation times.
 _ROUNDING = 2e-9
-#: A job grows only if that saves so many times the pause that it takes.
+#: A job is enlarged only if that saves this many times the pause for resizing.
 _WORTH = 2.0
 IDLE = ("waiting", "fragmentation", "idle")
 
@@ -49,7 +50,7 @@ class ClusterJob:
     priority : float
         Larger ones come first.
     preemptible : bool
-        Whether it may be stopped or resized.
+        True if it may be stopped or resized.
     pause : float
         Time to write a checkpoint, to start again and to read it [s].
     failing : float
@@ -75,7 +76,7 @@ class ClusterJob:
 
 
 class Segment(NamedTuple):
-    """A stretch of time in which a job runs on GPUs that do not change."""
+    """Time during which a job runs on the same GPUs."""
 
     job: int
     pool: int
@@ -86,7 +87,7 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True)
 class _Running:
-    """A job that runs: where, since when, with what pause first, and its whole run time on these GPUs."""
+    """A running job: its GPUs, its start, the pause before it works, and its run time on these GPUs."""
 
     pool: int
     gang: Gang
@@ -99,7 +100,7 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRun:
-    """What a simulation gives, one entry a job in arrays.
+    """Results of a simulation; arrays have one entry for each job.
 
     Attributes
     ----------
@@ -121,7 +122,7 @@ class ClusterRun:
     queue : numpy.ndarray
         Time and jobs that wait, shape (n, 2).
     segments : tuple of Segment
-        Who ran where and when.
+        Jobs with their GPUs and times.
     """
 
     start: Array
@@ -139,13 +140,13 @@ class ClusterRun:
 
     @property
     def utilisation(self) -> float:
-        """Share of the GPUs' time in which jobs work."""
+        """Fraction of the GPU time in which jobs work."""
         return float(self.worked.sum()) / (self.gpus * self.span) if self.span else 0.0
 
 
 @dataclass(slots=True)
 class _Reservation:
-    """When and where the first waiting job starts at the latest, and what is free there besides."""
+    """Latest start of the first waiting job, its nodes, and what is free besides."""
 
     job: int
     pool: int
@@ -219,7 +220,7 @@ class ClusterSimulation:
             self._schedule()
             self._note_queue()
 
-    # questions of policies
+    # quantities that policies use
 
     def runs(self, job: int) -> bool:
         """Return True if a job runs.
@@ -232,12 +233,12 @@ class ClusterSimulation:
         Returns
         -------
         bool
-            Whether it runs.
+            True if it runs.
         """
         return job in self.running
 
     def remaining(self, job: int) -> float:
-        """Return the time until a job ends if it runs on, or starts, now.
+        """Return the time until a job ends if it continues, or starts, now.
 
         Parameters
         ----------
@@ -311,7 +312,7 @@ class ClusterSimulation:
     # events
 
     def _arrive(self, job: int) -> None:
-        if self.missing[job] or self.waiting[job]:  # its last predecessor may end at the time of its arrival
+        if self.missing[job] or self.waiting[job]:  # its last predecessor may end exactly when it arrives
             return
         self.entered[job] = self.now
         self._wait(job)
@@ -330,7 +331,7 @@ class ClusterSimulation:
                 self._arrive(number)
 
     def _start(self, job: int, pool: int, gpus: int, gang: Gang) -> None:
-        """Begin or go on."""
+        """Start or continue a job on a gang."""
         described, nodes = self.jobs[job], self.pools[pool]
         nodes.take(gang)
         self.free -= gpus
@@ -352,7 +353,7 @@ class ClusterSimulation:
             self.waiters -= 1
 
     def _stop(self, job: int, *, ended: bool = False) -> None:
-        """Take a job off its GPUs."""
+        """Remove a job from its GPUs."""
         running = self.running.pop(job)
         elapsed = self.now - running.begin
         pause = min(elapsed, running.pause)
@@ -386,7 +387,7 @@ class ClusterSimulation:
     # decisions
 
     def _schedule(self) -> None:
-        """Let the policy decide."""
+        """Start, stop and resize jobs as the policy decides."""
         self.blocked = "idle"
         if not self.waiters and not self.policy.elastic:
             return
@@ -396,7 +397,7 @@ class ClusterSimulation:
             self._preempt()
         else:
             self._in_order()
-        head = self._head()
+        head = self._first_waiting()
         if head is not None:
             enough = any(self.sizes[p][head] <= self.pools[p].free.sum() for p in self.choices[head])
             self.blocked = "fragmentation" if enough else "waiting"
@@ -405,16 +406,16 @@ class ClusterSimulation:
         if not self.lengths or self.lengths[-1][1] != self.waiters:
             self.lengths.append((self.now, self.waiters))
 
-    def _head(self) -> int | None:
-        """The waiting job that arrived first."""
+    def _first_waiting(self) -> int | None:
+        """Return the waiting job that arrived first."""
         if not self.waiters:
             return None
         while not self.waiting[self.first]:
             self.first += 1
         return self.first
 
-    def _spot(self, job: int) -> tuple[int, int, Gang] | None:
-        """Where a job can start now: the kind of nodes on which it is fastest that has room."""
+    def _placement_now(self, job: int) -> tuple[int, int, Gang] | None:
+        """Return where a job can start now: on the kind of nodes with room where it is fastest."""
         for p in self.choices[job]:
             gpus = int(self.sizes[p][job])
             if self.pools[p].fits(gpus):
@@ -422,14 +423,14 @@ class ClusterSimulation:
         return None
 
     def _in_order(self) -> None:
-        """Start jobs in the order of the policy; where one has no room, go on with those that do not delay it."""
+        """Start jobs in the order of the policy; when one has no room, try only those that do not delay it."""
         key = self.policy.key
         order = None
         if key is not None:
             order = np.array(sorted(np.flatnonzero(self.waiting).tolist(), key=lambda job: key(self, job)))
         while self.waiters:
-            head = self._head() if order is None else int(order[0])
-            spot = None if head is None else self._spot(head)
+            head = self._first_waiting() if order is None else int(order[0])
+            spot = None if head is None else self._placement_now(head)
             if head is None or spot is None:
                 break
             self._start(head, *spot)
@@ -440,7 +441,7 @@ class ClusterSimulation:
             self._backfill(head, order)
 
     def _reserve(self, head: int) -> _Reservation:
-        """When the first job can start at the latest, as running jobs end one after the other."""
+        """Return the latest start of the first waiting job, given the ends of the running jobs."""
         if self.reserved is not None and self.reserved.job == head and self.factors is None and not self.policy.key:
             return self.reserved
         best: tuple[float, _Reservation] | None = None
@@ -464,7 +465,7 @@ class ClusterSimulation:
         return best[1]
 
     def _backfill(self, head: int, order: Counts) -> None:
-        """Start later jobs that end before the reservation of the first one, or that lie beside it."""
+        """Start later jobs that end before the reservation of the first one, or that do not need its GPUs."""
         reserved = self._reserve(head)
         until = reserved.time * (1.0 + _ROUNDING)
         for p, pool in enumerate(self.pools):
@@ -488,7 +489,7 @@ class ClusterSimulation:
                 candidates = candidates[place + 1 :]
 
     def _preempt(self) -> None:
-        """Run the jobs with the smallest keys; stop others only where their GPUs are needed."""
+        """Run the jobs with the smallest keys; stop others only if their GPUs are needed."""
         key, jobs = self.policy.key, self.jobs
         assert key is not None
         room = [pool.gpus for pool in self.pools]
@@ -524,7 +525,7 @@ class ClusterSimulation:
             self._set_quantum()
 
     def _set_quantum(self) -> None:
-        """Decide again when a running job has had more than the waiting job with the least attained service."""
+        """Schedule the next decision: when a running job will have had more service than a waiting one."""
         least = min(self.service_level(int(job)) for job in np.flatnonzero(self.waiting)) + 1
         growth = self.growth
         level = self.quantum * (least if growth == 1.0 else (growth**least - 1.0) / (growth - 1.0))
@@ -536,7 +537,7 @@ class ClusterSimulation:
             self.queue.push(self.now + min(gaps), 2 * len(self.jobs))
 
     def _resize(self) -> None:
-        """Give every job its least GPUs in the order of arrival, then the rest where they save most time a GPU."""
+        """Give every job its fewest GPUs in the order of arrival, then the rest where each saves most time."""
         goal = self._goal()
         changed = [job for job, (_, gpus) in goal.items() if job in self.running and self.running[job].gpus != gpus]
         for job in changed:
@@ -549,7 +550,7 @@ class ClusterSimulation:
                     break
 
     def _goal(self) -> dict[int, tuple[int, int]]:
-        """Kind of nodes and GPUs of each job that should run."""
+        """Return the kind of nodes and the number of GPUs of each job that should run."""
         room, goal = [pool.gpus for pool in self.pools], {}
         for job, running in self.running.items():
             shrinks = self.waiters and self.jobs[job].preemptible
@@ -580,7 +581,7 @@ class ClusterSimulation:
         return goal
 
     def _gain(self, job: int, present: tuple[int, int]) -> tuple[float, int, int] | None:
-        """Seconds that a job saves for each GPU more, negative, with its next number of GPUs."""
+        """Return the (negative) seconds that a job saves for each additional GPU with its next number of GPUs."""
         p, gpus = present
         seconds = self.jobs[job].seconds[p]
         larger = [g for g in seconds if g > gpus]
@@ -595,7 +596,7 @@ class ClusterSimulation:
 
 
 def _preferred_seconds(job: ClusterJob, pool: int) -> float:
-    """Run time on the preferred GPUs of a kind of nodes; inf where the job does not run there."""
+    """Return the run time on the preferred GPUs of a kind of nodes; inf if the job does not run there."""
     return job.seconds[pool][job.preferred[pool]] if job.preferred[pool] else math.inf
 
 
@@ -652,5 +653,5 @@ def simulate_cluster(
 
 
 def _renumbered(job: ClusterJob, place: Mapping[int, int]) -> ClusterJob:
-    """A job whose predecessors have other numbers."""
+    """Return a job with other numbers of its predecessors."""
     return replace(job, after=tuple(place[before] for before in job.after)) if job.after else job

@@ -1,4 +1,4 @@
-"""Many jobs on a cluster: the smallest order of machines, finishing times with intervals, what one node more buys."""
+"""Study of many jobs on a cluster: smallest order of nodes, finishing times with intervals, effect of one more node."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 Array = npt.NDArray[np.float64]
-#: Most nodes of an order, and jobs up to which finishing times get intervals unless samples are asked for.
+#: Most nodes of an order, and most jobs for which finishing times get intervals by default.
 MOST_NODES, MOST_SAMPLED = 100_000, 1000
-#: Simulations with other step times and failures, of which intervals are made.
+#: Number of simulations with varied step times and failures from which intervals are computed.
 SAMPLES = 20
 WAITS = ("mean", "p95")
 PLACEMENTS = ("packed", "spread")
@@ -40,7 +40,7 @@ UNMODELLED = (
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What an order of machines must keep: all deadlines, and a limit of the waiting time (mean or p95) [s]."""
+    """Requirements on an order of machines: all deadlines, and a limit of the mean or p95 waiting time [s]."""
 
     wait: float | None = None
     measure: str = "p95"
@@ -48,7 +48,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Jobs with their prices, the kinds of nodes, and how they are scheduled.
+    """Jobs with their prices, the kinds of nodes, and the scheduling policy.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class Fleet:
         Returns
         -------
         bool
-            Whether all fit.
+            True if all fit.
         """
         sizes = [count * per_node(system) for count, system in zip(nodes, self.systems, strict=True)]
         return all(any(0 < gpus <= size for gpus, size in zip(job.preferred, sizes, strict=True)) for job in self.jobs)
@@ -153,7 +153,7 @@ class FleetStudy:
     nodes : tuple of int
         Nodes of every kind.
     searched : bool
-        Whether this is the smallest order that keeps the wishes.
+        True if this is the smallest order that meets the requirements.
     wishes : Wishes
     result : ClusterRun
     larger : ClusterRun, optional
@@ -176,17 +176,17 @@ class FleetStudy:
 
     @property
     def wait(self) -> float:
-        """Waiting time by the measure of the wishes [s]."""
+        """Waiting time, mean or p95 as the requirements say [s]."""
         return waiting_time(self.result, self.wishes.measure)
 
     @property
     def missed(self) -> list[str]:
-        """Jobs that miss their deadlines."""
+        """Names of the jobs that miss their deadlines."""
         return missed_deadlines(self.fleet, self.result)
 
     @property
     def holds(self) -> bool:
-        """Whether all wishes hold."""
+        """True if all requirements are met."""
         return not self.missed and (self.wishes.wait is None or self.wait <= self.wishes.wait)
 
     @property
@@ -197,7 +197,7 @@ class FleetStudy:
 
     @property
     def order(self) -> str:
-        """The machines in words."""
+        """The machines of the order in words."""
         parts = [
             f"{counted(count, 'node')} of {system.name}"
             for system, count in zip(self.fleet.systems, self.nodes, strict=True)
@@ -207,7 +207,7 @@ class FleetStudy:
 
     @property
     def lost_gpu_hours(self) -> dict[str, float]:
-        """GPU-hours that do no work, by reason; ``idle``: no job waits."""
+        """GPU-hours without work, by reason; ``idle`` means that no job waits."""
         result = self.result
         unused = {name: value / HOUR for name, value in result.unused.items()}
         stops = {"preemption": float(result.paused.sum()) / HOUR, "failures": float(result.failed.sum()) / HOUR}
@@ -215,7 +215,7 @@ class FleetStudy:
 
     @property
     def verdict(self) -> str:
-        """The answer in a few sentences."""
+        """Answer of the study in a few sentences."""
         result, jobs = self.result, counted(len(self.fleet.jobs), "job")
         deadlines = sum(math.isfinite(job.deadline) for job in self.fleet.cluster_jobs)
         deadline = (
@@ -365,7 +365,7 @@ def fleet_study(
 
 
 def sampled_factors(fleet: Fleet, random: np.random.Generator) -> list[float]:
-    """Draw the real run time of each job over the expected one: an error of its step time, and failures.
+    """Draw the ratio of real to expected run time of each job, from step-time errors and failures.
 
     Parameters
     ----------
@@ -387,7 +387,7 @@ def sampled_factors(fleet: Fleet, random: np.random.Generator) -> list[float]:
 
 
 def _sampled(price: JobPrice, random: np.random.Generator) -> float:
-    """A lognormal step within its interval; each failure loses up to twice what it does on average."""
+    """Draw a lognormal step time within its interval; each failure loses up to twice its mean loss."""
     low, high = price.factors
     spread = random.standard_normal() / NINETY
     factor = math.exp(spread * (math.log(high) if spread > 0 else -math.log(low)))
@@ -400,10 +400,10 @@ def _sampled(price: JobPrice, random: np.random.Generator) -> float:
 
 
 def smallest_order(fleet: Fleet, wishes: Wishes) -> tuple[int, ...]:
-    """Find the nodes of every kind that meet the requirements at the least rent (or with the fewest nodes).
+    """Find the nodes of every kind that meet the requirements at the lowest rent (or with the fewest nodes).
 
-    Every number of nodes of all kinds but the last is tried, up to the smallest order of that kind alone; the last
-    kind's number is the smallest, found by bisection above 128 nodes or a thousand jobs.
+    Every number of nodes of all kinds but the last is tried, up to the smallest order of that kind alone. The number of
+    the last kind is the smallest that suffices, found by bisection above 128 nodes or a thousand jobs.
 
     Parameters
     ----------
@@ -428,9 +428,9 @@ def smallest_order(fleet: Fleet, wishes: Wishes) -> tuple[int, ...]:
     if kinds == 1:
         count = _fewest(fleet, wishes, ())
         if count is None:
-            raise SpecError(f"--nodes auto: no number of nodes keeps the wishes; {_reason(fleet)}")
+            raise SpecError(f"--nodes auto: no number of nodes meets the requirements; {_reason(fleet)}")
         return (count,)
-    singles = [_fewest(_only(fleet, kind), wishes, ()) for kind in range(kinds)]
+    singles = [_fewest(_on_one_kind(fleet, kind), wishes, ()) for kind in range(kinds)]
     tried = [range((_MOST_TRIED if count is None else count) + 1) for count in singles[:-1]]
     orders: list[tuple[int, ...]] = []
     for before in itertools.islice(itertools.product(*tried), _MOST_ORDERS):
@@ -438,25 +438,27 @@ def smallest_order(fleet: Fleet, wishes: Wishes) -> tuple[int, ...]:
         if last is not None:
             orders.append((*before, last))
     if not orders:
-        raise SpecError(f"--nodes auto: no order of these systems keeps the wishes; {_reason(fleet)}")
+        raise SpecError(f"--nodes auto: no order of these systems meets the requirements; {_reason(fleet)}")
     return min(orders, key=lambda order: (fleet.usd_per_s(order) or math.inf, sum(order)))
 
 
-#: Nodes of one kind, and orders, that are tried where kinds are mixed.
+#: Most nodes of one kind, and most orders, that are tried for mixed kinds of nodes.
 _MOST_TRIED, _MOST_ORDERS = 16, 2000
-#: Orders of one kind up to which every smaller one is tried, as more nodes may delay a job.
+#: Largest order of one kind for which every smaller one is tried, because more nodes may delay a job.
 _MOST_SCANNED = 128
 
 
-def _only(fleet: Fleet, kind: int) -> Fleet:
-    """The fleet on one kind of nodes; jobs that do not run there make every order too small."""
+def _on_one_kind(fleet: Fleet, kind: int) -> Fleet:
+    """Return the fleet on one kind of nodes; jobs that do not run there make every order too small."""
     jobs = tuple(replace(job, prices=(job.prices[kind],), preferred=(job.preferred[kind],)) for job in fleet.jobs)
     return replace(fleet, jobs=jobs, systems=(fleet.systems[kind],))
 
 
 def _fewest(fleet: Fleet, wishes: Wishes, before: tuple[int, ...], most: int | None = None) -> int | None:
-    """The fewest nodes of the last kind that keep the wishes beside others, by doubling, and trying all
-    smaller numbers (of large orders by bisection)."""
+    """Return the fewest nodes of the last kind that meet the requirements, given the nodes of the other kinds.
+
+    The number is doubled until it suffices; then all smaller numbers are tried, or bisected for large orders.
+    """
 
     def keeps(count: int) -> bool:
         nodes = (*before, count)
@@ -485,7 +487,7 @@ def _fewest(fleet: Fleet, wishes: Wishes, before: tuple[int, ...], most: int | N
 
 
 def _enough(fleet: Fleet) -> int:
-    """Nodes of the last kind on which no job ever waits."""
+    """Return the number of nodes of the last kind on which no job ever waits."""
     size = per_node(fleet.systems[-1])
     needed = sum(-(-max(job.preferred) // size) for job in fleet.jobs)
     owned = MOST_NODES if fleet.systems[-1].capacity is None else fleet.systems[-1].capacity // size
@@ -493,7 +495,7 @@ def _enough(fleet: Fleet) -> int:
 
 
 def _reason(fleet: Fleet) -> str:
-    """Jobs that miss their deadlines even where nothing waits."""
+    """Say which jobs miss their deadlines even if nothing waits."""
     late = []
     for job in fleet.cluster_jobs:
         tables = zip(job.seconds, job.preferred, strict=True)

@@ -1,5 +1,7 @@
-"""Sweeps of fleets: every combination of policies, nodes, placements and seeds as one table, on the machinery of
-`paleo.studies.sweep`: processes or a Dask cluster, resumed where it stopped."""
+"""Sweeps of fleets: every combination of policies, nodes, placements and seeds as one table.
+
+They run like `paleo.studies.sweep`: in processes or on a Dask cluster, and continue where they were stopped.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from paleo.studies.sweep import Study, study_of
 if TYPE_CHECKING:
     from paleo.studies.sweep import Job
 
-#: Axes of a sweep of fleets, with the value of those that a study leaves out.
+#: Axes of a sweep of fleets, with the default of each.
 AXES: dict[str, Any] = {"nodes": None, "policy": "backfill", "placement": "packed", "seed": None}
 _FIGURES = (
     "gpus", "span_s", "wait_mean_s", "wait_p95_s", "deadlines_missed", "utilisation", "preemptions",
@@ -60,7 +62,7 @@ class FleetSweep(Study):
         read_jobs(self.jobs)
 
     def record(self, job: Job, point: dict[str, Any]) -> dict[str, Any]:
-        """The columns of a point."""
+        """Return the columns of a point."""
         settings = {**AXES, **point}
         systems = [job.systems[str(point["system"])]]
         nodes = parse_nodes(settings["nodes"], systems)
@@ -87,7 +89,7 @@ class FleetSweep(Study):
 
 
 def _check(name: str, value: Any, system: str) -> None:
-    """SpecError for a value that an axis does not take."""
+    """Raise SpecError for a value that an axis does not accept."""
     words = {"policy": list(POLICIES), "placement": list(PLACEMENTS)}
     if name in words and value not in words[name]:
         raise SpecError(f"axes.{name}: {value!r:.40}: {near(str(value), words[name])}")
@@ -98,6 +100,6 @@ def _check(name: str, value: Any, system: str) -> None:
 
 
 def load_any_study(path: str | Path) -> Study:
-    """Return a study of runs, or of fleets where the file names ``jobs``, every axis checked."""
+    """Load and check a study of runs, or of fleets if the file names ``jobs``."""
     data = read_yaml(path)
     return study_of(FleetSweep if "jobs" in data else Study, path, data)

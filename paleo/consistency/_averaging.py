@@ -1,4 +1,4 @@
-"""Workers that average their parameters: all of them now and then, or neighbours."""
+"""Consistency models in which workers average their parameters: all of them periodically, or neighbours each step."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from paleo.consistency.base import CONSISTENCY, FP32_BYTES, Array, Consistency, 
 from paleo.errors import PlanError, near
 from paleo.step.waiting import Numeric, averaged_noise, waiting_share
 
-# Gossip: a worker averages with a few neighbours each step; nobody waits for all
+# Gossip: a worker averages with a few neighbours each step, and no worker waits for all others
 
 
 def ring_gap(workers: Numeric) -> Array:
-    """Spectral gap of averaging with both neighbours of a ring, weights 1/3: (2/3)(1 − cos 2π/n).
+    """Spectral gap of averaging with both neighbours of a ring with weights 1/3: (2/3)(1 − cos 2π/n).
 
     >>> float(ring_gap(4.0).round(4))
     0.6667
@@ -33,19 +33,19 @@ def exponential_gap(workers: Numeric) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Neighbours that a worker hears of a step: ``ring`` 2, ``exp`` ⌈log₂ N⌉, ``one-peer`` 1."""
+    """Neighbours with which a worker averages in each step: ``ring`` 2, ``exp`` ⌈log₂ N⌉, ``one-peer`` 1."""
 
     neighbours: str
     reference: str
 
     def degree(self, workers: Numeric) -> Array:
-        """Neighbours a step, (configurations,)."""
+        """Number of neighbours in each step, shape (configurations,)."""
         n = np.asarray(workers, dtype=np.float64)
         most = {"ring": 2.0 + 0.0 * n, "one-peer": 1.0 + 0.0 * n, "exp": np.ceil(np.log2(np.maximum(n, 1.0)))}
         return np.asarray(np.minimum(most[self.neighbours], n - 1.0))
 
     def mixing_steps(self, workers: Numeric) -> Array:
-        """Return the steps in which a difference between workers falls to 1/e.
+        """Return the number of steps after which a difference between workers has fallen to 1/e.
 
         One-peer exponential graphs over powers of two reach exact consensus after ⌈log₂ N⌉ steps.
         """
@@ -65,14 +65,14 @@ _TOPOLOGIES = {
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """T = compute (1 + W of d + 1 workers) + max(0, d · neighbour − compute), d the neighbours a step.
+    """Averaging with neighbours: T = compute (1 + W of d + 1 workers) + max(0, d · neighbour − compute).
 
-    What is averaged are the parameters that a step began with, so they travel beside the whole of it (Lian et al.,
-    2017, section 4), not beside its backward pass alone.
+    d is the number of neighbours in each step. The averaged parameters are those at the start of the step, so their
+    exchange overlaps with the whole step and not only with its backward pass (Lian et al., 2017, section 4).
     """
 
     kind: str
-    exact = False  # parameters of workers differ
+    exact = False  # the parameters of the workers differ
     uses_servers = False
 
     @property
@@ -101,27 +101,30 @@ class Gossip:
 
 @CONSISTENCY.register("gossip")
 def gossip(argument: str) -> Consistency:
-    """``gossip:ring``, ``gossip:exp2``, ``gossip:one-peer``."""
+    """Build a gossip model from its argument: ``gossip:ring``, ``gossip:exp2``, ``gossip:one-peer``."""
     if argument not in _TOPOLOGIES:
         raise PlanError(f"consistency gossip:{argument}: unknown topology {argument!r}; {near(argument, _TOPOLOGIES)}")
     return Gossip(argument)
 
 
-# Local steps with an average every H of them: local SGD, model averaging, elastic averaging, DiLoCo, federated rounds
+# Local steps with an average after every H steps: local SGD, model and elastic averaging, DiLoCo, federated rounds
 
 
 def _local_step(workload: Workload, steps: Numeric, synchronisation: Numeric) -> Array:
-    """Seconds of one of ``steps`` local steps with its share of ``synchronisation`` seconds, (configurations,)."""
+    """Return the mean time of a local step with its share of the synchronisation [s], shape (configurations,).
+
+    ``synchronisation`` is the time [s] of one average after ``steps`` local steps.
+    """
     noise = waiting_share(workload.workers, averaged_noise(workload.jitter, steps), workload.persistent)
     return np.asarray(workload.compute * (1.0 + noise) + synchronisation / steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """Workers make ``steps`` local steps, then average.
+    """Workers make ``steps`` local steps, then average their parameters.
 
-    ``copies`` are the fp32 copies of the parameters that a worker needs for that. ``fragments`` of the parameters
-    travel one after another, each hidden behind the steps up to the next.
+    ``copies`` is the number of fp32 copies of the parameters that a worker needs for this. The parameters are sent in
+    ``fragments``, one after another, each overlapped with the steps up to the next.
     """
 
     name: str
@@ -139,7 +142,7 @@ class Periodic:
 
     @property
     def exact(self) -> bool:
-        """One step between averages of plain gradients is a synchronous step."""
+        """True for one step between averages of plain gradients, which equals a synchronous step."""
         return self.steps == 1 and self.name == "local"
 
     def cycle(self, workload: Workload) -> Cycle:
@@ -160,23 +163,23 @@ class Periodic:
 
 @CONSISTENCY.register("local")
 def local(argument: str) -> Consistency:
-    """``local:H``: also post-local SGD behind its synchronous phase, and model averaging."""
+    """Build ``local:H``; it also describes post-local SGD after its synchronous phase, and model averaging."""
     steps = count_argument("local", argument, "local steps between two averages")
     return Periodic("local", steps, 0.0, "Stich, Local SGD, ICLR 2019; Lin et al., Post-local SGD, ICLR 2020")
 
 
 @CONSISTENCY.register("easgd")
 def easgd(argument: str) -> Consistency:
-    """``easgd:H``: elastic averaging; a worker keeps the centre beside its own parameters."""
+    """Build ``easgd:H``, elastic averaging: a worker stores the centre besides its own parameters."""
     steps = count_argument("easgd", argument, "local steps between two pulls to the centre")
     return Periodic("easgd", steps, 1.0, "Zhang, Choromanska and LeCun, Elastic averaging SGD, NIPS 2015")
 
 
 @CONSISTENCY.register("diloco")
 def diloco(argument: str) -> Consistency:
-    """Build ``diloco:H`` or ``diloco:H/F``: an outer copy and an outer momentum in fp32.
+    """Build ``diloco:H`` or ``diloco:H/F``: an outer copy of the parameters and an outer momentum in fp32.
 
-    With F fragments each travels while the steps up to the next one are made (streaming).
+    Each of the F fragments is exchanged during the steps up to the next one (streaming).
     """
     steps, _, fragments = argument.partition("/")
     number = count_argument("diloco", steps, "inner steps between two outer steps")
@@ -189,7 +192,7 @@ def diloco(argument: str) -> Consistency:
 
 @dataclass(frozen=True, slots=True)
 class Federated:
-    """Rounds of ``steps`` local steps at clients that pull and push the model over their own links, no two together.
+    """Rounds of ``steps`` local steps at clients that pull and push the model over links of their own.
 
     T = μ (1 + c e_N / √H + e_N persistent) + 2 neighbour / H.
     """
@@ -208,5 +211,5 @@ class Federated:
 
 @CONSISTENCY.register("federated")
 def federated(argument: str) -> Consistency:
-    """``federated:H``."""
+    """Build the federated model ``federated:H``."""
     return Federated(count_argument("federated", argument, "local steps a round"))

@@ -1,11 +1,12 @@
-"""Asynchronous workers around parameter servers (Downpour, Hogwild).
+"""Asynchronous and stale-synchronous workers with parameter servers (Downpour, Hogwild, SSP).
 
-Each worker pushes its gradient and pulls parameters without waiting for any other.
+Each asynchronous worker pushes its gradient and pulls parameters without waiting for the others. Workers and server
+form a closed queueing network: a worker computes (its think time), then waits for the busy server. It is solved by
+mean-value analysis of one delay station and one queue for equal workers, and by Schweitzer's approximation for classes
+of workers.
 
-They form closed queueing networks: workers that think (compute), then wait for one busy server. Mean-value analysis of
-one delay station and one queue, for like customers, and Schweitzer's approximation for classes of them. References:
-Reiser and Lavenberg, Mean-value analysis of closed multichain queuing networks, JACM 27(2), 1980; Schweitzer,
-Approximate analysis of multiclass closed networks of queues, 1979.
+References: Reiser and Lavenberg, Mean-value analysis of closed multichain queuing networks, JACM 27(2), 1980;
+Schweitzer, Approximate analysis of multiclass closed networks of queues, 1979.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Array = npt.NDArray[np.float64]
 Numeric = float | npt.NDArray[np.floating[Any]]
 #: Squared coefficient of variation of a server's service that is regular; it is 1 where service is exponential.
 REGULAR = 0.0
-#: Fixed-point steps after which the class throughputs no longer move in double precision.
+#: Number of fixed-point iterations after which the throughputs of the classes no longer change in double precision.
 _ITERATIONS = 200
 
 
@@ -32,8 +33,8 @@ _ITERATIONS = 200
 class Station:
     """State of a parameter server as a queue.
 
-    ``throughput`` [1/s] counts all workers, ``response`` [s] is one visit with queueing. ``knee`` is the number of
-    workers from which on the server is the limit.
+    ``throughput`` [1/s] counts all workers. ``response`` [s] is the time of one visit including queueing. ``knee`` is
+    the number of workers above which the server limits the throughput.
     """
 
     throughput: Array
@@ -69,7 +70,7 @@ def closed_queue(customers: Numeric, think: Numeric, service: Numeric, variation
     array(10.)
     """
     count, think, service = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (customers, think, service)))
-    order = np.argsort(-count, axis=None, kind="stable")  # the most customers first: those of few are soon done
+    order = np.argsort(-count, axis=None, kind="stable")  # sorted by falling customers: entries with few finish early
     counts, thinks, services = (np.asarray(values.ravel()[order], np.float64) for values in (count, think, service))
     queue, throughput, response = np.zeros((3, count.size))
     many = int(np.searchsorted(-counts, -_MOST_CUSTOMERS, side="left"))
@@ -88,7 +89,7 @@ def closed_queue(customers: Numeric, think: Numeric, service: Numeric, variation
     return Station(throughput, response, throughput * service, knee)
 
 
-#: Customers up to which the mean-value recursion of a closed queue is carried out.
+#: Most customers for which the mean-value recursion of a closed queue is computed.
 _MOST_CUSTOMERS = 4096
 
 
@@ -97,7 +98,7 @@ def _throughput(customers: Numeric, think: Array, service: Array, response: Arra
 
 
 def _schweitzer_response(customers: Array, think: Array, service: Array, variation: float) -> Array:
-    """Solve R² + p R + q = 0: the mean-value equation where n − 1 customers queue in proportion to n."""
+    """Solve R² + p R + q = 0, the mean-value equation if the queue of n − 1 customers is proportional to n."""
     others = customers - 1.0
     p = think - service - service * others
     q = service**2 * others * (1.0 - variation) / 2.0 - service * think
@@ -108,11 +109,8 @@ def _schweitzer_response(customers: Array, think: Array, service: Array, variati
 def mixed_queue(counts: Array, think: Array, service: Array, variation: float = REGULAR) -> Array:
     """Return the throughput of each class of customers who share one server.
 
-    A customer of class c finds Q − Q_c / n_c others in the queue (Schweitzer). Where all classes are alike it is close
-    to `closed_queue` (within 3 % for 4 customers or more).
-
-    A customer of class c finds Q − Q_c / n_c others in the queue (Schweitzer). Where all classes are alike it is close
-    to `closed_queue` (within 3 % for 4 customers or more).
+    A customer of class c finds Q − Q_c / n_c others in the queue (Schweitzer). If all classes are equal, it agrees with
+    `closed_queue` within 3 % for 4 customers or more.
 
     Parameters
     ----------
@@ -155,7 +153,7 @@ def service_time(payload: Numeric, tensors: Numeric, server: Server) -> Array:
     payload : array-like
         Bytes of the gradient.
     tensors : array-like
-        How many tensors it has.
+        Number of tensors.
     server : Server
         Rates of a server.
 
@@ -175,10 +173,11 @@ def service_time(payload: Numeric, tensors: Numeric, server: Server) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Asynchronous:
-    """A closed queue of N workers; staleness N − 1 on average.
+    """Closed queue of N workers, with a mean staleness of N − 1.
 
-    Every commit is followed by one of each other worker before the same one comes again. Deviation:
-    √((c Z X (N − 1) / N)² + (N − 1)(1 − U) min(1, 1.13 c)), which a discrete simulation meets within 5 % on average.
+    After each update of a worker, every other worker makes one before the same worker updates again. The standard
+    deviation of the staleness is √((c Z X (N − 1) / N)² + (N − 1)(1 − U) min(1, 1.13 c)), which agrees with a discrete
+    simulation within 5 % on average.
     """
 
     summary = "workers push and pull at parameter servers, waiting for nobody"
@@ -226,7 +225,7 @@ def staleness(
     Parameters
     ----------
     workers : array-like
-        How many workers there are.
+        Number of workers.
     think : array-like
         Seconds that a worker computes.
     throughput : array-like
@@ -254,7 +253,7 @@ def asynchronous(argument: str) -> Asynchronous:
     Parameters
     ----------
     argument : str
-        What stands after the colon of the name; empty where nothing does.
+        Text after the colon of the name, or empty.
 
     Returns
     -------
@@ -264,20 +263,21 @@ def asynchronous(argument: str) -> Asynchronous:
     return Asynchronous()
 
 
-#: How fast a window of steps absorbs independent noise: fitted to simulations of a reflected random walk (noise 0.1 to
-#: 1, 4 to 64 workers, windows of 1 to 15 steps; 1.1 % mean, 7 % largest error of the step).
+#: Coefficient of how fast a window of steps absorbs independent noise. It is fitted to simulations of a reflected
+#: random walk (noise 0.1 to 1, 4 to 64 workers, windows of 1 to 15 steps), with a mean error of the step of 1.1 % and a
+#: largest one of 7 %.
 _WINDOW = 0.6
 
 
 def windowed_waiting(workers: Numeric, jitter: Numeric, window: Numeric) -> Array:
-    """Return the share of a mean step that is waited where ranks may be several steps apart.
+    """Return the fraction of a mean step that is spent waiting if ranks may be several steps apart.
 
-    W / (1 + s W / (0.6 c² ln N)), W what a synchronous step waits.
+    It is W / (1 + s W / (0.6 c² ln N)), where W is the fraction that a synchronous step waits.
 
     Parameters
     ----------
     workers : array-like
-        How many workers there are.
+        Number of workers.
     jitter : array-like
         Coefficient of variation of a worker's computing time.
     window : array-like
@@ -301,13 +301,16 @@ def windowed_waiting(workers: Numeric, jitter: Numeric, window: Numeric) -> Arra
 
 @dataclass(frozen=True, slots=True)
 class StaleSynchronous:
-    """A window takes away noise, never a worker that is always slow.
+    """Stale-synchronous workers, which may be a window of steps apart.
 
-    T = μ (1 + windowed waiting + e_N persistent) + exposed exchange; staleness is at most the window, and below it what
-    independent noise spreads workers by. Around parameter servers (`Workload.server`) workers form the closed queue of
-    `Asynchronous`, who think for that long, and N − 1 updates of others come between a worker's read and its write; in
-    a window of 0 all push at once. Beside simulations (4 to 32 workers, noise to 0.6, service to 0.3 of a step) the
-    step is 2 % off on average and 11 % at worst, 5 and 21 % in a window of 0.
+    T = μ (1 + windowed waiting + e_N persistent) + exposed exchange. The window absorbs independent noise, but it does
+    not help against a worker that is always slow. Staleness is at most the window, and less where independent noise
+    does not spread the workers so far.
+
+    With parameter servers (`Workload.server`) the workers form the closed queue of `Asynchronous` with this step as
+    think time, and N − 1 updates of others fall between a worker's read and its write. With a window of 0 all workers
+    push at once. Compared with simulations (4 to 32 workers, noise to 0.6, service to 0.3 of a step) the step is 2 %
+    off on average and 11 % at worst, and 5 and 21 % with a window of 0.
     """
 
     window: int
@@ -344,7 +347,7 @@ class StaleSynchronous:
         )
 
     def _served(self, workload: Workload, pace: Array, server: Server) -> Cycle:
-        """Return the steps of workers who think for ``pace`` seconds, then wait for busy servers."""
+        """Return the steps of workers that compute for ``pace`` seconds and then wait for busy servers."""
         service = service_time(workload.payload, workload.tensors, server)
         think, other_workers = pace + workload.round_trip, np.asarray(workload.workers) - 1.0
         station = closed_queue(workload.workers, think, service)
@@ -371,7 +374,7 @@ def ssp(argument: str) -> StaleSynchronous:
     Parameters
     ----------
     argument : str
-        What stands after the colon of the name; empty where nothing does.
+        Text after the colon of the name, or empty.
 
     Returns
     -------

@@ -1,13 +1,14 @@
 """Consistency models: how workers that train one network exchange updates, and when they wait for one another.
 
-A model takes the `Workload` of like workers and says how fast they update the model and how stale their gradients are.
-Every field is a number or an array of configurations; formulas broadcast. A module of this folder registers its model
-under the name that ``--consistency`` takes; what follows a colon is its argument::
+A model takes the `Workload` of equal workers. It returns how fast they update the network and how stale their gradients
+are. Every field is a number or an array of configurations, and formulas broadcast. A module of this folder registers
+its model under the name that ``--consistency`` takes; the text after a colon is its argument::
 
     @CONSISTENCY.register("ssp")
     def ssp(argument: str) -> Consistency: ...
 
-Time to quality is not predicted: a stale gradient may need more updates, and no law of that holds across networks.
+The time to a quality is not predicted here: a stale gradient may need more updates, and no law of this holds for all
+networks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 Array = npt.NDArray[np.float64]
-#: Bytes of a number in the fp32 copies that outer optimizers and averaged models keep.
+#: Bytes of a number in the fp32 copies of outer optimizers and averaged models.
 FP32_BYTES = 4.0
 
 
@@ -46,21 +47,22 @@ class Server:
 
     @property
     def share(self) -> float:
-        """Part of a push that the fullest server takes."""
+        """Fraction of a push that the fullest server receives."""
         return 1.0 / self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What like workers do; seconds, bytes.
+    """Work of one of several equal workers, in seconds and bytes.
 
-    ``compute``: a worker's step without any exchange between workers, its optimizer included. ``all_reduce``: seconds
-    in which all workers sum their gradients (or average their parameters), ``hidden`` of them beside computation in a
-    synchronous step (negative where buckets beside it cost more than they hide).
-    ``neighbour``: seconds in which a worker sends its payload to one other worker. ``payload``: bytes
-    of gradients that a worker sends a step; ``parameters``: elements that a worker holds; ``tensors``: how many tensors
-    they are. ``jitter`` and ``persistent``: noise of a worker's step, independent and its own, as shares of its mean
-    (`paleo.step.waiting`). ``round_trip``: seconds of a message to the server and back, for each tensor's exchange.
+    ``compute`` is the time of a worker's step without any exchange between workers, including its optimizer.
+    ``all_reduce`` is the time in which all workers sum their gradients or average their parameters. ``hidden`` is the
+    part of it that a synchronous step overlaps with computation; it is negative if the overlapped buckets slow the step
+    more than they hide. ``neighbour`` is the time in which a worker sends its payload to one other worker. ``payload``
+    is the bytes of gradients that a worker sends in a step, ``parameters`` the elements that it holds, and ``tensors``
+    their number of tensors. ``jitter`` and ``persistent`` are the independent and the persistent noise of a worker's
+    step, as fractions of its mean (`paleo.step.waiting`). ``round_trip`` is the time of a message to the server and
+    back, for each tensor.
     """
 
     workers: Numeric
@@ -78,20 +80,21 @@ class Workload:
 
     @property
     def waiting(self) -> Array:
-        """Share of a mean step that a synchronous step waits for the slowest worker."""
+        """Fraction of a mean step that a synchronous step waits for the slowest worker."""
         return waiting_share(self.workers, self.jitter, self.persistent)
 
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """What a consistency model makes of a workload; each field broadcasts over configurations.
+    """Speed and staleness of a workload under a consistency model; each field broadcasts over configurations.
 
-    ``step``: seconds between two steps of one worker, exchange and waiting included. ``updates_per_s``: updates of the
-    shared model (synchronous models count a step of all workers as one; asynchronous ones each worker's). ``exposed``:
-    seconds of a step that are exchange or waiting. ``bytes_per_s``: what a worker sends. ``staleness_mean`` and
-    ``staleness_sd``: updates by others between a worker's read and its write. ``extra_memory``: bytes a worker holds
-    beside a synchronous one. ``utilization`` and ``knee``: busy share of the fullest server, and the workers from which
-    on it is the limit (nan without a server).
+    ``step`` is the time between two steps of one worker, including exchange and waiting. ``updates_per_s`` counts
+    updates of the shared model: synchronous models count a step of all workers as one, asynchronous ones count each
+    worker's. ``exposed`` is the time of a step spent on exchange or waiting. ``bytes_per_s`` is the rate at which a
+    worker sends. ``staleness_mean`` and ``staleness_sd`` describe the number of updates by others between a worker's
+    read and its write. ``extra_memory`` is the bytes that a worker holds in addition to a synchronous one.
+    ``utilization`` is the busy fraction of the fullest server, and ``knee`` the number of workers above which it is the
+    limit (nan without a server).
     """
 
     step: Array
@@ -131,7 +134,7 @@ class Cycle:
         staleness : tuple of (array-like, array-like), default (0.0, 0.0)
             Mean and deviation of the updates that a gradient misses.
         extra_memory : array-like, default 0.0
-            Bytes that a worker keeps beside a synchronous one's.
+            Bytes that a worker holds in addition to a synchronous one.
         server : tuple of (array-like, array-like), default (np.nan, np.nan)
             Utilization and knee of the parameter servers.
 
@@ -165,11 +168,11 @@ class Consistency(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether every update is what a synchronous step would make: no price of staleness is needed."""
+        """True if every update equals that of a synchronous step, so that staleness costs nothing."""
 
     @property
     def uses_servers(self) -> bool:
-        """Whether workers exchange through the parameter servers of a run that states some (`Workload.server`)."""
+        """True if workers exchange through parameter servers when the run states some (`Workload.server`)."""
 
     def cycle(self, workload: Workload) -> Cycle:
         """Compute seconds, updates and staleness of a workload.
@@ -185,7 +188,7 @@ class Consistency(Protocol):
         """
 
 
-#: Name -> maker of a model from its argument, the text behind the colon.
+#: Functions that build a model from its argument (the text after the colon), by name.
 CONSISTENCY: Registry[Callable[[str], Consistency]] = Registry("consistency model", "paleo.consistency")
 
 
@@ -250,9 +253,9 @@ def count_argument(name: str, argument: str, meaning: str, least: int = 1, most:
     name : str
         The model.
     argument : str
-        What stands after the colon of the name; empty where nothing does.
+        Text after the colon of the name, or empty.
     meaning : str
-        What the number stands for.
+        Meaning of the number.
     least : int, default 1
         Its range.
     most : int, default 10 ** 7
@@ -283,7 +286,7 @@ def no_argument(name: str, argument: str) -> None:
     name : str
         The model.
     argument : str
-        What stands after the colon of the name; empty where nothing does.
+        Text after the colon of the name, or empty.
 
     Raises
     ------
@@ -296,7 +299,7 @@ def no_argument(name: str, argument: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BulkSynchronous:
-    """T = μ (1 + W) + exposed all-reduce, W the waiting for the slowest of N workers."""
+    """Bulk-synchronous workers: T = μ (1 + W) + exposed all-reduce, with the wait W for the slowest of N workers."""
 
     summary = "every step waits for all workers and sums their gradients"
     reference = "Valiant, A bridging model for parallel computation, CACM 33(8), 1990"
@@ -327,7 +330,7 @@ def bsp(argument: str) -> BulkSynchronous:
     Parameters
     ----------
     argument : str
-        What stands after the colon of the name; empty where nothing does.
+        Text after the colon of the name, or empty.
 
     Returns
     -------

@@ -1,1 +1,1 @@
-"""Networks from elsewhere: torch modules, ONNX files and configurations of the transformers library."""
+"""Importers of networks: torch modules, ONNX files and configurations of the transformers library."""

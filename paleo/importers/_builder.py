@@ -1,4 +1,4 @@
-"""Entries of a model file, one after the other, and where the values of a trace stand among them."""
+"""Builder of the entries of a model file from a trace; it knows which entry holds each value of the trace."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ if TYPE_CHECKING:
     from paleo.importers._trace import Call, Shape, Trace, Value
 
 _FP32, _UNFUSED = precision("fp32"), Choices(attention="unfused")
-#: Dims of inputs by their number.
+#: Names of the dims of an input, by their number.
 _INPUT_DIMS = {
     1: ("batch",),
     3: ("batch", "seq", "features"),
     4: ("batch", "channels", "height", "width"),
     5: ("batch", "channels", "depth", "height", "width"),
 }
-#: How many names ``dim0``, ``dim1``, … there are at most.
+#: Most names ``dim0``, ``dim1``, … of a network.
 MOST_DIMS = 99
 
 
 @dataclass(eq=False)
 class LayerEntry:
-    """One line of a model file. ``inputs`` are entries or names of inputs; ``share`` and ``tie`` lend the weights of
-    another entry; ``frozen`` ones are not trained."""
+    """One line of a model file.
+
+    ``inputs`` are entries or names of inputs. ``share`` and ``tie`` name another entry whose weights this one uses.
+    Weights of a ``frozen`` entry are not trained.
+    """
 
     kind: str
     options: dict[str, Any]
@@ -46,7 +49,7 @@ class LayerEntry:
 
     @property
     def own_parameters(self) -> float:
-        """How many numbers it learns that no other entry lends."""
+        """Number of parameters, without those that belong to another entry."""
         if self.share is not None:
             return 0.0
         parameters = parameters_of(self.operations).items()
@@ -54,31 +57,31 @@ class LayerEntry:
 
     @property
     def flops_backward(self) -> float:
-        """FLOP of its backward pass: without a product for what needs no gradient, such as an input of the network."""
+        """FLOP of the backward pass, without products for inputs that need no gradient."""
         return sum(kernel.flops for operation in self.operations for kernel in operation.backward(_FP32))
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a value stands: the entry or input that holds it, as a tensor with the dims and sizes of the value."""
+    """A value of the trace in the model file: the entry or input that holds it, with the value's dims and sizes."""
 
     holder: LayerEntry | str
     tensor: Tensor
 
     @classmethod
     def of(cls, entry: LayerEntry) -> Placed:
-        """The value that an entry of the network gives."""
+        """Return the output of an entry as a placed value."""
         return cls(entry, entry.out)
 
     @property
     def dims(self) -> dict[str, Size]:
-        """Names and sizes of its dims."""
+        """Sizes of the dims by name."""
         return dict(zip(self.tensor.dims, self.tensor.sizes, strict=True))
 
 
 @dataclass
 class ImportedNetwork:
-    """Entries in order, inputs with their dims; ``last`` is what the network gives."""
+    """Entries of a network in order, and its inputs with their dims; ``last`` is its output."""
 
     entries: list[LayerEntry]
     inputs: dict[str, Tensor]
@@ -88,20 +91,20 @@ class ImportedNetwork:
 
 
 class UntranslatableError(Exception):
-    """A call does not fit the layer that was tried."""
+    """Error for a call that a layer cannot express."""
 
 
 @dataclass
 class Builder:
-    """Adds entries, and knows which entry holds each value and each parameter."""
+    """Adds entries of a model file, and records which entry holds each value and each parameter."""
 
     trace: Trace
     network: ImportedNetwork = field(init=False)
     placed: dict[Value, Placed] = field(default_factory=dict)
     owners: dict[str, LayerEntry] = field(default_factory=dict)
-    #: What a view looks at.
+    #: Source of each view.
     bases: dict[LayerEntry | str, Placed] = field(default_factory=dict)
-    #: Whether the weights of what is added now are not trained.
+    #: True while added entries have frozen weights.
     untrained: bool = False
 
     def __post_init__(self) -> None:
@@ -114,7 +117,7 @@ class Builder:
 
     @property
     def first(self) -> Placed:
-        """The first input of the network."""
+        """First input of the network."""
         return Placed(*next(iter(self.network.inputs.items())))
 
     def _input_dims(self, value: Value) -> tuple[str, ...]:
@@ -131,7 +134,7 @@ class Builder:
     def add(
         self, kind: str, options: Mapping[str, Any], sources: Sequence[Placed], path: str, tie: LayerEntry | None = None
     ) -> LayerEntry:
-        """One more entry, expanded as the graph will do; UntranslatableError where the layer refuses."""
+        """Add an entry, expanded as in the graph; raise UntranslatableError if its layer refuses the inputs."""
         stated = {key: value for key, value in options.items() if value is not None}
         name = f"n{len(self.network.entries)}"
         try:
@@ -157,30 +160,30 @@ class Builder:
         return entry
 
     def put(self, value: Value, entry: LayerEntry) -> None:
-        """Assigns the output of an entry to a value of the trace; their sizes must agree."""
+        """Assign the output of an entry to a value of the trace; their sizes must agree."""
         if tuple(entry.out.sizes) != value.shape:
             raise UntranslatableError(f"{entry.out.sizes} is not {value.shape}")
         self.placed[value] = Placed.of(entry)
 
     def move(self, old: LayerEntry, new: LayerEntry) -> None:
-        """Values of the old entry are read from the new one."""
+        """Let values of an old entry be read from a new one."""
         for value, place in list(self.placed.items()):
             if place.holder is old:
                 self.placed[value] = Placed(new, place.tensor)
 
     def learned(self, parameters: int, source: Placed, label: str, path: str) -> LayerEntry:
-        """An entry that holds parameters and hands its input on."""
+        """Add an entry that holds parameters and passes its input through."""
         return self.add("learned", {"parameters": parameters, "of": label}, [source], path)
 
-    # Where values stand.
+    # The entries that hold values.
 
     def at(self, value: Value | None) -> Placed:
-        """The place of a value: constants and whole numbers have no layer, and stand on an input of the network."""
+        """Return the placed value; constants and whole numbers have no layer and are placed on a network input."""
         if value is None:
             raise UntranslatableError("an input is missing")
         if value not in self.placed:
             if not (value.static or value.index):
-                raise UntranslatableError("a tensor from nowhere")
+                raise UntranslatableError("a tensor that no call computes")
             root = self.first if value.root is None else self.placed[value.root]
             same = root.tensor.sizes == value.shape and not value.static
             self.placed[value] = root if same else self._stand_in(value, root)
@@ -210,12 +213,12 @@ class Builder:
         return Placed.of(entry)
 
     def shaped(self, source: Placed, shape: Shape, path: str, *, keeps_whole: bool = False) -> Placed:
-        """The same numbers in another shape, dims named after those of the source."""
+        """Return the same values in another shape, with dims named like those of the source."""
         sizes = dict(zip(self.names(shape, source.tensor), shape, strict=True))
         return self.view(source, sizes, path, keeps_whole=keeps_whole)
 
     def names(self, shape: Shape, like: Tensor | None = None) -> list[str]:
-        """Names for the dims of a shape: those of ``like`` where sizes agree, batch and seq by their probes."""
+        """Return names for the dims of a shape: those of ``like`` for equal sizes; batch and seq by probe sizes."""
         if self.trace.fixed_batch is not None:
             return ["batch", *(f"dim{place}" for place in range(1, len(shape)))][: len(shape)]
         taken: list[str] = []
@@ -232,49 +235,52 @@ class Builder:
         return taken
 
     def parameters(self, values: Sequence[Value | None]) -> int:
-        """How many parameters static values are made of that no entry holds yet."""
+        """Return the number of parameters from which static values are computed and that no entry holds yet."""
         names = frozenset[str]().union(*(v.sources for v in values if v is not None and v.static))
         return sum(self.trace.parameters[name] for name in names if name not in self.owners)
 
     def moving(self, call: Call) -> list[Placed]:
-        """The places of what a call reads that depends on an input of the network."""
+        """Return the placed inputs of a call that depend on an input of the network."""
         values = dict.fromkeys(value for value in call.inputs if value is not None)
         return [self.at(v) for v in values if v.elements and not v.static and (not v.index or v.origin == "input")]
 
     def sources(self, call: Call) -> list[Placed]:
-        """`moving`, or whole numbers where nothing else moves."""
+        """Return the inputs of `moving`, or those of whole numbers if there are no others."""
         return self.moving(call) or [self.at(v) for v in call.inputs if v is not None and not v.static][:1]
 
     def kept_per_element(self, call: Call, value: Value) -> float | None:
-        """Numbers that a call keeps beside its inputs and outputs, for each of the largest tensor; None for none."""
+        """Return the elements that a call saves besides its inputs and outputs, per element of its largest tensor.
+
+        Returns None if it saves none.
+        """
         elements = [value.elements, *(source.tensor.elements for source in self.sources(call))]
         return call.kept_elements / max(1, *elements) or None
 
     def weight(self, value: Value | None) -> tuple[Value, LayerEntry | None]:
-        """A weight, and the entry that holds it already."""
+        """Return a weight, and the entry that already holds it."""
         if value is None or not value.static or not value.sources:
             raise UntranslatableError("expected a weight made of parameters")
         holders = {self.owners.get(name) for name in value.sources}
         return value, next(iter(holders)) if len(holders) == 1 else None
 
     def sharing(self, entry: LayerEntry, values: Sequence[Value | None]) -> LayerEntry:
-        """The entry with the weights of an earlier one, where all of these values are that one's."""
+        """Return the entry with the weights of an earlier one if all of these values are its weights."""
         owners = {self.owners.get(name) for v in values if v is not None for name in v.sources}
         if len(owners) == 1 and (owner := next(iter(owners))) is not None and owner.kind == entry.kind:
             self.lend(owner, entry)
         return entry
 
     def lend(self, owner: LayerEntry | None, entry: LayerEntry) -> None:
-        """Gives an entry the weights of ``owner``, an earlier entry of its kind, if there is one; both must have the
-        same parameters."""
+        """Let an entry use the weights of ``owner``, an earlier entry of its kind with the same parameters, if there is
+        one."""
         if owner is None or owner.kind != entry.kind:
             return
         if owner.own_parameters != entry.own_parameters:
-            raise UntranslatableError("weights that an earlier layer has otherwise")
+            raise UntranslatableError("weights that an earlier layer has in another form")
         entry.share = owner
 
     def finished(self) -> ImportedNetwork:
-        """The network; parameters that nothing reads stand at its end."""
+        """Return the network; parameters that no call reads are added at its end."""
         names = self.trace.parameters.items()
         left = sum(size for name, size in names if name not in self.owners)
         place = next((self.placed[v] for v in self.trace.outputs if v in self.placed), None)

@@ -1,4 +1,4 @@
-"""The decoder that most families are: other norms, attention and feed-forward blocks, one shape."""
+"""The decoder of most language models; families differ in norms, attention and feed-forward blocks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ MOST_LAYERS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """The differences between decoders; values are entries of a model file.
+    """Choices in which decoders differ; values are entries of a model file.
 
-    ``residual``: "pre" norms before each half; "post" after the sum; "parallel" one norm for both halves, "twin" one
-    for each half, side by side; "sandwich" before and after each half; "inner" after each half, before its sum.
+    ``residual`` says where norms are: "pre" before each half of a layer; "post" after the sum; "parallel" with one norm
+    for both halves side by side, "twin" with one norm for each; "sandwich" before and after each half; "inner" after
+    each half and before its sum.
     """
 
     params: Mapping[str, Any]
@@ -41,12 +42,12 @@ class Decoder:
 
 
 def residual(*inner: Entry) -> Entry:
-    """The entries beside a straight branch, added."""
+    """Return entries with a residual connection around them."""
     return {"branches": [list(inner), []], "join": "add"}
 
 
 def block(decoder: Decoder, more: Mapping[str, Any], feed: Entry) -> list[Entry]:
-    """The entries of one layer; ``more`` are further options of its attention, or all of its ``mixer``."""
+    """Return the entries of one layer; ``more`` are further options of its attention, or its whole ``mixer``."""
     drop = [{"dropout": {"rate": "=dropout"}}] if decoder.dropout else []
     mixer = more["mixer"] if "mixer" in more else {decoder.attention_kind: dict(decoder.attention) | dict(more)}
     attention = [mixer, *drop]
@@ -67,7 +68,7 @@ def block(decoder: Decoder, more: Mapping[str, Any], feed: Entry) -> list[Entry]
 
 
 def folded(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
-    """Runs of a repeating pattern: (pattern, times), few and short.
+    """Fold a sequence into few, short repeated patterns: pairs of pattern and count.
 
     >>> folded("aaabbb"), folded("ababa")
     ([(['a'], 3), (['b'], 3)], [(['a', 'b'], 2), (['a'], 1)])
@@ -88,7 +89,7 @@ def _length(runs: Sequence[tuple[list[Any], int]]) -> int:
 
 
 def _greedily_folded(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
-    """At each place the pattern that stands for most layers more than its own."""
+    """Fold a sequence: at each place take the pattern that saves most layers."""
     runs: list[tuple[list[Any], int]] = []
     place = 0
     while place < len(layers):
@@ -105,7 +106,7 @@ def _greedily_folded(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
 
 
 def repeats(decoder: Decoder, layers: Sequence[Layer]) -> list[Entry]:
-    """The layers as folded loops; ``=layers`` counts the iterations where there is one loop."""
+    """Return the layers as folded loops; ``=layers`` is the count if there is only one loop."""
     runs = folded(list(layers))
     entries = []
     for index, (pattern, times) in enumerate(runs):
@@ -117,7 +118,7 @@ def repeats(decoder: Decoder, layers: Sequence[Layer]) -> list[Entry]:
 
 
 def language_model(config: Config, decoder: Decoder, layers: Sequence[Layer]) -> Model:
-    """Embedding, layers, norm and the projection to the vocabulary."""
+    """Return the model: embedding, layers, norm and output layer."""
     notes = f"{decoder.notes} FLOP count the whole rectangle of scores although attention is causal.".strip()
     params = dict(decoder.params)
     tokens = {"dims": {"batch": "=batch", "seq": "=seq"}, "role": "index"}
@@ -133,13 +134,13 @@ def language_model(config: Config, decoder: Decoder, layers: Sequence[Layer]) ->
     }
 
 
-#: Endings of the classes that project every position to the vocabulary.
+#: Endings of the classes with an output layer over the vocabulary for every position.
 _VOCABULARY = frozenset({"ForCausalLM", "LMHeadModel"})
 _HEAD = re.compile(r"(LMHeadModel|For[A-Z]\w+|Model)\Z")
 
 
 def _head_of(config: Config) -> str:
-    """``ForCausalLM`` of ``LlamaForCausalLM``, which is also what is taken where nothing is named."""
+    """Return the head of an architecture, such as ``ForCausalLM`` of ``LlamaForCausalLM``; it is also the default."""
     named = config.get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
         return "ForCausalLM"
@@ -148,14 +149,14 @@ def _head_of(config: Config) -> str:
 
 
 def _head(config: Config, decoder: Decoder) -> list[Entry]:
-    """The head after the last layer, by the architecture that the configuration names."""
+    """Return the entries after the last layer, for the architecture that the configuration names."""
     kind = _head_of(config)
     if kind in _VOCABULARY:
         tie = {"tie": "embed"} if decoder.tied else {}
         projection = {"features": "=vocab", "dim": "vocab", "bias": decoder.head_bias} | tie
         return [{"name": "head", "linear": projection}, "cross_entropy"]
     classes = {"features": labels(config), "dim": "classes"}
-    if kind == "ForSequenceClassification":  # every position is scored, and the last is chosen
+    if kind == "ForSequenceClassification":  # every position is scored, then the last one is selected
         return [{"name": "head", "linear": classes | {"bias": False}}, "select", "cross_entropy"]
     if kind == "Model":
         return []
@@ -163,19 +164,19 @@ def _head(config: Config, decoder: Decoder) -> list[Entry]:
 
 
 def base_parameters(config: Config, **more: Any) -> dict[str, Any]:
-    """Parameters that every decoder has."""
+    """Return the parameters that every decoder has."""
     hidden = config.integer("hidden_size", "n_embd", "d_model")
     heads = config.integer("num_attention_heads", "n_head")
     positions = config.integer("max_position_embeddings", "n_positions", "seq_length", default=2048)
     layers = config.integer("num_hidden_layers", "n_layer")
     if layers > MOST_LAYERS:
-        raise SpecError(f"{config.path}: num_hidden_layers: {layers} layers; {MOST_LAYERS} are the most")
+        raise SpecError(f"{config.path}: num_hidden_layers: {layers} layers; expected at most {MOST_LAYERS}")
     shape = {"seq": min(positions, LONGEST_SEQ), "hidden": hidden, "heads": heads}
     return shape | {"layers": layers} | more | {"vocab": config.integer("vocab_size")}
 
 
 def grouped_parameters(config: Config, default_head_dim: int | None = None) -> dict[str, Any]:
-    """Parameters of a decoder with grouped-query attention and a head dim of its own."""
+    """Return the parameters of a decoder with grouped-query attention and a separate head size."""
     heads = config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", default=heads)
     shape = base_parameters(config, kv_heads=kv_heads)
@@ -184,13 +185,13 @@ def grouped_parameters(config: Config, default_head_dim: int | None = None) -> d
 
 
 def attention_options(params: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """Options of a causal attention over these parameters."""
+    """Return the options of causal attention with these parameters."""
     keys = [key for key in ("heads", "kv_heads", "head_dim") if key in params]
     return {key: f"={key}" for key in keys} | {"causal": True} | more
 
 
 def windows(config: Config, params: dict[str, Any], default: Sequence[bool] | bool = False) -> list[Mapping[str, Any]]:
-    """For each layer, the options of its attention: a sliding window or none."""
+    """Return the attention options of each layer: a sliding window or none."""
     count = params["layers"]
     window = config.get("sliding_window")
     kinds = config.kinds("layer_types", count)
@@ -208,7 +209,7 @@ def windows(config: Config, params: dict[str, Any], default: Sequence[bool] | bo
 
 
 def gated_feed(config: Config, params: dict[str, Any], *, default: str = "silu", bias: bool = False) -> Entry:
-    """A gated feed-forward block; its width becomes a parameter."""
+    """Return a gated feed-forward block, whose width becomes a parameter."""
     params["ffn"] = config.integer("intermediate_size")
     return {
         "mlp": {
@@ -222,7 +223,7 @@ def gated_feed(config: Config, params: dict[str, Any], *, default: str = "silu",
 def llama_like(
     config: Config, *, bias: bool | None = None, out_bias: bool | None = None, slides: Any = False, **more: Any
 ) -> Model:
-    """RMS norms, rotary positions, gated feed-forward blocks."""
+    """Return a decoder with RMS norms, rotary positions and gated feed-forward blocks."""
     params = grouped_parameters(config, more.pop("head_dim", None))
     tied = config.flag("tie_word_embeddings", more.pop("tied", False))
     feed = more.pop("feed", None)
@@ -242,7 +243,7 @@ def llama_like(
 
 
 def vocab_last(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters in the order in which people read them."""
+    """Return the parameters in the order in which people read them, with the vocabulary last."""
     return {key: value for key, value in params.items() if key != "vocab"} | {"vocab": params["vocab"]}
 
 
@@ -254,7 +255,7 @@ def experts(
     ffn: tuple[str, ...] = ("moe_intermediate_size",),
     **more: Any,
 ) -> list[Entry]:
-    """A mixture in every layer, or in those that the configuration says; dense blocks in the others."""
+    """Return a mixture of experts for each layer, or dense blocks in the layers that the configuration says."""
     params["experts"] = config.integer("num_local_experts", "num_experts", "n_routed_experts")
     params["top_k"] = config.integer("num_experts_per_tok", "num_experts_per_token")
     params["expert_ffn"] = config.integer(*ffn)
@@ -272,6 +273,6 @@ def experts(
 
 
 def plain_feed(config: Config, default: str, *keys: str, bias: bool = True) -> Entry:
-    """A feed-forward block without a gate."""
+    """Return a feed-forward block without a gate."""
     function = config.activation(*(keys or ("hidden_act",)), default=default)
     return {"mlp": {"ffn": "=ffn", "activation": function, "bias": bias}}

@@ -1,6 +1,7 @@
-"""Configurations of families that are not read by hand: built by the transformers library on the meta device, and run.
+"""Configurations of families without a reader of their own: the transformers library builds them on the meta device.
 
-Only the library's own classes are built. Code that a configuration names (``auto_map``) never runs.
+The module is then traced. Only classes of the library are built. Code that a configuration names (``auto_map``) never
+runs.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import Any
 from paleo.errors import SpecError
 from paleo.importers.configuration import LONGEST_SEQ, Config, Model, refuse_chosen_keys
 
-#: Sizes of inputs that a configuration does not state: pixels a side, frames, samples of sound, rows of a spectrogram.
+#: Sizes of inputs that a configuration does not state: pixels per side, video frames, audio samples, spectrogram rows.
 IMAGE, FRAMES, SOUND, FRAMES_OF_SOUND = 224, 16, 32_000, 998
 _TEXT = frozenset({"input_ids", "text"})
 
 
 def known_to_library(kind: str) -> bool:
-    """Whether transformers is installed and has the family."""
+    """Return True if transformers is installed and has the family."""
     try:
         configurations = importlib.import_module("transformers.models.auto.configuration_auto")
     except ImportError:
@@ -29,7 +30,7 @@ def known_to_library(kind: str) -> bool:
 
 
 def traced(config: Config, seq: int | None) -> Model:
-    """The model that the library builds of a configuration, as the mapping of a model file."""
+    """Build and trace the library's model of a configuration; return the mapping of a model file."""
     transformers = importlib.import_module("transformers")
     with _silent(transformers):
         return _model(transformers, config, seq)
@@ -54,8 +55,7 @@ def _model(transformers: Any, config: Config, seq: int | None) -> Model:
 
 @contextlib.contextmanager
 def _silent(transformers: Any) -> Iterator[None]:
-    """Without the library's remarks about keys, which would stand among the lines of this program; what it refuses is
-    an exception."""
+    """Suppress the library's own messages inside a ``with`` block; its errors are still raised."""
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(logging.CRITICAL)
     try:
@@ -69,13 +69,13 @@ def _library_config(transformers: Any, config: Config) -> Any:
     stated = {key: value for key, value in config.items() if key not in ("auto_map", "quantization_config")}
     try:
         return transformers.CONFIG_MAPPING[kind].from_dict(stated)
-    except Exception as error:  # whatever the library finds wrong with the keys
+    except Exception as error:  # any error of the library about the keys
         message = " ".join(str(error).split())[:200]
         raise SpecError(f"{config.path}: transformers cannot read it: {type(error).__name__}: {message}") from None
 
 
 def _class_name(transformers: Any, config: Config, library_config: Any) -> str:
-    """The architecture that the configuration names, or the family's language model."""
+    """Return the class that the configuration names, or the family's language model."""
     named = config.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str):
         if not named[0].isidentifier() or not hasattr(transformers, named[0]):
@@ -86,11 +86,11 @@ def _class_name(transformers: Any, config: Config, library_config: Any) -> str:
         classes = getattr(transformers, mapping, {})
         if type(library_config) in classes:
             return str(classes[type(library_config)].__name__)
-    raise SpecError(f"{config.path}: architectures: this key is missing, and the family has no usual one")
+    raise SpecError(f"{config.path}: architectures: this key is missing, and the family has no default architecture")
 
 
 def _inputs(module: Any, config: Any, seq: int | None) -> Sequence[list[str]]:
-    """Inputs that the module may take, the fullest first."""
+    """Return the sets of inputs that the module may accept, the largest set first."""
     text, image = getattr(config, "text_config", None), getattr(config, "vision_config", None)
     length = seq or min(_number(text or config, "max_position_embeddings", "n_positions", default=512), LONGEST_SEQ)
     words = f"2x{length}:int64"
@@ -111,7 +111,7 @@ def _inputs(module: Any, config: Any, seq: int | None) -> Sequence[list[str]]:
 
 
 def _number(config: Any, *names: str, default: int) -> int:
-    """The first of these attributes that is a whole number, or the first of a list of them."""
+    """Return the first of these attributes that is a whole number, or a list that begins with one."""
     for name in names:
         value = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
         value = value[0] if isinstance(value, list | tuple) and value else value

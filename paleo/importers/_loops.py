@@ -1,5 +1,8 @@
-"""Repeated parts of a chain of entries, found by comparing it with itself shifted, and folded into loops of one
-carried tensor."""
+"""Folding of repeated entries into loops.
+
+Repetitions are found by comparing the chain of entries with itself, shifted. A loop carries one tensor from each
+iteration to the next.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ import numpy.typing as npt
 
 from paleo.importers._builder import LayerEntry
 
-#: How many places are tried for a repetition, in all and in one run, and how long an iteration may be.
+#: Most places that are tried for a repetition, in all and in one run, and the longest iteration.
 MOST_TRIALS, MOST_STARTS, LONGEST_BODY = 4000, 16, 3000
 
 
 @dataclass(eq=False)
 class Loop:
-    """``times`` iterations of ``body``: ``carry`` enters the first, ``last`` is what the last one gives."""
+    """``times`` iterations of ``body``: ``carry`` is the input of the first, ``last`` the output of the last one."""
 
     times: int
     body: list[Item]
@@ -33,7 +36,7 @@ Ref = LayerEntry | str | None
 
 
 def fold(entries: Sequence[LayerEntry]) -> list[Item]:
-    """The entries with every repeated part folded, largest saving first."""
+    """Fold every repeated part of the entries, starting with the largest saving."""
     consumers: dict[LayerEntry, list[LayerEntry]] = {}
     for entry in entries:
         for ref in _refs(entry):
@@ -71,8 +74,9 @@ def _folded(entries: list[LayerEntry], marks: Marks, consumers: dict[LayerEntry,
 def _best(
     entries: list[LayerEntry], marks: Marks, consumers: dict[LayerEntry, list[LayerEntry]]
 ) -> tuple[int, int, int, LayerEntry | str] | None:
-    """The repetition that saves most entries: start, length, times, and what its first iteration takes."""
-    repetitions = _candidates(marks, _reaching_over(entries, consumers))
+    """Return the repetition that saves most entries: start, length, number of iterations, and input of the first
+    iteration."""
+    repetitions = _candidates(marks, _last_readers(entries, consumers))
     candidates = sorted(repetitions, key=lambda r: (-r[1] * (r[2] - 1), r[1], r[0]))
     for start, length, times in candidates[:MOST_TRIALS]:
         carry = _carried(entries, start, length, times, consumers)
@@ -81,8 +85,8 @@ def _best(
     return None
 
 
-def _reaching_over(entries: list[LayerEntry], consumers: dict[LayerEntry, list[LayerEntry]]) -> Marks:
-    """For each boundary the last entry that is read beyond the boundary, apart from the entry just before it."""
+def _last_readers(entries: list[LayerEntry], consumers: dict[LayerEntry, list[LayerEntry]]) -> Marks:
+    """Return for each boundary the last entry that reads across it, except from the entry just before it."""
     places = {entry: place for place, entry in enumerate(entries)}
     over = np.full(len(entries) + 1, -1, dtype=np.int64)
     for place, entry in enumerate(entries):
@@ -92,7 +96,7 @@ def _reaching_over(entries: list[LayerEntry], consumers: dict[LayerEntry, list[L
 
 
 def _candidates(marks: Marks, over: Marks) -> Iterator[tuple[int, int, int]]:
-    """(start, length, times) where the chain equals itself shifted, and an iteration hands on its last output alone."""
+    """Yield (start, length, times) where the chain repeats and an iteration passes on only its last output."""
     count = len(marks)
     for length in range(1, min(count // 2, LONGEST_BODY) + 1):
         same = np.concatenate(([False], marks[:-length] == marks[length:], [False]))
@@ -108,8 +112,8 @@ def _candidates(marks: Marks, over: Marks) -> Iterator[tuple[int, int, int]]:
 def _carried(
     entries: list[LayerEntry], start: int, length: int, times: int, consumers: dict[LayerEntry, list[LayerEntry]]
 ) -> LayerEntry | str | None:
-    """The tensors that the first iteration takes from outside and every later one from the iteration before; None
-    without a loop."""
+    """Return the tensor that each iteration takes from the one before and the first one from outside; None if not a
+    loop."""
     places = {entry: place for place, entry in enumerate(entries[start : start + length * times])}
     carry: LayerEntry | str | None = None
     for place in range(length):
@@ -124,19 +128,21 @@ def _carried(
                     return None
                 carry = first
     last = entries[start + length - 1]
-    if carry is None or not _like(carry, last):
+    if carry is None or not _has_same_shape(carry, last):
         return None
-    return carry if _private(entries, start, length, times, places, consumers) else None
+    return carry if _is_self_contained(entries, start, length, times, places, consumers) else None
 
 
-def _like(carry: LayerEntry | str, last: LayerEntry) -> bool:
-    """Whether the tensor that enters an iteration has the shape of the one that leaves it. Inputs of the network are
-    checked by the graph."""
+def _has_same_shape(carry: LayerEntry | str, last: LayerEntry) -> bool:
+    """Return True if the tensor entering an iteration has the shape of the one leaving it.
+
+    The graph checks the inputs of the network.
+    """
     return isinstance(carry, str) or (carry.out.dims, carry.out.sizes) == (last.out.dims, last.out.sizes)
 
 
 def _relation(refs: tuple[Ref, ...], place: int, length: int, places: dict[LayerEntry, int]) -> str | None:
-    """Where an input stands in every iteration: inside it, outside, or carried from the iteration before."""
+    """Say where an input comes from in every iteration: inside, outside, or the iteration before."""
     inside = [places.get(ref) if isinstance(ref, LayerEntry) else None for ref in refs]
     if all(position is None for position in inside):
         return "outside" if all(ref is refs[0] or ref == refs[0] for ref in refs) else None
@@ -149,7 +155,7 @@ def _relation(refs: tuple[Ref, ...], place: int, length: int, places: dict[Layer
     return "carried" if inside[0] is None and carried else None
 
 
-def _private(
+def _is_self_contained(
     entries: list[LayerEntry],
     start: int,
     length: int,
@@ -157,7 +163,7 @@ def _private(
     places: dict[LayerEntry, int],
     consumers: dict[LayerEntry, list[LayerEntry]],
 ) -> bool:
-    """Whether nothing but the last output of an iteration is read outside it."""
+    """Return True if only the last output of an iteration is read outside it."""
     for entry, position in places.items():
         iteration, place = divmod(position, length)
         for reader in consumers.get(entry, ()):

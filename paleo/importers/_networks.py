@@ -1,5 +1,8 @@
-"""Networks by what a command's MODEL says beside names of the catalog: ids of the Hugging Face hub, configurations of
-transformers and their folders, ONNX files, and ``module:factory`` with the shapes of its inputs."""
+"""Readers of the command line's MODEL, besides catalog names.
+
+They read ids of the Hugging Face hub, configurations of transformers and their folders, ONNX files, and
+``module:factory`` with the shapes of its inputs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from paleo.specs.loading import parse_yaml
 from paleo.specs.model import SOURCES, ModelSpec, load_model, model_from
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*\Z")
-#: Endings of hub ids that change weights or number formats and leave the layers as they are.
+#: Endings of hub ids that denote other weights or number formats with the same layers.
 _VARIANT = re.compile(
     r"[-_](instruct|chat|it|pt|base|hf|thinking|preview|turbo|reasoning|distilled|dpo|sft|rl|fp8|fp4|nvfp4|mxfp4|bf16|"
     r"fp16|int4|int8|w4a16|w8a8|awq|gptq|gguf|4bit|8bit|bnb|unsloth|static|dynamic|pertensor|block|kv|original|"
@@ -31,7 +34,7 @@ _WHAT_IT_TAKES = (
 
 @SOURCES.register("configuration")
 def _configuration(text: str) -> ModelSpec | None:
-    """A ``config.json``, by any name, or the folder that holds one."""
+    """Read a ``config.json`` of any name, or the folder that holds one."""
     path = Path(text)
     if is_folder(path):
         if not is_file(path / "config.json"):
@@ -42,7 +45,7 @@ def _configuration(text: str) -> ModelSpec | None:
 
 @SOURCES.register("onnx")
 def _onnx(text: str) -> ModelSpec | None:
-    """An ONNX file; its named dims besides the batch have the sizes that ``paleo import onnx --size`` takes."""
+    """Read an ONNX file; named dims other than the batch need sizes, as ``paleo import onnx --size`` takes."""
     if not text.lower().endswith(".onnx"):
         return None
     from paleo.importers.onnx import from_onnx
@@ -52,7 +55,7 @@ def _onnx(text: str) -> ModelSpec | None:
 
 @SOURCES.register("module")
 def _module(text: str) -> ModelSpec | None:
-    """``module:factory@SHAPE,SHAPE``, whose code runs."""
+    """Run and trace ``module:factory@SHAPE,SHAPE``."""
     target, _, shapes = text.partition("@")
     if ":" not in target or exists(text):
         return None
@@ -70,10 +73,10 @@ def _module(text: str) -> ModelSpec | None:
 
 @SOURCES.register("hub id")
 def _hub_id(text: str) -> ModelSpec | None:
-    """The configuration of a hub id in the local cache, else the network of the catalog with that id."""
+    """Read the configuration of a hub id from the local cache, else take the catalog's network with this id."""
     if not _HUB_ID.match(text) or exists(text):
         return None
-    cached, twin, problem = _cached_configuration(text), _twin(text), ""
+    cached, twin, problem = _cached_configuration(text), _catalog_model(text), ""
     if cached is not None:
         try:
             return _from_configuration(cached, text, text.rpartition("/")[2])
@@ -99,21 +102,21 @@ def _from_configuration(file: Path, text: str, name: str) -> ModelSpec:
 
 
 def _read_back(mapping: Mapping[str, Any], text: str, name: str, remarks: Sequence[str] = ()) -> ModelSpec:
-    """The network that a mapping describes, as if it had been written to a file and read; messages call it ``text``."""
+    """Return the network of a mapping as if it were written to a file and read; messages call it ``text``."""
     from paleo.importers.model import checked
 
     return model_from({**parse_yaml(checked(mapping), where=text), "name": name, "remarks": tuple(remarks)}, text)
 
 
 def _cache() -> Path:
-    """The folder in which the hub's libraries keep what they downloaded."""
+    """Return the folder of the Hugging Face download cache."""
     stated = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     return Path(stated or Path(home) / "hub").expanduser()
 
 
 def _cached_configuration(hub_id: str) -> Path | None:
-    """The ``config.json`` of the revision that ``main`` names, else of the newest one in the cache."""
+    """Return the cached ``config.json`` of the revision that ``main`` names, else of the newest one."""
     folder = _cache() / f"models--{hub_id.replace('/', '--')}"
     try:
         revision = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
@@ -126,8 +129,8 @@ def _cached_configuration(hub_id: str) -> Path | None:
     return max((path for path in others if is_file(path)), key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _twin(hub_id: str) -> str | None:
-    """The network of the catalog with this id, this name, or the name without what tells variants of weights apart."""
+def _catalog_model(hub_id: str) -> str | None:
+    """Return the catalog's network with this id or name, or with the name without endings that denote other weights."""
     name = hub_id.rpartition("/")[2]
     for candidate in (hub_id, name, *_without_variants(hub_id), *_without_variants(name)):
         stem = candidate if candidate.lower() in entries("models") else resolve_spelling("models", candidate)
@@ -137,7 +140,7 @@ def _twin(hub_id: str) -> str | None:
 
 
 def _without_variants(name: str) -> Iterator[str]:
-    """The name with one ending after the other taken off.
+    """Yield the name with one ending after another removed.
 
     >>> list(_without_variants("Qwen3-8B-Instruct-2507-FP8"))
     ['Qwen3-8B-Instruct-2507', 'Qwen3-8B-Instruct', 'Qwen3-8B']

@@ -1,4 +1,4 @@
-"""Sizes of ONNX tensors: what a file computes of shapes, and rules where ONNX's own inference has none."""
+"""Sizes of ONNX tensors: constant arithmetic on shapes, and shape rules where ONNX's own inference has none."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 if TYPE_CHECKING:
     from paleo.importers._trace import Shape
 
-#: Constants up to so many elements keep their numbers: the shapes that reshapes ask for.
+#: Largest number of elements for which a constant keeps its values, such as the target shape of a reshape.
 SMALL = 64
-#: Numbers of element types: floating point, and whole numbers that shapes are made of.
+#: ONNX codes of element types: floating point, and the whole numbers of which shapes consist.
 FLOATS = frozenset({1, 10, 11, 16, 17, 18, 19, 20})
 WHOLE, SINGLE = frozenset({6, 7}), frozenset({1})
 
@@ -24,7 +24,7 @@ Numbers = list[float]
 def shape_arithmetic(
     op: str, inputs: Sequence[str], options: Mapping[str, Any], known: Mapping[str, Numbers], sizes: Mapping[str, Shape]
 ) -> Numbers | None:
-    """The few numbers that a node makes of shapes and other known numbers, flat; None for what is no such arithmetic.
+    """Compute the flat values of a node on shapes and other known numbers; None if it is no such arithmetic.
 
     >>> shape_arithmetic("Shape", ["x"], {}, {}, {"x": (2, 3)})
     [2, 3]
@@ -63,7 +63,7 @@ def shape_arithmetic(
 def _rearranged(
     op: str, first: Numbers, operands: Sequence[Numbers], options: Mapping[str, Any], shape: Shape
 ) -> Numbers | None:
-    """Numbers of a small tensor of that shape, turned or cut."""
+    """Return the values of a small tensor of that shape after a transpose or slice."""
     if math.prod(shape) != len(first):
         return None
     table = np.array(first, dtype=object).reshape(shape)
@@ -83,7 +83,7 @@ def _rearranged(
     return list(table[tuple(cuts)].ravel())
 
 
-#: Operators whose output is as large as their first input, whatever the version of the file.
+#: Operators whose output has the shape of their first input, in any version of ONNX.
 _ALIKE = frozenset({
     "BatchNormalization", "Clip", "Dropout", "Elu", "Erf", "FastGelu", "Gelu", "GroupNormalization", "HardSigmoid",
     "HardSwish", "Identity", "InstanceNormalization", "LayerNormalization", "LeakyRelu", "LogSoftmax", "Mish",
@@ -96,7 +96,7 @@ _BROADCAST = frozenset({"Add", "BiasGelu", "Div", "Mul", "Pow", "Sub", "Where", 
 def shape_of_output(
     op: str, shapes: Sequence[Shape | None], options: Mapping[str, Any], numbers: Sequence[Numbers | None]
 ) -> Shape | None:
-    """The shape of what a node gives, for common operators; ``numbers`` are those of inputs that are known.
+    """Return the output shape of a node for common operators; ``numbers`` holds the values of known inputs.
 
     >>> shape_of_output("Pad", [(2, 3), (4,)], {}, [None, [0, 1, 0, 1]])
     (2, 5)
@@ -125,7 +125,7 @@ def shape_of_output(
 
 
 def _permutation(options: Mapping[str, Any], rank: int) -> list[int] | None:
-    """The order of axes that a Transpose states, the reverse by default; None where it is none."""
+    """Return the order of axes of a Transpose (by default the reverse), or None if it is not valid."""
     axes = list(options.get("perm") or range(rank)[::-1])
     return axes if sorted(axes) == list(range(rank)) else None
 
@@ -167,7 +167,7 @@ _TRUTHS: dict[str, Callable[[float, float], bool]] = {
 
 
 def _pairwise(op: str, left: Numbers, right: Numbers) -> Numbers | None:
-    """Element-wise arithmetic, a single number against all of the other."""
+    """Compute element-wise arithmetic, where either operand may be a single number."""
     length = max(len(left), len(right))
     if {len(left), len(right)} - {1, length} or (op == "Div" and 0 in right):
         return None

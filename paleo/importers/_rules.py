@@ -1,8 +1,8 @@
-"""What is known of the functions of torch and the operators of ONNX, found by folder.
+"""Rules that read functions of torch and operators of ONNX; they are found by folder.
 
-``operators/table.py`` says of most of them what kind of call they are, a row for each kind. The other files of
-``paleo/importers/operators`` have rules for those that have to be looked at (``TORCH``, ``ONNX``), and say what layers
-a call of a kind becomes (``TRANSLATIONS``). A rule for one more function is a row, or one more file there.
+``operators/_table.py`` states for most of them which kind of call they are, with one row for each kind. The other files
+of ``paleo/importers/operators`` have rules for calls whose arguments decide (``TORCH``, ``ONNX``), and say which layers
+a kind of call becomes (``TRANSLATIONS``). A rule for another function is a row, or one more file there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A call in Paleo's vocabulary: its kind, its inputs (None: all tensors of the call, in order) and its options."""
+    """A call in Paleo's terms: its kind, its inputs (None: all tensors of the call, in order) and its options."""
 
     kind: str
     inputs: list[Value | None] | None = None
@@ -29,7 +29,7 @@ class Reading:
 
 
 class Values(Protocol):
-    """Tells the values of tensors."""
+    """Source of the trace values of tensors."""
 
     def value(self, tensor: Any) -> Value: ...
 
@@ -47,21 +47,21 @@ class Invocation:
     values: Values
 
     def bound(self, *names: str) -> dict[str, Any]:
-        """The arguments by these names, in order of the signature."""
+        """Return the arguments by these names, in the order of the signature."""
         return dict(zip(names, self.args, strict=False)) | {k: v for k, v in self.kwargs.items() if k in names}
 
     def tensor(self, argument: Any) -> Value | None:
-        """The value of an argument, None where it is no tensor."""
+        """Return the value of an argument, or None if it is no tensor."""
         return self.values.value(argument) if self.values.is_tensor(argument) else None
 
     def reading(self, kind: str, names: Sequence[str], tensors: Sequence[str], **more: Any) -> Reading:
-        """Arguments by name: ``tensors`` as inputs, the rest as options."""
+        """Make a reading with arguments by name: ``tensors`` as inputs, the others as options."""
         arguments = self.bound(*names)
         inputs = [self.tensor(arguments.get(name)) for name in tensors]
         return Reading(kind, inputs, {k: v for k, v in arguments.items() if k not in tensors} | more)
 
     def joins_tensors(self) -> bool:
-        """Whether the first two arguments are tensors."""
+        """Return True if the first two arguments are tensors."""
         return len(self.args) >= 2 and all(self.values.is_tensor(argument) for argument in self.args[:2])
 
 
@@ -70,7 +70,7 @@ Numbers = list[float]
 
 @dataclass(frozen=True, slots=True)
 class OnnxNode:
-    """A node of an ONNX file: operator, inputs, attributes, and the few numbers of inputs that are constant."""
+    """A node of an ONNX file: operator, inputs, attributes, and the values of small constant inputs."""
 
     name: str
     inputs: list[Value | None]
@@ -78,7 +78,7 @@ class OnnxNode:
     numbers: Sequence[Numbers | None]
 
     def input(self, place: int) -> Value | None:
-        """The input at a position, None if it is omitted."""
+        """Return the input at a position, or None if it is omitted."""
         return self.inputs[place] if len(self.inputs) > place else None
 
 
@@ -91,17 +91,17 @@ TRANSLATIONS: Registry[Translation] = Registry("kind of call", OPERATORS)
 
 
 def torch_functions(names: str) -> Callable[[TorchRule], TorchRule]:
-    """Registers the rule of these functions, names apart by spaces."""
+    """Register a rule for these functions; names are separated by spaces."""
     return _several(TORCH, names)
 
 
 def onnx_operators(names: str) -> Callable[[OnnxRule], OnnxRule]:
-    """Registers the rule of these operators, names apart by spaces."""
+    """Register a rule for these operators; names are separated by spaces."""
     return _several(ONNX, names)
 
 
 def translates(kinds: str) -> Callable[[Translation], Translation]:
-    """Registers the translation of these kinds of calls, names apart by spaces."""
+    """Register a translation of these kinds of calls; names are separated by spaces."""
     return _several(TRANSLATIONS, kinds)
 
 
@@ -119,7 +119,7 @@ _SAME = {"truediv": "div", "true_divide": "div", "divide": "div", "subtract": "s
 
 
 def plain_name(label: str) -> str:
-    """``add`` of ``add_``, ``__add__``, ``__iadd__`` and ``__radd__``; known names as they are.
+    """Return ``add`` for ``add_``, ``__add__``, ``__iadd__`` and ``__radd__``; known names stay as they are.
 
     >>> plain_name("__iadd__"), plain_name("__rtruediv__"), plain_name("relu_")
     ('add', 'div', 'relu')
@@ -134,13 +134,15 @@ def plain_name(label: str) -> str:
 
 
 def torch_reading(invocation: Invocation) -> Reading:
-    """The reading of a torch call by the rule of its function; ``create`` for a call without tensor arguments,
-    ``unknown`` if no rule exists."""
+    """Read a torch call by the rule of its function.
+
+    The kind is ``create`` for a call without tensor arguments, and ``unknown`` if there is no rule.
+    """
     if invocation.name in TORCH:
         return TORCH[invocation.name](invocation)
     return Reading("unknown")
 
 
 def onnx_reading(node: OnnxNode) -> Reading:
-    """The reading of an ONNX node by the rule of its operator; ``unknown`` if no rule exists."""
+    """Read an ONNX node by the rule of its operator; the kind is ``unknown`` if there is none."""
     return ONNX[node.name](node) if node.name in ONNX else Reading("unknown", node.inputs)

@@ -1,8 +1,8 @@
-"""A torch module as it runs once on the meta device, where tensors have shapes and no data: every function call noted.
+"""Recorder of a torch module: it runs once on the meta device, where tensors have no data, and every call is recorded.
 
-The calls are those of torch's own functions (linear, conv2d, scaled_dot_product_attention, …), as the module makes
-them, so nothing has to be compiled or exported first. torch's formulas for FLOP are applied inside every call, so what
-has no rule still brings its FLOP, and autograd tells what every call keeps for the backward pass.
+The calls are those of torch's own functions (linear, conv2d, scaled_dot_product_attention, …) as the module makes them,
+so nothing has to be compiled or exported. torch's FLOP formulas are applied inside every call, so that a call without a
+rule still has its FLOP. autograd tells what every call saves for the backward pass.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from paleo.errors import SpecError
 from paleo.importers._rules import Invocation, plain_name, torch_reading
 from paleo.importers._trace import Call, Scope, Value, record
-from paleo.importers._value_answers import CHOOSERS, computed, guessed, label_of, sampled_boxes
+from paleo.importers._value_answers import BOX_SELECTIONS, computed, guessed, label_of, sampled_boxes
 
 if TYPE_CHECKING:
     from paleo.importers.torch_modules import InputSpec
 
 MOST_CALLS = 400_000
-#: Bytes of a number of fp32, in which kept numbers are counted.
+#: Bytes of an fp32 number, the unit in which saved elements are counted.
 FP32_BYTES = 4
 _SILENT = frozenset(
     [
@@ -32,7 +32,7 @@ _SILENT = frozenset(
         *("is_same_size", "is_set_to", "retain_grad", "is_inference", "is_conj", "is_neg", "__repr__", "__format__"),
     ]
 )
-#: Properties that are tensors.
+#: Properties of a tensor that are views of it.
 _VIEWED = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
 _CREATORS = frozenset(
     {"zeros", "ones", "empty", "full", "arange", "linspace", "rand", "randn", "eye", "randint", "randperm", "logspace"}
@@ -40,13 +40,13 @@ _CREATORS = frozenset(
 
 
 class Tape:
-    """Notes every function call of torch while the module runs."""
+    """Records every torch call while the module runs."""
 
     def __init__(
         self, torch: Any, module: Any, probes: Mapping[str, int], *, all_meta: bool, half: bool = False
     ) -> None:
         self.torch, self.module, self.probes, self.all_meta = torch, module, probes, all_meta
-        #: Real numbers in bf16 instead of fp32, for kernels that take no other.
+        #: True to use bf16 instead of fp32, for kernels that only accept 16-bit numbers.
         self.half = half
         self._modules = dict(module.named_modules())
         self.calls: list[Call] = []
@@ -55,9 +55,9 @@ class Tape:
         self.notes: list[str] = []
         self.checkpointed: list[str] = []
         self.stack: list[tuple[str, Value | None]] = []
-        #: Storages that autograd keeps, with their bytes, in order.
+        #: Storages that autograd saves with their bytes, in order.
         self.packed: list[tuple[int, int]] = []
-        #: Calls that gave parts of a tensor in its storage, with that.
+        #: Calls whose outputs are parts of a tensor in the same storage, with that tensor.
         self._parts: list[tuple[Call, int]] = []
         self.counter = _flop_counter()
         self._values: dict[int, Value] = {}
@@ -77,7 +77,7 @@ class Tape:
     # Values.
 
     def input(self, spec: InputSpec) -> Any:
-        """A tensor for an input."""
+        """Return a tensor for an input."""
         tensor = self._cast(self.torch.zeros(spec.shape, dtype=getattr(self.torch, spec.dtype), device="meta"))
         value = Value(spec.shape, "input", spec.name or f"input{len(self.inputs) + 1}", index=spec.index)
         value.root = value if spec.index else None
@@ -90,7 +90,7 @@ class Tape:
         self._alive.append(tensor)
 
     def value(self, tensor: Any) -> Value:
-        """The value of a tensor; one that no call gave is a constant."""
+        """Return the value of a tensor; a tensor that no call returned is a constant."""
         known = self._values.get(id(tensor))
         if known is None:
             index = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
@@ -99,13 +99,13 @@ class Tape:
         return known
 
     def is_tensor(self, argument: Any) -> bool:
-        """Whether an argument is a tensor."""
+        """Return True if an argument is a tensor."""
         return isinstance(argument, self.torch.Tensor)
 
     # The run.
 
     def run(self, tensors: Sequence[Any], names: Sequence[str | None]) -> list[Value]:
-        """The outputs of the module; SpecError where it reads the values of its tensors."""
+        """Run the module and return its outputs; raise SpecError if it reads the data of its tensors."""
         torch = self.torch
         buffers = {name: self._cast(buffer.to("meta")) for name, buffer in self.module.named_buffers()}
         state = self._weights | buffers
@@ -121,16 +121,16 @@ class Tape:
             except SpecError:
                 raise
             except Exception as error:
-                if not self._cut(error):
+                if not self._is_cut_at(error):
                     raise SpecError(_explained(error, self.stack)) from None
-                return self._loose_ends()
+                return self._unread_values()
         leaves = [t for t in tensors_in(torch, result) if t.dtype.is_floating_point or t.dtype.is_complex]
         if not leaves:
-            raise SpecError(f"the module gave no tensor of real numbers, but a {type(result).__name__}")
+            raise SpecError(f"the module returned no tensor of real numbers, but a {type(result).__name__}")
         return [self.value(tensor) for tensor in leaves]
 
     def _mark_parts(self) -> None:
-        """A part of a tensor is kept with all of it where autograd keeps their storage."""
+        """Count a part of a tensor as saved with the whole tensor if autograd saves their common storage."""
         kept = {key for key, _ in self.packed}
         for call, key in self._parts:
             call.options["keeps_whole"] = key in kept
@@ -140,26 +140,29 @@ class Tape:
         self._alive.append(tensor)
         return tensor
 
-    def _cut(self, error: Exception) -> bool:
-        """Whether a detector failed where it chooses boxes by their values: what ran until then is the network."""
+    def _is_cut_at(self, error: Exception) -> bool:
+        """Return True if a detector failed where it selects boxes by their scores; the calls until then are the
+        network."""
         names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-        place = next((name for name in names if any(word in name for word in CHOOSERS)), None)
+        place = next((name for name in names if any(word in name for word in BOX_SELECTIONS)), None)
         if place is None or not any(call.flops for call in self.calls):
             return False
-        self.notes.append(f"cut at {place}: which boxes are kept depends on data, and what follows is not counted")
+        self.notes.append(
+            f"cut at {place}: the boxes that are kept depend on data; everything after this is not counted"
+        )
         return True
 
-    def _loose_ends(self) -> list[Value]:
-        """What no call has read."""
+    def _unread_values(self) -> list[Value]:
+        """Return the values that no call has read."""
         read = {value for call in self.calls for value in call.inputs if value is not None}
         ends = [v for call in self.calls for v in call.outputs if v not in read and not (v.static or v.index)]
         if not ends:
-            raise SpecError("the module gave no tensor before its path depends on data")
+            raise SpecError("the module computes no tensor before its path depends on data")
         return ends
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Hooks that tell which module a call belongs to."""
+        """Install hooks that tell which module a call belongs to, for a ``with`` block."""
         handles = []
         for name, module in self.module.named_modules():
             if isinstance(module, self.torch.jit.ScriptModule):
@@ -196,7 +199,7 @@ class Tape:
     # Calls.
 
     def note(self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any, flops: float, mark: int) -> None:
-        """Records a call that returned tensors; it keeps the tensors that autograd packed since ``mark``."""
+        """Record a call that returned tensors; it saves the tensors that autograd packed since ``mark``."""
         outputs = tensors_in(self.torch, result)
         if not outputs:
             return
@@ -212,7 +215,7 @@ class Tape:
         inputs = [] if kind == "create" else values if reading.inputs is None else reading.inputs
         shapes, options = [_described(tensor) for tensor in outputs], reading.options
         call = record(kind, label, inputs, shapes, options=options, flops=flops, path=path)
-        if not hasattr(function, "_overloadpacket"):  # compiled code calls operators below autograd
+        if not hasattr(function, "_overloadpacket"):  # compiled code calls operators without autograd
             self._keep(call, arguments, outputs, mark)
             call.trains = any(tensor.requires_grad for tensor in outputs)
             call.stops = not call.trains and any(tensor.requires_grad for tensor in arguments)
@@ -227,7 +230,7 @@ class Tape:
                 self._rebind(tensor._base, value, label, path)
 
     def _rebind(self, base: Any, value: Value, label: str, path: str) -> None:
-        """A view was written into: what it looks at is another value from now on."""
+        """Give the source of a view a new value, because the view was written to."""
         old = self._values[id(base)]
         whole = record("copy", f"{label} of a view", [old, value], [(old.shape, old.index)], path=path, flops=0.0)
         whole.saved = frozenset()
@@ -235,30 +238,30 @@ class Tape:
         self._bind(base, whole.out)
 
     def _keep(self, call: Call, arguments: Sequence[Any], outputs: Sequence[Any], mark: int) -> None:
-        """What autograd keeps for the call: inputs and outputs by their storage, and the rest by its size."""
+        """Record what autograd saves for the call: inputs and outputs by their storage, other tensors by size."""
         places: dict[int, list[Value]] = {}
         kept, more = set[Value](), 0
         complex_storages = {storage_key(tensor) for tensor in (*outputs, *arguments) if tensor.dtype.is_complex}
         for tensor, value in (*zip(outputs, call.outputs, strict=False), *((t, self.value(t)) for t in arguments)):
-            if not _spread(tensor):
+            if not _is_expanded(tensor):
                 places.setdefault(storage_key(tensor), []).append(value)
         for key, size in dict(self.packed[mark:]).items():
             if key in places:
                 kept.update(places[key][:1] if _moves(places[key][0]) else places[key])
-                more += size // 2 if key in complex_storages else 0  # counted as one number each so far
+                more += size // 2 if key in complex_storages else 0  # counted as one element each until here
             elif key not in self._known_storages:
                 more += size
                 self._known_storages.add(key)
         call.saved, call.kept_elements = frozenset(kept), more / (FP32_BYTES // 2 if self.half else FP32_BYTES)
 
     def keep_function(self, call: Call, arguments: Sequence[Any], mark: int) -> None:
-        """Tensors that a function of autograd keeps, added to those of its last call."""
+        """Add the tensors that an autograd function saves to those of its last call."""
         before, elements = call.saved or frozenset(), call.kept_elements
         self._keep(call, arguments, (), mark)
         call.saved, call.kept_elements = before | (call.saved or frozenset()), elements + call.kept_elements
 
     def _training_dropout(self, path: str) -> float:
-        """The dropout of scores that a module has in training and leaves out now."""
+        """Return the dropout rate of attention scores that a module has in training only."""
         module = self._modules.get(path)
         for name in ("attention_dropout", "dropout", "attn_dropout", "dropout_p"):
             rate = getattr(module, name, None)
@@ -277,12 +280,12 @@ def _trainable(parameter: Any) -> bool:
 
 
 def storage_key(tensor: Any) -> int:
-    """The identity of a tensor's storage."""
+    """Return the identity of a tensor's storage."""
     return int(tensor.untyped_storage()._cdata)
 
 
-def _spread(tensor: Any) -> bool:
-    """Whether a tensor shows the same numbers many times (expand)."""
+def _is_expanded(tensor: Any) -> bool:
+    """Return True if a tensor repeats the same data (expand)."""
     return int(tensor.numel() * tensor.element_size()) > int(tensor.untyped_storage().nbytes())
 
 
@@ -291,17 +294,17 @@ def _described(tensor: Any) -> tuple[tuple[int, ...], bool]:
 
 
 def _writes(label: str) -> bool:
-    """Whether a function writes into one of its arguments."""
+    """Return True if a function writes into one of its arguments."""
     return label.startswith(("__setitem__", "__i")) or (label.endswith("_") and not label.endswith("__"))
 
 
 def grouped_flops(left: Any, right: Any, *args: Any, **kwargs: Any) -> float:
-    """FLOP of products in groups: of rows (rows, k) with (groups, k, n), or of columns (m, rows) with (rows, n)."""
+    """Return the FLOP of grouped products: (rows, k) with (groups, k, n), or (m, rows) with (rows, n)."""
     return 2.0 * float(left.numel()) * float(right.shape[-1])
 
 
 def flop_formulas() -> dict[Any, Any]:
-    """torch's formulas for FLOP by operator, and those that it lacks."""
+    """Return torch's FLOP formulas by operator, with formulas that torch lacks."""
     import torch
     from torch.utils.flop_counter import flop_registry
 
@@ -310,7 +313,7 @@ def flop_formulas() -> dict[Any, Any]:
 
 
 def _flop_counter() -> Any:
-    """Adds up FLOP."""
+    """Return a dispatch mode that adds up FLOP."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     formulas = flop_formulas()
@@ -333,7 +336,7 @@ def _flop_counter() -> Any:
 
 
 def _formula_flops(function: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """FLOP of an operator that compiled code calls: the counter adds them after it."""
+    """Return the FLOP of an operator in compiled code, which the counter adds after the call."""
     formula = flop_formulas().get(getattr(function, "_overloadpacket", None))
     return float(formula(*args, **kwargs, out_val=result)) if formula is not None else 0.0
 
@@ -367,7 +370,7 @@ def _recorder(tape: Tape) -> Any:
 
 @contextlib.contextmanager
 def _without_checkpoints(tape: Tape) -> Iterator[None]:
-    """Activation checkpoints are recorded, and their functions run once, like all other code."""
+    """Record activation checkpoints and run their functions once, like all other code."""
     from torch.utils import checkpoint
 
     def noted(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -394,8 +397,11 @@ def _without_checkpoints(tape: Tape) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _inside_functions(tape: Tape) -> Iterator[None]:
-    """Calls inside the forward pass of a ``torch.autograd.Function`` run without autograd: the outputs of the function
-    show whether the calls are trained, and tensors that the function keeps are counted with its last call."""
+    """Run the calls inside a ``torch.autograd.Function`` without autograd.
+
+    The outputs of the function show whether the calls are trained. Tensors that the function saves are counted with its
+    last call.
+    """
     function = tape.torch.autograd.Function
     original = function.__dict__["apply"]
 
@@ -410,7 +416,9 @@ def _inside_functions(tape: Tape) -> Iterator[None]:
                 arguments = tensors_in(tape.torch, (args, kwargs))
                 tape.keep_function(tape.calls[-1], arguments, mark)
             if any(call.flops for call in tape.calls[start:]):
-                tape.notes.append(f"the gradient of {cls.__name__} is code of its own, counted as that of its products")
+                tape.notes.append(
+                    f"the gradient of {cls.__name__} is custom code, counted as that of its matrix products"
+                )
         return result
 
     function.apply = classmethod(apply)
@@ -431,7 +439,7 @@ def _explained(error: Exception, stack: Sequence[tuple[str, Any]]) -> str:
 
 
 def tensors_in(torch: Any, tree: Any) -> list[Any]:
-    """All tensors in nested lists, tuples, mappings and outputs of models, each once."""
+    """Return all tensors in nested lists, tuples, mappings and model outputs, each once."""
     tensors: dict[int, Any] = {}
     stack = [tree]
     while stack:

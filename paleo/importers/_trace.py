@@ -1,4 +1,4 @@
-"""A network as every importer reads it first: values with shapes, and the calls between them, in order of execution."""
+"""Traces, the common form in which importers read a network: values with shapes, and calls in order of execution."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ Shape = tuple[int, ...]
 
 @dataclass(eq=False)
 class Value:
-    """A tensor of the network. ``static`` means that it depends on no input: parameters, constants and what is computed
-    from them alone.
+    """A tensor of the network.
 
-    ``index`` marks whole numbers and truth values. ``sources`` are the parameters that a static value is computed from,
-    by name.
+    A ``static`` value depends on no input: parameters, constants and what is computed from them alone. ``index`` marks
+    whole numbers and truth values. ``sources`` names the parameters from which a static value is computed.
     """
 
     shape: Shape
@@ -25,24 +24,24 @@ class Value:
     index: bool = False
     static: bool = False
     sources: frozenset[str] = frozenset()
-    #: The input that whole numbers were computed from.
+    #: Input from which whole numbers were computed.
     root: Value | None = None
     maker: Call | None = None
 
     @property
     def elements(self) -> int:
-        """Elements of the value."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(eq=False)
 class Call:
-    """One operation of the source: ``kind`` in our words ("linear", "view", …; "unknown" when there is none),
-    ``label`` in its own.
+    """One operation of the source.
 
-    ``flops`` are those of contractions that the source's own counter saw inside, None where it has none. ``path`` is
-    the module. ``kept`` are the values that the source keeps for the backward pass, None where it does not tell;
-    ``kept_elements`` are numbers that it keeps beside them.
+    ``kind`` is its name in Paleo ("linear", "view", …; "unknown" if there is none), ``label`` its name in the source,
+    and ``path`` the module. ``flops`` are those of contractions that the source's own counter found inside, or None
+    without a counter. ``kept`` are the values that the source saves for the backward pass, or None if it does not say.
+    ``kept_elements`` are further saved elements.
     """
 
     kind: str
@@ -54,15 +53,15 @@ class Call:
     path: str = ""
     saved: frozenset[Value] | None = None
     kept_elements: float = 0.0
-    #: Whether the weights that it reads are trained through it, and whether it hands no gradient on.
+    #: True if the weights that it reads are trained through it, and true if it passes no gradient on.
     trains: bool = True
     stops: bool = False
-    #: The calls that this one stands for, should it not be usable.
+    #: Calls that this one replaces, in case that it cannot be used.
     parts: list[Call] = field(default_factory=list)
 
     @property
     def out(self) -> Value:
-        """The call's first output."""
+        """First output of the call."""
         return self.outputs[0]
 
 
@@ -79,10 +78,13 @@ class Scope:
 
 @dataclass
 class Trace:
-    """A network as it ran once. ``probes`` are sizes that stand for names: a batch of 101 is "batch". ``frozen`` are
-    the parameters that are not trained; ``notes`` tell people what the counts leave out. With a ``fixed_batch`` the
-    first dim of whatever depends on an input is taken for the batch. ``checkpointed`` are the modules whose activations
-    the source computes again."""
+    """A network as it ran once.
+
+    ``probes`` are sizes that identify a dim: with a batch of 101, a size of 101 is "batch". ``frozen`` are the
+    parameters that are not trained. ``notes`` tell people what the counts leave out. With a ``fixed_batch`` the first
+    dim of every value that depends on an input is taken for the batch. ``checkpointed`` are the modules whose
+    activations the source recomputes.
+    """
 
     inputs: list[Value]
     outputs: list[Value]
@@ -96,7 +98,7 @@ class Trace:
     checkpointed: tuple[str, ...] = ()
 
     def consumers(self) -> dict[Value, list[Call]]:
-        """Who reads each value, in order."""
+        """Return the calls that read each value, in order."""
         readers: dict[Value, list[Call]] = {}
         for call in self.calls:
             for value in dict.fromkeys(v for v in call.inputs if v is not None):
@@ -104,7 +106,7 @@ class Trace:
         return readers
 
     def without_dead_calls(self) -> None:
-        """Drops the calls that no output depends on."""
+        """Remove the calls on which no output depends."""
         needed = set(self.outputs)
         kept = []
         for call in reversed(self.calls):
@@ -114,7 +116,7 @@ class Trace:
         self.calls = kept[::-1]
 
     def without_lost_gradients(self) -> None:
-        """Calls from which only whole numbers lead on to the outputs (a rounded code, an index) train nothing."""
+        """Mark calls as untrained if only whole numbers lead from them to the outputs (a rounded code, an index)."""
         reached = {value for value in self.outputs if not value.index}
         if not reached:
             return
@@ -128,10 +130,10 @@ class Trace:
 def record(
     kind: str, label: str, inputs: Iterable[Value | None], shapes: Sequence[tuple[Shape, bool]], **more: Any
 ) -> Call:
-    """A call with the shapes and dependencies of its outputs; ``shapes`` also say whether the numbers are whole.
+    """Make a call with the shapes and dependencies of its outputs; ``shapes`` also say whether they are whole numbers.
 
-    What is computed from constants alone is static, unless products with parameters compute it: those cost time in
-    every step. What is computed from whole numbers alone (a mask) counts as one.
+    A value that is computed from constants alone is static, unless matrix products with parameters compute it, because
+    those take time in every step. A value that is computed from whole numbers alone (a mask) counts as whole numbers.
     """
     inputs = list(inputs)
     values = [value for value in inputs if value is not None]
@@ -147,13 +149,12 @@ def record(
     return call
 
 
-#: Functions whose gradient needs nothing kept.
+#: Functions whose gradient needs no saved values.
 _LINEAR_FUNCTIONS = frozenset({"add", "sub", "rsub", "neg", "masked_fill", "where", "cumsum", "mean", "sum"})
 
 
 def keeps_of(call: Call) -> str | list[int] | None:
-    """The inputs and outputs that a call keeps for the backward pass, as the source recorded them, else as usual for
-    its kind."""
+    """Return the inputs and outputs that a call saves for the backward pass, as recorded or as usual for its kind."""
     if call.saved is None:
         plain = call.label.strip("_").lower()
         return None if plain in _LINEAR_FUNCTIONS or call.kind == "copy" else "inputs"
@@ -167,25 +168,24 @@ def keeps_of(call: Call) -> str | list[int] | None:
 
 
 def moving_values(call: Call) -> list[Value]:
-    """What a call reads that depends on an input of the network, each once."""
+    """Return the inputs of a call that depend on an input of the network, each once."""
     values = dict.fromkeys(value for value in call.inputs if value is not None)
     return [value for value in values if not value.static and (not value.index or value.origin == "input")]
 
 
 def learns(call: Call, place: int) -> bool:
-    """Whether the input at a position is a trained tensor."""
+    """Return True if the input at a position is a trained tensor."""
     value = call.inputs[place] if len(call.inputs) > place else None
     return value is not None and bool(value.sources)
 
 
 def dropout_rate(rate: object) -> float:
-    """A share above zero and below one; zero for all else."""
+    """Return a rate between zero and one, or zero for anything else."""
     return float(rate) if isinstance(rate, int | float) and 0 < rate < 1 else 0.0
 
 
 def probe_sizes(taken: Iterable[int], count: int, *, least: int, most: int | None = None) -> list[int]:
-    """Prime sizes that divide nothing in ``taken``, so that every multiple of them in a trace betrays where it comes
-    from.
+    """Return prime sizes that divide nothing in ``taken``, so that multiples of them in a trace show their origin.
 
     >>> probe_sizes([101, 4], 2, least=100)
     [103, 107]

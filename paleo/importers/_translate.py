@@ -1,8 +1,8 @@
-"""A trace as entries of a model file: every call becomes layers, their dims named, their FLOP compared with those that
-the source counted.
+"""Translation of a trace to entries of a model file.
 
-Layers that do not reproduce the shape and the FLOP of their call are not used; the call becomes an opaque one instead,
-with its bytes and FLOP, so that nothing is dropped.
+Every call becomes layers with named dims. The FLOP of the layers are compared with those that the source counted. If
+the layers do not reproduce shape and FLOP of the call, the call becomes an opaque layer with its bytes and FLOP, so
+that nothing is lost.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from paleo.importers._trace import Call, Trace, keeps_of
 from paleo.operations.tensor import precision
 
 _FP32 = precision("fp32")
-#: How far the FLOP of layers may be from those that were counted.
+#: Largest relative difference between the FLOP of layers and those that the source counted.
 TOLERANCE = 0.0005
-#: Calls that move numbers and make none.
+#: Calls that move data without computing.
 _WITHOUT_FLOPS = frozenset({"cat", "view", "slice"})
 
 
 def translated(trace: Trace) -> ImportedNetwork:
-    """All calls of a trace as entries, in their order."""
+    """Translate all calls of a trace to entries, in their order."""
     builder = Builder(trace)
     for call in trace.calls:
         try:
@@ -55,7 +55,7 @@ def _place(builder: Builder, call: Call) -> None:
 
 
 def _stop_gradient(builder: Builder, call: Call) -> None:
-    """Stops the gradient of the outputs of a call."""
+    """Mark the outputs of a call as needing no gradient."""
     for value in call.outputs:
         if value in builder.placed and not (value.static or value.index):
             builder.placed[value] = Placed.of(builder.add("detach", {}, [builder.placed[value]], call.path))
@@ -73,11 +73,11 @@ def _translate(builder: Builder, call: Call) -> None:
         counted = sum(kernel.flops for kernel in kernels)
         if abs(counted - call.flops) > TOLERANCE * max(counted, call.flops):
             raise UntranslatableError(f"{counted} FLOP, not {call.flops}")
-    _settle(builder, call, entries, before)
+    _check_parameters(builder, call, entries, before)
 
 
-def _settle(builder: Builder, call: Call, entries: Sequence[LayerEntry], before: set[str]) -> None:
-    """The entries of a call must hold as many new parameters as the call is the first to read."""
+def _check_parameters(builder: Builder, call: Call, entries: Sequence[LayerEntry], before: set[str]) -> None:
+    """Check that the entries of a call hold as many new parameters as the call is the first to read."""
     names = frozenset[str]().union(*(v.sources for v in call.inputs if v is not None))
     new = sum(builder.trace.parameters[name] for name in names if name not in before)
     stated = sum(entry.own_parameters for entry in entries)
@@ -95,7 +95,7 @@ def _settle(builder: Builder, call: Call, entries: Sequence[LayerEntry], before:
 
 
 def _place_opaque(builder: Builder, call: Call) -> None:
-    """A call that no layer describes, as an opaque layer with its bytes, FLOP and parameters."""
+    """Add a call that no layer describes as an opaque layer with its bytes, FLOP and parameters."""
     sources = builder.sources(call) or [builder.first]
     largest = max(sources, key=lambda source: source.tensor.elements).tensor
     values = [value for value in call.outputs if not (value.static or value.index) and value.elements]

@@ -1,12 +1,9 @@
-"""What a module is told that asks for values of tensors without data, and calls that depend on such values.
+"""Answers for modules that read the data of tensors on the meta device, which has none.
 
-Masks are full, nothing is found, no box is suppressed, tensors of one shape are equal, tokens spread evenly over
-experts.
-
-Detectors, where boxes are chosen by their values.
-
-One-stage detectors are cut there. Of torchvision's two-stage ones the second stage is run with as many boxes an image
-as training samples (Ren et al., Faster R-CNN, 2015, section 3.1.3; He et al., Mask R-CNN, 2017, section 3.1).
+Masks are full, conditions are false, no box is suppressed, tensors of one shape are equal, and tokens are spread evenly
+over experts. Detectors select boxes by their scores. One-stage detectors are cut at this point. In two-stage detectors
+of torchvision the second stage runs with as many boxes for each image as in training (Ren et al., Faster R-CNN, 2015,
+section 3.1.3; He et al., Mask R-CNN, 2017, section 3.1).
 """
 
 from __future__ import annotations
@@ -20,18 +17,18 @@ from typing import Any, Protocol
 from paleo.errors import SpecError
 from paleo.importers._trace import Call, Value
 
-#: Functions where boxes are chosen by their values.
-CHOOSERS = (
+#: Functions that select boxes by their scores.
+BOX_SELECTIONS = (
     "nms", "postprocess", "post_process", "filter_proposals", "select_training_samples", "keypointrcnn_inference",
 )  # fmt: skip
 
 
-def chooser() -> str | None:
-    """The function that is choosing boxes now, if there is one among those that run."""
+def box_selection() -> str | None:
+    """Return the name of the running function that selects boxes, if there is one."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_name
-        if any(word in name for word in CHOOSERS):
+        if any(word in name for word in BOX_SELECTIONS):
             return name
         frame = frame.f_back  # type: ignore[assignment]
     return None
@@ -39,7 +36,7 @@ def chooser() -> str | None:
 
 @contextlib.contextmanager
 def sampled_boxes(module: Any, notes: list[str]) -> Iterator[None]:
-    """The first boxes of each image, as many as training samples, go to the second stage and to its masks."""
+    """Pass the first boxes of each image, as many as training samples, to the second stage and its masks."""
     stage = next((part for part in module.modules() if type(part).__name__ == "RoIHeads"), None)
     network = next((part for part in module.modules() if type(part).__name__ == "RegionProposalNetwork"), None)
     sampler = getattr(stage, "fg_bg_sampler", None)
@@ -64,13 +61,13 @@ def sampled_boxes(module: Any, notes: list[str]) -> Iterator[None]:
         del network.filter_proposals, stage.postprocess_detections
 
 
-#: Functions that choose experts by their scores, which are rows of what they read.
+#: Functions that select experts by their scores, one row for each token.
 _ROUTERS = frozenset({"topk", "argmax", "max", "argsort", "sort"})
 _PLACES = frozenset({"nonzero", "where", "argwhere"})
 
 
 class Guessing(Protocol):
-    """What the notes of a run tell: the values of tensors, sizes that stand for names, and notes for its user."""
+    """The parts of a tape that answers need: values of tensors, probe sizes, and notes for the user."""
 
     torch: Any
     probes: Mapping[str, int]
@@ -82,7 +79,7 @@ class Guessing(Protocol):
 
 
 def label_of(function: Any) -> str:
-    """The name of a function of torch; of a property where it is read."""
+    """Return the name of a torch function, or of the property that it reads."""
     name = getattr(function, "__name__", "") or str(function)
     if name == "__get__":
         return str(getattr(getattr(function, "__self__", None), "__name__", name))
@@ -90,10 +87,10 @@ def label_of(function: Any) -> str:
 
 
 def computed(tape: Guessing, function: Any, label: str, args: Any, kwargs: Any) -> Any:
-    """What a call gives.
+    """Return the result of a call, with guessed data where it depends on data.
 
-    A mask without data selects everything, or the share of the tokens that an expert gets. Products in groups that
-    torch has no kernel for (fp32, sizes that are no multiple of 16 bytes) are computed by one product of as many FLOP.
+    A mask without data selects everything, or the share of the tokens that an expert gets. A grouped product for which
+    torch has no kernel (fp32, sizes that are no multiple of 16 bytes) is computed as one product with the same FLOP.
     """
     if label in ("__getitem__", "__setitem__") and (mask := _mask(tape, args[1])) is not None:
         rows = _selected(tape, mask)
@@ -109,9 +106,9 @@ def computed(tape: Guessing, function: Any, label: str, args: Any, kwargs: Any) 
 
 
 def _places(tape: Guessing, mask: Any, by_dim: bool) -> Any:
-    """The places of what a mask selects: a tensor of their coordinates, or one for each dim.
+    """Return the coordinates that a mask selects: as one tensor, or as one tensor for each dim.
 
-    A mask with one element for each expert says which of them have tokens: all, and by their numbers.
+    A mask with one element for each expert says which experts have tokens: all of them.
     """
     router = _router(tape, mask)
     if router is not None and tuple(mask.shape) == (router[0],) and not by_dim:
@@ -123,14 +120,13 @@ def _places(tape: Guessing, mask: Any, by_dim: bool) -> Any:
 
 
 def _selected(tape: Guessing, mask: Any) -> int:
-    """How many elements of a mask are taken to be true: an even share of the tokens where it says which of them go to
-    an expert, else all.
+    """Return how many elements of a mask are taken to be true: an even share for tokens of an expert, else all.
 
-    SpecError where sizes that stand for names do not divide so: the next attempt states them.
+    SpecError is raised if the probe sizes do not divide evenly; the next attempt uses the stated sizes.
     """
     router, total = _router(tape, mask), int(mask.numel())
     if router is None:
-        if (name := chooser()) is not None:
+        if (name := box_selection()) is not None:
             raise RuntimeError(f"{name} chooses boxes by their values")
         tape.notes.append("masks that select rows are taken to select all of them")
         return total
@@ -138,7 +134,7 @@ def _selected(tape: Guessing, mask: Any) -> int:
 
 
 def _share(tape: Guessing, router: tuple[int, int], total: int) -> float:
-    """Tokens of an expert, of so many."""
+    """Return the number of tokens of one expert, of ``total`` tokens."""
     experts, choices = router
     tape.notes.append(f"tokens are taken to spread evenly over {experts} experts")
     rows = min(float(total), choices / experts)
@@ -149,8 +145,7 @@ def _share(tape: Guessing, router: tuple[int, int], total: int) -> float:
 
 
 def _router(tape: Guessing, mask: Any) -> tuple[int, int] | None:
-    """Among how many experts the tokens choose that a mask selects, and how many choices they make; None for a mask
-    that depends on no choice."""
+    """Return the number of experts and of choices behind a mask of tokens; None if the mask depends on no choice."""
     stack, seen = [tape.value(mask)], set[Value]()
     while stack:
         value = stack.pop()
@@ -167,14 +162,14 @@ def _router(tape: Guessing, mask: Any) -> tuple[int, int] | None:
 
 
 def _scored(call: Call) -> int:
-    """How many scores a row has of which a call chooses; 0 for other calls."""
+    """Return the number of scores in a row of which a call selects some; 0 for other calls."""
     scores = call.inputs[0] if call.inputs else None
     chooses = call.label in _ROUTERS and call.outputs[-1].index and scores is not None and not scores.index
     return scores.shape[-1] if chooses and scores is not None and scores.shape else 0
 
 
 def _mask(tape: Guessing, index: Any) -> Any:
-    """The one mask without data among indices that are otherwise slices and places; None for all other indices."""
+    """Return the only mask without data among indices that are otherwise slices and positions; else None."""
     entries = index if isinstance(index, tuple) else (index,)
     masks = [entry for entry in entries if tape.is_tensor(entry)]
     plain_entries = [entry for entry in entries if not tape.is_tensor(entry)]
@@ -184,7 +179,7 @@ def _mask(tape: Guessing, index: Any) -> Any:
 
 
 def _all_selected(tensor: Any, index: Any, mask: Any, rows: int) -> Any:
-    """The first ``rows`` elements under a mask, the mask's dims as one."""
+    """Return the first ``rows`` elements under a mask, with the dims of the mask joined to one."""
     entries = list(index) if isinstance(index, tuple) else [index]
     place = next(i for i, entry in enumerate(entries) if entry is mask)
     before, behind = entries[:place], entries[place + 1 :]

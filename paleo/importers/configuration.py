@@ -1,4 +1,4 @@
-"""The keys of a configuration of transformers (config.json), with messages that name the file and the key."""
+"""Configurations of transformers (config.json): access to their keys, with messages that name file and key."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from paleo.specs.loading import record_file
 
 Entry = Any
 Model = dict[str, Any]
-#: A family is a function from the keys of its configuration to a model, registered under its ``model_type``.
+#: Functions that make a model from the configuration of a family, by its ``model_type``.
 FAMILIES: Registry[Callable[[Config], Model]] = Registry("model_type of a configuration", "paleo.importers.families")
 
 
 MAX_CONFIG_BYTES = 2_000_000
-#: Sequences that nobody asked for stay this short; --seq says otherwise.
+#: Longest sequence that is used unless --seq states another.
 LONGEST_SEQ = 4096
-#: Names of element-wise functions in configurations -> ours, and their gated form; what their code spells out is _tanh.
+#: Names of activations here by their names in configurations, and their gated forms; ``_tanh`` marks the approximation.
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu",
     "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh",
@@ -30,18 +30,18 @@ ACTIVATIONS = {
 GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "relu": "reglu"}
 
 
-#: Keys that say how many keys (or blocks of them) an indexer chooses for each query.
+#: Configuration keys for the number of attention keys (or blocks of them) that an indexer selects for each query.
 CHOSEN_KEYS = ("index_topk", "index_topk_blocks", "indexer_budget")
-#: Families read by hand whose attention is to keys that an indexer chooses.
+#: Families with a reader of their own whose attention uses keys that an indexer selects.
 INDEXED = frozenset({"deepseek_v32", "glm_moe_dsa", "deepseek_v4", "deepseek_ref", "minimax_m3"})
 
 
 class UnreadHeadError(Exception):
-    """The architecture of a configuration has a head that its family's reader does not know."""
+    """Error for an architecture with a head that the reader of its family does not know."""
 
 
 class Config(Mapping[str, Any]):
-    """The keys of a configuration, with messages that name the file and the key."""
+    """Keys of a configuration; errors name the file and the key."""
 
     def __init__(self, data: Mapping[str, Any], path: str) -> None:
         self._data, self.path = data, path
@@ -104,7 +104,7 @@ class Config(Mapping[str, Any]):
         """
         value = next((self[key] for key in keys if self.get(key) is not None), default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise SpecError(f"{self.path}: {keys[0]}: {value!r:.60} must be a share from 0 to below 1")
+            raise SpecError(f"{self.path}: {keys[0]}: {value!r:.60} must be a fraction from 0 to below 1")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -158,7 +158,7 @@ class Config(Mapping[str, Any]):
         function = ACTIVATIONS.get(name) if isinstance(name, str) else None
         if function is None or (gated and function not in GATED):
             raise SpecError(
-                f"{self.path}: {keys[0]}: {name!r:.60} is no function that is known; {near(str(name), ACTIVATIONS)}"
+                f"{self.path}: {keys[0]}: {name!r:.60} is not a known activation; {near(str(name), ACTIVATIONS)}"
             )
         return GATED[function] if gated else function
 
@@ -212,7 +212,7 @@ class Config(Mapping[str, Any]):
 
     @property
     def remote_code(self) -> str:
-        """The files and classes of the model's own code that it names; they never run."""
+        """Files and classes of the model's own code that the configuration names; they never run."""
         named = self.get("auto_map")
         entries = named.values() if isinstance(named, Mapping) else []
         words = {str(word) for entry in entries for word in (entry if isinstance(entry, list) else [entry]) if word}
@@ -278,7 +278,7 @@ def read_config(path: str | Path) -> Config:
 
 
 def _float(pairs: dict[str, Any]) -> Any:
-    """Numbers that JSON lacks, as transformers 5 writes them: ``{"__float__": "Infinity"}``."""
+    """Read numbers that JSON lacks, as transformers 5 writes them: ``{"__float__": "Infinity"}``."""
     if pairs.keys() == {"__float__"} and pairs["__float__"] in ("Infinity", "-Infinity", "NaN"):
         return float(pairs["__float__"])
     return pairs

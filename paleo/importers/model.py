@@ -1,5 +1,9 @@
-"""Entries as a model file: names where they are needed, sizes as expressions of batch and seq, loops, a loss at the
-end; and the file as readable YAML: short things on one line, lists of layers one entry a line, long texts folded."""
+"""Writer of model files from imported networks.
+
+Entries get names where others refer to them, sizes become expressions of batch and seq, repeated entries become loops,
+and a classifier gets a loss at its end. The YAML is made readable: short values on one line, one layer on each line,
+long texts folded.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ def model_of(trace: Trace, *, title: str, source: str, sizes: Mapping[str, int],
     title : str
         Title of the model.
     source : str
-        Where the network comes from.
+        Origin of the network.
     sizes : dict of str to int
         Parameters of the model by name, such as ``seq``, for the sizes that were probed.
     loss : Loss, optional
@@ -64,7 +68,7 @@ def _loss(network: ImportedNetwork) -> str | None:
     return "cross_entropy" if classes or last.dims[-1] == "vocab" else None
 
 
-#: Beginnings of the first note on a network that was run: every call is a layer, or some are none.
+#: First words of the notes on a traced network: every call became a layer, or some did not.
 RECOGNISED, UNRECOGNISED = "Every call was recognised", "Not recognised"
 
 
@@ -76,7 +80,7 @@ def _notes(network: ImportedNetwork) -> str:
 
 
 def _trace_notes(trace: Trace) -> list[str]:
-    """What people should know of the counts, a sentence each."""
+    """Return sentences about what the counts assume or leave out."""
     notes = [f"{note[:1].upper()}{note[1:]}." for note in trace.notes]
     if trace.fixed_batch is not None:
         notes.append(f"The module runs at a batch of {trace.fixed_batch} alone: a sample is that whole batch.")
@@ -91,12 +95,12 @@ def _trace_notes(trace: Trace) -> list[str]:
 
 
 class _Writer:
-    """Gives names to what is referred to, and writes items."""
+    """Names the entries that others refer to, and writes items as lines of a model file."""
 
     def __init__(self, network: ImportedNetwork) -> None:
         self.network = network
         self._names: dict[LayerEntry | str, str] = {name: name for name in network.inputs}
-        #: Entries that lend their weights, under the names that they have where they stand.
+        #: Names of the entries whose weights others share.
         self._lenders: dict[LayerEntry, str] = {}
         self._taken = set(network.inputs) | {"input"}
         self._loops = 0
@@ -107,12 +111,12 @@ class _Writer:
         return {"dims": dims} | ({"role": "index"} if tensor.role == "index" else {})
 
     def dims(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        """Sizes of dims as expressions."""
+        """Return the sizes of dims as expressions."""
         fixed = self.network.fixed_batch is not None
         return {d: _times(int(n), ["batch"]) if fixed and d == "batch" else self.size(n) for d, n in sizes.items()}
 
     def size(self, number: Any) -> Any:
-        """A size as a multiple of what the probes stand for."""
+        """Return a size as a multiple of the dims that the probe sizes identify."""
         if not isinstance(number, int) or isinstance(number, bool):
             return number
         names = []
@@ -123,14 +127,14 @@ class _Writer:
         return _times(number, names) if names else number
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a layer, the sizes of its dims as expressions."""
+        """Return the options of a layer, with the sizes of its dims as expressions."""
         return {
             key: self.dims(value) if key == "dims" and isinstance(value, Mapping) else value
             for key, value in options.items()
         }
 
     def network_lines(self, items: Sequence[Item], loss: str | None) -> list[Any]:
-        """All lines of the network."""
+        """Return all lines of the network."""
         first = next(iter(self.network.inputs))
         final = items[-1].last if items and isinstance(items[-1], Loop) else items[-1] if items else first
         self._walk(items, first)
@@ -142,7 +146,8 @@ class _Writer:
         return lines
 
     def body(self, items: Sequence[Item], current: LayerEntry | str) -> list[Any]:
-        """The lines of a sequence; ``current`` flows in. A loop stands for the last entry of its last iteration."""
+        """Return the lines of a sequence whose input is ``current``; a loop counts as the last entry of its last
+        iteration."""
         lines: list[Any] = []
         for item in items:
             lines.append(self._loop(item, current) if isinstance(item, Loop) else self._entry(item, current))
@@ -150,7 +155,7 @@ class _Writer:
         return lines
 
     def _walk(self, items: Sequence[Item], current: LayerEntry | str) -> None:
-        """Names for entries that something other than the next line refers to."""
+        """Name the entries to which something other than the next line refers."""
         for item in items:
             if isinstance(item, Loop):
                 if item.carry is not current:
@@ -234,7 +239,7 @@ def _mentions(lines: Sequence[Any], name: str) -> bool:
 
 
 def _word(entry: LayerEntry) -> str:
-    """A name from the last words of the module's path."""
+    """Return a name from the last words of the module's path."""
     parts = [part for part in re.split(r"[^A-Za-z0-9_]+", entry.path) if part]
     words = [part for part in parts if not part.isdigit()]
     word = "_".join(words[-2:]) or entry.kind
@@ -244,9 +249,9 @@ def _word(entry: LayerEntry) -> str:
 WIDTH = 116
 _PLAIN = re.compile(r"(=[A-Za-z0-9_(]|[A-Za-z_(])[A-Za-z0-9_./ +*()<>=-]*\Z")
 _RESERVED = re.compile(r"(~|null|true|false|yes|no|on|off|nan|inf|infinity)\Z", re.IGNORECASE)
-#: Keys whose values stay one entry a line, however short.
+#: Keys whose values are written with one entry on each line, however short.
 _TALL = frozenset({"layers", "branches", "blocks"})
-#: Keys of the top level that hold prose.
+#: Top-level keys whose values are sentences.
 _PROSE = frozenset({"notes"})
 
 
@@ -286,7 +291,7 @@ def to_yaml(model: Mapping[str, Any]) -> str:
 
 
 def checked(model: Mapping[str, Any]) -> str:
-    """Write a model file and read it back to prove that it says the same.
+    """Write a model file and read it back to check that both agree.
 
     Parameters
     ----------
@@ -305,7 +310,7 @@ def checked(model: Mapping[str, Any]) -> str:
     """
     text = to_yaml(model)
     if _trimmed(parse_yaml(text, where="import")) != _trimmed(dict(model)):
-        raise SpecError("the model cannot be written as YAML and read back; a name in it is too odd")
+        raise SpecError("the model cannot be written as YAML and read back; a name in it cannot be written")
     return text
 
 
@@ -314,7 +319,7 @@ def _trimmed(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keyed(key: str, value: Any, indent: int, *, tall: bool = False) -> list[str]:
-    """``key: value`` on one line if it fits, otherwise with the value on the lines below."""
+    """Return ``key: value`` on one line if it fits, otherwise with the value on the lines below."""
     pad = " " * indent
     if not isinstance(value, Mapping | list) or not value or not tall:
         line = f"{pad}{key}: {_flow(value)}"
@@ -330,7 +335,7 @@ def _below(value: Mapping[str, Any] | Sequence[Any], indent: int) -> list[str]:
 
 
 def _item(value: Any, indent: int) -> list[str]:
-    """An entry of a list, after its dash."""
+    """Return the lines of a list entry, after its dash."""
     pad = " " * indent
     line = f"{pad}- {_flow(value)}" if not _single(value) else f"{pad}- {_flow(value)[1:-1]}"
     loop = isinstance(value, Mapping) and "layers" in value
@@ -341,7 +346,7 @@ def _item(value: Any, indent: int) -> list[str]:
 
 
 def _single(value: Any) -> bool:
-    """Whether braces can be left out: a mapping of one key to a value that is not bare."""
+    """Return True if braces can be left out: a mapping of one key to a value that is not a bare word."""
     return isinstance(value, Mapping) and len(value) == 1 and next(iter(value.values())) is not None
 
 

@@ -1,6 +1,7 @@
-"""ONNX files: read, never run. Shapes come from ONNX's own inference; weights count by their sizes, and are not read.
+"""Importer of ONNX files. They are read, never run.
 
-Whatever the file holds, it is bounded in bytes, nodes and nesting before anything walks it.
+Shapes come from ONNX's own inference. Weights are counted by their sizes; their data are not read. The bytes, nodes and
+nesting of a file are checked against limits before anything else is read.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from paleo.importers._trace import Call, Shape, Trace, Value, probe_sizes, recor
 from paleo.specs import loading
 
 MOST_FILE_BYTES, MOST_NODES, MOST_DEPTH, MOST_RANK = 700_000_000, 50_000, 4, 8
-#: Calls of functions within functions.
+#: Most nested calls of functions.
 MOST_CALLS = 64
-#: Rounds of inference and arithmetic on shapes.
+#: Most rounds of shape inference and arithmetic on shapes.
 MOST_PASSES = 20
-#: Versions of operators are numbers of 32 bits.
+#: Largest version of the operators, which is a 32-bit number.
 NEWEST_OPSET = 2**31 - 1
-#: Sizes beyond this are mistakes of the file.
+#: Largest size of a dim; larger ones are errors in the file.
 LARGEST = 2**40
 #: Operators -> places of the inputs that are learned, whichever node makes them.
 WEIGHTS = {
@@ -38,7 +39,7 @@ WEIGHTS = {
 
 
 def onnx_module() -> Any:
-    """The library, or an error that says what to install."""
+    """Import the onnx library, or raise an error that says what to install."""
     try:
         importlib.import_module("onnx.shape_inference")
         return importlib.import_module("onnx")
@@ -115,7 +116,7 @@ def trace_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, dict[
             return _Reader(onnx, model, str(path), sizes, probing=probing).read()
         except SpecError as error:
             failed = failed or error
-        except Exception as error:  # names that are no text, numbers where lists belong: the file is broken
+        except Exception as error:  # the file has values of wrong types, such as numbers in place of lists
             failed = failed or SpecError(f"{path}: is malformed ({type(error).__name__}: {_short(error)})")
     raise failed or SpecError(f"{path}: cannot be read")
 
@@ -138,7 +139,7 @@ def _loaded(onnx: Any, path: Path) -> Any:
 
 
 def _bounded_functions(model: Any, path: str) -> None:
-    """Refuses functions whose bodies, written out, would be too many nodes: each may call others many times."""
+    """Refuse functions whose bodies, expanded at each call, would have too many nodes."""
     bodies = {(function.domain, function.name): function.node for function in model.functions}
     sizes: dict[tuple[str, str], int] = {}
 
@@ -154,7 +155,7 @@ def _bounded_functions(model: Any, path: str) -> None:
         return total
 
     if written_out(model.graph.node, ()) > MOST_NODES:
-        raise SpecError(f"{path}: more than {MOST_NODES} nodes once its functions are written out")
+        raise SpecError(f"{path}: more than {MOST_NODES} nodes once its functions are expanded")
 
 
 def _short(error: Exception) -> str:
@@ -162,7 +163,7 @@ def _short(error: Exception) -> str:
 
 
 def _bounded(graph: Any, path: str, depth: int = 0) -> None:
-    """Refuses graphs that are too large or too deep."""
+    """Refuse graphs that are too large or nested too deeply."""
     if depth > MOST_DEPTH:
         raise SpecError(f"{path}: subgraphs nested deeper than {MOST_DEPTH} levels")
     if len(graph.node) > MOST_NODES:
@@ -176,7 +177,7 @@ def _bounded(graph: Any, path: str, depth: int = 0) -> None:
 
 
 def _without_weights(graph: Any) -> None:
-    """Drops the numbers of all large tensors; their sizes stay."""
+    """Drop the data of all large tensors and keep their sizes."""
     for node in graph.node:
         for inner in graphs_of(node):
             _without_weights(inner)
@@ -197,7 +198,7 @@ def _without_weights(graph: Any) -> None:
 
 
 class _Reader:
-    """One reading of a file: inputs at definite sizes, shapes inferred, nodes as calls."""
+    """Reads a file once: inputs at given sizes, inferred shapes, nodes as calls."""
 
     def __init__(self, onnx: Any, model: Any, path: str, sizes: Mapping[str, int], *, probing: bool) -> None:
         self.onnx, self.path, self.sizes, self.probing = onnx, path, sizes, probing
@@ -252,12 +253,12 @@ class _Reader:
         return Value(shape, "parameter" if learned else "constant", name, index, static=True, sources=sources)
 
     def _remember(self, name: str, tensor: Any, *, constant: bool = False) -> None:
-        """Keeps a few numbers: whole ones, and those of constant nodes (the scales of a resize)."""
+        """Keep the values of small tensors: whole numbers, and those of constant nodes (the scales of a resize)."""
         kinds = (*WHOLE, *SINGLE) if constant else WHOLE
         if tensor.data_type in kinds and math.prod(tensor.dims) <= SMALL:
             try:
                 numbers = self.onnx.numpy_helper.to_array(tensor).reshape(-1).tolist()
-            except Exception:  # whatever the bytes are, they are not needed
+            except Exception:  # the data are not needed, whatever is wrong with them
                 return
             if all(math.isfinite(number) and abs(number) < 2**63 for number in numbers):
                 self.constants[name] = numbers
@@ -310,7 +311,7 @@ class _Reader:
         return int(stated)
 
     def _shapes(self) -> dict[str, tuple[Shape, bool]]:
-        """Sizes of everything, as far as ONNX infers them."""
+        """Return the sizes of all tensors that ONNX can infer."""
         del self.graph.value_info[:]
         for output in self.graph.output:
             output.type.tensor_type.ClearField("shape")
@@ -365,7 +366,7 @@ class _Reader:
         return bool(taken)
 
     def _add_shapes(self, shapes: dict[str, tuple[Shape, bool]]) -> bool:
-        """Shapes of single outputs by rules of our own, for ONNX to go on from; whether there was any."""
+        """Add output shapes by Paleo's own rules so that ONNX can continue; return True if there were any."""
         sizes = {name: shape for name, (shape, _) in shapes.items()}
         sizes |= {name: value.shape for name, value in self.values.items() if value is not None}
         added = False
@@ -400,8 +401,7 @@ class _Reader:
         return shapes
 
     def _fold_shapes(self, shapes: Mapping[str, tuple[Shape, bool]]) -> bool:
-        """Works out arithmetic on shapes and makes its results initializers; whether there was any for the first
-        time."""
+        """Compute arithmetic on shapes and store the results as initializers; return True if there were new ones."""
         folded = False
         ranks = {name: len(shape) for name, (shape, _) in shapes.items()}
         sizes = {name: shape for name, (shape, _) in shapes.items()}
@@ -464,8 +464,8 @@ class _Reader:
         return call
 
     def _fewest_inputs(self, node: Any) -> int:
-        """How many inputs the operator has to have by the schema of its opset, else by the newest of that name; 0
-        where ONNX has none."""
+        """Return the fewest inputs of an operator by the schema of its opset, else by the newest one; 0 without a
+        schema."""
         versions = {opset.domain: opset.version for opset in self.model.opset_import}
         version = min(versions.get(node.domain, 0), NEWEST_OPSET)
         for schema in ((node.op_type, version, node.domain), (node.op_type,)):
@@ -476,7 +476,7 @@ class _Reader:
         return 0
 
     def _static(self, node: Any, shapes: Mapping[str, tuple[Shape, bool]]) -> None:
-        """Arithmetic on shapes: nothing that takes time."""
+        """Record arithmetic on shapes, which takes no time."""
         for name in node.output:
             shape, index = shapes.get(name, ((1,), True))
             self.values[name] = Value(shape, "constant", name, index, static=True)
@@ -496,8 +496,7 @@ class _Reader:
             self.values[name] = Value((1,), "constant", name, index=False, static=True)
 
     def _unmerged(self, value: Value | None, node: Any) -> Value | None:
-        """Vectors that several nodes read count for each: exporters merge those that happen to be equal (biases of
-        zeros)."""
+        """Count a vector separately for each node that reads it, as exporters merge equal ones (biases of zeros)."""
         if value is None or value.origin != "parameter" or len(value.shape) != 1:
             return value
         used = self._readers.setdefault(value.name, node)
@@ -519,7 +518,7 @@ class _Reader:
     def _value(self, name: str, node: Any) -> Value | None:
         if name not in self.values:
             raise SpecError(
-                f"{self.path}: node {node.name[:60] or node.op_type!r} reads {name[:60]!r}, which nothing makes"
+                f"{self.path}: node {node.name[:60] or node.op_type!r} reads {name[:60]!r}, which no node computes"
             )
         return self.values[name]
 
@@ -543,7 +542,7 @@ def _keeps_one(source: Shape, target: Sequence[float]) -> bool:
 
 
 def _flops(call: Call) -> float | None:
-    """FLOP of the products whose sizes say them; recurrent layers and the rest are left to their layers."""
+    """Return the FLOP of products that follow from sizes; recurrent and other layers count their own."""
     left, right = [*call.inputs, None, None][:2]
     if left is None or right is None or call.out.index:
         return None
@@ -554,7 +553,8 @@ def _flops(call: Call) -> float | None:
     if call.kind in ("linear", "matmul") and left.shape:
         return 2.0 * call.out.elements * left.shape[-1]
     if call.kind == "unknown" and call.label == "Attention" and len(left.shape) == len(right.shape) == 3:
-        return 2.0 * (left.elements + call.out.elements) * right.shape[1]  # heads side by side: scores, and their sum
+        # all heads together: scores, and their weighted sum
+        return 2.0 * (left.elements + call.out.elements) * right.shape[1]
     return None
 
 
@@ -564,5 +564,5 @@ def _word(name: str, place: int) -> str:
 
 
 def _path(name: str) -> str:
-    """The module of a node whose name is a path (as torch writes them)."""
+    """Return the module of a node whose name is a path, as torch writes them."""
     return ".".join(name.strip("/").split("/")[:-1])[:120]

@@ -1,9 +1,8 @@
-"""Whatever a network comes from, as the text of a model file; in Python as a model.
+"""Import of a network from any source, as the text of a model file or as a model in Python.
 
-Of configurations of the transformers library (config.json) common families are read by hand
-(`paleo.importers.families`), so that neither torch nor transformers has to be there; all others are built by the
-library on the meta device and traced. Nothing is downloaded, no weight is needed, and code that a configuration names
-never runs.
+Common families of transformers configurations (config.json) have readers of their own (`paleo.importers.families`),
+which need neither torch nor transformers. For all others the library builds the network on the meta device, and it is
+traced. Nothing is downloaded, no weight is needed, and code that a configuration names never runs.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def from_config(path: str | Path, *, seq: int | None = None) -> Model:
 
 
 def _in_library(kind: object) -> bool:
-    """Whether the library has the family; asked only where no reader by hand suffices, as the library loads slowly."""
+    """Return True if the library has the family; it is only asked if needed, because the library loads slowly."""
     return isinstance(kind, str) and known_to_library(kind)
 
 
@@ -90,14 +89,14 @@ def _unknown(config: Config) -> SpecError:
     hint = near(str(kind), FAMILIES) if kind is not None else "this key is missing"
     remote = f" Its own code ({config.remote_code}) is not run." if config.remote_code else ""
     return SpecError(
-        f"{config.path}: model_type: {kind!r:.60} is not a family that can be imported; {hint}.{remote} All by hand: "
-        f"{', '.join(FAMILIES)}; with transformers installed also those of the library"
+        f"{config.path}: model_type: {kind!r:.60} is not a family that can be imported; {hint}.{remote} Without it: "
+        f"{', '.join(FAMILIES)}; with transformers installed also those of that library"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """An imported model: the text of its file, the model of that text, and its graph for one sample."""
+    """An imported network: the text of its model file, the model, and its graph for one sample."""
 
     text: str
     model: ModelSpec
@@ -110,7 +109,7 @@ class Import:
 
     @property
     def unpriced(self) -> tuple[str, ...]:
-        """Functions without FLOP that could be priced: only their bytes are."""
+        """Functions that are only counted by their bytes, as their FLOP are not known."""
         return tuple(sorted({op.label for op in self._unmodelled() if not op.flops_per_element}))
 
     def _unmodelled(self) -> list[Unmodelled]:
@@ -118,21 +117,21 @@ class Import:
         return [operation for operation in operations if isinstance(operation, Unmodelled)]
 
     @property
-    def granted(self) -> str:
-        """Assumptions of a run of the network, in sentences; none if it was read and not run."""
+    def assumptions(self) -> str:
+        """Sentences about what was assumed when the network was traced; empty if it was only read."""
         first, _, others = str(self.model.notes or "").partition(". ")
         return others if first.startswith((RECOGNISED, UNRECOGNISED)) else ""
 
     @property
     def flops(self) -> float:
-        """FLOP of one forward pass over one sample."""
+        """FLOP of the forward pass of one sample."""
         formats = precision("fp32")
         kernels = ((node.repeat, k) for node in self.graph.nodes for op in node.operations for k in op.forward(formats))
         return sum(repeat * kernel.flops for repeat, kernel in kernels)
 
     @property
     def line(self) -> str:
-        """The counts, for people."""
+        """Parameters and FLOP in one line of text."""
         parameters, flops = engineering(self.graph.parameters, ""), engineering(self.flops, "FLOP")
         return f"{parameters} parameters, {flops} forward for one sample"
 
@@ -190,7 +189,7 @@ def imported(
 
 
 def _check_loss(loss: str) -> None:
-    """SpecError for a loss that is none of the two kinds."""
+    """Raise SpecError unless the loss is auto or none."""
     if str(loss) not in ("auto", "none"):
         raise SpecError(f"--loss {loss!r}: expected auto or none")
 
@@ -364,7 +363,7 @@ def from_module_import(module: Any, inputs: Sequence[InputSpec], *, loss: str = 
 
 
 def _specs(torch: Any, inputs: Any) -> list[InputSpec]:
-    """The inputs of a module: one, several, or by their names."""
+    """Return the inputs of a module: one, several, or by their names."""
     if isinstance(inputs, Mapping):
         return [replace(_spec(torch, example), name=str(name)) for name, example in inputs.items()]
     single = isinstance(inputs, str | torch.Tensor) or _is_shape(inputs) or not isinstance(inputs, Sequence)

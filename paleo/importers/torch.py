@@ -1,4 +1,4 @@
-"""torch modules as model files: run once on the meta device at sizes that stand for the batch and the sequence."""
+"""Importer of torch modules, which run once on the meta device with probe sizes for batch and sequence."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from paleo.importers.torch_modules import load_module as load_module
 from paleo.importers.torch_modules import parse_input as parse_input
 from paleo.importers.torch_modules import torch_module as torch_module
 
-#: A sequence shorter than this has no room for a size that stands for it.
+#: Shortest sequence for which a probe size can be found.
 SHORTEST_SEQ = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Inputs at the sizes of one attempt. ``probes`` are sizes that stand for names; ``fixed_batch`` is the batch where
-    none can stand for it."""
+    """Inputs at the sizes of one attempt.
+
+    ``probes`` are sizes that identify a dim. ``fixed_batch`` is the batch if it cannot be identified in this way.
+    """
 
     inputs: tuple[InputSpec, ...]
     probes: dict[str, int]
@@ -34,7 +36,7 @@ class Sizes:
 def _traced(module: Any, sizes: Sizes) -> Trace:
     torch = torch_module()
     failed: SpecError | None = None
-    # Tensors that the module creates without naming a device are real at first, then without data, too.
+    # Tensors that the module creates without a device have data in the first attempt and none in the second.
     for all_meta, half in ((False, False), (True, False), (True, True)):
         if half and (failed is None or ("bf16" not in str(failed).lower() and "bfloat16" not in str(failed).lower())):
             continue
@@ -69,14 +71,14 @@ def _trace_of(module: Any, tape: Tape, outputs: list[Value], sizes: Sizes) -> Tr
 
 
 def _would_checkpoint(module: Any) -> tuple[str, ...]:
-    """Modules of transformers that checkpoint their activations in training."""
+    """Return the modules of transformers that checkpoint their activations in training."""
     parts = module.named_modules()
     return tuple(name for name, part in parts if getattr(part, "gradient_checkpointing", False) is True)
 
 
 @contextlib.contextmanager
 def _inference(module: Any) -> Iterator[None]:
-    """The module in inference mode and without caches of keys and values, and each part as it was again afterwards."""
+    """Put the module in inference mode without key-value caches, and restore every part afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -123,7 +125,7 @@ def without_data(module: Any) -> Iterator[None]:
 
 
 def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool) -> Sizes:
-    """Inputs at probe sizes, where no size of the module can be confused with them."""
+    """Return inputs at probe sizes that cannot be confused with any size of the module."""
     if not inputs:
         raise SpecError("a torch module needs at least one --input")
     taken = {size for tensor in (*module.parameters(), *module.buffers()) for size in tensor.shape}
@@ -146,7 +148,7 @@ def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool) -> Siz
 
 
 def _attempts(module: Any, inputs: Sequence[InputSpec]) -> Iterator[Sizes]:
-    """Batch and sequence open; the batch alone; as stated."""
+    """Yield the sizes to try: batch and sequence open, only the batch open, and all as stated."""
     for probe_seq in (True, False):
         sizes = _probed(module, inputs, probe_seq=probe_seq)
         if probe_seq is False or "seq" in sizes.probes:
@@ -171,7 +173,7 @@ def from_module(
     title : str, optional
         Title of the model; by default the name of its class.
     source : str, optional
-        Where the network comes from.
+        Origin of the network.
     loss : str, optional
         ``auto`` ends a classifier with its loss, ``none`` does not.
 
@@ -188,7 +190,7 @@ def from_module(
     from paleo.importers.model import model_of
 
     title = title or type(module).__name__
-    _settle_lazy(module, inputs)
+    _initialise_lazy_layers(module, inputs)
     failed: SpecError | None = None
     for sizes in _attempts(module, inputs):
         try:
@@ -200,8 +202,8 @@ def from_module(
     raise failed or SpecError("the module cannot be traced")
 
 
-def _settle_lazy(module: Any, inputs: Sequence[InputSpec]) -> None:
-    """Runs a module once whose layers learn their sizes from their first input."""
+def _initialise_lazy_layers(module: Any, inputs: Sequence[InputSpec]) -> None:
+    """Run a module once if its layers learn their sizes from the first input."""
     torch = torch_module()
     uninitialized = torch.nn.parameter.UninitializedTensorMixin
     if not any(isinstance(tensor, uninitialized) for tensor in (*module.parameters(), *module.buffers())):

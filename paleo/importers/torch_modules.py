@@ -1,4 +1,4 @@
-"""torch modules from Python files: what their inputs are, and how they are built without weights."""
+"""torch modules from Python files: parsing of their input shapes, and building without weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
 
 
 def torch_module() -> Any:
-    """The library, or an error that says what to install."""
+    """Import the torch library, or raise an error that says what to install."""
     try:
         return importlib.import_module("torch")
     except ImportError:
@@ -30,7 +30,7 @@ def torch_module() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """Shape and dtype of one input; ``name`` for a keyword argument."""
+    """Shape and dtype of one input; ``name`` is set for a keyword argument."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
@@ -38,7 +38,7 @@ class InputSpec:
 
     @property
     def index(self) -> bool:
-        """Whether the input holds whole numbers."""
+        """True if the input holds whole numbers."""
         return self.dtype in ("int64", "int32", "bool")
 
 
@@ -71,7 +71,7 @@ def parse_input(text: str) -> InputSpec:
     name, sizes, dtype = match.groups()
     shape = tuple(whole_number(size, 2**31 - 1) or 0 for size in sizes.split("x"))
     if not all(shape) or len(shape) > 8:
-        raise SpecError(f"--input {text[:80]!r}: sizes go from 1 up, at most 8 of them")
+        raise SpecError(f"--input {text[:80]!r}: expected at most 8 sizes of 1 or more")
     if dtype is not None and dtype not in DTYPES:
         raise SpecError(f"--input {text!r}: unknown dtype {dtype!r}; {near(dtype, DTYPES)}")
     return InputSpec(shape, dtype or "float32", name)
@@ -190,7 +190,7 @@ def build_module(factory: Callable[[], Any], where: str) -> Any:
             raise SpecError(f"{where}: the factory failed: {type(error).__name__}: {_short(error)}") from None
         else:
             if not isinstance(module, torch.nn.Module):
-                raise SpecError(f"{where}: gave a {type(module).__name__}; expected a torch module")
+                raise SpecError(f"{where}: returned a {type(module).__name__}; expected a torch module")
             return module
     raise SpecError(f"{where}: the factory failed: {type(failed).__name__}: {_short(failed)}")
 
@@ -210,8 +210,7 @@ def _built_with_data(factory: Callable[[], Any]) -> Any:
 
 
 def _built_beside(factory: Callable[[], Any]) -> Any:
-    """For constructors that read values (schedules of drop rates): ranges and literals are real, all else has no
-    data."""
+    """Build a module whose constructor reads values, such as drop rates: only ranges and literals have data."""
     torch = torch_module()
     from torch.overrides import TorchFunctionMode
     from torch.utils._device import _device_constructors

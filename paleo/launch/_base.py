@@ -1,7 +1,7 @@
-"""Launch settings: a plan as the keys of a framework, and the plan that such keys describe.
+"""Launch settings: how a plan is written with the keys of a framework, and how such keys are read back as a plan.
 
-A launcher is a table of keys, read in both directions, so that settings that were written are read back as the same
-plan. What a framework has no key for is an error, never left out.
+A launcher is a table of keys that is used in both directions, so that written settings read back as the same plan. A
+property of a plan for which the framework has no key raises an error; it is never left out.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from paleo.errors import SpecError, near
 from paleo.registry import Registry
 from paleo.specs.catalog import hub_ids, resolve_spelling
 
-#: Keys of a framework with their values, nested ones with dots between them.
+#: Keys of a framework with their values; nested keys are joined by dots.
 Settings = Mapping[str, Any]
 
 
 class LaunchError(SpecError):
-    """A plan that has no settings in a framework, or a file whose settings are no plan."""
+    """Error for a plan that a framework's settings cannot express, or for settings that describe no plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """A training job in full: the network, its plan, and what of the run changes time or memory.
+    """A complete training job: the network, its plan, and all run options that change time or memory.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class JobPlan:
     lora: str | None = None
     qlora: bool = False
     freeze: tuple[str, ...] = ()
-    #: Layers, experts and parameters of the network and devices of a node, which some keys need; not compared.
+    #: Sizes of the network and devices of a node, for the keys that need them; not compared.
     layers: int = field(default=0, compare=False)
     experts: int = field(default=0, compare=False)
     node: int = field(default=8, compare=False)
@@ -99,23 +99,23 @@ class JobPlan:
 
     @property
     def ranks(self) -> int:
-        """Devices of one replica of the network: tp x cp x pp."""
+        """Devices of one model replica: tp x cp x pp."""
         return self.tp * self.cp * self.pp
 
     @property
     def dp(self) -> int:
-        """Data-parallel ranks; 0 where the devices are not known."""
+        """Number of data-parallel ranks; 0 if the devices are not known."""
         return self.gpus // self.ranks
 
     @property
     def microbatches(self) -> int:
-        """Passes of a rank before an update; 0 where a figure is not known."""
+        """Microbatches of a rank in a step; 0 if one of the values is not known."""
         samples = self.dp * self.microbatch
         return self.global_batch // samples if samples else 0
 
     @property
     def strategy(self) -> str:
-        """The strategy in the spelling of the command line."""
+        """Strategy as written on the command line."""
         degrees = {"tp": self.tp, "cp": self.cp, "ep": self.ep, "pp": self.pp, "shard": self.shard}
         parts = [f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1]
         parts += [f"vp={self.vp}"] if self.vp > 1 and self.schedule == "interleaved" else []
@@ -124,7 +124,7 @@ class JobPlan:
         return ",".join([*parts, *["sp"] * self.sp, *["ulysses"] * self.ulysses]) or "dp"
 
 
-#: Fields of a plan that every framework's settings hold in one way or another.
+#: Fields of a plan that the settings of every framework state in some form.
 _ALWAYS = frozenset({"model", "seq", "gpus", "microbatch", "global_batch", "layers", "experts", "node", "sizes"})
 
 
@@ -139,9 +139,9 @@ class KeyRow:
     words : mapping, optional
         Values of the field and what the framework calls each; left out: the same.
     absent : object
-        What a file without the key means. A plan that has this value may leave it out.
+        Value of a file without the key. A plan with this value may omit the key.
     written : bool
-        Whether the key is written even where ``absent`` would do.
+        True if the key is written even for the value ``absent``.
     others : tuple of str
         Other names of the key, which are read only.
     older : mapping, optional
@@ -165,7 +165,7 @@ class KeyRow:
         return (self.field,)
 
     def write(self, plan: JobPlan) -> dict[str, Any]:
-        """The key with the plan's value; nothing where a file without it means the same."""
+        """Return the key with the plan's value, or nothing if a file without the key means the same."""
         value = getattr(plan, self.field)
         if value == self.absent and not self.written:
             return {}
@@ -174,14 +174,14 @@ class KeyRow:
         return {self.key: value if self.words is None else self.words[value]}
 
     def read(self, settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
-        """The plan's field that settings state."""
+        """Return the field of a plan that the settings state."""
         unset = (None,) if self.words is None else ()
         key = next((name for name in self.keys if name in settings and settings[name] not in unset), None)
         if key is None:
             return {} if self.absent is None else {self.field: self.absent}
         word = settings[key]
         if self.words is None:
-            return {self.field: _like(word, self.field, self.key)}
+            return {self.field: _as_field_type(word, self.field, self.key)}
         spellings = [*self.words.items(), *((value, spelling) for spelling, value in (self.older or {}).items())]
         match = [value for value, spelling in spellings if _same(spelling, word)]
         if not match:
@@ -192,15 +192,15 @@ class KeyRow:
 
 
 def _same(spelling: object, word: object) -> bool:
-    """Whether two words of a framework mean the same, in any case and whether quoted or not."""
+    """Return True if two words mean the same, regardless of case and quotes."""
     return spelling == word or str(spelling).lower() == str(word).lower()
 
 
 _KINDS: dict[str, type] = {entry.name: type(entry.default) for entry in fields(JobPlan) if entry.default is not None}
 
 
-def _like(word: Any, name: str, key: str) -> Any:
-    """A framework's word as the kind of value that a plan's field has."""
+def _as_field_type(word: Any, name: str, key: str) -> Any:
+    """Convert a framework's value to the type of the plan's field."""
     kind = _KINDS.get(name, object)
     try:
         if kind is bool:
@@ -212,10 +212,10 @@ def _like(word: Any, name: str, key: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Keys that stand for several fields of a plan together, with a function for each direction.
+    """Keys that state several fields of a plan together, with one function for each direction.
 
-    ``write`` takes a plan and gives keys; ``read`` takes settings, and what was read of the plan before, and gives
-    fields.
+    ``write`` takes a plan and returns keys. ``read`` takes the settings and the fields that were read before, and
+    returns fields.
     """
 
     keys: tuple[str, ...]
@@ -230,14 +230,14 @@ def together(
     write: Callable[[JobPlan], Mapping[str, Any]],
     read: Callable[[Settings, Mapping[str, Any]], Mapping[str, Any]],
 ) -> Together:
-    """Join keys that stand for several fields; names of keys and fields are words of a text."""
+    """Make the entry of keys that state several fields; keys and fields are separated by spaces."""
     return Together(tuple(keys.split()), tuple(fields.split()), write, read)
 
 
 def switch(keys: str, field: str, on: Any, off: Any, *, absent: bool = False, written: bool = True) -> Together:
-    """A key that is on for one value of a field and off for another; further keys are read only.
+    """Make the entry of a key that is on for one value of a field and off for another; further keys are only read.
 
-    ``absent`` is what a file without the key means, ``written`` whether a key that is off is written.
+    ``absent`` is the meaning of a file without the key. ``written`` says whether a key that is off is written.
     """
     names = tuple(keys.split())
 
@@ -255,7 +255,7 @@ def switch(keys: str, field: str, on: Any, off: Any, *, absent: bool = False, wr
 
 
 def formats(**keys: str) -> Together:
-    """Switches of each number format, all of which are on; without one it is fp32."""
+    """Make the entry of one switch for each number format; if none is on, the format is fp32."""
     names = {dtype: tuple(text.split()) for dtype, text in keys.items()}
 
     def write(plan: JobPlan) -> dict[str, Any]:
@@ -271,7 +271,10 @@ def formats(**keys: str) -> Together:
 
 
 def accumulation(microbatch: str, steps: str, usual: int = 1) -> Together:
-    """Samples of a device's pass, and passes before an update; ``usual`` samples where a file does not say."""
+    """Make the entry of a microbatch and of the number of microbatches in a step.
+
+    ``usual`` is the default number of samples of the framework.
+    """
 
     def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
         samples = number(settings, microbatch, usual)
@@ -286,18 +289,18 @@ def accumulation(microbatch: str, steps: str, usual: int = 1) -> Together:
 
 
 class Format(Protocol):
-    """File format of a framework's settings: it writes them and reads them."""
+    """File format of a framework's settings, with a function to write and one to read."""
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
-        """The text of a file."""
+        """Return the text of a file with these settings."""
 
     def settings(self, text: str, where: str) -> dict[str, Any]:
-        """The settings that a file states."""
+        """Return the settings that a file states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A framework's settings as a table.
+    """Table that translates plans to a framework's settings and back.
 
     Attributes
     ----------
@@ -308,7 +311,7 @@ class Launcher:
     suffixes : tuple of str
         Endings of its files; the first is its own.
     format : Format
-        How settings stand in a file.
+        File format of the settings.
     entries : tuple of KeyRow or Together
         The table. Later entries may use what earlier ones have read.
     marks : tuple of str
@@ -318,7 +321,7 @@ class Launcher:
     constant : mapping
         Keys that are written with every plan, and mean what the software profile is.
     names_model : bool
-        Whether its keys name the network by its name.
+        True if its keys state the name of the network.
     before : callable
         What must be done before its settings start a plan, in a sentence without a full stop; empty if nothing.
     """
@@ -338,16 +341,16 @@ class Launcher:
 
     @property
     def fields(self) -> frozenset[str]:
-        """Fields of a plan that have settings."""
+        """Fields of a plan for which the framework has settings."""
         return _ALWAYS.union(*(entry.fields for entry in self.entries))
 
     def settings(self, plan: JobPlan) -> dict[str, Any]:
-        """Return the settings that are a plan.
+        """Return the settings that express a plan.
 
         Raises
         ------
         LaunchError
-            Where the framework has no setting for a field, or reads another plan out of them.
+            If the framework has no setting for a field, or the settings would be read as another plan.
         """
         usual = JobPlan()
         for entry in fields(plan):
@@ -366,7 +369,7 @@ class Launcher:
         return {**settings, **self.constant}
 
     def plan(self, settings: Settings, **known: Any) -> JobPlan:
-        """Return the plan that settings describe; ``known`` are fields that they do not hold."""
+        """Return the plan that settings describe; ``known`` states fields that the settings do not contain."""
         read: dict[str, Any] = {name: value for name, value in known.items() if value}
         for entry in self.entries:
             match = entry.read(settings, read)
@@ -374,7 +377,7 @@ class Launcher:
         return completed(replace(JobPlan(), **read))
 
     def unread(self, settings: Settings) -> list[str]:
-        """Keys that are neither read nor harmless."""
+        """Return the keys that are neither read nor known to be harmless."""
         known = {key for entry in self.entries for key in entry.keys} | set(self.constant)
         return [key for key in settings if key not in known and not key.startswith(tuple(self.harmless.split()))]
 
@@ -384,7 +387,7 @@ def _names() -> list[str]:
 
 
 def completed(plan: JobPlan) -> JobPlan:
-    """Return a plan in its normal form, in which equal plans have equal fields.
+    """Return a plan in normal form, in which equal plans have equal fields.
 
     Parameters
     ----------
@@ -394,7 +397,7 @@ def completed(plan: JobPlan) -> JobPlan:
     Returns
     -------
     JobPlan
-        Without what makes no difference: shards over one rank, an order without a pipeline, folding that is none.
+        The plan without fields that have no effect: shards over one rank, a schedule without a pipeline, no folding.
     """
     schedule = plan.schedule
     if plan.pp == 1:
@@ -433,7 +436,7 @@ def add_launcher(launcher: Launcher) -> Launcher:
 
 
 def whole(value: Any, key: str) -> int:
-    """A whole number of a file, perhaps written as text."""
+    """Read a whole number of a file, which may be written as text."""
     try:
         return int(str(value).replace("_", "").replace(",", ""))
     except ValueError:
@@ -441,7 +444,7 @@ def whole(value: Any, key: str) -> int:
 
 
 def number(settings: Settings, key: str, usual: int = 1) -> int:
-    """The whole number under a key; ``usual`` where a file does not state it."""
+    """Return the whole number under a key, or ``usual`` if the file does not state it."""
     return whole(settings.get(key, usual), key)
 
 
@@ -451,45 +454,45 @@ def true(value: object) -> bool:
 
 
 def model_ranks(known: Settings) -> int:
-    """Devices of one replica of the network, as far as they are known: tp x cp x pp."""
+    """Return the devices of one model replica, as far as they are known: tp x cp x pp."""
     return int(known.get("tp", 1)) * int(known.get("cp", 1)) * int(known.get("pp", 1))
 
 
 def ranks(known: Settings) -> int:
-    """Data-parallel ranks; 0 where the devices are not known."""
+    """Return the number of data-parallel ranks; 0 if the devices are not known."""
     return int(known.get("gpus", 0)) // model_ranks(known)
 
 
-#: Parts that FSDP offloads together.
+#: States that FSDP can only offload together.
 ALL_PARTS = ("gradients", "optimizer", "parameters")
 
 
 def offloads_all(plan: JobPlan) -> bool:
-    """Return True if a plan offloads what FSDP can; other parts raise LaunchError."""
+    """Return True if a plan offloads all states that FSDP offloads together; raise LaunchError for only some."""
     if plan.offload not in ((), ALL_PARTS):
         raise LaunchError("FSDP offloads parameters, gradients and optimizer together")
     return bool(plan.offload)
 
 
 def one_of(settings: Settings, keys: Sequence[str]) -> Any:
-    """The value under the first of several keys that a file states; None without one."""
+    """Return the value under the first of several keys that the file states; None if it states none."""
     return next((settings[key] for key in keys if settings.get(key) is not None), None)
 
 
 def _hub_id(model: str) -> str:
-    """The first id of the Hugging Face hub that a network of the catalog lists; empty where it lists none."""
+    """Return the first Hugging Face id that a catalog model lists, or an empty string."""
     return next((name for name in hub_ids() if resolve_spelling("models", name) == model), "")
 
 
 def without_hub_id(plan: JobPlan) -> str:
-    """Say that no id of the Hugging Face hub is known for a network; empty where one is."""
+    """Return a sentence if no Hugging Face id is known for the network, else an empty string."""
     if "/" in plan.model or _hub_id(plan.model):
         return ""
     return f"no id of {plan.model} on the Hugging Face hub is known; replace the name by a folder of its configuration"
 
 
 def hub_key(key: str) -> Together:
-    """The row of a key that names a network by its id of the Hugging Face hub."""
+    """Make the entry of a key that names a network by its Hugging Face id."""
 
     def write(plan: JobPlan) -> dict[str, Any]:
         return {key: _hub_id(plan.model) or plan.model}
@@ -502,7 +505,7 @@ def hub_key(key: str) -> Together:
 
 
 def behind(beginning: str, words: str) -> str:
-    """Put a beginning before each word of a text.
+    """Put a prefix before each word of a text.
 
     >>> behind("args.", "lr seed")
     'args.lr args.seed'

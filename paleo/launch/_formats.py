@@ -1,4 +1,4 @@
-"""Settings as files: YAML and JSON with nested keys, TOML, Python assignments, and shell scripts with flags."""
+"""File formats of settings: YAML and JSON with nested keys, TOML, Python assignments, and shell scripts with flags."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from paleo.launch._base import LaunchError
 if TYPE_CHECKING:
     from paleo.launch._base import JobPlan, Launcher, Settings
 
-#: First line of a file that was written here, with what the framework's keys do not say.
+#: Comment at the head of a written file, with the fields of the plan for which the framework has no key.
 _HEADER = re.compile(r"#\s*paleo:\s*(.*)")
 _DEEPEST = 20
 
 
 def nested(settings: Settings) -> dict[str, Any]:
-    """Settings with dots in their keys as nested mappings.
+    """Convert settings with dots in their keys to nested mappings.
 
     >>> nested({"a.b": 1, "a.c": 2, "d": 3})
     {'a': {'b': 1, 'c': 2}, 'd': 3}
@@ -37,7 +37,7 @@ def nested(settings: Settings) -> dict[str, Any]:
 
 
 def flat(data: Mapping[str, Any], before: str = "", depth: int = 0) -> dict[str, Any]:
-    """Nested mappings as settings with dots in their keys.
+    """Convert nested mappings to settings with dots in their keys.
 
     >>> flat({"a": {"b": 1, "c": []}, "d": None})
     {'a.b': 1, 'a.c': [], 'd': None}
@@ -52,12 +52,12 @@ def flat(data: Mapping[str, Any], before: str = "", depth: int = 0) -> dict[str,
 
 
 def plain(value: Any) -> Any:
-    """A value as files hold it: tuples as lists."""
+    """Convert a value to the types that files can hold: tuples become lists."""
     return [plain(part) for part in value] if isinstance(value, tuple | list) else value
 
 
 def _header(plan: JobPlan, launcher: Launcher) -> str:
-    """The comment at the head of a file: for which release, and what its keys do not say."""
+    """Return the comment at the head of a file: the framework's release, and fields for which it has no key."""
     known = {"model": plan.model, "gpus": plan.gpus, "software": launcher.software}
     before = launcher.before(plan)
     remark = f"# {before[:1].upper()}{before[1:]}.\n" if before else ""
@@ -65,7 +65,7 @@ def _header(plan: JobPlan, launcher: Launcher) -> str:
 
 
 def header_of(text: str) -> dict[str, Any]:
-    """What the comment at the head of a file says that was written here; nothing for other files.
+    """Read the comment at the head of a file that was written here; return an empty dict for other files.
 
     >>> header_of('# paleo: {"model": "gpt2", "gpus": 8}')
     {'model': 'gpt2', 'gpus': 8}
@@ -82,17 +82,17 @@ def header_of(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
-    """A YAML file."""
+    """YAML file with nested keys."""
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
-        """The file, with a comment at its head."""
+        """Return the text of the file, with a comment at its head."""
         import yaml
 
         data = nested({key: plain(value) for key, value in settings.items()})
         return _header(plan, launcher) + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
 
     def settings(self, text: str, where: str) -> dict[str, Any]:
-        """What a file states; ``${variables.name}`` of OmegaConf stands for its value."""
+        """Return the settings of the file; ``${variables.name}`` of OmegaConf is replaced by its value."""
         import yaml
 
         try:
@@ -106,7 +106,7 @@ class YamlFile:
 
 
 def _interpolated(value: Any, settings: Settings, depth: int = 0) -> Any:
-    """A value with ``${key}`` replaced by what the file states under that key."""
+    """Replace ``${key}`` in a value by what the file states under that key."""
     if not isinstance(value, str) or "${" not in value or depth > _DEEPEST:
         return value
     whole = re.fullmatch(r"\$\{([\w.]+)\}", value)
@@ -117,14 +117,14 @@ def _interpolated(value: Any, settings: Settings, depth: int = 0) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class JsonFile:
-    """A JSON file; it has no place for a comment."""
+    """JSON file with nested keys; it cannot hold a comment."""
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
-        """The file."""
+        """Return the text of the file."""
         return json.dumps(nested({key: plain(value) for key, value in settings.items()}), indent=2) + "\n"
 
     def settings(self, text: str, where: str) -> dict[str, Any]:
-        """What a file states."""
+        """Return the settings of the file."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -136,10 +136,10 @@ class JsonFile:
 
 @dataclass(frozen=True, slots=True)
 class TomlFile:
-    """A TOML file."""
+    """TOML file with one table for each prefix of the keys."""
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
-        """The file, a table for each beginning of keys."""
+        """Return the text of the file."""
         tables: dict[str, list[str]] = {}
         for key, value in settings.items():
             table, _, name = key.rpartition(".")
@@ -148,7 +148,7 @@ class TomlFile:
         return _header(plan, launcher) + "\n" + "\n".join(parts)
 
     def settings(self, text: str, where: str) -> dict[str, Any]:
-        """What a file states."""
+        """Return the settings of the file."""
         import tomllib
 
         try:
@@ -159,24 +159,24 @@ class TomlFile:
 
 @dataclass(frozen=True, slots=True)
 class FlagFile:
-    """A shell script that starts a job with flags; ``command`` stands before them."""
+    """Shell script that starts a job with flags; ``command`` is the program before them."""
 
     command: str
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
-        """The script."""
+        """Return the text of the script."""
         nodes, ranks = max(1, -(-plan.gpus // plan.node)), min(plan.gpus, plan.node) or 1
         started = f"torchrun --nproc-per-node {ranks} --nnodes {nodes} {self.command}"
         flags = " \\\n  ".join(flag_words(settings))
         return f"#!/usr/bin/env bash\n{_header(plan, launcher)}{started} \\\n  {flags}\n"
 
     def settings(self, text: str, where: str) -> dict[str, Any]:
-        """Flags of a script, its variables and arrays put in."""
+        """Return the flags of the script, with its variables and arrays expanded."""
         return read_flags(text)
 
 
 def flag_words(settings: Settings) -> list[str]:
-    """Flags of settings, a word for each; True is a flag without a value, False none.
+    """Return one word for each flag; True gives a flag without a value, False gives no flag.
 
     >>> flag_words({"--bf16": True, "--modules": ("a", "b"), "--sp": False, "--tp": 8})
     ['--bf16', '--modules a b', '--tp 8']
@@ -225,12 +225,12 @@ def read_flags(text: str) -> dict[str, Any]:
 
 
 def _unquoted(text: str) -> str:
-    """What stands behind an assignment, quotes and brackets with what they hold left out."""
+    """Remove quotes and brackets with their contents from the text after an assignment."""
     return re.sub(r"\"[^\"]*\"|'[^']*'|\([^()]*\)|\$\(\([^)]*\)\)", "", text.strip(), flags=re.DOTALL)
 
 
 def _inside(text: str) -> str:
-    """The value of an assignment, without its quotes or the brackets of an array."""
+    """Return the value of an assignment without its quotes or array brackets."""
     stripped = text.strip()
     if stripped.startswith("(") and stripped.endswith(")"):
         return stripped[1:-1]
@@ -238,7 +238,7 @@ def _inside(text: str) -> str:
 
 
 def _statements(text: str) -> Iterator[str]:
-    """Statements of a script: lines, joined where they end in a backslash or stand within quotes or brackets."""
+    """Yield the statements of a script: lines, joined after a backslash and inside quotes or brackets."""
     lines = [_uncommented(line) for line in text.replace("\\\n", " ").splitlines()]
     open_text = ""
     for line in lines:
@@ -257,7 +257,7 @@ def _balanced(text: str) -> bool:
 
 
 def _uncommented(line: str) -> str:
-    """A line without its comment.
+    """Return a line without its comment.
 
     >>> _uncommented("--tp 8 # ranks"), _uncommented("# all")
     ('--tp 8 ', '')
@@ -266,7 +266,7 @@ def _uncommented(line: str) -> str:
 
 
 def _expanded(text: str, variables: Mapping[str, str], depth: int = 0) -> str:
-    """A text with variables put in; those that are not known stay empty."""
+    """Expand the variables in a text; unknown ones become empty."""
     if depth > _DEEPEST or "$" not in text:
         return text
 
@@ -280,12 +280,12 @@ def _expanded(text: str, variables: Mapping[str, str], depth: int = 0) -> str:
 
 
 def _bare(text: str, variables: Mapping[str, str]) -> str:
-    """Names without a dollar sign in arithmetic."""
+    """Expand names without a dollar sign in arithmetic."""
     return re.sub(r"[A-Za-z_]\w*", lambda match: variables.get(match[0], "0"), text)
 
 
 def _arithmetic(text: str) -> str:
-    """The value of whole-number arithmetic; empty where it is none."""
+    """Evaluate whole-number arithmetic; return an empty string if the text is none."""
     from paleo.specs.loading import evaluate
 
     try:
@@ -295,7 +295,7 @@ def _arithmetic(text: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """Words of a command, quotes taken off."""
+    """Split a command into words without quotes."""
     try:
         return shlex.split(text, comments=False)
     except ValueError:
@@ -303,7 +303,7 @@ def _words(text: str) -> list[str]:
 
 
 def _flags(words: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Flags with the words behind each."""
+    """Yield each flag with the words after it."""
     name, values = "", list[str]()
     for word in words:
         if word.startswith("--"):
@@ -322,20 +322,20 @@ def _flags(words: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 @dataclass(frozen=True, slots=True)
 class PythonFile:
-    """A Python module with one function that changes a configuration by assignments; it is read, never run."""
+    """Python module with one function that assigns to a configuration. It is parsed, never run."""
 
     head: str
     tail: str = "    return config\n"
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
-        """The module; ``head`` may name the keys ``module`` and ``config``."""
+        """Return the module; ``head`` may use the keys ``module`` and ``config``."""
         stated = {key: value for key, value in settings.items() if key not in ("module", "config")}
         lines = "".join(f"    config.{key} = {value!r}\n" for key, value in stated.items())
         names = {name: settings.get(name, "") for name in ("module", "config")}
         return _header(plan, launcher) + self.head.format(**names) + lines + self.tail
 
     def settings(self, text: str, where: str) -> dict[str, Any]:
-        """Assignments to ``config.…`` of literal values, and the module and function that the configuration is of."""
+        """Return the literal values assigned to ``config.…``, and the module and function of the configuration."""
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -353,7 +353,7 @@ class PythonFile:
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal; the text of anything else."""
+    """Return the value of a literal, or the source text of any other expression."""
     try:
         return ast.literal_eval(node)
     except ValueError:

@@ -1,4 +1,4 @@
-"""llm-foundry's YAML (0.22)."""
+"""Settings of llm-foundry: YAML of release 0.22."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from paleo.launch._base import (
 from paleo.launch._formats import YamlFile
 
 _FSDP = "fsdp_config."
-#: Sharding strategies by stage of ZeRO: over all ranks, and over those of a node.
+#: FSDP sharding strategies by ZeRO stage: over all ranks, and over the ranks of a node.
 _STRATEGIES = {3: ("FULL_SHARD", "HYBRID_SHARD"), 2: ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")}
-#: Keys of an MPT's sizes.
+#: Keys that state the sizes of an MPT network.
 MPT = ("d_model", "n_heads", "n_layers", "expansion_ratio", "vocab_size", "max_seq_len")
 _PRECISION = {"bf16": "amp_bf16", "fp16": "amp_fp16", "fp32": "fp32", "fp8": "amp_fp8"}
 _OPTIMIZERS = {"adamw": "decoupled_adamw", "lion": "decoupled_lionw"}

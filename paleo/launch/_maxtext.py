@@ -1,4 +1,4 @@
-"""MaxText's YAML (main of 2026-08-22): keys over those of its base.yml."""
+"""Settings of MaxText: YAML keys (main branch of 2026-08-22) that override its base.yml."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paleo.launch._formats import YamlFile
 
 _DATA, _FSDP = "ici_data_parallelism", "ici_fsdp_parallelism"
 _BATCH = ("per_device_batch_size", "gradient_accumulation_steps", "num_pipeline_microbatches")
-#: Axes whose degrees are keys, within a slice (ici) and between slices (dcn).
+#: Axes that have a key for their degree within a slice (ici) and one between slices (dcn).
 _AXES = {"tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline"}
 
 _CONTEXT = {True: "ulysses", False: "all_gather"}
@@ -29,7 +29,7 @@ _REMAT = {"none": "minimal_with_context", "selective": "minimal", "full": "full"
 
 
 def _degree(settings: Settings, axis: str) -> int:
-    """The degree of an axis over slices and within; -1 for one that takes what is left."""
+    """Return the degree of an axis within and between slices; -1 if it takes all remaining devices."""
     parts = [number(settings, f"{place}_{axis}_parallelism") for place in ("ici", "dcn")]
     return -1 if -1 in parts else parts[0] * parts[1]
 
@@ -37,12 +37,14 @@ def _degree(settings: Settings, axis: str) -> int:
 def _read_axes(settings: Settings, known: Settings) -> dict[str, Any]:
     degrees = {name: _degree(settings, axis) for name, axis in _AXES.items()}
     if -1 in degrees.values():
-        raise LaunchError("MaxText: an axis other than data and fsdp takes what is left (-1); state its degree")
+        raise LaunchError(
+            "MaxText: an axis other than data and fsdp takes the remaining devices (-1); state its degree"
+        )
     return {**degrees, "etp": 1 if degrees["ep"] > 1 and degrees["tp"] * degrees["cp"] > 1 else 0}
 
 
 def _sharing(plan: JobPlan) -> dict[str, Any]:
-    """Shards are the fsdp axis, replicas the data axis; expert ranks are data-parallel ranks of their own axis."""
+    """Write shards as the fsdp axis and replicas as the data axis; expert ranks have an axis of their own."""
     ranks = plan.dp // (plan.ep if not plan.etp else max(1, plan.ep // (plan.tp * plan.cp)))
     shard = 1 if plan.zero < 3 else plan.shard if plan.shard > 1 else ranks
     keys: dict[str, Any] = {_DATA: ranks // shard, _FSDP: shard, "dcn_data_parallelism": 1}
@@ -66,7 +68,7 @@ def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _batch(plan: JobPlan) -> dict[str, Any]:
-    """Samples of a pass over all devices, those of tp, cp and pp too; a pipeline's passes are one such pass."""
+    """Write the samples of a pass over all devices; all microbatches of a pipeline are one such pass."""
     passes = plan.microbatches if plan.pp > 1 else 1
     keys: dict[str, Any] = {_BATCH[0]: plan.microbatch * passes * plan.dp / plan.gpus}
     if plan.pp > 1:
@@ -130,7 +132,7 @@ add_launcher(
             KeyRow("opt_type", "optimizer", {"adamw": "adamw", "sgd": "sgd", "muon": "muon"}, absent="adamw"),
             together("dtype quantization", "dtype scaling", _formats, _read_formats),
             switch("optimizer_memory_host_offload", "offload", ("optimizer",), (), written=False),
-            together(  # all layers of a stage at once, so that the pipeline is not circular
+            together(  # all layers of a stage are one chunk, so the pipeline is not circular
                 "num_layers_per_pipeline_stage",
                 "schedule vp",
                 lambda plan: {"num_layers_per_pipeline_stage": plan.layers // plan.pp} if plan.pp > 1 else {},

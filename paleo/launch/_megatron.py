@@ -1,4 +1,4 @@
-"""Megatron-LM's flags (main of 2026-08-22), in a shell script, and the networks that they describe."""
+"""Settings of Megatron-LM: flags (main branch of 2026-08-22) in a shell script, and the networks that they describe."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from paleo.launch._base import (
 )
 from paleo.launch._formats import FlagFile
 
-# Sizes of networks as launchers state them: Megatron's flags for a network, and the network that they describe
+# Sizes of a network as Megatron's flags, and the network that such flags describe
 
-#: Megatron's flag -> the parameter of a network's file.
+#: Parameter of a model file for each of Megatron's flags.
 _FLAGS = {
     "--num-layers": "layers",
     "--hidden-size": "hidden",
@@ -33,7 +33,7 @@ _FLAGS = {
     "--moe-ffn-hidden-size": "expert_ffn",
     "--kv-channels": "head_dim",
 }
-#: Flags that go with sizes, as far as they tell families apart.
+#: Further flags of a network that distinguish families.
 _KINDS = """
     --seq-length --max-position-embeddings --group-query-attention --swiglu --normalization --position-embedding-type
     --untie-embeddings-and-output-weights --disable-bias-linear --squared-relu --multi-latent-attention --qk-layernorm
@@ -43,14 +43,15 @@ _KINDS = """
 
 #: Sections of a Megatron-Bridge recipe that is printed as YAML, whose keys are Megatron's flags with underscores.
 _SECTIONS = ("model", "train", "ddp", "optimizer", "comm_overlap", "mixed_precision", "dataset")
-#: Its keys that flags call otherwise, or say by a value.
+#: Keys of a recipe that have another name as a flag, or are a value of one.
 _RENAMED = {
     "--num-moe-experts": "--num-experts",
     "--seq-len": "--seq-length",
     "--gated-linear-unit": "--swiglu",
     "--fp8": "--fp8-format",
 }
-#: Precisions that a recipe names in a word, by their first part (training/mixed_precision.py of Megatron-Bridge 0.7).
+#: Flags for the named precisions of a recipe, by the first part of the name (training/mixed_precision.py of
+#: Megatron-Bridge 0.7).
 _PRECISIONS = {
     "bf16_with_mxfp8": {"--fp8-format": "e4m3", "--fp8-recipe": "mxfp8"},
     "bf16_with_fp8_current_scaling": {"--fp8-format": "hybrid", "--fp8-recipe": "tensorwise"},
@@ -94,7 +95,7 @@ def flags_of_recipe(settings: Settings) -> dict[str, Any]:
 
 
 def _sizes(plan: JobPlan) -> dict[str, Any]:
-    """Flags of a network, by the parameters of its file."""
+    """Write the sizes of a network as flags."""
     params = plan.sizes
     flags = {flag: params[name] for flag, name in _FLAGS.items() if name in params}
     if "--num-experts" in flags and "--moe-ffn-hidden-size" not in flags and "ffn" in params:
@@ -113,7 +114,7 @@ def _read_sizes(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def configuration(settings: Settings) -> dict[str, Any] | None:
-    """Return the network of Megatron's flags as a configuration of transformers; None where sizes are missing.
+    """Return the network of Megatron's flags as a configuration of transformers, or None without sizes.
 
     Parameters
     ----------
@@ -164,13 +165,13 @@ def configuration(settings: Settings) -> dict[str, Any] | None:
 MEGATRON_SIZES = together(" ".join((*_FLAGS, _KINDS)), "seq layers experts", _sizes, _read_sizes)
 
 
-# Megatron-LM's flags (main of 2026-08-22), in a shell script that starts its training
+# Flags of a plan in a shell script that starts the training
 
 _TP, _PP, _CP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"
 
 
 def _experts(plan: JobPlan) -> dict[str, Any]:
-    """Expert parallelism; the tensor degree of experts is always stated, as launchers differ in what they assume."""
+    """Write expert parallelism. The tensor degree of experts is always stated, as launchers differ in its default."""
     if plan.ep == 1:
         return {}
     return {"--expert-model-parallel-size": plan.ep, "--expert-tensor-parallel-size": plan.etp or plan.tp}
@@ -183,7 +184,7 @@ def _read_experts(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _pieces(plan: JobPlan) -> dict[str, Any]:
-    """Virtual stages, or the layers of each piece as a layout: E is the embedding, L the loss.
+    """Write virtual stages, or the layers of each piece as a layout: E is the embedding, L the loss.
 
     >>> _pieces(JobPlan(pp=3, cut=(2, 3, 2)))
     {'--pipeline-model-parallel-layout': 'Ett|ttt|ttL'}
@@ -213,7 +214,7 @@ def _read_pieces(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _layers_of_layout(layout: str) -> tuple[int, ...]:
-    """Layers of each piece; ``t*3`` and ``(tt|)*4`` repeat.
+    """Return the layers of each piece of a layout; ``t*3`` and ``(tt|)*4`` repeat.
 
     >>> _layers_of_layout("Et*2|(tt|)*2tL")
     (2, 2, 2, 1)
@@ -227,7 +228,7 @@ def _layers_of_layout(layout: str) -> tuple[int, ...]:
 
 
 def _sharing(plan: JobPlan) -> dict[str, Any]:
-    """ZeRO as the distributed optimizer (1) or Megatron-FSDP (2, 3), with the overlap that its profile has."""
+    """Write ZeRO as the distributed optimizer (1) or Megatron-FSDP (2, 3), with the overlap of the software profile."""
     if plan.zero == 0:
         return {}
     flags: dict[str, Any] = {"--use-distributed-optimizer": True}
@@ -264,7 +265,7 @@ def _recomputed(plan: JobPlan) -> dict[str, Any]:
 
 def _read_recomputed(settings: Settings, known: Settings) -> dict[str, Any]:
     granularity = settings.get("--recompute-granularity")
-    if settings.get("--checkpoint-activations"):  # as Megatron-LM 2.x called it
+    if settings.get("--checkpoint-activations"):  # name in Megatron-LM 2.x
         layers = number(settings, "--checkpoint-num-layers")
         return {"recompute": "full", "recompute_every": layers if layers > 1 else None}
     if granularity is None:
@@ -279,7 +280,7 @@ def _read_recomputed(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _formats(plan: JobPlan) -> dict[str, Any]:
-    """Products in 8 and 4 bits stand beside weights in bf16; fp32 has no flag."""
+    """Write the number format. Products in 8 or 4 bits are used with bf16 weights; fp32 has no flag."""
     if plan.dtype == "fp8":
         recipe = {"--fp8-recipe": _RECIPES[plan.scaling]} if plan.scaling in _RECIPES else {}
         return {"--bf16": True, "--fp8-format": "hybrid", **recipe}
@@ -302,7 +303,7 @@ def _read_formats(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _optimizer(plan: JobPlan) -> dict[str, Any]:
-    """Adam is AdamW without decay; SGD has its momentum stated."""
+    """Write the optimizer: Adam is AdamW without weight decay, and SGD states its momentum."""
     rules: dict[str, dict[str, Any]] = {
         "adamw": {"--optimizer": "adam"},
         "adam": {"--optimizer": "adam", "--weight-decay": 0.0},
@@ -356,7 +357,7 @@ def _read_dispatch(settings: Settings, known: Settings) -> dict[str, Any]:
     return {"expert_dispatch": "nccl" if kind == "alltoall" else None}
 
 
-#: A flag alone: there, or not.
+#: Words of a flag without a value: it is present or absent.
 _ALONE = {True: True, False: False}
 
 add_launcher(

@@ -1,4 +1,4 @@
-"""nanotron's YAML (0.4)."""
+"""Settings of nanotron: YAML of release 0.4."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paleo.launch._formats import YamlFile
 
 _AXES = ("parallelism.dp", "parallelism.tp", "parallelism.pp")
 _MODEL = "model.model_config."
-#: Keys of its Llama configuration -> parameters of a network's file.
+#: Parameter of a model file for each key of nanotron's Llama configuration.
 SIZES = {
     "hidden_size": "hidden",
     "num_hidden_layers": "layers",

@@ -1,4 +1,4 @@
-"""torchtitan's settings: TOML or flags of release 0.2.2, and a Python configuration of release 0.3.0."""
+"""Settings of torchtitan: TOML or flags of release 0.2.2, and a Python configuration of release 0.3.0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paleo.launch._base import (
 )
 from paleo.launch._formats import FlagFile, PythonFile, TomlFile
 
-#: Pipeline schedules as torch.distributed.pipelining calls them.
+#: Names of pipeline schedules in torch.distributed.pipelining.
 _SCHEDULES = {
     "none": "1F1B",
     "1f1b": "1F1B",
@@ -51,13 +51,13 @@ _HARMLESS = """
 
 
 def _sharing(plan: JobPlan) -> dict[str, Any]:
-    """Shards and replicas: all ranks shard (FSDP), groups of them (HSDP), or none (DDP)."""
+    """Write shards and replicas: all ranks shard (FSDP), groups of ranks shard (HSDP), or none does (DDP)."""
     shard = 1 if plan.zero == 0 else plan.shard if plan.shard > 1 else plan.dp
     return {_SHARD: shard, _REPLICATE: plan.dp // shard}
 
 
 def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
-    """A shard degree of -1 takes the ranks that are left."""
+    """Read shards and replicas; a shard degree of -1 takes the remaining ranks."""
     shard, replicas = number(settings, _SHARD, -1), number(settings, _REPLICATE)
     if shard < 0:
         shard = ranks(known) // replicas
@@ -69,7 +69,7 @@ def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _batch(plan: JobPlan) -> dict[str, Any]:
-    """A local batch is one pass without a pipeline, and all microbatches of one with it."""
+    """Write the local batch: one pass without a pipeline, all microbatches with one."""
     if plan.pp == 1:
         return {_LOCAL: plan.microbatch, _GLOBAL: plan.global_batch}
     local = plan.microbatch * plan.microbatches
@@ -83,16 +83,16 @@ def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _order(settings: Settings, known: Settings) -> dict[str, Any]:
-    """Our name of a schedule."""
+    """Read the pipeline schedule by torchtitan's name."""
     names = {spelling.lower(): name for name, spelling in _SCHEDULES.items()}
     word = str(settings.get(f"{_PIPELINE}schedule", "1F1B"))
     if word.lower() not in names:
-        raise LaunchError(f"{_PIPELINE}schedule: {word!r:.60} is not known here")
+        raise LaunchError(f"{_PIPELINE}schedule: {word!r:.60} is not a known schedule")
     return {"schedule": names[word.lower()]}
 
 
 def _stages(plan: JobPlan) -> dict[str, Any]:
-    """Stages of equal layers: embedding and head count as none."""
+    """Write pipeline stages with equal numbers of layers; embedding and output layer are not counted."""
     if plan.pp == 1:
         return {}
     pieces = plan.pp * plan.vp
@@ -114,13 +114,13 @@ def _read_stages(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _read_experts(settings: Settings, known: Settings) -> dict[str, Any]:
-    """Experts lie over the ranks of shards, cp and tp."""
+    """Read expert parallelism; experts are spread over the ranks of shards, cp and tp."""
     ep = number(settings, _EXPERTS)
     return {"ep": ep, "etp": 1 if ep > 1 and known.get("tp", 1) * known.get("cp", 1) > 1 else 0}
 
 
 def _converters(plan: JobPlan) -> dict[str, Any]:
-    """Formats: autocast in bf16, fp32, or linear layers converted."""
+    """Write number formats: autocast in bf16, fp32, or converted linear layers."""
     if plan.dtype == "fp32":
         return {"training.mixed_precision_param": "float32"}
     if plan.dtype == "bf16":
@@ -143,8 +143,8 @@ def _read_converters(settings: Settings, known: Settings) -> dict[str, Any]:
     return {"dtype": "fp32" if settings.get("training.mixed_precision_param") == "float32" else "bf16"}
 
 
-#: Networks that torchtitan ships (its models/*/__init__.py and models/*/config_registry.py): the family, its size in
-#: release 0.2.2 and its configuration in release 0.3.0, empty where that release has none.
+#: Networks that torchtitan ships (its models/*/__init__.py and models/*/config_registry.py): the family, its flavor in
+#: release 0.2.2 and its configuration in release 0.3.0. It is empty if the release has none.
 _NETWORKS = {
     "llama3-8b": ("llama3", "8B", "llama3_8b"),
     "llama3-70b": ("llama3", "70B", "llama3_70b"),
@@ -168,7 +168,9 @@ _NETWORKS = {
 
 
 def _network(model: str) -> tuple[str, str, str]:
-    """Family, size and configuration of a network; for one that is not shipped, names to register it under.
+    """Return family, flavor and configuration of a network.
+
+    A network that torchtitan does not ship gets the names under which it must be registered.
 
     >>> _network("deepseek_v3"), _network("llama2-7b")
     (('deepseek_v3', '671B', 'deepseek_v3_671b'), ('llama2', '7B', 'llama2_7b'))
@@ -179,7 +181,7 @@ def _network(model: str) -> tuple[str, str, str]:
 
 
 def _to_register(release: int) -> Callable[[JobPlan], str]:
-    """What to do before a network that a release does not ship can be trained."""
+    """Return a function that says what to do before a network can be trained that a release does not ship."""
 
     def remark(plan: JobPlan) -> str:
         family, size, configuration = _network(plan.model)
@@ -204,7 +206,7 @@ def _read_model(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _without_gathers(plan: JobPlan) -> dict[str, Any]:
-    """Release 0.2.2 has no key that turns sequence parallelism off."""
+    """Refuse tp without sequence parallelism, for which release 0.2.2 has no key."""
     if plan.tp > 1 and not plan.sp:
         raise LaunchError("torchtitan 0.2.2 runs tp with sp only")
     return {}
@@ -261,10 +263,10 @@ _TOML = (
 
 
 class _Flags(FlagFile):
-    """torchtitan's flags are its keys behind two hyphens."""
+    """Shell script for torchtitan; its flags are the keys after two hyphens."""
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
-        """A switch that is off says so: its absence is its default."""
+        """Return the script; a switch that is off is written, because a missing switch has its default."""
         words = ((key, "false" if value is False else value) for key, value in settings.items())
         return super().text({f"--{key}": value for key, value in words}, plan, launcher)
 
@@ -327,7 +329,7 @@ def job():
 
 
 class _Module(PythonFile):
-    """A configuration whose recomputation policies are expressions."""
+    """Python configuration in which recomputation policies are expressions."""
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
         text = super().text(settings, plan, launcher)

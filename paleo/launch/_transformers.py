@@ -1,4 +1,4 @@
-"""Settings of the Trainer of transformers (TrainingArguments as JSON), alone or beside DeepSpeed's or accelerate's."""
+"""Settings of the transformers Trainer (TrainingArguments as JSON), alone or with those of DeepSpeed or accelerate."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from paleo.launch._base import (
 )
 from paleo.launch._formats import JsonFile, YamlFile
 
-#: Keys of training arguments stand behind this where they are joined with another file's.
+#: Prefix of the keys of training arguments where they are joined with those of another file.
 ARGS = "args."
-#: Optimizers of TrainingArguments, and beginnings of their names there.
+#: Names of optimizers in TrainingArguments, and the beginnings of names that mean the same.
 _OPTIMIZERS = {"adamw": "adamw_torch_fused", "sgd": "sgd", "rmsprop": "rmsprop"}
 _PLAIN = {"adamw": ("adamw", "paged_adamw", "ademamix"), "sgd": ("sgd",), "rmsprop": ("rmsprop",), "muon": ("muon",)}
 HARMLESS = """
@@ -50,7 +50,7 @@ _ARGS_HARMLESS = f" {behind(ARGS, HARMLESS)} "
 
 
 def _optimizer_of(word: object) -> str:
-    """Our name of an optimizer of TrainingArguments.
+    """Return the catalog name of an optimizer of TrainingArguments.
 
     >>> _optimizer_of("adamw_torch_fused"), _optimizer_of("paged_adamw_32bit"), _optimizer_of("sgd")
     ('adamw', 'adamw', 'sgd')
@@ -59,11 +59,13 @@ def _optimizer_of(word: object) -> str:
     for name, beginnings in _PLAIN.items():
         if text.startswith(beginnings):
             return name
-    raise LaunchError(f"optim: {word!r:.60} is not known here; expected one of {', '.join(_OPTIMIZERS.values())}")
+    raise LaunchError(
+        f"optim: {word!r:.60} is not a known optimizer; expected one of {', '.join(_OPTIMIZERS.values())}"
+    )
 
 
 def optimizer_row(key: str) -> Together:
-    """The row of a key that holds an optimizer of TrainingArguments."""
+    """Make the entry of a key that states an optimizer of TrainingArguments."""
     return together(
         key,
         "optimizer",
@@ -74,7 +76,7 @@ def optimizer_row(key: str) -> Together:
 
 _SIZE, _STEPS = f"{ARGS}per_device_train_batch_size", f"{ARGS}gradient_accumulation_steps"
 _BATCH = accumulation(_SIZE, _STEPS, usual=8)
-#: Entries of training arguments but for batch, numbers and sharding.
+#: Entries of training arguments except batch, number formats and sharding.
 _ARGUMENTS: tuple[KeyRow | Together, ...] = (
     hub_key(f"{ARGS}model_name_or_path"),
     KeyRow(
@@ -123,7 +125,7 @@ def _deepspeed_batch(plan: JobPlan) -> dict[str, Any]:
 
 
 def _read_deepspeed_batch(settings: Settings, known: Settings) -> dict[str, Any]:
-    """Two of the three figures give the third; ``auto`` is what the Trainer's arguments say."""
+    """Read the batch: two of the three values give the third; ``auto`` takes that of the Trainer."""
     total, micro, steps = (
         None if settings.get(key) in (None, "auto") else whole(settings[key], key) for key in _DEEPSPEED_BATCH
     )
@@ -206,7 +208,7 @@ _MIXED = {"bf16": "bf16", "fp16": "fp16", "fp32": "no", "fp8": "fp8"}
 
 
 def _fsdp(plan: JobPlan) -> dict[str, Any]:
-    """The mesh, and FSDP where parameters are sharded: all ranks, or groups of them with replicas."""
+    """Write the mesh, and FSDP if parameters are sharded over all ranks or over groups of ranks with replicas."""
     keys: dict[str, Any] = {"num_processes": plan.gpus, "num_machines": max(1, -(-plan.gpus // plan.node))}
     if plan.zero == 0 and plan.tp * plan.cp == 1:
         return {"distributed_type": "MULTI_GPU", **keys}
@@ -280,7 +282,7 @@ add_launcher(
 
 
 def _words(plan: JobPlan) -> dict[str, Any]:
-    """The words of ``fsdp``; DDP has none."""
+    """Write the words of ``fsdp``; DDP has none."""
     stage = "full_shard" if plan.zero == 3 else "shard_grad_op"
     return {f"{ARGS}fsdp": [stage, *["offload"] * bool(plan.offload)]} if plan.zero else {}
 

@@ -1,4 +1,4 @@
-"""Settings of axolotl (0.19) and LLaMA-Factory (0.9), one YAML file each."""
+"""Settings of axolotl (0.19) and LLaMA-Factory (0.9), each in one YAML file."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from paleo.launch._base import (
 from paleo.launch._formats import YamlFile
 from paleo.launch._transformers import HARMLESS, optimizer_row
 
-#: Products that have adapters, by the names that modules have in transformers.
+#: Modules of transformers that get adapters, for each target.
 _TARGETS = {"attention": ["q_proj", "k_proj", "v_proj", "o_proj"], "mlp": ["gate_proj", "up_proj", "down_proj"]}
 
 
 def _adapters(plan: JobPlan) -> tuple[int, list[str] | None] | None:
-    """The rank of adapters and the modules that have one, None for all; None for a plan without adapters."""
+    """Return the rank of the adapters and the modules that have one (None: all), or None without adapters."""
     if plan.freeze:
         raise LaunchError("frozen layers have no setting in this file")
     if plan.lora is None:
@@ -45,7 +45,7 @@ def _adapters(plan: JobPlan) -> tuple[int, list[str] | None] | None:
 
 
 def _where(targets: object) -> str:
-    """Which products have adapters, by a list or text of modules.
+    """Return the target of adapters for a list or text of modules.
 
     >>> _where(["q_proj", "v_proj"]), _where("all"), _where("gate_proj,q_proj")
     ('attention', 'all', 'all')
@@ -56,7 +56,7 @@ def _where(targets: object) -> str:
 
 
 def _stage(settings: Settings) -> int:
-    """The stage of ZeRO that DeepSpeed's file or FSDP's section means."""
+    """Return the ZeRO stage that DeepSpeed's file or the FSDP section states."""
     deepspeed = settings.get("deepspeed")
     if deepspeed:
         match = re.search(r"z(?:ero)?[_-]?(\d)", str(deepspeed).lower())
@@ -134,7 +134,7 @@ def _bits(plan: JobPlan) -> dict[str, Any]:
 
 
 def _read_bits(settings: Settings, known: Settings) -> dict[str, Any]:
-    """axolotl takes bf16 unless it is turned off."""
+    """Read the number format; axolotl uses bf16 unless it is switched off."""
     on = [name for name in ("fp8", "fp16", "tf32") if true(settings.get(name))]
     bf16 = settings.get("bf16", not set(on) - {"fp8"})
     if "fp8" not in on and (true(bf16) or str(bf16) == "full"):
@@ -146,7 +146,7 @@ _CHECKPOINTED = ("gradient_checkpointing", "fsdp_config.activation_checkpointing
 
 
 def _read_checkpointed(settings: Settings, known: Settings) -> dict[str, Any]:
-    """Any word but false is a kind of recomputation."""
+    """Read recomputation; any word except false switches it on."""
     on = any(settings.get(key) and str(settings[key]).lower() != "false" for key in _CHECKPOINTED)
     return {"recompute": "full" if on else "none"}
 
@@ -205,7 +205,7 @@ add_launcher(
 
 
 def _factory_sharing(plan: JobPlan) -> dict[str, Any]:
-    """DeepSpeed's example configurations by stage; DDP without."""
+    """Write ZeRO as one of DeepSpeed's example configurations; without one, DDP is used."""
     if plan.zero == 0:
         return {}
     if plan.zero == 1:

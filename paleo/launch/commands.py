@@ -1,4 +1,4 @@
-"""The estimate that shows a plan again as a command, and the space of plans that a framework runs."""
+"""The `paleo estimate` command of a plan, and the part of a search space that a framework can run."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def supported_space(space: Space, software: str) -> Space:
 
 
 def _run_by(framework: Abilities, space: Space) -> Space:
-    """The part of a space that has a chance under a framework's lists, and its name, so that the search checks the
-    rest."""
+    """Return the part of a space that a framework's lists allow; the search checks the rest by the framework's name."""
     zero = tuple(stage for stage in space.zero if stage in framework.zero.values) or space.zero
     schedules = tuple(name for name in space.schedules if name in framework.schedules.values)
-    if not schedules and space.schedules != tuple(SCHEDULES):  # one that it lacks is stated: the search says so
+    # the user states a schedule that the framework lacks: the search reports it
+    if not schedules and space.schedules != tuple(SCHEDULES):
         schedules = space.schedules
     shards = space.sharded_pipelines or framework.shards_pipelines
     return replace(space, zero=zero, schedules=schedules, sharded_pipelines=shards, framework=framework.name)
@@ -77,7 +77,7 @@ def estimate_command(model: ModelSpec, system: System, run: Run) -> str:
     words = ["paleo", "estimate", model.reference, "--system", system.reference]
     values = {path: attrgetter(path)(run) for path in field_paths()}
     stated = {name_of(path): value for path, value in values.items() if value != attrgetter(path)(_DEFAULTS)}
-    stated |= {"strategy": run.strategy} if run.gpus > 1 else {}  # an estimate chooses one that is not stated
+    stated |= {"strategy": run.strategy} if run.gpus > 1 else {}  # an estimate chooses it if it is not stated
     noise = [stated.pop(name, 0.0) for name in ("jitter", "variation.slow_ranks")]
     if any(noise):
         words += ["--jitter", ",".join(map(repr, noise))]
@@ -91,7 +91,7 @@ def estimate_command(model: ModelSpec, system: System, run: Run) -> str:
 
 _DEFAULTS = Run()
 
-#: Fields of a run that are options of the command, in the order in which they are shown.
+#: Fields of a run that are command-line options, in the order in which they are written.
 _OPTIONS = (
     "gpus", "global_batch", "batch", "microbatch", "dtype", "optimizer", "strategy", "schedule", "recompute",
     "recompute_layers", "compress", "lora", "qlora", "freeze", "nodes", "background", "neighbour", "consistency",
@@ -106,12 +106,12 @@ def _option(name: str, value: object) -> list[str]:
     return [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
 
 
-#: Units of the fields, and of those of a run's input, that are quantities.
+#: Units of the fields of a run and of its input that are quantities.
 _UNITS = {"exchange.bucket": "B", "sample": "B", "storage": "B/s", "decode": "s", "copied": "B"}
 
 
 def _with_units(name: str, value: object) -> object:
-    """A value of a run as a file states it.
+    """Convert a value of a run to the form that a file states.
 
     >>> _with_units("exchange.bucket", 25e6), _with_units("input", InputOptions(decode="10 ms"))
     ('25000000.0 B', {'decode': '0.01 s'})
@@ -122,7 +122,7 @@ def _with_units(name: str, value: object) -> object:
 
 
 def _yaml(value: object) -> str:
-    """A value as it stands behind ``--set key=``: JSON, which is YAML too, without the quotes of plain words.
+    """Convert a value to text for ``--set key=``: JSON, which is also YAML, without quotes around plain words.
 
     >>> _yaml((17, 15)), _yaml("after"), _yaml({"block.*": "full"}), _yaml(True)
     ('[17, 15]', 'after', '{"block.*": "full"}', 'true')

@@ -1,7 +1,7 @@
-"""Predictions as launch files, and launch files as runs.
+"""Launch files of predictions, and runs that launch files describe.
 
-``written`` gives the files of a plan for its framework; ``read_job`` the network, the run and the software that one or
-several files describe.
+`write_launch` writes the files of a plan for its framework. `read_job` reads the network, the run and the software that
+one or several files describe.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
 
 MOST_BYTES = 2_000_000
-#: Fields of a run that no framework's settings hold.
+#: Fields of a run for which no framework has a setting.
 _UNKNOWN = (
     "placement", "experts.drop_tokens", "recompute.by_layer", "kernels.cudnn", "exchange.algorithm",
     "exchange.compress", "exchange.consistency", "exchange.servers", "forward_only",
 )  # fmt: skip
-#: Path in a run of each field that a plan holds in the same form.
-_ALIKE = {
+#: Path in a run of each field of a plan that has the same values there.
+_SAME_FORM = {
     "optimizer": "optimizer",
     "recompute": "recompute.policy",
     "recompute_layers": "recompute.layers",
@@ -54,14 +54,14 @@ _ALIKE = {
     "qlora": "fine_tuning.qlora",
     "freeze": "fine_tuning.freeze",
 }
-#: The same, of fields that a plan holds only where they are on, or in a form of its own.
-_NEARLY_ALIKE = {
+#: Path in a run of each field of a plan that is set only if it is on, or that has another form there.
+_OTHER_FORM = {
     "shared_expert_overlap": "experts.shared_overlap",
     "expert_overlap": "experts.overlap",
     "main_gradients": "kernels.main_gradients",
     "lora": "fine_tuning.lora",
 }
-#: Fields of a run that a search finds anew.
+#: Fields of a run that a search chooses itself.
 PLANNED = frozenset((
     "strategy", "pipeline.schedule", "pipeline.cut", "microbatch", "exchange.when", "gpus", "experts.dispatch",
     "recompute.policy", "recompute.layers", "recompute.every", "recompute.modules",
@@ -74,14 +74,14 @@ def launcher_of(software: str, file: str = "") -> Launcher:
     Parameters
     ----------
     software : str
-        A profile, perhaps with a release.
+        A profile, with or without a release.
     file : str
-        Name of the file, perhaps behind the name of a launcher: ``axolotl:job.yaml``. Empty: the framework's own.
+        Name of the file, with or without the name of a launcher: ``axolotl:job.yaml``. Empty: the framework's own.
 
     Raises
     ------
     LaunchError
-        Where the profile's framework has no launcher, or none with that ending.
+        If the profile's framework has no launcher, or none with that ending.
     """
     framework = load_software(software).framework
     name, colon, _ = file.partition(":")
@@ -103,7 +103,7 @@ def launcher_of(software: str, file: str = "") -> Launcher:
 
 
 def _settings_of(framework: str | None) -> str | None:
-    """The framework whose settings another takes."""
+    """Return the framework whose settings another framework uses."""
     return "megatron-core" if framework == "primus" else framework
 
 
@@ -119,12 +119,12 @@ def write_launch(prediction: Prediction, file: str) -> list[str]:
     prediction : Prediction
         The plan.
     file : str
-        Name of the framework's own file, perhaps behind the name of a launcher: ``axolotl:job.yml``.
+        Name of the framework's own file, with or without the name of a launcher: ``axolotl:job.yml``.
 
     Raises
     ------
     LaunchError
-        Where the framework does not run the plan, or has no settings for it.
+        If the framework does not run the plan, or has no settings for it.
     """
     if prediction.objections:
         raise LaunchError(f"--launch {file}: {prediction.objections[0]}")
@@ -138,7 +138,7 @@ def write_launch(prediction: Prediction, file: str) -> list[str]:
 
 
 def job_of(prediction: Prediction) -> JobPlan:
-    """Return the plan of a prediction in its normal form.
+    """Return the plan of a prediction in normal form.
 
     Parameters
     ----------
@@ -160,14 +160,14 @@ def job_of(prediction: Prediction) -> JobPlan:
     strange = [f"{name_of(path)}={value}" for path, (value, usual) in values.items() if value != usual]
     if strange or plan.parallel.preset != "dp" or mesh.degree("spatial") > 1 or plan.idle:
         stated = ", ".join(strange) or f"strategy {plan.strategy}"
-        raise LaunchError(f"{stated}: no framework's settings say so")
+        raise LaunchError(f"{stated}: no framework has a setting for this")
     if set(run.model) - {"seq"}:
-        raise LaunchError(f"model.{next(iter(set(run.model) - {'seq'}))}: a changed network has no settings")
+        raise LaunchError(f"model.{next(iter(set(run.model) - {'seq'}))}: a network with changed sizes has no settings")
     batch, per_iteration = prediction.steps.batch, _layers_of_iteration(prediction.graph)
     cut = tuple(layers * per_iteration for layers in run.pipeline.cut) if isinstance(run.pipeline.cut, tuple) else None
     ep = mesh.group_size(plan.parallel.expert_axes) if plan.parallel.etp is not None else mesh.degree("ep")
     params = {name: value for name, value in prediction.graph.params.items() if isinstance(value, int | float | str)}
-    alike: dict[str, Any] = {name: attrgetter(path)(run) for name, path in _ALIKE.items()}
+    alike: dict[str, Any] = {name: attrgetter(path)(run) for name, path in _SAME_FORM.items()}
     alike |= {axis: mesh.degree(axis) for axis in ("tp", "cp", "pp")}
     job = JobPlan(
         prediction.model.reference,
@@ -200,12 +200,12 @@ def job_of(prediction: Prediction) -> JobPlan:
     return completed(job)
 
 
-#: The axis of groups of shards.
+#: Mesh axis of the ranks of a shard group.
 _SHARD = "shard"
 
 
 def _main_gradients(run: Run) -> str | None:
-    """The format of summed gradients, where it is not that of the profile whose settings are written."""
+    """Return the format of summed gradients if it differs from that of the software profile."""
     settled = run.kernels.main_gradients or load_software(run.software).formats.main_gradients
     try:
         usual = load_software(launcher_of(run.software).software).formats.main_gradients
@@ -215,20 +215,22 @@ def _main_gradients(run: Run) -> str | None:
 
 
 def _adapters(run: Run) -> str | None:
-    """Adapters with their targets; those of QLoRA are on all products unless stated."""
+    """Return the rank and the targets of adapters; QLoRA adapts all products unless stated."""
     if run.fine_tuning.lora is None:
         return "64:all" if run.fine_tuning.qlora else None
     return run.fine_tuning.lora if ":" in run.fine_tuning.lora else f"{run.fine_tuning.lora}:attention"
 
 
 def _layers(graph: Graph) -> int:
-    """Transformer layers of a network."""
+    """Return the number of transformer layers of a network."""
     return int(sum(node.repeat for node in graph.nodes if node.type in ("attention", "latent_attention")))
 
 
 def _layers_of_iteration(graph: Graph) -> int:
-    """Transformer layers of one iteration of the repeated block: two where a layer that looks at a window only and one
-    that sees everything alternate."""
+    """Return the transformer layers in one iteration of the repeated block.
+
+    It is two if layers with a local attention window alternate with layers that attend to the whole sequence.
+    """
     repeated = [node for node in graph.nodes if node.type in ("attention", "latent_attention") and node.repeat > 1]
     return max(Counter(node.name.partition(".")[0] for node in repeated).values(), default=1)
 
@@ -259,7 +261,7 @@ def run_fields(job: JobPlan, software: str, graph: Graph | None = None, seq: int
         "offload": ",".join(job.offload) or "none",
     }
     data |= {name: getattr(job, name) or None for name in ("gpus", "microbatch", "global_batch")}
-    data |= {path: getattr(job, name) for name, path in (_ALIKE | _NEARLY_ALIKE).items()}
+    data |= {path: getattr(job, name) for name, path in (_SAME_FORM | _OTHER_FORM).items()}
     data["pipeline.cut"] = None if job.cut is None else tuple(layers // per_iteration for layers in job.cut)
     data["model"] = {"seq": job.seq} if job.seq and job.seq != seq else {}
     usual = {path: attrgetter(path)(Run()) for path in field_paths()}
@@ -268,7 +270,7 @@ def run_fields(job: JobPlan, software: str, graph: Graph | None = None, seq: int
 
 
 def files_of(launcher: Launcher, job: JobPlan, path: str) -> dict[str, str]:
-    """Return the files that start a job: the framework's own, and the training arguments that go with it.
+    """Return the files that start a job: the framework's own file and its training arguments.
 
     Parameters
     ----------
@@ -277,7 +279,7 @@ def files_of(launcher: Launcher, job: JobPlan, path: str) -> dict[str, str]:
     job : JobPlan
         The plan.
     path : str
-        Where its own file lies; training arguments lie beside it, ending in ``.args.json``.
+        Path of its own file; training arguments have the same path with the ending ``.args.json``.
 
     Returns
     -------
@@ -370,7 +372,7 @@ def read_job(paths: Sequence[str | Path], gpus: int | None = None) -> FileJob:
     Parameters
     ----------
     paths : sequence of str or Path
-        The files: a framework's configuration, and training arguments beside it.
+        Files with a framework's configuration and training arguments.
     gpus : int, optional
         Devices, for files that do not say.
 
@@ -379,7 +381,7 @@ def read_job(paths: Sequence[str | Path], gpus: int | None = None) -> FileJob:
     LaunchError
         For a file of no known kind, and for settings that contradict one another.
     """
-    texts = {str(path): _text(path) for path in [*paths, *_beside(paths)]}
+    texts = {str(path): _text(path) for path in [*paths, *_with_deepspeed_files(paths)]}
     headers: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     for path, text in texts.items():
@@ -404,16 +406,16 @@ def read_job(paths: Sequence[str | Path], gpus: int | None = None) -> FileJob:
 
 
 def _depth(network: str | Mapping[str, Any] | None) -> int:
-    """Layers of a network that a file names or describes."""
+    """Return the number of layers of a network that a file names or describes."""
     if isinstance(network, Mapping):
         depth = network.get("num_hidden_layers") or network.get("n_layer") or 0
-        return depth if isinstance(depth, int) else 0  # what reads the network says what is wrong with it
+        return depth if isinstance(depth, int) else 0  # the error is reported when the network itself is loaded
     return _layers_named(network) if network else 0
 
 
 @lru_cache(maxsize=64)
 def _layers_named(network: str) -> int:
-    """Layers of a network by its name."""
+    """Return the number of layers of a network by its name."""
     from paleo.network.graph import build_graph
     from paleo.specs.model import load_model
 
@@ -427,8 +429,8 @@ def _text(path: str | Path) -> str:
         raise LaunchError(f"{path}: is not text") from None
 
 
-def _beside(paths: Sequence[str | Path]) -> list[Path]:
-    """Files that training arguments name: DeepSpeed's configuration, where it lies beside them."""
+def _with_deepspeed_files(paths: Sequence[str | Path]) -> list[Path]:
+    """Return the file of DeepSpeed's configuration that training arguments name, if it is in the same folder."""
     neighbours = []
     for path in paths:
         if str(path).endswith(".json"):
@@ -445,12 +447,12 @@ def _beside(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def _software_by_flags(settings: Mapping[str, Any]) -> str:
-    """The software that flags of one release or fork alone speak of; empty where they speak of none."""
+    """Return the software whose release or fork alone has some of the flags; empty if there is none."""
     profiles = (profile for profile, flags in _FLAGS_OF.items() if any(flag in settings for flag in flags))
     return next(profiles, "")
 
 
-#: Flags of Megatron-DeepSpeed, and those that Megatron-LM dropped with 3.0 (arguments.py of 2.7 and 3.0).
+#: Flags that only Megatron-DeepSpeed has, and flags that Megatron-LM removed in 3.0 (arguments.py of 2.7 and 3.0).
 _FLAGS_OF = {
     "megatron-deepspeed": ("--deepspeed", "--zero-stage"),
     "megatron-2021": ("--checkpoint-activations", "--DDP-impl"),
@@ -467,7 +469,7 @@ _FORMATS: dict[str, Format] = {
 
 
 def _settings(text: str, path: str) -> dict[str, Any]:
-    """Settings of one file; those of training arguments behind ``args.``."""
+    """Return the settings of one file; the keys of training arguments get the prefix ``args.``."""
     suffix = Path(path).suffix.lower()
     settings = _FORMATS.get(suffix, FlagFile("")).settings(text, path)
     if "model.tensor_model_parallel_size" in settings:
@@ -477,7 +479,7 @@ def _settings(text: str, path: str) -> dict[str, Any]:
 
 
 def _recognised(settings: Mapping[str, Any], texts: Mapping[str, str]) -> Launcher:
-    """The launcher whose marks are there."""
+    """Return the launcher whose marks are among the keys."""
     plain = {key.removeprefix("--") for key in settings} | set(settings)
     scores = {
         name: (sum(mark in plain for mark in launcher.marks) / len(launcher.marks), len(launcher.marks))
@@ -486,12 +488,12 @@ def _recognised(settings: Mapping[str, Any], texts: Mapping[str, str]) -> Launch
     flags = any(key.startswith("--") for key in settings)
     suffixes = {".sh"} if flags else {Path(path).suffix.lower() for path in texts}
     possible = {name: score for name, score in scores.items() if score[0] > 0 and _ends(LAUNCHERS[name], suffixes)}
-    for name in ("deepspeed", "accelerate"):  # training arguments beside either are part of it
+    for name in ("deepspeed", "accelerate"):  # training arguments together with either are part of it
         if name in possible:
             possible.pop("trainer", None)
     if not possible:
         kinds = ", ".join(LAUNCHERS)
-        raise LaunchError(f"{', '.join(texts)}: none of its keys is of a framework that is known ({kinds})")
+        raise LaunchError(f"{', '.join(texts)}: no key belongs to a known framework ({kinds})")
     return LAUNCHERS[max(possible, key=lambda name: possible[name])]
 
 
@@ -501,7 +503,7 @@ def _ends(launcher: Launcher, suffixes: set[str]) -> bool:
 
 
 def _world(settings: Mapping[str, Any]) -> int:
-    """Devices that torchrun is started on; 0 where no file says."""
+    """Return the number of devices on which torchrun is started; 0 if no file states it."""
     words = {key: value[0] if isinstance(value, tuple) and value else value for key, value in settings.items()}
     plain = {key.lstrip("-").replace("_", "-"): value for key, value in words.items()}
     try:
@@ -513,7 +515,7 @@ def _world(settings: Mapping[str, Any]) -> int:
 def _network(
     launcher: Launcher, settings: Mapping[str, Any], headers: Mapping[str, Any]
 ) -> str | Mapping[str, Any] | None:
-    """The network: as the head of a file written here names it, by sizes, or by a name that plans hold."""
+    """Return the network: from the head of a written file, from its sizes, or by a name that plans use."""
     if headers.get("model"):
         return str(headers["model"])
     if launcher.name == "megatron-core":
@@ -535,7 +537,7 @@ def _network(
 
 
 def _mpt(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An MPT by its sizes: GPT-2's layers, whose positions and biases weigh nothing beside them."""
+    """Return the configuration of an MPT by its sizes, as GPT-2; other positions and biases change hardly anything."""
     size = {name: settings[f"model.{name}"] for name in MPT if isinstance(settings.get(f"model.{name}"), int)}
     width = checked_count("model.d_model", settings["model.d_model"])
     return {
@@ -581,4 +583,4 @@ def network_of(job: FileJob) -> ModelSpec | None:
     return model_from({**data, "name": f"{family}-of-file", "remarks": (_REMARK,)}, "launch file")
 
 
-_REMARK = "the network is built by the sizes that a launch file states; what they leave open is as usual in its family"
+_REMARK = "the network is built from the sizes in the launch file; everything else is as usual in its family"

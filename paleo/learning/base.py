@@ -1,7 +1,7 @@
-"""Laws of learning: base classes and registries.
+"""Base classes and registries of the laws of learning.
 
-A samples law says how many samples a target takes at a global batch size, in the simplest case the same at every batch.
-A loss law says what loss a language model reaches, and how many tokens a loss takes.
+A samples law says how many samples a target takes at a global batch; in the simplest case the number is the same at
+every batch. A loss law says which loss a language model reaches, and how many tokens a loss takes.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class SamplesLaw(Law):
         return tuple(sentences)
 
 
-#: Seed noise or residual from which a law is called weak.
+#: Seed noise or residual above which a law is called weak.
 _WEAK = 0.08
 
 
@@ -243,7 +243,7 @@ def parse_law(value: object) -> SamplesLaw:
 
 @LAWS.register("constant")
 class Constant(SamplesLaw):
-    """Constant number of samples at every batch: fixed epochs or tokens, or a task whose need was not seen to grow.
+    """Constant number of samples at every batch: fixed epochs or tokens, or a need that batches do not change.
 
     >>> Constant(fixed=1000, source="example").samples(np.array([8, 64])).tolist()
     [1000.0, 1000.0]

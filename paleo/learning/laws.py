@@ -1,4 +1,4 @@
-"""Laws of learning: samples to a target by the batch, loss by parameters and tokens."""
+"""Laws of learning: samples to a target by batch, and loss by parameters and tokens."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class Parametric(LossLaw):
         return float((self.b / reducible) ** (1.0 / self.beta))
 
     def sigma(self, loss: float, parameters: float) -> float:
-        # an error of the loss over its slope in ln D: near the lowest loss of a size more data hardly changes the loss
-        """Return one sigma of the logarithm of the tokens that a loss takes.
+        # error of the loss over its slope in ln D, which is small near the lowest loss that a network size can reach
+        """Return the standard deviation of the logarithm of the tokens that a loss takes.
 
         Parameters
         ----------
@@ -117,7 +117,7 @@ class Parametric(LossLaw):
             ("training FLOP", 6.0 * parameters * tokens, self.compute),
         ):
             if not low <= value <= high:
-                sentences.append(f"{value:.3g} {name} lie outside of the range of the law ({low:.3g} to {high:.3g})")
+                sentences.append(f"{value:.3g} {name} are outside the range of the law ({low:.3g} to {high:.3g})")
         return tuple(sentences)
 
 
@@ -187,11 +187,12 @@ def best_learning_rate(parameters: Numbers, tokens: Numbers) -> Array:
 
 
 class PenalisedParametric(Parametric):
-    """Parametric loss law plus penalties in nats, quadratic in doublings of batch and learning rate from the best ones.
+    """Parametric loss law with penalties for batches and learning rates other than the best ones [nats].
 
-    ``batch_penalty`` x^2 + ``coupling`` x y + ``rate_below`` min(y, 0)^2 + ``rate_above`` max(y, 0)^2, with x the
-    doublings of the batch and y those of the learning rate: a larger batch bears a higher rate. ``rates`` are the
-    doublings between which the rate was fitted; above them runs diverge.
+    The penalty is quadratic in the doublings x of the batch and y of the learning rate from their best values:
+    ``batch_penalty`` x^2 + ``coupling`` x y + ``rate_below`` min(y, 0)^2 + ``rate_above`` max(y, 0)^2. The coupling
+    says that a larger batch tolerates a higher rate. ``rates`` are the doublings between which the rate was fitted;
+    runs with higher rates diverge.
     """
 
     batch_penalty: float
@@ -250,21 +251,20 @@ STEP_LAW = PenalisedParametric(
 LOSS_LAWS.register("step-law")(STEP_LAW)
 
 
-#: The law that `--loss` goes by.
+#: Name of the loss law that `--loss` uses.
 LOSS_LAW = "chinchilla"
-#: Tokens of the batches of Step Law's runs, between which its penalty was fitted.
+#: Smallest and largest batch [tokens] of the runs of Step Law to which the batch penalty was fitted.
 _FITTED_BATCHES = (33e3, 4e6)
 
 
 @LAWS.register("loss")
 class SamplesToLoss(SamplesLaw):
-    """Samples of a language model to a loss: S(B) = D / ``tokens_per_sample``.
+    """Samples that a language model needs to reach a loss: S(B) = D / ``tokens_per_sample``.
 
-    D solves L(N, D) = ``loss`` − k (log₂ B / B_best)²; infinite where no data makes up for the batch.
-
-    L is the law named ``by`` of N ``parameters``; k = 0.0098 nats, and B_best = 0.58 D^0.571 tokens for the D of the
-    best batch (Li et al., Step Law, arXiv:2503.04715): where the schedule is fixed, batches below it cost as well.
-    ``residual``: that of L over its slope in ln D.
+    The tokens D solve L(N, D) = ``loss`` − k (log₂ B / B_best)². They are infinite if no amount of data compensates for
+    the batch. L is the law named ``by``, for N ``parameters``. The constants are k = 0.0098 nats and B_best = 0.58
+    D^0.571 tokens for the D of the best batch (Li et al., Step Law, arXiv:2503.04715). With a fixed schedule, batches
+    below the best one cost samples as well. ``residual`` is that of L over its slope in ln D.
     """
 
     loss: float
@@ -306,7 +306,7 @@ class SamplesToLoss(SamplesLaw):
 
     @property
     def best_tokens(self) -> float:
-        """Tokens to the loss at the best batch; SpecError where no number of them reaches it."""
+        """Tokens to the loss at the best batch; raises SpecError if no number of tokens reaches it."""
         return LOSS_LAWS[self.by].tokens(self.loss, self.parameters)
 
     def batch_penalty_nats(self, global_batch: Numbers) -> Array:
@@ -388,10 +388,11 @@ class SamplesToLoss(SamplesLaw):
 
 
 class StalenessAccuracy(Law):
-    """Final accuracy by staleness: fresh − slope · staleness, after ``updates`` updates at one ``batch`` of a worker.
+    """Final accuracy by staleness: fresh − slope · staleness, after ``updates`` updates with one ``batch`` per worker.
 
-    ``staleness``: mean updates by others between a worker's read and its write, up to ``largest``. The learning rate is
-    that of one worker. ``guessing``: accuracy of a network that never learned; ``residual``: rms of single runs.
+    ``staleness`` is the mean number of updates by others between a worker's read and its write, up to ``largest``. The
+    learning rate is that of one worker. ``guessing`` is the accuracy of a network that never learned. ``residual`` is
+    the rms error of single runs.
     """
 
     model: str
@@ -445,7 +446,8 @@ RESNET32 = StalenessAccuracy(
 class CriticalBatch(SamplesLaw):
     """Critical-batch law: S(B) = samples_min (1 + B / critical_batch), see `samples_to_target`.
 
-    Steps are S(B) / B: far above the critical batch more samples a step buy no fewer steps.
+    The number of steps is S(B) / B. Far above the critical batch, more samples in a step no longer reduce the number of
+    steps.
 
     >>> float(CriticalBatch(samples_min=1e6, critical_batch=2048, source="example").samples(2048))
     2000000.0
@@ -473,7 +475,7 @@ class CriticalBatch(SamplesLaw):
 
 
 def samples_to_target(*, samples: Numbers, global_batch: Numbers, critical_batch: float | None) -> Array:
-    """Return the samples that reach the same loss at a global batch, where small batches need ``samples``.
+    """Return the samples that reach a loss at a global batch, if small batches need ``samples``.
 
     Parameters
     ----------
@@ -565,11 +567,11 @@ def with_noise_scale(law: SamplesLaw, noise_scale: float) -> CriticalBatch:
 
 @LAWS.register("reference_points")
 class ReferencePoints(SamplesLaw):
-    """Critical-batch law through measured points: at the batch of a point the samples are those of the point.
+    """Critical-batch law with corrections, so that it passes through measured points [global batch, mean samples].
 
-    Between two points the logarithm of the deviation is linear in that of the batch; beyond the last it stays. Each
-    point is [global batch, mean samples]. ``critical_batch`` is left out where the need was not seen to grow with the
-    batch: the law is then ``samples_min`` alone, and the points, which scatter about it, are not followed.
+    Between two points the logarithm of the correction is linear in the logarithm of the batch; beyond the last point it
+    is constant. Without a ``critical_batch`` the samples did not grow with the batch. The law is then ``samples_min``
+    alone, and the points, which scatter about it, are not followed.
     """
 
     samples_min: Count

@@ -1,4 +1,4 @@
-"""Logs of training frameworks, by the line of a step."""
+"""Readers of the logs of training frameworks: what a line says about a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from paleo.logs.base import READERS, Reader, given_values, number_after, number_of
 from paleo.units import GIB, GIGA, MEBIBYTE, MILLISECOND
 
-# Logs of llm-foundry (Composer): a block of ``Train …: value`` lines behind ``[batch=10/100]:``
+# Logs of llm-foundry (Composer): a block of ``Train …: value`` lines after ``[batch=10/100]:``
 
 _RATE = re.compile(r"throughput/batches_per_sec:\s*([\d.]+)")
 _TOKENS = re.compile(r"throughput/device/tokens_per_sec:\s*([\d.]+)")
@@ -27,13 +27,13 @@ def _states(line: str) -> Mapping[str, object]:
 READERS.register("llm-foundry")(Reader(re.compile(r"\[batch=\d+/\d+\]"), _states, "Composer, ConsoleLogger"))
 
 
-# Logs of Megatron-LM and Megatron-Core: a line of bars a step, timers of ranks as (fastest, slowest) below it
+# Logs of Megatron-LM and Megatron-Core: a line with vertical bars for each step, and timers (fastest, slowest rank)
 
 _ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s*([\d.,]+)")
 _BATCH = re.compile(r"global batch size:\s*([\d,]+)")
 _MEGATRON_MEMORY = re.compile(r"max allocated:\s*([\d.]+)")
 _TIMER = re.compile(r"^\s*([\w-]+)\s*\.{3,}:\s*\(([\d.]+),\s*([\d.]+)\)")
-#: Timers of parts of a step; those of one part are added up.
+#: Timers of Megatron for each part of a step; the timers of one part are added up.
 _PARTS = {
     "forward-compute": "forward",
     "backward-compute": "backward",

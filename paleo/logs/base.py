@@ -1,10 +1,10 @@
-"""Training logs of any framework: steps and what else they say.
+"""Training logs of any framework: step times and what else the log says.
 
 A module of this folder reads one kind of log::
 
     READERS.register("torchtitan")(Reader(...))
 
-A reader turns a line into what that line states; lines of one step are put together. Seconds, bytes, samples, SI.
+A reader returns what a line states; the lines of one step are joined to a record. Values are in SI units.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from paleo.files import GZIP, require_regular
 from paleo.registry import Registry
 from paleo.units import counted
 
-#: Lines that are read of a log, characters of one, and of all of them: ten steps are enough.
+#: Most lines of a log that are read, most characters of a line, and of all lines. Ten steps are enough for an audit.
 MOST_LINES, LONGEST_LINE, MOST_CHARACTERS = 200_000, 4_096, 2**28
-#: Lines by which a log is recognised.
+#: Fewest records of steps by which a kind of log is recognised.
 FEWEST_STEPS = 3
-#: What colours a text in a terminal; frameworks write it into their logs, between words.
+#: Terminal codes for colours, which frameworks write into their logs between words.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step as logged; None or empty where the log does not say.
+    """One step as logged; values that the log does not state are None or empty.
 
-    ``seconds`` of the step; ``tokens_per_s`` of one GPU; ``global_batch`` in samples; ``memory`` bytes, the peak that
-    was allocated; ``parts``: seconds of parts of the step by name (compute, exchange, optimizer) on the slowest rank;
-    ``fastest``: the same on the fastest.
+    ``seconds`` is the step time, ``tokens_per_s`` the rate of one GPU, ``global_batch`` the samples, and ``memory`` the
+    peak of allocated bytes. ``parts`` holds the seconds of parts of the step (compute, exchange, optimizer) on the
+    slowest rank, ``fastest`` those on the fastest rank.
     """
 
     seconds: float | None = None
@@ -50,8 +50,8 @@ class StepRecord:
 class Reader:
     """Format of a training log.
 
-    ``begins`` finds the line that begins (or is) the record of a step, ``states`` reads fields of `StepRecord` from a
-    line, and ``reference`` is the source of the format.
+    ``begins`` matches the line that starts (or is) the record of a step. ``states`` reads fields of `StepRecord` from a
+    line. ``reference`` is the source of the format.
     """
 
     begins: re.Pattern[str]
@@ -64,9 +64,9 @@ READERS: Registry[Reader] = Registry("kind of log", "paleo.logs")
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Steps of a training log, in order, with the kind of log.
+    """Steps of a training log in order, with the kind of log.
 
-    ``remarks`` are signs that the steps do not belong to one sound run.
+    ``remarks`` are signs that the steps are not of one undisturbed run.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class Log:
 
 
 def lines_of(path: str | Path) -> list[str]:
-    """Read the lines of a log; long ones are cut.
+    """Read the lines of a log; very long ones are truncated.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def lines_of(path: str | Path) -> list[str]:
         require_regular(place, "a log as text")
         with place.open("rb") as file:
             if file.read(2) == GZIP:
-                raise SpecError(f"{place}: is packed (gzip); expected a log as text: gunzip it first")
+                raise SpecError(f"{place}: is compressed (gzip); expected a log as text: gunzip it first")
         with place.open(encoding="utf-8", errors="replace") as stream:
             return list(_first_lines(stream))
     except OSError as error:
@@ -105,7 +105,7 @@ def lines_of(path: str | Path) -> list[str]:
 
 
 def _first_lines(stream: TextIO) -> Iterator[str]:
-    """Return the first lines, whatever their length: only so many characters of the file are looked at."""
+    """Return the first lines; the number of characters that are read is limited, whatever the length of lines."""
     begins, lines, characters = True, 0, 0
     while lines < MOST_LINES and characters < MOST_CHARACTERS and (piece := stream.readline(LONGEST_LINE)):
         characters += len(piece)
@@ -146,17 +146,17 @@ def read_log(path: str | Path) -> Log:
     return replace(best, remarks=tuple(_remarks([line for line in lines if reader.begins.search(line)])))
 
 
-#: The number of a step, and what shows that one was lost.
+#: Patterns for the number of a step, and for signs that a step was lost.
 _STEP_NUMBER = re.compile(r"\b(?:iteration|step|global_step|batch)\b\W{0,16}(\d{1,12})\b", re.IGNORECASE)
 _LOST = re.compile(r"number of (?:skipped|nan) iterations:\s*0*([1-9]\d{0,8})\b", re.IGNORECASE)
 _NO_NUMBER = re.compile(r"\b(?:loss|grad_norm|grad norm)\b\W{1,4}(?:nan|[-+]?inf)\b", re.IGNORECASE)
 
 
 def _remarks(lines: list[str]) -> Iterator[str]:
-    """Sentences on records of steps that were lost, or whose numbers go back."""
+    """Yield sentences about steps that were lost, and about step numbers that go back."""
     lost = sum(_LOST.search(line) is not None or _NO_NUMBER.search(line) is not None for line in lines)
     if lost:
-        yield f"{lost} of {counted(len(lines), 'record')} of steps say that some were skipped or are no numbers (NaN)"
+        yield f"{lost} of {counted(len(lines), 'record')} report skipped steps or values that are not a number (NaN)"
     numbers = [int(match[1]) for match in map(_STEP_NUMBER.search, lines) if match is not None]
     back = sum(later < earlier - 1 for earlier, later in pairwise(numbers))
     if back:
@@ -213,7 +213,7 @@ def number_of(text: str, unit: float = 1.0) -> float | None:
     Parameters
     ----------
     text : str
-        The text, perhaps with commas between thousands.
+        The text, with or without commas between thousands.
     unit : float, optional
         Factor on the number.
 

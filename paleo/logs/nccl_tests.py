@@ -1,4 +1,4 @@
-"""Logs of nccl-tests: a line a payload, with the times out of place and in place."""
+"""Reader of the logs of nccl-tests: one line for each payload, with out-of-place and in-place times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paleo.errors import SpecError, near
 from paleo.logs.base import lines_of, number_of
 from paleo.units import MICROSECOND
 
-#: Programs of nccl-tests and the operations that they time.
+#: Collective operation that each program of nccl-tests times.
 PROGRAMS = {
     "all_reduce_perf": "all_reduce",
     "all_gather_perf": "all_gather",
@@ -19,7 +19,7 @@ PROGRAMS = {
     "broadcast_perf": "broadcast",
     "reduce_perf": "reduce",
 }
-#: Lines by which such a log is recognised.
+#: Fewest payloads by which a log of nccl-tests is recognised.
 FEWEST_PAYLOADS = 3
 _ROW = re.compile(r"^\s*(\d+)\s+\d+\s+\w+\s+\w+\s+(?:-?\d+\s+)?([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+\S+\s+([\d.]+)\s")
 _RANK = re.compile(r"#\s+Rank\s+(\d{1,9})\s")
@@ -30,7 +30,7 @@ _PROGRAM = re.compile(rf"\b({'|'.join(PROGRAMS)})\b")
 class CollectiveLog:
     """Payloads [byte] of a log of nccl-tests with the shorter of their two times [s].
 
-    ``operation`` and ``ranks`` are None if the log lacks them; ``runs`` is the number of runs in it.
+    ``operation`` and ``ranks`` are None if the log does not state them. ``runs`` is the number of runs in the log.
     """
 
     payloads: tuple[float, ...]

@@ -1,11 +1,14 @@
-"""Unique blocks priced once: for every layout of layers and every microbatch, the seconds and bytes of each section.
+"""Times and bytes of the sections of one rank's layers, for every layout and microbatch of a search.
 
-Counts of a rank's layers are affine in its microbatch, in 1/tp and in 1/cp (each number of a shape is a product of
-sizes, each count of bytes a sum of those), but for sparse ones that a small batch does not fill (rows of an embedding):
-those are the lower of two such surfaces. So a few lowerings at the corners give a whole family of layouts, and some
-between them check it. Where that fails (rounding, a mixture of experts), each tp, each layout or each point is lowered
-by itself. Folded experts lie on surfaces of as many experts on a rank. Equal kernels of all points are priced once, in
-one call."""
+Most counts of a rank (FLOP, bytes, payloads) are affine in its microbatch, in 1/tp and in 1/cp. A few lowered programs
+at the corners of a range of degrees therefore give the counts of all layouts between them by interpolation, and some
+lowered programs inside the range check the result. A sparse count, such as the rows of an embedding that a small batch
+reads, is the lower of two such interpolations: one from small microbatches and one from large ones.
+
+Where the check fails, because of rounding or a mixture of experts, smaller groups of layouts are interpolated; what
+still fails is lowered point by point. Layouts with folded experts are interpolated together if a rank holds equally
+many experts. Kernels that occur several times are priced once, all in one call.
+"""
 
 from __future__ import annotations
 
@@ -43,20 +46,21 @@ if TYPE_CHECKING:
     from paleo.step.backend import Backend
 
 Array = npt.NDArray[np.float64]
-#: Of a section: of kernels, of collectives, of what operations put out, and `SIZES`.
+#: Counts of one section: those of its kernels, payloads of its collectives [bytes], workspaces of its operations
+#: [bytes], and the byte counts that `SIZES` names.
 Numbers = tuple[Array, Array, Array, Array]
-#: Figures of sections beside kernels: those of `SectionCosts` but for a workspace.
+#: Byte counts of a section that `SectionCosts` holds, except the workspace, which depends on single operations.
 SIZES = tuple(name for name in BYTES if name != "workspace_bytes")
-#: Numbers of a kernel before those of its shape.
+#: Each kernel has four counts (matrix FLOP, vector FLOP, bytes read, bytes written); the sizes of its shape follow.
 _COUNTS = 4
-#: Relative difference up to which a count lies on a surface.
+#: Largest relative difference between an interpolated and a lowered count that are taken to be equal.
 _SAME = 2.0**-36
-#: Microbatches that fill up every sparse count.
+#: Microbatches so large that every sparse count has reached its limit (all rows of an embedding are read).
 _FULL = (2**16, 2**17)
 
 
 class Key(NamedTuple):
-    """What the layers of a rank depend on: degrees, and how sequences are split and seen by attention.
+    """Properties of a layout that decide what its layers compute: degrees, and how attention splits a sequence.
 
     ``stated`` are degrees of axes that the search does not vary.
     """
@@ -72,13 +76,11 @@ class Key(NamedTuple):
 
     @property
     def expert_ranks(self) -> int:
-        """Ranks over which experts are spread whole: folded ones over those of tp and cp, too."""
+        """Number of ranks over which the experts are spread; folded experts are also spread over tp and cp."""
         return self.ep if self.etp is None else self.ep * self.cp * (self.tp if self.etp == 1 else 1)
 
     def at(self, tp: int, cp: int) -> Key | None:
-        """Return the key of a layout on the same surface with other tp and cp degrees.
-
-        Each rank has equally many experts.
+        """Return the key that differs from this one in tp and cp only, with equally many experts on each rank.
 
         Parameters
         ----------
@@ -101,10 +103,10 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PricedBlock:
-    """Layers of one layout at several microbatches.
+    """Counts of the layers of one layout at several microbatches.
 
-    ``values`` has the shape (microbatches, numbers of the program, one after another). ``program`` has the structure
-    and the parameters of the layout; its counts may be those of another one.
+    ``values`` has the shape (microbatches, counts), with the counts of the program's sections in order. ``program`` has
+    the structure and the parameters of this layout; its own counts may belong to another layout.
     """
 
     key: Key
@@ -114,9 +116,9 @@ class PricedBlock:
 
     @property
     def parts(self) -> tuple[Array, Array, Array, Array]:
-        """Values in parts of shape (numbers, microbatches).
+        """Counts split by what they count, as four arrays of shape (counts, microbatches).
 
-        They are kernels, payloads of collectives, outputs of operations, and `SIZES` of sections.
+        They belong to kernels, to payloads of collectives, to workspaces of operations, and to the `SIZES` of sections.
         """
         sections = self.program.sections
         numbers = sum(_COUNTS + len(counted.kernel.shape) for section in sections for counted in section.kernels)
@@ -130,13 +132,13 @@ class PricedBlock:
 
     @property
     def mesh(self) -> Mesh:
-        """Degrees of the layout, but for pp (and dp, which may be a smaller one)."""
+        """Mesh of the layout without pp; its dp may be smaller than that of the layout."""
         return _mesh(self.key)
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Costs of all layouts and microbatches, of shape (sections, points), with the position of each."""
+    """Costs of all layouts and microbatches, shape (sections, points), with the position of each point."""
 
     costs: SectionCosts
     programs: tuple[Program, ...]
@@ -146,7 +148,7 @@ class Points:
     graph: Graph
 
     def point(self, layout: Layout, microbatch: int) -> int | None:
-        """Return the position of a layout at a microbatch.
+        """Return the position of a layout at a microbatch, or None if the layout cannot divide its layers.
 
         Parameters
         ----------
@@ -211,24 +213,27 @@ def priced(
 
 
 def _family(key: Key) -> tuple[object, ...]:
-    """What layouts that may lie on one surface have in common; where experts are folded, how many a rank has."""
+    """Return what layouts must have in common to be interpolated together.
+
+    Layouts with folded experts need equally many experts on a rank.
+    """
     alike = key.tp > 1, key.cp > 1, key.ep > 1, key.expert_ranks, *key[3:-1]
     return (*alike, None if key.etp is None else key.etp == 1)
 
 
 class Graphs:
-    """Graphs of a network at several batches, each built once; lowerings share what they have in common."""
+    """Graphs of a network at several batches. Each is built once; lowerings reuse what they have in common."""
 
     def __init__(self, model: ModelSpec, backend: Backend) -> None:
         self._build = partial(backend.graph, model)
         self._graphs: dict[int, Graph] = {}
         self._family: dict[Hashable, object] = {}
         self._numbers: dict[int, tuple[Section, Numbers]] = {}
-        #: Dispatcher of tokens, layout and microbatch -> numbers that were found on a surface.
+        #: Counts that were found by interpolation, by token dispatcher, layout and microbatch.
         self.rows: dict[tuple[str, Key, int], Array] = {}
 
     def numbers(self, section: Section) -> Numbers:
-        """Return the numbers of a section, computed once for sections that several lowerings share.
+        """Return the counts of a section, computed once for a section that several programs share.
 
         Parameters
         ----------
@@ -263,8 +268,11 @@ class Graphs:
 
 
 class _Blocks:
-    """Lowers layouts; remembers why the last could not be lowered. ``uneven``: which kernels there are depends on the
-    microbatch, so that each is lowered by itself."""
+    """Lowers the layers of layouts, and interpolates between lowered ones where that is exact.
+
+    ``problem`` says why the last layout could not be lowered. With ``uneven`` each microbatch is lowered by itself,
+    because the microbatch decides which kernels run.
+    """
 
     def __init__(self, graphs: Graphs, backend: Backend, space: Space | None = None) -> None:
         space = space or Space()
@@ -277,9 +285,10 @@ class _Blocks:
         self.preset = space.preset
 
     def key(self) -> Callable[[Layout], Key]:
-        """What a layout's layers depend on; dp only where a placement may split by it anything but the batch.
+        """Return a function that maps a layout to its key.
 
-        Else two dp ranks stand for any number of them: a collective over one rank takes no time.
+        The key has the layout's dp only if a placement may split more than the batch over dp. Otherwise dp is 2 and
+        stands for any number of ranks; it is not 1, because a collective over one rank takes no time.
         """
 
         def key(layout: Layout) -> Key:
@@ -292,15 +301,19 @@ class _Blocks:
         return key
 
     def of(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock]:
-        """Blocks of layouts that differ in tp and cp alone, those left out whose layers cannot be divided."""
+        """Count the layers of layouts that differ in tp and cp only; layouts that cannot divide the layers are left
+        out."""
         divisible = {key: sizes for key, sizes in family.items() if self._divides(key)}
         return self._blocks(divisible, (lambda key: key.tp, lambda key: key)) if divisible else []
 
     def _blocks(
         self, family: Mapping[Key, Sequence[int]], groupings: Sequence[Callable[[Key], object]]
     ) -> list[PricedBlock]:
-        """All layouts on one surface if one fits them; else one surface for each value of the first of ``groupings``,
-        then of the next; else each point lowered by itself."""
+        """Count the layers of all layouts by interpolation if that is exact for all of them.
+
+        Otherwise the layouts are grouped by the first of ``groupings`` and each group is tried by itself, then by the
+        next one. Where no grouping helps, each layout and microbatch is lowered by itself.
+        """
         surface = self._repeated(family) or self._surface(family)
         if surface is not None:
             dispatch = self.backend.software.parallelism.expert_dispatch
@@ -318,6 +331,7 @@ class _Blocks:
         return [block for part in parts.values() for block in self._blocks(part, groupings[1:])]
 
     def _divides(self, key: Key) -> bool:
+        """Return True if the layers can be divided over a layout; otherwise keep the reason."""
         graph = self.graphs.at(_mesh(key).replicas)
         try:
             check_divisions(graph, self._placement(graph, key), _mesh(key))
@@ -327,8 +341,7 @@ class _Blocks:
         return True
 
     def _repeated(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock] | None:
-        """All layouts by the numbers of another backend, which differs in what tokens travel beside; None where these
-        are not all known."""
+        """Return counts that a backend with the same token dispatcher has found before; None if some are missing."""
         dispatch, rows = self.backend.software.parallelism.expert_dispatch, self.graphs.rows
         if any((dispatch, key, size) not in rows for key, sizes in family.items() for size in sizes):
             return None
@@ -337,9 +350,12 @@ class _Blocks:
         return [PricedBlock(key, first[key.tp], tuple(sizes), values[key]) for key, sizes in family.items()]
 
     def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock] | None:
-        """All layouts from a few: those at the corners, one of each other tp (whose parameters it has) and a few
-        between them; all that is lowered checks the surfaces. None where counts do not lie on such, or where it takes
-        as many lowerings as there are points."""
+        """Count all layouts by interpolation between a few lowered ones.
+
+        Lowered are the corners of the range, one layout of each other tp (whose program is needed for its parameters),
+        and a few layouts between them. All lowered programs check the interpolation. Returns None if a count disagrees,
+        or if this takes as many lowerings as there are points.
+        """
         sizes = sorted({size for counts in family.values() for size in counts})
         corners = self._corners(family, most_cp=True), self._corners(family, most_cp=False)
         if self.uneven or len(sizes) < 2 or not all(corners):
@@ -358,9 +374,11 @@ class _Blocks:
         return [PricedBlock(key, programs[key[0]], tuple(family[key]), values[key]) for key in family]
 
     def _corners(self, family: Mapping[Key, Sequence[int]], *, most_cp: bool) -> list[Key]:
-        """Layouts on two values of tp and two of cp (one, where there are no more), of the family or like it: the
-        fewest tp and the most cp ranks, on which a small microbatch fills no sparse count, or the most tp and the
-        fewest cp ranks. Empty where there are none."""
+        """Return the layouts at the corners of the range: two values of tp and up to two values of cp.
+
+        With ``most_cp`` they have the fewest tp and the most cp ranks, where a small microbatch does not fill sparse
+        counts; otherwise the most tp and the fewest cp ranks. The list is empty if the corners cannot be laid out.
+        """
         any_key = next(iter(family))
         tps, cps = sorted({key.tp for key in family}), sorted({key.cp for key in family})
         tps, least = tps[:2] if most_cp else tps[-2:], min(len(cps), 2)
@@ -378,8 +396,11 @@ class _Blocks:
         ends: Sequence[Sequence[tuple[Key, int]]],
         lowered: Iterable[tuple[Key, int]],
     ) -> dict[Key, Array] | None:
-        """Numbers of each layout at its microbatches, from those of the ``ends``: layouts at small microbatches and at
-        full ones. None where what is ``lowered`` has no common shape, or is found wrong in every way to do it."""
+        """Interpolate the counts of each layout at its microbatches.
+
+        ``ends`` are the corner layouts at small microbatches and at full ones. Returns None if the ``lowered`` programs
+        differ in structure, or if no kind of interpolation reproduces them.
+        """
         rows = {point: _values(self._lower(*point), self.graphs.numbers) for point in lowered}
         if len({len(row) for row in rows.values()}) > 1:
             return None
@@ -393,12 +414,13 @@ class _Blocks:
                 for points, size in columns
             ]
             keys = {*family, *(key for key, _ in rows)}
-            between = {key: np.stack([_between(key, corner, share) for corner in corners]) for key in keys}
+            between = {key: np.stack([_at_degrees(key, corner, share) for corner in corners]) for key in keys}
             lower = _concave(sizes, between[min(family)])
             for key in family:
-                values[key][:, wrong] = _lines(family[key], sizes, between[key], lower)
+                values[key][:, wrong] = _at_microbatches(family[key], sizes, between[key], lower)
             deviations = [
-                _distinct(_lines((size,), sizes, between[key], lower)[0], rows[key, size][wrong]) for key, size in rows
+                _distinct(_at_microbatches((size,), sizes, between[key], lower)[0], rows[key, size][wrong])
+                for key, size in rows
             ]
             wrong[wrong] = np.any(deviations, axis=0)
             if not wrong.any():
@@ -406,7 +428,7 @@ class _Blocks:
         return None
 
     def _shares(self, tps: Collection[int]) -> list[Callable[[int], float]]:
-        """What a count over tp may be affine in: 1/tp, or the share of a dim that does not divide evenly."""
+        """List the functions of tp in which a count may be affine: 1/tp, or the padded share of an uneven dim."""
         graph = self.graphs.at(1)
         laid = self._placement(graph, Key(1, 1, 1, 1, False))
         padded = {
@@ -442,8 +464,8 @@ def _mesh(key: Key) -> Mesh:
     return Mesh.of({"tp": key.tp, "cp": key.cp, "ep": key.ep, "dp": key.dp, **dict(key.stated)})
 
 
-def _between(key: Key, corners: Mapping[Key, Array], share: Callable[[int], float]) -> Array:
-    """Numbers of a layout from those at the corners of a surface that is affine in a ``share`` of tp and in 1/cp."""
+def _at_degrees(key: Key, corners: Mapping[Key, Array], share: Callable[[int], float]) -> Array:
+    """Interpolate the counts of a layout between the corners, affine in 1/cp and in a ``share`` of tp."""
     numbers_between = np.zeros(())
     for corner, numbers in corners.items():
         weight = 1.0
@@ -456,29 +478,32 @@ def _between(key: Key, corners: Mapping[Key, Array], share: Callable[[int], floa
 
 
 def _even_share(shards: int) -> float:
-    """The share of a dim that divides evenly, of the whole."""
+    """Return the fraction of a dim that one shard holds if the dim divides evenly."""
     return 1.0 / shards
 
 
 def _padded_share(size: Size, shards: int) -> float:
-    """The largest share of a dim that does not."""
+    """Return the size of the largest shard of a dim that does not divide evenly."""
     return float(-(-size // shards))
 
 
 def _distinct(values: Array, exact: Array) -> npt.NDArray[np.bool_]:
-    """Numbers that are not the same."""
+    """Return True where interpolated counts differ from the exact ones by more than rounding."""
     return np.asarray(np.abs(values - exact) > _SAME * np.abs(exact))
 
 
 def _concave(sizes: Sequence[int], rows: Array) -> npt.NDArray[np.bool_]:
-    """Numbers whose line through the first two sizes lies too high at full ones."""
+    """Return True for counts that grow more slowly at large microbatches than at small ones (sparse counts)."""
     slope = (rows[1] - rows[0]) / (sizes[1] - sizes[0])
     return np.asarray(rows[0] + slope * (_FULL[1] - sizes[0]) > rows[3])
 
 
-def _lines(targets: Sequence[int], sizes: Sequence[int], rows: Array, lower: npt.NDArray[np.bool_]) -> Array:
-    """Numbers at the sizes wanted from those at the first two of all sizes and at two full ones: the ``lower`` of both
-    lines, or the upper one. Whole numbers stay whole."""
+def _at_microbatches(targets: Sequence[int], sizes: Sequence[int], rows: Array, lower: npt.NDArray[np.bool_]) -> Array:
+    """Interpolate counts at the ``targets`` from two small and two full microbatches.
+
+    Each count lies on the lower of the two straight lines where ``lower`` is True, else on the upper one. Whole numbers
+    stay whole.
+    """
     at, ends = np.array(targets, dtype=np.float64)[:, None], np.array([*sizes[:2], *_FULL], dtype=np.float64)
 
     def line(low: int, high: int) -> Array:
@@ -490,14 +515,13 @@ def _lines(targets: Sequence[int], sizes: Sequence[int], rows: Array, lower: npt
 
 
 def _values(program: Program, numbers: Callable[[Section], Numbers]) -> Array:
-    """The numbers of a program that depend on its batch: kernels, collectives, sizes of sections; those of a section as
-    ``numbers`` gives them."""
+    """Return all counts of a program that depend on its batch as one array; ``numbers`` gives those of a section."""
     *parts, sizes = zip(*map(numbers, program.sections), strict=True)
     return np.concatenate([*(each for part in parts for each in part), np.stack(sizes, axis=1).ravel()])
 
 
 def _section_values(section: Section) -> Numbers:
-    """The same of a section: kernels, collectives, what operations need for a moment, `SIZES`."""
+    """Return the counts of one section: of kernels, payloads of collectives, workspaces, and `SIZES`."""
     kernels: list[float] = []
     for counted in section.kernels:
         kernel = counted.kernel
@@ -508,7 +532,7 @@ def _section_values(section: Section) -> Numbers:
 
 
 def _costs(blocks: Sequence[PricedBlock], backend: Backend) -> SectionCosts:
-    """Prices kernels and collectives of all blocks at once, and adds them up by section: (sections, points)."""
+    """Price the kernels and collectives of all blocks at once and sum them by section: shape (sections, points)."""
     kernels = _kernel_seconds(blocks, backend)
     programs, payloads = [(block.mesh, block.program) for block in blocks], [block.parts[1] for block in blocks]
     transfers = transfer_seconds(backend.fabric, programs, payloads)
@@ -535,7 +559,7 @@ def _costs(blocks: Sequence[PricedBlock], backend: Backend) -> SectionCosts:
 
 
 def _sizes(block: PricedBlock) -> dict[str, Array]:
-    """Bytes by name: (sections, microbatches)."""
+    """Return the byte counts of a block by name, each of shape (sections, microbatches)."""
     *_, outputs, sizes = block.parts
     by_name = dict(zip(SIZES, np.split(sizes, len(SIZES)), strict=True))
     lengths = [len(section.workspaces) for section in block.program.sections]
@@ -545,7 +569,7 @@ def _sizes(block: PricedBlock) -> dict[str, Array]:
 
 
 def _structure(program: Program) -> tuple[object, ...]:
-    """What `SectionSums` depend on."""
+    """Return the properties of a program on which `SectionSums` depend, as a key."""
     kernels = tuple(
         (c.times, c.kernel.family, c.kernel.phase, c.core, c.shared, c.recomputed, c.selected)
         for section in program.sections
@@ -559,7 +583,7 @@ def _structure(program: Program) -> tuple[object, ...]:
 
 
 def _kernel_seconds(blocks: Sequence[PricedBlock], backend: Backend) -> list[KernelTimes]:
-    """Times of (kernels, microbatches) for each block; a kernel that occurs twice is priced once."""
+    """Price the kernels of each block, shape (kernels, microbatches); equal kernels are priced once."""
     blocks_of_kind: dict[object, list[int]] = {}
     for index, block in enumerate(blocks):
         kernels = [counted.kernel for section in block.program.sections for counted in section.kernels]
@@ -583,14 +607,14 @@ def _kernel_seconds(blocks: Sequence[PricedBlock], backend: Backend) -> list[Ker
 
 
 def _kind(kernel: Kernel) -> tuple[object, ...]:
-    """Kernels of a kind differ in numbers alone."""
+    """Return a key that two kernels share if they differ in their counts only."""
     return kernel.family, kernel.operation, kernel.phase, kernel.calls, kernel.experts, tuple(kernel.shape)
 
 
 def _numbered(
     kernel: Kernel, values: Array, known: dict[object, dict[bytes, int]], unique: list[Kernel]
 ) -> Iterable[int]:
-    """The position of each row of a kernel among the unique ones; new ones are added."""
+    """Return the position of each row of counts among the unique kernels; new kernels are added to ``unique``."""
     positions = known.setdefault(_kind(kernel), {})
     keys = np.ascontiguousarray(values).view(f"V{values.shape[1] * values.itemsize}").ravel().tolist()
     for row, key in enumerate(keys):

@@ -1,16 +1,16 @@
-"""What configurations take at least, from counts: which of them are worth evaluating.
+"""Lower bounds of step time and memory, which tell which configurations of a search are worth evaluating.
 
-A configuration is left out of a search only where its bounds show that it cannot be among the answers: its step is
-longer than that of the last plan that is asked for, or a plan that is known beats it in time and memory, or no device
-holds it.
+A configuration is left out only if its bounds show that it cannot be an answer: its step is longer than that of the
+last plan asked for, or a known plan beats it in both time and memory, or no device can hold it.
 
 Let a pipeline of p stages with v chunks each run m microbatches, and let all layers of the network take S seconds for
-one of them. A stage starts after the stages before it have passed the first microbatch on, and these end after it has
-passed the last one back. Whatever the cut, the step takes at least (with q = 1 − 1/(m·v))
+one microbatch. A stage starts after the earlier stages have passed on the first microbatch, and the earlier stages end
+after it has passed back the last one. However the network is cut, with q = 1 − 1/(m·v) the step takes at least
 
-    S / (v · (1 − qᵖ)) ≥ m·S / p,
+    S / (v · (1 − qᵖ)) ≥ m·S / p.
 
-the latter where microbatches enter at several stages. Where the cut is known to be even, the stages are known, too.
+The right-hand bound alone holds where microbatches enter the pipeline at several stages. Where the cut is known to be
+even, the time of each stage is known too and gives a tighter bound.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-#: Bounds are lowered by this share, for rounding.
+#: Bounds are lowered by this fraction so that rounding cannot make them too high.
 _ROUNDING = 2.0**-30
 
 
-def staircase(seconds: Array, bytes_: Array) -> tuple[Array, Array]:
-    """Select the points that no other beats in both coordinates.
+def pareto_front(seconds: Array, bytes_: Array) -> tuple[Array, Array]:
+    """Select the Pareto front: the points that no other point beats in both coordinates.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def staircase(seconds: Array, bytes_: Array) -> tuple[Array, Array]:
     Returns
     -------
     tuple of ndarray
-        Those of the front, seconds rising and bytes falling.
+        Points of the front, with rising seconds and falling bytes.
     """
     order = np.lexsort((bytes_, seconds))
     seconds, bytes_ = seconds[order], bytes_[order]
@@ -60,12 +60,12 @@ def staircase(seconds: Array, bytes_: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a configuration has to reach to be among the answers of a search.
+    """Step time and memory that a configuration must reach to be an answer of a search.
 
     Attributes
     ----------
     seconds : float
-        Longest step of a plan that is asked for [s].
+        Longest step time of the plans to return [s].
     capacity : float
         Memory of a device [bytes].
     front : tuple of ndarray
@@ -87,7 +87,7 @@ class Limits:
         seconds, bytes_ : ndarray
             Lower bounds of step and memory, shape (C,).
         exact : bool
-            Whether the schedule has a closed form that holds on any stages: the front is of such plans.
+            True if the closed form of the schedule is exact on any stages; the front holds only such plans.
 
         Returns
         -------
@@ -135,7 +135,7 @@ class Bounds:
 
     @cached_property
     def _send(self) -> Array:
-        """Seconds in which the output of a block's layer is sent on: (cases,)."""
+        """Time in which one layer of the heaviest block sends its output to the next stage [s], shape (cases,)."""
         sent = np.zeros(len(self.cases))
         for block in np.unique(self.cuts.heaviest).tolist():
             inside = self.cuts.heaviest == block
@@ -143,7 +143,7 @@ class Bounds:
         return sent
 
     def even(self, pieces: int) -> Mask:
-        """Tell which cases are known to be cut evenly (`Cuts.even`), computed once for each number of pieces.
+        """Tell for which cases an even cut is certain (`Cuts.even`); computed once for each number of pieces.
 
         Parameters
         ----------
@@ -159,7 +159,7 @@ class Bounds:
             self._even[pieces] = self.cuts.even(pieces)
         return self._even[pieces]
 
-    def whatever(self, zero: int, *, expected: bool = False) -> tuple[Array, Array]:
+    def under_any_schedule(self, zero: int, *, expected: bool = False) -> tuple[Array, Array]:
         """Compute the least time and memory under any schedule.
 
         Parameters
@@ -202,16 +202,16 @@ class Bounds:
         ndarray
             Shape (cases,) [s].
         """
-        travelling = self._travelling(zero)
+        travelling = self._exchange_seconds(zero)
         if self.stages == 1:
             return np.asarray(self.microbatches * np.maximum(self.work, travelling))
         key = schedule.name, chunks, expected
         if key not in self._seconds:
-            self._seconds[key] = self._piped_seconds(schedule, chunks, expected)
+            self._seconds[key] = self._pipeline_seconds(schedule, chunks, expected)
         return np.maximum(self._seconds[key], self.microbatches * travelling / self.stages)
 
-    def _travelling(self, zero: int) -> Array:
-        """Seconds in which a microbatch's layers exchange sharded parameters and scattered gradients: (cases,)."""
+    def _exchange_seconds(self, zero: int) -> Array:
+        """Time in which the layers of one microbatch gather parameters and scatter gradients [s], shape (cases,)."""
         layouts = self.cases.layouts
         if layouts.regathers or not (zero > 1 and layouts.backend.scatters(zero, self.stages)):
             return np.zeros(len(self.cases))
@@ -223,8 +223,8 @@ class Bounds:
             self._travels[zero] = (self.repeat @ seconds * (layouts.shards > 1))[self.cases.layout] * (1.0 - _ROUNDING)
         return self._travels[zero]
 
-    def _piped_seconds(self, schedule: Schedule, chunks: int, expected: bool) -> Array:
-        """The same of a pipeline."""
+    def _pipeline_seconds(self, schedule: Schedule, chunks: int, expected: bool) -> Array:
+        """Return the least step time of a pipeline of two stages or more [s], shape (cases,)."""
         count, stages = self.microbatches, self.stages
         least = count * self.work / stages
         paths = schedule.paths(stages, chunks)
@@ -283,7 +283,7 @@ class Bounds:
         return np.asarray((np.where(even, np.maximum(known, least), least) + self.reserved) * (1.0 - _ROUNDING))
 
     def _state_bytes(self, zero: int, copies: int) -> tuple[Array, Array]:
-        """Bytes of a layer's states, and of temporaries of its update, by section: (sections, cases) each."""
+        """Return the bytes of one layer's states and of its update's temporaries, shape (sections, cases) each."""
         if (zero, copies) not in self._states:
             layouts, sections = self.cases.layouts, len(self.repeat)
             formats, rule, training = layouts.backend.formats, layouts.backend.optimizer, float(layouts.training)
@@ -298,7 +298,8 @@ class Bounds:
         return self._states[zero, copies]
 
     def _owned_elements(self, copies: int) -> Array:
-        """Trained elements of a layer of each section that a rank owns under ZeRO: (sections, layouts)."""
+        """Return the trained elements of one layer of each section that a rank owns under ZeRO, shape (sections,
+        layouts)."""
         if copies not in self._owned:
             layouts, known, columns = self.cases.layouts, dict[tuple[object, ...], Array](), list[Array]()
             for program, mesh in zip(layouts.programs, layouts.meshes, strict=True):

@@ -1,4 +1,4 @@
-"""Plans whose step times a prediction cannot tell apart, as classes; the simplest plan of a class comes first."""
+"""Classes of plans whose step times a prediction cannot tell apart; the simplest plan of a class comes first."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
 
-#: Share of the way from a step to the upper end of its 90 % interval (in logarithms) within which plans on one machine
-#: count as equally fast: the errors of such plans are alike, so less than the whole interval. Of 404 pairs of measured
-#: plans that close (same network, machine and batch; eleven sources) the order is predicted right in 53 %; beyond the
-#: whole way it is in 97 % of 1,610 pairs.
+#: Plans on one machine count as equally fast within this fraction of the (logarithmic) distance from a step to the
+#: upper end of its 90 % interval. It is less than 1 because the errors of such plans are alike. For 404 pairs of
+#: measured plans within this distance (same network, machine and batch; eleven sources) the predicted order is right in
+#: 53 %; for 1,610 pairs farther apart than the whole interval it is right in 97 %.
 NOISE = 0.5
-#: Steps of a class over its shortest, where no interval is at hand: half of the usual one.
+#: Longest over shortest step of a class where no interval is known: about half the usual interval.
 _ABOUT = 1.05
-#: Plans with strategies of their own that are compared.
+#: Most plans of different strategies that are compared.
 _VARIED = 40
 #: Schedules that frameworks run by default.
 _USUAL = ("none", "1f1b", "interleaved")
-#: Share of the memory below which a plan has room for what a prediction may miss.
+#: Fraction of the memory up to which a plan leaves room for errors of the predicted memory.
 _COMFORTABLE = 0.85
 
 
 def simplicity(row: PlanRow, capacity: float) -> tuple[float, ...]:
-    """Return a key that sorts plans by what they ask of a person.
+    """Return a sort key that puts plans first that are simpler to set up and to run.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def classed(model: ModelSpec, system: System, result: Search, top: int) -> Searc
 
 
 def simplest(rows: Sequence[PlanRow], capacity: float) -> PlanRow:
-    """Return the simplest of those plans that are about as fast as the first, where that fits.
+    """Return the simplest plan among those about as fast as the first one, if it fits in memory.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def simplest(rows: Sequence[PlanRow], capacity: float) -> PlanRow:
 
 
 def _grouped(rows: Iterable[PlanRow], width: float, capacity: float) -> Iterable[PlanRow]:
-    """Rows, the fastest first, with the shortest step of their class; by class, the simplest first."""
+    """Group rows, sorted by step time, into classes; yield each class with its ``class_step``, simplest plans first."""
     lead, classes = 0.0, list["PlanRow"]()
     for row in rows:
         lead = lead if row.step_time <= lead * width else row.step_time
@@ -114,7 +114,7 @@ def _grouped(rows: Iterable[PlanRow], width: float, capacity: float) -> Iterable
 
 
 def _selected(rows: Sequence[PlanRow], top: int) -> Iterable[PlanRow]:
-    """The simplest and the fastest plan of each class, then others, up to ``top`` in all, in their order."""
+    """Select the simplest and the fastest plan of each class, then others up to ``top``; the order is kept."""
     first = list[int]()
     for _, members in groupby(range(len(rows)), key=lambda number: (rows[number].fits, rows[number].class_step)):
         simplest, *others = members

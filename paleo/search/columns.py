@@ -1,4 +1,4 @@
-"""Configurations of a search as columns of arrays, without a Python loop over them."""
+"""Configurations of a search as arrays, one column for each property, without a Python loop over configurations."""
 
 from __future__ import annotations
 
@@ -22,9 +22,13 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class PlanColumns:
-    """Configurations, one entry each: seconds of a step, bytes of the fullest device, GPUs, samples of a microbatch,
-    and positions in ``strategies``, ``policies``, ``schedules`` and ``runs``: a run states all that the other columns
-    do not. Steps are those of closed forms where schedules have any; ``evaluated`` configurations there were in all."""
+    """Configurations as columns, one entry each.
+
+    The columns are step times [s], bytes of the fullest device, GPUs, samples of a microbatch, and positions in
+    ``strategies``, ``policies``, ``schedules`` and ``runs``. A run states everything that the other columns do not.
+    Step times follow the closed form of a schedule where it has one. ``evaluated`` is the number of configurations in
+    all.
+    """
 
     step_time: Array
     memory: Array
@@ -95,8 +99,7 @@ def columns(ranking: Ranking, most: int) -> PlanColumns:
 
 
 def _strategies(part: Part, rows: Index, known: dict[str, int]) -> Index:
-    """Positions of the strategies of some configurations of a part among all ``known`` ones, to which new ones are
-    added."""
+    """Return the position of each configuration's strategy in ``known``; new strategies are added to it."""
     results = part.results
     choices = np.column_stack([results.layout, results.chosen("chunks"), results.chosen("zero")])[rows]
     distinct, position = np.unique(choices, axis=0, return_inverse=True)

@@ -1,5 +1,4 @@
-"""The configurations of a search as arrays: layouts at a microbatch under a recomputation, their other choices, and
-their results."""
+"""Configurations of a search as arrays: their cases, their other choices and their results."""
 
 from __future__ import annotations
 
@@ -27,8 +26,11 @@ Codes = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True)
 class CaseGroup:
-    """Layouts of one number of stages, and their cases: positions of layouts, points and recompute policies, one entry
-    a case. ``before`` are cases of groups before it; ``first`` is a case of each layout."""
+    """Cases with the same number of pipeline stages.
+
+    The columns hold the positions of each case's layout, priced point and recompute policy. ``before`` is the number of
+    cases in earlier groups; ``first`` is one case of each layout.
+    """
 
     stages: int
     before: int
@@ -44,7 +46,7 @@ class CaseGroup:
         return len(self.layout)
 
     def chosen(self, cases: Index, before: int) -> CaseGroup:
-        """Select some cases, with the layouts that they have.
+        """Select some of the cases, together with their layouts.
 
         Parameters
         ----------
@@ -110,9 +112,9 @@ def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[
 
 
 class Choice(NamedTuple):
-    """Choices that configurations of many layouts share: schedule, chunks of a stage, ZeRO stage, overlap of gradients.
+    """Choices that do not depend on the layout: schedule, chunks of a stage, ZeRO stage, overlap of gradients.
 
-    The schedule is its position in `SCHEDULES`.
+    The schedule is given by its position in `SCHEDULES`.
     """
 
     schedule: int
@@ -146,8 +148,8 @@ class Choice(NamedTuple):
 class Solved(NamedTuple):
     """Evaluated configurations of one choice: positions of their cases, step times [s], bytes of the fullest stage.
 
-    ``before`` is the number of cases before those of their ``batch``. ``cut``: layers of each piece, if a run has to
-    state them.
+    ``before`` is the number of cases before those of this ``batch``. ``cut`` holds the layers of each piece if a run
+    has to state them.
     """
 
     batch: Batch
@@ -159,18 +161,22 @@ class Solved(NamedTuple):
 
     @property
     def choice(self) -> Choice:
-        """The choices that the cases have in common."""
+        """Choice that all these configurations share."""
         batch = self.batch
         return Choice.named(batch.schedule.name, batch.assignment.chunks, batch.zero, overlapped=batch.overlapped)
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """One entry for each configuration: position of its case and of its batch, seconds of a step, bytes of the fullest
-    stage. A case is a layout (its position) at a microbatch under a recompute policy (its position in `RECOMPUTE`).
-    The cases of a batch are all of a group; ``before`` of a batch are those of the groups before that.
+    """Results of a search, one entry for each configuration.
 
-    ``step_time`` is by closed forms where a schedule has any, which are near on unequal stages; `by_order` is exact."""
+    Each entry holds the position of its case and of its batch, the step time [s] and the bytes of the fullest stage. A
+    case is a layout at a microbatch under a recompute policy (its position in `RECOMPUTE`). All cases of a batch belong
+    to one group; ``before`` of a batch counts the cases of earlier groups.
+
+    ``step_time`` follows the closed form of a schedule where it has one, which is approximate for unequal stages;
+    `by_order` is exact.
+    """
 
     cases: tuple[Codes, Codes, Codes]
     batches: tuple[Batch, ...]
@@ -230,7 +236,7 @@ class Results:
         return layout, microbatch, recompute, self.choices[self.choice[index]]
 
     def find(self, layout: int, microbatch: int, recompute: int, choice: Choice, cut: tuple[int, ...] | None) -> Index:
-        """Find the configurations of a case with some choice and cut.
+        """Find the configurations with a given case, choice and cut.
 
         Parameters
         ----------
@@ -286,12 +292,13 @@ class Results:
 
     @property
     def exact(self) -> npt.NDArray[np.bool_]:
-        """True for configurations whose step time follows the order of the schedule instead of a closed form."""
+        """True for configurations whose step time is exact: computed pass by pass, or by a closed form that holds for
+        them."""
         exact = [each.assignment.stages == 1 or each.schedule.closed.exact == "any" for each in self.batches]
         return np.array(exact, dtype=bool)[self.choice]
 
     def by_order(self, indices: Index) -> Array:
-        """Return the step times of configurations, with every pass in the order of its schedule.
+        """Compute the exact step times of configurations, pass by pass in the order of the schedule.
 
         Parameters
         ----------

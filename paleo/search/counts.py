@@ -1,4 +1,4 @@
-"""Searches of several counts of GPUs, each with its best plan or a reason, and the plan that is recommended."""
+"""Searches over several GPU counts, the best plan of each (or a reason why there is none), and the recommended plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 def joined(results: Sequence[Search], system: System, objective: str) -> Search:
-    """Several searches on one system as one, without its plans in order: figures are sums, the front is that of all."""
+    """Join searches on one system into one: counts are summed, the Pareto front is that of all plans, no plans are
+    listed."""
     ranking = Ranking.joined([each.ranking for each in results if each.ranking is not None], system, objective)
     front = unbeaten([row for result in results for row in result.front])
     sums = {name: sum(getattr(each, name) for each in results) for name in _SUMS}
@@ -38,14 +39,14 @@ def search_counts(
     model: ModelSpec, system: System, run: Run, counts: Sequence[int], *, objective: str = "time", top: int = FIRST,
     **options: Any,
 ) -> Search:  # fmt: skip
-    """Search each count of GPUs apart, so that each has its best plan among those returned, or a reason.
+    """Search each GPU count separately, so that the answer has the best plan of each count or a reason.
 
     Parameters
     ----------
     model : ModelSpec
     system : System
     run : Run
-        What is stated; its global batch is kept.
+        Options that the user states; its global batch is kept.
     counts : sequence of int
     objective : str
         As in `search`.
@@ -85,7 +86,7 @@ def search_counts(
 
 
 def first_of_each(rows: Sequence[PlanRow], top: int) -> list[PlanRow]:
-    """The first ``top`` of some plans, the first of each count of GPUs among them, in their order."""
+    """Return the first ``top`` plans, always including the first plan of each GPU count, in their order."""
     leading = list({row.gpus: number for number, row in reversed(list(enumerate(rows)))}.values())
     others = (number for number in range(len(rows)) if number not in leading)
     return [rows[number] for number in sorted([*leading, *islice(others, max(top - len(leading), 0))])]
@@ -94,10 +95,9 @@ def first_of_each(rows: Sequence[PlanRow], top: int) -> list[PlanRow]:
 def recommended(
     model: ModelSpec, system: System, run: Run, space: Space | None = None
 ) -> tuple[list[Prediction], int, int]:
-    """The first plan of `search_counts` and its runner-up, how many configurations were compared, and how many of them
-    fit.
+    """Return the first plan of `search_counts` with its runner-up, and how many configurations were compared and fit.
 
-    Both leave room in memory where any plan does. The runner-up differs in step time.
+    Both plans leave room in memory if any plan does. The runner-up has a different step time.
     """
     result = search_counts(model, system, run, (run.gpus,), space=space)
     rows = result.plans

@@ -1,5 +1,8 @@
-"""Ways to cut a network into the pieces of a pipeline that a search tries: evenly, and where that is not possible, or
-where the sections beside the blocks weigh much, so that the heaviest piece is as light as it can be."""
+"""Cuts of a network into the pieces of a pipeline that a search tries.
+
+An even cut is tried first. A balanced cut makes the heaviest piece as light as possible; it is tried where the layers
+do not divide evenly, or where the layers outside the repeated blocks weigh much.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,23 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
-#: Weights of sections are told apart in steps of this share of the heaviest block's layer.
+#: Weights of sections are rounded to this fraction of the weight of one layer of the heaviest block.
 _STEP = 1 / 20
-#: By which a balanced cut's heaviest piece has to be lighter than an even cut's.
+#: Largest ratio of the heaviest pieces (balanced over even cut) at which a balanced cut is worth trying.
 _GAIN = 0.995
-#: Chunks of a stage that are tried beside those that divide the layers evenly: two for schedules that hold two, more
-#: where hardly any divide.
+#: Numbers of chunks that are tried besides those that divide the layers evenly: two for schedules that need two chunks,
+#: and a few more where hardly any number divides the layers.
 _TWO, _FEW = (2,), (2, 3, 4)
-#: The most chunks of a stage that are tried unasked, where they divide the layers evenly and where not, so that a
-#: search over thousands of layers ends: schedules in use hold a handful, and each further chunk adds messages.
+#: Most chunks of a stage that are tried unless the user states them, for even and for uneven divisions of the layers.
+#: The limit keeps searches over thousands of layers short. Schedules in use have a handful; each further chunk adds
+#: messages.
 _MOST_EVEN, _MOST_UNEVEN = 64, 32
 
 Pieces = tuple[Chunk, ...]
 
 
 class Partition(NamedTuple):
-    """Network cut into pieces, with the ``cases`` that are cut so.
+    """A network cut into pieces, and the ``cases`` for which this cut is used.
 
     The layers of each piece are given if a run has to state them.
     """
@@ -98,7 +102,7 @@ class Cuts:
         self._profiles: list[tuple[list[float], Index]] | None = None
 
     def even(self, pieces: int) -> npt.NDArray[np.bool_]:
-        """Tell which cases are cut into whole blocks in even numbers, and in no other way.
+        """Tell for which cases only one cut is tried: whole blocks, equally many in each piece.
 
         Parameters
         ----------
@@ -124,7 +128,7 @@ class Cuts:
         return np.asarray(divides & (np.maximum(*ends) <= most * (1.0 - 2.0**-30)))
 
     def of(self, pieces: int, inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
-        """List the cuts of the network that a search tries, each with the cases that it is for.
+        """List the cuts that a search tries, each with the cases for which it is used.
 
         Parameters
         ----------
@@ -142,7 +146,7 @@ class Cuts:
         if isinstance(run.pipeline.cut, tuple):
             stated = cut_into_stages(program, self.seconds[:, 0].tolist(), pieces, run.pipeline.cut)
             yield Partition(tuple(stated), np.arange(self.seconds.shape[1]))
-        elif self.backend.offload.parts:  # traffic to the host weighs, which depends on the stage of ZeRO
+        elif self.backend.offload.parts:  # offload to the host adds time that depends on the ZeRO stage
             yield from self._balanced(pieces, inside)
         elif self.backend.software.parallelism.stages == "work" and run.pipeline.cut is None:
             yield from self._by_work(pieces)
@@ -154,7 +158,7 @@ class Cuts:
             yield from self._each_case(pieces, inside)
 
     def _even(self, pieces: int) -> Iterator[Partition]:
-        """Whole blocks in even numbers, cut alike for all cases with the same heaviest block."""
+        """Yield even cuts of whole blocks, one for all cases with the same heaviest block."""
         for block in np.unique(self.heaviest).tolist():
             if self.repeat[block] % pieces == 0:
                 cases = np.flatnonzero(self.heaviest == block)
@@ -162,7 +166,7 @@ class Cuts:
                 yield Partition(tuple(cut_into_stages(self.programs[0], weights, pieces)), cases)
 
     def _balanced(self, pieces: int, inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
-        """The heaviest piece as light as it can be, where that is lighter than in even numbers."""
+        """Yield cuts whose heaviest piece is as light as possible, where it is lighter than that of an even cut."""
         by_layers: dict[tuple[int, ...], list[Index]] = {}
         program = self.programs[0]
         for weights, cases in self.profiles:
@@ -185,13 +189,16 @@ class Cuts:
             yield Partition(tuple(chunks), np.sort(np.concatenate(cases_of)), layers)
 
     def _light_ends(self, weights: Sequence[float], block: int, pieces: int) -> bool:
-        """Whether what lies before and behind a block cannot be worth a layer of another piece."""
-        ends = [sum(w * r for w, r in zip(weights[part], self.repeat[part], strict=True)) for part in _around(block)]
+        """Return True if the layers before and after a block are too light to shift a layer to another piece."""
+        ends = [
+            sum(w * r for w, r in zip(weights[part], self.repeat[part], strict=True))
+            for part in _before_and_after(block)
+        ]
         return bool(max(ends) <= weights[block] * (1.0 + (1.0 - _GAIN) * self.repeat[block] / pieces))
 
     @property
     def profiles(self) -> list[tuple[list[float], Index]]:
-        """Weights of sections, beside those of the heaviest block, and the cases that have them but for rounding."""
+        """Weights of sections relative to the heaviest block, with the cases whose weights are equal after rounding."""
         if self._profiles is None:
             kinds, kind_of = np.unique(self.relative, axis=1, return_inverse=True)
             cases = [np.flatnonzero(kind_of.ravel() == kind) for kind in range(kinds.shape[1])]
@@ -199,7 +206,7 @@ class Cuts:
         return self._profiles
 
     def _by_work(self, pieces: int) -> Iterator[Partition]:
-        """Cuts that balance the FLOP of products; one for all microbatches of a layout."""
+        """Yield cuts that balance the FLOP of contractions, one for all microbatches of a layout."""
         if pieces > self.repeat.sum():
             return
         known: dict[Pieces, list[Index]] = {}
@@ -210,7 +217,7 @@ class Cuts:
         yield from (Partition(chunks, np.sort(np.concatenate(cases))) for chunks, cases in known.items())
 
     def _each_case(self, pieces: int, inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
-        """A network of layers that do not repeat, cut for each case by itself."""
+        """Yield a cut for each case by itself, for networks without repeated layers."""
         if pieces > len(self.repeat):
             return
         known: dict[Pieces, list[int]] = {}
@@ -220,6 +227,6 @@ class Cuts:
         yield from (Partition(chunks, np.array(cases, dtype=np.intp)) for chunks, cases in known.items())
 
 
-def _around(block: int) -> tuple[slice, slice]:
-    """The sections before a section and those after it."""
+def _before_and_after(block: int) -> tuple[slice, slice]:
+    """Return the sections before and the sections after one section, as slices."""
     return slice(0, block), slice(block + 1, None)

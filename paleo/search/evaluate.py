@@ -1,4 +1,5 @@
-"""Every configuration of a search: cases grouped by equal structure, and `paleo.step.step.step` for each group."""
+"""Evaluation of the configurations of a search: cases of equal structure are computed together by
+`paleo.step.step.step`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from paleo.lowering.policies import RECOMPUTE, Policies
 from paleo.parallel.placement import has_shard_groups
 from paleo.schedules.base import SCHEDULES, Schedule
-from paleo.search.bounds import Bounds, Limits, staircase
+from paleo.search.bounds import Bounds, Limits, pareto_front
 from paleo.search.configurations import CaseGroup, Results, Solved, groups
 from paleo.search.cuts import Cuts, chunk_counts
 from paleo.search.partial_recompute import every_layer
@@ -74,16 +75,16 @@ def evaluate(
 def best_bounds(
     points: Points, layouts: Sequence[Layout], space: Space, backend: Backend, capacity: float, count: int
 ) -> Candidates:
-    """Compute the bounds of the configurations that are best by them.
+    """Return the best lower bounds: those of the shortest steps, and those of plans that may be on the Pareto front.
 
     Parameters
     ----------
     points, layouts, space, backend
-        As of `evaluate`.
+        See `evaluate`.
     capacity : float
         Memory of a device [bytes].
     count : int
-        How many configurations.
+        Number of configurations.
 
     Returns
     -------
@@ -100,12 +101,12 @@ def best_bounds(
 
 
 def covered(points: Points, layouts: Sequence[Layout], space: Space, backend: Backend) -> int:
-    """Count the configurations of a space, each with one way to cut the network.
+    """Count the configurations of a space, with one cut of the network for each.
 
     Parameters
     ----------
     points, layouts, space, backend
-        As of `evaluate`.
+        See `evaluate`.
 
     Returns
     -------
@@ -115,7 +116,8 @@ def covered(points: Points, layouts: Sequence[Layout], space: Space, backend: Ba
 
 
 class Candidates(NamedTuple):
-    """Bounds of the shortest steps that may fit, (candidates,) [s], and of plans that may be on the Pareto front."""
+    """Lower bounds of the shortest steps that may fit [s], shape (candidates,), and of possible plans of the Pareto
+    front."""
 
     seconds: Array
     front: tuple[Array, Array]
@@ -139,13 +141,16 @@ class Candidates(NamedTuple):
         seconds = np.sort(np.concatenate([np.zeros(0), *(part.seconds for part in parts)]))[:count]
         fronts = zip(*(part.front for part in parts), strict=True)
         times, sizes = (np.concatenate([np.zeros(0), *each]) for each in (fronts if parts else ((), ())))
-        return cls(seconds, staircase(times, sizes))
+        return cls(seconds, pareto_front(times, sizes))
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The network laid over the stages of some cases, as ``schedules`` do; ``stated``: layers of each piece, where a
-    run has to say them. With ``sharded`` parameters it is cut apart, as their gathers weigh, too."""
+    """A cut of the network laid over the pipeline stages of some cases, as ``schedules`` do it.
+
+    ``stated`` holds the layers of each piece if a run has to state them. Cuts with ``sharded`` parameters (ZeRO-3) are
+    separate, because gathering parameters adds to the time of a layer.
+    """
 
     cases: Index
     sharded: bool
@@ -156,8 +161,12 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """The cases of a group with their times, seconds in which the batch of each arrives, and whether it spreads
-    experts."""
+    """The cases of a group with their times.
+
+    ``arrival`` is the time at which the input batch of each case arrives [s]. ``spread`` is True for cases whose
+    experts are spread over ranks. ``twin`` is the position of the case that recomputes every layer and is equal
+    otherwise.
+    """
 
     group: CaseGroup
     space: Space
@@ -173,7 +182,7 @@ class _Members:
     def of(
         cls, points: Points, layouts: Sequence[Layout], space: Space, backend: Backend, group: CaseGroup
     ) -> _Members:
-        """The evaluations of a group."""
+        """Collect the cases of a group with their layer times."""
         members = [layouts[index] for index in group.layouts]
         block_of = points.block_of[group.point]
         programs = tuple(points.programs[block] for block in block_of[group.first])
@@ -191,19 +200,22 @@ class _Members:
 
     @property
     def several(self) -> npt.NDArray[np.bool_]:
-        """Cases whose states may be shared out over several ranks."""
+        """True for cases whose states can be sharded over several ranks."""
         return self.cases.layouts.shards[self.cases.layout] > 1
 
     @property
     def zero(self) -> tuple[int, ...]:
-        """Stages of ZeRO; a shard group has states to share out. ZeRO-2 of software that scatters gradients once a step
-        is ZeRO-1."""
+        """ZeRO stages that the cases allow.
+
+        Shard groups need stage 1 at least. ZeRO-2 is dropped beside ZeRO-1 if the software scatters gradients once a
+        step, because both are then the same.
+        """
         least = 1 if has_shard_groups(self.space.degrees) else 0
         same = {2} if 1 in self.space.zero and not self.backend.scatters(2, self.group.stages) else set[int]()
         return tuple(zero for zero in self.space.zero if zero >= least and zero not in same)
 
     def single(self, limits: Limits | None) -> Iterator[Solved]:
-        """Configurations without a pipeline."""
+        """Evaluate the configurations without a pipeline."""
         schedule, sections = SCHEDULES["1f1b"], self.programs[0].sections
         whole = [tuple((index, section.repeat) for index, section in enumerate(sections))]
         assignment = Assignment.of(
@@ -221,12 +233,12 @@ class _Members:
                 yield self._solved(index, steps)
 
     def pipelined(self, limits: Limits | None) -> Iterator[Solved]:
-        """Configurations of two stages or more."""
-        for cut in list(self._cuts(limits)):  # all of them first: what they have in common is priced once
+        """Evaluate the configurations with two stages or more."""
+        for cut in list(self._cuts(limits)):  # listed before any is evaluated, so that common parts are priced once
             yield from self._scheduled(cut, limits)
 
     def _scheduled(self, cut: _Cut, limits: Limits | None) -> Iterator[Solved]:
-        """The schedules that lay a cut over the stages in the same way."""
+        """Evaluate a cut under each of its schedules."""
         is_complete = len(cut.cases) == len(self.cases)
         cases, shared = self.cases if is_complete else self.cases.of(cut.cases), ResultCache()
         for schedule in cut.schedules:
@@ -244,9 +256,12 @@ class _Members:
     def _reached_when_cut(
         self, cut: _Cut, schedule: Schedule, cases: Cases, shared: ResultCache, limits: Limits
     ) -> dict[int, npt.NDArray[np.bool_]]:
-        """Cases of a cut that may reach the limits, by stage of ZeRO: without what follows the last passes, and by
-        their memory."""
-        least = any(modes(self.space, self.backend))  # gradients that travel early take less memory
+        """Return the cases of a cut that may still reach the limits, by ZeRO stage.
+
+        The bounds are the step time without what follows the last passes, and the memory.
+        """
+        # gradients that are exchanged during the backward pass take less memory
+        least = any(modes(self.space, self.backend))
         batch = self._batch(cut.cases, cases, cut.assignment, schedule, shared, zero=0, overlapped=least)
         (seconds, memory), reached = np.full((2, len(self.cases)), np.inf), dict[int, npt.NDArray[np.bool_]]()
         seconds[cut.cases] = pipeline_ends(batch).max(axis=0)
@@ -260,11 +275,11 @@ class _Members:
     def _chosen(
         self, cut: _Cut, schedule: Schedule, zeros: Sequence[int], index: Index, cases: Cases, shared: ResultCache
     ) -> Iterator[Solved]:
-        """What each ZeRO stage and each way to exchange gradients makes of some cases."""
+        """Evaluate some cases under each ZeRO stage and each way to exchange gradients."""
         several = self.several[index]
         for zero in zeros:
             if self.backend.scatters(zero, self.group.stages) and not several.all():
-                rows = np.flatnonzero(several)  # of these alone are gradients scattered
+                rows = np.flatnonzero(several)  # gradients are scattered in these cases only
                 yield from self._exchanged(cut, schedule, zero, index[rows], cases.of(rows), ResultCache())
             else:
                 yield from self._exchanged(cut, schedule, zero, index, cases, shared)
@@ -272,7 +287,7 @@ class _Members:
     def _exchanged(
         self, cut: _Cut, schedule: Schedule, zero: int, index: Index, cases: Cases, shared: ResultCache
     ) -> Iterator[Solved]:
-        """What each way to exchange gradients makes of some cases under one stage of ZeRO."""
+        """Evaluate some cases under one ZeRO stage and each way to exchange gradients."""
         choices, several = modes(self.space, self.backend), self.several[index]
         for overlapped in choices:
             chosen = several if zero else np.ones_like(several)
@@ -294,7 +309,8 @@ class _Members:
         zero: int,
         overlapped: bool,
     ) -> StepArrays:
-        """Steps of cases that stand at some positions of the group, their stages' ends in closed form."""
+        """Compute the steps of the cases at some positions of the group, with closed forms of the pipeline where they
+        exist."""
         return step(self._batch(index, cases, assignment, schedule, shared, zero=zero, overlapped=overlapped))
 
     def _batch(
@@ -326,7 +342,7 @@ class _Members:
         chosen: npt.NDArray[np.bool_] | None = None,
         stated: tuple[int, ...] | None = None,
     ) -> Solved:
-        """Steps of the cases at some positions; of these, those that are configurations of their own."""
+        """Make results from the steps of the cases at some positions, of the ``chosen`` ones if given."""
         case = (index + self.group.before).astype(np.int32)
         # the cases of the group, which all of its batches share: those of a cut alone would take much memory
         batch = replace(steps.batch, cases=self.cases, arrival=self.arrival, shared=ResultCache())
@@ -338,19 +354,22 @@ class _Members:
     # cuts
 
     def _bounds(self, *, sharded: bool) -> Bounds:
-        """Bounds of the cases, with the ways to cut the network for them."""
+        """Return the bounds of the cases, with the ways to cut the network for them."""
         times, layouts = self.cases.times, self.cases.layouts
         seconds = iteration_seconds(times, layouts, self.cases.layout, sharded=sharded)
         return Bounds(self.cases, Cuts(self.programs, self.block_of, seconds, self.backend), self.group.stages)
 
     def _cuts(self, limits: Limits | None) -> Iterator[_Cut]:
-        """Every way to cut the network and to lay it over the stages, for cases that may reach the limits."""
+        """Yield every cut of the network over the stages, for the cases that may reach the limits."""
         stages, ties = self.group.stages, self.programs[0].ties
         kinds = AssignmentKinds(StageKinds(), StageKinds())
         for sharded in (False, True) if self.space.sharded_pipelines else (False,):
             bounds = self._bounds(sharded=sharded)
             for chunks in chunk_counts(self.programs[0], stages, self.space, self.backend):
-                ways = [(each, self._wanted(bounds, chunks, each, limits, sharded)) for each in self._ways(chunks)]
+                ways = [
+                    (each, self._wanted(bounds, chunks, each, limits, sharded))
+                    for each in self._schedules_by_assignment(chunks)
+                ]
                 inside = np.logical_or.reduce([mask for _, mask in ways]) if ways else np.zeros(0, dtype=bool)
                 if not inside.any():
                     continue
@@ -363,7 +382,7 @@ class _Members:
     def _wanted(
         self, bounds: Bounds, chunks: int, schedules: Sequence[Schedule], limits: Limits | None, sharded: bool
     ) -> npt.NDArray[np.bool_]:
-        """Cases of which any configuration under some schedules may reach the limits: (cases,)."""
+        """Return True for cases that may reach the limits under any of the schedules, shape (cases,)."""
         if limits is None:
             return np.ones(len(self.cases), dtype=bool)
         mask = np.zeros(len(self.cases), dtype=bool)
@@ -376,12 +395,15 @@ class _Members:
         return mask
 
     def _exact(self, schedule: Schedule) -> bool:
-        """Whether the closed form of a schedule holds on any stages."""
+        """Return True if the closed form of a schedule also holds for unequal stages."""
         return self.group.stages == 1 or schedule.closed.exact == "any"
 
     def _reached(self, limits: Limits, seconds: Array, memory: Array, *, exact: bool) -> npt.NDArray[np.bool_]:
-        """Which cases may reach the limits, or would if they recomputed some layers; the latter with those that
-        recompute all: (cases,)."""
+        """Return True for cases that may reach the limits, shape (cases,).
+
+        A case that fits only if some of its layers are recomputed counts, together with its twin that recomputes every
+        layer.
+        """
         reached = limits.reached(seconds, memory, exact=exact)
         twin, plain = self.twin, self.group.recompute == RECOMPUTE.index("none")
         partly = np.flatnonzero(plain & (twin >= 0) & (seconds <= limits.seconds))
@@ -390,8 +412,8 @@ class _Members:
         return reached
 
     def narrowed(self, points: Points, layouts: Sequence[Layout], limits: Limits) -> Iterator[_Members]:
-        """The cases that may reach the limits, those on the front apart from those that are fast enough."""
-        seconds, memory = self._bounds(sharded=False).whatever(self._most_shared)
+        """Yield the cases that may reach the limits, schedules with exact closed forms apart from the others."""
+        seconds, memory = self._bounds(sharded=False).under_any_schedule(self._most_shared)
         names = self.space.schedules if self.group.stages > 1 else ("1f1b",)
         for exact in (True, False):
             chosen = [
@@ -407,16 +429,16 @@ class _Members:
                 yield _Members.of(points, layouts, space, self.backend, members.group.chosen(reaching, 0))
 
     def promising(self, capacity: float, count: int) -> Index:
-        """The ``count`` cases with the shortest steps of those that are expected to fit, and those on the front."""
-        seconds, memory = self._bounds(sharded=False).whatever(self._most_shared, expected=True)
+        """Return the ``count`` cases with the shortest steps that should fit, and those on the Pareto front."""
+        seconds, memory = self._bounds(sharded=False).under_any_schedule(self._most_shared, expected=True)
         inside = np.flatnonzero(memory <= capacity)
         shortest = inside[np.argsort(seconds[inside], kind="stable")[:count]]
-        front, _ = staircase(seconds[inside], memory[inside])
+        front, _ = pareto_front(seconds[inside], memory[inside])
         return np.union1d(shortest, inside[np.isin(seconds[inside], front)])
 
     @property
     def covered(self) -> int:
-        """Configurations of these cases, each with one cut."""
+        """Number of configurations of these cases, with one cut for each."""
         ways, several = len(modes(self.space, self.backend)), self.several
         return ways * sum(
             int((runnable & several).sum() if zero else runnable.sum())
@@ -426,14 +448,14 @@ class _Members:
         )
 
     def reaching(self, limits: Limits) -> npt.NDArray[np.bool_]:
-        """Cases of which any configuration may reach the limits: (cases,)."""
+        """Return True for cases of which any configuration may reach the limits, shape (cases,)."""
         reaching = np.zeros(len(self.cases), dtype=bool)
         for bounds, chunks, schedules, sharded in self._choices():
             reaching |= self._wanted(bounds, chunks, schedules, limits, sharded)
         return reaching
 
     def best_bounds(self, capacity: float, count: int) -> Candidates:
-        """Bounds of the ``count`` shortest steps that may fit, and of the plans that may be on the front."""
+        """Return the bounds of the ``count`` shortest steps that may fit, and of possible plans of the Pareto front."""
         parts = []
         for bounds, chunks, schedules, sharded in self._choices():
             for schedule in schedules:
@@ -443,36 +465,37 @@ class _Members:
                     memory = bounds.bytes(schedule, chunks, zero, expected=True)
                     inside = np.flatnonzero(runnable & (memory <= capacity))
                     shortest, least = seconds[inside], memory[inside]
-                    if self.backend.scatters(zero, self.group.stages) and len(self.zero) > 1:  # which waits for that
+                    # the step waits for the scatter
+                    if self.backend.scatters(zero, self.group.stages) and len(self.zero) > 1:
                         shortest = np.zeros(0)
                     if len(shortest) > count:
                         shortest = np.partition(shortest, count)[:count]
                     nothing = np.zeros(0), np.zeros(0)
-                    front = staircase(seconds[inside], least) if self._exact(schedule) else nothing
+                    front = pareto_front(seconds[inside], least) if self._exact(schedule) else nothing
                     parts.append(Candidates(shortest, front))
         return Candidates.joined(parts, count)
 
     def _choices(self) -> Iterator[tuple[Bounds, int, list[Schedule], bool]]:
-        """Chunks of a stage with the schedules that take them."""
+        """Yield the numbers of chunks of a stage, each with the bounds and the schedules that allow it."""
         if self.group.stages == 1:
             yield self._bounds(sharded=False), 1, [SCHEDULES["1f1b"]], False
             return
         for sharded in (False, True) if self.space.sharded_pipelines else (False,):
             bounds = self._bounds(sharded=sharded)
             for chunks in chunk_counts(self.programs[0], self.group.stages, self.space, self.backend):
-                yield bounds, chunks, [each for ways in self._ways(chunks) for each in ways], sharded
+                yield bounds, chunks, [each for ways in self._schedules_by_assignment(chunks) for each in ways], sharded
 
     def _zeros(self, sharded: bool) -> tuple[int, ...]:
-        """Stages of ZeRO of pipelines whose parameters are sharded or not; all of them without a pipeline."""
+        """Return the ZeRO stages for pipelines with or without sharded parameters; all stages without a pipeline."""
         return self.zero if self.group.stages == 1 else tuple(zero for zero in self.zero if (zero == 3) == sharded)
 
     @property
     def _most_shared(self) -> int:
-        """The stage of ZeRO that shares out most."""
+        """The highest ZeRO stage that is tried."""
         return max((*self._zeros(sharded=False), *self._zeros(sharded=self.space.sharded_pipelines)))
 
     def _runnable(self, schedule: Schedule, sharded: bool) -> npt.NDArray[np.bool_]:
-        """Cases that a schedule can run: (cases,)."""
+        """Return True for cases that a schedule can run, shape (cases,)."""
         if self.group.stages == 1:
             return np.ones(len(self.cases), dtype=bool)
         runnable = schedule.runs(self.group.stages, self.cases.microbatches)
@@ -482,8 +505,8 @@ class _Members:
             runnable = runnable & ~self.spread
         return runnable
 
-    def _ways(self, chunks: int) -> list[list[Schedule]]:
-        """Schedules that lay a cut over the stages in the same way."""
+    def _schedules_by_assignment(self, chunks: int) -> list[list[Schedule]]:
+        """Group the schedules that allow a number of chunks by how they assign pieces to stages."""
         shared: dict[tuple[object, ...], list[Schedule]] = {}
         stages = self.group.stages
         for schedule in (SCHEDULES[name] for name in self.space.schedules):
@@ -506,13 +529,13 @@ def pairs_imply_overlap(backend: Backend) -> bool:
     Returns
     -------
     bool
-        Whether it does.
+        True if it does.
     """
     return backend.software.overlap.experts is None
 
 
 def modes(space: Space, backend: Backend) -> tuple[bool, ...]:
-    """Return whether gradients are exchanged during the backward pass: as the space or the run says, else both ways.
+    """Return whether gradients are exchanged during the backward pass: as the space or the run states, else both.
 
     Parameters
     ----------
@@ -532,7 +555,7 @@ def modes(space: Space, backend: Backend) -> tuple[bool, ...]:
 
 
 def _arrival(points: Points, members: Sequence[Layout], backend: Backend) -> Array:
-    """Seconds in which the batch of each layout arrives; 0 for synthetic data: (layouts,)."""
+    """Return the time at which the input batch of each layout arrives [s], shape (layouts,); 0 for synthetic data."""
     replica = np.array([each.mesh.size / each.mesh.replicas for each in members])
     local = np.array([float(each.local_batch) for each in members])
     arriving = backend.input_pipeline(points.graph, backend.run.gpus, replica, local)

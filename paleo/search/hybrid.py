@@ -1,10 +1,10 @@
-"""The split of each layer by itself: the cheapest way through a chain of layers, changes of layout between them paid
-for.
+"""Best split of each layer by itself, including the cost of changing the layout between layers.
 
-Data parallelism splits every layer by its batch; a layer with many weights and few activations is better split by its
-features (Krizhevsky, One weird trick, 2014). Layers are tried in every split that they allow; the communication of each
-follows from the rules of `paleo.parallel`, and dynamic programming finds the best combination (Jia, Lin, Qi and Aiken,
-Exploring hidden dimensions, 2018)."""
+Data parallelism splits every layer by its batch. A layer with many weights and few activations is better split by its
+features (Krizhevsky, One weird trick, 2014). Each layer is tried under every split that it allows. The rules of
+`paleo.parallel` give its communication, and dynamic programming finds the best combination (Jia, Lin, Qi and Aiken,
+Exploring hidden dimensions, 2018).
+"""
 
 from __future__ import annotations
 
@@ -28,17 +28,15 @@ if TYPE_CHECKING:
     from paleo.specs.run import Run
     from paleo.specs.system import System
 
-#: Dims whose split would need neighbours' borders or moves a sequence: not tried.
+#: Dims that are not split, because that would need halo exchanges or move a sequence.
 _LOCAL = frozenset({"height", "width", "depth", "seq"})
 _BATCH: Split = {"batch": ("dp",)}
 
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """Split of each layer, with its times.
-
-    They are those of computation, gradients and layout changes, and of plain data parallelism.
-    """
+    """Best split of each layer with its times: computation, gradient exchange, layout changes, and plain data
+    parallelism."""
 
     layers: tuple[tuple[str, str], ...]
     seconds: float
@@ -62,7 +60,7 @@ class Hybrid:
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A layer under one split: seconds of its kernels and of the exchange of its gradients."""
+    """One layer under one split: time of its kernels and of the exchange of its gradients [s]."""
 
     split: Split
     seconds: float
@@ -109,22 +107,24 @@ def hybrid(model: ModelSpec, system: System, run: Run) -> Hybrid:
 
 
 def _check(run: Run) -> None:
-    """PlanError where a run states options that a search layer by layer does not support."""
+    """Raise PlanError if a run states options that a per-layer search does not support."""
     if run.placement:
-        raise PlanError(f"placement: {', '.join(run.placement)}: a search layer by layer places them; leave it out")
+        raise PlanError(
+            f"placement: {', '.join(run.placement)}: a per-layer search places the layers itself; leave it out"
+        )
     if run.offload.states != "none":
-        raise PlanError(f"offload {run.offload.states!r}: a search layer by layer has no states to move; leave it out")
+        raise PlanError(f"offload {run.offload.states!r}: a per-layer search does not price offload; leave it out")
     if has_mixed_recompute(run) or run.pipeline.cut is not None:
-        raise PlanError("recompute_layers and the like, cut: a search layer by layer has no pieces; leave them out")
+        raise PlanError("recompute_layers and the like, cut: a per-layer search has no pipeline; leave them out")
 
 
 def _chain(graph: Graph) -> list[Node]:
-    """The layers with operations; PlanError unless each of them reads only the one before."""
+    """Return the layers with operations; raise PlanError unless each of them reads only the one before."""
     nodes = [node for node in graph.nodes if node.operations]
     for before, node in pairwise(nodes):
         if list(graph.layers.predecessors(node.name)) != [before.name] or node.repeat > 1:
             raise PlanError(
-                f"layer {node.name!r} does not follow {before.name!r} alone: a per-layer search takes chains of layers"
+                f"layer {node.name!r} forms no chain with {before.name!r}: a per-layer search takes chains of layers"
             )
     return nodes
 
@@ -136,15 +136,17 @@ class _Chain:
         self._known: dict[tuple[int, tuple[str, ...], tuple[str, ...]], float] = {}
 
     def options(self) -> list[list[_Option]]:
-        """Every split that each layer allows, priced."""
+        """Price every split that each layer allows."""
         return [
             [option for split in self._splits(node) if (option := self._option(index, split))]
             for index, node in enumerate(self.chain)
         ]
 
     def _splits(self, node: Node) -> list[Split]:
-        """By batch, by each other dim of the output, or not at all; what is only looked at in another shape next stays
-        whole."""
+        """List the splits of a layer: by batch, by each other dim of its output, or none.
+
+        A dim that the next layer reads in another shape is not split.
+        """
         dims = (
             []
             if node.out.name in self._views
@@ -168,7 +170,7 @@ class _Chain:
         return _Option(split, seconds + self._collectives([("all_reduce", size) for size in sums]))
 
     def change(self, index: int, before: Split, after: Split) -> float:
-        """Seconds of the collectives that a layer owes after one with another split, forward and backward."""
+        """Return the time of the layout change between two layers with different splits, forward and backward [s]."""
         key = index, tuple(before), tuple(after)
         if key not in self._known:
             formats = self.backend.formats
@@ -181,7 +183,7 @@ class _Chain:
         return self._known[key]
 
     def _placed(self, index: int, before: Split, after: Split) -> PlacedNode:
-        """A layer placed behind the one before it (the network's inputs are split by the batch)."""
+        """Place a layer after the one before it; the inputs of the network are split by the batch."""
         node = self.chain[index]
         nodes = list(self.graph.nodes)
         first = nodes.index(self.chain[index - 1]) if index else nodes.index(node)
@@ -198,8 +200,7 @@ class _Chain:
         return seconds
 
     def shortest(self, options: Sequence[Sequence[_Option]]) -> list[int]:
-        """Dynamic programming: the cheapest option of each layer, given the best way to each option of the one
-        before."""
+        """Return the position of the best option of each layer, found by dynamic programming."""
         costs = np.array([option.seconds + self.change(0, _BATCH, option.split) for option in options[0]])
         came: list[np.ndarray] = []
         for index in range(1, len(options)):
@@ -215,7 +216,7 @@ class _Chain:
         return picks[::-1]
 
     def total(self, options: Sequence[Sequence[_Option]], picks: Sequence[int]) -> float:
-        """Seconds of one choice."""
+        """Return the time of one combination of options [s]."""
         chosen = [layer[pick] for layer, pick in zip(options, picks, strict=True)]
         before = [_BATCH, *(option.split for option in chosen[:-1])]
         return sum(

@@ -1,7 +1,8 @@
-"""Plans that recompute some layers of each stage: as few as let a configuration fit that does not without.
+"""Plans that recompute only some layers of each stage: as few as make a configuration fit in memory.
 
-Seconds and bytes of a step are nearly linear in the layers that are recomputed, so the two ends that a search has
-evaluated, no layer and every layer, tell which configurations are worth trying and at how many layers."""
+Time and memory of a step are nearly linear in the number of recomputed layers. The two ends that a search has
+evaluated, no layer and every layer, therefore tell which configurations are worth trying and with how many layers.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
-#: Configurations that are tried at most, and probes near an expected number of layers before a bisection.
+#: Most configurations that are tried, and most runs near the expected number of layers before a bisection.
 _TRIES, _NEAR = 8, 3
 
 
@@ -61,14 +62,16 @@ def fewest_layers(
         changed |= {"recompute.every": None, "recompute.by_layer": {}}
         return predict(prediction.model, prediction.system, updated(prediction.run, changed), software, calibration)
 
-    # a pipeline may be cut elsewhere under recomputation: its pieces are those of the run that recomputes every layer
+    # recomputation may change the cut of a pipeline: keep the pieces of the run that recomputes every layer
     whole = prediction if prediction.run.recompute.policy == "full" else tried(None)
     most = most_recomputable_layers(whole.program, whole.pieces)
-    return _least(tried, most, None if share is None else min(max(1, math.ceil(share * most)), most))
+    return _fewest_that_fit(tried, most, None if share is None else min(max(1, math.ceil(share * most)), most))
 
 
-def _least(predicted: Callable[[int], Prediction], most: int, expected: int | None = None) -> Prediction | None:
-    """The smallest number that fits: the ``expected`` one and those beside it first, then by bisection."""
+def _fewest_that_fit(
+    predicted: Callable[[int], Prediction], most: int, expected: int | None = None
+) -> Prediction | None:
+    """Return the prediction with the fewest layers that fits: near the ``expected`` number first, then by bisection."""
     low, high, smallest = 0, most + 1, None
     number, guesses = (most, 0) if expected is None else (expected, _NEAR)
     while high - low > 1:
@@ -83,7 +86,7 @@ def _least(predicted: Callable[[int], Prediction], most: int, expected: int | No
 
 
 class _Candidate(NamedTuple):
-    """A configuration that recomputes every layer, the share of layers that would do, and the score expected of it."""
+    """A configuration that recomputes every layer, the fraction of layers that suffices, and its expected score."""
 
     configuration: int
     share: float
@@ -137,11 +140,14 @@ def _row(row: PlanRow, prediction: Prediction) -> PlanRow:
 
 
 def _candidates(ranking: Ranking, best: float) -> Iterator[_Candidate]:
-    """The most promising configurations of each count of GPUs, expected between their two ends."""
+    """Yield the most promising configurations of each GPU count, by interpolation between the two evaluated ends."""
     score = ranking.score
     for number in range(len(ranking.parts)):
-        unfitting, fitting = _ends(ranking, number, score < best)
-        over, under = ranking.memory[unfitting], _at_least(ranking.memory[fitting], ranking.parts[number].run)
+        unfitting, fitting = _fitting_pairs(ranking, number, score < best)
+        over, under = (
+            ranking.memory[unfitting],
+            _memory_before_update(ranking.memory[fitting], ranking.parts[number].run),
+        )
         shares = (over - ranking.capacity) / np.maximum(over - under, 1.0)
         expected = score[unfitting] + shares * (score[fitting] - score[unfitting])
         places = np.argsort(expected, kind="stable")[:_TRIES]
@@ -149,27 +155,33 @@ def _candidates(ranking: Ranking, best: float) -> Iterator[_Candidate]:
         yield from (_Candidate(*each) for each in zip(*columns, strict=True))
 
 
-#: Of the states of a parameter and the temporaries of its update, the part that are states: 16 of 20 bytes (Adam).
-_LASTING = 0.8
+#: Fraction that states have of the bytes of a parameter's states and update temporaries: 16 of 20 bytes (Adam).
+_STATE_FRACTION = 0.8
 
 
-def _at_least(memory: Array, run: Run) -> Array:
-    """What configurations hold at the least before an update whose temporaries may be all that their ``memory`` shows:
-    bytes are linear in recomputed layers down to those."""
+def _memory_before_update(memory: Array, run: Run) -> Array:
+    """Return a lower bound of the memory before the update.
+
+    The largest memory may occur during the update, where it does not depend on recomputation. Memory is linear in the
+    number of recomputed layers only down to this bound.
+    """
     updates = load_software(run.software).gradients.listwise_updates
-    return memory * _LASTING if run.optimizer in updates else memory
+    return memory * _STATE_FRACTION if run.optimizer in updates else memory
 
 
-def _ends(ranking: Ranking, number: int, better: npt.NDArray[np.bool_]) -> tuple[Index, Index]:
-    """Configurations of a count of GPUs that would be better but do not fit without recomputation, and the same ones
-    that fit with every layer recomputed."""
+def _fitting_pairs(ranking: Ranking, number: int, better: npt.NDArray[np.bool_]) -> tuple[Index, Index]:
+    """Return pairs of configurations of one GPU count: without recomputation they would be better but do not fit.
+
+    The second of each pair is equal but recomputes every layer, and fits.
+    """
     results, first = ranking.parts[number].results, int(ranking.first[number])
     rows = slice(first, first + len(results))
     plain = np.flatnonzero(better[rows] & ~ranking.fits[rows] & (results.recompute == RECOMPUTE.index("none")))
     cases = len(results.cases[0])
-    keys = results.choice.astype(np.int64) * cases + results.case  # rising: choice by choice, case by case
+    keys = results.choice.astype(np.int64) * cases + results.case  # sorted by choice, then by case
     layout, *others = results.cases
-    group = np.searchsorted(np.unique(results.before), np.arange(cases), side="right")  # a case may stand in several
+    # a case may belong to several groups
+    group = np.searchsorted(np.unique(results.before), np.arange(cases), side="right")
     grouped = layout.astype(np.int64) * (len(results.before) + 1) + group
     twin = every_layer((grouped, *others))[results.case[plain]]
     twin_keys = results.choice[plain].astype(np.int64) * cases + twin
@@ -181,7 +193,7 @@ def _ends(ranking: Ranking, number: int, better: npt.NDArray[np.bool_]) -> tuple
 
 
 def every_layer(cases: tuple[npt.NDArray[np.integer], ...]) -> npt.NDArray[np.int64]:
-    """Return for each case the case of the same layout and microbatch that recomputes every layer.
+    """Return for each case the position of the case that recomputes every layer and is equal otherwise.
 
     Parameters
     ----------

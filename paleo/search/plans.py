@@ -1,8 +1,8 @@
-"""The search itself: every configuration of the space, the best ones first, why the first one wins, and the plans that
-are recommended.
+"""Search for the best plans of a space, and the explanation why the first one wins.
 
-Of two dispatchers of tokens to experts the better is found: an all-to-all that sends a token to each of its experts, or
-one that sends it once to each node and shakes hands first. Few tokens pay for the handshake, many for the copies.
+A mixture of experts has two possible token dispatchers, and the better one is found. One is an all-to-all that sends a
+token to each of its experts. The other sends it once to each node after a handshake. With few tokens the handshake
+costs more, with many tokens the copies do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paleo.parallel.plan import plan
 from paleo.predict import HEADROOM, Prediction, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.block_costs import Graphs, Points, priced
-from paleo.search.bounds import Limits, staircase
+from paleo.search.bounds import Limits, pareto_front
 from paleo.search.evaluate import Candidates, best_bounds, covered, evaluate, pairs_imply_overlap
 from paleo.search.partial_recompute import partly_recomputed
 from paleo.search.ranking import Part, PlanRow, Ranking
@@ -40,15 +40,17 @@ if TYPE_CHECKING:
     from paleo.specs.run import Run
     from paleo.specs.system import System
 
-#: Dispatchers by their names in words.
+#: Names of the token dispatchers as they are printed.
 NAMES: dict[Dispatch, str] = {"nccl": "NCCL's all-to-all", "deepep": "DeepEP", "hybridep": "HybridEP"}
-#: Microbatches that are tried for a crossover.
+#: Most microbatches at which the two dispatchers are compared.
 _TRIED = 8
 
 
 def _other_dispatcher(backend: Backend) -> Dispatch | None:
-    """The dispatcher that a search tries beside the software's own; None where the run states one, or where the
-    software has no other."""
+    """Return the token dispatcher that a search tries besides the software's own.
+
+    Returns None if the run states one, or if the software has no other.
+    """
     software = backend.software
     if backend.run.experts.dispatch is not None or not software.host.handshake:
         return None
@@ -56,8 +58,10 @@ def _other_dispatcher(backend: Backend) -> Dispatch | None:
 
 
 def _dispatch_words(winner: Prediction) -> str:
-    """How a plan's tokens travel, what the other dispatcher would cost, and at which microbatches it would win; empty
-    where no experts are spread."""
+    """Say how a plan dispatches its tokens, how fast the other dispatcher is, and at which microbatches it wins.
+
+    Returns an empty string if no experts are spread over ranks.
+    """
     software = load_software(winner.run.software)
     used = winner.run.experts.dispatch or software.parallelism.expert_dispatch
     mesh, axes = winner.plan.mesh, winner.plan.parallel.expert_axes
@@ -66,12 +70,12 @@ def _dispatch_words(winner: Prediction) -> str:
     other: Dispatch = "deepep" if used == "nccl" else "nccl"
     gap = _step(winner, other, winner.plan.microbatch) / winner.step_time - 1.0
     slower = f"{100 * abs(gap):.1f} % {'slower' if gap >= 0 else 'faster'}"
-    text = f"Tokens travel by {NAMES[used]}; {NAMES[other]} would be {slower}."
+    text = f"Tokens are dispatched to experts by {NAMES[used]}; with {NAMES[other]} the step would be {slower}."
     return f"{text} {_crossover(winner, used, other)}"
 
 
 def _crossover(winner: Prediction, used: Dispatch, other: Dispatch) -> str:
-    """From which microbatch on the faster of two dispatchers is another one."""
+    """Say from which microbatch on the faster dispatcher changes."""
     wins = dict(_compared(winner, used, other))
     sizes = list(wins)
     crossing = next((size for before, size in pairwise(sizes) if wins[before] != wins[size]), None)
@@ -83,26 +87,27 @@ def _crossover(winner: Prediction, used: Dispatch, other: Dispatch) -> str:
 
 
 def _compared(winner: Prediction, used: Dispatch, other: Dispatch) -> Iterator[tuple[int, bool]]:
-    """Microbatches that the plan's schedule can run, and whether the other dispatcher is faster there."""
+    """Yield microbatches that the plan's schedule can run, with True where the other dispatcher is faster."""
     for size in divisors(winner.plan.local_batch)[:_TRIED]:
         with suppress(PlanError):
             yield size, _step(winner, other, size) < _step(winner, used, size)
 
 
 def _step(winner: Prediction, dispatcher: Dispatch, microbatch: int) -> float:
-    """Seconds of a plan's step by another dispatcher and microbatch."""
+    """Return the step time of a plan with another dispatcher and microbatch [s]."""
     changed = {"experts.dispatch": dispatcher, "microbatch": microbatch}
     return predict(winner.model, winner.system, updated(winner.run, changed)).step_time
 
 
-#: What a search makes as small as it can.
+#: Quantities that a search can minimise.
 OBJECTIVES = ("time", "cost", "energy", "gpus")
 
 
-#: Plans that are looked at, and those among which one that leaves memory free is looked for where these do not.
+#: Number of plans that are examined, and the number among which plans with free memory are sought if the first have
+#: none.
 FIRST, LOOKED_AT = 10, 100
-#: Cases (layouts at a microbatch under a recompute policy) up to which all configurations are evaluated anyway, and of
-#: the best bounds so many that are evaluated to see what a configuration has to reach.
+#: Up to this number of cases all configurations are evaluated. The second number says how many configurations with the
+#: best bounds are evaluated first, to find the step time and memory that all others must reach.
 _FEW_CASES, _FIRST_BOUNDS = 50_000, 24
 
 
@@ -121,9 +126,9 @@ class Search:
     skipped : tuple
         Counts of GPUs without a plan, with reasons.
     seconds : float
-        How long the search took [s].
+        Duration of the search [s].
     objective : str
-        What the plans are ordered by.
+        Quantity by which the plans are ordered.
     global_batch : int
         Samples of a step.
     plans : tuple of PlanRow
@@ -169,7 +174,7 @@ def search(
     system : System
         Nodes, devices and links.
     run : Run
-        What is stated; its global batch is kept.
+        Options that the user states; its global batch is kept.
     counts : sequence of int
         Counts of GPUs; those of the run by default.
     space : Space, optional
@@ -178,7 +183,7 @@ def search(
         ``time`` of a step, ``cost`` or ``energy`` of one (rent of whole nodes, design power), or ``gpus`` (the fewest
         that fit). What fits comes before what does not, and of that the smallest comes first.
     top : int
-        How many plans.
+        Number of plans.
     exhaustive : bool
         Evaluate every configuration. Else those are left out whose bounds show that they are neither among the first
         plans nor on the front of time and memory; the plans are the same.
@@ -231,16 +236,17 @@ def search(
 
 
 def _bounded(sources: Sequence[_Source], system: System, objective: str, count: int) -> Ranking:
-    """The configurations that may be among the first plans or on the front, and a way to others.
+    """Rank the configurations that may be among the first plans or on the Pareto front.
 
-    Those with the best bounds are evaluated first: what they reach, all others have to reach, too. Where none of the
-    first ``count`` leaves memory free, further ones will be looked at."""
+    The configurations with the best bounds are evaluated first; all others must reach their results. If none of the
+    first ``count`` plans leaves memory free, the ranking evaluates further ones.
+    """
     capacity = system.device.memory.usable
     first = Candidates.joined([source.best_bounds(capacity, _FIRST_BOUNDS) for source in sources], _FIRST_BOUNDS)
     limits = Limits(float(first.seconds.max(initial=0.0)), capacity, first.front, expected=True)
     tried = Ranking([source.part(limits) for source in sources], system, objective)
     exact = tried.fitting[tried.exact[tried.fitting]]
-    front = staircase(tried.step[exact], tried.memory[exact])
+    front = pareto_front(tried.step[exact], tried.memory[exact])
     known = tried.fitting[np.argsort(tried.step[tried.fitting], kind="stable")]
     tight = bool((tried.memory[known[:count]] > (1.0 - HEADROOM) * capacity).all())
     within = float(tried.step[known[: 2 * (LOOKED_AT if tight else count)]].max(initial=0.0)) or math.inf
@@ -253,7 +259,7 @@ def _bounded(sources: Sequence[_Source], system: System, objective: str, count: 
 
 
 def _partial(model: ModelSpec, system: System, ranking: Ranking, first: PlanRow) -> tuple[PlanRow, ...]:
-    """Plans before the first one that recompute some layers alone, the best first."""
+    """Return plans that recompute only some layers and rank before the first plan, the best first."""
     if not first.fits or not ranking.timed:
         return ()
     return tuple(reversed(partly_recomputed(model, system, ranking, ranking.rates[first.gpus] * first.step_time)))
@@ -303,7 +309,7 @@ class _Source:
 
     @property
     def bounded(self) -> bool:
-        """Whether bounds hold for what the run does."""
+        """True if lower bounds are valid for the options of the run."""
         backend = self.backend
         return not (
             backend.offload.parts or backend.compression or backend.run.forward_only or backend.run.pipeline.cut
@@ -311,21 +317,21 @@ class _Source:
 
     @property
     def cases(self) -> int:
-        """Layouts at a microbatch under a recompute policy."""
+        """Number of cases: layouts at a microbatch under a recompute policy."""
         sizes = sum(len(microbatches(layout.local_batch, self.space)) for layout in self.layouts)
         return sizes * len(self.space.recompute)
 
     @property
     def covered(self) -> int:
-        """Configurations of the layouts."""
+        """Number of configurations of the layouts."""
         return covered(self._points, self.layouts, self.space, self.backend)
 
     def best_bounds(self, capacity: float, count: int) -> Candidates:
-        """Bounds of the configurations that are best by them."""
+        """Return the configurations with the best lower bounds."""
         return best_bounds(self._points, self.layouts, self.space, self.backend, capacity, count)
 
     def part(self, limits: Limits | None = None) -> Part:
-        """The configurations that the framework runs and that may reach some limits, or all."""
+        """Evaluate the configurations that the framework runs and that may reach the limits (all, without limits)."""
         results = evaluate(self._points, self.layouts, self.space, self.backend, limits)
         return Part(
             self.backend.run,
@@ -337,8 +343,10 @@ class _Source:
 
 
 def _sources(model: ModelSpec, system: System, run: Run, space: Space) -> Iterator[_Source]:
-    """The layouts of one count of GPUs, by each dispatcher of tokens; apart from others those under schedules that pair
-    passes, beside which tokens travel."""
+    """Yield the layouts of one GPU count for each token dispatcher.
+
+    Schedules that pair passes have a source of their own, because expert exchange overlaps with computation there.
+    """
     dtype = plan(model, system, updated(run, {"global_batch": None, "pipeline.cut": None})).dtype
     backend = backend_of(system, run, dtype)
     space = _compressible(space, backend.compression)
@@ -367,15 +375,17 @@ def _sources(model: ModelSpec, system: System, run: Run, space: Space) -> Iterat
 
 
 def _runs(layout: Layout, space: Space) -> bool:
-    """Whether a pipeline of a layout can run under a schedule of a space."""
+    """Return True if a schedule of the space can run the pipeline of a layout."""
     stages, sizes = layout.mesh.degree("pp"), np.array(microbatches(layout.local_batch, space))
     counts = layout.local_batch // sizes
     return stages > 1 and any(SCHEDULES[name].runs(stages, counts).any() for name in space.schedules)
 
 
 def _compressible(space: Space, method: Compression | None) -> Space:
-    """The part of a space that an estimate accepts with a compression: of sharded parameters those with ZeRO-3 alone,
-    of methods that cannot be summed on the wire those without."""
+    """Return the part of a space that an estimate accepts together with gradient compression.
+
+    Methods for sharded parameters allow ZeRO-3 only. Methods whose gradients cannot be summed on the wire exclude it.
+    """
     if method is not None and method.sharded:
         if 3 not in space.zero:
             raise PlanError(f"compress zeropp: {NEEDS_SHARDS}")
@@ -387,7 +397,7 @@ def _compressible(space: Space, method: Compression | None) -> Space:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why the first plan wins: its breakdown beside the next one that is laid out differently, in words."""
+    """Reason why the first plan wins, in words, with the breakdowns of it and of the best plan of another strategy."""
 
     winner: Prediction
     runner_up: Prediction | None
@@ -424,7 +434,7 @@ def explain(model: ModelSpec, system: System, result: Search) -> Explanation:
     return Explanation(winner, second, " ".join(filter(None, [_words(winner, second), _dispatch_words(winner)])))
 
 
-#: Plans whose steps differ by less are equally fast, as figures are shown.
+#: Plans whose step times differ by a smaller fraction are equally fast at the number of digits that are printed.
 SAME = 0.0005
 
 
@@ -502,7 +512,8 @@ def leaving_room(result: Search, system: System, top: int = FIRST) -> Search:
     if rows[0] == result.plans[0] or result.ranking is None:
         return result
     roomy = (1.0 - HEADROOM) * system.device.memory.usable
-    for among in (lambda: rows, lambda ranking=result.ranking: ranking.best(LOOKED_AT)):  # few need to look further
+    # the first plans mostly have room
+    for among in (lambda: rows, lambda ranking=result.ranking: ranking.best(LOOKED_AT)):
         others = (row for row in among() if row.strategy != rows[0].strategy and row.memory <= roomy)
         if (runner_up := next(others, None)) is not None:
             break

@@ -1,7 +1,8 @@
-"""The configurations of a search in order: the best first, the front of those that no other beats, and rows of a table.
+"""Ranked configurations of a search: the best first, the Pareto front, and rows of a table.
 
-Most schedules have closed forms that are near where stages differ; they order the configurations, and those that come
-first are then run pass by pass, in the order of their schedule."""
+Most schedules have closed forms that are approximate for unequal stages. Closed forms order all configurations; the
+first ones are then computed pass by pass in the order of their schedule.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +28,24 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
-#: Among so many of the best plans the second strategy is looked for first.
+#: Number of the best plans among which another strategy is sought first.
 _NEAR = 1000
-#: Batches of near closed forms whose best configuration is run pass by pass, and rounds in which those that have come
-#: first are.
+#: Number of batches whose best configuration is computed pass by pass, and number of rounds in which configurations
+#: that now lead the ranking are.
 _BATCHES, _ROUNDS = 6, 6
-#: Share of the best score by which others are told apart.
+#: Scores are rounded to this fraction of the best score before they are compared.
 _SAME = 2.0**-33
-#: By which a search looks further than it has to, as a share.
+#: Fraction by which a search extends the limit of step times beyond what is needed.
 _MARGIN = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """One configuration: how it runs, seconds of its step, bytes of its fullest device; ``class_step``: the shortest
-    step of the plans that a prediction cannot tell from it, 0 where that was not asked for."""
+    """One configuration: how it runs, its step time [s] and the bytes of its fullest device.
+
+    ``class_step`` is the shortest step of the plans that a prediction cannot tell from this one [s], or 0 if it was not
+    computed.
+    """
 
     gpus: int
     strategy: str
@@ -58,9 +62,9 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Configurations of one GPU count.
+    """Evaluated configurations of one GPU count.
 
-    ``pairs``: those of schedules that pair passes, with the prices that hold there.
+    ``pairs`` marks configurations of schedules that pair passes, which have prices of their own.
     """
 
     run: Run
@@ -70,12 +74,12 @@ class Part:
     pairs: bool = False
 
 
-#: The parts of a search with all configurations whose steps are up to so many seconds.
+#: Function that returns the parts of a search, with all configurations whose step takes at most the given time [s].
 Widen = Callable[[float], Sequence[Part]]
 
 
 class Ranking:
-    """Results of all counts of GPUs together, ordered.
+    """Ranked configurations of all GPU counts.
 
     Parameters
     ----------
@@ -93,9 +97,9 @@ class Ranking:
     Attributes
     ----------
     rates : dict of int to float
-        What a second on each count of GPUs counts for.
+        Weight of one second on each number of GPUs.
     timed : bool
-        Whether seconds count at all.
+        True if the objective depends on time.
     """
 
     def __init__(
@@ -107,7 +111,7 @@ class Ranking:
         self._load(parts)
 
     def _load(self, parts: Sequence[Part]) -> None:
-        """Takes the configurations of some parts, those with any, in the place of all there are."""
+        """Replace all configurations by those of the given parts."""
         self.parts = parts = [part for part in parts if len(part.results)]
         self.step, self.memory = (
             np.concatenate([getattr(part.results, name) for part in parts] or [np.zeros(0)])
@@ -127,8 +131,9 @@ class Ranking:
         """True if configurations were left out because of their bounds."""
         return self._widen is not None and self._within < np.inf
 
-    def _reach(self, seconds: float) -> bool:
-        """Has all configurations that fit up to so many seconds a step; whether there are more than before."""
+    def _extend_to(self, seconds: float) -> bool:
+        """Evaluate all configurations that fit with a step time of at most ``seconds``; return True if there were new
+        ones."""
         if seconds <= self._within or self._widen is None:
             return False
         played = [
@@ -170,18 +175,18 @@ class Ranking:
 
     @property
     def score(self) -> Array:
-        """Value that the ranking minimises, (configurations,)."""
+        """Score that the ranking minimises, shape (configurations,)."""
         return self._rates * self.step if self.timed else self._rates
 
     @property
     def score_of_all(self) -> Array:
-        """Score of the configurations that fit; those that do not fit follow, the smallest first."""
+        """Score of all configurations: those that do not fit follow those that do, the smallest memory first."""
         score = self.score
         later = score[self.fits].max(initial=0.0) + self.memory
         return np.where(self.fits, score, later)
 
-    def _play(self, indices: Index) -> bool:
-        """Runs configurations pass by pass; whether any had not been."""
+    def _compute_pass_by_pass(self, indices: Index) -> bool:
+        """Compute the steps of configurations pass by pass; return True if any had not been computed so."""
         left = indices[~self.exact[indices]]
         for number, part in enumerate(self.parts):
             first, end = self.first[number : number + 2]
@@ -192,24 +197,25 @@ class Ranking:
         return bool(len(left))
 
     def _sample(self, count: int) -> None:
-        """Runs the best configuration of each of the first batches, as closed forms err alike within a batch."""
+        """Compute the best configuration of each of the first batches pass by pass, as closed forms err alike in a
+        batch."""
         leads: dict[tuple[int, int], int] = {}
         for index in self._known(count).tolist():
             number = self._part(index)
             batch = number, int(self.parts[number].results.choice[index - self.first[number]])
             leads.setdefault(batch, index)
         first = [index for index in leads.values() if not self.exact[index]]
-        self._play(np.array(first[:_BATCHES], dtype=np.intp))
+        self._compute_pass_by_pass(np.array(first[:_BATCHES], dtype=np.intp))
 
     def _known(self, count: int) -> Index:
-        """The best ``count`` of them, all of which are known."""
+        """Return the best ``count`` configurations, all computed pass by pass."""
         order = self._ordered(count)
-        while self._reach(float(self.step[order].max(initial=0.0)) if len(self.fitting) >= count else np.inf):
+        while self._extend_to(float(self.step[order].max(initial=0.0)) if len(self.fitting) >= count else np.inf):
             order = self._ordered(count)
         return order
 
     def _ordered(self, count: int) -> Index:
-        """The best ``count`` of them as far as is known, the best first; ties go to the faster, then the smaller."""
+        """Return the best ``count`` configurations by present scores; ties go to shorter steps, then to less memory."""
         candidates, score = self.fitting, self.score[self.fitting]
         if len(candidates) < count:
             candidates, score = np.arange(len(self.step)), self.score_of_all
@@ -237,7 +243,7 @@ class Ranking:
             self._has_sampled = True
         order = self._known(count)
         for _ in range(_ROUNDS):
-            if not self._play(order):
+            if not self._compute_pass_by_pass(order):
                 return order
             order = self._known(count)
         return np.asarray(order[self.exact[order]])
@@ -271,14 +277,15 @@ class Ranking:
         return tuple(rows.values())[:top]
 
     def varied(self, count: int) -> tuple[PlanRow, ...]:
-        """The best of each strategy among the best `_NEAR` that fit, ``count`` at most."""
+        """Return the best plan of each strategy among the best `_NEAR` plans that fit, at most ``count``."""
         first: dict[tuple[int, str], int] = {}
         for index in self._ordered(_NEAR).tolist():
             if self.fits[index]:
                 first.setdefault(self._strategy(index), index)
             if len(first) == count:
                 break
-        self._play(np.array(list(first.values()), dtype=np.intp))  # together: those of a batch take one pass
+        # computed together: configurations of a batch share one evaluation
+        self._compute_pass_by_pass(np.array(list(first.values()), dtype=np.intp))
         return tuple(self.row(index) for index in first.values())
 
     def runner_up(self, best: PlanRow) -> PlanRow | None:
@@ -298,10 +305,11 @@ class Ranking:
             for index in self._ordered(count).tolist():
                 if not self.fits[index] or self._strategy(index) == (best.gpus, best.strategy):
                     continue
-                if self._reach(float(self.step[index])) or self._play(np.array([index])):  # it may have moved
+                # its position may have changed
+                if self._extend_to(float(self.step[index])) or self._compute_pass_by_pass(np.array([index])):
                     return self.runner_up(best)
                 return self.row(index)
-        return self.runner_up(best) if self._reach(np.inf) else None
+        return self.runner_up(best) if self._extend_to(np.inf) else None
 
     def front(self) -> tuple[PlanRow, ...]:
         """Pareto front of step time and memory among the evaluated configurations that fit, fastest first."""
@@ -319,17 +327,18 @@ class Ranking:
         return part.run.gpus, strategy_words(part.layouts[layout], choice.zero, choice.chunks, part.preset)
 
     def _at(self, index: int) -> tuple[Part, int, int, int, Choice]:
-        """The part of a configuration, and its layout, microbatch, recompute policy and choice."""
+        """Return the part of a configuration, its layout, microbatch and recompute policy, and its choice."""
         number = self._part(index)
         part = self.parts[number]
         return part, *part.results.at(index - int(self.first[number]))
 
     def _cut(self, index: int) -> tuple[int, ...] | None:
-        """Layers of each piece of a configuration, where a run has to state them."""
+        """Return the layers of each piece of a configuration if a run has to state them."""
         number = self._part(index)
         return self.parts[number].results.cut(index - int(self.first[number]))
 
     def _part(self, index: int) -> int:
+        """Return the position of the part that holds a configuration."""
         return int(np.searchsorted(self.first, index, side="right")) - 1
 
     def row(self, index: int) -> PlanRow:
@@ -345,7 +354,7 @@ class Ranking:
         PlanRow
             The plan.
         """
-        self._play(np.array([index], dtype=np.intp))
+        self._compute_pass_by_pass(np.array([index], dtype=np.intp))
         part, position, microbatch, policy, choice = self._at(index)
         layout, schedule = part.layouts[position], list(SCHEDULES)[choice.schedule]
         strategy, recompute = strategy_words(layout, choice.zero, choice.chunks, part.preset), RECOMPUTE[policy]
@@ -371,13 +380,13 @@ class Ranking:
 
 
 def _rounded(figures: Array) -> Array:
-    """Figures in steps of a share of the least: their last digits depend on what is computed together."""
+    """Round values to a fraction of the smallest one, as the last digits depend on what is computed together."""
     least = figures.min(initial=np.inf)
     return np.rint(figures / (_SAME * least)) if 0.0 < least < np.inf else figures
 
 
 def _rate(system: System, gpus: int, objective: str) -> float:
-    """Weight of a second on ``gpus`` GPUs: 1 for time, ``gpus`` for gpus and energy, USD for cost."""
+    """Return the weight of one second on ``gpus`` GPUs: 1 for time, ``gpus`` for gpus and energy, USD for cost."""
     if objective == "time":
         return 1.0
     if objective == "gpus":

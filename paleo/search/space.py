@@ -1,4 +1,4 @@
-"""What a search ranges over: meshes, batch shares and the choices that need no pricing of their own."""
+"""Space of a search: the meshes, batch shares and other choices that it tries."""
 
 from __future__ import annotations
 
@@ -38,15 +38,18 @@ SPLITS = ("tp", "cp", "ep", "pp")
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The choices of a search; an axis that is not stated is searched in all of its values.
+    """The choices of a search. All values of an axis are tried unless the user states them.
 
-    ``degrees`` fixes axes, ``microbatches`` and ``chunks`` list what may be tried, ``sequence_parallel`` and
-    ``overlapped`` fix a choice. Pipelines with sharded parameters (ZeRO-3) are tried with ``sharded_pipelines``
-    alone, other axes than `SPLITS` and dp (groups of shards, images split in space) where ``degrees`` has them.
-    ``contexts``: how attention sees a sequence that is split over cp; None tries rings, and from `LONG` tokens a
-    sequence on all-to-alls too. ``preset`` is that of the strategy; ``within_nodes``: shard groups are nodes. ``etp``:
-    tensor degrees of experts that are folded over tp and cp (None: not folded); left out, those that the software's
-    users choose. ``framework``: whose abilities (`paleo.specs.abilities`) limit the configurations; None: nobody's."""
+    ``degrees`` fixes axes; ``microbatches`` and ``chunks`` list the values that are tried; ``sequence_parallel`` and
+    ``overlapped`` fix a choice. Pipelines with sharded parameters (ZeRO-3) are tried only with ``sharded_pipelines``.
+    Axes other than dp and `SPLITS`, such as shard groups and spatial splits, are used only if ``degrees`` has them.
+
+    ``contexts`` lists how attention splits a sequence over cp; None tries rings and, for sequences of `LONG` tokens or
+    more, all-to-alls. ``preset`` is the preset of the strategy. With ``within_nodes`` shard groups are nodes. ``etp``
+    lists tensor degrees of experts that are folded over tp and cp (None: not folded); without it the degrees that the
+    software's users choose are tried. ``framework`` limits the configurations to its abilities
+    (`paleo.specs.abilities`); None sets no limit.
+    """
 
     degrees: Mapping[str, int] = field(default_factory=dict)
     microbatches: tuple[int, ...] | None = None
@@ -64,7 +67,7 @@ class Space:
     framework: str | None = None
 
 
-#: Tokens of a sequence from which all-to-alls over cp are tried beside rings.
+#: Shortest sequence [tokens] for which all-to-alls over cp are tried besides rings.
 LONG = 16384
 
 
@@ -133,7 +136,7 @@ def check_searched(run: Run) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Mesh with the samples of each data-parallel rank, and how sequences are split and seen by attention.
+    """A mesh with the samples of each data-parallel rank, and how sequences are split for attention.
 
     ``etp`` is the tensor degree of folded experts.
     """
@@ -146,7 +149,7 @@ class Layout:
 
     @property
     def experts(self) -> int:
-        """Ranks over which experts are spread."""
+        """Number of ranks over which experts are spread."""
         axes = strategy_of_experts(self.etp).expert_axes
         return self.mesh.group_size(axes)
 
@@ -184,7 +187,11 @@ def layouts(graph: Graph, gpus: int, global_batch: int, space: Space, devices_pe
         replicas = gpus // model_ranks
         degrees |= node_groups(devices_per_node, replicas, model_ranks // pp) if space.within_nodes else {}
         ranks = math.prod(degrees.values())
-        if gpus % ranks or space.degrees.get("dp", replicas) != replicas or not _shared(global_batch, replicas):
+        if (
+            gpus % ranks
+            or space.degrees.get("dp", replicas) != replicas
+            or not _shares_batch_evenly(global_batch, replicas)
+        ):
             continue
         mesh, local = Mesh.of(degrees | {"dp": gpus // ranks}), math.ceil(global_batch / replicas)
         for context in _contexts(graph, cp, space):
@@ -193,8 +200,11 @@ def layouts(graph: Graph, gpus: int, global_batch: int, space: Space, devices_pe
 
 
 def _data_ranks(tp: int, cp: int, experts: int, etp: int | None, *, unfolded: bool) -> int | None:
-    """Data-parallel ranks over which experts are spread beside those of tp and cp that they are folded over; None where
-    that cannot be, or is no folding, unless ``unfolded`` ones are asked for, too."""
+    """Return the number of data-parallel ranks over which folded experts are spread, besides those of tp and cp.
+
+    Returns None if the degrees do not allow it. Also returns None if nothing is folded, unless ``unfolded`` layouts are
+    asked for.
+    """
     if etp is None:
         return experts
     inner = cp if etp == tp > 1 else tp * cp
@@ -203,7 +213,7 @@ def _data_ranks(tp: int, cp: int, experts: int, etp: int | None, *, unfolded: bo
 
 
 def strategy_of_experts(etp: int | None) -> Strategy:
-    """Return a strategy that only has the tensor degree of its experts, to learn over which axes they are folded.
+    """Return a strategy with only the tensor degree of its experts, which tells over which axes they are folded.
 
     Parameters
     ----------
@@ -219,18 +229,18 @@ def strategy_of_experts(etp: int | None) -> Strategy:
 
 
 def _contexts(graph: Graph, cp: int, space: Space) -> tuple[Context, ...]:
-    """How attention may see a sequence over cp."""
+    """List the ways in which attention may split a sequence over cp."""
     if cp == 1 or space.contexts is not None:
         return space.contexts or ("ring",)
     return ("ring", "all_to_all") if (graph.tokens_per_sample or 0) >= LONG else ("ring",)
 
 
-#: Slots for samples beyond those of the batch, as a share of it, that a layout may leave idle.
+#: Largest fraction of the global batch by which the slots for samples of a layout may exceed it, and stay idle.
 _IDLE = 0.25
 
 
-def _shared(global_batch: int, replicas: int) -> bool:
-    """Whether ranks share a batch so that each has work and few of them wait for others with a sample more."""
+def _shares_batch_evenly(global_batch: int, replicas: int) -> bool:
+    """Return True if every data-parallel rank has samples and few ranks wait for others that have one more."""
     local = math.ceil(global_batch / replicas)
     return math.ceil(global_batch / local) == replicas and local * replicas <= (1.0 + _IDLE) * global_batch
 
@@ -241,18 +251,18 @@ def _degrees(axis: str, gpus: int, graph: Graph, useful: frozenset[str], space: 
     if axis == "pp" and not space.schedules:
         return (1,)
     if axis == "pp":
-        return tuple(pp for pp in divisors(gpus) if pp == 1 or _cuts(graph, pp))
+        return tuple(pp for pp in divisors(gpus) if pp == 1 or _has_enough_layers(graph, pp))
     return divisors(gpus) if axis in useful else (1,)
 
 
-def _cuts(graph: Graph, stages: int) -> bool:
-    """Whether a network has enough layers for a number of stages; repeated blocks count layer by layer."""
+def _has_enough_layers(graph: Graph, stages: int) -> bool:
+    """Return True if a network has enough layers for a number of stages; repeated layers count one by one."""
     repeats = {node.repeats[0] for node in graph.nodes if node.repeat > 1}
     return stages <= (sum(repeat for _, repeat in repeats) if repeats else len(graph.nodes))
 
 
 def _useful(graph: Graph, space: Space) -> frozenset[str]:
-    """Axes that divide a dim of some layer that dp does not divide."""
+    """Return the axes that divide a dim of some layer that dp does not divide."""
     placement = STRATEGIES[space.preset](graph, Strategy(space.preset))
     used: set[str] = set()
     for node in graph.nodes:
@@ -311,7 +321,7 @@ def microbatches(local_batch: int, space: Space) -> tuple[int, ...]:
 
 
 def batch(model: ModelSpec, run: Run) -> int:
-    """Return the global batch of a search.
+    """Return the global batch of a search. Without a stated batch it is 32 samples, or 8 sequences, for each GPU.
 
     Parameters
     ----------
@@ -331,5 +341,5 @@ def batch(model: ModelSpec, run: Run) -> int:
         If the run has both a batch and a global batch.
     """
     if run.batch is not None and run.global_batch is not None:
-        raise SpecError("batch and global_batch: a search keeps the global batch; state one of them")
+        raise SpecError("batch and global_batch are both given; a search keeps the global batch, so state one of them")
     return run.global_batch or (run.batch or (DEFAULT_BATCH if model.tokens is None else DEFAULT_SEQUENCES)) * run.gpus

@@ -1,4 +1,4 @@
-"""Configurations of a search that a framework runs: layouts before they are priced, all else after."""
+"""Configurations of a search that a framework can run: layouts are checked before pricing, everything else after it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What a framework runs of a search; ``reasons`` counts the configurations that each of its facts refuses."""
+    """Checks of what a framework can run. ``reasons`` counts the configurations that each documented limit excludes."""
 
     framework: Abilities | None
     known: dict[str, Any]
@@ -63,7 +63,7 @@ class Support:
         return cls(load_framework(space.framework), fixed | {"gpus": run.gpus, "global_batch": run.global_batch})
 
     def layouts(self, layouts: Sequence[Layout]) -> list[Layout]:
-        """Return the layouts that no fact about degrees refuses.
+        """Return the layouts that no limit on degrees excludes.
 
         Parameters
         ----------
@@ -81,7 +81,7 @@ class Support:
         return [layout for layout, runs in zip(layouts, allowed, strict=True) if runs]
 
     def results(self, results: Results, layouts: Sequence[Layout]) -> Results:
-        """Return the configurations that the framework runs.
+        """Return the configurations that the framework can run.
 
         Parameters
         ----------
@@ -132,12 +132,12 @@ class Support:
 
     @property
     def words(self) -> str:
-        """Explanation why no configuration remains, by the facts that refuse most."""
+        """Explanation why no configuration is left, by the limits that exclude most."""
         facts = [fact for fact, count in self.reasons.most_common(2) if count]
         if self.framework is None or not facts:
             return ""
-        runs = f"none of what is left is run by {self.framework.title_and_release}"
-        return f": {runs}: {'; '.join(facts)}; software any lifts it"
+        runs = f"none of the remaining configurations is run by {self.framework.title_and_release}"
+        return f": {runs}: {'; '.join(facts)}; --software any lifts this limit"
 
 
 def recomputes_some_layers(space: Space) -> bool:
@@ -151,7 +151,7 @@ def recomputes_some_layers(space: Space) -> bool:
     Returns
     -------
     bool
-        Whether it can.
+        True if it can.
     """
     return space.framework is None or not any(violated_refusals(load_framework(space.framework), {"partial": 1}))
 

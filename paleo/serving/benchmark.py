@@ -1,7 +1,8 @@
-"""Results of the engines' own benchmarks (``vllm bench serve``, ``sglang.bench_serving``) against a prediction.
+"""Benchmark results of serving engines (``vllm bench serve``, ``sglang.bench_serving``), compared with a prediction.
 
-Both print a table of means and percentiles in milliseconds, or save them as JSON. Which part is off follows from two
-times: a further token is an iteration of the engine; the first one is the server, the queue, and the prompt.
+Both programs print a table of means and percentiles in milliseconds, or save them as JSON. Two times show which part
+differs from the prediction: each further token takes one iteration of the engine, and the first token takes the server,
+the queue and the prompt.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ _NEAR = (0.75, 1.35)
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchmark:
-    """What a benchmark measured: counts and lengths of requests, and times [s]."""
+    """Measured values of a benchmark: counts and lengths of requests, and times [s]."""
 
     values: Mapping[str, float]
 
     @property
     def load(self) -> dict[str, float | int | str]:
-        """The load in the words of `paleo.serve`."""
+        """Load of the benchmark with the parameter names of `paleo.serve`."""
         count = self.values["requests"]
         lengths = {name: max(self.values[name] / count, 1.0) for name in ("input", "output")}
         users, rate = self.values.get("users", math.inf), self.values.get("rate", math.inf)
@@ -58,7 +59,7 @@ class EngineBenchmark:
 
     @property
     def measured(self) -> dict[str, float]:
-        """Output tokens a second, and times [s]."""
+        """Measured output tokens per second, and times [s]."""
         names = ("ttft", "ttft_p99", "tpot", "tpot_p99")
         times = {name: self.values[name] * MILLISECOND for name in names if name in self.values}
         return {"tokens_per_s": self.values["output"] / self.values["seconds"], **times}
@@ -121,12 +122,12 @@ def _float(value: object) -> float:
 
 @dataclass(frozen=True)
 class ServiceAudit:
-    """A benchmark of an engine beside the prediction of the same load.
+    """Benchmark of an engine together with the prediction of the same load.
 
     Attributes
     ----------
     benchmark : EngineBenchmark
-        What was measured.
+        Measured values.
     service : Service
         The prediction.
     """
@@ -136,7 +137,7 @@ class ServiceAudit:
 
     @property
     def predicted(self) -> dict[str, float]:
-        """Predicted values of what was measured."""
+        """Predicted values of the measured quantities."""
         plan, result = self.service.best, self.service.simulation
         if plan is None or result is None:
             return {}
@@ -148,7 +149,7 @@ class ServiceAudit:
 
     @property
     def faults(self) -> dict[str, float]:
-        """Parts that are off, and measured over predicted time of each."""
+        """Parts that differ from the prediction, with the ratio of measured to predicted time."""
         if not self.predicted:
             return {}
         ratios = {name: self.benchmark.measured[name] / self.predicted[name] for name in ("ttft", "tpot")}
@@ -158,7 +159,7 @@ class ServiceAudit:
 
     @property
     def verdict(self) -> str:
-        """The verdict in a sentence or two."""
+        """Verdict in one or two sentences."""
         if not self.predicted:
             return self.service.verdict
         ratio = self.benchmark.measured["tokens_per_s"] / self.predicted["tokens_per_s"]

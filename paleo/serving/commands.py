@@ -1,4 +1,4 @@
-"""Command lines of serving engines: read into what they say of a service, and written from a plan."""
+"""Launch commands of serving engines: reading what they state about a service, and writing them for a plan."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "tenso
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
-    """What the command line of an engine states; None for what it leaves to the engine."""
+    """Values that the launch command of an engine states; None for the engine's defaults."""
 
     engine: str | None
     model: str | None
@@ -56,7 +56,7 @@ class EngineCommand:
 
     @property
     def formats(self) -> Formats:
-        """Formats of weights and cache: sixteen bits where none is stated."""
+        """Formats of weights and KV cache: sixteen bits by default."""
         return parse_formats(self.weights, self.cache)
 
     @property
@@ -146,7 +146,7 @@ def _model(words: list[str]) -> str | None:
 
 
 def _weights(words: list[str]) -> str | None:
-    """The format of weights by a flag, or by the name of the network."""
+    """Return the format of weights that a flag states, or the name of the network."""
     others = [word for before, word in zip(["", *words], words, strict=False) if before not in _CACHE_FLAGS]
     text = " ".join(others).lower()
     for pattern, name in (("nvfp4|modelopt_fp4", "fp4"), ("mxfp4|gpt-oss", "mxfp4"), ("fp8", "fp8")):
@@ -156,7 +156,7 @@ def _weights(words: list[str]) -> str | None:
 
 
 def _drafted(words: list[str]) -> int:
-    """Tokens that are drafted for each sequence and iteration."""
+    """Return the number of drafted tokens for each sequence and iteration."""
     config = _value(words, ("--speculative-config", "--speculative_config"))
     value = _value(words, _FLAGS["drafted"])
     try:

@@ -1,7 +1,8 @@
-"""Prefill and decode on replicas of their own: counts whose rates match, and the cache that moves over the link.
+"""Separate replicas for prefill and for decode, in numbers for which their rates match.
 
-A replica of prefill is a queue with one server, whose service is an iteration with one prompt; a replica of decode is
-the fixed point of a load whose prompts are computed already. Between them each rank sends its part of a prompt's cache.
+A prefill replica is a queue with one server, whose service is an iteration with one prompt. A decode replica is the
+fixed point of a load whose prompts are already computed. Between them each rank sends its part of a prompt's KV cache
+over the link.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LOADS = np.linspace(0.05, 0.95, 19)
 
 @dataclass(frozen=True, slots=True)
 class Disaggregation:
-    """Replicas of prefill and of decode, and what they serve.
+    """Numbers of prefill and decode replicas, and the requests that they serve.
 
     Attributes
     ----------
@@ -52,18 +53,18 @@ class Disaggregation:
 
     @property
     def gpus(self) -> int:
-        """Devices in use."""
+        """Number of devices in use."""
         return self.prefillers * self.prefill.sharding.gpus + self.decoders * self.decode.sharding.gpus
 
     @property
     def text(self) -> str:
-        """Layouts and counts in words."""
+        """Layouts and numbers of replicas as text."""
         first, second = self.prefill.sharding.text, self.decode.sharding.text
         return f"{self.prefillers} x {first} prefill, {self.decoders} x {second} decode"
 
 
 def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimits, sent: float) -> tuple[float, float]:
-    """Most requests a second of a replica that only computes prompts, and their mean time to the first token [s]."""
+    """Return the highest rate of a prefill replica [1/s], and its mean time to the first token [s]."""
     lengths, engine = load.lengths, layout.engine
     piece = np.minimum(lengths.computed, float(layout.limit.tokens))
     pieces = lengths.computed / piece
@@ -81,7 +82,7 @@ def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimit
 
 
 def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> tuple[float, float]:
-    """Most requests a second of a replica whose prompts come with their caches, and mean seconds a token."""
+    """Return the highest rate of a decode replica [1/s], and its mean time per token [s]."""
     first = float(np.asarray(load.lengths.input))
     lengths = replace(load.lengths, hit=1.0 - 1.0 / max(first, 2.0))
     places = layout.places(lengths)
@@ -107,7 +108,7 @@ def disaggregated(
     load, limits : ServingLoad, ServingLimits
         Lengths of requests, and within what they are to be answered.
     gpus : int
-        Devices in all.
+        Total number of devices.
     system : System
         Its outermost link moves the caches.
 

@@ -1,4 +1,4 @@
-"""Watts of devices that serve: an idle share, what running kernels add, and the energy of FLOP and of bytes."""
+"""Power of devices that serve: an idle fraction, an addition for running kernels, and the energy of FLOP and bytes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def watts_of(plan: ServingPlan, device: Device) -> float | None:
 
 
 def _work(plan: ServingPlan) -> tuple[float, float]:
-    """FLOP and bytes of memory of one device in a second."""
+    """Return the FLOP and the memory traffic [bytes] of one device in a second."""
     candidate, state = plan.candidate, plan.state
     work, stages = candidate.phases.lowered, candidate.sharding.pp
     per_token = 2.0 * sum(each.weights * each.count for each in work.layers if not each.of_experts)

@@ -1,6 +1,6 @@
-"""Serving engines as data: how they batch, what they reserve, how much memory they take, what their hosts cost.
+"""Serving engines as data: how they batch, what memory they need and reserve, and the time of their hosts.
 
-Profiles lie in ``hardware_specs/engines``; each fact names the release and the line where it was read.
+Profiles are in ``hardware_specs/engines``. Each fact names the release and the source line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class BatchLimit(Spec):
-    """Most tokens and sequences of an iteration on devices with so much memory."""
+    """Largest number of tokens and sequences of an iteration, for devices with at least some memory."""
 
     memory: Bytes = Field(0.0, description="least memory of the device")
     exceptions: tuple[Text, ...] = Field((), alias="except", description="beginnings of names of devices left out")
@@ -33,7 +33,7 @@ class BatchLimit(Spec):
 
 
 class Engine(Spec):
-    """One engine at one release."""
+    """Behaviour of one serving engine at one release."""
 
     name: Text = ""
     title: Text
@@ -177,7 +177,7 @@ class Engine(Spec):
 
     @property
     def kernels(self) -> EngineKernels:
-        """Properties of the engine that decide on the prices of its kernels."""
+        """Properties of the engine that determine the times of its kernels."""
         return EngineKernels(
             all_reduce=self.all_reduce, attention=tuple(self.attention.items()),
             experts=tuple(self.experts.items()), latent=self.latent, joint_attention=self.joint_attention,

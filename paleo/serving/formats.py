@@ -1,8 +1,8 @@
-"""Number formats of served networks: of weights, of the KV cache, and of the arithmetic that a device has for them.
+"""Number formats of served networks: of weights, of the KV cache, and of the arithmetic of a device.
 
 Weights are quantised once, before serving. A device that multiplies the format itself (fp8 on Hopper, NVFP4 on
-Blackwell) reads activations that are quantised on the way; one that does not reads narrow weights, brings them to
-sixteen bits in registers and multiplies those (weight-only kernels such as Marlin).
+Blackwell) also quantises the activations at run time. Other devices read the narrow weights, convert them to sixteen
+bits in registers and multiply those (weight-only kernels such as Marlin).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ARITHMETIC = {"fp8": "fp8", "int8": "fp8", "fp4": "fp4"}
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """Formats of one served network.
+    """Number formats of one served network.
 
     Attributes
     ----------
@@ -55,12 +55,12 @@ class Formats:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of a quantised weight."""
+        """Bytes of one quantised weight."""
         return WEIGHT_BYTES[self.weights]
 
     @property
     def cache_bytes(self) -> float:
-        """Bytes of a number in the KV cache."""
+        """Bytes of one number in the KV cache."""
         return CACHE_BYTES[self.cache]
 
     def arithmetic(self, device: Device) -> str:
@@ -87,7 +87,7 @@ class Formats:
         return narrow if narrow in device.peak and not self.experts_only else wide
 
     def untimed(self, device: Device) -> bool:
-        """Return whether a device multiplies experts in MXFP4 by kernels that no table has.
+        """Return True if a device multiplies MXFP4 experts with kernels for which no table has measurements.
 
         Parameters
         ----------
@@ -103,7 +103,7 @@ class Formats:
 
 
 def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
-    """Return the formats that two names mean.
+    """Return the formats that the names of weight and cache formats mean.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Requests that come to a service: arrivals and lengths, drawn or read from a trace."""
+"""Requests to a service: their arrivals and lengths, drawn at random or read from a trace."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Requests:
         return len(self.arrival)
 
     def every(self, replicas: int) -> Requests:
-        """Return the requests of one of several replicas that take turns.
+        """Return the requests of one replica if several take the requests in turn.
 
         Parameters
         ----------
@@ -165,11 +165,11 @@ def drawn_requests(
 
 
 def read_trace(path: str | Path) -> Requests:
-    """Return the requests of a CSV file or of JSON lines, plain or gzipped: arrival, prompt and answer tokens a line.
+    """Read requests from CSV or JSON lines, plain or gzipped, with arrival, prompt and answer tokens on each line.
 
-    Known are the fields of Azure's, BurstGPT's, Mooncake's and Vidur's traces and ``arrival_s, input_tokens,
-    output_tokens``. Arrivals are dates or seconds, and milliseconds in Mooncake's form (``timestamp, input_length,
-    output_length``). Requests without an answer are left out.
+    The fields of the traces of Azure, BurstGPT, Mooncake and Vidur are known, as well as ``arrival_s, input_tokens,
+    output_tokens``. Arrivals are dates or seconds; in Mooncake's form (``timestamp, input_length, output_length``) they
+    are milliseconds. Requests without an answer are left out.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def read_trace(path: str | Path) -> Requests:
 
 
 def _rows(path: Path, lines: IO[str]) -> Iterator[tuple[float, float, float]]:
-    """Arrival [s] and tokens of each line."""
+    """Yield arrival [s], prompt tokens and answer tokens of each line."""
     start = lines.readline()
     if start.lstrip().startswith("{"):
         first, rows = 1, (_parsed(path, number, line) for number, line in enumerate(chain([start], lines), 1))
@@ -257,7 +257,7 @@ def _row(
 
 
 def _seconds(text: str) -> float:
-    """A number, or a date in seconds."""
+    """Return the seconds of a number or of a date."""
     try:
         return float(text)
     except ValueError:

@@ -1,8 +1,8 @@
-"""One rank's work for some tokens of a served network: kernels and collectives that grow with the number of tokens.
+"""Work of one rank for the tokens of an iteration of a served network: kernels and collectives.
 
-Prefill and decode are the forward pass that `paleo.lowering` makes of the network, for as many tokens as an iteration
-holds. Every size of its kernels is affine in the tokens, so that two lowerings give all. What depends on the cache
-(fused attention) is taken out and priced by itself; the head runs on the tokens that are sampled alone.
+Prefill and decode are the forward pass that `paleo.lowering` makes of the network, for the tokens of an iteration.
+Every size of its kernels is affine in the number of tokens, so two lowered programs give all sizes. Fused attention
+depends on the KV cache; it is taken out and priced separately. The output layer runs only on sampled tokens.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ class Sharding:
 
     @property
     def group(self) -> int:
-        """Ranks that share the experts of a layer."""
+        """Number of ranks over which the experts of a layer are divided."""
         return self.tp * self.attention_dp
 
     @property
     def gpus(self) -> int:
-        """Devices of a replica."""
+        """Number of devices of a replica."""
         return self.tp * self.pp * self.attention_dp
 
     @property
     def text(self) -> str:
-        """The degrees above one.
+        """Degrees above one, as text.
 
         >>> Sharding(tp=8, expert_parallel=True).text, Sharding().text
         ('tp=8,ep=8', 'tp=1')
@@ -76,7 +76,7 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A kernel of a layer for any number of tokens: ``at(tokens)``; ``count`` runs in a forward pass."""
+    """A kernel of a layer for any number of tokens, ``at(tokens)``; it runs ``count`` times in a forward pass."""
 
     short: Kernel
     long: Kernel
@@ -84,7 +84,7 @@ class Scaled:
 
     @property
     def of_experts(self) -> bool:
-        """Whether it is a product with the weights of several experts."""
+        """True for a product with the weights of several experts."""
         return self.short.family == "gemm" and self.short.experts > 0
 
     def at(self, tokens: float) -> Kernel:
@@ -109,7 +109,7 @@ class Scaled:
 
     @property
     def weights(self) -> float:
-        """Weights that the product reads [elements]; 0 for other kernels and products of activations."""
+        """Weights that the product reads [elements]; 0 for other kernels and for products of activations."""
         constant = self.short.shape
         if self.short.family != "gemm" or ".core" in self.short.name:
             return 0.0
@@ -122,7 +122,7 @@ def _affine(first: float, second: float, share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A collective of a forward pass: ``payload_bytes`` for each token, ``count`` of them."""
+    """A collective of a forward pass that runs ``count`` times, with ``payload_bytes`` for each token."""
 
     operation: str
     payload_bytes: float
@@ -157,13 +157,13 @@ class Attending:
 
     @property
     def cached(self) -> float:
-        """Numbers of a token that each layer keeps on a rank."""
+        """Elements that each layer caches for a token on a rank."""
         return self.latent or 2.0 * self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """Forward pass of one replica's rank.
+    """Forward pass of one rank of a replica.
 
     Attributes
     ----------
@@ -205,14 +205,14 @@ class Lowered:
 
     @property
     def mixture_layers(self) -> float:
-        """Layers that have experts."""
+        """Number of layers with experts."""
         names = {each.short.name.rpartition(".expert")[0] for each in self.layers if each.of_experts}
         counts = {each.short.name.rpartition(".expert")[0]: each.count for each in self.layers if each.of_experts}
         return sum(counts[name] for name in names)
 
 
 def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) -> tuple[Lowered, Backend]:
-    """Return one rank's forward pass and what prices it.
+    """Return the forward pass of one rank, and the backend that prices it.
 
     Parameters
     ----------
@@ -268,7 +268,7 @@ def attends_backwards(model: ModelSpec, system: System) -> bool:
 
 
 def _graphs() -> Software:
-    """The software that engines drive a device by: captured graphs of fused passes and grouped products."""
+    """Return the software profile of serving engines: CUDA graphs of fused passes and grouped products."""
     return load_software("cuda-graph").changed({"fusion.passes": True, "fusion.experts": "fused"})
 
 
@@ -289,7 +289,7 @@ def _program(
 
 
 def _last_mixer(program: Program) -> int:
-    """Index of the last section that tokens of a prompt need: all before the final norm and the head."""
+    """Return the index of the last section before the final norm and head, which all prompt tokens need."""
     mixing = [
         index
         for index, section in enumerate(program.sections)
@@ -321,7 +321,10 @@ def _scaled(short: Section, long: Section) -> Iterator[Scaled]:
 
 
 def _exchanges(short: Section, long: Section) -> Iterator[Exchange]:
-    """Collectives of a section; the sum of what another section gave comes once, before its first iteration."""
+    """Yield the collectives of a section.
+
+    The sum of the output of another section is needed only once, before its first iteration.
+    """
     for first, second in zip(short.transfers, long.transfers, strict=True):
         foreign = _foreign(first, short)
         count = first.times * (1.0 if foreign else float(short.repeat))
@@ -357,7 +360,7 @@ def _group(shape: Mapping[str, float], latent: float) -> Attending:
 
 
 def _states(model: ModelSpec, system: System, tp: int, dtype: str, software: Software) -> float:
-    """Numbers of state that the recurrences of one sequence keep."""
+    """Return the number of state elements that the recurrent layers keep for one sequence."""
     program, _ = _program(model, system, tp, dtype, 1, software)
     shapes = [
         (counted.kernel.shape, section.repeat)

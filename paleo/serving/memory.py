@@ -1,4 +1,4 @@
-"""Memory of a serving replica: weights, paged KV cache, activations, graphs, and how many sequences fit."""
+"""Memory of a serving replica: weights, paged KV cache, activations and graphs, and the sequences that fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TINY = 2.0**-30
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Bytes that layers of one kind of attention keep of each token on a device; ``window`` 0 keeps all tokens."""
+    """Bytes that layers of one kind of attention cache for each token on a device; ``window`` 0 caches all tokens."""
 
     token_bytes: float
     window: float
@@ -44,9 +44,9 @@ class ServingMemory:
     capacity : float
         Memory that programs may take.
     groups : tuple of CacheGroup
-        What a token takes.
+        Cache of a token by kind of attention.
     state : float
-        What a sequence takes whatever its length.
+        Bytes of a sequence that do not depend on its length.
     ranks : int
         Ranks that hold sequences of their own.
     page : int
@@ -83,7 +83,7 @@ class ServingMemory:
         return total
 
     def sequences(self, tokens: npt.ArrayLike) -> Array:
-        """Return the number of equal sequences that a replica holds.
+        """Return the number of equally long sequences that fit in the cache of a replica.
 
         Parameters
         ----------
@@ -98,7 +98,7 @@ class ServingMemory:
         return np.asarray(self.ranks * np.floor(max(self.cache, 0.0) / np.maximum(self.sequence(tokens), 1.0)))
 
     def tokens(self, length: float) -> float:
-        """Return the number of tokens that a replica holds.
+        """Return the number of tokens that fit in the cache of a replica.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class ServingMemory:
 
     @property
     def fits(self) -> bool:
-        """Whether anything is left for a cache."""
+        """True if memory is left for a KV cache."""
         return self.cache > 0.0
 
     def refusal(self, length: float) -> str:
@@ -187,7 +187,7 @@ def serving_memory(
 
 
 def _weights(work: Lowered, sharding: Sharding, formats: Formats) -> float:
-    """Bytes of weights on a device: products in the quantised format, the rest in sixteen bits."""
+    """Return the bytes of weights on a device: products in the quantised format, everything else in sixteen bits."""
     experts = work.experts
     dense = sum(each.weights * each.count for each in work.layers if not each.of_experts)
     quantised = experts / sharding.attention_dp + (0.0 if formats.experts_only else dense)
@@ -197,7 +197,7 @@ def _weights(work: Lowered, sharding: Sharding, formats: Formats) -> float:
 
 
 def _activations(work: Lowered, bound: BatchLimit) -> float:
-    """Bytes of tensors of the largest iteration: the widest results of its layers, and logits."""
+    """Return the bytes of the activations of the largest iteration: the widest outputs of its layers, and logits."""
     widest = max((_written(each.at(1.0).bytes_written, each.at(2.0).bytes_written) for each in work.layers), default=0)
     logits = max((_written(each.at(1.0).bytes_written, each.at(2.0).bytes_written) for each in work.head), default=0)
     return ALIVE * widest * bound.tokens + LOGIT_BYTES / 4.0 * logits * min(bound.sequences, bound.tokens)

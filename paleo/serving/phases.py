@@ -1,9 +1,11 @@
-"""Seconds of one iteration of an engine: tokens of prompts and tokens that are generated, in the same products.
+"""Time of one iteration of an engine, in which prompt tokens and generated tokens share the matrix products.
 
-An iteration computes ``tokens`` = prefilled + decoded tokens in every product and pass, attention of each decoded token
-over its cache, attention of the prefilled chunks, collectives, and the head for the sequences that sample. Products,
-passes and collectives are priced on a grid of tokens and interpolated; attention is priced by its own formulas
-(`paleo.pricing.attention`), on a grid of sequences and cached tokens.
+An iteration computes ``tokens`` = prefilled + decoded tokens in every product and pass. It also computes the attention
+of each decoded token over its KV cache, the attention of the prefilled chunks, the collectives, and the output layer
+for sequences that sample.
+
+Products, passes and collectives are priced on a grid of tokens and interpolated. Attention is priced by formulas of its
+own (`paleo.pricing.attention`) on a grid of sequences and cached tokens.
 """
 
 from __future__ import annotations
@@ -134,13 +136,13 @@ class EngineKernels:
 
     @property
     def emitted(self) -> float:
-        """Mean tokens that an iteration gives each sequence (Leviathan, Kalman, Matias, ICML 2023, equation 1)."""
+        """Mean number of tokens that an iteration adds to a sequence (Leviathan, Kalman, Matias, ICML 2023, eq. 1)."""
         return (1.0 - self.acceptance ** (self.drafted + 1)) / (1.0 - self.acceptance)
 
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of iterations of one replica under one sharding; see `iteration`.
+    """Times of the iterations of one replica under one sharding; see `iteration`.
 
     Attributes
     ----------
@@ -165,9 +167,9 @@ class Phases:
     lowered : Lowered
         One rank's work.
     calibration : str
-        Where the prices come from.
+        Origin of the prices.
     kernels : EngineKernels
-        What of the engine decides on them.
+        Properties of the engine that determine them.
     """
 
     body: Array
@@ -263,7 +265,7 @@ class Phases:
         cached : array_like, shape (...)
             Tokens in the cache of each.
         joint : bool, optional
-            Whether prompts are in the same iteration.
+            True if prompts are in the same iteration.
 
         Returns
         -------
@@ -304,7 +306,7 @@ class Phases:
         self, *, decoded: Numbers, cached: Numbers, chunks: Numbers = 0.0, length: Numbers = 1.0, before: Numbers = 0.0,
         finished: Numbers | None = None,
     ) -> Array:  # fmt: skip
-        """Return the seconds in which one batch passes through all layers of a replica.
+        """Return the time of one iteration, in which a batch passes through all layers of a replica [s].
 
         Parameters
         ----------
@@ -335,7 +337,7 @@ class Phases:
 
 
 def _extended(points: Array, grid: Array, values: Array) -> Array:
-    """Linear interpolation; beyond the grid in proportion, before it constant."""
+    """Interpolate linearly; values beyond the grid grow in proportion, and values before it are constant."""
     inside = np.interp(points, grid, values)
     return np.asarray(np.where(points > grid[-1], values[-1] * points / grid[-1], inside))
 
@@ -389,7 +391,7 @@ def phases(
     formats : Formats
         Formats of weights and cache.
     kernels : EngineKernels, optional
-        What of the engine decides on its kernels.
+        Properties of the engine that determine its kernels.
 
     Raises
     ------
@@ -424,13 +426,13 @@ def _of_architecture(names: tuple[tuple[str, str], ...], device: Device) -> str 
 
 
 def _routing(kernels: list[Kernel]) -> npt.NDArray[np.bool_]:
-    """Passes that bring tokens to experts and back, and their activation."""
+    """Return True for the passes that move tokens to experts and back, and for their activation."""
     ends = (".dispatch", ".combine", ".expert.act")
     return np.array([kernel.family == "memory" and kernel.name.endswith(ends) for kernel in kernels])
 
 
 def _converted(kernel: Kernel) -> float:
-    """Numbers of activations that a narrow product reads; 0 for other kernels."""
+    """Return the number of activation elements that a narrow product reads; 0 for other kernels."""
     if kernel.family != "gemm" or kernel.operation != "narrow":
         return 0.0
     return kernel.shape["m"] * kernel.shape["k"] * kernel.shape["batch"]
@@ -438,7 +440,7 @@ def _converted(kernel: Kernel) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Pricing:
-    """Prices of one sharding on the grids."""
+    """Times of kernels and collectives of one sharding on the grids."""
 
     work: Lowered
     backend: Backend
@@ -447,7 +449,7 @@ class _Pricing:
     engine: EngineKernels
 
     def products(self, kernels: tuple[Scaled, ...]) -> Array:
-        """Seconds of kernels on the grid of tokens, summed."""
+        """Return the summed times of kernels on the grid of tokens [s]."""
         groups: dict[object, tuple[Scaled, float]] = {}
         for each in kernels:
             if each.of_experts:
@@ -465,7 +467,7 @@ class _Pricing:
         return np.asarray(np.array([count for _, count in listed]) @ seconds + experts)
 
     def _experts(self, kernels: tuple[Scaled, ...]) -> Array:
-        """Seconds of all layers' experts on the grid of tokens, from the router's choice to the combined tokens."""
+        """Return the times of the experts of all layers on the grid of tokens, from router to combined tokens [s]."""
         total = np.zeros(len(TOKENS))
         chosen = [each for each in kernels if each.of_experts]
         if not chosen:
@@ -499,7 +501,7 @@ class _Pricing:
         return np.asarray(seconds * factor)
 
     def _grouped(self) -> dict[str, Any]:
-        """Device and parameters of the engine's kernel of experts.
+        """Return device and parameters of the engine's kernel of experts.
 
         In fp8, weights have scales by block where SGLang's Triton multiplies them, and in networks with latent
         attention (DeepSeek-V3 technical report, arXiv:2412.19437, section 3.3: blocks of 128 x 128)."""
@@ -514,7 +516,7 @@ class _Pricing:
         return {"device": figures(device, dtype), "parameters": entry.parameters}
 
     def _seconds(self, kernels: list[Kernel], scaled: list[Scaled]) -> Array:
-        """Seconds of kernels, as a captured graph runs them."""
+        """Return the times of kernels inside a CUDA graph [s]."""
         seconds = self.backend.prices.times(kernels).total.copy()
         seconds = np.maximum(seconds - self._quantisation(kernels), self._least(kernels))
         if self.engine.fused_norm:
@@ -529,7 +531,8 @@ class _Pricing:
         return np.where(merged | _routing(kernels), 0.0, seconds)
 
     def _least(self, kernels: list[Kernel]) -> Array:
-        """Seconds of narrow products at the share of the peak that their main loop reaches, by their own fit."""
+        """Return the times of narrow products at the fraction of the peak that their main loop reaches, from its own
+        fit [s]."""
         families, device = self._families, self.backend.system.device
         if not precision(families.dtype).narrow:
             return np.zeros(len(kernels))
@@ -538,9 +541,12 @@ class _Pricing:
         return np.asarray(flops / (share * device.peak_flops_per_s(families.dtype)))
 
     def _quantisation(self, kernels: list[Kernel]) -> Array:
-        """Seconds in the prices of narrow products that are not theirs: rows of their calibration hold the search for
-        the largest activation, the conversion, and launches of both (TensorRT-LLM's linear layer with dynamic scales),
-        which engines fuse with the norm or the activation before the product."""
+        """Return the part of the times of narrow products that is quantisation of activations [s].
+
+        The calibration was measured with TensorRT-LLM's linear layer with dynamic scales. Its rows include the search
+        for the largest activation, the conversion, and the launches of both. Engines fuse these with the norm or the
+        activation before the product.
+        """
         families = self._families
         if not precision(families.dtype).narrow:
             return np.zeros(len(kernels))
@@ -556,7 +562,7 @@ class _Pricing:
         return np.where(rows > 0, share * (launch + CONVERSION_BYTES * rows / bandwidth), 0.0)
 
     def _fused_launches(self, kernels: list[Kernel]) -> Array:
-        """Norms that run in the kernel of the sum before them: a launch and the bytes that they read are not paid."""
+        """Return the time saved by norms that run in the kernel of the sum before them: a launch and a read [s]."""
         norms = [index for index, kernel in enumerate(kernels) if kernel.operation == "norm"]
         saved = np.zeros(len(kernels))
         if norms:
@@ -571,8 +577,10 @@ class _Pricing:
         return narrow and not precision(self._families.dtype).narrow
 
     def _dequantised(self, kernels: list[Kernel], scaled: list[Scaled], seconds: Array) -> Array:
-        """Products whose weights are read narrow and multiplied in sixteen bits: those of as many bytes, and no faster
-        than their arithmetic."""
+        """Limit the times of products with narrow weights that are multiplied in sixteen bits.
+
+        They take as long as a product that reads as many bytes, and at least the time of their 16-bit arithmetic.
+        """
         ratio = self.formats.weight_bytes / 2.0
         chosen = [
             index
@@ -591,7 +599,7 @@ class _Pricing:
         return result
 
     def reduced(self, exchanges: tuple[object, ...]) -> Array:
-        """Seconds of collectives over tp on the grid of tokens."""
+        """Return the times of collectives over tp on the grid of tokens [s]."""
         total = np.zeros(len(TOKENS))
         if self.sharding.tp == 1:
             return total
@@ -600,8 +608,11 @@ class _Pricing:
         return total
 
     def exchanges(self) -> Array:
-        """Seconds of all collectives of the layers on the grid of tokens: sums over tp; with attention_dp tokens are
-        gathered for the experts and their results summed and scattered."""
+        """Return the times of all collectives of the layers on the grid of tokens [s].
+
+        They are sums over tp. With attention_dp, tokens are gathered for the experts, and their results are summed and
+        scattered.
+        """
         total = self.reduced(self.work.exchanges)
         ranks = self.sharding.attention_dp
         if ranks > 1:
@@ -624,13 +635,14 @@ class _Pricing:
 
     @property
     def _peers(self) -> bool:
-        """Whether the ranks reach each other's memory, so that the engine sums by its own kernel."""
+        """True if ranks can read each other's memory, so that the engine uses its own all-reduce kernel."""
         system, links = self.backend.system, self.backend.system.device.interconnect
         joined = links is not None and links.kind == "nvlink"
         return joined and self.engine.all_reduce > 0 and self.sharding.tp <= min(8, system.devices_per_node)
 
     def _peer_sum(self, payload: Array) -> Array:
-        """Every rank reads all of its peers' buffers, or a share of each and then the sums."""
+        """Return the time of an all-reduce by reading the buffers of all peers, or a part of each and then the sums
+        [s]."""
         links, ranks = self.backend.system.device.interconnect, self.sharding.tp
         assert links is not None
         rate, latency = PEER_SHARE * links.bandwidth, self.engine.all_reduce
@@ -639,7 +651,7 @@ class _Pricing:
         return np.minimum(once, twice)
 
     def hop(self) -> float:
-        """Seconds a token to the next stage of a pipeline."""
+        """Return the time to send one token to the next pipeline stage [s]."""
         if self.sharding.pp == 1:
             return 0.0
         payload = np.array([self.work.hidden * self.backend.formats.activation * HOP_TOKENS])
@@ -659,7 +671,7 @@ class _Pricing:
         return named or default_kernel(device.architecture, device.memory.kind)
 
     def decode(self) -> Array:
-        """Seconds of attention of one token on the grid of sequences and cached tokens."""
+        """Return the attention times of one token on the grid of sequences and cached tokens [s]."""
         total = np.zeros((len(SEQUENCES), len(CACHED)))
         for group in self.work.attention:
             if group.latent == LATENT_CACHED:
@@ -676,7 +688,7 @@ class _Pricing:
         return total
 
     def _latent_time(self, group: Attending, batch: Array, queries: Numbers, keys: Array, *, single: bool) -> Array:
-        """Seconds of all layers' latent attention, of prompts or of single tokens."""
+        """Return the time of latent attention in all layers, for prompts or for single tokens [s]."""
         device = self.backend.system.device
         width = self.formats.cache_bytes
         name = f"latent.{self.engine.latent}.{'token' if single else 'prompt'}{8 if width == 1.0 else 16}"
@@ -714,24 +726,26 @@ class _Pricing:
 
     @property
     def unpacked(self) -> bool:
-        """Return True if attention of an iteration with prompts reads the cache for each query head:
-        FlashAttention-2's, which has neither latent caches nor sinks."""
+        """True if attention in an iteration with prompts reads the cache once for each query head.
+
+        This is so for FlashAttention-2 without latent caches and sinks.
+        """
         sinks = any(each.short.name.endswith(".sinks") for each in self.work.layers)
         return self._kernel() == "fa2" and not sinks and not any(group.latent for group in self.work.attention)
 
     def joint(self) -> Array:
-        """Seconds of attention of one token beside prompts, on the grid of sequences and cached tokens."""
+        """Return the attention times of one token in iterations with prompts, on the grid of `decode` [s]."""
         return self._prefill_time(SEQUENCES[:, None], np.ones((len(SEQUENCES), 1)), CACHED[None, :] - 1.0)
 
     def prefill(self) -> Array:
-        """Seconds that a chunk adds to others on the grid of lengths and tokens before it."""
+        """Return the time that each further chunk adds, on the grid of chunk lengths and cached tokens [s]."""
         lengths, before = CHUNKS[:, None], np.append(0.0, CACHED[1:])[None, :]
         batch = np.maximum(TOGETHER / lengths, 1.0)
         whole = self._prefill_time(batch, lengths, before)
         return np.maximum(whole - self.prefill_launch(), 0.0) / batch
 
     def prefill_launch(self) -> float:
-        """Seconds of attention of a chunk of one token."""
+        """Return the attention time of a chunk of one token [s]."""
         if not self.work.attention:
             return 0.0
         single = np.ones((1, 1))
@@ -754,6 +768,6 @@ class _Pricing:
         return {"device": figures(device, dtype), "parameters": entry.parameters}
 
     def state(self) -> float:
-        """Seconds in which the states of one sequence are read and written, in fp32."""
+        """Return the time to read and write the recurrent states of one sequence in fp32 [s]."""
         moved = 2.0 * 4.0 * self.work.states
         return moved / (STREAMED_SHARE * self.backend.system.device.memory.bandwidth)

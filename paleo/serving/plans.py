@@ -1,8 +1,8 @@
-"""Plans of a service: which layouts fit, how many requests each serves within limits of latency, what holds it back.
+"""Plans of a service: the layouts that fit, the requests that each serves within latency limits, and what limits it.
 
-Layouts of a replica (tp, pp, ep, attention_dp), its formats, and an engine's limits of an iteration are searched; the
-closed form (`paleo.serving.steady`) prices a grid of these limits and of rates at once for each layout. The chosen plan
-is simulated (`paleo.serving.simulation`): its times are the answer's, and both stand in it.
+The search covers layouts of a replica (tp, pp, ep, attention_dp), its formats, and the engine's limits of an iteration.
+For each layout the closed form (`paleo.serving.steady`) computes a grid of these limits and of rates at once. The
+chosen plan is simulated (`paleo.serving.simulation`); the answer has the simulated times and the closed form.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Kind = Literal["poisson", "constant", "at once", "closed", "most", "trace"]
 
 @dataclass(frozen=True, slots=True)
 class ServingLoad:
-    """What comes to a service.
+    """Requests that arrive at a service.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class ServingLoad:
     rate, users, think : float
         Requests a second; users of a closed loop and seconds between an answer and their next request.
     requests : Requests or None
-        Those of a trace.
+        Requests of a trace.
     count : int
         Requests that are all there at once.
     """
@@ -77,7 +77,7 @@ class ServingLoad:
 
     @property
     def longest(self) -> float:
-        """Tokens of a long request: the mean and two deviations, or a trace's longest."""
+        """Tokens of a long request: the mean plus two standard deviations, or the longest of a trace."""
         if self.requests is not None:
             return float((self.requests.input + self.requests.output).max())
         first, second = float(np.asarray(self.lengths.input)), float(np.asarray(self.lengths.output))
@@ -86,7 +86,7 @@ class ServingLoad:
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """Limits of latency [s], at a percentile of the requests; 0 is the mean."""
+    """Limits of latency [s] at a percentile of the requests; percentile 0 is the mean."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -95,7 +95,7 @@ class ServingLimits:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """The limits that there are."""
+        """Limits that are set, by name."""
         limits = {"ttft": self.ttft, "tpot": self.tpot, "latency": self.latency}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
@@ -135,7 +135,7 @@ class ServingLimits:
         return np.asarray(np.max(np.stack(ratios), axis=0)) if ratios else np.asarray(0.0)
 
     def binding(self, state: SteadyState | Simulated) -> str:
-        """Return the limit that is nearest.
+        """Return the limit that is closest to being exceeded.
 
         Parameters
         ----------
@@ -152,7 +152,7 @@ class ServingLimits:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLayout:
-    """A layout that fits: one replica of it, and how many there are."""
+    """A layout that fits in memory: one replica, and the number of replicas."""
 
     sharding: Sharding
     formats: Formats
@@ -163,7 +163,7 @@ class ReplicaLayout:
     limit: BatchLimit
 
     def places(self, lengths: Lengths) -> float:
-        """Return the number of sequences in the cache of a replica, as the engine admits them.
+        """Return the number of sequences that fit in the cache of a replica under the engine's rule of admission.
 
         Parameters
         ----------
@@ -181,12 +181,12 @@ class ReplicaLayout:
 
     @property
     def reservation(self) -> float:
-        """Share of an answer that must be free when its request is admitted."""
+        """Fraction of an answer that must be free in the cache when its request is admitted."""
         return {"whole": 1.0, "input": 0.0, "share": self.engine.reserved_share}[self.engine.reservation]
 
     @property
     def schedulers(self) -> int:
-        """Ranks to each of which the limits of an iteration apply."""
+        """Number of ranks that have their own limits of an iteration."""
         return 1 if self.engine.shared_limits else self.sharding.attention_dp
 
     def batching(self, tokens: npt.ArrayLike | None = None, sequences: npt.ArrayLike | None = None) -> Batching:
@@ -218,7 +218,7 @@ class ReplicaLayout:
 
 @dataclass(frozen=True, slots=True)
 class ServingPlan:
-    """A candidate with limits of its iterations under a load; ``state`` is that of one replica."""
+    """A layout with limits of its iterations under a load; ``state`` is the state of one replica."""
 
     candidate: ReplicaLayout
     batching: Batching
@@ -227,22 +227,22 @@ class ServingPlan:
 
     @property
     def gpus(self) -> int:
-        """Devices in use."""
+        """Number of devices in use."""
         return self.candidate.replicas * self.candidate.sharding.gpus
 
     @property
     def requests_per_s(self) -> float:
-        """Requests a second of all replicas."""
+        """Requests per second of all replicas."""
         return self.candidate.replicas * float(self.state.requests_per_s)
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens a second of all replicas."""
+        """Generated tokens per second of all replicas."""
         return self.candidate.replicas * float(self.state.tokens_per_s)
 
     @property
     def strategy(self) -> str:
-        """Degrees of a replica and the number of replicas."""
+        """Degrees of a replica and the number of replicas, as text."""
         replicas = self.candidate.replicas
         return self.candidate.sharding.text + (f",replicas={replicas}" if replicas > 1 else "")
 
@@ -290,12 +290,12 @@ def candidates(
     layouts: Sequence[Sharding] | None = None,
     limit: BatchLimit | None = None,
 ) -> tuple[list[ReplicaLayout], list[str]]:
-    """Return the layouts that hold the network and one long request, and why others do not.
+    """Return the layouts that hold the network and one long request, and why other layouts do not.
 
     Parameters
     ----------
     model, system, gpus
-        Network, machine and devices in all.
+        Network, machine and total number of devices.
     engine : Engine
         Whose rules hold.
     formats : sequence of Formats
@@ -358,7 +358,7 @@ def plan_of(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) 
 
 
 def _grid(candidate: ReplicaLayout) -> tuple[Array, Array]:
-    """Most tokens and sequences of an iteration that are tried, both of shape (tokens, sequences)."""
+    """Return the limits of tokens and sequences of an iteration that are tried, shape (tokens, sequences) each."""
     ranks = candidate.schedulers
     tokens = sorted({*(each for each in BUDGETS if each < candidate.limit.tokens), candidate.limit.tokens})
     most = candidate.limit.sequences
@@ -370,7 +370,7 @@ def _grid(candidate: ReplicaLayout) -> tuple[Array, Array]:
 
 
 def _most(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> ServingPlan | None:
-    """As many requests as are served, within the limits where there are some."""
+    """Return the plan with the highest rate, within the latency limits if there are any."""
     places = candidate.places(load.lengths)
     if not limits.bounds:
         batching = candidate.batching()
@@ -390,7 +390,7 @@ def _most(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) ->
 
 
 def _stated(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> ServingPlan | None:
-    """A stated rate: the limits of an iteration that keep the limits, the engine's own first."""
+    """Return the plan for a given rate; the engine's own iteration limits are tried first."""
     places, rate = candidate.places(load.lengths), load.rate / candidate.replicas
     batching = candidate.batching()
     state = at_rate(candidate.phases, batching, load.lengths, places, rate, arrivals=load.variation)
@@ -466,7 +466,7 @@ def _held(candidate: ReplicaLayout, state: SteadyState) -> float:
 
 
 def parts_of(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
-    """Return the parts of a mean iteration: products, attention over the cache, collectives, host.
+    """Return the time of a mean iteration by part: products, attention over the cache, collectives, host [s].
 
     Parameters
     ----------
@@ -503,7 +503,7 @@ def _communication(prices: Phases) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class ServicePlans:
-    """The plans of a service, best first; ``refusals`` of layouts that do not fit, ``late`` those that miss limits."""
+    """Plans of a service, the best first; ``refusals`` says which layouts do not fit, ``late`` which miss limits."""
 
     plans: tuple[ServingPlan, ...]
     refusals: tuple[str, ...]
@@ -511,10 +511,10 @@ class ServicePlans:
 
 
 def plan_service(fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: ServingLimits) -> ServicePlans:
-    """Plan a service on all layouts.
+    """Plan a service over all layouts.
 
-    The most requests per second come first if the load is open; else the shortest mean latency among plans that keep
-    up.
+    For an open load the plan with the highest rate is first; otherwise the plan with the shortest mean latency that
+    keeps up.
 
     Parameters
     ----------
@@ -543,7 +543,7 @@ def plan_service(fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: Se
 
 
 def _tested(plans: list[ServingPlan], load: ServingLoad, limits: ServingLimits) -> list[ServingPlan]:
-    """Return plans, the fastest by the fixed point first, with those tested by simulation that may be the best."""
+    """Return the plans, with those simulated that may be the best; the others are ordered by the fixed point."""
     tested: list[ServingPlan] = []
     for number, plan in enumerate(plans):
         if tested and max(each.requests_per_s for each in tested) >= plan.requests_per_s:
@@ -553,9 +553,9 @@ def _tested(plans: list[ServingPlan], load: ServingLoad, limits: ServingLimits) 
 
 
 def _refined(plan: ServingPlan, load: ServingLoad, limits: ServingLimits) -> ServingPlan:
-    """Return a plan at the most requests a second that keep the limits in a simulation, too.
+    """Return a plan at the highest rate that also meets the limits in a simulation.
 
-    The fixed point knows too little of how requests crowd near the capacity, so that its percentiles are low there.
+    Near capacity the fixed point underestimates how requests accumulate, so its percentiles are too low there.
     """
     low, high, places = 0.0, 1.0, plan.candidate.places(load.lengths)
     best = plan
@@ -579,7 +579,7 @@ def _refined(plan: ServingPlan, load: ServingLoad, limits: ServingLimits) -> Ser
 def nearest(
     late: Sequence[ReplicaLayout], load: ServingLoad, limits: ServingLimits
 ) -> tuple[ReplicaLayout, SteadyState] | None:
-    """Return the layout that comes nearest to limits which none meets.
+    """Return the layout that comes closest to limits that no layout meets.
 
     Parameters
     ----------
@@ -648,7 +648,7 @@ def curve_of(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[Ar
 
 
 def requests_of(plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1) -> Requests:
-    """Return the requests of one replica: its share of a trace, or drawn ones.
+    """Return the requests of one replica: its part of a trace, or random ones.
 
     Parameters
     ----------
@@ -733,7 +733,7 @@ def simulated(plan: ServingPlan, load: ServingLoad, count: int | None = None, se
 
 
 def steady_part(result: Simulated, part: str) -> Array:
-    """Return the times of a simulation's requests without its start and end.
+    """Return the times of the simulated requests, without the start and the end of the simulation.
 
     Parameters
     ----------

@@ -1,10 +1,12 @@
-"""One step of reinforcement learning: answers are generated, their probabilities computed, the policy is trained, and
-its new weights go back to the engine.
+"""Prediction of one step of reinforcement learning.
 
-Generation ends with its longest answer, so that the batch empties: it is simulated, with log-normal lengths that are
-cut at the longest. Log-probabilities are a forward pass of the policy (and of the reference policy) over prompts and
-answers; the training step is that of `paleo.predict`. On one set of GPUs the parts follow one another; on two sets the
-engine generates up to ``staleness`` steps ahead, and the slower set decides.
+In a step, answers are generated, their probabilities are computed, the policy is trained, and its new weights are sent
+to the engine. Generation ends with the longest answer, so the batch becomes small at the end. It is simulated with
+log-normal lengths that are cut at the largest length. Log-probabilities are a forward pass of the policy (and of the
+reference policy) over prompts and answers. The training step is that of `paleo.predict`.
+
+On one set of GPUs the parts follow one another. On two sets the engine generates up to ``staleness`` steps ahead, and
+the slower set decides.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ PADDING = 128
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """What a step generates and trains on.
+    """Sequences that a step generates and trains on.
 
     Attributes
     ----------
@@ -73,7 +75,7 @@ class Rollouts:
         return PADDING * max(math.ceil((self.prompt + self.answer) / PADDING), 1)
 
     def answers(self, count: int, seed: int = 1) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Draw the lengths of answers; their mean holds although long ones are cut.
+        """Draw the lengths of answers; their mean is kept although long ones are cut.
 
         Parameters
         ----------
@@ -98,7 +100,7 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True)
 class LearningStep:
-    """Seconds of one step by part; ``idle`` is what the faster of two sets of GPUs waits.
+    """Times of the parts of one step; ``idle`` is the time that the faster of two sets of GPUs waits.
 
     Attributes
     ----------
@@ -113,7 +115,7 @@ class LearningStep:
     strategy : str
         Strategy of the trainer.
     fits : bool
-        Whether the trainer fits into memory.
+        True if the trainer fits into memory.
     """
 
     parts: dict[str, float]
@@ -167,14 +169,14 @@ def engine_replicas(
 
 
 def generation_time(layout: ReplicaLayout, rollouts: Rollouts, *, steady: bool) -> float:
-    """Return the seconds in which all rollouts are generated.
+    """Return the time in which all rollouts of a step are generated [s].
 
     Parameters
     ----------
     layout : ReplicaLayout
         The engine.
     rollouts : Rollouts
-        Those of a step.
+        Rollouts of a step.
     steady : bool
         The batch is filled from the next step, so that its end empties nothing.
     """
@@ -197,11 +199,11 @@ def generation_time(layout: ReplicaLayout, rollouts: Rollouts, *, steady: bool) 
 
 
 def weights_time(system: System, parameters: float, gpus: int) -> float:
-    """Return the seconds in which new weights reach the engine.
+    """Return the time in which new weights reach the engine [s].
 
-    Every tensor is gathered whole on each rank that hands it to an engine, so that all weights pass each rank's link
-    once (NeMo RL's and verl's transfers; verl states 23.7 s for 235 billion parameters on 64 and 64 GPUs, broadcast in
-    the background, and 58.6 s without).
+    Every tensor is gathered whole on each rank that sends it to an engine, so all weights pass over the link of each
+    rank once (as NeMo RL and verl do it; verl states 23.7 s for 235 billion parameters on 64 and 64 GPUs with a
+    broadcast in the background, and 58.6 s without).
 
     Parameters
     ----------
@@ -273,14 +275,14 @@ def learning_step(
     software: str = "megatron-core",
     engine: Engine | None = None,
 ) -> LearningStep:
-    """Return one step of reinforcement learning.
+    """Predict one step of reinforcement learning.
 
     Parameters
     ----------
     model, system, gpus
-        Network, machine, devices in all.
+        Network, machine, total number of devices.
     rollouts : Rollouts
-        What a step generates and trains on.
+        Sequences that a step generates and trains on.
     algorithm : str
         A key of ``ALGORITHMS``.
     sharding : Sharding
@@ -330,7 +332,7 @@ def learning_step(
 
 
 def splits(gpus: int, least: int) -> list[int]:
-    """Return numbers of GPUs for the engine that are tried with a trainer on the others.
+    """Return the numbers of GPUs for the engine that are tried; the trainer gets the others.
 
     Parameters
     ----------
@@ -419,12 +421,12 @@ INTERVAL = (0.7, 1.5)
 
 @dataclass(frozen=True)
 class LearningStudy:
-    """Steps of reinforcement learning under several layouts, and the question that they answer.
+    """Steps of reinforcement learning under several layouts, with the question that they answer.
 
     Attributes
     ----------
     model, system, gpus, algorithm, rollouts, staleness
-        What was asked.
+        The question.
     steps : tuple of LearningStep
         The shortest first.
     refusals : tuple of str
@@ -448,17 +450,17 @@ class LearningStudy:
 
     @property
     def days(self) -> float | None:
-        """Days of the run."""
+        """Duration of the run in days."""
         return self.count * self.steps[0].step / DAY if self.steps else None
 
     @property
     def usd(self) -> float | None:
-        """Rent of the run."""
+        """Rent of the run in USD."""
         return None if self.usd_per_s is None or not self.steps else self.count * self.steps[0].step * self.usd_per_s
 
     @property
     def verdict(self) -> str:
-        """The answer in a sentence."""
+        """Answer in one sentence."""
         machine = f"{self.gpus} x {self.system.device.name}"
         if not self.steps:
             reasons = "; ".join(dict.fromkeys(self.refusals[:2]))

@@ -1,4 +1,4 @@
-"""A service as one answer: its plans, the simulation of the best, what it costs, and what it says in a sentence."""
+"""Answer about a service: its plans, the simulation of the best plan, its cost, and a verdict."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ NAMES = {"ttft": "to the first token", "tpot": "a token", "latency": "for the an
 
 @dataclass(frozen=True)
 class Service:
-    """Plans of a service, best first, and the question that they answer.
+    """Plans of a service, the best first, with the question that they answer.
 
     Attributes
     ----------
     model, system, gpus, engine
         Network, machine, devices in all, engine.
     load, limits : ServingLoad, ServingLimits
-        What comes, and within what it is to be answered.
+        Requests, and latency limits.
     result : ServicePlans
         The plans; empty where the answer is no.
     fitting : tuple of ReplicaLayout
@@ -67,7 +67,7 @@ class Service:
     usd_per_s : float or None
         Rent of all devices.
     division : Disaggregation or None
-        The best division into prefill and decode, where one was asked for.
+        Best division into prefill and decode, if requested.
     reason : str
         Why this engine, where several were tried.
     """
@@ -86,22 +86,22 @@ class Service:
 
     @property
     def rank(self) -> tuple[bool, float, float]:
-        """What systems are ordered by: an answer, its price of a token, its requests a second."""
+        """Sort key of systems: whether there is an answer, price of a token, requests per second."""
         price = (self.usd_per_million or {}).get("output", math.inf)
         return self.best is None, price, -(self.best.requests_per_s if self.best else 0.0)
 
     @property
     def best(self) -> ServingPlan | None:
-        """The first plan; None where the answer is no."""
+        """First plan; None if no plan meets the limits."""
         return self.result.plans[0] if self.result.plans else None
 
     @cached_property
     def simulation(self) -> Simulated | None:
-        """The simulation of the first plan."""
+        """Simulation of the first plan."""
         return None if self.best is None else simulated(self.best, self.load)
 
     def times(self, part: str) -> dict[str, float]:
-        """Return mean and percentiles of the first plan, as simulated.
+        """Return simulated mean and percentiles of a time of the first plan.
 
         Parameters
         ----------
@@ -123,7 +123,7 @@ class Service:
 
     @property
     def limited_by(self) -> str | None:
-        """Limit of the first plan; among limits of latency, the one that its simulated times come nearest to."""
+        """What limits the first plan; of several latency limits, the one that its simulated times come closest to."""
         if self.best is None or self.best.limited_by not in LIMIT_NAMES.values():
             return None if self.best is None else self.best.limited_by
         name = f"p{self.limits.percentile}" if self.limits.percentile else "mean"
@@ -133,7 +133,7 @@ class Service:
 
     @property
     def simulated_rate(self) -> float | None:
-        """Requests a second of all replicas, as simulated; of a full service in the middle of its run."""
+        """Simulated requests per second of all replicas; for a saturated service, in the middle of its run."""
         if self.best is None or self.simulation is None:
             return None
         factor = self.best.candidate.replicas * self.best.candidate.sharding.pp
@@ -145,15 +145,17 @@ class Service:
 
     @property
     def joules_per_token(self) -> float | None:
-        """Joules of all devices in use for a generated token; None where a device states no power."""
+        """Energy of all devices in use for a generated token [J]; None if a device states no power."""
         plan = self.best
         watts = None if plan is None else watts_of(plan, self.system.device)
         return None if watts is None or plan is None else watts * plan.gpus / plan.tokens_per_s
 
     @property
     def usd_per_million(self) -> dict[str, float] | None:
-        """USD for a million generated tokens, and for a million of prompts and of answers where each is paid by the
-        time that it takes; None without a price."""
+        """Price of a million generated tokens, prompt tokens and answer tokens [USD]; None without a rent.
+
+        Prompt tokens and answer tokens are priced by the time that each takes.
+        """
         plan, usd = self.best, self.usd_per_s
         if plan is None or usd is None:
             return None
@@ -168,12 +170,12 @@ class Service:
 
     @property
     def verdict(self) -> str:
-        """The answer in a sentence or two."""
+        """Answer in one or two sentences."""
         return refusal(self) if self.best is None else _verdict(self, self.best)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is doubtful."""
+        """Sentences about what is uncertain."""
         if self.best is None or self.simulation is None:
             return ()
         notes = []
@@ -202,7 +204,7 @@ class Service:
 
 
 def _late(service: Service, part: str) -> str:
-    """A simulated time beyond its limit; '' where it is kept."""
+    """Return text for a simulated time above its limit, or an empty string if the limit is met."""
     percentile = service.limits.percentile
     times = service.times(part)
     value = times.get(f"p{percentile}" if percentile else "mean", 0.0)
@@ -227,7 +229,7 @@ def _verdict(service: Service, plan: ServingPlan) -> str:
 
 
 def _conditions(service: Service) -> str:
-    """What the answer supposes of prefix cache and drafts, and what comes of a division and of other engines."""
+    """Return sentences about the prefix cache, drafted tokens, separate prefill replicas and other engines."""
     hit, engine = float(np.asarray(service.load.lengths.hit)), service.engine
     cached = f"{hit:.0%} of the prompts' tokens come" if hit else "Nothing comes"
     texts = [f"{cached} from the prefix cache."]
@@ -245,7 +247,7 @@ def _article(cause: str) -> str:
 
 
 def best_engine(services: Sequence[Service]) -> Service:
-    """Return the service of the engine that serves most, or the fastest if the load is given.
+    """Return the service of the engine that serves most, or that answers fastest if the load is given.
 
     Parameters
     ----------
@@ -278,7 +280,7 @@ def _figure(plan: ServingPlan | None, busy: bool) -> str:
 
 
 def refusal(service: Service) -> str:
-    """Explain why no plan answers the question, and what would.
+    """Explain why no plan meets the requirements, and what would help.
 
     Parameters
     ----------
@@ -344,7 +346,7 @@ def service_of(
     model, system, gpus, engine
         Network, machine, devices in all, engine.
     load, limits
-        What comes, and within what it is to be answered.
+        Requests, and latency limits.
     formats : sequence of Formats
         Formats that are compared.
     layouts : sequence of Sharding, optional

@@ -1,9 +1,9 @@
-"""A discrete-event simulation of an engine's iterations: transients, traces, and the test of the closed form.
+"""Discrete-event simulation of an engine's iterations, for transients, traces and the test of the closed form.
 
-A heap holds when sequences that generate will end, counted in iterations of decode; iterations in which nothing ends,
-arrives or overflows pass in one event. So 10,000 requests take a second or two. Requests are served in the order of
-their arrival; the cache is counted in tokens; an engine that does not reserve whole requests stops the newest one where
-the cache is full and computes it again.
+A heap holds the ends of the generating sequences, counted in decode iterations. Iterations in which no sequence ends,
+arrives or overflows are passed in one event, so 10,000 requests take a second or two. Requests are served in the order
+of their arrival. The KV cache is counted in tokens. If it is full, an engine that does not reserve whole requests stops
+the newest request and computes it again later.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEAP = 64
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """Times of every request [s] and what the replica did.
+    """Times of every request [s], and statistics of the replica.
 
     Attributes
     ----------
@@ -67,12 +67,12 @@ class Simulated:
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens a second over the whole run."""
+        """Generated tokens per second over the whole run."""
         return self.tokens / self.span
 
     @property
     def requests_per_s(self) -> float:
-        """Requests a second over the whole run."""
+        """Requests per second over the whole run."""
         return len(self.finish) / self.span
 
     def percentile(self, part: str, percent: float) -> float:
@@ -114,7 +114,7 @@ class Simulated:
 
 @dataclass(slots=True)
 class _Prices:
-    """Prices of iterations as plain lists, for one call at a time."""
+    """Times of iterations as plain lists, which are faster than arrays for single values."""
 
     products: list[float]
     sampled: list[float]
@@ -152,14 +152,14 @@ class _Prices:
         )
 
     def decoding(self, sequences: int, cached: float, *, joint: bool) -> float:
-        """Attention of one token of each sequence over so many cached tokens, perhaps beside prompts."""
+        """Return the attention time of one token of each sequence over cached tokens, with or without prompts [s]."""
         row = (self.joint if joint else self.decode)[sequences]
         place = min(max(bisect_right(_CACHED, cached) - 1, 0), len(_CACHED) - 2)
         share = (cached - _CACHED[place]) / (_CACHED[place + 1] - _CACHED[place])
         return float(row[place] + share * (row[place + 1] - row[place]) + sequences * self.state)
 
     def piece(self, length: float, before: float) -> float:
-        """Attention of a piece of a prompt behind cached tokens."""
+        """Return the attention time of a piece of a prompt after cached tokens [s]."""
         i = min(max(bisect_right(_CHUNKS, length) - 1, 0), len(_CHUNKS) - 2)
         j = min(max(bisect_right(_BEFORE, before) - 1, 0), len(_BEFORE) - 2)
         u = (length - _CHUNKS[i]) / (_CHUNKS[i + 1] - _CHUNKS[i])
@@ -169,7 +169,11 @@ class _Prices:
         return float(first + u * (second - first))
 
     def iteration(self, decoded: int, cached: float, prefilled: float, attention: float, ends: int) -> float:
-        """Seconds of an iteration; ``attention`` is that of the pieces of prompts, ``ends`` how many of them sample."""
+        """Return the time of an iteration [s].
+
+        ``attention`` is the attention time of the pieces of prompts, and ``ends`` the number of pieces that sample a
+        token.
+        """
         share = -(-decoded // int(self.ranks))
         tokens = self.rows * share + -(-int(prefilled) // int(self.ranks))
         seconds = self.products[tokens] + self.sampled[share + -(-ends // int(self.ranks))] + self.hop * tokens
@@ -187,7 +191,7 @@ _BEFORE: list[float] = [0.0, *_CACHED[1:]]
 
 @dataclass(slots=True)
 class _State:
-    """What changes while a replica runs."""
+    """Variables that change while a replica runs."""
 
     now: float = 0.0
     turn: int = 0
@@ -206,7 +210,7 @@ class _State:
 
 
 class Replica:
-    """One replica that serves requests; see `simulate`."""
+    """Simulation of one replica that serves requests; see `simulate`."""
 
     def __init__(
         self, phases: Phases, batching: Batching, requests: Requests, *, capacity: float, reservation: float = 1.0,
@@ -266,15 +270,15 @@ class Replica:
         state.queue.append((state.now, len(state.waiting)))
 
     def _needs(self, request: int) -> float:
-        """Tokens that must be free for a request: its prompt, what it generated, and a share of the rest."""
+        """Return the tokens that must be free for a request: prompt, generated tokens, and a fraction of the rest."""
         return self.input[request] + self.generated[request] + self._promise(request)
 
     def _shared(self, request: int) -> float:
-        """Tokens of a request in pages of others."""
+        """Return the tokens of a request that are in pages shared with others."""
         return self.input[request] - self.computed[request] if self.requests.shared else 0.0
 
     def _promise(self, request: int, back: int = 0) -> float:
-        """Tokens of an answer that are reserved while its prompt is computed."""
+        """Return the tokens of an answer that are reserved while its prompt is computed."""
         missing = self.output[request] - self.generated[request] + back
         return max(self.reservation * missing, 1.0)
 
@@ -288,12 +292,12 @@ class Replica:
         )
 
     def _rest(self) -> float:
-        """Tokens of a prompt that is computed in part and not in the cache yet."""
+        """Return the tokens of a partly computed prompt that are not in the cache yet."""
         request = self.state.partial
         return 0.0 if request < 0 else self.input[request] + self.generated[request] - self.done[request] + 1.0
 
     def _with_prompts(self) -> None:
-        """An iteration with pieces of prompts, and with decode where the engine mixes them."""
+        """Run an iteration with pieces of prompts, and with decoding sequences if the engine mixes them."""
         state, batching = self.state, self.batching
         mixed = batching.mixed
         self._overflow()
@@ -346,7 +350,7 @@ class Replica:
         state.busy += decoded
 
     def _start(self, request: int) -> None:
-        """A prompt is done: its first token is there, and it joins those that decode."""
+        """Finish a prompt: record its first token and add it to the decoding sequences."""
         state = self.state
         if self.first[request] != self.first[request]:
             self.first[request] = state.now
@@ -373,7 +377,7 @@ class Replica:
             self.entered.append(self.front + self.batching.delay)
 
     def _advance(self, turns: int) -> None:
-        """Turns of decode have passed: each running request has as many tokens more, some end."""
+        """Advance all running requests by some decode iterations; some of them end."""
         state = self.state
         state.cache += turns * len(state.running)
         state.turn += turns
@@ -384,7 +388,7 @@ class Replica:
             self._end(request)
 
     def _leap(self) -> None:
-        """Iterations of decode until something ends, arrives or the cache is full."""
+        """Run decode iterations until a request ends or arrives, or the cache is full."""
         state, batching = self.state, self.batching
         number = len(state.running)
         if not number:
@@ -405,7 +409,7 @@ class Replica:
         self._overflow()
 
     def _overflow(self) -> None:
-        """Stop the newest requests where another token of each would not fit."""
+        """Stop the newest requests if another token of each running request would not fit."""
         state = self.state
         while len(state.running) > 1 and state.cache - state.shared + len(state.running) + self._rest() > self.capacity:
             request = state.running.newest

@@ -306,7 +306,7 @@ def _outside(kernel: Kernel, fused: str, convolutions: list[Kernel]) -> tuple[fl
 
 
 def _second_operand(kernel: Kernel, fused: str) -> float:
-    """Bytes of the operand of a sum that the kernel before it has not in registers, in sixteen bits."""
+    """Return the bytes of a sum's operand that is not in registers of the kernel before it, in 16-bit numbers."""
     return 0.0 if fused and kernel.name.startswith(fused) else max(kernel.bytes_read - kernel.bytes_written, 0.0) / 2.0
 
 
@@ -321,7 +321,7 @@ def _narrowed(kernel: Kernel, share: float) -> Kernel:
 def _lowered(
     model: str, system: System, samples: int, length: int = 0
 ) -> tuple[list[tuple[int, Kernel]], Calibrated, float]:
-    """Kernels of a forward pass in sixteen bits with their repetitions, what prices them, and the parameters."""
+    """Return the kernels of a 16-bit forward pass with their repetitions, their prices, and the parameter count."""
     network, software = load_model(model), load_software("cuda-graph").changed({"fusion.passes": True})
     dtype = "bf16" if "bf16" in system.device.peak else "fp16"
     run = Run(gpus=1, strategy="dp", batch=samples, forward_only=True, dtype=dtype)

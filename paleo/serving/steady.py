@@ -46,7 +46,7 @@ class Batching:
     tokens, sequences : array_like
         Most tokens and sequences of an iteration of a replica.
     mixed : bool
-        Whether prompts pass in the iterations of decode.
+        True if prompts are computed in the iterations of decode.
     host : float
         Seconds between iterations.
     request, streamed : float
@@ -69,7 +69,7 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of requests: means, coefficients of variation, and the share of prompt tokens found in the cache."""
+    """Tokens of requests: means, coefficients of variation, and the fraction of prompt tokens found in the cache."""
 
     input: Numbers
     output: Numbers
@@ -79,14 +79,16 @@ class Lengths:
 
     @property
     def computed(self) -> Array:
-        """Tokens of a prompt that are computed: at least its last one."""
+        """Prompt tokens that are computed: at least the last one."""
         tokens = np.asarray(self.input, dtype=np.float64)
         return np.maximum(tokens * (1.0 - np.asarray(self.hit, dtype=np.float64)), 1.0)
 
     @property
     def resident(self) -> Array:
-        """Tokens in the cache of a sequence that decodes, averaged over its answer and over the sequences: long answers
-        are there for longer."""
+        """Mean number of cached tokens of a decoding sequence, over its answer and over sequences.
+
+        Long answers have a greater weight, because they are decoded for longer.
+        """
         answer = np.asarray(self.output, dtype=np.float64)
         return np.asarray(self.input, dtype=np.float64) + answer * (1.0 + self.output_variation**2) / 2.0
 
@@ -122,7 +124,7 @@ class SteadyState:
     certain, deviation : numpy.ndarray
         The part of ``ttft`` that all requests have alike; standard deviation of the parts above.
     lengths : Lengths
-        Those of the load.
+        Lengths of the load.
     """
 
     requests_per_s: Array
@@ -149,7 +151,7 @@ class SteadyState:
 
     @property
     def tokens_per_s(self) -> Array:
-        """Generated tokens a second."""
+        """Generated tokens per second."""
         return self.requests_per_s * self.output
 
     def percentile(self, part: str, percent: int) -> Array:
@@ -203,7 +205,7 @@ class SteadyState:
 
 
 def _excess(variation: float, z: float) -> float:
-    """How far a quantile of a log-normal number lies above its mean, over that."""
+    """Return how far a quantile of a log-normal variable is above its mean, relative to the mean."""
     sigma = math.sqrt(math.log1p(variation**2))
     return math.exp(z * sigma - sigma**2 / 2.0) - 1.0
 
@@ -211,7 +213,7 @@ def _excess(variation: float, z: float) -> float:
 def iteration_time(
     phases: Phases, batching: Batching, lengths: Lengths, sequences: Numbers, arrivals: Numbers
 ) -> tuple[Array, Array, Array, Array]:
-    """Return mean seconds of an iteration, those with and without a piece of a prompt, and the share of the former.
+    """Return mean times of an iteration, with and without a piece of a prompt, and the fraction with one.
 
     Parameters
     ----------
@@ -365,7 +367,7 @@ def _behind(batching: Batching, lengths: Lengths, state: SteadyState, arrivals: 
 def _waiting(
     batching: Batching, lengths: Lengths, state: SteadyState, full: SteadyState, load: Array, arrivals: float
 ) -> Array:
-    """Mean seconds in the queues for a place and for the server."""
+    """Return the mean time in the queues for a place and for the server [s]."""
     with np.errstate(divide="ignore", invalid="ignore"):
         places, open_share = np.maximum(full.batch, 1.0), np.maximum(1.0 - load, 0.0)
         power = np.sqrt(2.0 * (places + 1.0)) - 1.0
@@ -426,8 +428,11 @@ def _state(
     waiting: Array,
     load: Array,
 ) -> SteadyState:
-    """Times of requests from those of iterations: half an iteration until the next begins, those of the prompt, then
-    one for each further token."""
+    """Compute the times of requests from those of iterations.
+
+    A request waits half an iteration until the next begins, then takes the iterations of its prompt, then one for each
+    further token.
+    """
     seconds, busy, plain, share = times
     output = np.asarray(lengths.output, dtype=np.float64) * np.ones_like(seconds)
     space = np.maximum(np.asarray(batching.tokens, dtype=np.float64) - (batch if batching.mixed else 0.0), 1.0)

@@ -1,8 +1,8 @@
-"""Abilities of frameworks: what a release can run, as facts with their sources, and the plans that it refuses.
+"""Abilities of frameworks: what a release can run, as facts with their sources, and the plans that it cannot run.
 
-An entry of `hardware_specs/frameworks` lists axes, ZeRO stages, schedules, formats and so on, and conditions over the
-quantities of a plan (`QUANTITIES`) under which the framework does not start. A plan is checked by
-`paleo.parallel.abilities`.
+An entry of `hardware_specs/frameworks` lists axes, ZeRO stages, schedules, formats and so on. It also states conditions
+on the quantities of a plan (`QUANTITIES`) under which the framework refuses to start. `paleo.parallel.abilities` checks
+a plan against them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from paleo.specs.loading import FileCache, Spec, Text, validate
 
 Mask = npt.NDArray[np.bool_] | np.bool_ | bool
 
-#: Quantities of a plan, a network and a device that a condition may name, with their meaning. Counts that do not apply
-#: are 0 and degrees 1, so that a condition needs no special case.
+#: Quantities of a plan, a network and a device that a condition may use, with their meaning. A count that does not
+#: apply is 0 and a degree that does not apply is 1, so that conditions need no special cases.
 QUANTITIES: Mapping[str, str] = {
     "gpus": "devices of the run",
     "dp": "data-parallel ranks, those of expert parallelism and of shard groups among them",
@@ -81,18 +81,18 @@ _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
-    ast.In: lambda left, right: _among(left, right),
-    ast.NotIn: lambda left, right: np.logical_not(_among(left, right)),
+    ast.In: lambda left, right: _is_one_of(left, right),
+    ast.NotIn: lambda left, right: np.logical_not(_is_one_of(left, right)),
 }
 
 
 def _divisor(number: Any) -> Any:
-    """A divisor, 1 in place of 0: what does not apply (heads of a network without attention) divides evenly."""
+    """Return a divisor, with 1 in place of 0, so that a count that does not apply divides evenly."""
     return np.where(np.asarray(number) == 0, 1, number)
 
 
-def _among(value: Any, words: Sequence[Any]) -> Any:
-    """Whether a value is one of a few; comparing is faster than sorting where values are many words."""
+def _is_one_of(value: Any, words: Sequence[Any]) -> Any:
+    """Return True where a value is one of a few; comparing one by one is faster than sorting long arrays of text."""
     return functools.reduce(np.logical_or, (np.asarray(value) == word for word in words), np.asarray(False))
 
 
@@ -110,7 +110,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Read a condition.
+        """Read a condition from text and check that it is allowed.
 
         Parameters
         ----------
@@ -143,7 +143,7 @@ class Condition:
         Returns
         -------
         Mask
-            Whether it holds, broadcast over arrays.
+            True where it holds, broadcast over arrays.
 
         Examples
         --------
@@ -159,7 +159,7 @@ _FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {"min": np.minimum, "max":
 
 
 def _check(node: ast.expr) -> None:
-    """SpecError for a node that conditions lack."""
+    """Raise SpecError if a node of the expression is not allowed in a condition."""
     match node:
         case ast.Constant(value=int() | str()):
             return
@@ -185,7 +185,7 @@ def _check(node: ast.expr) -> None:
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The value of a checked node."""
+    """Return the value of a node that was checked before."""
     match node:
         case ast.Constant():
             return node.value
@@ -211,13 +211,13 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _parsed(text: str) -> str:
-    """The text of a condition that can be read."""
+    """Return the text unchanged after checking that it is a condition."""
     Condition.parse(text)
     return text
 
 
 class Refusal(Spec):
-    """Plans that a framework does not run: a condition, the fact in words, and the file and line that say so."""
+    """Plans that a framework does not run: the condition, the fact in words, and the file and line that show it."""
 
     when: Annotated[str, AfterValidator(_parsed)]
     fact: Text
@@ -230,7 +230,7 @@ class Refusal(Spec):
 
 
 class Listed(Spec):
-    """Abilities of one kind, with the file that lists them; ``fact`` adds what a list does not tell."""
+    """Values that a framework supports, with the file that lists them; ``fact`` adds what the list does not say."""
 
     values: tuple[Any, ...]
     source: Text
@@ -238,7 +238,7 @@ class Listed(Spec):
 
 
 class Habit(Spec):
-    """A fact about how a framework works that no plan contradicts, such as what a microbatch is."""
+    """A fact about how a framework works that excludes no plan, such as what it calls a microbatch."""
 
     fact: Text
     source: Text
@@ -277,21 +277,21 @@ class Abilities(Spec):
 
     @functools.cached_property
     def refusals(self) -> tuple[Refusal, ...]:
-        """All refusals: those of axes and of the other lists first, then those that are stated."""
+        """All refusals: first those that follow from missing axes and other lists, then those that the file states."""
         return (*self._of_axes(), *self._of_lists(), *self.refused.values())
 
     @property
     def title_and_release(self) -> str:
-        """The name and the release that was read."""
+        """Title of the framework and the release whose source was read."""
         return f"{self.name} {self.release}"
 
     @property
     def shards_pipelines(self) -> bool:
-        """Whether parameters are sharded beside a pipeline because no other sharding exists."""
+        """True if pipelines run with sharded parameters because the framework has no other sharding."""
         return "pp" in self.axes.values and 3 in self.zero.values and 1 not in self.zero.values
 
     def _of_axes(self) -> list[Refusal]:
-        """A refusal for each axis that the framework lacks."""
+        """Return a refusal for each axis that the framework lacks."""
         missing = [axis for axis in _AXES if axis not in self.axes.values and axis != "dp"]
         return [
             self._refusal(f"{axis} > {0 if axis in ('sp', 'ulysses', 'etp') else 1}", f"no {_NAMES[axis]}", self.axes)
@@ -299,18 +299,20 @@ class Abilities(Spec):
         ]
 
     def _of_lists(self) -> list[Refusal]:
-        """Refusals of values that the lists lack."""
+        """Return refusals of all values that the lists do not contain."""
         policies, formats, rules = self.recompute.values, self.dtypes.values, self.optimizers.values
         refusals = [
-            self._refusal(_outside("zero", self.zero.values), _only("ZeRO", self.zero.values), self.zero),
-            self._refusal(_outside("recompute", policies), _only("recomputation", policies), self.recompute),
-            self._refusal(_outside("dtype", formats), _only("formats", formats), self.dtypes),
-            self._refusal(_outside("optimizer", rules), _only("optimizers", rules), self.optimizers),
+            self._refusal(_outside("zero", self.zero.values), _supported_values("ZeRO", self.zero.values), self.zero),
+            self._refusal(
+                _outside("recompute", policies), _supported_values("recomputation", policies), self.recompute
+            ),
+            self._refusal(_outside("dtype", formats), _supported_values("formats", formats), self.dtypes),
+            self._refusal(_outside("optimizer", rules), _supported_values("optimizers", rules), self.optimizers),
         ]
         if "pp" in self.axes.values:
             orders = self.schedules.values
             when = f"pp > 1 and {_outside('schedule', orders)}"
-            refusals.append(self._refusal(when, _only("pipeline schedules", orders), self.schedules))
+            refusals.append(self._refusal(when, _supported_values("pipeline schedules", orders), self.schedules))
         kept = [part for part in _OFFLOADED if part not in self.offload.values]
         return refusals + [
             self._refusal(f"offload_{part} == 1", f"no offload of {part}", self.offload) for part in kept
@@ -338,10 +340,10 @@ def _outside(name: str, values: tuple[Any, ...]) -> str:
     return f"{name} not in ({''.join(f'{value!r}, ' for value in values)})"
 
 
-def _only(noun: str, values: tuple[Any, ...]) -> str:
-    """What there is of a kind, in words.
+def _supported_values(noun: str, values: tuple[Any, ...]) -> str:
+    """Write the values that are supported, for a message.
 
-    >>> _only("ZeRO", (0, 3)), _only("pipeline schedules", ())
+    >>> _supported_values("ZeRO", (0, 3)), _supported_values("pipeline schedules", ())
     ('ZeRO: 0, 3', 'pipeline schedules: none')
     """
     return f"{noun}: {', '.join(map(str, values)) or 'none'}"

@@ -1,12 +1,14 @@
-"""Calibration files: what was measured of a device or system, where and when, with how many rows and what residual.
+"""Calibration files: measured parameters of a device or system, with date, place, number of rows and residual.
 
-A file of ``hardware_specs/calibrations`` carries the name of its device or system. Parameters are those of a pricing
-family; ``stack`` says how the rows were timed (graph replay, kernel duration, eager calls, back-to-back launches),
-which decides the launch parameters. ``architectures.yaml`` beside them holds no numbers of its own but rules: what a
-device without measurements inherits from which measured one, what is changed and why, and how wide its interval gets.
+A file of ``hardware_specs/calibrations`` has the name of its device or system. Its parameters are those of a pricing
+family. ``stack`` says how the rows were timed (graph replay, kernel duration, eager calls, back-to-back launches),
+because that decides the launch parameters.
 
-A pricing family states its calibration parameters as fields of a frozen dataclass, at most 14 of them fitted, each a
-`parameter` with its meaning, unit and the range in which a fit may look for it.
+``architectures.yaml`` in the same folder holds rules instead of measurements. A rule says from which measured device an
+unmeasured one inherits its parameters, what is changed and why, and how much wider its interval is.
+
+A pricing family states its parameters as fields of a frozen dataclass. At most 14 of them are fitted. Each is declared
+by `parameter` with its meaning, its unit and the range that a fit may search.
 """
 
 from __future__ import annotations
@@ -27,12 +29,13 @@ from paleo.units import DIMENSIONS
 Count = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-#: A share or relative error, which cannot be negative.
+#: A fraction or relative error, which cannot be negative.
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Parameters = TypeVar("Parameters")
-#: How far beyond the range of a fit a share or an order may lie that was inherited and scaled, or written by hand.
+#: Factor by which a fraction or an exponent that was inherited, scaled or written by hand may lie outside the fit's
+#: range.
 RANGE_SLACK = 2.0
-#: The file of inheritance rules.
+#: Name of the file with the inheritance rules.
 ARCHITECTURES = "architectures"
 
 
@@ -52,9 +55,9 @@ class Residual(Spec):
 
 
 class IntervalBin(Spec):
-    """Factors on the prediction that hold nine of ten measured times, for predictions up to ``up_to_s`` seconds.
+    """Factors on a prediction between which nine of ten measured times lie.
 
-    ``up_to_s`` null means any time, and stands in the last bin.
+    The bin holds for predictions up to ``up_to_s`` seconds. The last bin has null there and holds for all longer times.
     """
 
     up_to_s: Positive | None = None
@@ -103,7 +106,7 @@ class Calibration(Spec):
 
 
 class Changes(Spec):
-    """What differs from the entry that is inherited: parameters set to a value, or multiplied by a factor."""
+    """Differences from the inherited entry: parameters that are set to a value or multiplied by a factor."""
 
     like: Text | None = None
     set: dict[str, Positive] = Field(default_factory=dict)
@@ -111,14 +114,14 @@ class Changes(Spec):
 
 
 class InheritanceRule(Spec):
-    """What devices of some architectures inherit of some families.
+    """Rule by which devices of some architectures inherit the calibration of some families.
 
-    ``inherits`` names measured subjects with their weights (a weighted geometric mean where there are several).
-    ``family_there`` and a stack's ``like`` name family and stack of the entry, where they are not the same as here.
-    ``memory_kinds`` is the kind of memory of a device, or the kind of link inside a node of a system; null means any.
-    ``host`` is the subject whose host gives the launch parameters; ``stream`` names the parameter that takes the share
-    of bandwidth usual for the kind of memory. ``foreign`` says that they are of another maker, so that nothing of these
-    architectures was measured.
+    ``inherits`` names the measured subjects with their weights; of several subjects the weighted geometric mean is
+    taken. ``family_there`` and the ``like`` of a stack name the inherited family and stack where they have other names
+    than here. ``memory_kinds`` limits the rule to kinds of device memory, or to kinds of links inside a node of a
+    system; null means any. ``host`` is the subject from which the launch parameters are taken. ``stream`` names the
+    parameter that is set to the usual fraction of bandwidth for the kind of memory. ``foreign`` says that the measured
+    subjects are of another maker.
     """
 
     families: tuple[Text, ...] = Field(min_length=1)
@@ -144,7 +147,7 @@ class InheritanceRule(Spec):
 
 
 class Inheritance(Spec):
-    """The rules, and for each architecture its relatives, nearest first, for what no rule names."""
+    """All inheritance rules, and for each architecture its relatives, nearest first, for families without a rule."""
 
     name: Text
     relatives: dict[Text, tuple[Text, ...]]
@@ -152,11 +155,11 @@ class Inheritance(Spec):
 
 
 def _check_bins(bins: tuple[IntervalBin, ...]) -> None:
-    """SpecError unless the bins' times rise and the last one has no end."""
+    """Raise SpecError unless the times of the bins rise and the last bin has no upper end."""
     times = [interval.up_to_s for interval in bins]
     ends = [time for time in times[:-1] if time is not None]
     if times[-1] is not None or len(ends) != len(bins) - 1 or ends != sorted(set(ends)):
-        raise SpecError("interval: up_to_s must rise from bin to bin and be left out in the last one")
+        raise SpecError("interval: up_to_s must rise from bin to bin, and the last bin must have none")
 
 
 def load_calibration(name_or_path: str | Path) -> Calibration:
@@ -190,7 +193,7 @@ _calibrations = FileCache(_calibration)
 
 @cache
 def load_inheritance() -> Inheritance | None:
-    """The shipped rules; None in a catalog that has none."""
+    """Load the inheritance rules of the catalog; None if it has none."""
     if ARCHITECTURES not in entries("calibrations"):
         return None
     path, data = read_entry("calibrations", ARCHITECTURES)
@@ -247,7 +250,7 @@ def parameter(default: str, search_range: str, meaning: str, *, fitted: bool = T
     search_range : str
         Range in which a fit may look, ``low..high``. An end without a unit has that of the other end, or of `default`.
     meaning : str
-        What the parameter is, in the words of an error message.
+        Meaning of the parameter, as a phrase of an error message.
     fitted : bool
         False for a parameter that only ``--free`` releases.
 
@@ -282,12 +285,15 @@ def _unit_of(text: str) -> str:
 
 
 def _dimension(unit: str) -> str:
-    """The dimension of a unit that is converted to SI; empty for units that are kept."""
+    """Return the dimension of a unit that is converted to SI, or an empty string for units that are kept."""
     return next((dimension for dimension in ("time", "bytes") if unit in DIMENSIONS[dimension]), "")
 
 
 def _quantity(text: str, unit: str) -> float:
-    """A number in SI where its unit is one of `paleo.units`; a product of floats, as calibrations were fitted with."""
+    """Read a number, in SI if `paleo.units` knows its unit.
+
+    Floats are multiplied rather than decimals, because the stored calibrations were fitted with such numbers.
+    """
     number, dimension = float(text.strip().partition(" ")[0]), _dimension(unit)
     return number * float(DIMENSIONS[dimension][_unit_of(text) or unit]) if dimension else number
 
@@ -333,12 +339,12 @@ def _check_range(name: str, value: float, metadata: Mapping[str, Any], where: st
         raise SpecError(f"{where}: {name}: {value:g} is no {metadata['meaning']}; expected {low:g} to {high:g}")
 
 
-#: The calibration of whole steps.
+#: Name of the calibration that holds the constants of whole steps.
 STEPS = "steps"
 
 
 def of_steps(kind: type[Parameters], family: str, user_calibration: Calibration | None = None) -> Parameters:
-    """Read constants of whole steps.
+    """Read constants of whole steps, from the user's calibration or the catalog, else the defaults.
 
     Parameters
     ----------
@@ -352,7 +358,7 @@ def of_steps(kind: type[Parameters], family: str, user_calibration: Calibration 
     Returns
     -------
     object
-        Those of the first calibration that has them, else the defaults.
+        Constants of the first calibration that has them, else the defaults.
     """
     for calibration in filter(None, (user_calibration, calibration_of(STEPS))):
         for entry in calibration.entries:

@@ -1,8 +1,8 @@
-"""Where the spec files lie, and how a name or a path leads to one.
+"""The catalog: where spec files are stored, and how a name or a path is resolved to a file.
 
-A catalog entry is a file whose stem is its name, so that a look-up parses nothing. In a checkout the folders stand at
-the top level; an installed wheel carries them in ``paleo/_data``. The working directory never matters, except to a path
-that the user writes.
+A catalog entry is a file whose stem is its name, so that finding it needs no parsing. In a checkout the folders are at
+the top level; an installed wheel has them in ``paleo/_data``. The working directory matters only for a path that the
+user writes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paleo.errors import SpecError, near
 from paleo.specs.loading import below, digest, read_yaml
 from paleo.units import parse
 
-#: kind of entry -> its folder below the catalog root
+#: Folder of each kind of entry, below the catalog root.
 FOLDERS = {
     "devices": "hardware_specs/devices",
     "links": "hardware_specs/links",
@@ -39,12 +39,12 @@ _SUFFIXES = (".yaml", ".yml")
 
 @cache
 def catalog_root() -> Path:
-    """The folder that holds ``hardware_specs`` and ``models``: ``paleo/_data`` in a wheel, else the checkout."""
+    """Return the folder with ``hardware_specs`` and ``models``: ``paleo/_data`` in a wheel, else the checkout."""
     package = Path(__file__).resolve().parent.parent
     for root in (package / "_data", package.parent):
         if (root / "hardware_specs").is_dir():
             return root
-    raise SpecError(f"{package}: neither _data/hardware_specs nor ../hardware_specs is there; reinstall paleo")
+    raise SpecError(f"{package}: neither _data/hardware_specs nor ../hardware_specs exists; reinstall paleo")
 
 
 @cache
@@ -99,12 +99,12 @@ def is_path(name_or_path: str | Path) -> bool:
     Parameters
     ----------
     name_or_path : str | Path
-        What the user wrote.
+        Text that the user wrote.
 
     Returns
     -------
     bool
-        Whether to look for a file instead of a catalog entry.
+        True for a file, False for a catalog entry.
 
     Examples
     --------
@@ -140,7 +140,7 @@ def locate(kind: str, name_or_path: str | Path) -> Path:
     if is_path(name_or_path):
         return Path(name_or_path)
     known, name = entries(kind), str(name_or_path)
-    path = known.get(name) or known.get(name.strip().lower()) or _other_name(kind, name)
+    path = known.get(name) or known.get(name.strip().lower()) or _entry_by_other_name(kind, name)
     if path is None:
         noun = kind.removesuffix("s")
         hint = f"{nearest(name, [*known, *WORDS.get(kind, ())])} (or {_PATH.get(kind, 'a path to a YAML file')})"
@@ -148,9 +148,9 @@ def locate(kind: str, name_or_path: str | Path) -> Path:
     return path
 
 
-#: What a kind takes beside names of the catalog, where this is more than YAML files.
+#: What the user may write instead of a catalog name, for kinds that take more than a YAML file.
 _PATH = {"models": "a hub id, a config.json, a YAML or ONNX file, module:factory@2x3x224x224"}
-#: What stands for an entry of a kind without being one.
+#: Words that are accepted in place of an entry.
 WORDS = {"calibrations": ("auto", "ideal", "ppp=0.6")}
 
 
@@ -171,12 +171,12 @@ def systems_with(device: str) -> list[str]:
     return [name for name, path in entries("systems").items() if line.search(path.read_text(encoding="utf-8"))]
 
 
-#: Kinds whose names may be spelt in several ways; a profile's name is compared as it is stated.
+#: Kinds whose names may be spelt in several ways. The names of software profiles are compared as they are written.
 SPELT = ("models", "systems")
 
 
 def _spelling(name: str, ignored: str = "-_. ") -> str:
-    """A name without what people write in several ways.
+    """Normalise a name: lower case, without hyphens, dots, underscores and spaces.
 
     >>> _spelling("DeepSeek-V3"), _spelling("deepseek_v3")
     ('deepseekv3', 'deepseekv3')
@@ -186,7 +186,7 @@ def _spelling(name: str, ignored: str = "-_. ") -> str:
 
 @cache
 def _by_spelling(kind: str) -> Mapping[str, Path]:
-    """Entries by their normalized spelling; spellings that several entries share are left out."""
+    """Return entries by their normalised spelling, without spellings that several entries share."""
     spelt = [(_spelling(name), path) for name, path in entries(kind).items() if kind in SPELT]
     several = Counter(name for name, _ in spelt)
     return {name: path for name, path in spelt if several[name] == 1}
@@ -194,7 +194,7 @@ def _by_spelling(kind: str) -> Mapping[str, Path]:
 
 @cache
 def _model_aliases() -> Mapping[str, Path]:
-    """Models by the other names that their files list. Dots count: llama3.1-70b is not llama3-170b."""
+    """Return models by the aliases of their files. Dots count: llama3.1-70b is not llama3-170b."""
     return {_spelling(alias, "-_ "): path for alias, path in _listed_names()}
 
 
@@ -203,18 +203,18 @@ def _listed_names() -> list[tuple[str, Path]]:
 
 
 def hub_ids() -> list[str]:
-    """Ids of the Hugging Face hub that the catalog's networks list among their other names."""
+    """Return the Hugging Face ids that the models of the catalog list as aliases."""
     return [alias for alias, _ in _listed_names() if "/" in alias]
 
 
-def _other_name(kind: str, name: str) -> Path | None:
-    """The entry that a name means in another spelling or as an alias."""
+def _entry_by_other_name(kind: str, name: str) -> Path | None:
+    """Return the entry that a name means as another spelling or as an alias."""
     path = _by_spelling(kind).get(_spelling(name))
     return _model_aliases().get(_spelling(name, "-_ ")) if path is None and kind == "models" else path
 
 
 def _listed_aliases(path: Path) -> Iterator[str]:
-    """The list ``aliases:`` of a file, read from its text without parsing the YAML."""
+    """Read the ``aliases:`` of a file from its text, without parsing the YAML."""
     inside = False
     for line in path.read_text(encoding="utf-8").splitlines():
         if inside and line.startswith("  - "):
@@ -243,7 +243,7 @@ def resolve_spelling(kind: str, name: str) -> str | None:
     >>> [resolve_spelling("models", name) for name in ("Llama-3-70B", "Llama-3.1-70B", "llama3-71b")]
     ['llama3-70b', 'llama3-70b', None]
     """
-    path = _other_name(kind, name) if kind in SPELT else None
+    path = _entry_by_other_name(kind, name) if kind in SPELT else None
     return None if path is None else path.stem
 
 
@@ -274,8 +274,9 @@ def read_entry(kind: str, name_or_path: str | Path) -> tuple[Path, dict[str, Any
     return path, _extended(kind, read_yaml(path), path)
 
 
-#: Keys of a file that show its kind, the first that fits; entries that only extend another are of that one's kind.
-_SHOWS: tuple[tuple[str, frozenset[str]], ...] = (
+#: Keys that show the kind of a file; the first row with one of the file's keys decides. A file that only extends
+#: another entry has the kind of that entry.
+_KEYS_OF_KIND: tuple[tuple[str, frozenset[str]], ...] = (
     ("calibration", frozenset({"subject", "entries"})),
     ("study", frozenset({"models", "systems", "axes"})),
     ("system", frozenset({"device", "devices_per_node", "levels", "price_per_node", "max_nodes"})),
@@ -309,7 +310,7 @@ def kind_of(path: str | Path) -> str:
     while len(chain) <= MAX_EXTENDS:
         data = read_yaml(path)
         _check_extend(data, path)
-        for kind, keys in _SHOWS:
+        for kind, keys in _KEYS_OF_KIND:
             if keys & data.keys():
                 return kind
         base = data.get("extend")
@@ -319,19 +320,19 @@ def kind_of(path: str | Path) -> str:
             return _kind_of_entry(base, path)
         chain.append(os.path.realpath(path))
         path = below(Path(path).parent, str(base))
-    kinds = ", ".join(kind for kind, _ in _SHOWS)
+    kinds = ", ".join(kind for kind, _ in _KEYS_OF_KIND)
     raise SpecError(f"{path}: its keys belong to no kind of file; expected one of {kinds} (see `paleo init KIND`)")
 
 
 def _check_extend(data: Mapping[str, Any], path: str | Path) -> None:
-    """SpecError for a misspelt ``extend:``, which no schema knows, as an entry is laid over its base before."""
+    """Raise SpecError for a misspelt ``extend:``, which no schema knows, as bases are merged before validation."""
     for key in difflib.get_close_matches("extend", [key for key in data if isinstance(key, str)], cutoff=0.8):
         if key != "extend":
             raise SpecError(f"{path}: {key}: unknown key; nearest: 'extend'")
 
 
 def _kind_of_entry(name: str, where: str | Path) -> str:
-    """The kind of the catalog entry that a file extends."""
+    """Return the kind of the catalog entry that a file extends."""
     kinds = [kind for kind in FOLDERS if name.strip().lower() in entries(kind)]
     if not kinds:
         known = [entry for kind in FOLDERS for entry in entries(kind)]
@@ -359,18 +360,21 @@ def read_inline(kind: str, data: Mapping[str, Any], where: Path) -> dict[str, An
     return _extended(kind, data, where)
 
 
-#: Figures of which measured times contain a share, by kind: the key that keeps what the lowest entry of a chain states.
+#: Fields that are part of measured times, by kind. The value names the key that keeps what the base entry of a chain of
+#: ``extend:`` states.
 CONTAINED: Mapping[str, Mapping[str, str]] = {"links": {"latency": "stated_latency"}}
 
 
-#: Figures that keep their ratio to another one where an upper entry changes that alone, by kind: group, figure, the one
-#: that it follows.
+#: Fields that scale with another field if an extending entry changes only that one, by kind: group, field, and the
+#: field that it follows.
 FOLLOWING: Mapping[str, tuple[tuple[str, str, str], ...]] = {"devices": (("memory", "reported", "capacity"),)}
 
 
-def _with_followers(kind: str, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an upper entry with the figures that follow what it changes; texts that are no quantities stay as they
-    are, for the check of the spec to name."""
+def _with_scaled_fields(kind: str, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an extending entry with the fields that scale with those it changes.
+
+    Text that is not a quantity stays as it is, so that the validation of the spec reports it.
+    """
     for group, figure, leader in FOLLOWING.get(kind, ()):
         old, new = below.get(group), above.get(group)
         if not isinstance(old, Mapping) or not isinstance(new, Mapping):
@@ -390,7 +394,7 @@ def _extended(kind: str, data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     layers = _layers(kind, data, path)
     merged: dict[str, Any] = {}
     for layer in reversed(layers):
-        merged = _merged(merged, _with_followers(kind, merged, layer))
+        merged = _merged(merged, _with_scaled_fields(kind, merged, layer))
     merged.pop("extend", None)
     for figure, kept in CONTAINED.get(kind, {}).items():
         if kept in merged:
@@ -401,7 +405,7 @@ def _extended(kind: str, data: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _layers(kind: str, data: Mapping[str, Any], path: Path) -> list[Mapping[str, Any]]:
-    """A mapping and the entries that it extends, the uppermost first."""
+    """Return a mapping and the entries that it extends, the base entry last."""
     layers, chain = [data], [path]
     _check_extend(data, path)
     while (base := data.get("extend")) is not None:
@@ -410,7 +414,7 @@ def _layers(kind: str, data: Mapping[str, Any], path: Path) -> list[Mapping[str,
         _check_extend(data, below)
         if os.path.realpath(below) in [os.path.realpath(file) for file in chain]:
             stems = " -> ".join(file.name for file in [*chain, below])
-            raise SpecError(f"{path}: extend: the chain of files comes back to itself: {stems}")
+            raise SpecError(f"{path}: extend: the files extend one another in a circle: {stems}")
         if len(chain) > MAX_EXTENDS:
             raise SpecError(f"{path}: extend: more than {MAX_EXTENDS} files extend one another")
         chain.append(below)
@@ -465,7 +469,7 @@ def _short(name: str) -> str:
 
 @cache
 def _device_aliases() -> Mapping[str, str]:
-    """Alias in lower case -> device name, read from the text of all device files without parsing their YAML."""
+    """Return device names by alias in lower case, read from the text of the files without parsing their YAML."""
     devices: dict[str, str] = {}
     for name, path in entries("devices").items():
         for alias in _listed_aliases(path):
@@ -515,7 +519,7 @@ def device_named(text: str) -> str:
 
 @cache
 def release() -> str:
-    """A digest of this program and of the figures that it ships: two processes of one digest predict the same."""
+    """Return a digest of this program and of its catalog; processes with equal digests make equal predictions."""
     package = Path(__file__).resolve().parent.parent
     root = catalog_root()
     shipped = [path for kind in ("calibrations", "software") for path in (root / FOLDERS[kind]).glob("*.yaml")]

@@ -1,9 +1,9 @@
-"""Devices: what their makers say of them, in SI, with sources.
+"""Devices as their makers describe them, in SI units, with sources.
 
-Bandwidth is per direction and peaks are dense. A memory that is sold as "80 GB" is 80 GiB of HBM or GDDR, as
-``nvidia-smi`` shows it (H100 80GB: 81559 MiB; H200 141GB: 143771 MiB), so the catalog writes GiB; what driver and ECC
-keep for themselves is not taken off the capacity. Cache sizes are binary too. What was *measured* is in calibrations,
-not here.
+Bandwidth is per direction and peaks are dense. A memory that is sold as "80 GB" has 80 GiB of HBM or GDDR, as
+``nvidia-smi`` shows it (H100 80GB: 81559 MiB; H200 141GB: 143771 MiB), so the catalog writes GiB. Memory that the
+driver and ECC keep is not subtracted from the capacity. Cache sizes are binary too. Measured values are in
+calibrations.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Price(Spec):
 class Memory(Spec):
     """Device memory: capacity [byte] and peak bandwidth [byte/s].
 
-    ``reported``: bytes that the driver offers to programs, if known. Less than the capacity: firmware keeps some, and
-    inline error correction takes a sixteenth of graphics memory.
+    ``reported`` is the number of bytes that the driver offers to programs, if known. It is less than the capacity,
+    because firmware keeps some memory, and inline error correction takes a sixteenth of graphics memory.
     """
 
     capacity: Bytes
@@ -46,7 +46,7 @@ class Memory(Spec):
 
     @property
     def usable(self) -> float:
-        """Bytes that a run may take: those reported by the driver, else the capacity."""
+        """Memory that a run may use [byte]: what the driver reports, else the capacity."""
         return self.capacity if self.reported is None else self.reported
 
     def resized(self, capacity: float) -> Memory:
@@ -80,7 +80,7 @@ class Memory(Spec):
 
 
 class Multiprocessor(Spec):
-    """Sizes of one SM, CU or core: registers and shared memory [byte]."""
+    """Sizes of one streaming multiprocessor, compute unit or core: registers and shared memory [byte]."""
 
     compute_capability: Text | None = None
     registers: Bytes | None = None
@@ -89,28 +89,28 @@ class Multiprocessor(Spec):
 
 
 class Pcie(Spec):
-    """The slot or socket that joins the device to its host."""
+    """PCI Express slot or socket that connects the device to its host."""
 
     generation: PositiveCount
     lanes: PositiveCount
 
 
 class HostLink(Spec):
-    """The link to a host that is not reached over PCIe, by its catalog name, and how many devices share one."""
+    """Link to the host where it is not PCIe: its catalog name, and how many devices share one link."""
 
     link: Text
     devices: PositiveCount = 1
 
 
 class MatrixUnit(Spec):
-    """A systolic array: so many rows and columns of multipliers."""
+    """Systolic array: its rows and columns of multipliers."""
 
     width: PositiveCount
     source: Text = NOT_STATED
 
 
 class Interconnect(Spec):
-    """The links between devices that a device itself has, all of them together, per direction [byte/s]."""
+    """Links to other devices that the device itself has: the sum of their bandwidths per direction [byte/s]."""
 
     kind: Literal["nvlink", "infinity_fabric", "ici", "roce"]
     generation: PositiveCount | None = None
@@ -159,7 +159,7 @@ class Device(Spec):
         return self
 
     def copy_rate(self, achieved: float | None = None) -> float:
-        """Return the rate of copies between the device and its host, in each direction.
+        """Return the bandwidth of copies between the device and its host, in each direction.
 
         Parameters
         ----------
@@ -187,31 +187,31 @@ class Device(Spec):
         elif self.pcie is not None:
             link, part = load_link(f"pcie{self.pcie.generation}-x16"), self.pcie.lanes / 16
         else:
-            raise SpecError(f"device {self.name}: pcie is not stated, so the time of copies to the host is not known")
+            raise SpecError(f"device {self.name}: its file has no pcie, so the time of copies to the host is not known")
         return link.bandwidth * (achieved or link.achieved_fraction or 1.0) * part
 
     @property
     def tensor_dtypes(self) -> tuple[Dtype, ...]:
-        """The dtypes whose peak the ordinary cores cannot reach: those of the tensor (matrix) cores."""
+        """Formats for which tensor (matrix) cores are faster than ordinary cores."""
         return tuple(dtype for dtype in self.peak if self.peak[dtype] > self.vector_peak.get(dtype, 0.0))
 
     @property
     def training_dtype(self) -> Dtype:
-        """The dtype that people train in on this device: bf16, else fp16 on tensor cores, else fp32."""
+        """Format in which people usually train on this device: bf16, else fp16 on tensor cores, else fp32."""
         tensor = self.tensor_dtypes
         return "bf16" if "bf16" in tensor else "fp16" if "fp16" in tensor else "fp32"
 
     @property
     def tensor_cores(self) -> bool:
-        """Whether 16-bit matrix products have their own units."""
+        """True if the device has tensor cores for 16-bit matrix products."""
         return any(dtype in ("fp16", "bf16") for dtype in self.tensor_dtypes)
 
     def arithmetic(self, dtype: str) -> str:
         """Return the format in which libraries multiply numbers of a given dtype.
 
-        It is fp32 where ordinary cores are faster at that than at sixteen bits (a GeForce of Pascal does one 64th), as
-        cuBLAS and cuDNN do when asked for fp32 accumulation, and where ordinary cores only convert fp16 (NVIDIA's
-        before Pascal; cuDNN's PSEUDO_HALF_CONFIG).
+        Libraries use fp32 where ordinary cores multiply it faster than 16-bit numbers: a GeForce of the Pascal
+        architecture has 1/64 of the fp32 rate in fp16. cuBLAS and cuDNN do so when fp32 accumulation is requested. They
+        also use fp32 where ordinary cores can only convert fp16 (NVIDIA's before Pascal; cuDNN's PSEUDO_HALF_CONFIG).
 
         Parameters
         ----------

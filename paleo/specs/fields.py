@@ -1,4 +1,4 @@
-"""A schema as a table: field, unit, default, meaning; for `paleo show`, for the docs, and for messages."""
+"""Schemas as tables (field, unit, default, meaning), for `paleo show`, for the docs and for messages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pydantic.fields import FieldInfo
 
 from paleo.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds, Watts, duration, engineering, gibibytes
 
-#: How values of each dimension are written.
+#: Unit or dimension that is printed for each type of quantity.
 _UNITS = {Seconds: "time", Bytes: "bytes", BytesPerSecond: "bytes/s", FlopsPerSecond: "FLOP/s", Hertz: "Hz", Watts: "W"}
-#: How rates among them are written out.
+#: Units in which rates are printed.
 _RATES = {"bytes/s": "B/s", "FLOP/s": "FLOP/s", "Hz": "Hz"}
 
 

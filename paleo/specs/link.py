@@ -1,7 +1,7 @@
-"""Links: what their makers say of one, in SI, with sources.
+"""Links as their makers describe them, in SI units, with sources.
 
-Bandwidth is per direction. What was *measured* is in calibrations, not here; ``achieved_fraction`` is the one
-exception, kept beside its source.
+Bandwidth is per direction. Measured values are in calibrations. The one exception is ``achieved_fraction``, which is
+stated here beside its source.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ LinkKind = Literal[
 
 
 class Link(Spec):
-    """One link: bandwidth per direction [byte/s], one-way latency of a small message [s].
+    """One link: bandwidth per direction [byte/s] and one-way latency of a small message [s].
 
-    ``scope`` says what one link is (a port, all NVLinks of one GPU, …); ``achieved_fraction`` is the part of the
-    bandwidth that large messages reach. ``in_switch_bandwidth``: the bus bandwidth [byte/s] that was published of large
-    all-reduces which the switches add, a bound for groups of any size. ``stated_latency``: the latency that calibrated
-    hops over the link contain, that of the entry which all others extend; no file states it by itself.
+    ``scope`` says what counts as one link (a port, all NVLinks of one GPU, …). ``achieved_fraction`` is the fraction of
+    the bandwidth that large messages reach. ``in_switch_bandwidth`` is the published bus bandwidth [byte/s] of large
+    all-reduces that the switches add up; it bounds groups of any size. ``stated_latency`` is the latency that
+    calibrated times of the link contain. It is that of the base entry of a chain of ``extend:``; no file states it
+    directly.
     """
 
     name: Text

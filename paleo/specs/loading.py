@@ -1,11 +1,11 @@
-"""YAML text to validated objects, with one clear message for whatever is wrong.
+"""Reading of YAML files as validated objects, with one clear message for the first mistake.
 
-Spec files are written by people, so the door is narrow: one document, a mapping, UTF-8, no anchors, no tags, no key
-twice. Plain scalars follow the YAML 1.2 core schema: ``on``, ``yes`` and ``12:30`` are text and ``1e9`` is a number;
-``.nan``, ``.inf`` and numbers beyond a double are refused. Keys are always text. In model files a text that starts with
-``=`` is arithmetic on the model's parameters, and nothing else.
+Spec files are written by people, so only a small part of YAML is allowed: one document, a mapping, UTF-8, no anchors,
+no tags, no repeated key. Plain scalars follow the YAML 1.2 core schema: ``on``, ``yes`` and ``12:30`` are text and
+``1e9`` is a number. ``.nan``, ``.inf`` and numbers beyond a double are refused. Keys are always text. In model files a
+text that starts with ``=`` is arithmetic on the model's parameters.
 
-Caches of specs go by the content of the files that they were read from, not by their names.
+Loaded specs are cached by the content of their files, not by their names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paleo.errors import SpecError, near
 Value = TypeVar("Value")
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
-#: Entries of one cache: a study's models and systems, many times over.
+#: Most entries of one cache: many more than the models and systems of a study.
 MOST_ENTRIES = 512
 
 _LEDGERS: ContextVar[tuple[dict[str, str], ...]] = ContextVar("ledgers", default=())
@@ -55,7 +55,7 @@ def digest(content: bytes) -> str:
 
 
 def record_file(path: str | Path, content: bytes) -> None:
-    """Enter a file that was just read in every open ledger.
+    """Record a file that was just read in every ledger that is open (see `recorded`).
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def _enter(ledgers: tuple[dict[str, str], ...], digests: Mapping[str, str]) -> N
 
 @contextmanager
 def recorded() -> Iterator[dict[str, str]]:
-    """A ledger of the files that are read in this block: real path -> digest of the content."""
+    """Record the files that are read inside a ``with`` block; yield a dict of content digests by real path."""
     ledger: dict[str, str] = {}
     token = _LEDGERS.set((*_LEDGERS.get(), ledger))
     try:
@@ -85,7 +85,7 @@ def recorded() -> Iterator[dict[str, str]]:
 
 
 def changed_files(digests: Mapping[str, str]) -> list[str]:
-    """List the files of a ledger that were deleted or changed after they were read.
+    """List the recorded files that were deleted or changed after they were read.
 
     Parameters
     ----------
@@ -108,14 +108,14 @@ def _digest_of(path: str) -> str | None:
 
 
 class FileCache(Generic[Value]):
-    """Loads what a name or a path means once, and again as soon as one of the files that it was read from changes."""
+    """Loads what a name or a path means once, and again only after one of its files has changed."""
 
     def __init__(self, load: Callable[[str | Path], Value]) -> None:
         self._load = load
         self._entries: dict[tuple[str, str], tuple[Value, dict[str, str]]] = {}
 
     def __call__(self, name_or_path: str | Path) -> Value:
-        """The entry; errors of loading are raised each time anew."""
+        """Return the loaded entry. An error of loading is raised again at each call."""
         if not isinstance(name_or_path, str | Path):
             raise SpecError(f"{name_or_path!r:.80}: expected a name of the catalog or a path")
         key = (os.getcwd(), str(name_or_path))  # noqa: PTH109 (called for each prediction)
@@ -134,21 +134,21 @@ class FileCache(Generic[Value]):
         return value, digests
 
 
-#: Far above any spec that a person writes, far below what would keep a reader waiting.
+#: Limits on a spec file: far above what people write, and low enough that reading a file never takes long.
 MAX_FILE_BYTES = 4_000_000
 MAX_NODES = 250_000
 MAX_DEPTH = 32
 MAX_MESSAGE = 600
 
-#: Whole numbers up to here are exact as floats.
+#: Largest number below which all whole numbers are exact as floats.
 MOST_COUNT = 2**53
-#: Least and most of any number of a spec without a unit, zero apart.
+#: Smallest and largest magnitude of a number without a unit; zero is allowed too.
 _LEAST, _MOST = 2.0**-80, 2.0**60
 PositiveCount = Annotated[int, Field(strict=True, gt=0, le=MOST_COUNT)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 Flag = Annotated[bool, Field(strict=True)]
 Year = Annotated[int, Field(strict=True, ge=1990, le=2100)]
-#: What stands for the source of figures of one's own machine; the catalog states all of its sources.
+#: Default source in a user's own file. Entries of the catalog always state their sources.
 NOT_STATED = "not stated"
 
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -158,7 +158,7 @@ _NOT_FINITE = re.compile(r"[-+]?\.?(nan|inf|infinity)\Z", re.IGNORECASE)
 _WORDS = {None: ("~", "null", "Null", "NULL"), True: ("true", "True", "TRUE"), False: ("false", "False", "FALSE")}
 _CONSTANTS = {word: value for value, words in _WORDS.items() for word in words}
 
-#: What a file cannot hold.
+#: Part of pydantic's messages about Python objects, which a file cannot contain.
 _INSTANCE = re.compile(r" or instance of \w+")
 _WORDING = {
     "Input should": "it should",
@@ -172,25 +172,25 @@ _WORDING = {
 
 
 class Spec(BaseModel):
-    """Base of everything that is read from YAML: frozen, and a key that it does not know is an error."""
+    """Base class of everything that is read from YAML. Instances are frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
-    if not TYPE_CHECKING:  # type checkers go by the fields
+    if not TYPE_CHECKING:  # type checkers use the fields instead
 
         def __init__(self, **data: Any) -> None:
-            """From keywords; SpecError, as for a file, where they are wrong."""
+            """Make a spec from keywords; raise SpecError, as for a file, if they are not valid."""
             stated = plain_numbers(data)
             try:
                 super().__init__(**stated)
             except ValidationError as error:
                 raise SpecError(_first_problem(type(self), stated, type(self).__name__, error)) from None
 
-        __init__.__pydantic_base_init__ = True  # files are validated without it, and named in their messages
+        __init__.__pydantic_base_init__ = True  # files are validated elsewhere, with the file name in messages
 
     @classmethod
     def other_keys(cls) -> Sequence[str]:
-        """Return keys that are read beside those of the fields.
+        """Return keys that are allowed besides the names of the fields.
 
         Returns
         -------
@@ -200,7 +200,7 @@ class Spec(BaseModel):
         return ()
 
     def __hash__(self) -> int:
-        """By the texts and numbers among the fields: equal specs have one hash, and mappings have none."""
+        """Hash the fields that are texts or numbers; mappings have no hash and are ignored."""
         fields = (value for value in self.__dict__.values() if isinstance(value, str | int | float | None))
         return hash((type(self), *fields))
 
@@ -346,13 +346,13 @@ def _yaml_problem(error: Any) -> str:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     place = f"line {mark.line + 1}: " if mark is not None else ""
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
-    if "nesting depth" in problem:  # newer releases of the parser stop before `MAX_DEPTH` is looked at
+    if "nesting depth" in problem:  # newer releases of the parser stop before `MAX_DEPTH` is checked
         return f"{place}nested deeper than {MAX_DEPTH} levels"
     return f"{place}not valid YAML: {problem}"
 
 
 class _Builder:
-    """Builds a value from parser events, so that every limit is checked before anything grows."""
+    """Builds a value from the events of the YAML parser, and checks every limit before memory grows."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -374,7 +374,7 @@ class _Builder:
         value = self._value(self._next(), depth=0)
         self._parser.get_event()
         if not self._parser.check_event(yaml.StreamEndEvent):
-            raise self._error(self._parser.peek_event(), "a second document starts; expected one per file")
+            raise self._error(self._parser.peek_event(), "a second YAML document starts here; a file may have only one")
         return value
 
     def _next(self) -> Any:
@@ -409,7 +409,7 @@ class _Builder:
                 raise self._error(event, "a key must be a plain word")
             key, line = event.value, _line(event)
             if key in values:
-                raise self._error(event, f"key {_shown(key)} stands twice (first on line {lines[key]}); keep one")
+                raise self._error(event, f"key {_shown(key)} is repeated (first on line {lines[key]}); keep one")
             lines[key] = line
             values[key] = self._value(self._next(), depth + 1)
         return values
@@ -469,7 +469,7 @@ def validate(model: type[Model], data: object, where: str | Path) -> Model:
 
 
 def below(folder: Path, name: str) -> Path:
-    """Return the path of a file that another file names, in the folder of that file or below.
+    """Return the path of a file that another file names, which must be in the same folder or below.
 
     Parameters
     ----------
@@ -483,7 +483,7 @@ def below(folder: Path, name: str) -> Path:
     SpecError
         If it lies elsewhere: a file that was received must not read others of this machine.
     """
-    root, place = (os.path.abspath(path) for path in (folder, folder / name))  # noqa: PTH100 (links stay as they are)
+    root, place = (os.path.abspath(path) for path in (folder, folder / name))  # noqa: PTH100 (keeps symbolic links)
     if os.path.commonpath([root, place]) != root:
         raise SpecError(f"{name[:200]!r} lies outside the folder of the file that names it; move it there, or below")
     return folder / name
@@ -517,7 +517,7 @@ def with_path(data: Mapping[str, Any], file: str | Path, path: str) -> dict[str,
 
 
 def _first_problem(model: type[BaseModel], data: object, where: str | Path, error: ValidationError) -> str:
-    """The message for the first thing that is wrong, and how much else is."""
+    """Return the message for the first error, with the number of further errors."""
     errors, data = error.errors(include_url=False), _nested(data)
     depth = {id(error): len(_path_in_data(data, error["loc"], error["type"])) for error in errors}
     first = min(errors, key=lambda error: (error["type"] != "extra_forbidden", -depth[id(error)]))
@@ -528,7 +528,7 @@ def _first_problem(model: type[BaseModel], data: object, where: str | Path, erro
 
 
 def _all_missing(data: object, errors: Sequence[Any]) -> str:
-    """All missing keys in one message, with the number of other errors."""
+    """Return one message for all missing keys, with the number of other errors."""
     missing = [error for error in errors if error["type"] == "missing"]
     keys = list(dict.fromkeys(_dotted(_path_in_data(data, error["loc"], "missing")) for error in missing))
     other_errors = len(errors) - len(missing)
@@ -554,7 +554,7 @@ def _refuse_not_finite(value: object, where: str | Path, path: tuple[str | int, 
 
 
 def _explained(model: type[BaseModel], data: object, error: Any) -> str:
-    """Key path, value and expectation of one entry of pydantic's list of errors."""
+    """Return key, value and expectation of one of pydantic's errors."""
     kind, value = error["type"], error["input"]
     path = _path_in_data(data, error["loc"], kind) or error["loc"][:1]
     key = _dotted(path)
@@ -568,7 +568,7 @@ def _explained(model: type[BaseModel], data: object, error: Any) -> str:
 
 
 def _plainly(message: str) -> str:
-    """pydantic's words in the words of a YAML file."""
+    """Rewrite a message of pydantic in the words of a YAML file."""
     message = _INSTANCE.sub("", message)
     for pattern, wording in _WORDING.items():
         message = message.replace(pattern, wording)
@@ -588,7 +588,7 @@ def _nested(data: object) -> object:
 
 
 def _path_in_data(data: object, location: tuple[str | int, ...], kind: str) -> tuple[str | int, ...]:
-    """pydantic's location without the names of union members, which no file contains."""
+    """Return the location of an error without the names of union members, which no file contains."""
     path: list[str | int] = []
     for index, part in enumerate(location):
         try:
@@ -601,7 +601,7 @@ def _path_in_data(data: object, location: tuple[str | int, ...], kind: str) -> t
 
 
 def _keys_at(model: type[BaseModel], path: tuple[str | int, ...]) -> set[str]:
-    """Keys that ``model`` allows at ``path``; the union over all models that may stand there."""
+    """Return the keys that ``model`` allows at ``path``, from all models that are possible there."""
     models = [model]
     for part in path:
         fields = [owner.model_fields[str(part)] for owner in models if str(part) in owner.model_fields]
@@ -655,7 +655,7 @@ _LONGEST, _LARGEST, _DIGITS = 200, 10.0**15, 15
 
 
 def _rounded(number: float, digits: int = 0) -> Number:
-    """``round``, which for a far number of digits works out powers of ten without end."""
+    """Round a number like ``round``, with a limit on the digits, as many digits would take endless time."""
     if abs(digits) > _DIGITS:
         raise SpecError(f"round(…, {digits}): expected at most {_DIGITS} digits")
     return round(number, digits) if digits else round(number)

@@ -1,4 +1,4 @@
-"""Model files: name and sources of a network, and its layers as written in the file."""
+"""Model files: the name and the sources of a network, and its layers as the file states them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate, 
 
 
 def _published(value: object) -> tuple[float, float]:
-    """A published figure and half a unit of its last digit: an integer is exact, ``25.6 M`` means 25.55 to 25.65 M."""
+    """Read a published figure and half a unit of its last digit.
+
+    A whole number is exact; ``25.6 M`` means 25.55 to 25.65 M.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         return float(value), 0.0
     if not isinstance(value, str):
@@ -36,17 +39,17 @@ Published = Annotated[tuple[float, float], BeforeValidator(_published)]
 
 
 class Expect(Spec):
-    """Published figures of the network; a test compares the counts with them."""
+    """Published figures of the network, with which a test compares the counts."""
 
     parameters: Published
     flops: Published | None = None
-    #: How the published FLOP were counted, where it differs from ours (2 FLOP a multiply-add, contractions only).
+    #: How the published FLOP were counted, if not as here: 2 FLOP for a multiply-add, contractions only.
     flops_note: str | None = None
     source: Text
 
 
 class Input(Spec):
-    """One input of the network: its dims in order, sizes as numbers or expressions; ``batch`` is the batch."""
+    """One input of the network: its dims in order, with sizes as numbers or expressions; ``batch`` is the batch."""
 
     dims: dict[str, int | str] = Field(min_length=1)
     role: Role = "activation"
@@ -60,8 +63,11 @@ class Block(Spec):
 
 
 class Dataset(Spec):
-    """What one epoch is, for time and cost to train. ``tokens``: of a sample on average, of all its sequences and
-    without padding, where samples differ in length."""
+    """Data set whose size defines one epoch, for the time and cost of training.
+
+    ``tokens`` is the mean number of tokens of a sample, over all its sequences and without padding, where samples
+    differ in length.
+    """
 
     name: Text
     samples: PositiveCount
@@ -70,15 +76,17 @@ class Dataset(Spec):
 
 
 class ModelSpec(Spec):
-    """A network as its file states it. ``params`` may be overridden at the command line; ``tokens`` are counted per
-    sample."""
+    """A network as its file states it.
+
+    ``params`` may be overridden on the command line. ``tokens`` is the number of tokens of a sample.
+    """
 
     name: Text
     title: Text
     task: Text
     source: Text
     notes: str | None = None
-    #: Other names of the network; of releases that differ in their weights alone, too.
+    #: Other names of the network, including releases that differ only in their weights.
     aliases: tuple[Text, ...] = ()
     params: dict[str, int | float | str | bool] = Field(default_factory=dict)
     inputs: dict[str, Input] = Field(min_length=1)
@@ -87,19 +95,19 @@ class ModelSpec(Spec):
     tokens: int | str | None = None
     dataset: Dataset | None = None
     expect: Expect | None = None
-    #: Where the file was read, for messages.
+    #: Path of the file, for messages.
     path: str = ""
-    #: What a prediction warns of, whatever the run: the network is a stand-in, or its code was run.
+    #: Warnings for every prediction with this network, such as that another network stands in for it.
     remarks: tuple[Text, ...] = Field(default=(), exclude=True)
 
     @property
     def reference(self) -> str:
-        """The name that a command takes for the model: its catalog name, or the path of its file."""
+        """Name under which a command finds the model: its catalog name, or the path of its file."""
         return self.name if not self.path or str(entries("models").get(self.name)) == self.path else self.path
 
 
-#: Readers of networks that are neither in the catalog nor in a YAML file. A reader returns None for a text that is not
-#: of its kind.
+#: Readers of networks that are neither in the catalog nor in a YAML file. A reader returns None for a text that it does
+#: not recognise.
 SOURCES: Registry[Callable[[str], ModelSpec | None]] = Registry("source of networks", "paleo.importers")
 
 
@@ -114,7 +122,7 @@ def load_model(model: str | Path, *, run_code: bool = True) -> ModelSpec:
         has this id; a ``config.json`` of transformers, or the folder that holds one; a YAML or ONNX file; or
         ``module:factory@2x3x224x224``, a torch module with the shapes of its inputs. Nothing is downloaded.
     run_code : bool
-        Whether the code that ``module:factory`` names may run. False for names that come out of a file.
+        True if the code that ``module:factory`` names may run; False for names that are read from a file.
 
     Returns
     -------
@@ -124,7 +132,7 @@ def load_model(model: str | Path, *, run_code: bool = True) -> ModelSpec:
     Raises
     ------
     SpecError
-        Where the text means no network, with the nearest names, or the network cannot be read.
+        If the text names no network (the message has the nearest names), or the network cannot be read.
     """
     text = str(model)
     if not run_code and ":" in text and not exists(text):
@@ -153,7 +161,7 @@ def names_other_source(model: str | Path) -> bool:
     Returns
     -------
     bool
-        Whether an importer must read the network.
+        True if an importer must read the network.
     """
     text = str(model)
     if not isinstance(model, Path) and text.strip().lower() in entries("models"):
@@ -205,7 +213,7 @@ def agrees_with_published(figure: tuple[float, float], counted: float) -> bool:
     Returns
     -------
     bool
-        Whether they agree.
+        True if they agree.
     """
     value, slack = figure
     return math.isclose(counted, value, rel_tol=1e-12, abs_tol=slack)

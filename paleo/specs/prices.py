@@ -1,7 +1,7 @@
-"""Dated price lists: what providers ask for a machine by the hour, and what machines and devices were sold for.
+"""Dated price lists: hourly rents of machines, and prices at which machines and devices were sold.
 
-An offer names the device, how many of them are in one instance, and for which term. A system of the catalog is priced
-by offers of the very system, else by what the market asks for its device.
+An offer names the device, the number of devices in an instance, and the term. A system of the catalog is priced by
+offers of the same system if there are any, else by market prices of its device.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 
-#: How long a machine is taken for.
+#: Terms for which a machine can be rented.
 Term = Literal["on-demand", "1-year", "3-year", "spot"]
 TERMS = get_args(Term)
 
 
 class PriceOffer(Spec):
-    """One line of a price list: ``rate`` of the instance with all its ``devices``, or the ``price`` it was sold for."""
+    """One line of a price list: the ``rate`` of an instance with all its ``devices``, or the ``price`` when sold."""
 
     instance: Text
     device: Text
@@ -76,7 +76,7 @@ def price_list(name: str) -> PriceList:
 class Quote:
     """Price of one device: ``value`` in USD/s for a rent, in USD for a purchase.
 
-    It has the number of ``offers`` and whether they are for this system (else for its device).
+    It lists the ``offers`` behind the value, and says whether they are for the same system or only for its device.
     """
 
     value: float
@@ -85,7 +85,7 @@ class Quote:
 
     @property
     def price(self) -> Price:
-        """As a price of the catalog, for one device."""
+        """The quote as a `Price` of one device, with source and date."""
         provider, first = self.offers[0]
         source = f"{provider}, {first.instance}: {first.source}"
         if not self.exact:
@@ -96,7 +96,7 @@ class Quote:
 
     @property
     def _market(self) -> str:
-        """What the value is of several offers of a device."""
+        """Words that say what the value is: the only offer, or the median of several."""
         device, count = self.offers[0][1].device, len(self.offers)
         if count == 1:
             return f"the only offer of {device}"
@@ -180,7 +180,7 @@ def rent_quote(system: System, term: Term) -> Quote | None:
 
 
 def _lowest_of_each_provider(rates: Iterable[tuple[float, str, PriceOffer]]) -> list[tuple[float, str, PriceOffer]]:
-    """A provider with many regions, dates or instances is one voice on the market: its lowest offer."""
+    """Return the lowest offer of each provider, so that a provider with many regions or dates counts once."""
     lowest: dict[str, tuple[float, str, PriceOffer]] = {}
     for row in rates:
         if row[1] not in lowest or row[0] < lowest[row[1]][0]:
@@ -191,7 +191,7 @@ def _lowest_of_each_provider(rates: Iterable[tuple[float, str, PriceOffer]]) -> 
 def rented(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, Price, bool] | None:
     """Return the rent of the machines that hold so many devices.
 
-    The price in the system's or the device's file comes first for machines rented on demand; then the price lists.
+    For on-demand rents a price in the file of the system or the device comes first, then the price lists.
 
     Parameters
     ----------
@@ -219,20 +219,20 @@ def rented(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, 
 
 @dataclass(frozen=True, slots=True)
 class Billed:
-    """Whole units of an order: so many ``devices`` in all, in units of one kind (``unit``, a noun)."""
+    """Devices that are paid for: ``devices`` in all, ordered in units of one kind (``unit``, a noun)."""
 
     devices: int
     units: int
     unit: str
 
 
-#: Chips up to which slices of a TPU are powers of two; a cube of 4 x 4 x 4 of a three-dimensional torus is a multiple
-#: from there on (Google Cloud, TPU v4 and v5p configurations).
+#: Largest TPU slice whose number of chips must be a power of two. Larger slices of a three-dimensional torus are
+#: multiples of a cube of 4 x 4 x 4 chips (Google Cloud, TPU v4 and v5p configurations).
 _CUBE = 64
 
 
 def billed(system: System, gpus: int) -> Billed:
-    """Return what is ordered and paid for where a run takes so many devices.
+    """Return the number of devices that are ordered and paid for if a run uses so many.
 
     Parameters
     ----------
@@ -307,14 +307,14 @@ def _quote(values: list[tuple[float, str, PriceOffer]], exact: bool) -> Quote | 
     return Quote(value, tuple((name, offer) for _, name, offer in nearest), exact)
 
 
-# Failure rates of nodes: as the system's file states them, else those of similar systems
+# Failure rates of nodes come from the system's file, else from similar systems
 
 #: Between RSC-2 (2.3) and OPT-175B (16.1 failures per thousand node-days); near Llama 3 (3.8) and BLOOM (3.0).
 USUAL = Reliability.model_construct(
     failures=4.0 / (KILO * DAY),
     low=2.0 / (KILO * DAY),
     high=16.0 / (KILO * DAY),
-    source="the usual rate of tended clusters of GPUs: published runs lie between 2.3 and 16 per thousand node-days",
+    source="the usual rate of GPU clusters: published runs lie between 2.3 and 16 per thousand node-days",
 )
 
 
@@ -360,7 +360,7 @@ def _inherited(systems: list[System], words: str) -> Reliability:
 
 @cache
 def _systems_with_failures() -> list[System]:
-    """Systems of the catalog whose files state failures; a look into the text spares reading all the others."""
+    """Return the catalog systems whose files state failure rates; the others are not parsed."""
     stating = [name for name, path in entries("systems").items() if "\nreliability:" in path.read_text("utf-8")]
     return [load_system(name) for name in stating]
 

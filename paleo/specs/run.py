@@ -1,4 +1,4 @@
-"""What is run: batch, precision, optimizer, strategy and how communication is done. From options or a YAML file."""
+"""A run: batch, precision, optimizer, strategy and communication, from options or a YAML file."""
 
 from __future__ import annotations
 
@@ -16,55 +16,58 @@ from paleo.specs.loading import Flag, PositiveCount, Spec, Text, read_yaml, vali
 from paleo.specs.software import Dispatch, Recompute
 from paleo.units import Bytes, BytesPerSecond, Seconds
 
-#: When gradients are exchanged: in buckets while backward still runs, all after it, or through parameter servers.
+#: When gradients are exchanged: in buckets during the backward pass, all after it, or through parameter servers.
 Exchange = Literal["overlapped", "after", "parameter-server"]
 
-#: How a pipeline's pieces are made; numbers are the layers of each piece, in the order of the network.
+#: How the network is cut into pipeline pieces; numbers are the layers of each piece, in the order of the network.
 Cut = Literal["uniform", "time"] | tuple[Annotated[int, Field(strict=True, ge=0)], ...]
 
 
-#: Independent and persistent noise of ranks of traced jobs: medians of eight stages of two jobs of ByteDance (the
-#: stage with a worker that was slowed on purpose left out of the persistent one). Lin et al., Understanding stragglers
-#: in large model training using what-if analysis, OSDI 2025, data of ByteDance-Seed/StragglerAnalysis@8efcd7f37f.
+#: Noise of ranks in traced jobs: independent from step to step, and persistent. Both are medians of eight stages of two
+#: jobs of ByteDance; the persistent one leaves out the stage with a worker that was slowed on purpose. Lin et al.,
+#: Understanding stragglers in large model training using what-if analysis, OSDI 2025, data of
+#: ByteDance-Seed/StragglerAnalysis@8efcd7f37f.
 TRACED = (0.015, 0.003)
 
 
 def _rank_as_text(value: object) -> object:
-    """``lora: 16`` is ``lora: "16"``."""
+    """Convert a number to text, so that ``lora: 16`` means ``lora: "16"``."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _listed(value: object) -> object:
-    """``embed,block.0`` is a list of two."""
+    """Split a text at commas, so that ``embed,block.0`` means a list of two."""
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
 class InputOptions(Spec):
-    """How samples reach the devices. A cost that is not stated is zero, or that of the system's host."""
+    """Options of the input pipeline. A cost that is not stated is zero, or that of the system's host."""
 
     sample: Bytes | None = Field(None, description="stored bytes of a sample, read at `storage`")
-    storage: BytesPerSecond | None = Field(None, description="rate at which a node reads")
-    decode: Seconds = Field(0.0, description="time of one core for a sample")
-    cores: Annotated[float, Field(gt=0)] | None = Field(None, description="cores for each GPU that decode")
+    storage: BytesPerSecond | None = Field(None, description="rate at which a node reads samples")
+    decode: Seconds = Field(0.0, description="time of one core to decode a sample")
+    cores: Annotated[float, Field(gt=0)] | None = Field(None, description="cores that decode, for each GPU")
     copied: Bytes | None = Field(
-        None, description="bytes of a sample that go to the device; left out: those of the network's inputs"
+        None, description="bytes of a sample that are copied to the device; left out: those of the network's inputs"
     )
 
 
 class RecomputeOptions(Spec):
-    """Options of recomputation: the activations that are computed again before the backward pass."""
+    """Options of recomputation: which activations are computed again before the backward pass."""
 
-    policy: Recompute = Field("none", description="which activations are computed again before the backward pass")
+    policy: Recompute = Field("none", description="activations that are computed again before the backward pass")
     layers: Annotated[int, Field(strict=True, ge=0)] | None = Field(
-        None, description="full recomputation of so many first layers of each piece; the others keep all activations"
+        None,
+        description="number of first layers of each pipeline piece that are fully recomputed; the others "
+        "keep all activations",
     )
     every: PositiveCount | None = Field(
-        None, description="full recomputation keeps one input for so many layers, which are then brought back together"
+        None, description="full recomputation keeps one input for so many layers, which are then recomputed together"
     )
     modules: tuple[Text, ...] = Field(
         (),
-        description="parts of a block that selective recomputation runs again, as Megatron-Core calls them: core_attn, "
-        "layernorm, moe_act, mla_up_proj, mlp, moe, shared_experts",
+        description="parts of a block that selective recomputation computes again, as named by "
+        "Megatron-Core: core_attn, layernorm, moe_act, mla_up_proj, mlp, moe, shared_experts",
     )
     by_layer: dict[Text, Recompute] = Field(
         default_factory=dict, description='layers that differ from the policy: `{"block.[0-3]": full}`'
@@ -81,22 +84,22 @@ class RecomputeOptions(Spec):
 
 
 class ExpertOptions(Spec):
-    """Options of experts: how tokens reach them, and how evenly."""
+    """Options of experts: how tokens are sent to them, and how evenly."""
 
-    imbalance: Annotated[float, Field(ge=1)] = Field(
-        1.0, description="tokens of the busiest rank of experts over their mean"
-    )
+    imbalance: Annotated[float, Field(ge=1)] = Field(1.0, description="tokens of the busiest expert rank over the mean")
     dispatch: Dispatch | None = Field(None, description="how tokens are dispatched to experts")
     overlap: Flag | None = Field(
         None,
-        description="whether tokens travel beside a pass of another microbatch; under a schedule that pairs passes, as "
-        "dualpipe does, they do unless stated",
+        description="whether tokens are exchanged during a pass of another microbatch; left out: only under "
+        "schedules that pair passes, such as dualpipe",
     )
     shared_overlap: Flag | None = Field(
-        None, description="whether experts that all tokens visit run while NCCL exchanges the tokens of the others"
+        None,
+        description="whether shared experts, which all tokens visit, run while NCCL exchanges the tokens of the others",
     )
     drop_tokens: Flag = Field(
-        False, description="whether every expert gets its equal share and no more, so that the host waits for no counts"
+        False,
+        description="whether every expert gets exactly its equal share of tokens, so that the host waits for no counts",
     )
 
 
@@ -106,22 +109,24 @@ class PipelineOptions(Spec):
     schedule: Text = Field("1f1b", description="order of a pipeline's passes (`paleo list schedules`)")
     cut: Cut | None = Field(
         None,
-        description="how a pipeline's pieces are made. uniform: iterations of the heaviest block divided evenly; "
-        "time: the slowest piece is as light as it can be; numbers: layers of each piece; left out: as the software "
-        "does it, uniform where that is possible",
+        description="how the network is cut into pipeline pieces. uniform: iterations of the heaviest block "
+        "divided evenly; time: the slowest piece is as fast as possible; numbers: layers of each piece; left out: as "
+        "the software does it, uniform where possible",
     )
 
 
 class KernelOptions(Spec):
     """Options of kernels and their number formats; the software decides what is not given."""
 
-    cuda_graph: Literal["none", "full_iteration"] | None = Field(None, description="what of a step is one CUDA graph")
-    cudnn: Annotated[float, Field(gt=0)] | None = Field(None, description="release of the library of convolutions")
+    cuda_graph: Literal["none", "full_iteration"] | None = Field(
+        None, description="part of a step that is one CUDA graph"
+    )
+    cudnn: Annotated[float, Field(gt=0)] | None = Field(None, description="release of the convolution library")
     attention: Literal["fused", "unfused", "stepwise"] | None = Field(None, description="how attention is computed")
-    scaling: Scaling | None = Field(None, description="how scales of formats below sixteen bits are found")
+    scaling: Scaling | None = Field(None, description="how the scales of formats below sixteen bits are computed")
     cross_entropy: LossKernels | None = Field(None, description="kernels of the loss")
     main_gradients: Literal["narrow", "fp32"] | None = Field(
-        None, description="format in which gradients are summed up beside fp32 masters"
+        None, description="format in which gradients are summed with fp32 masters"
     )
 
 
@@ -130,52 +135,56 @@ class ExchangeOptions(Spec):
 
     when: Exchange | None = Field(None, description="when and how gradients are exchanged")
     bucket: Bytes | None = Field(
-        None, description="bytes of gradients that go out together; left out: as the software gathers them"
+        None, description="bytes of gradients that are exchanged together; left out: as the software does it"
     )
-    algorithm: Text | None = Field(None, description="the one collective algorithm (`paleo list collectives`)")
+    algorithm: Text | None = Field(
+        None, description="collective algorithm that all all-reduces use (`paleo list collectives`)"
+    )
     compress: Text | None = Field(None, description="compression of gradients: `topk:0.001` (`paleo.compression`)")
-    consistency: Text = Field("bsp", description="how workers wait for one another: `ssp:4` (`paleo.consistency`)")
+    consistency: Text = Field("bsp", description="when workers wait for one another: `ssp:4` (`paleo.consistency`)")
     servers: PositiveCount | None = Field(None, description="parameter servers")
 
     @property
     def algorithm_or_server(self) -> str | None:
-        """The forced all-reduce algorithm; a parameter-server exchange is one unless another is named."""
+        """The all-reduce algorithm that the run forces, or the parameter server if gradients go through one."""
         return self.algorithm or ("parameter_server" if self.when == "parameter-server" else None)
 
 
 class FabricOptions(Spec):
-    """Options of the fabric: where the nodes of a run lie, and who else uses it."""
+    """Options of the fabric: where the nodes of a run are placed, and which other jobs share it."""
 
-    nodes: Text = Field("packed", description="where nodes lie: packed, random or `spread:8` leaf switches")
+    nodes: Text = Field(
+        "packed", description="placement of the nodes of a run: packed, random, or `spread:8` leaf switches"
+    )
     background: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="share of the links above leaf switches that others use"
+        0.0, description="fraction of the bandwidth above leaf switches that other jobs use"
     )
     neighbour: Text | None = Field(
         None,
-        description="a second job on the same leaf switches, `all_to_all:32:0.4`: traffic (ring or all_to_all), its "
-        "nodes and the share of the time that it sends",
+        description="a second job on the same leaf switches, `all_to_all:32:0.4`: its traffic (ring or "
+        "all_to_all), number of nodes, and fraction of the time that it sends",
     )
 
 
 class VariationOptions(Spec):
-    """Options of variation: how much the work of ranks and steps differs."""
+    """Options of variation: how much the work of ranks and of steps differs."""
 
     jitter: Annotated[float, Field(ge=0, le=3)] = Field(
         0.0,
-        description="noise of a rank's step from one step to the next, as a share of it; `0.02,0.01` states "
-        "slow_ranks, too; traces: both as in traced jobs",
+        description="standard deviation of a rank's step time from step to step, as a fraction of it; "
+        "`0.02,0.01` also states slow_ranks; traces: both as in traced jobs",
     )
     slow_ranks: Annotated[float, Field(ge=0, le=3)] = Field(
-        0.0, description="spread of ranks that are always slower or faster, as a share of the step"
+        0.0, description="spread of ranks that are always slower or faster, as a fraction of the step time"
     )
     lengths: Annotated[float, Field(ge=0, le=3)] = Field(
-        0.0, description="standard deviation of a sample's work over its mean, as of sequences of unequal lengths"
+        0.0, description="standard deviation of the work of a sample over its mean, as for sequences of unequal lengths"
     )
 
     @model_validator(mode="before")
     @classmethod
     def _noise(cls, data: Any) -> Any:
-        """``jitter`` is a share, two as in ``0.02,0.01`` (the second is ``slow_ranks``), or ``traces``."""
+        """Read ``jitter``: a fraction, two as in ``0.02,0.01`` (the second is ``slow_ranks``), or ``traces``."""
         text = data.get("jitter") if isinstance(data, Mapping) else None
         if not isinstance(text, str):
             return data
@@ -184,33 +193,37 @@ class VariationOptions(Spec):
         except ValueError:
             shares = ()
         if len(shares) not in (1, 2):
-            raise SpecError(f"jitter: {text[:80]!r}: expected a share such as 0.02, two as in 0.02,0.01, or traces")
+            raise SpecError(
+                f"jitter: {text[:80]!r}: expected a fraction such as 0.02, two such as 0.02,0.01, or traces"
+            )
         if len(shares) == 2 and "slow_ranks" in data:
             raise SpecError(f"slow_ranks: jitter {text[:80]!r} states it, too; use one of them")
         return {**data, **dict(zip(("jitter", "slow_ranks"), shares, strict=False))}
 
 
 class OffloadOptions(Spec):
-    """Options of offloading: the states and activations that live in host memory."""
+    """Options of offloading: which states and activations are kept in host memory."""
 
-    states: Text = Field("none", description="what lives in host memory: optimizer, gradients, parameters, activations")
+    states: Text = Field(
+        "none", description="states and activations in host memory: optimizer, gradients, parameters, activations"
+    )
     layers: Annotated[int, Field(strict=True, ge=0)] | None = Field(
         None,
-        description="activations of so many layers of the repeated blocks go to host memory, spread evenly over the "
-        "network; the others stay (Megatron-Core's cpu_offloading_num_layers)",
+        description="number of layers of the repeated blocks whose activations are offloaded to host memory, "
+        "spread evenly over the network (Megatron-Core's cpu_offloading_num_layers)",
     )
 
 
 class FineTuningOptions(Spec):
-    """Options of fine-tuning: the weights that are trained, where it is not all of them."""
+    """Options of fine-tuning: which weights are trained if not all of them."""
 
     lora: Annotated[Text, BeforeValidator(_rank_as_text)] | None = Field(
         None,
-        description="rank of low-rank adapters, while all other weights are frozen, and the products of the repeated "
-        "blocks that have one: `16:attention` (Hu et al., ICLR 2022), `16:mlp`, `16:all` or a pattern of names",
+        description="rank of low-rank adapters, with all other weights frozen, and which products of the "
+        "repeated blocks have one: `16:attention` (Hu et al., ICLR 2022), `16:mlp`, `16:all` or a pattern of names",
     )
     qlora: Flag = Field(
-        False, description="whether frozen products are stored in NF4 with double quantisation (Dettmers et al., 2023)"
+        False, description="whether frozen weights are stored in NF4 with double quantisation (Dettmers et al., 2023)"
     )
     freeze: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = Field(
         (), description='layers that are not trained, by patterns: `[embed, "block.[0-9]"]`'
@@ -220,7 +233,7 @@ class FineTuningOptions(Spec):
 #: The field of a group that a plain value states: ``recompute: full`` is ``recompute: {policy: full}``.
 MAIN_FIELDS = {"recompute": "policy", "exchange": "when", "offload": "states"}
 
-#: Options of the command line whose names stand for a field of a group, in files and as keywords too.
+#: Names of command-line options that mean a field of a group. Files and keywords may use them too.
 SHORT_NAMES = {
     "seq": "model.seq",
     "schedule": "pipeline.schedule",
@@ -237,10 +250,10 @@ SHORT_NAMES = {
     "freeze": "fine_tuning.freeze",
 }
 
-#: Groups whose fields are not all known, or that a word may replace.
+#: Groups that may have fields of any name, or that a single word may replace.
 _OPEN_GROUPS = ("model", "input")
 
-#: Keys of earlier releases, and the fields that took their place. This release reads them, with a remark.
+#: Keys of earlier releases with the fields that replace them. This release still reads them and prints a remark.
 OLD_NAMES = {
     "expert_imbalance": "experts.imbalance",
     "expert_dispatch": "experts.dispatch",
@@ -266,18 +279,22 @@ OLD_NAMES = {
 
 
 class Run(Spec):
-    """One training run. Sizes that are not stated follow from the others; the prediction holds the resolved ones. What
-    is left out of how the framework works is as the ``software`` profile does it.
+    """One training run.
+
+    Sizes that are not stated follow from the others; the prediction holds the resolved ones. An option that is left out
+    takes the default of the ``software`` profile.
 
     Fields of a group are stated as mappings (``recompute={"policy": "full", "layers": 4}``), by their path
-    (``recompute.layers``), or by the name of the option of the command line (``recompute_layers=4``).
+    (``recompute.layers``), or by the name of the command-line option (``recompute_layers=4``).
     """
 
     gpus: PositiveCount = Field(1, description="devices of the run")
     batch: PositiveCount | None = Field(None, description="samples of a data-parallel rank in a step")
     global_batch: PositiveCount | None = Field(None, description="samples of all ranks in a step")
     microbatch: PositiveCount | None = Field(None, description="samples of a rank in one pass")
-    dtype: Text | None = Field(None, description="format of products; left out: what people train in on the device")
+    dtype: Text | None = Field(
+        None, description="format of the operands of products; left out: the one people usually train in on the device"
+    )
     optimizer: Text = Field("adamw", description="optimizer of the update")
     strategy: Text = Field("dp", description="a preset, or degrees: `tp=8,pp=4,zero=1,sp` (`paleo.parallel.placement`)")
     placement: dict[Text, dict[Text, Text | list[Text] | None]] = Field(
@@ -295,15 +312,15 @@ class Run(Spec):
     calibration: Text = Field("auto", description="auto, ideal, `ppp=0.6`, or a calibration by name or path")
     offload: OffloadOptions = Field(default_factory=OffloadOptions)
     clip: Literal["none", "norm", "scaled"] | None = Field(
-        None, description="what happens to gradients by their norm before the update"
+        None, description="gradient clipping by norm before the update"
     )
     input: InputOptions | Literal["none"] | None = Field(
         None,
-        description="data loading; none: synthetic data, which cost nothing; left out: as the software loads images, "
-        "where the system states its cores",
+        description="input pipeline; none: synthetic data at no cost; left out: as the software loads "
+        "images, if the system states its cores",
     )
     fine_tuning: FineTuningOptions = Field(default_factory=FineTuningOptions)
-    forward_only: Flag = Field(False, description="whether the forward pass alone is predicted")
+    forward_only: Flag = Field(False, description="whether only the forward pass is predicted")
     model: dict[str, int | float | str] = Field(
         default_factory=dict, description="parameters of the model file to replace (seq, hidden, …)"
     )
@@ -314,7 +331,7 @@ class Run(Spec):
         return _grouped(by_path(data)) if isinstance(data, Mapping) else data
 
     def __hash__(self) -> int:
-        """Return a hash of all fields, those of groups too, as many runs differ in one of them only."""
+        """Hash all fields, including those of groups, because many runs differ in only one of them."""
         return hash((super().__hash__(), *(value for value in self.__dict__.values() if isinstance(value, Spec))))
 
     @classmethod
@@ -330,9 +347,7 @@ class Run(Spec):
 
     @staticmethod
     def photographs(*, sample: float | None, decode: float, cores: float) -> InputOptions:
-        """Return the default input pipeline of photographs.
-
-        It is used by software that loads photographs when a run has no `input`.
+        """Return the input pipeline of software that loads photographs, for runs without an `input`.
 
         Parameters
         ----------
@@ -417,7 +432,7 @@ def name_of(path: str) -> str:
 
 
 def by_path(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a mapping of run fields with one entry for each path.
+    """Convert a mapping of run fields to one entry for each path.
 
     Parameters
     ----------
@@ -445,7 +460,7 @@ def by_path(data: Mapping[str, Any]) -> dict[str, Any]:
         for path, each in _paths_of_key(key, value).items():
             name = key if path_of(key) == path else path
             if path in flat:
-                raise SpecError(f"{name}: stands beside {keys[path]}; keep one")
+                raise SpecError(f"{name} and {keys[path]} state the same field; keep one")
             flat[path], keys[path] = each, name
     return flat
 
@@ -460,7 +475,7 @@ def _paths_of_key(key: str, value: Any) -> dict[str, Any]:
 
 
 def _grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings of groups from values by path."""
+    """Convert values by path to nested mappings."""
     nested: dict[str, Any] = {}
     for path, value in flat.items():
         group, _, name = path.partition(".")
@@ -475,14 +490,14 @@ def _grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _group(name: str) -> type[Spec] | None:
-    """The schema of a group of fields; None for a plain field."""
+    """Return the schema of a group of fields, or None for a plain field."""
     field = Run.model_fields.get(name)
     annotation = None if field is None else field.annotation
     return annotation if isinstance(annotation, type) and issubclass(annotation, Spec) else None
 
 
 def explicit_fields(run: Run) -> dict[str, Any]:
-    """Return the fields that a run was given.
+    """Return the fields that were stated for a run, without defaults.
 
     Parameters
     ----------

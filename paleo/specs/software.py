@@ -1,6 +1,6 @@
-"""Software profiles: how a framework drives the device, in groups of fields.
+"""Software profiles: how a framework runs a network on a device, in groups of fields.
 
-Every field says what it means where it is declared; `paleo show software NAME` and the docs print those sentences.
+Every field states its meaning where it is declared. `paleo show software NAME` and the docs print these sentences.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from paleo.specs.catalog import is_path, names, read_entry
 from paleo.specs.loading import FileCache, Flag, PositiveCount, Spec, Text, validate
 from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
 
-#: An empty PyTorch process as nvidia-smi shows it, kernels loaded lazily (CUDA 11.7 and later): about half a GiB.
+#: Device memory of an empty PyTorch process in nvidia-smi, with lazily loaded kernels (CUDA 11.7 and later): half a
+#: GiB.
 CONTEXT = 512.0 * MEBIBYTE
-#: NCCL's buffers of a ring, by its own sizes: 24 channels of 4 MiB (NCCL_BUFFSIZE, its documentation), 4.7 MiB for the
-#: LL128 and 0.5 MiB for the LL protocol. Trees and more channels would add to that.
+#: Buffers of one NCCL ring, by documented sizes: 24 channels of 4 MiB (NCCL_BUFFSIZE), 4.7 MiB for the LL128 and 0.5
+#: MiB for the LL protocol. Trees and more channels would add to that.
 COMMUNICATOR = 221.0 * MEBIBYTE
-#: What PyTorch's caching allocator reserves beside what it hands out, as a share of that: 5.8 % on average, one sigma
-#: 2.2 %, between 2.8 and 7.9 %, in six layouts of Megatron-Core on B200 whose peaks SimuMax's table prints both ways.
+#: Memory that PyTorch's caching allocator reserves but does not allocate, as a fraction of allocated memory: 5.8 % on
+#: average with a standard deviation of 2.2 % (2.8 to 7.9 %), in six layouts of Megatron-Core on B200 for which
+#: SimuMax's table prints both peaks.
 FRAGMENTATION = 0.058
-#: Seconds of a parameter server for each tensor that is pushed and pulled: TensorFlow's, fitted to four saturated rates
-#: of P100 workers (Li, Walls, Guo, CM-DARE, ICDCS 2020); 6.5 % on 93 rates that were not.
+#: Time of a parameter server for each tensor that is pushed and pulled [s]. It is TensorFlow's, fitted to four
+#: saturated rates of P100 workers (Li, Walls, Guo, CM-DARE, ICDCS 2020), with an error of 6.5 % on 93 rates that were
+#: not fitted.
 SERVER_CALL = 0.102e-3
 #: The profile of programs that are compiled for TPUs.
 TPU_PROFILE = "xla-tpu"
@@ -48,8 +51,11 @@ Operations = tuple[Factor, Factor]
 
 
 class SoftwareFit(Spec):
-    """Where fitted numbers of a profile come from: measured steps, one sigma of each number's logarithm, and the errors
-    on steps that were not fitted; ``architectures`` are those of the devices that ran them."""
+    """Origin of the fitted numbers of a profile.
+
+    It states the measured steps, one standard deviation of the logarithm of each number, the errors on steps that were
+    not fitted, and the ``architectures`` of the devices that ran the steps.
+    """
 
     source: Text
     date: Text
@@ -61,233 +67,251 @@ class SoftwareFit(Spec):
 
 
 class HostTime(Spec):
-    """The host's time for one operation (used by `paleo.step.memory`)."""
+    """Time that the host needs for one operation (used by `paleo.step.memory`)."""
 
-    forward: Seconds = Field(description="the host's time to issue one operation of the forward pass")
-    backward: Seconds = Field(description="the same for the backward pass of one operation")
+    forward: Seconds = Field(description="time in which the host issues one operation of the forward pass")
+    backward: Seconds = Field(description="time in which the host issues the backward pass of one operation")
     routing: Seconds = Field(
         0.0,
-        description="what tokens on their way to experts, or back, cost the host beside that: indices, permutations, "
-        "and the counts of tokens that it waits for",
+        description="additional host time for each dispatch of tokens to experts or back: indices, "
+        "permutations, and the counts of tokens that the host waits for",
     )
     expert: Seconds = Field(
-        0.0, description="what each expert on the device adds to a grouped product: a call, casts, splits"
+        0.0,
+        description="host time that each expert on the device adds to a grouped matrix product: a call, casts, splits",
     )
     handshake: Seconds = Field(
         0.0,
-        description="what an exchange between nodes by deepep or hybridep takes beside its bytes: layout, counts that "
-        "are sent ahead, and the wait for them",
+        description="time of an exchange between nodes by deepep or hybridep besides its bytes: layout, "
+        "counts that are sent first, and the wait for them",
     )
     libfabric: tuple[Seconds, Seconds] = Field(
         (0.0, 0.0),
-        description="what an exchange over EFA takes beside that: by NCCL, and by libraries that send each token once, "
-        "whose messages a thread of the host posts through libfabric",
+        description="additional time of an exchange over EFA, by NCCL and by libraries that send each token "
+        "once; a host thread posts their messages through libfabric",
     )
     waiting_power: Annotated[float, Field(ge=1)] = Field(
         4.0,
-        description="how strongly the longer of device and host prevails in sections in which the host waits for "
-        "counts of tokens (their sum to this power: 1 if they took turns, 4 where the host runs ahead freely)",
+        description="exponent with which device and host time are combined in sections where the host waits "
+        "for counts of tokens: 1 adds them up; from 4 on nearly the longer one counts, as when the host runs ahead "
+        "freely",
     )
     latent_rotation: Operations = Field(
-        (2.0, 2.0), description="operations that rotate query and key of latent attention, forward and backward"
+        (2.0, 2.0),
+        description="operations for the rotary embedding of query and key in latent attention, forward and backward",
     )
     grouped_router: Operations = Field(
-        (0.0, 0.0), description="those that groups of experts add to a router, forward and backward"
+        (0.0, 0.0), description="operations that a router with groups of experts adds, forward and backward"
     )
     sigmoid_router: Operations = Field(
-        (0.0, 0.0), description="those that sigmoids with a balancing bias, in place of a softmax, add to a router"
+        (0.0, 0.0),
+        description="operations that a router with sigmoids and a balancing bias adds over one with a softmax",
     )
     selection: Seconds = Field(
         0.0,
-        description="what a choice of proposals by their values, and of their targets, costs the host in each pass, "
-        "while the device waits for it",
+        description="host time in each pass for selecting object proposals and their targets, while the device waits",
     )
     piece: Seconds = Field(
         0.0,
-        description="what each piece of a tensor that one rank updated costs the host when ZeRO-1 and 2 gather it: "
-        "views and a copy (0: flat buffers, gathered whole)",
+        description="host time for each piece of a tensor that one rank updated when ZeRO-1 or 2 gathers it: "
+        "views and a copy (0: flat buffers that are gathered as a whole)",
     )
     feeds: BytesPerSecond | None = Field(
         None,
-        description="at what rate a core copies states that one step hands to the next, out of the framework and into "
-        "it again, while the device waits; left out: they stay on the device",
+        description="rate at which a host core copies states from one step to the next, out of the framework "
+        "and back, while the device waits; left out: the states stay on the device",
     )
     whole_iteration: Flag = Field(
-        False, description="whether an iteration is one CUDA graph, so that its operations cost the host nothing"
+        False, description="whether an iteration is one CUDA graph, so that its operations take no host time"
     )
     fitted_on: tuple[Text, ...] = Field(
         (),
-        description="architectures of devices on whose steps the times of operations were fitted, in this profile or "
-        "in that from which they are taken; on others they are assumed",
+        description="architectures of the devices on whose steps the host times were fitted, here or in the "
+        "profile from which they are taken; on others they are assumed",
     )
     blocking: Flag = Field(
-        False, description="whether it waits for each kernel before it issues the next (CUDA_LAUNCH_BLOCKING=1)"
+        False, description="whether the host waits for each kernel before it issues the next (CUDA_LAUNCH_BLOCKING=1)"
     )
     jitter: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="standard deviation of a rank's step from one step to the next, as a share of it"
+        0.0, description="standard deviation of a rank's step time from one step to the next, as a fraction of it"
     )
 
 
 class AttentionSoftware(Spec):
-    """How attention is computed."""
+    """How the software computes attention."""
 
     implementation: Literal["fused", "unfused", "stepwise"] = Field(
         "fused",
-        description="fused: one kernel; unfused: scores are kept, one kernel for scale, mask and softmax; stepwise: a "
-        "pass for each of those, and heads are copied next to each other",
+        description="fused: one kernel; unfused: the scores are stored, and one kernel does scale, mask and "
+        "softmax; stepwise: scale, mask and softmax are one pass each, and heads are copied next to each other",
     )
-    kernel: Text | None = Field(None, description="the fused kernel; left out: the usual one of the architecture")
+    kernel: Text | None = Field(
+        None, description="the fused kernel; left out: the usual one of the device's architecture"
+    )
     relative: Literal["heads first", "heads last"] = Field(
         "heads first",
-        description="how relative attention keeps scores. heads first: as batched products make them; heads last: "
-        "samples and heads are the last dims, so that products and softmax turn scores round",
+        description="layout of the scores of relative attention. heads first: as batched products write "
+        "them; heads last: samples and heads are the last dims, so that scores are transposed for products and "
+        "softmax",
     )
     slowdown: Slowdown | dict[str, Slowdown] = Field(
-        1.0, description="how much slower than the calibrated kernel it runs, for all architectures or by architecture"
+        1.0,
+        description="factor by which attention is slower than the calibrated kernel, for all architectures "
+        "or by architecture",
     )
 
 
 class Fusion(Spec):
     """Operations that the software runs as one kernel."""
 
-    passes: Flag = Field(False, description="whether chains of element-wise passes are one kernel")
+    passes: Flag = Field(False, description="whether chains of element-wise passes are fused into one kernel")
     convolutions: Flag = Field(
         False,
-        description="with passes: whether those that only convolutions read are part of these, made again for the "
-        "backward pass, and sums of gradients part of the kernel that makes one of them",
+        description="with passes: whether passes that only convolutions read are fused too and recomputed "
+        "for the backward pass, and sums of gradients are fused into the kernel that makes one of the summands",
     )
     norms: Literal["never", "inference", "forward", "both"] = Field(
         "never",
-        description="where a sum and a rectifier after a batch normalisation are part of its kernel: in inference; in "
-        "training in sixteen bits, too, in forward passes alone or both ways",
+        description="where a residual sum and a ReLU after a batch normalisation are fused into its kernel: "
+        "in inference; also in 16-bit training, in forward passes only or in both passes",
     )
     statistics: Literal["normalisation", "convolution"] = Field(
         "normalisation",
-        description="who sums up the statistics of a batch normalisation in sixteen bits: its own first sweep, or the "
-        "convolution before it in its last step, so that its input is read once",
+        description="what computes the statistics of a batch normalisation in sixteen bits: its own first "
+        "pass over the input, or the end of the convolution before it, so that the input is read once",
     )
     gelu: Literal["fused", "tanh-stepwise", "stepwise"] = Field(
-        "fused", description="tanh-stepwise: a pass for each term of gelu_tanh and quick_gelu; stepwise: every gelu so"
+        "fused",
+        description="tanh-stepwise: one pass for each term of gelu_tanh and quick_gelu; stepwise: for every gelu",
     )
     experts: Literal["fused", "stepwise"] = Field(
         "fused",
-        description="biases and clamped gates of experts. stepwise: a pass for each term, and a piece for each expert, "
-        "cut out by counts on the host, so that a graph of a whole iteration has them fused",
+        description="biases and clamped gates of experts. stepwise: one pass for each term and each expert, "
+        "whose tokens are selected by counts on the host; they are fused if a CUDA graph holds the whole iteration",
     )
     loss: LossKernels = Field(
         "fused",
-        description="cross-entropy. fused: reads logits, writes log-probabilities; recomputed: keeps the logits and a "
-        "number a row (Apex, FlashAttention); tiled: with the head, a tile of tokens at a time, so "
-        "that logits are never whole (Liger's fused linear cross-entropy); upcast: logits are first written in fp32 "
-        "(autocast); stepwise: a pass for each step of the vocabulary-parallel loss (Megatron-LM)",
+        description="cross-entropy. fused: reads logits, writes log-probabilities; recomputed: keeps the "
+        "logits and one number a row (Apex, FlashAttention); tiled: computed with the output layer for one tile of "
+        "tokens at a time, so that the logits are never stored whole (Liger's fused linear cross-entropy); upcast: "
+        "logits are first written in fp32 (autocast); stepwise: one pass for each step of the vocabulary-parallel "
+        "loss (Megatron-LM)",
     )
     metrics: Annotated[int, Field(strict=True, ge=0)] = Field(
         0,
-        description="how often the loss is computed again from the logits, in fp32 and without a kernel of its "
-        "own, for metrics of training after each microbatch",
+        description="how often the loss is computed again from the logits after each microbatch, for "
+        "training metrics, in fp32 and without a fused kernel",
     )
     recurrence: Literal["layer", "looped"] = Field(
         "layer",
-        description="recurrent layers. layer: kernels of a library for all steps; looped: a loop of the framework, the "
-        "operations of each step by themselves, the gradient of the weights added up step by step",
+        description="recurrent layers. layer: library kernels for all steps together; looped: a loop of the "
+        "framework, with separate operations for each step and the weight gradient added up step by step",
     )
     rotation: Rotation = Field(
         "fused",
-        description="how query and key are rotated. fused: in a pass over each; stepwise: those of latent attention in "
-        "one for each step of plain code; complex, halves: all of them so, as complex products in fp32 (torchtitan) or "
-        "by halves of heads (transformers)",
+        description="rotary embedding of query and key. fused: one pass over each; stepwise: plain code with "
+        "a pass for each step, in latent attention only; complex, halves: plain code in all attention, as complex "
+        "products in fp32 (torchtitan) or by halves of heads (transformers)",
     )
     rms_norm: Literal["fused", "upcast", "stepwise"] = Field(
         "fused",
-        description="root-mean-square norms. fused: one kernel; upcast: one over inputs cast to fp32; stepwise: a pass "
-        "for each step of plain code in fp32",
+        description="root-mean-square norms. fused: one kernel; upcast: one kernel over inputs cast to fp32; "
+        "stepwise: plain code in fp32 with a pass for each step",
     )
     softmax_multiple: PositiveCount = Field(
-        1, description="by how many matrices of scores a rank's unfused softmax kernel works; 1: any number"
+        1,
+        description="the unfused softmax kernel is used if the number of score matrices of a rank is a "
+        "multiple of this; 1: always",
     )
 
 
 class NumberFormats(Spec):
-    """How the framework trains in sixteen bits."""
+    """How the framework uses number formats when it trains in sixteen bits."""
 
     mixed: Literal["masters", "autocast"] = Field(
         "masters",
-        description="masters: fp32 copies beside narrow weights; autocast: fp32 weights, narrowed for products",
+        description="masters: 16-bit weights with fp32 copies; autocast: fp32 weights that are cast to "
+        "sixteen bits for products",
     )
     main_gradients: Literal["narrow", "fp32"] = Field(
         "narrow",
-        description="the format in which gradients are summed up, kept and exchanged beside fp32 masters: that of the "
-        "weights, or fp32 in place of it (Megatron-LM's --accumulate-allreduce-grads-in-fp32, its default in bf16: 18 "
-        "bytes a parameter, 6 + 12/dp with a distributed optimizer)",
+        description="format in which gradients are summed, kept and exchanged with fp32 masters: that of the "
+        "weights, or fp32 instead (Megatron-LM's --accumulate-allreduce-grads-in-fp32, its default in bf16: 18 bytes "
+        "a parameter, 6 + 12/dp with a distributed optimizer)",
     )
     scaling: Scaling = Field(
         "delayed",
-        description="how scales of formats below sixteen bits are found. delayed: from the largest values of passes "
-        "before; current: from that of the tensor itself, in a pass before unless passes are fused; mxfp8: a byte for "
-        "each 32 numbers; nvfp4 (fp4, unless said otherwise): a byte for each 16, and one of the tensor, in a pass",
+        description="how the scales of formats below sixteen bits are computed. delayed: from the largest "
+        "values of earlier passes; current: from the tensor itself, in an extra pass unless passes are fused; mxfp8: "
+        "one byte for each 32 numbers; nvfp4 (default for fp4): one byte for each 16 numbers, and one scale of the "
+        "tensor, in an extra pass",
     )
     wide: tuple[Literal["embedding", "norm", "softmax", "gelu"], ...] = Field(
-        (), description="what autocast computes and hands on in fp32"
+        (), description="operations that autocast computes and stores in fp32"
     )
     transposes: tuple[Literal["tf32", "fp16", "bf16"], ...] = Field(
-        (), description="dtypes in which tensors go to channels-last and back round each convolution on tensor cores"
+        (),
+        description="dtypes in which tensors are transposed to channels-last and back around each "
+        "convolution on tensor cores",
     )
     norms: Literal["as stored", "channels-first"] = Field(
         "as stored",
-        description="channels-first: batch normalisation in training turns what is channels-last for tensor cores to "
-        "channels-first and its results back, each way",
+        description="channels-first: batch normalisation in training transposes channels-last tensors of "
+        "tensor cores to channels-first and its results back, in both passes",
     )
 
 
 class Gradients(Spec):
-    """What happens to gradients between the backward pass and the update."""
+    """What the software does with gradients between the backward pass and the update."""
 
     accesses: Factor = Field(0.0, description="reads and writes of each gradient after every backward pass")
     flat: Flag = Field(
-        False, description="whether those accesses are passes over a flat buffer of each block, not over each tensor"
+        False,
+        description="whether those reads and writes are passes over a flat buffer of each block, not over each tensor",
     )
     accumulated: Flag = Field(
         False,
-        description="whether the product that makes a weight's gradient adds it to the sum in its last step, which it "
-        "reads and writes with every microbatch (Megatron's gradient_accumulation_fusion)",
+        description="whether the matrix product of a weight gradient adds its result to the sum, which it "
+        "reads and writes for every microbatch (Megatron's gradient_accumulation_fusion)",
     )
     added: Flag = Field(
         False,
-        description="whether each gradient is added to the sum of the microbatches before in a pass of two reads and a "
-        "write, as part of autograd's work (AccumulateGrad, without a call of the framework)",
+        description="whether autograd adds each gradient to the sum of earlier microbatches in a pass of two "
+        "reads and a write (AccumulateGrad, without a call of the framework)",
     )
     accumulator: Factor = Field(
         0.0,
-        description="bytes for each parameter beside a gradient in sixteen bits, to which a pass of its own adds it "
-        "after every backward pass, and which is what is exchanged",
+        description="bytes for each parameter of a separate accumulation buffer besides 16-bit gradients; a "
+        "pass adds to it after every backward pass, and it is what is exchanged",
     )
     accumulator_cast: Flag = Field(
         False, description="whether that pass reads a copy of the gradient in its own format, which another pass makes"
     )
     tied: Literal["sum", "slices"] = Field(
         "sum",
-        description="a table that is both looked up and multiplied by. sum: its gradients are added as they are; "
-        "slices: as rows with indices, which are joined and then added up (Cavdar et al., ISC 2019)",
+        description="gradients of a table that is both an embedding and the output layer. sum: added as they "
+        "are; slices: kept as rows with indices, which are joined and then added up (Cavdar et al., ISC 2019)",
     )
     clip: Literal["none", "norm", "scaled"] = Field(
         "none",
-        description="norm: the norm of all gradients is taken before the update; scaled: they are then scaled in a "
-        "pass of their own",
+        description="norm: the norm of all gradients is computed before the update; scaled: they are also "
+        "scaled, in a separate pass",
     )
     bucket: Bytes = Field(
-        25 * MEBIBYTE, description="bytes of gradients that go out together (bucket_cap_mb of PyTorch's DDP)"
+        25 * MEBIBYTE, description="bytes of gradients that are exchanged together (bucket_cap_mb of PyTorch's DDP)"
     )
     bucket_elements: Factor = Field(
-        0.0, description="elements of gradients that go out together, whatever their format; 0: counted in bytes"
+        0.0, description="elements of gradients that are exchanged together, whatever their format; 0: counted in bytes"
     )
     bucket_per_rank: Factor = Field(
         0.0,
-        description="elements for each rank that shares out states, where that is more (Megatron-Core: max(40e6, 1e6 x "
-        "dp x cp), so that each rank's part of a bucket stays large)",
+        description="smallest bucket in elements for each rank that shares out states (Megatron-Core: "
+        "max(40e6, 1e6 x dp x cp), so that each rank's part of a bucket stays large)",
     )
     bucket_buffers: Factor = Field(
         2.0,
-        description="buckets that take memory beside the gradients; 0: they are parts of one buffer of all gradients",
+        description="buckets that need memory besides the gradients; 0: buckets are parts of one buffer of "
+        "all gradients",
     )
     unreduced: Literal["narrow", "fp32"] = Field(
         "narrow",
@@ -300,19 +324,18 @@ class Gradients(Spec):
         "pass is over: of all that a rank has, and of those whose states it owns",
     )
     whole_sums: Flag = Field(
-        False,
-        description="whether ZeRO-1 and 2 sum whole buckets on every rank in place of scattering the sums (DeepSpeed)",
+        False, description="whether ZeRO-1 and 2 all-reduce whole buckets instead of scattering the sums (DeepSpeed)"
     )
     stepwise_updates: tuple[Text, ...] = Field(
-        (), description="optimizers without a kernel of their own: each term of the formula is a pass"
+        (), description="optimizers without a fused kernel: each term of the formula is one pass"
     )
     listwise_updates: tuple[Text, ...] = Field(
         (),
-        description="optimizers that compute each term of the formula of all tensors at once (PyTorch's foreach), so "
-        "that the roots of second moments are in memory, too, during the update",
+        description="optimizers that compute each term of the formula for all tensors at once (PyTorch's "
+        "foreach), so that the roots of the second moments also need memory during the update",
     )
     compression_call: Seconds = Field(
-        0.0, description="time of the framework for each tensor that is compressed by itself, beside its kernels"
+        0.0, description="time of the framework for each tensor that is compressed by itself, besides its kernels"
     )
     server_call: Seconds = Field(
         SERVER_CALL,
@@ -322,99 +345,102 @@ class Gradients(Spec):
 
 
 class Overlap(Spec):
-    """Communication that the software runs beside computation."""
+    """Communication that the software overlaps with computation."""
 
-    gradients: Flag = Field(True, description="whether gradients travel during the backward pass")
+    gradients: Flag = Field(True, description="whether gradients are exchanged during the backward pass")
     gather: Flag = Field(
-        False, description="whether parameters updated in shards are gathered during the next forward pass"
+        False, description="whether updated shards of parameters are gathered during the next forward pass"
     )
     tensor: Flag = Field(
         False,
-        description="whether gathers and scatters over tp are made piece by piece beside the products that feed them "
-        "or wait for them (Wang et al., ASPLOS 2023)",
+        description="whether gathers and scatters over tp run piece by piece during the products before or "
+        "after them (Wang et al., ASPLOS 2023)",
     )
-    tensor_with_latents: Flag = Field(True, description="whether that holds for networks with latent attention, too")
+    tensor_with_latents: Flag = Field(
+        True, description="whether this overlap also exists for networks with latent attention"
+    )
     experts: Flag | None = Field(
         None,
-        description="whether tokens travel to experts and back while the device computes on another microbatch "
-        "(Megatron-Core's combined forward and backward passes); left out: under pipeline schedules that pair passes, "
-        "as dualpipe does, alone",
+        description="whether tokens are exchanged with experts while the device computes another microbatch "
+        "(Megatron-Core's combined forward and backward passes); left out: only under pipeline schedules that pair "
+        "passes, such as dualpipe",
     )
     shared_experts: Flag = Field(
         False,
-        description="whether experts that all tokens visit run while NCCL exchanges the tokens of the others "
-        "(Megatron-Core's moe_shared_expert_overlap)",
+        description="whether shared experts, which all tokens visit, run while NCCL exchanges the tokens of "
+        "the others (Megatron-Core's moe_shared_expert_overlap)",
     )
     sharded: Flag = Field(
         True,
-        description="whether parameters are gathered, and gradients scattered, for ZeRO-3 while the device computes; "
-        "else it waits for them",
+        description="whether ZeRO-3 gathers parameters and scatters gradients while the device computes; "
+        "else the device waits for them",
     )
     contention: Factor = Field(
         0.0,
-        description="seconds that computation loses for each second that a collective runs beside it: "
-        "multiprocessors, bandwidth, copies into and out of flat buffers",
+        description="seconds that computation loses for each second of a collective that runs at the same "
+        "time: multiprocessors, bandwidth, copies into and out of flat buffers",
     )
 
 
 class Recomputation(Spec):
-    """Operations that the software computes again before the backward pass."""
+    """What the software recomputes before the backward pass."""
 
-    policy: Recompute = Field("none", description="what its users recompute unless they say otherwise")
-    some_layers: Flag = Field(False, description="whether full recomputation may be limited to some layers of a stage")
+    policy: Recompute = Field("none", description="recompute policy that users of the software usually choose")
+    some_layers: Flag = Field(False, description="whether full recomputation can be limited to some layers of a stage")
     stops_early: Flag = Field(
-        False, description="whether a block stops once its backward pass has all that it needs, or runs to its end"
+        False,
+        description="whether recomputation of a block stops once its backward pass has what it needs; else "
+        "it runs to the end",
     )
     selective: Literal["attention", "products"] = Field(
         "attention",
-        description="what selective recomputation runs again: the core of attention, or all but it and every second "
-        "product",
+        description="what selective recomputation computes again: the core of attention; or all except the "
+        "core and every second matrix product",
     )
 
 
 class Parallelism(Spec):
-    """How work and states are divided."""
+    """How the software divides work and states over ranks."""
 
     zero: Annotated[int, Field(strict=True, ge=0, le=3)] = Field(
-        0, description="the ZeRO stage of its users unless they say otherwise"
+        0, description="ZeRO stage that users of the software usually choose"
     )
     zero_stages: tuple[Annotated[int, Field(strict=True, ge=0, le=3)], ...] | None = Field(
-        None, description="the ZeRO stages that it has; left out: not known, so that a search tries all"
+        None, description="ZeRO stages that the software supports; left out: not known, so that a search tries all"
     )
     sequence_parallel: Flag = Field(
-        False, description="whether its users split sequences where they split tensors, unless they say otherwise"
+        False, description="whether users of the software usually combine tp with sequence parallelism"
     )
     interleaves: Flag = Field(
-        False,
-        description="whether its users interleave pipelines, as finely as layers divide, unless they say otherwise",
+        False, description="whether users of the software usually interleave pipelines, as finely as the layers divide"
     )
     schedules: tuple[Text, ...] | None = Field(
         None,
-        description="pipeline schedules that its releases run, none of them where it has no pipelines; left out: not "
-        "known, so that a search tries all",
+        description="pipeline schedules that the software supports, an empty list if it has no pipelines; "
+        "left out: not known, so that a search tries all",
     )
     stages: Literal["even", "work"] = Field(
         "even",
-        description="how a pipeline is cut: even divides the blocks, work goes by the work of layers, the output layer "
-        "too",
+        description="how a pipeline is cut. even: the same number of blocks on each stage; work: equal work "
+        "on each stage, including the output layer",
     )
     microbatches: Literal["samples", "stages"] = Field(
         "samples",
-        description="into how many microbatches a pipeline cuts a rank's batch where none are asked for: one for each "
-        "sample, or as many as there are stages",
+        description="default number of microbatches of a pipeline: one for each sample of a rank, or one for "
+        "each stage",
     )
     blocking_sends: Flag = Field(
-        False, description="whether both ends of a send between pipeline stages wait for it, one at a time (DeepSpeed)"
+        False, description="whether both stages wait for each send between them, one at a time (DeepSpeed)"
     )
     pipeline_gathers: Literal["pass", "step"] = Field(
         "pass",
-        description="how often a stage gathers sharded parameters: for every pass, or once a step while it sums "
-        "gradients with the last microbatch alone, which is ZeRO-1",
+        description="how often a stage gathers sharded parameters: for every pass, or once a step; with the "
+        "latter gradients are reduced with the last microbatch only, as in ZeRO-1",
     )
     pipeline_outputs: Literal["kept", "freed"] = Field(
         "kept",
-        description="what a stage does with an output that it has sent, at which autograd begins its backward pass: "
-        "keeps it until then, or frees its numbers (Megatron-Core's deallocate_pipeline_outputs)",
+        description="what a stage does with an output that it has sent and from which autograd starts the "
+        "backward pass: keeps it, or frees its data (Megatron-Core's deallocate_pipeline_outputs)",
     )
     gather_buffers: Literal["sections", "root"] = Field(
         "sections",
@@ -423,55 +449,55 @@ class Parallelism(Spec):
     )
     gradient_scatters: Literal["pass", "step"] = Field(
         "pass",
-        description="how often ZeRO-2 sums and scatters gradients: after every backward pass (DeepSpeed; FSDP's "
-        "SHARD_GRAD_OP), or once a step, until when each rank keeps them whole, as in ZeRO-1",
+        description="how often ZeRO-2 reduces and scatters gradients: after every backward pass (DeepSpeed; "
+        "FSDP's SHARD_GRAD_OP), or once a step, with whole gradients kept on each rank until then, as in ZeRO-1",
     )
     latents: Literal["own", "all"] = Field(
         "all",
-        description="of which tokens each rank projects the latent vectors of latent attention where sequences are "
-        "split over tp: its own, so that latents are gathered for the heads, or all, so that their inputs are",
+        description="tokens whose latent vectors a rank computes in latent attention with sequence "
+        "parallelism: its own, after which latents are gathered; or all, for which the inputs are gathered",
     )
     whole_tensors: Flag = Field(
         False,
-        description="whether ZeRO-1 shares out whole tensors, each summed at its owner and broadcast from there, and "
-        "not equal shards of flat buffers",
+        description="whether ZeRO-1 assigns whole tensors to ranks, each reduced to its owner and broadcast "
+        "from there, instead of equal shards of flat buffers",
     )
     regather: Flag = Field(
-        True, description="whether inputs gathered over tp are kept as shards and gathered again for backward"
+        True, description="whether inputs gathered over tp are kept as shards and gathered again for the backward pass"
     )
     expert_dispatch: Dispatch = Field(
         "nccl",
-        description="how tokens are dispatched. nccl: an all-to-all in which a token travels to each of its experts; "
-        "deepep and hybridep: it travels once to each node (within one: to each device) that has some of them "
-        "(DeepSeek-V3 technical report, 2024, section 3.2.2)",
+        description="how tokens are dispatched. nccl: an all-to-all that sends a token to each of its "
+        "experts; deepep and hybridep: a token is sent once to each node (within one node: to each device) that has "
+        "some of them (DeepSeek-V3 technical report, 2024, section 3.2.2)",
     )
     expert_tensor: Literal["tp", "none"] = Field(
         "tp",
-        description="over how many ranks its users split the tensors of each expert, unless they say otherwise: those "
-        "of tp, or none, so that experts are folded over tp, too",
+        description="ranks over which users usually split the tensors of each expert: those of tp; or none, "
+        "so that experts are folded over tp as well",
     )
     expert_tokens: Literal["own", "all"] = Field(
         "all",
-        description="which tokens a rank sends to experts whose tensors are split over tp, where sequences are, too: "
-        "its own, so that what arrives is gathered over tp beside the experts and their sums scattered, or all that "
-        "its group of tp has, so that inputs of the layer are gathered",
+        description="tokens that a rank sends to experts split over tp, with sequence parallelism. own: its "
+        "own tokens; what arrives is gathered over tp and the sums are scattered; all: those of its tp group, for "
+        "which the inputs of the layer are gathered",
     )
 
 
 class ProcessMemory(Spec):
-    """Memory that a process holds beside its tensors."""
+    """Memory that a process holds besides its tensors."""
 
-    context: Bytes = Field(CONTEXT, description="what a process holds of a GPU before its first tensor")
-    communicator: Bytes = Field(COMMUNICATOR, description="what each group of ranks that it talks to adds")
+    context: Bytes = Field(CONTEXT, description="device memory of a process before its first tensor")
+    communicator: Bytes = Field(COMMUNICATOR, description="device memory that each communicator adds")
     fragmentation: Factor = Field(
         FRAGMENTATION,
-        description="what the framework's allocator reserves beside what it hands out, as a share of that "
-        "(torch.cuda.max_memory_reserved over max_memory_allocated, less 1)",
+        description="memory that the allocator reserves but does not allocate, as a fraction of allocated "
+        "memory (torch.cuda.max_memory_reserved over max_memory_allocated, less 1)",
     )
 
 
 class Loader(Spec):
-    """How samples are made ready."""
+    """How the software prepares samples."""
 
     image: Seconds = Field(
         0.0,
@@ -481,23 +507,27 @@ class Loader(Spec):
 
 
 class Convolutions(Spec):
-    """Kernels of convolutions, and how they are chosen."""
+    """Convolution kernels of the software, and how it chooses among them."""
 
     cudnn: Annotated[float, Field(gt=0)] = Field(
-        9.0, description="the library's version, which limits the algorithms there are"
+        9.0, description="version of the library, which decides which algorithms exist"
     )
     searches: Flag = Field(
-        False, description="whether it times all algorithms and keeps the fastest; else the library's heuristics choose"
+        False,
+        description="whether the framework times all algorithms and keeps the fastest; else the library's "
+        "heuristics choose",
     )
-    workspace: Bytes | None = Field(None, description="what one call may use beside its tensors; left out: no limit")
+    workspace: Bytes | None = Field(None, description="largest workspace of one call; left out: no limit")
     algorithms: tuple[Algorithm, ...] | None = Field(
-        None, description="the algorithms of a framework with kernels of its own (those of `paleo.pricing.convolution`)"
+        None,
+        description="algorithms of a framework that has its own convolution kernels (those of "
+        "`paleo.pricing.convolution`)",
     )
-    image_by_image: Flag = Field(False, description="whether they are called once for each image of the batch")
+    image_by_image: Flag = Field(False, description="whether the kernels are called once for each image of the batch")
 
 
 class EarlierReleases(Spec):
-    """What was otherwise in releases before a day, month or year: fields as in ``parallelism.expert_tensor``."""
+    """Fields, such as ``parallelism.expert_tensor``, that had other values in releases before a date."""
 
     until: Date
     changes: dict[str, Any]
@@ -505,10 +535,10 @@ class EarlierReleases(Spec):
 
 
 class Software(Spec):
-    """The behaviour of a framework, in groups of fields; the meaning of each field is stated with the field.
+    """Behaviour of a framework, in groups of fields; each field states its meaning.
 
-    ``from`` and ``until`` are the first and last day, month or year of the releases that it describes; ``releases``
-    says when some came out, and ``earlier``, the newest first, in what those before a date differ (`load_software`).
+    ``from`` and ``until`` are the dates of the first and last release that the profile describes. ``releases`` dates
+    some of the releases. ``earlier`` lists, newest first, what was different before a date (`load_software`).
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -575,7 +605,7 @@ class Software(Spec):
         Returns
         -------
         bool
-            Whether the date lies between ``from`` and ``until``.
+            True if the date is between ``from`` and ``until``.
 
         Examples
         --------
@@ -587,7 +617,7 @@ class Software(Spec):
         return begins and ends
 
     def eras(self, date: str) -> tuple[EarlierReleases, ...]:
-        """Return what was different in releases of a date, the newest first.
+        """Return the differences of releases of a date, the newest first.
 
         Parameters
         ----------
@@ -642,7 +672,7 @@ class Software(Spec):
         Returns
         -------
         bool
-            Whether they were.
+            True if they were.
         """
         return self.fit is not None and architecture in self.fit.architectures
 
@@ -657,7 +687,7 @@ class Software(Spec):
         Returns
         -------
         bool
-            Whether they were.
+            True if they were.
 
         Examples
         --------
@@ -686,14 +716,14 @@ class Software(Spec):
 
 
 def profiles_with_routing() -> list[str]:
-    """Profiles of the catalog that state the host's time for tokens on their way to experts (``host.routing``)."""
+    """Return the profiles that state the host's time for routing tokens to experts (``host.routing``)."""
     return [name for name in names("software") if load_software(name).host.routing > 0]
 
 
 def load_software(name_or_path: str | Path) -> Software:
-    """Load a software profile by catalog name or path; ``name@release`` or ``name@date`` as it was then.
+    """Load a software profile by catalog name or path, or as ``name@release`` or ``name@date``.
 
-    A release is one that the profile dates, or the month of one of NVIDIA's containers (``24.07``).
+    A release is one that the profile dates, or the month of an NVIDIA container (``24.07``).
 
     Parameters
     ----------
@@ -739,7 +769,7 @@ def _profile(name_or_path: str | Path) -> Software:
 
 
 def _overlaid(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The groups of a profile with some dotted fields changed."""
+    """Return the groups of a profile with some dotted fields changed."""
     result = dict(data)
     for path, value in changes.items():
         group, _, field = path.partition(".")

@@ -1,4 +1,4 @@
-"""Commented templates of spec files, as data."""
+"""Commented templates of spec files, read from package data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FOLDER = Path(__file__).parent / "templates"
 
 
 def kinds() -> list[str]:
-    """Kinds of files that there is a template of."""
+    """List the kinds of spec files that have a template."""
     return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
 
 

@@ -1,4 +1,4 @@
-"""Systems: nodes of devices, the levels of links between them, and what a group of ranks has of each level.
+"""Systems: nodes of devices, the levels of links between them, and which part of each level a group of ranks uses.
 
 Bandwidth is per direction, as the makers state it, with sources.
 """
@@ -26,7 +26,7 @@ class Level(Spec):
 
     name: Text
     ranks: PositiveCount | None = Field(
-        description="devices in one unit of this level; null on the outermost: as many as there are"
+        description="devices in one unit of this level; null on the outermost level: no limit"
     )
     link: Link
     topology: Literal["switch", "mesh", "ring", "pcie-tree", "torus", "dragonfly", "fabric"]
@@ -37,8 +37,8 @@ class Level(Spec):
     )
     rings: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
         None,
-        description="of a mesh whose pairs are not all joined alike, the disjoint rings of one link that 1, 2, … "
-        "neighbours find",
+        description="of a mesh with unequal connections, the number of disjoint rings that a group with 1, "
+        "2, … neighbours can form",
     )
     shape: Annotated[tuple[PositiveCount, ...], Field(min_length=2, max_length=3)] | None = Field(
         None, description="units of a torus along each dimension"
@@ -50,17 +50,17 @@ class Level(Spec):
         None, description="units below one leaf switch; of a dragonfly, units of a group"
     )
     oversubscription: Annotated[float, Field(ge=1)] = Field(
-        1.0, description="ports below a leaf switch over those above it"
+        1.0, description="ports of a leaf switch to the units below, over its ports to the switches above"
     )
     routing: Literal["ecmp", "adaptive", "rail", "minimal", "valiant"] | None = Field(
         None,
-        description="how flows are spread over the ports above a leaf; rail: each port of a node hangs on a switch of "
-        "its own",
+        description="how flows are spread over the ports above a leaf; rail: each port of a node is "
+        "connected to a switch of its own",
     )
     global_links: PositiveCount | None = Field(None, description="of a dragonfly, links between each pair of groups")
-    in_switch_reduction: Flag = Field(False, description="whether switches add and multicast (SHARP)")
-    peer_to_peer: Flag = Field(True, description="whether devices reach each other's memory without the host")
-    assumed: Text | None = Field(None, description="what of this level no source states")
+    in_switch_reduction: Flag = Field(False, description="whether switches add and multicast data (SHARP)")
+    peer_to_peer: Flag = Field(True, description="whether devices access each other's memory without the host")
+    assumed: Text | None = Field(None, description="values of this level that no source states")
     notes: Text | None = None
     source: Text | None = None
 
@@ -92,12 +92,12 @@ class Level(Spec):
 
     @property
     def unit_bandwidth(self) -> float:
-        """What one unit of the level below can send into this level, all ports together [byte/s], by datasheet."""
+        """Bandwidth of one unit of the level below into this level, all ports together [byte/s], by datasheet."""
         return self.ports * self.link.bandwidth
 
 
 class Host(Spec):
-    """The computer round the devices, one node: all sockets together. Bandwidths are those of the datasheets."""
+    """Host computer of one node, with all its sockets. Bandwidths are those of datasheets."""
 
     cpu: Text | None = None
     sockets: PositiveCount | None = None
@@ -109,8 +109,11 @@ class Host(Spec):
 
 
 class Reliability(Spec):
-    """Failures of one node and second that end a job, by hardware or software, and the range from ``low`` to ``high``
-    that nine of ten clusters of the kind lie in. In files per node-day or thousand of them: ``4/knodeday``."""
+    """Failures of one node that end a job, by hardware or software [1/s].
+
+    ``low`` and ``high`` are the range of nine out of ten clusters of this kind. Files state failures per node-day or
+    per thousand node-days: ``4/knodeday``.
+    """
 
     failures: FailuresPerSecond
     low: FailuresPerSecond
@@ -128,10 +131,10 @@ class Reliability(Spec):
 class Span:
     """The part of one level of the network that a group of ranks uses.
 
-    ``fan_out``: units of the level below, within one unit of this level, that hold ranks of the group.
-    ``members_below``: ranks of the group in one such unit.
-    ``groups_sharing``: groups of the same kind, this one too, whose ranks share that unit and its ports.
-    ``units``: units of the level below that one unit of this level has (0: as many as there are).
+    ``fan_out`` is the number of units of the level below that hold ranks of the group, within one unit of this level.
+    ``members_below`` is the number of ranks of the group in one such unit. ``groups_sharing`` is the number of groups
+    of the same kind, including this one, whose ranks share that unit and its ports. ``units`` is the number of units of
+    the level below in one unit of this level (0: not limited).
     """
 
     level: Level
@@ -142,16 +145,16 @@ class Span:
 
     @property
     def bandwidth(self) -> float:
-        """What the group's ranks in one unit below can send into this level while its sharers do the same [byte/s]."""
+        """Bandwidth of the group's ranks in one unit below into this level while the other groups send too [byte/s]."""
         return self.level.unit_bandwidth / self.groups_sharing
 
 
 class System(Spec):
-    """Nodes of one kind of device and the levels of links between them, inner to outer.
+    """Nodes of one kind of device and the levels of links between them, from inner to outer.
 
     Ranks are numbered consecutively, innermost level first. ``price_per_node`` is for all devices of a node.
-    ``devices_per_host``: where one NVLink domain joins several machines, the devices of one of them.
-    ``reliability``: how often its nodes fail, where that is known (`paleo.specs.prices` for all others).
+    ``devices_per_host`` is the number of devices in one machine where an NVLink domain joins several machines.
+    ``reliability`` states how often nodes fail, if known; `paleo.specs.prices` estimates it for other systems.
     """
 
     name: Text
@@ -167,12 +170,12 @@ class System(Spec):
     reliability: Reliability | None = None
     notes: Text | None = None
     source: Text = NOT_STATED
-    #: Where the system, or its one device, was read; '' for one of the catalog.
+    #: Path of the file of the system or of its single device; '' for an entry of the catalog.
     path: Annotated[str, Field(exclude=True)] = ""
 
     @property
     def reference(self) -> str:
-        """The name that a command takes for the system: its catalog name, or the path of its file."""
+        """Name under which a command finds the system: its catalog name, or the path of its file."""
         return self.path or self.name
 
     @model_validator(mode="after")
@@ -190,18 +193,20 @@ class System(Spec):
                 )
             inner = level.ranks or inner
         if self.devices_per_node not in {1, *(level.ranks for level in self.levels)} and not self._torus_of_nodes:
-            raise SpecError(f"devices_per_node: no level has {self.devices_per_node} ranks, yet a node is a level")
+            raise SpecError(
+                f"devices_per_node: no level has {self.devices_per_node} ranks; a node must be one of the levels"
+            )
         return self
 
     @property
     def _torus_of_nodes(self) -> bool:
-        """Whether nodes are hosts beside a torus that joins their chips directly."""
+        """True if a torus joins the chips directly and nodes are only their hosts."""
         extents = [level.ranks for level in self.levels if level.shape is not None]
         return bool(extents) and extents[0] is not None and extents[0] % self.devices_per_node == 0
 
     @property
     def capacity(self) -> int | None:
-        """The number of devices, None if it is not limited."""
+        """Number of devices of the system, or None if it is not limited."""
         if self.max_nodes is not None:
             return self.max_nodes * self.devices_per_node
         return self.levels[-1].ranks if self.levels else 1
@@ -219,12 +224,12 @@ class System(Spec):
         Returns
         -------
         bool
-            Whether it joins nodes.
+            True if it joins nodes.
         """
         return (level.ranks is None or level.ranks > self.devices_per_node) and level.topology != "torus"
 
     def share(self, gpus: int) -> str:
-        """Write a number of GPUs in words, with the nodes that hold them.
+        """Write a number of GPUs together with the nodes that hold them.
 
         Parameters
         ----------
@@ -243,10 +248,10 @@ class System(Spec):
         return f"{counted(gpus, 'GPU')} of {self.name}" + (f" ({nodes})" if node_size > 1 else "")
 
     def group(self, stride: int, size: int) -> tuple[Span, ...]:
-        """Return what a group of ranks uses of each level of the network, inner to outer.
+        """Return which part of each level of the network a group of ranks uses, from inner to outer.
 
-        The product of the fan-outs is `size`. Where a level does not divide evenly it is the next larger number that
-        does, because the fullest unit sets the pace (12 ranks on nodes of 8 have fan-outs 8 and 2).
+        The product of the fan-outs is `size`. Where a level does not divide evenly, its fan-out is rounded up, because
+        the fullest unit is the slowest (12 ranks on nodes of 8 have fan-outs 8 and 2).
 
         Parameters
         ----------
@@ -284,7 +289,7 @@ class System(Spec):
         return tuple(spans)
 
     def _flat_levels(self, reach: int) -> tuple[Level, ...]:
-        """The levels as a job of ``reach`` devices finds them: a level for each dimension of a torus."""
+        """Return the levels for a job of ``reach`` devices, with one level for each dimension of a torus."""
         if all(level.shape is None for level in self.levels):
             return self.levels
         flat: list[Level] = []
@@ -304,11 +309,11 @@ class System(Spec):
 
 
 def torus_levels(level: Level, below: int, reach: int) -> list[Level]:
-    """Return one level for each dimension of the box that a job gets of a torus.
+    """Return one level for each dimension of the box of a torus that a job occupies.
 
     A unit of the second dimension is a row of the first, with the links of all its chips. A dimension that does not
-    close into a ring carries a ring's traffic forward on one side of its links and back on the other. It counts as one
-    port a chip instead of two.
+    close into a ring sends the traffic of a ring forward over one half of its links and back over the other. It counts
+    as one port for each chip instead of two.
 
     Parameters
     ----------
@@ -374,7 +379,7 @@ def torus_box(shape: tuple[int, ...], units: int) -> tuple[int, ...]:
 
 
 def _prime_factors(number: int) -> list[int]:
-    """The largest first: 12 -> [3, 2, 2]."""
+    """Return the prime factors of a number, the largest first: 12 gives [3, 2, 2]."""
     factors, divisor = [], 2
     while divisor * divisor <= number:
         while number % divisor == 0:
@@ -385,7 +390,7 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def load_system(name_or_path: str | Path) -> System:
-    """Load a system by catalog name or path; the name or file of a device means one such device.
+    """Load a system by catalog name or path; the name or file of a device means a system of one such device.
 
     Parameters
     ----------
@@ -406,7 +411,7 @@ def load_system(name_or_path: str | Path) -> System:
 
 
 def loaded_system(system: str | Path | System) -> System:
-    """Return a system that a caller passed by name, by path or as an object.
+    """Return a system that is given by name, by path or as an object.
 
     Parameters
     ----------
@@ -424,7 +429,7 @@ def loaded_system(system: str | Path | System) -> System:
         For anything else.
     """
     if not isinstance(system, str | Path | System):
-        raise SpecError(f"system {system!r:.80}: expected a name, a path, or what load_system gave")
+        raise SpecError(f"system {system!r:.80}: expected a name, a path, or a result of load_system")
     return system if isinstance(system, System) else load_system(system)
 
 
@@ -446,7 +451,7 @@ def _means_device(name_or_path: str | Path) -> bool:
         return name_or_path not in entries("systems") and name_or_path in entries("devices")
     try:
         return kind_of(name_or_path) == "device"
-    except SpecError:  # reading it as a system says more of what is wrong
+    except SpecError:  # reading it as a system gives the more helpful error
         return False
 
 
@@ -460,7 +465,7 @@ def _with_link(level: object, where: Path, index: int) -> object:
 
 
 def _part(kind: Literal["devices", "links"], value: object, where: Path, key: str) -> Any:
-    """A device or link of a system: text is a name or a path (from the file's folder), a mapping stands for itself."""
+    """Load a device or link of a system from a name, a path (relative to the file's folder) or a mapping."""
     try:
         if isinstance(value, Mapping):
             inline = read_inline(kind, value, where)

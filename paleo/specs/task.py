@@ -1,4 +1,4 @@
-"""Task files: a network, a data set and a quality to reach, with the law of how many samples that takes."""
+"""Task files: a network, a data set and a target quality, with the law for the samples that it takes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate
 from paleo.units import Seconds
 
 Ratio = Annotated[float, Field(gt=0)]
-#: Kinds of devices whose submissions may have code of their own.
+#: Kinds of devices whose submissions may use other code than on GPUs.
 DeviceKind = Literal["tpu", "accelerator", "cpu"]
 
 
 class Evaluation(Spec):
-    """How the quality is measured: forward passes over ``samples``, first after ``first`` training samples and then
-    after every ``every`` [``first`` left out: as ``every``].
+    """How the quality is measured during training.
 
-    ``work`` is what a sample costs over a forward pass of a training sample (sliding windows, search of beams,
-    several passes; 0 where submissions count evaluations as steps); ``fixed`` is what each evaluation takes beside the
-    passes: switching, scoring, files. ``beside`` says that training goes on meanwhile, so that only the last one
-    counts. ``source`` says where these are from.
+    An evaluation is a forward pass over ``samples``. The first one is after ``first`` training samples (default:
+    ``every``), the others after every ``every`` samples. ``work`` is the cost of an evaluated sample relative to the
+    forward pass of a training sample. It is above 1 for sliding windows, beam search or several passes, and 0 where
+    submissions count evaluations as steps. ``fixed`` is the time of each evaluation besides the passes, for switching,
+    scoring and files. With ``beside`` training continues meanwhile, so that only the last evaluation adds time.
+    ``source`` says where these values come from.
     """
 
     samples: Count
@@ -38,26 +39,28 @@ class Evaluation(Spec):
     source: Text
 
 
-#: One forward pass of a sample, for targets that are read off training itself.
+#: Evaluation of targets that are read from the training loss, without a separate evaluation.
 UNEVALUATED = Evaluation(samples=1, every=1, beside=True, source="none: the target is read off training")
 
 
-#: Rounds of MLPerf Training, in order; two a year.
+#: Rounds of MLPerf Training in order; there are two each year.
 ROUNDS = ("v0.5", "v0.6", "v0.7", "v1.0", "v1.1", "v2.0", "v2.1", "v3.0", "v3.1", "v4.0", "v4.1", "v5.0", "v5.1")
-#: So many rounds after the last that was fitted, software is expected to go on as it went before.
+#: Number of rounds after the last fitted one for which the improvement of software is extrapolated.
 ROUNDS_AHEAD = 2
 
 
 class Code(Spec):
-    """How the code of a task's submissions runs: its ``software`` profile, and measured over predicted step times.
+    """Code of a task's submissions: its ``software`` profile and the ratio of measured to predicted step times.
 
-    ``ratio`` is by device, by architecture, and ``all``; a device that was not fitted has its architecture's, an
-    architecture that was not fitted has ``all`` with the spread of the others added to the interval. ``per_doubling``
-    is the logarithm that each doubling of samples on a GPU above ``samples_per_gpu`` adds to the ratio (small batches
-    leave a device idle in ways that the step model misses), ``several_nodes`` what a run on more than one node adds.
-    ``ratio`` holds for the software of ``round``, and ``per_round`` is the logarithm that each later round adds.
-    ``residual`` is the rms of the logarithm of measured over predicted steps of rows that were not fitted (each round
-    left out in turn). ``rows`` were fitted, of ``source``.
+    ``ratio`` is given by device, by architecture, and for ``all``. A device that was not fitted takes the ratio of its
+    architecture. An architecture that was not fitted takes ``all``, and its interval is widened by the spread of the
+    others.
+
+    ``per_doubling`` is added to the logarithm of the ratio for each doubling of samples on a GPU above
+    ``samples_per_gpu``; small batches leave a device idle in ways that the step model misses. ``several_nodes`` is
+    added for runs on more than one node. ``ratio`` holds for the software of ``round``, and each later round adds
+    ``per_round``. ``residual`` is the rms of the logarithm of measured over predicted steps, with each round left out
+    of the fit in turn. ``rows`` of ``source`` were fitted.
     """
 
     software: Text
@@ -93,8 +96,11 @@ class Code(Spec):
 
 
 class Submissions(Spec):
-    """What submissions need over the law: the geometric mean of measured over the law's samples (rules allow none that
-    needs fewer than its reference), and the rms of the logarithm about it, rounds left out in turn."""
+    """Samples that submissions need relative to the law of the task.
+
+    ``ratio`` is the geometric mean of measured samples over those of the law; the rules allow none that needs fewer
+    than its reference. ``residual`` is the rms of the logarithm about it, with each round left out in turn.
+    """
 
     ratio: Ratio
     residual: Annotated[float, Field(ge=0)]
@@ -103,8 +109,10 @@ class Submissions(Spec):
 
 
 class Platform(Spec):
-    """What a task's submissions on another kind of device have of their own: code, evaluation and samples. What is left
-    out is as on GPUs."""
+    """What differs in a task's submissions on another kind of device: code, evaluation and samples.
+
+    A field that is left out is as on GPUs.
+    """
 
     code: Code
     evaluation: Evaluation | None = None
@@ -112,9 +120,12 @@ class Platform(Spec):
 
 
 class TrainingTask(Spec):
-    """A network trained to a target. ``params`` replace those of the model; ``packed`` samples share one input row of
-    the network. ``benchmarks`` and ``rounds`` say which submissions it is a task of (no rounds: all others). ``run``
-    holds further options of a run: optimizer, lora. ``platforms``: by kind of device, what is not as on GPUs."""
+    """A network that is trained to a target quality.
+
+    ``params`` replace parameters of the model. ``packed`` samples share one input row of the network. ``benchmarks``
+    and ``rounds`` name the submissions of this task (no rounds: all that no other task has). ``run`` holds further
+    options of a run, such as optimizer and lora. ``platforms`` states, by kind of device, what differs from GPUs.
+    """
 
     name: Text
     title: Text

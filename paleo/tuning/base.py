@@ -1,7 +1,8 @@
-"""Trials on workers: rungs, what a method of tuning decides, the simulation of it, and its closed form.
+"""Trials on workers: rungs, the decisions of a tuning method, its simulation, and its closed form.
 
-A trial trains up to a rung (an amount of training), is evaluated there, and may be promoted to the next one. A method
-says which trial an idle worker trains next; `simulate` runs any method on the event queue that all simulations share.
+A trial trains up to a rung (an amount of training), is evaluated there, and may be promoted to the next rung. A method
+decides which trial an idle worker trains next. `simulate` runs any method on the event queue that all simulations
+share.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from paleo.events import EventQueue
 from paleo.registry import Registry
 
 Array = npt.NDArray[np.float64]
-#: Rounding of a ratio of resources that is a power of eta.
+#: Tolerance for a ratio of resources that is a power of eta up to rounding.
 _TOLERANCE = 2e-9
 
 
@@ -48,7 +49,7 @@ def geometric_rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
 
 
 class TrialJob(NamedTuple):
-    """Training of one trial up to a rung; ``restores``: its worker reads a checkpoint first."""
+    """Training of one trial up to a rung; with ``restores`` its worker first reads a checkpoint."""
 
     trial: int
     rung: int
@@ -56,7 +57,7 @@ class TrialJob(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Jobs of a synchronous method between two barriers: how many, from which amount of training to which."""
+    """Jobs of a synchronous method between two barriers: their number, and the amounts of training at start and end."""
 
     jobs: int
     begin: float
@@ -65,7 +66,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TuningProblem:
-    """What a method works on.
+    """Input of a tuning method.
 
     Attributes
     ----------
@@ -82,7 +83,7 @@ class TuningProblem:
     variants : int
         Sizes of the network that trials are drawn from.
     seed : int
-        Of the choices that a method makes by chance.
+        Seed of the random choices of the method.
     """
 
     trials: int
@@ -104,7 +105,7 @@ def random_scores(trials: int, rungs: int, correlation: float, seed: int) -> Arr
         Rank correlation (Spearman's) of the score at a rung with the final score; 1 gives every rung the final order.
     seed : int
     """
-    normal = 2.0 * np.sin(np.pi / 6.0 * correlation)  # the correlation of normal variables whose ranks have that
+    normal = 2.0 * np.sin(np.pi / 6.0 * correlation)  # correlation of normal variables with this rank correlation
     normal = 1.0 if correlation == 1.0 else normal
     random = np.random.default_rng(seed)
     final = random.standard_normal((trials, 1))
@@ -118,7 +119,7 @@ class Method(ABC):
     Attributes
     ----------
     title, source : str
-        What it is, and the publication that defines it.
+        Name of the method, and the publication that defines it.
     """
 
     title: ClassVar[str]
@@ -155,7 +156,7 @@ class Method(ABC):
         """Return the job of an idle worker; None while there is none."""
 
     def finish(self, job: TrialJob) -> TrialJob | None:
-        """Take note of the end of a job.
+        """Record that a job has ended.
 
         Parameters
         ----------
@@ -180,7 +181,7 @@ METHODS: Registry[type[Method]] = Registry("method", "paleo.tuning.methods")
 
 @dataclass(frozen=True, slots=True)
 class TrialCosts:
-    """What a job of each size of network costs on one worker [s].
+    """Times of a job on one worker, for each size of the network [s].
 
     Attributes
     ----------
@@ -191,7 +192,7 @@ class TrialCosts:
     restore, save, evaluation : sequence of float
         Reading a checkpoint, writing one, evaluating, for each size.
     resumes : bool
-        Whether a promoted trial goes on from its checkpoint; otherwise it starts from scratch.
+        True if a promoted trial continues from its checkpoint; otherwise it starts from scratch.
     """
 
     unit: Sequence[float]
@@ -211,9 +212,9 @@ class TrialCosts:
         begin, end : float
             Amounts of training.
         launched : bool
-            Whether processes start for it, and read a checkpoint where there is one.
+            True if processes are started for the job, and read a checkpoint if there is one.
         restores : bool
-            Whether it reads a checkpoint in any case.
+            True if the job reads a checkpoint in any case.
         """
         trained = end - (begin if self.resumes else 0.0)
         seconds = self.unit[size] * trained + self.evaluation[size] + self.save[size]
@@ -226,7 +227,7 @@ class TrialCosts:
 
 @dataclass(frozen=True, slots=True)
 class TrialTimeline:
-    """Jobs of a search over time: trial, rung, begin and end of each, in the order of their start."""
+    """Jobs of a search over time: trial, rung, start and end of each, in the order of their start."""
 
     workers: int
     rungs: tuple[float, ...]
@@ -241,23 +242,23 @@ class TrialTimeline:
 
     @property
     def busy(self) -> float:
-        """Seconds of all workers in which they train, evaluate or move checkpoints."""
+        """Worker time spent on training, evaluation and checkpoints, summed over workers [s]."""
         return float(np.sum(np.subtract(self.ends, self.begins)))
 
     @property
     def utilisation(self) -> float:
-        """Share of the workers' time that is busy."""
+        """Fraction of the worker time that is busy."""
         return self.busy / (self.workers * self.seconds) if self.jobs else 0.0
 
     @property
     def first_full(self) -> float:
-        """When the first trial reaches the last rung [s]."""
+        """Time at which the first trial reaches the last rung [s]."""
         last = len(self.rungs) - 1
         return min((end for job, end in zip(self.jobs, self.ends, strict=True) if job.rung == last), default=np.inf)
 
     @property
     def trials_by_rung(self) -> list[int]:
-        """Trials that are trained up to each rung."""
+        """Number of trials that are trained up to each rung."""
         reached = np.bincount([job.rung for job in self.jobs], minlength=len(self.rungs))
         return [int(count) for count in reached]
 
@@ -310,7 +311,7 @@ def synchronous_seconds(stages: Sequence[Stage], costs: TrialCosts, workers: npt
     ----------
     stages : sequence of Stage
     costs : TrialCosts
-        Of one size of network.
+        Costs for one size of the network.
     workers : array_like
         Numbers of workers, any shape.
     """

@@ -1,4 +1,4 @@
-"""What a search over many trials takes on a machine: trials are priced, the method is simulated, GPUs are divided."""
+"""Study of a search over many trials: trials are priced, the method is simulated, and GPUs are divided among trials."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 #: Most trials, and most sizes of the network, of one search.
 MOST_TRIALS, MOST_SIZES = 100_000, 64
-#: Training of a whole trial over that of the first rung where nobody states the latter, and most jobs of a search.
+#: Default ratio of the training of a whole trial to that of the first rung, and most jobs of a search.
 SPAN, _MOST_JOBS = 64.0, 2_000_000
-#: A doubling of a trial's GPUs that saves less than this share of its time ends the list of candidates.
+#: A doubling of a trial's GPUs that saves less than this fraction of its time is the last that is tried.
 _LEAST_GAIN = 0.1
-#: Searches that are simulated for an interval on the regret.
+#: Number of simulated searches for the interval of the regret.
 _DRAWS = 60
 UNMODELLED = (
     "which trial wins: scores are random",
@@ -52,7 +52,7 @@ UNMODELLED = (
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What is searched, and how.
+    """Options of a search over trials.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Tuning:
     population : int
         Members that evolution keeps alive.
     resumes : bool
-        Whether promoted trials go on from their checkpoints.
+        True if promoted trials continue from their checkpoints.
     evaluation : float
         Samples of one evaluation.
     sizes : tuple of mapping
@@ -91,7 +91,7 @@ class Tuning:
 
     @property
     def kind(self) -> type[Method]:
-        """The method."""
+        """Class of the tuning method."""
         return METHODS[self.method]
 
     @property
@@ -121,7 +121,7 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class TrialPrice:
-    """Trials of every size on so many GPUs: predictions, costs of their jobs, ends of the interval as factors."""
+    """Predictions and costs of trials of every size on a number of GPUs, with 90 % intervals as factors."""
 
     gpus: int
     predictions: tuple[Prediction, ...]
@@ -129,7 +129,7 @@ class TrialPrice:
 
     @property
     def factors(self) -> tuple[float, float]:
-        """Ends of the 90 % interval of the step time over the step time."""
+        """Ends of the 90 % interval of the step time, relative to the step time."""
         ends = [tuple(end / each.step_time for end in each.interval) for each in self.predictions]
         return float(np.mean([low for low, _ in ends])), float(np.mean([high for _, high in ends]))
 
@@ -214,7 +214,7 @@ def price_trials(model: ModelSpec, system: System, run: Run, tuning: Tuning, lon
 
 
 def _evaluation(step: Prediction, samples: float) -> float:
-    """Seconds of forward passes over the samples of an evaluation."""
+    """Return the time of the forward passes of one evaluation [s]."""
     return samples / step.plan.global_batch * forward_seconds(step) if samples else 0.0
 
 
@@ -224,7 +224,7 @@ def _words(size: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class SearchTime:
-    """A search on GPUs, each trial on as many as its price is for."""
+    """A search on all GPUs, with the number of GPUs for each trial that its price states."""
 
     tuning: Tuning
     gpus: int
@@ -232,12 +232,12 @@ class SearchTime:
 
     @property
     def workers(self) -> int:
-        """Trials that train at once."""
+        """Number of trials that train at the same time."""
         return self.gpus // self.price.gpus
 
     @cached_property
     def timeline(self) -> TrialTimeline:
-        """The simulated search."""
+        """Simulated jobs of the search over time."""
         return simulate(self.tuning.kind(self.tuning.problem()), self.price.costs, self.workers)
 
     def seconds_at(self, factor: float = 1.0) -> float:
@@ -272,7 +272,7 @@ class SearchTime:
 
     @property
     def gpu_hours(self) -> float:
-        """GPU-hours until the last trial ends, waiting included."""
+        """GPU-hours until the last trial ends, including idle GPUs."""
         return self.gpus * self.seconds / HOUR
 
     def usd(self, tariff: Tariff) -> float | None:
@@ -310,8 +310,10 @@ class SearchTime:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineMargin:
-    """What a deadline leaves or lacks: most trials that meet it on the GPUs, fewest nodes that meet it with all
-    trials (None: no number up to four times as many does)."""
+    """Margin of a deadline: the most trials that meet it, and the fewest nodes that meet it with all trials.
+
+    The number of nodes is None if even four times as many do not meet it.
+    """
 
     seconds: float
     holds: bool
@@ -321,7 +323,7 @@ class DeadlineMargin:
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """Share of all trials that are better than the one that the search returns: median and 90 % interval."""
+    """Fraction of all trials that are better than the returned one: median and 90 % interval."""
 
     correlation: float
     median: float
@@ -330,9 +332,10 @@ class Regret:
 
 @dataclass(frozen=True)
 class TuningStudy:
-    """The answer of ``paleo tune``: the search by GPUs a trial on all GPUs, and on fewer of them.
+    """Answer of ``paleo tune``: the search for each number of GPUs per trial.
 
-    All divisions run the same software; ``software_reason`` says why, where it was chosen."""
+    All divisions use the same software; ``software_reason`` says why if it was chosen.
+    """
 
     model: ModelSpec
     system: System
@@ -360,12 +363,12 @@ class TuningStudy:
 
     @property
     def cheapest(self) -> SearchTime:
-        """The point with the fewest GPU-hours."""
+        """Division with the fewest GPU-hours."""
         return min(self.points, key=lambda point: point.gpu_hours)
 
     @property
     def verdict(self) -> str:
-        """The answer in a few sentences."""
+        """Answer of the study in a few sentences."""
         best, kind = self.best, self.tuning.kind
         usd = best.usd(self.tariff)
         price = "" if usd is None else f", {usd:,.0f} USD"
@@ -378,7 +381,7 @@ class TuningStudy:
         return " ".join([words, *filter(None, (self._cheaper(), self._margin()))])
 
     def _cheaper(self) -> str:
-        """The cheapest point, where it differs from the fastest."""
+        """Sentence about the cheapest division, if it is not the fastest."""
         cheap, best = self.cheapest, self.best
         if cheap.gpu_hours > best.gpu_hours * (1.0 - _LEAST_GAIN):
             return ""
@@ -394,7 +397,9 @@ class TuningStudy:
         nodes = None if margin.nodes is None else abs(nodes_of(self.system, self.gpus) - margin.nodes)
         if margin.holds:
             fewer = f" or {counted(nodes, 'node')} fewer" if nodes else ""
-            return f"The deadline of {duration(margin.seconds)} holds: {counted(trials, 'trial')} more{fewer} would do."
+            return (
+                f"The deadline of {duration(margin.seconds)} is met:  {counted(trials, 'trial')} more{fewer} would do."
+            )
         more = "" if nodes is None else f", or {counted(nodes, 'node')} more"
         return f"The deadline of {duration(margin.seconds)} is missed: it takes {counted(trials, 'trial')} fewer{more}."
 
@@ -419,7 +424,7 @@ def tuning_study(
         The network, the machine, and what every trial runs; its global batch is that of one node where it states none.
     tuning : Tuning
     gpus : int
-        GPUs in all.
+        Total number of GPUs.
     per_trial : int, optional
         GPUs of one trial; the fastest by default.
     deadline : float, optional
@@ -452,14 +457,14 @@ def tuning_study(
 
 
 def _widths(gpus: int) -> list[int]:
-    """GPUs a trial that are worth trying: powers of two."""
+    """Return the numbers of GPUs per trial that are tried: powers of two."""
     return [2**power for power in range(gpus.bit_length())]
 
 
 def _prices(
     model: ModelSpec, system: System, run: Run, tuning: Tuning, options: LongRunOptions, widths: Sequence[int]
 ) -> tuple[list[TrialPrice], list[str]]:
-    """Prices of trials by their GPUs, until more of them save too little; and reasons of those that do not run."""
+    """Price trials by their number of GPUs until a doubling saves too little; also return why some do not run."""
     prices: list[TrialPrice] = []
     refusals: list[str] = []
     for width in widths:
@@ -475,7 +480,7 @@ def _prices(
 
 
 def _margin(best: SearchTime, system: System, deadline: float) -> DeadlineMargin:
-    """What a deadline leaves or lacks, by bisection."""
+    """Compute the margin of a deadline by bisection."""
 
     def in_time(trials: int, gpus: int) -> bool:
         point = SearchTime(replace(best.tuning, trials=trials), gpus, best.price)
@@ -490,7 +495,7 @@ def _margin(best: SearchTime, system: System, deadline: float) -> DeadlineMargin
 
 
 def _last(holds: Callable[[int], bool], most: int, first: int | None = None) -> Any:
-    """The largest count up to which a condition holds, from 1 on (0: not even there) or from ``first`` (None)."""
+    """Return the largest count for which a condition holds, from 1 on (0: never) or from ``first`` on (None: never)."""
     low, high = (0 if first is None else first), most
     if first is not None and not holds(first):
         return None
@@ -501,7 +506,7 @@ def _last(holds: Callable[[int], bool], most: int, first: int | None = None) -> 
 
 
 def _regret(tuning: Tuning, point: SearchTime, correlation: float) -> Regret:
-    """Rank of the trial that scores best at the last rung, over many draws of scores."""
+    """Return the rank of the trial with the best score at the last rung, over many draws of scores."""
     shares = []
     for seed in range(_DRAWS):
         problem = tuning.problem(correlation, seed)
@@ -515,11 +520,11 @@ def _regret(tuning: Tuning, point: SearchTime, correlation: float) -> Regret:
     return Regret(correlation, float(median), (float(low), float(high)))
 
 
-# what a question states
+# options as the user states them
 
 
 def parse_sizes(settings: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
-    """Return the sizes of the network that trials have.
+    """Read the sizes of the network over which trials vary.
 
     Parameters
     ----------
@@ -552,7 +557,7 @@ def parse_sizes(settings: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
 
 
 def _numbers(text: str) -> Iterator[int]:
-    """Whole numbers of a list whose parts may be ranges with a step; nothing for what is no number."""
+    """Yield the whole numbers of a list whose parts may be ranges with a step; nothing if a part is no number."""
     for part in text.split(","):
         ends, _, step = part.partition(":")
         first, dots, last = ends.partition("..")

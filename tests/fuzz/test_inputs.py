@@ -71,7 +71,7 @@ def test_some_inputs_of_each_kind(kind: str, tmp_path: Path, monkeypatch: pytest
         (2, "", "error: x\n", ""),
         (2, "", "error: x\nerror: y\n", "2 errors"),
         (2, "", "Traceback\n", "0 errors"),
-        (3, "", "error: a fault of paleo\n", "a fault"),
+        (3, "", "error: an error in paleo itself\n", "an error in paleo"),
         (139, "", "", "exit code 139"),
     ],
 )

@@ -298,8 +298,8 @@ TEXT_MUTATIONS: dict[str, tuple[bytes, str]] = {
     "unclosed": (b"title: [a, b\n", "line 2: not valid YAML"),
     "tab": (b"title:\n\t- a\n", "line 2: not valid YAML"),
     "indent": (b"title: a\n  task: b\n", "line 2: not valid YAML"),
-    "duplicate": (b"title: a\ntask: b\ntitle: c\n", "'title' stands twice (first on line 1)"),
-    "nested duplicate": (b"memory:\n  kind: a\n  kind: b\n", "line 3: key 'kind' stands twice"),
+    "duplicate": (b"title: a\ntask: b\ntitle: c\n", "'title' is repeated (first on line 1)"),
+    "nested duplicate": (b"memory:\n  kind: a\n  kind: b\n", "line 3: key 'kind' is repeated"),
     "two documents": (b"title: a\n---\ntitle: b\n", "second document"),
     "anchor": (b"title: &a b\ntask: *a\n", "anchors and aliases"),
     "tag": (b"title: !!python/object/apply:os.system [ls]\n", "tags"),
@@ -346,7 +346,7 @@ def test_files_that_extend_one_another_are_refused(tmp_path: Path, capsys: pytes
     files = good()
     files["model"]["extend"] = "./other.yaml"
     write(tmp_path, files | {"other": {"extend": "./model.yaml"}})
-    refused(capsys, arguments(tmp_path, FULL), "model.yaml", "extend", "comes back to itself")
+    refused(capsys, arguments(tmp_path, FULL), "model.yaml", "extend", "extend one another in a circle")
 
 
 # networks that do not fit together

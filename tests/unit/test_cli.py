@@ -276,7 +276,7 @@ def test_seq_and_set_change_the_model(document: Any) -> None:
         ),
         (
             ["collective", "all_reduce", "--bytes", "1e30B", "--ranks", "8", "--system", "dgx-h100"],
-            "--bytes: '1e30B' is absurdly large: it is more than 1e+21 B",
+            "--bytes: '1e30B' is implausibly large: it is more than 1e+21 B",
         ),
         ([*SCALE, "--gpus", "1..1000000000"], "expected GPU counts from 1 to 10,000,000"),
         (["import", "torch", "missing.py:net", "--input", "1x3"], "missing.py: no such file"),
@@ -331,7 +331,9 @@ def test_an_internal_error_is_a_fault_of_ours_in_one_line(
 
     monkeypatch.setattr(questions, "predict", broken)
     assert run(ESTIMATE) == 3
-    assert capsys.readouterr().err.startswith("error: a fault of paleo, not of yours: ZeroDivisionError at questions.")
+    assert capsys.readouterr().err.startswith(
+        "error: an error in paleo itself, not in your input: ZeroDivisionError at questions."
+    )
 
 
 # files

@@ -242,7 +242,10 @@ def test_a_search_chooses_the_dispatcher_and_folds_experts() -> None:
         assert row.step_time == pytest.approx(predict(QWEN, H100, row.run).step_time, rel=1e-9)
     text = explain(QWEN, H100, found).text
     used, other = ("NCCL's all-to-all", "DeepEP")[:: 1 if found.plans[0].run.experts.dispatch is None else -1]
-    assert f"Tokens travel by {used}; {other} would be " in text and "aster" in text.partition(other)[2]
+    assert (
+        f"Tokens are dispatched to experts by {used}; with {other} the step would be " in text
+        and "aster" in text.partition(other)[2]
+    )
     stated = search(QWEN, H100, updated(run, {"experts.dispatch": "nccl"}), space=space)
     assert {row.run.experts.dispatch for row in stated.plans} == {"nccl"}
 

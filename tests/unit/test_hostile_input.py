@@ -97,7 +97,7 @@ def test_functions_that_call_functions_are_counted_before_they_are_written_out(
     )  # fmt: skip
     file = tmp_path / "bomb.onnx"
     onnx.save(helper.make_model(graph, opset_imports=opset, functions=functions, ir_version=8), str(file))
-    assert "nodes once its functions are written out" in line(["import", "onnx", str(file)], capsys)
+    assert "nodes once its functions are expanded" in line(["import", "onnx", str(file)], capsys)
     loop = helper.make_function("own", "f0", ["x"], ["y"], [helper.make_node("f0", ["x"], ["y"], domain="own")], opset)
     onnx.save(helper.make_model(graph, opset_imports=opset, functions=[loop], ir_version=8), str(file))
     assert "calls itself" in line(["import", "onnx", str(file)], capsys)

@@ -266,7 +266,7 @@ def test_flags_are_the_plan_or_there_are_none() -> None:
 
 
 def test_messages_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(LaunchError, match="none of its keys"):
+    with pytest.raises(LaunchError, match="no key belongs to a known framework"):
         read_job([written(tmp_path, "x.yaml", "a: 1\nb: {c: 2}\n")])
     with pytest.raises(LaunchError, match="is not JSON"):
         read_job([written(tmp_path, "x.json", "{")])

@@ -37,8 +37,8 @@ def test_scalars_follow_yaml_1_2() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3", "line 3: key 'a' stands twice (first on line 1)"),
-        ("a: {b: 1, b: 2}", "line 1: key 'b' stands twice"),
+        ("a: 1\nb: 2\na: 3", "line 3: key 'a' is repeated (first on line 1)"),
+        ("a: {b: 1, b: 2}", "line 1: key 'b' is repeated"),
         ("a: &x 1\nb: *x", "anchors and aliases ('x') are not allowed"),
         ("a: !!python/object:os.system x", "tags"),
         ("a: .nan", "'.nan' is not a finite number"),
@@ -47,7 +47,7 @@ def test_scalars_follow_yaml_1_2() -> None:
         ("- 1", "holds a list; expected a mapping"),
         ("just text", "holds a str"),
         ("# nothing", "holds nothing"),
-        ("a: 1\n---\nb: 1", "a second document starts"),
+        ("a: 1\n---\nb: 1", "a second YAML document starts here"),
         ("a: [1, 2", "not valid YAML"),
         ("a: b: c", "not valid YAML"),
         ("a: \x00", "not valid YAML"),
@@ -181,7 +181,7 @@ def test_extend_in_a_circle_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text("extend: one.yaml\n")
     (own := tmp_path / "own.yaml").write_text("extend: ../" + tmp_path.name + "/own.yaml\n")
     for path in (one, own):
-        with pytest.raises(SpecError, match="comes back to itself"):
+        with pytest.raises(SpecError, match="extend one another in a circle"):
             read_entry("devices", path)
 
 

@@ -141,7 +141,7 @@ def test_steps_of_a_recurrence_cannot_be_divided() -> None:
 
 def test_a_search_layer_by_layer_places_layers_itself() -> None:
     run = Run(gpus=8, global_batch=64, placement={"head": {"vocab": None}})
-    with pytest.raises(PlanError, match="placement: head: a search layer by layer places them"):
+    with pytest.raises(PlanError, match="placement: head: a per-layer search places the layers itself"):
         hybrid(load_model("gpt2"), SYSTEM, run)
 
 

@@ -19,7 +19,11 @@ from paleo.cli.process import TERMINATED, printable
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
-        (TypeError("no such\noperand"), FAULT, "a fault of paleo, not of yours: TypeError at .*: no such;.*report it"),
+        (
+            TypeError("no such\noperand"),
+            FAULT,
+            "an error in paleo itself, not in your input: TypeError at .*: no such;.*report it",
+        ),
         (RecursionError(), FAULT, "RecursionError"),
         (MemoryError(), FAULT, "memory of this machine"),
         (KeyError("x"), FAULT, "KeyError"),

@@ -158,7 +158,7 @@ def test_rows_of_a_frame() -> None:
 def test_a_run_takes_the_length_of_its_sequences() -> None:
     assert paleo.Run(seq=64).model == {"seq": 64}
     assert paleo.Run(seq=64, model={"hidden": 8}).model == {"hidden": 8, "seq": 64}
-    with pytest.raises(SpecError, match=r"model\.seq: stands beside seq"):
+    with pytest.raises(SpecError, match=r"model\.seq and seq state the same field"):
         paleo.Run(seq=64, model={"seq": 32})
 
 

@@ -68,7 +68,10 @@ def test_keys_of_before_are_read_at_every_door(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"recompute": {"layers": 1}, "recompute_layers": 2}, "recompute_layers: stands beside recompute.layers"),
+        (
+            {"recompute": {"layers": 1}, "recompute_layers": 2},
+            "recompute_layers and recompute.layers state the same field",
+        ),
         ({"input": "none", "input.cores": 3}, "input.cores: input is 'none', too; use one of them"),
         ({"recompute": {"polcy": "full"}}, "recompute.polcy: unknown key; nearest: 'recompute.policy'"),
         ({"input.core": 1}, "input.core: unknown key; nearest: 'input.cores'"),

@@ -36,8 +36,7 @@ BANNED = frozenset(
 DONE = frozenset(["answers", "cli", "questions", "report"])
 MOST_NAMES = {"calibrate": 1, "importers": 2, "lowering": 1, "parallel": 1, "pricing": 3, "serving": 2, "tables": 7}
 MOST_MESSAGES = {
-    "calibrate": 4, "lowering": 1, "parallel": 1, "pricing": 2, "search": 1, "specs": 3, "step": 1, "studies": 5,
-    "tables": 14,
+    "calibrate": 4, "lowering": 1, "parallel": 1, "pricing": 2, "step": 1, "studies": 5, "tables": 14,
 }  # fmt: skip
 ERRORS = frozenset(["SpecError", "PlanError", "CapacityError", "GraphError"])
 

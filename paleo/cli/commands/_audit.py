@@ -1,4 +1,4 @@
-"""``paleo audit``: which part of a run is off against the prediction, by its log."""
+"""``paleo audit``: compares the log of a run with its prediction and names what is slower."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``paleo collective``: every algorithm for a collective operation."""
+"""``paleo collective``: compares the algorithms of a collective operation."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def collective(
 def _show_compressed(
     study: CollectiveStudy, compress: str, dtype: str, tensors: int, calibration: str, as_json: bool
 ) -> None:
-    """The study with compressed sums below."""
+    """Print the study with the compressed exchanges below it."""
     from rich.console import Group
 
     from paleo.report import collective as reports

@@ -1,4 +1,4 @@
-"""``paleo estimate``: one configuration."""
+"""``paleo estimate``: predicts one configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``paleo import``: a network from elsewhere as a model file."""
+"""``paleo import``: converts a network from another format to a model file."""
 
 from __future__ import annotations
 
@@ -70,6 +70,6 @@ def import_(
     else:
         sys.stdout.write(f"wrote {output}: {network.line}\n")
     if network.unknown:
-        warn([f"not recognised, priced as passes over memory: {', '.join(network.unknown)}"])
-    if network.granted:
-        warn([network.granted])
+        warn([f"not recognised, counted as passes over memory: {', '.join(network.unknown)}"])
+    if network.assumptions:
+        warn([network.assumptions])

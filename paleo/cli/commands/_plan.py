@@ -1,4 +1,4 @@
-"""``paleo plan``: the best strategies of all."""
+"""``paleo plan``: searches for the best strategy."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def plan_(
     if gpus is None or systems is not None or terms != plain or any(value is not None for value in goal.values()):
         answer = questions.plan(network, names, gpus, **goal, **terms, **size)
     else:
-        whole = exhaustive or path is not None or page is not None  # pictures are of all configurations
+        whole = exhaustive or path is not None or page is not None  # pictures show all configurations
         answer = questions.search(network, names[0], gpus or "", explain=explain, exhaustive=whole, **size)
     _draw(answer, path, page)
     show_document(answer.document, answer.table, as_json)
@@ -162,7 +162,7 @@ def plan_(
 
 
 def _check_outputs(page: Path | None, path: Path | None, machines: int, per_layer: bool, priced: bool) -> None:
-    """SpecError for a page or a picture of what has none."""
+    """Raise SpecError if a page or a picture is requested for an answer that has none."""
     if page is not None and (machines > 1 or per_layer):
         raise SpecError("--explore: the page holds the plans of one system; use --system, without --per-layer")
     if path is not None and machines > 1:
@@ -174,7 +174,7 @@ def _check_outputs(page: Path | None, path: Path | None, machines: int, per_laye
 
 
 def _counts(gpus: str | None, options: RunOptions) -> str | None:
-    """The counts of --gpus, or those of the job that --from describes."""
+    """Return the GPU counts of --gpus, or those of the job that --from describes."""
     stated = 0 if options.job is None else options.job.plan.gpus
     return gpus or (str(stated) if stated else None)
 
@@ -188,8 +188,10 @@ def _other_search(
     top: int,
     as_json: bool,
 ) -> None:
-    """The split of each layer of a chain; or, where stale updates have a price (each, by noise scale), plans over the
-    listed consistency models and compressions."""
+    """Print a per-layer search, or a search over consistency models and compressions.
+
+    The latter needs a price of stale updates: samples for each update, or one that follows from the noise scale.
+    """
     from paleo.questions import gpu_counts, narrowed
     from paleo.report import plan as reports
     from paleo.specs.model import load_model
@@ -221,7 +223,7 @@ def _other_search(
 
 
 def _listed(text: str, option: str) -> list[str]:
-    """Names with commas between them."""
+    """Split a text of names at the commas."""
     from paleo.units import listed
 
     names = listed(text)
@@ -231,7 +233,7 @@ def _listed(text: str, option: str) -> list[str]:
 
 
 def _first(answer: Planned | Searched) -> Prediction:
-    """The step of the first plan."""
+    """Return the prediction of the first plan."""
     from paleo.answers import Searched
     from paleo.predict import predict
 
@@ -242,7 +244,7 @@ def _first(answer: Planned | Searched) -> Prediction:
 
 
 def _draw(answer: Planned | Searched, path: Path | None, page: Path | None) -> None:
-    """The picture and the page of all plans on the answer's system, where they are asked for."""
+    """Draw the picture and write the page of all plans on the answer's system, if requested."""
     if path is not None:
         from paleo.report import plots
 
@@ -256,7 +258,7 @@ def _draw(answer: Planned | Searched, path: Path | None, page: Path | None) -> N
 
 
 def _systems(system: str | None, systems: str | None) -> list[str]:
-    """Names that --system or --systems state."""
+    """Return the names that --system or --systems state."""
     from paleo.units import listed
 
     if (system is None) == (systems is None):

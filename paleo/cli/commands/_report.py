@@ -1,4 +1,4 @@
-"""``paleo report``: a page that answers a purchase question."""
+"""``paleo report``: writes a page that compares systems for a purchase."""
 
 from __future__ import annotations
 

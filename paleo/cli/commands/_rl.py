@@ -1,4 +1,4 @@
-"""``paleo rl``: a step of reinforcement learning."""
+"""``paleo rl``: predicts a step of reinforcement learning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``paleo scale``: the same network on more and more GPUs."""
+"""``paleo scale``: predicts the same network on a growing number of GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``paleo serve``: users at acceptable latency."""
+"""``paleo serve``: predicts how many users a service can answer within latency limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``paleo summary``: a network layer by layer."""
+"""``paleo summary``: counts a network layer by layer."""
 
 from __future__ import annotations
 

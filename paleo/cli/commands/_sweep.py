@@ -1,4 +1,4 @@
-"""``paleo sweep``: a product of configurations as a table."""
+"""``paleo sweep``: predicts every combination of models, systems and options as a table."""
 
 from __future__ import annotations
 

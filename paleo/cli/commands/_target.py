@@ -1,4 +1,4 @@
-"""``paleo target``: how long a task takes to reach its quality, over counts of GPUs."""
+"""``paleo target``: predicts the time to a quality target for several GPU counts."""
 
 from __future__ import annotations
 

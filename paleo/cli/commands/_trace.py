@@ -1,4 +1,4 @@
-"""``paleo trace``: one step as a timeline."""
+"""``paleo trace``: writes the timeline of one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``paleo tune``: a search over many trials."""
+"""``paleo tune``: predicts a search over many trials."""
 
 from __future__ import annotations
 

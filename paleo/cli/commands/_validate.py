@@ -1,4 +1,4 @@
-"""``paleo validate``: predictions against measured tables."""
+"""``paleo validate``: compares predictions with measured tables."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Families of transformers whose configurations are read by hand: one function each, registered by its model_type."""
+"""Readers of the configurations of transformer families: one function for each, registered by its model_type."""

@@ -1,4 +1,4 @@
-"""Encoders of text."""
+"""Readers of text encoders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paleo.importers.configuration import (
 
 
 def _encoder_blocks(*, dropout: bool = True) -> Entry:
-    """Post-norm layers of BERT."""
+    """Return the post-norm layers of BERT."""
     drop = [{"dropout": {"rate": "=dropout"}}] if dropout else []
     halves = [residual({"attention": {"heads": "=heads", "dropout": "=attention_dropout"}}, *drop), "layer_norm"]
     halves += [residual({"mlp": {"ffn": "=ffn", "activation": "=activation"}}, *drop), "layer_norm"]
@@ -24,7 +24,7 @@ def _encoder_blocks(*, dropout: bool = True) -> Entry:
 
 
 def _bert_head(config: Config, kind: str) -> list[Entry]:
-    """The head of the encoder, by the architecture that the configuration names."""
+    """Return the entries of the head that the configuration's architecture names."""
     roberta = config["model_type"] != "bert"
     pooler = ["select", {"name": "pooler", "linear": {"features": "=hidden", "dim": "hidden"}}, "tanh"]
     masked: list[Entry] = [
@@ -57,7 +57,10 @@ def _bert_head(config: Config, kind: str) -> list[Entry]:
 
 @FAMILIES.register("bert")
 def bert(config: Config) -> Model:
-    """Devlin et al., BERT, 2019; Liu et al., RoBERTa, 2019. Every position is projected to the vocabulary."""
+    """Read a BERT or RoBERTa. Every position is projected to the vocabulary.
+
+    References: Devlin et al., BERT, 2019; Liu et al., RoBERTa, 2019.
+    """
     params = base_parameters(
         config,
         ffn=config.integer("intermediate_size"),
@@ -91,7 +94,7 @@ def bert(config: Config) -> Model:
 
 @FAMILIES.register("roberta")
 def roberta(config: Config) -> Model:
-    """BERT with RoBERTa's two-layer head for classification."""
+    """Read a BERT with RoBERTa's two-layer head for classification."""
     model = bert(config)
     if architecture(config, ("Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM") == "ForSequenceClassification":
         drop = {"dropout": {"rate": "=dropout"}}

@@ -1,4 +1,4 @@
-"""Decoders with latent attention (DeepSeek), with keys that an indexer chooses, or with compressed ones."""
+"""Readers of decoders with latent attention (DeepSeek), with keys that an indexer selects, or with compressed keys."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from paleo.importers._decoder import (
 )
 from paleo.importers.configuration import FAMILIES, Config, Entry, Model
 
-#: Scores of routers whose configuration may leave them out.
+#: Default score functions of routers.
 SCORES = {"deepseek_v3": "sigmoid", "kimi_k2": "sigmoid"}
 
 
 def latent_options(config: Config) -> dict[str, Any]:
-    """Options of latent attention."""
+    """Return the options of latent attention."""
     mla: dict[str, Any] = {"heads": "=heads"}
     if config.get("q_lora_rank") is not None:
         mla["query_rank"] = config.integer("q_lora_rank")
@@ -39,15 +39,17 @@ def latent_options(config: Config) -> dict[str, Any]:
 
 @FAMILIES.register("deepseek_v2")
 def deepseek_v2(config: Config) -> Model:
-    """DeepSeek-AI, DeepSeek-V2, 2024: latent attention, shared and routed experts, dense layers first."""
+    """Read DeepSeek-V2: latent attention, shared and routed experts, dense layers first (DeepSeek-AI, 2024)."""
     return latent_model(config)
 
 
 def latent_model(
     config: Config, kind: str = "latent_attention", more: Sequence[Mapping[str, Any]] | None = None
 ) -> Model:
-    """The decoder of the DeepSeek family; ``kind`` is the layer of its attention, ``more`` are its options in each
-    layer."""
+    """Return a decoder of the DeepSeek family.
+
+    ``kind`` is the layer of its attention, and ``more`` are the options of the attention in each layer.
+    """
     shared = config.get("n_shared_experts")
     params, mla = base_parameters(config), latent_options(config)
     mixture: dict[str, Any] = {"shared": config.integer("n_shared_experts")} if shared else {}
@@ -71,14 +73,17 @@ def latent_model(
 
 
 FAMILIES.register("deepseek_v3")(deepseek_v2)
-#: Moonshot AI, Kimi K2, 2025: the layers of DeepSeek-V3 in other numbers.
+#: Kimi K2 has the layers of DeepSeek-V3 with other sizes (Moonshot AI, 2025).
 FAMILIES.register("kimi_k2")(deepseek_v2)
 
 
 @FAMILIES.register("deepseek_v32")
 def deepseek_v32(config: Config) -> Model:
-    """DeepSeek-AI, DeepSeek-V3.2, 2025; GLM-5 Team, GLM-5, 2026: latent attention to keys that an indexer chooses.
-    Layers that ``indexer_types`` calls shared take the choice of the layer before."""
+    """Read DeepSeek-V3.2 or GLM-5: latent attention to keys that an indexer selects.
+
+    Layers that ``indexer_types`` calls shared use the selection of the layer before. References: DeepSeek-AI,
+    DeepSeek-V3.2, 2025; GLM-5 Team, GLM-5, 2026.
+    """
     index = {
         "index_heads": config.integer("index_n_heads"),
         "index_dim": config.integer("index_head_dim"),
@@ -95,7 +100,10 @@ FAMILIES.register("glm_moe_dsa")(deepseek_v32)
 
 @FAMILIES.register("deepseek_v4")
 def deepseek_v4(config: Config) -> Model:
-    """DeepSeek-AI, DeepSeek-V4, 2026: windows and compressed keys, some chosen by an indexer; four residual streams."""
+    """Read DeepSeek-V4: windows, compressed keys (some selected by an indexer), and four residual streams.
+
+    Reference: DeepSeek-AI, DeepSeek-V4, 2026.
+    """
     params = base_parameters(config) | {"streams": config.integer("hc_mult", default=4)}
     window = config.integer("sliding_window")
     attention = {
@@ -134,7 +142,7 @@ def deepseek_v4(config: Config) -> Model:
 
 
 def _streamed(mixer: Mapping[str, Any], mixture: Entry, place: int) -> list[Entry]:
-    """The two halves of a layer, each read from the residual streams and written back to them."""
+    """Return the two halves of a layer, each of which reads the residual streams and writes back to them."""
     streams, attended, middle, mixed = (f"{word}{place}" for word in ("streams", "attended", "middle", "mixed"))
     (kind, options), *_ = mixture.items()
     return [
@@ -155,7 +163,7 @@ FAMILIES.register("deepseek_ref")(deepseek_v4)
 
 @FAMILIES.register("minimax_m3")
 def minimax_m3(config: Config) -> Model:
-    """MiniMax M3, 2026: after dense layers, attention to blocks of keys that an indexer chooses, and mixtures."""
+    """Read MiniMax M3 (2026): dense layers first, then attention to selected blocks of keys, and mixtures."""
     params = grouped_parameters(config, 128)
     layers = params["layers"]
     sparse = config.part("sparse_attention_config")

@@ -1,4 +1,4 @@
-"""Decoders with layer norms and plain feed-forward blocks."""
+"""Readers of decoders with layer norms and plain feed-forward blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paleo.importers.configuration import FAMILIES, LONGEST_SEQ, Config, Entry, 
 
 @FAMILIES.register("phi")
 def phi(config: Config) -> Model:
-    """Phi-1 and 2, 2023: attention and feed-forward side by side behind one layer norm."""
+    """Read Phi-1 or Phi-2 (2023): attention and feed-forward block side by side after one layer norm."""
     params = grouped_parameters(config) | {
         "ffn": config.integer("intermediate_size", default=4 * config.integer("hidden_size"))
     }
@@ -44,7 +44,7 @@ def phi(config: Config) -> Model:
 
 @FAMILIES.register("gpt2")
 def gpt2(config: Config) -> Model:
-    """Radford et al., 2019."""
+    """Read GPT-2 (Radford et al., 2019)."""
     params = base_parameters(
         config, positions=config.integer("n_positions", "max_position_embeddings", default=LONGEST_SEQ // 4)
     )
@@ -68,7 +68,7 @@ def gpt2(config: Config) -> Model:
 
 @FAMILIES.register("gpt_neox")
 def gpt_neox(config: Config) -> Model:
-    """Black et al., GPT-NeoX-20B, 2022: both halves side by side, each with its norm."""
+    """Read GPT-NeoX (Black et al., GPT-NeoX-20B, 2022): both halves side by side, each with its norm."""
     params = base_parameters(config) | {"ffn": config.integer("intermediate_size")}
     dropout = config.share("hidden_dropout")
     params |= {"dropout": dropout} if dropout else {}
@@ -92,8 +92,10 @@ def gpt_neox(config: Config) -> Model:
 
 @FAMILIES.register("opt")
 def opt(config: Config) -> Model:
-    """Zhang et al., OPT, 2022: two rows more than positions; the 350M model embeds narrower than it is and norms
-    after each half."""
+    """Read OPT (Zhang et al., 2022): the position table has two more rows than positions.
+
+    The 350M model has a narrower embedding and norms after each half.
+    """
     params = base_parameters(config, positions=config.integer("max_position_embeddings", default=2048))
     params |= {
         "ffn": config.integer("ffn_dim", default=4 * params["hidden"]),
@@ -131,7 +133,7 @@ def opt(config: Config) -> Model:
 
 @FAMILIES.register("bloom")
 def bloom(config: Config) -> Model:
-    """BigScience, BLOOM, 2022: ALiBi, a norm behind the embedding."""
+    """Read BLOOM (BigScience, 2022): ALiBi, and a norm after the embedding."""
     params = base_parameters(config) | {"ffn": 4 * config.integer("hidden_size", "n_embed")}
     dropout = config.share("hidden_dropout")
     params |= {"dropout": dropout} if dropout else {}
@@ -152,7 +154,7 @@ def bloom(config: Config) -> Model:
 
 @FAMILIES.register("falcon")
 def falcon(config: Config) -> Model:
-    """Almazrouei et al., Falcon, 2023: multi-query or grouped, both halves side by side, biases only where stated."""
+    """Read Falcon (Almazrouei et al., 2023): multi-query or grouped attention, both halves side by side."""
     new, parallel = config.flag("new_decoder_architecture"), config.flag("parallel_attn", True)
     heads = config.integer("num_attention_heads", "n_head")
     kv_heads = (
@@ -180,7 +182,7 @@ def falcon(config: Config) -> Model:
 
 @FAMILIES.register("starcoder2")
 def starcoder2(config: Config) -> Model:
-    """Lozhkov et al., StarCoder 2, 2024: grouped queries, layer norms, plain feed-forward blocks, windows."""
+    """Read StarCoder 2 (Lozhkov et al., 2024): grouped queries, layer norms, plain feed-forward blocks, windows."""
     params: dict[str, Any] = grouped_parameters(config)
     params |= {"ffn": config.integer("intermediate_size")}
     dropout = config.share("residual_dropout")

@@ -1,4 +1,4 @@
-"""Decoders whose layers differ in kind: linear attention, state spaces, latent attention, mixtures."""
+"""Readers of decoders whose layers differ in kind: linear attention, state spaces, latent attention, mixtures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paleo.importers.families._deepseek import latent_options
 
 @FAMILIES.register("qwen3_next")
 def qwen3_next(config: Config) -> Model:
-    """Qwen3-Next, 2025: three layers of gated delta nets, then one of gated attention; mixtures or dense blocks."""
+    """Read Qwen3-Next (2025): three layers of gated delta nets, then one of gated attention; mixtures or dense."""
     params = grouped_parameters(config, 256)
     feeds: list[Entry] = (
         experts(
@@ -55,8 +55,11 @@ FAMILIES.register("qwen3_5_moe_text")(qwen3_next)
 
 @FAMILIES.register("kimi_linear")
 def kimi_linear(config: Config) -> Model:
-    """Kimi Linear, 2025, and the text of Kimi K3, 2026: delta attention with a decay for each channel, and latent
-    attention without positions in every fourth layer."""
+    """Read Kimi Linear (2025) or the text part of Kimi K3 (2026).
+
+    They have delta attention with a decay for each channel, and latent attention without positions in every fourth
+    layer.
+    """
     params = base_parameters(config)
     linear = config.part("linear_attn_config")
     dim = linear.integer("head_dim")
@@ -86,15 +89,18 @@ def kimi_linear(config: Config) -> Model:
     return language_model(config, decoder, list(zip(mixers, feeds, strict=True)))
 
 
-#: Letters of a hybrid pattern, and what transformers 5 calls the layers.
+#: Kinds of layers by the letters of a hybrid pattern, and by their names in transformers 5.
 _LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 _LONG_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
 @FAMILIES.register("nemotron_h")
 def nemotron_h(config: Config) -> Model:
-    """NVIDIA, Nemotron-H and Nemotron 3, 2025: each layer is a Mamba-2 mixer, attention without positions, a
-    feed-forward block or a mixture, behind a norm."""
+    """Read Nemotron-H or Nemotron 3 (NVIDIA, 2025).
+
+    Each layer is one block after a norm: a Mamba-2 mixer, attention without positions, a feed-forward block or a
+    mixture.
+    """
     kinds = [_LONG_NAMES.get(kind, kind) for kind in config.listed("layers_block_type")]
     kinds = kinds or [_LETTERS.get(letter, letter) for letter in str(config.get("hybrid_override_pattern") or "")]
     if config.get("num_hidden_layers") is None and kinds:
@@ -127,7 +133,7 @@ def _nemotron_parameters(config: Config) -> dict[str, Any]:
 
 
 def _nemotron_mixers(config: Config, params: dict[str, Any], kinds: set[str]) -> dict[str, Entry]:
-    """The entry of each kind of layer that the network has."""
+    """Return the entry of each kind of layer that the network has."""
     bias = config.flag("attention_bias")
     mamba: dict[str, Any] = {"heads": "=ssm_heads", "head_dim": "=ssm_head_dim", "groups": "=ssm_groups"}
     mamba |= {
@@ -153,7 +159,7 @@ def _nemotron_mixers(config: Config, params: dict[str, Any], kinds: set[str]) ->
 
 
 def _tower(config: Config, text: Config, *, merges: int) -> int:
-    """Parameters of a vision tower of Qwen3-VL and what joins it to the text."""
+    """Return the parameters of a Qwen3-VL vision tower and of its projection to the text model."""
     hidden, ffn = config.integer("hidden_size"), config.integer("intermediate_size")
     patch = config.integer("in_channels", default=3) * config.integer("temporal_patch_size", default=2)
     patches = patch * config.integer("patch_size") ** 2 * hidden + hidden
@@ -166,7 +172,7 @@ def _tower(config: Config, text: Config, *, merges: int) -> int:
 
 
 def with_tower(model: Model, parameters: int, kind: str = "vision tower") -> Model:
-    """The model of text with the parameters of a tower beside it, which text alone does not run."""
+    """Add the parameters of a tower, which does not run for text alone, to a text model."""
     embed, *others = model["layers"]
     tower = {"name": "tower", "learned": {"parameters": parameters, "of": kind}}
     notes = (
@@ -176,7 +182,7 @@ def with_tower(model: Model, parameters: int, kind: str = "vision tower") -> Mod
 
 
 def _seeing(config: Config, family: str) -> Model:
-    """A network of text and images by its text and the parameters of its tower."""
+    """Return a network of text and images: its text model, and the parameters of its vision tower."""
     text = config.part("text_config")
     tied = {"tie_word_embeddings": config.flag("tie_word_embeddings", text.flag("tie_word_embeddings"))}
     model = FAMILIES[family](Config({**text, **tied}, text.path))
@@ -188,19 +194,19 @@ def _seeing(config: Config, family: str) -> Model:
 
 @FAMILIES.register("qwen3_vl")
 def qwen3_vl(config: Config) -> Model:
-    """Qwen3-VL, 2025: the text of Qwen3 beside a vision tower."""
+    """Read Qwen3-VL (2025): the text model of Qwen3 with a vision tower."""
     return _seeing(config, "qwen3")
 
 
 @FAMILIES.register("qwen3_vl_moe")
 def qwen3_vl_moe(config: Config) -> Model:
-    """Qwen3-VL with the mixtures of Qwen3-MoE."""
+    """Read Qwen3-VL with the mixtures of Qwen3-MoE."""
     return _seeing(config, "qwen3_moe")
 
 
 @FAMILIES.register("qwen3_5")
 def qwen3_5(config: Config) -> Model:
-    """Qwen3.5, 2026: the layers of Qwen3-Next beside a vision tower."""
+    """Read Qwen3.5 (2026): the layers of Qwen3-Next with a vision tower."""
     return _seeing(config, "qwen3_next")
 
 
@@ -209,7 +215,7 @@ FAMILIES.register("qwen3_5_moe")(qwen3_5)
 
 @FAMILIES.register("kimi_k25")
 def kimi_k25(config: Config) -> Model:
-    """Kimi K2.5 and K3, 2026: the text beside a vision tower."""
+    """Read Kimi K2.5 or K3 (2026): the text model with a vision tower."""
     text = config.part("text_config")
     kind = str(text.get("model_type"))
     if kind not in ("kimi_k2", "kimi_linear", "deepseek_v3"):
@@ -223,7 +229,7 @@ FAMILIES.register("kimi_k3")(kimi_k25)
 
 
 def _kimi_tower(config: Config, text: Config) -> int:
-    """Parameters of MoonViT and its projector: blocks of attention and plain feed-forward, patches of 2 x 2 joined."""
+    """Return the parameters of MoonViT and its projector: attention and feed-forward blocks, patches joined 2 x 2."""
     hidden, ffn = (config.integer(key) for key in ("vt_hidden_size", "vt_intermediate_size"))
     inner = config.integer("qkv_hidden_size", default=hidden)
     bias = int(config.flag("attn_bias", True)), int(config.flag("linear_bias", True))

@@ -1,5 +1,8 @@
-"""Decoders with norms before (or around) each half, rotary positions and gated feed-forward blocks or mixtures: a row
-for each family, with what it does otherwise than Llama."""
+"""Readers of decoders like Llama, in a table with one row for each family.
+
+They have norms before (or around) each half, rotary positions, and gated feed-forward blocks or mixtures. A row states
+how the family differs from Llama.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ Feed = Callable[[Config, dict[str, Any]], list[Entry]]
 class _Family:
     """One family: its publication, and options of the decoder.
 
-    Texts in ``bias`` and ``out_bias`` are keys of the configuration, with a ``+`` those that are true where they are
-    not stated. ``full_every``: each layer of that number, counted from 1, has no window, the others have one, where the
-    configuration does not list them; all have one where that is 0, none where it is None. ``refused`` are keys that
-    change the network in a way that is not read.
+    Texts in ``bias`` and ``out_bias`` are keys of the configuration; a ``+`` before a key means that it is true by
+    default. ``full_every`` is used if the configuration does not list the windows: every layer with a multiple of this
+    number, counted from 1, has none, and the other layers have one. With 0 all layers have a window, with None no layer
+    has. ``refused`` are keys that change the network in a way that is not supported.
     """
 
     source: str
@@ -37,7 +40,7 @@ class _Family:
     refused: tuple[str, ...] = ()
 
     def model(self, config: Config) -> Model:
-        """The network that a configuration of the family describes."""
+        """Return the network that a configuration of the family describes."""
         for key in self.refused:
             if config.flag(key):
                 raise UnreadHeadError(key)
@@ -51,7 +54,7 @@ class _Family:
         return llama_like(config, bias=bias, out_bias=out_bias, slides=self._slides(config), **options)
 
     def _slides(self, config: Config) -> Sequence[bool] | bool:
-        """Whether each layer has a window, where the configuration has no list of that."""
+        """Return whether each layer has a window, for configurations without a list of windows."""
         if not self.full_every:
             return self.full_every == 0
         period = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=self.full_every)
@@ -59,12 +62,12 @@ class _Family:
 
 
 def _gelu_gates(config: Config, params: dict[str, Any]) -> list[Entry]:
-    """Gated blocks in every layer, with GELU where nothing else is said."""
+    """Return gated blocks for every layer, with GELU by default."""
     return [gated_feed(config, params, default="gelu_pytorch_tanh")] * params["layers"]
 
 
 def _mixture(**options: Any) -> Feed:
-    """Mixtures of experts; texts among the options that are keys of the configuration stand for their numbers."""
+    """Return a function that makes mixtures of experts; an option that is a key means its value."""
 
     def feed(config: Config, params: dict[str, Any]) -> list[Entry]:
         stated: dict[str, Any] = {
@@ -142,7 +145,7 @@ FAMILIES.register("step3p5")(_ROWS["step3p7"].model)
 
 @FAMILIES.register("glm4_moe")
 def glm4_moe(config: Config) -> Model:
-    """GLM-4.5, 2025: norms of queries and keys in the larger network alone, dense layers first."""
+    """Read GLM-4.5 (2025): norms of queries and keys in the larger network only, dense layers first."""
     attention = dict(_QK_NORM) if config.flag("use_qk_norm") else {}
     feed = _mixture(shared="=n_shared_experts", scores="sigmoid")
     family = _Family("GLM-4.5, 2025", out_bias=False, attention=attention, feed=feed, notes=_WITHOUT_MTP)

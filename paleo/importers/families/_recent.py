@@ -1,4 +1,4 @@
-"""Decoders of 2025 and 2026 whose layers differ in heads, windows or feed-forward blocks."""
+"""Readers of decoders of 2025 and 2026 whose layers differ in heads, windows or feed-forward blocks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ from paleo.importers.families._hybrids import with_tower
 
 @FAMILIES.register("llama4_text")
 def llama4(config: Config) -> Model:
-    """Llama 4, 2025: three layers of attention in chunks, then one without positions; mixtures of one routed and one
-    shared expert in every layer or every other one."""
+    """Read the text model of Llama 4 (2025).
+
+    Three layers with attention in chunks are followed by one without positions. Mixtures with one routed and one shared
+    expert are in every layer or in every other one.
+    """
     params = grouped_parameters(config)
     layers, step = params["layers"], config.integer("interleave_moe_layer_step", default=1)
     mixed = config.listed("moe_layers") or [index for index in range(layers) if (index + 1) % step == 0]
@@ -49,15 +52,18 @@ def llama4(config: Config) -> Model:
 
 @FAMILIES.register("llama4")
 def llama4_seeing(config: Config) -> Model:
-    """The text of Llama 4; its vision tower is left out, as configurations may not state it."""
+    """Read the text model of Llama 4; its vision tower is left out, as configurations may not state it."""
     model = llama4(config.part("text_config"))
     return model | {"notes": f"{model['notes']} The vision tower is left out."}
 
 
 @FAMILIES.register("gemma4_text")
 def gemma4(config: Config) -> Model:
-    """Gemma 4, 2026: five layers with a window, then one with wider heads whose values are its keys; a dense block and
-    a mixture side by side."""
+    """Read the text model of Gemma 4 (2026).
+
+    Five layers with a window are followed by one with wider heads, whose values are its keys. A dense block and a
+    mixture are side by side.
+    """
     params = grouped_parameters(config, 256)
     layers = params["layers"]
     params["window"] = config.integer("sliding_window")
@@ -97,7 +103,7 @@ def gemma4(config: Config) -> Model:
 
 @FAMILIES.register("gemma4")
 def gemma4_seeing(config: Config) -> Model:
-    """Gemma 4 by its text, beside the parameters of its vision tower."""
+    """Read Gemma 4: its text model, and the parameters of its vision tower."""
     text = config.part("text_config")
     model = gemma4(Config({"tie_word_embeddings": config.flag("tie_word_embeddings", True), **text}, text.path))
     if config.get("vision_config") is None:
@@ -112,7 +118,7 @@ def gemma4_seeing(config: Config) -> Model:
 
 @FAMILIES.register("mimo_v2_flash")
 def mimo_v2(config: Config) -> Model:
-    """MiMo V2 Flash, 2025: layers with a window, sinks and heads of their own; values narrower than keys; mixtures."""
+    """Read MiMo V2 Flash (2025): windowed layers with sinks and heads of their own, narrow values, mixtures."""
     params = grouped_parameters(config)
     layers = params["layers"]
     params["window"] = config.integer("sliding_window")

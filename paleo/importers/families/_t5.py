@@ -1,4 +1,4 @@
-"""Encoder and decoder of text."""
+"""Reader of encoder-decoder networks for text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paleo.importers.configuration import FAMILIES, Config, Entry, Model, Unread
 
 @FAMILIES.register("t5")
 def t5(config: Config) -> Model:
-    """Raffel et al., T5, 2020: encoder and decoder; learned biases of the scores by distance, one table for each."""
+    """Read T5 (Raffel et al., 2020): encoder and decoder, with a table of learned score biases by distance for each."""
     kind = architecture(config, ("T5", "MT5"), "ForConditionalGeneration")
     if kind not in ("ForConditionalGeneration", "WithLMHeadModel"):
         raise UnreadHeadError(kind)
@@ -65,7 +65,7 @@ def _layers(config: Config) -> list[Entry]:
 
 
 def _feed(config: Config) -> Entry:
-    """Plain, or with a gate (T5 1.1)."""
+    """Return the feed-forward block, with a gate in T5 1.1."""
     stated = str(config.get("feed_forward_proj") or "relu")
     words = Config({"feed_forward_proj": stated.removeprefix("gated-")}, config.path)
     function = words.activation("feed_forward_proj", default="relu", gated=stated.startswith("gated-"))

@@ -1,4 +1,4 @@
-"""Transformers over patches of images."""
+"""Reader of vision transformers, whose tokens are patches of images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paleo.importers.configuration import FAMILIES, Config, Entry, Model, Unread
 
 @FAMILIES.register("vit")
 def vit(config: Config) -> Model:
-    """Dosovitskiy et al., ViT, 2021."""
+    """Read ViT (Dosovitskiy et al., 2021)."""
     kind = architecture(config, ("ViT",), "ForImageClassification")
     if kind not in ("ForImageClassification", "Model"):
         raise UnreadHeadError(kind)

@@ -1,1 +1,1 @@
-"""Rules by family of operation: how torch and ONNX call it, and which layers it becomes (`paleo.importers._rules`)."""
+"""Rules for each family of operations: their calls in torch and ONNX, and their layers (`paleo.importers._rules`)."""

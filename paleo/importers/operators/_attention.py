@@ -1,4 +1,4 @@
-"""Attention (whole layers, and the core alone) and feed-forward blocks."""
+"""Rules for attention (whole layers, and the core alone) and feed-forward blocks."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ def _onnx_attention(node: OnnxNode) -> Reading:
 
 @translates("sdpa")
 def core(b: Builder, call: Call) -> None:
-    """Attention whose projections were not found: the two products and a softmax between. Leading dims beyond the
-    batch are heads."""
+    """Translate attention without recognised projections: two products with a softmax between them.
+
+    Leading dims other than the batch are heads.
+    """
     values = call.inputs[:3]
     if any(value is None or len(value.shape) < 2 for value in values):
         raise UntranslatableError("attention over fewer than 2 dims")
@@ -74,7 +76,7 @@ def core(b: Builder, call: Call) -> None:
 
 
 def _four_dims(b: Builder, place: Placed, value: Value, call: Call) -> Placed:
-    """A tensor as (batch, heads, rows, columns)."""
+    """Return a tensor as (batch, heads, rows, columns)."""
     *lead, rows, columns = value.shape
     return b.shaped(place, (lead[0] if lead else 1, math.prod(lead[1:]), rows, columns), call.path)
 
@@ -89,7 +91,7 @@ def _free(name: str, taken: Sequence[str]) -> str:
 
 @translates("attention")
 def attention(b: Builder, call: Call) -> None:
-    """Projections, core and output projection."""
+    """Translate attention with its projections."""
     options = dict(call.options)
     inputs = [b.at(value) for value in call.inputs[: options.pop("inputs")]]
     hidden = inputs[0].tensor.sizes[-1]
@@ -105,7 +107,7 @@ def attention(b: Builder, call: Call) -> None:
 
 
 def _sequence(b: Builder, place: Placed, seq: str, call: Call) -> Placed:
-    """The tensor as (batch, seq, hidden)."""
+    """Return the tensor as (batch, seq, hidden)."""
     dims = place.tensor.dims
     last = dims[-1] if dims[-1] not in ("batch", "seq", "keys") else "hidden"
     name = dims[1] if dims[1] not in ("batch", last) and seq == "seq" else seq
@@ -115,7 +117,7 @@ def _sequence(b: Builder, place: Placed, seq: str, call: Call) -> Placed:
 
 @translates("mlp")
 def mlp(b: Builder, call: Call) -> None:
-    """A feed-forward block."""
+    """Translate a feed-forward block."""
     options = call.options
     settings = {"ffn": options["ffn"], "activation": options["activation"], "bias": None if options["bias"] else False}
     settings["dropout"] = options["dropout"] or None
@@ -125,7 +127,7 @@ def mlp(b: Builder, call: Call) -> None:
 
 @translates("mha")
 def multi_head(b: Builder, call: Call) -> None:
-    """``nn.MultiheadAttention``: query, key and value as (seq, batch, hidden)."""
+    """Translate ``nn.MultiheadAttention``, with query, key and value as (seq, batch, hidden)."""
     query, key, value = call.inputs[:3]
     packed, in_bias, out, out_bias = call.inputs[3:7]
     if query is None or key is None or value is None or out is None or call.inputs[10] is not None:
@@ -141,7 +143,7 @@ def multi_head(b: Builder, call: Call) -> None:
     settings["out_bias"] = (out_bias is not None) if (out_bias is not None) != bias else None
     entry = b.sharing(b.add("attention", settings, sources, call.path), call.inputs)
     batch, seq, hidden = entry.out.sizes
-    if not call.options["weights"]:  # heads come out batch first and are copied for the output projection
+    if not call.options["weights"]:  # the output of heads is batch-first and is copied for the output projection
         entry = b.add(
             "pass",
             {"kind": "copy", "of": "transpose", "dims": Placed.of(entry).dims, "flops_per_element": 0.0}
@@ -159,14 +161,14 @@ def multi_head(b: Builder, call: Call) -> None:
 
 
 def _origin(value: Value) -> Value:
-    """What a view was taken of."""
+    """Return the tensor of which a value is a view."""
     while value.maker is not None and value.maker.kind == "view" and value.maker.inputs[0] is not None:
         value = value.maker.inputs[0]
     return value
 
 
 def _batch_first(b: Builder, place: Placed, seq: str, call: Call) -> Placed:
-    """(seq, batch, hidden) as (batch, seq, hidden); without a batch, a batch of one."""
+    """Convert (seq, batch, hidden) to (batch, seq, hidden); without a batch it becomes 1."""
     sizes = place.tensor.sizes if len(place.tensor.sizes) == 3 else (place.tensor.sizes[0], 1, place.tensor.sizes[1])
     rows, batch, hidden = sizes
     return b.view(place, {"batch": batch, seq: rows, "hidden": hidden}, call.path)

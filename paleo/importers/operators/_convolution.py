@@ -1,4 +1,4 @@
-"""Convolutions and transposed convolutions of one to three dims."""
+"""Rules for convolutions, transposed convolutions and pooling in one to three dims."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _onnx_windows(node: OnnxNode) -> dict[str, Any]:
 
 @translates("conv transposed_conv")
 def convolution(b: Builder, call: Call) -> None:
-    """A window with a weight, over images with a batch."""
+    """Translate a convolution over images with a batch."""
     source, (weight, owner) = b.at(call.inputs[0]), b.weight(call.inputs[1])
     rank = len(weight.shape) - 2
     if len(source.tensor.dims) == rank + 1:
@@ -81,7 +81,7 @@ def _conv_options(call: Call, weight: Value, x: Tensor) -> dict[str, Any]:
 
 
 def _padding(padding: Any, rank: int) -> Any:
-    """Padding in the form of a layer's field: one number, one number a dim, or ``same``; None for no padding."""
+    """Return the padding as a layer's field: one number, one number for each dim, or ``same``; None for no padding."""
     if isinstance(padding, str):
         return None if padding == "valid" else padding
     if isinstance(padding, Sequence) and len(padding) == 2 * rank and rank > 1:
@@ -98,7 +98,7 @@ def _padding(padding: Any, rank: int) -> Any:
 
 
 def per_dim(value: Any, rank: int, default: int) -> list[int]:
-    """One number for every dim of space.
+    """Return one number for every spatial dim.
 
     >>> per_dim(3, 2, 1), per_dim(None, 2, 1), per_dim([1, 2], 2, 1)
     ([3, 3], [1, 1], [1, 2])
@@ -110,7 +110,7 @@ def per_dim(value: Any, rank: int, default: int) -> list[int]:
 
 
 def short(values: list[int]) -> int | list[int]:
-    """A list of equal numbers as one number."""
+    """Return a list of equal numbers as one number."""
     return values[0] if len(set(values)) == 1 else values
 
 
@@ -136,13 +136,13 @@ def _onnx_pool(node: OnnxNode) -> Reading:
 
 @translates("pool_pass")
 def pool_pass(b: Builder, call: Call) -> None:
-    """A pooling window that no layer describes, as a pass over memory."""
+    """Translate pooling that no layer describes to a pass over memory."""
     memory_pass(b, call, "pool")
 
 
 @translates("max_pool avg_pool")
 def pool(b: Builder, call: Call) -> None:
-    """Pooling by windows of one size."""
+    """Translate pooling by windows of one size."""
     x, options = b.at(call.inputs[0]), call.options
     rank = len(x.tensor.dims) - 2
     if rank not in SPACE or set(per_dim(options.get("dilation"), rank, 1)) != {1}:
@@ -167,7 +167,7 @@ def pool(b: Builder, call: Call) -> None:
 
 @translates("adaptive_avg_pool")
 def adaptive(b: Builder, call: Call) -> None:
-    """Pooling to a stated number of rows and columns."""
+    """Translate pooling to a given number of rows and columns."""
     x = b.at(call.inputs[0])
     space = call.out.shape[2:]
     if len(x.tensor.dims) - 2 not in SPACE or len(set(space)) != 1:

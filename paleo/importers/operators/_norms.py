@@ -1,4 +1,4 @@
-"""Norms (batch, layer, RMS, group, instance, and across channels) and rows of learned tables."""
+"""Rules for norms (batch, layer, RMS, group, instance, and across channels) and lookups in learned tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _onnx_layer_norm(node: OnnxNode) -> Reading:
 
 @translates("batch_norm")
 def batch_norm(b: Builder, call: Call) -> None:
-    """Statistics of each channel."""
+    """Translate a normalisation over each channel."""
     x = b.at(call.inputs[0])
     if len(x.tensor.dims) < 2:
         raise UntranslatableError("no channels")
@@ -32,7 +32,7 @@ def _normed(b: Builder, kind: str, options: dict[str, Any], x: Placed, call: Cal
 
 @translates("layer_norm")
 def layer_norm(b: Builder, call: Call) -> None:
-    """Normalisation over the last dims, folded into one dim."""
+    """Translate a normalisation over the last dims, folded into one dim."""
     x = b.at(call.inputs[0])
     weight = next((value for value in call.inputs[1:3] if value is not None), None)
     shape = call.options.get("normalized_shape") or (weight.shape if weight is not None else x.tensor.sizes[-1:])
@@ -49,7 +49,7 @@ def layer_norm(b: Builder, call: Call) -> None:
 
 @translates("rms_norm")
 def rms_norm(b: Builder, call: Call) -> None:
-    """Root mean square of the last dim."""
+    """Translate a root-mean-square norm over the last dim."""
     if not learns(call, 1):
         b.put(call.out, _normed(b, "layer_norm", {"affine": False}, b.at(call.inputs[0]), call))
         return
@@ -60,7 +60,7 @@ def rms_norm(b: Builder, call: Call) -> None:
 
 @translates("group_norm instance_norm")
 def group_norm(b: Builder, call: Call) -> None:
-    """Statistics of groups of channels; one channel a group for instance norms."""
+    """Translate a normalisation over groups of channels; instance norms have one channel in each group."""
     x = b.at(call.inputs[0])
     groups = call.options.get("num_groups") if call.kind == "group_norm" else int(x.tensor.sizes[1])
     if not (learns(call, 1) and learns(call, 2)):
@@ -73,14 +73,14 @@ def group_norm(b: Builder, call: Call) -> None:
 
 @translates("local_response_norm")
 def local_response_norm(b: Builder, call: Call) -> None:
-    """Krizhevsky et al., 2012."""
+    """Translate a local response normalisation (Krizhevsky et al., 2012)."""
     entry = b.add("local_response_norm", {"size": call.options.get("size", 5)}, [b.at(call.inputs[0])], call.path)
     b.put(call.out, entry)
 
 
 @onnx_operators("Gather")
 def _gather(node: OnnxNode) -> Reading:
-    """Rows of a learned table, or a slice at a constant index."""
+    """Read a lookup in a learned table, or a slice at a constant index."""
     table, index = node.input(0), node.input(1)
     if table is None or index is None:
         return Reading("copy", node.inputs)
@@ -92,7 +92,7 @@ def _gather(node: OnnxNode) -> Reading:
 
 @translates("embedding")
 def embedding(b: Builder, call: Call) -> None:
-    """One row for each index."""
+    """Translate a lookup of one row for each index."""
     x, (table, owner) = b.at(call.inputs[0]), b.weight(call.inputs[1])
     dim = "hidden" if "hidden" not in x.tensor.dims else "features"
     options = {"entries": table.shape[0], "features": table.shape[1], "dim": dim}
@@ -101,8 +101,10 @@ def embedding(b: Builder, call: Call) -> None:
 
 @translates("embedding_bag")
 def embedding_bag(b: Builder, call: Call) -> None:
-    """Sums of rows of one table: of each row of an index of two dims, or of bags that begin at offsets, as long as
-    each other on average."""
+    """Translate sums of table rows: over each row of a two-dim index, or over bags that begin at offsets.
+
+    Bags at offsets are taken to be equally long.
+    """
     x, (table, owner) = b.at(call.inputs[0]), b.weight(call.inputs[1])
     if owner is not None:
         raise UntranslatableError("a table that is used twice")

@@ -1,5 +1,8 @@
-"""Calls without products: functions of elements, activations, softmax, dropout, sums and products of two tensors,
-reductions, copies, views and Fourier transforms."""
+"""Rules for calls without matrix products.
+
+They are functions of elements, activations, softmax, dropout, sums and products of two tensors, reductions, copies,
+views and Fourier transforms.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +56,11 @@ def _onnx_join(node: OnnxNode) -> Reading:
 
 @translates("activation")
 def activation(b: Builder, call: Call) -> None:
-    """An element-wise function. States ``keeps: input`` if autograd keeps the input, or a copy of an input that is
-    overwritten, of a function that usually keeps its output."""
+    """Translate an element-wise activation.
+
+    ``keeps: input`` is stated if autograd saves the input, or a copy of an input that is overwritten, for a function
+    that usually saves its output.
+    """
     (x,) = b.moving(call)[:1]
     function = call.options["function"]
     if function not in LAYERS:
@@ -67,13 +73,13 @@ def activation(b: Builder, call: Call) -> None:
 
 @translates("softmax")
 def softmax(b: Builder, call: Call) -> None:
-    """Over rows."""
+    """Translate a softmax over rows."""
     b.put(call.out, b.add("softmax", {}, [b.at(call.inputs[0])], call.path))
 
 
 @translates("dropout")
 def dropout(b: Builder, call: Call) -> None:
-    """A mask, and a product with it; nothing at a rate of zero."""
+    """Translate a dropout to a mask and a product with it, or to nothing at a rate of zero."""
     x = b.at(call.inputs[0])
     rate = dropout_rate(call.options.get("p", 0.5))
     if not rate:
@@ -84,7 +90,7 @@ def dropout(b: Builder, call: Call) -> None:
 
 @translates("add multiply")
 def join(b: Builder, call: Call) -> None:
-    """Two tensors element by element, or one and something learned."""
+    """Translate an element-wise sum or product of two tensors, or of one tensor and parameters."""
     values = [value for value in call.inputs if value is not None]
     moving = [b.at(value) for value in values if not value.static and not value.index]
     exact = len(moving) == 2 and len({len(source.tensor.dims) for source in moving}) == 1
@@ -99,7 +105,7 @@ def join(b: Builder, call: Call) -> None:
 
 
 def _positions(b: Builder, call: Call, moving: Sequence[Placed], values: Sequence[Value]) -> bool:
-    """Whether a learned table of positions is added to a sequence."""
+    """Translate the sum of a sequence and a learned table of positions; return False if it is none."""
     table = next((value for value in values if value.static and len(value.sources) == 1), None)
     if call.kind != "add" or len(moving) != 1 or table is None or not b.parameters([table]):
         return False
@@ -123,24 +129,24 @@ def _cat(call: Invocation) -> Reading:
 
 @translates("elementwise")
 def elementwise(b: Builder, call: Call) -> None:
-    """A function of each element."""
+    """Translate a function of each element."""
     memory_pass(b, call, "elementwise")
 
 
 @translates("reduce")
 def reduce(b: Builder, call: Call) -> None:
-    """Sums, means and the like."""
+    """Translate a reduction, such as a sum or a mean."""
     memory_pass(b, call, "reduce")
 
 
 @translates("copy")
 def copy(b: Builder, call: Call) -> None:
-    """The same numbers elsewhere."""
+    """Translate a copy of data."""
     memory_pass(b, call, "copy", flops=0.0)
 
 
 def memory_pass(b: Builder, call: Call, kind: str, *, flops: float | None = None) -> None:
-    """A pass over memory, of a kind that the layers know by name."""
+    """Add a pass over memory, of a kind that the layers know by name."""
     sources = b.sources(call)
     if not sources:
         raise UntranslatableError("nothing moves")
@@ -164,7 +170,7 @@ def memory_pass(b: Builder, call: Call, kind: str, *, flops: float | None = None
 
 @translates("cat")
 def cat(b: Builder, call: Call) -> None:
-    """Tensors one behind the other, or a learned token before a sequence."""
+    """Translate a concatenation of tensors, or a learned token before a sequence."""
     values = [value for value in call.inputs if value is not None and value.elements]
     moving = [b.at(value) for value in values if not value.static]
     longer = len(moving) == 1 and len(call.out.shape) == 3 and call.out.shape[1] == moving[0].tensor.sizes[1] + 1
@@ -176,7 +182,7 @@ def cat(b: Builder, call: Call) -> None:
 
 @translates("view")
 def view(b: Builder, call: Call) -> None:
-    """The same numbers in another shape or order."""
+    """Translate a change of shape or order without new values."""
     x = b.at(next(value for value in call.inputs if value is not None and not value.static))
     for value in call.outputs:
         b.placed[value] = x if value.shape == x.tensor.sizes else b.shaped(x, value.shape, call.path)
@@ -184,7 +190,7 @@ def view(b: Builder, call: Call) -> None:
 
 @translates("slice")
 def part(b: Builder, call: Call) -> None:
-    """Some of the numbers; those at places that the network computes are gathered."""
+    """Translate a selection of values; values at computed positions are gathered."""
     if any(value is not None and value.index and not value.static for value in call.inputs[1:]):
         memory_pass(b, call, "gather", flops=0.0)
         return
@@ -198,7 +204,7 @@ def part(b: Builder, call: Call) -> None:
 
 @translates("fourier")
 def fourier(b: Builder, call: Call) -> None:
-    """5 n log2(n) FLOP for n numbers (Cooley and Tukey, 1965), by ordinary cores; nothing is kept."""
+    """Translate a Fourier transform: 5 n log2(n) vector FLOP for n numbers (Cooley and Tukey, 1965), nothing saved."""
     (source,) = b.moving(call)[:1]
     if not call.out.elements:
         raise UntranslatableError("an empty transform")

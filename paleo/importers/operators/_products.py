@@ -1,4 +1,4 @@
-"""Products of two tensors: linear layers, matrix products, einsums."""
+"""Rules for products of two tensors: linear layers, matrix products, einsums."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _gemm(node: OnnxNode) -> Reading:
 
 @translates("linear")
 def linear(b: Builder, call: Call) -> None:
-    """A weight of two dims along the last dim of a tensor."""
+    """Translate a product of the last dim of a tensor with a weight matrix."""
     x, (weight, owner) = b.at(call.inputs[0]), b.weight(call.inputs[1])
     if len(weight.shape) != 2:
         raise UntranslatableError("a weight that is no matrix")
@@ -97,8 +97,10 @@ def _same_bias(owner: LayerEntry, options: dict[str, Any]) -> bool:
 
 
 def feature_name(b: Builder, x: Tensor, features: int) -> str:
-    """A name for what a linear layer gives: hidden for the model's own width, vocab for a table's rows, ffn for
-    what comes back."""
+    """Return a name for the output dim of a linear layer.
+
+    It is hidden for the model's own width, vocab for the rows of a table, and ffn for a width that is projected back.
+    """
     last = x.dims[-1]
     tables = {entry.options.get("entries") for entry in b.network.entries if entry.kind == "embedding"}
     name = "vocab" if features in tables else last if x.sizes[-1] == features else None
@@ -111,7 +113,7 @@ def feature_name(b: Builder, x: Tensor, features: int) -> str:
 
 @translates("matmul addmm baddbmm einsum")
 def product(b: Builder, call: Call) -> None:
-    """Products of two tensors, by letters; a static factor of parameters is a weight."""
+    """Translate a product of two tensors by letters for dims; a static factor of parameters is a weight."""
     operands = call.inputs[:2] if call.kind != "einsum" else call.inputs
     if call.kind == "einsum" and len(operands) == 1:
         memory_pass(b, call, "reduce" if call.out.elements < (operands[0] or call.out).elements else "copy")
@@ -119,7 +121,7 @@ def product(b: Builder, call: Call) -> None:
     if call.kind == "einsum" and len(operands) > 2:
         _chain(b, call)
         return
-    if call.flops == 0.0 and call.kind == "einsum":  # one factor has a single entry along what is summed
+    if call.flops == 0.0 and call.kind == "einsum":  # one factor has size 1 along a summed dim
         memory_pass(b, call, "elementwise")
         return
     if len(operands) != 2 or operands[0] is None or operands[1] is None:
@@ -147,7 +149,7 @@ def product(b: Builder, call: Call) -> None:
 
 @translates("grouped_product")
 def grouped_product(b: Builder, call: Call) -> None:
-    """Rows times the matrix of their group."""
+    """Translate a product of rows with the matrix of their group."""
     x, (weight, _) = b.at(call.inputs[0]), b.weight(call.inputs[1])
     if len(weight.shape) != 3 or len(x.tensor.dims) != 2:
         raise UntranslatableError("groups of another shape")
@@ -157,7 +159,7 @@ def grouped_product(b: Builder, call: Call) -> None:
 
 
 def _chain(b: Builder, call: Call) -> None:
-    """An einsum of more than two factors, two at a time from the left."""
+    """Translate an einsum of more than two factors, two at a time from the left."""
     sides, _, result = str(call.options["equation"]).replace(" ", "").partition("->")
     factors = sides.split(",")
     if "..." in sides or len(factors) != len(call.inputs):
@@ -178,8 +180,10 @@ def _chain(b: Builder, call: Call) -> None:
 
 
 def matmul_letters(left: Shape, right: Shape) -> tuple[list[list[str]], list[str]]:
-    """Letters of a matrix product with leading batch dims, as torch and ONNX broadcast them; a vector has no row or
-    column."""
+    """Return letters for the dims of a matrix product with leading batch dims, broadcast as in torch and ONNX.
+
+    A vector has no row or column.
+    """
     rank = max(len(left), len(right))
     batch = [f"b{i}" for i in range(rank - 2)]
     lead = [batch[max(0, rank - len(left)) :] if len(left) > 1 else [], batch[max(0, rank - len(right)) :]]
@@ -190,8 +194,11 @@ def matmul_letters(left: Shape, right: Shape) -> tuple[list[list[str]], list[str
 
 
 def equation_letters(text: str, left: Value, right: Value) -> tuple[list[list[str]], list[str]]:
-    """Letters of an einsum of two factors; an ellipsis becomes letters of its own, a missing result the letters that
-    stand once, in their order."""
+    """Return the letters of an einsum of two factors.
+
+    An ellipsis becomes letters of its own. Without a result, the result has the letters that occur once, in their
+    order.
+    """
     sides, arrow, result = text.replace(" ", "").partition("->")
     factors = sides.split(",")
     if len(factors) != 2:

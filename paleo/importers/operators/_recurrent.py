@@ -1,4 +1,4 @@
-"""Recurrent layers and single cells."""
+"""Rules for recurrent layers and single cells."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paleo.importers._builder import Builder, LayerEntry, Placed, Untranslatable
 from paleo.importers._rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
 from paleo.importers._trace import Call, dropout_rate
 
-#: How many entries before the last of a cell its first product may stand.
+#: Largest distance in entries between the first product of a cell and its last entry.
 _CELL_ENTRIES = 5
 _CELLS = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "rnn", "rnn_relu": "rnn"}
 
@@ -66,7 +66,7 @@ def _onnx_layers(node: OnnxNode) -> Reading:
 
 @translates("sequence_rnn")
 def sequence_rnn(b: Builder, call: Call) -> None:
-    """A recurrent layer as ONNX has it: (seq, batch, features) to (seq, directions, batch, hidden)."""
+    """Translate a recurrent layer of ONNX: (seq, batch, features) to (seq, directions, batch, hidden)."""
     x = b.at(call.inputs[0])
     rows, batch, width = x.tensor.sizes
     x = b.view(x, {"batch": batch, "seq": rows, "features": width}, call.path)
@@ -84,7 +84,7 @@ def _settings(call: Call, hidden: int) -> dict[str, Any]:
 
 @translates("rnn")
 def rnn(b: Builder, call: Call) -> None:
-    """Layers of a recurrent network, one entry each."""
+    """Translate the layers of a recurrent network, one entry for each."""
     x = _batch_first(b, call)
     options = call.options
     directions = 1 + options["both"]
@@ -103,8 +103,10 @@ def rnn(b: Builder, call: Call) -> None:
 
 
 def _kept_per_state(call: Call, x: Placed, settings: dict[str, Any]) -> float | None:
-    """What autograd keeps of all steps, for each number of the states; outputs between layers are counted by what reads
-    them."""
+    """Return the elements that autograd saves over all steps, for each element of the states.
+
+    Outputs between layers are counted by the layers that read them.
+    """
     steps = float(x.tensor.sizes[0] * x.tensor.sizes[1]) * (1 + call.options["both"])
     states, layers = steps * settings["hidden"], call.options["layers"]
     between = steps * settings.get("projection", settings["hidden"]) * (layers - 1)
@@ -113,7 +115,7 @@ def _kept_per_state(call: Call, x: Placed, settings: dict[str, Any]) -> float | 
 
 
 def _batch_first(b: Builder, call: Call) -> Placed:
-    """The input as (batch, seq, features); steps of packed sequences are rows, all of one length."""
+    """Return the input as (batch, seq, features); steps of packed sequences are rows of equal length."""
     x = b.at(call.inputs[0])
     sizes = x.tensor.sizes
     if call.options["packed"]:
@@ -147,7 +149,7 @@ def _place_outputs(b: Builder, call: Call, x: Placed) -> None:
 
 @translates("cell")
 def cell(b: Builder, call: Call) -> None:
-    """One step: the products of input and state, and a pass that makes the gates and the next state."""
+    """Translate one step: the products of input and state, and a pass that computes the gates and the next state."""
     weights = call.inputs[2:6]
     biases = len(weights) > 2 and weights[2] is not None
     gates = [
@@ -171,14 +173,14 @@ def _gate_product(b: Builder, call: Call, source: Any, weight: Any, *, bias: boo
     x = b.at(source)
     if owner is None:
         return b.add("linear", options, [x], call.path)
-    # Later steps read the weights that an earlier one holds.
+    # Later steps use the weights of an earlier one.
     entry = b.add("linear", options, [x], call.path)
     entry.share = _holder(b, owner, matrix.shape)
     return entry
 
 
 def _holder(b: Builder, owner: LayerEntry, shape: Sequence[int]) -> LayerEntry:
-    """The linear layer of an earlier step whose weight has this shape."""
+    """Return the linear layer of an earlier step whose weight has this shape."""
     entries = b.network.entries
     place = entries.index(owner)
     earlier = entries[max(0, place - _CELL_ENTRIES) : place + 1]

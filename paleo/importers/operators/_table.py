@@ -1,6 +1,8 @@
-"""Operators of torch and ONNX whose call says at once what it is: a row for each kind, with its names in both, its
-arguments in torch, which of these are tensors, and what ONNX states of it. Rules that have to look at a call stand
-beside the translation of its kind."""
+"""Table of the operators of torch and ONNX whose name alone determines the kind of call.
+
+Each row states a kind, its names in torch and ONNX, its arguments in torch, which of these are tensors, and the
+attributes of ONNX. Rules that need the arguments of a call are beside the translation of its kind.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from paleo.importers._rules import Invocation, OnnxNode, Reading, onnx_operators
 class _Row:
     """One kind of call.
 
-    ``arguments`` are those of torch's functions in order, tensors behind a star; without them every tensor of a call is
-    an input. Of an ONNX node the first ``inputs`` count (None: all), and ``options`` are names of attributes with what
-    they are where a node does not state them.
+    ``arguments`` are those of torch's functions in order, with a star before tensors; without them every tensor of a
+    call is an input. Of an ONNX node the first ``inputs`` count (None: all). ``options`` are names of attributes with
+    their defaults.
     """
 
     kind: str
@@ -28,7 +30,7 @@ class _Row:
     options: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
 
     def torch_reading(self, call: Invocation) -> Reading:
-        """The reading of a call of one of the torch functions."""
+        """Read a call of one of the torch functions."""
         if not self.arguments:
             return Reading(self.kind)
         names = self.arguments.split()
@@ -37,7 +39,7 @@ class _Row:
         )
 
     def onnx_reading(self, node: OnnxNode) -> Reading:
-        """The reading of a node of one of the ONNX operators."""
+        """Read a node of one of the ONNX operators."""
         options = {name: node.options.get(attribute, default) for name, (attribute, default) in self.options.items()}
         return Reading(self.kind, node.inputs[: self.inputs], options)
 

@@ -1,4 +1,4 @@
-"""Groups of calls that are one layer: norms and activations written out, attention, feed-forward blocks."""
+"""Patterns of calls that are one layer: norms and activations in elementary steps, attention, feed-forward blocks."""
 
 from __future__ import annotations
 

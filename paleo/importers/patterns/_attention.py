@@ -1,5 +1,8 @@
-"""Projections, attention and output projection, as one call ``attention``; scores, softmax and weighted sum written
-out, as one call ``sdpa``."""
+"""Patterns of attention.
+
+Projections, attention and output projection become one call ``attention``. Scores, softmax and weighted sum in separate
+calls become one call ``sdpa``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from paleo.importers.patterns._group import LIGHT, NORMS, PLAIN, CallGroup, clos
 
 
 def written_out_scores(trace: Trace) -> list[CallGroup]:
-    """Scores, softmax and weighted sum written out, as one call ``sdpa``."""
+    """Find scores, softmax and weighted sum in separate calls; each group becomes one call ``sdpa``."""
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
     for call in trace.calls:
@@ -51,7 +54,7 @@ def _scores_around(softmax: Call, consumers: dict[Value, list[Call]], outputs: s
 
 
 def _up_to_product(softmax: Call) -> tuple[Call, list[Call], bool] | None:
-    """From the softmax back to the product that makes the scores, over scales, masks and biases."""
+    """Go back from the softmax to the product that computes the scores, over scales, masks and biases."""
     chain: list[Call] = []
     causal = False
     value = softmax.inputs[0]
@@ -74,7 +77,7 @@ def _up_to_product(softmax: Call) -> tuple[Call, list[Call], bool] | None:
 
 
 def triangular(call: Call, depth: int = 12) -> bool:
-    """Whether a mask was made by ``tril`` or ``triu``."""
+    """Return True if a mask was made by ``tril`` or ``triu``."""
     stack, seen = [(v, depth) for v in call.inputs if v is not None and v.static], set[int]()
     while stack:
         value, left = stack.pop()
@@ -88,7 +91,7 @@ def triangular(call: Call, depth: int = 12) -> bool:
 
 
 def _down_to_product(softmax: Call, consumers: dict[Value, list[Call]]) -> tuple[Call, list[Call], float] | None:
-    """From the softmax to the product with the values, over dropout and views."""
+    """Go from the softmax to the product with the values, over dropout and views."""
     chain: list[Call] = []
     dropout, value = 0.0, softmax.out
     for _ in range(8):
@@ -107,7 +110,7 @@ def _down_to_product(softmax: Call, consumers: dict[Value, list[Call]]) -> tuple
 
 
 class _Source:
-    """Where a query, key or value comes from: the projection, the calls between, and what they do."""
+    """Origin of a query, key or value: its projection, the calls after it, and what they do."""
 
     def __init__(self, linear: Call, calls: list[Call]) -> None:
         self.linear, self.calls = linear, calls
@@ -120,7 +123,7 @@ class _Source:
 
 
 def _source(value: Value) -> _Source | None:
-    """The single projection that a value is computed from through cheap calls, or None."""
+    """Return the single projection from which a value is computed through cheap calls, or None."""
     linear, calls, stack, seen = None, list[Call](), [value], set[int]()
     while stack:
         value = stack.pop()
@@ -144,7 +147,7 @@ def _source(value: Value) -> _Source | None:
 
 
 def attention_layers(trace: Trace) -> list[CallGroup]:
-    """Projections, attention and output projection, as one call ``attention``."""
+    """Find attention with its projections; each group becomes one call ``attention``."""
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
     for call in trace.calls:
@@ -156,8 +159,10 @@ def attention_layers(trace: Trace) -> list[CallGroup]:
 
 
 class _Projections:
-    """What lies around scaled dot-product attention: the sources of query, key and value, the calls that move its
-    result, and the output projection."""
+    """Calls around scaled dot-product attention.
+
+    They are the sources of query, key and value, the calls that move its result, and the output projection.
+    """
 
     def __init__(self, sources: tuple[_Source, _Source, _Source], core: Call, moves: list[Call], output: Call) -> None:
         self.query, self.key, self.value = self.sources = sources
@@ -166,7 +171,7 @@ class _Projections:
 
     @property
     def calls(self) -> dict[Call, None]:
-        """All calls from the projections of the inputs to that of the output, in order."""
+        """All calls from the projections of the inputs to the output projection, in order."""
         calls = [call for source in self.sources for call in source.calls]
         ordered = dict.fromkeys([*calls, *self.linears, self.core, *self.moves, self.output])
         return {call: None for call in ordered if not call.out.static}
@@ -180,7 +185,7 @@ class _Projections:
         return [value for value in distinct if value is not None and value.sources]
 
     def options(self, head_dim: int) -> dict[str, Any] | None:
-        """The options of the attention layer beside its heads; None where it has none with such norms or biases."""
+        """Return the options of the attention layer except its heads; None if no layer has such norms or biases."""
         normed = _query_norms(self.query, self.key, self.value, head_dim)
         biases = _biases(*self.linears, self.output)
         if normed is None or biases is None:
@@ -249,7 +254,7 @@ def _output_projection(core: Call, consumers: dict[Value, list[Call]]) -> tuple[
 
 
 def _heads(core: Call, query: Call, key: Call, value: Call, output: Call) -> tuple[dict[str, int], list[Value]] | None:
-    """Heads, their size and the inputs, if the projections are those of one attention over (batch, seq, hidden)."""
+    """Return heads, head size and inputs if the projections are those of one attention over (batch, seq, hidden)."""
     q, v = core.inputs[0], core.inputs[2]
     x, memory = query.inputs[0], key.inputs[0]
     if q is None or v is None or x is None or memory is None or len(x.shape) != 3 or len(memory.shape) != 3:
@@ -279,7 +284,7 @@ def _heads(core: Call, query: Call, key: Call, value: Call, output: Call) -> tup
 
 
 def _query_norms(query: _Source, key: _Source, value: _Source, head_dim: int) -> bool | None:
-    """Whether queries and keys are normed head by head; None for norms of another kind."""
+    """Return True if queries and keys have a norm for each head; None for other kinds of norms."""
     if not (query.norms or key.norms or value.norms):
         return False
     norm_sizes = [

@@ -1,4 +1,4 @@
-"""Feed-forward blocks: up, activation (perhaps gated), down, as one call ``mlp``."""
+"""Pattern of feed-forward blocks: up projection, activation (with or without a gate) and down projection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from paleo.importers.patterns._group import CallGroup, closed, foreign
 
 
 def feed_forward_blocks(trace: Trace) -> list[CallGroup]:
-    """Up, activation (perhaps gated), down, as one call ``mlp``."""
+    """Find feed-forward blocks; each becomes one call ``mlp``."""
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
     for call in trace.calls:
@@ -75,7 +75,7 @@ def _plain_up(act: Call) -> _Up | None:
 
 
 def _gated_up(product: Call) -> _Up | None:
-    """The product of an activated and a plain projection of one input."""
+    """Return the calls of a product of an activated and a plain projection of one input."""
     if product.kind != "multiply" or len(product.inputs) != 2:
         return None
     for gate, other in (product.inputs, product.inputs[::-1]):

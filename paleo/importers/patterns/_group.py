@@ -1,6 +1,6 @@
 """Groups of calls that one call replaces.
 
-A group is taken only where nobody else reads what it computes inside; everything else stays as it is, call by call.
+A group is replaced only if no other call reads the values computed inside. Everything else stays as it is.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from paleo.importers._trace import Call, Trace, Value
 
-#: What may stand between a projection and the scores without a weight of its own: views, rotations, scales.
+#: Kinds of calls without weights that may be between a projection and the scores: views, rotations, scales.
 LIGHT = frozenset(
     [
         "view",
@@ -25,7 +25,7 @@ LIGHT = frozenset(
         "layer_norm",
     ]
 )
-#: What moves numbers and changes none.
+#: Kinds of calls that move data without changing it.
 PLAIN = frozenset({"view", "slice", "copy"})
 NORMS = frozenset({"rms_norm", "layer_norm"})
 
@@ -38,7 +38,7 @@ class CallGroup:
 
 
 def replace(trace: Trace, groups: Sequence[CallGroup]) -> None:
-    """Puts each substitute in the place of its group's last call; groups that overlap an earlier one are left alone."""
+    """Put each substitute in the place of its group's last call; a group that overlaps an earlier one is skipped."""
     places = {call: place for place, call in enumerate(trace.calls)}
     gone: set[Call] = set()
     last: dict[Call, CallGroup] = {}
@@ -61,13 +61,13 @@ def replace(trace: Trace, groups: Sequence[CallGroup]) -> None:
 
 
 def _trained_alike(calls: Iterable[Call], trace: Trace) -> bool:
-    """Whether all weights that the calls read are trained, or none is."""
+    """Return True if all weights that the calls read are trained, or if none is."""
     weights = ((call, name) for call in calls for v in call.inputs if v is not None for name in v.sources)
     return len({call.trains and name not in trace.frozen for call, name in weights}) < 2
 
 
 def between(start: Value, end: Value, calls: Sequence[Call]) -> list[Call]:
-    """Those of ``calls`` on the way back from ``end`` to ``start``."""
+    """Return those of ``calls`` that lie on the way back from ``end`` to ``start``."""
     allowed, reached, stack = set(calls), dict[Call, None](), [end]
     while stack:
         value = stack.pop()
@@ -79,7 +79,7 @@ def between(start: Value, end: Value, calls: Sequence[Call]) -> list[Call]:
 
 
 def closed(calls: Iterable[Call], output: Value, consumers: dict[Value, list[Call]], outputs: set[Value]) -> bool:
-    """Whether nobody outside reads anything that the calls give, their output apart."""
+    """Return True if no other call reads a value of the group except its output."""
     inside = set(calls)
     values = [value for call in inside for value in call.outputs if value is not output and not value.static]
     readers = (reader for value in values for reader in consumers.get(value, ()))
@@ -87,7 +87,7 @@ def closed(calls: Iterable[Call], output: Value, consumers: dict[Value, list[Cal
 
 
 def foreign(calls: Iterable[Call], inputs: Sequence[Value]) -> bool:
-    """Whether a group reads anything that moves beside its inputs."""
+    """Return True if a group reads a value that depends on the network's inputs, besides its own inputs."""
     inside = set(calls)
     read = {v for call in inside for v in call.inputs if v is not None}
     return any(not (v.static or v.index or v in inputs or v.maker in inside) for v in read)

@@ -1,5 +1,8 @@
-"""Functions that a file spells out: GELU by erf, SiLU by sigmoid, norms by means; products with a learned matrix;
-modules whose name says what their calls add up to."""
+"""Patterns of functions in elementary steps.
+
+They are GELU by erf, SiLU by sigmoid, and norms by means; products with a learned matrix; and modules whose name says
+what their calls compute.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from paleo.importers.patterns._group import NORMS, CallGroup, between, closed, r
 
 
 def written_out_functions(trace: Trace) -> list[CallGroup]:
-    """Activations and norms that are written out."""
+    """Find activations and norms that are computed in elementary steps."""
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
     for call in trace.calls:
@@ -19,20 +22,20 @@ def written_out_functions(trace: Trace) -> list[CallGroup]:
             continue
         group = None
         if name == "erf":
-            group = _spelled("gelu", _behind_scale(call.inputs[0]), call, consumers, outputs)
+            group = _elementwise_group("gelu", _without_scale(call.inputs[0]), call, consumers, outputs)
         elif call.kind == "activation" and call.options.get("function") == "sigmoid":
             readers = consumers.get(call.out, [])
             alone = len(readers) == 1 and readers[0].kind == "multiply" and call.inputs[0] in readers[0].inputs
-            group = _spelled("silu", call.inputs[0], call, consumers, outputs) if alone else None
+            group = _elementwise_group("silu", call.inputs[0], call, consumers, outputs) if alone else None
         elif name == "reducemean" and call.out.shape == (*call.inputs[0].shape[:-1], 1):
-            group = _spelled("norm", _behind_square(call.inputs[0]), call, consumers, outputs)
+            group = _elementwise_group("norm", _without_square(call.inputs[0]), call, consumers, outputs)
         if group is not None:
             groups.append(group)
     return groups
 
 
-def _behind_scale(value: Value) -> Value:
-    """What a constant multiple is a multiple of."""
+def _without_scale(value: Value) -> Value:
+    """Return the value of which a value is a constant multiple."""
     maker = value.maker
     if maker is not None and maker.kind in ("elementwise", "multiply"):
         moving = [v for v in maker.inputs if v is not None and not v.static]
@@ -40,7 +43,7 @@ def _behind_scale(value: Value) -> Value:
     return value
 
 
-def _behind_square(value: Value) -> Value:
+def _without_square(value: Value) -> Value:
     maker = value.maker
     if maker is not None and maker.label.lower() in ("pow", "mul"):
         moving = {v for v in maker.inputs if v is not None and not v.static}
@@ -48,10 +51,10 @@ def _behind_square(value: Value) -> Value:
     return value
 
 
-def _spelled(
+def _elementwise_group(
     kind: str, x: Value, seed: Call, consumers: dict[Value, list[Call]], outputs: set[Value]
 ) -> CallGroup | None:
-    """The element-wise calls from ``x`` over ``seed`` to where they end, as one call."""
+    """Return the element-wise calls from ``x`` over ``seed`` to their end, as one call."""
     members = {seed: None} | dict.fromkeys(between(x, seed.out, _light_makers(seed)))
     reach = {x, *(call.out for call in members)}
     frontier, ends = list(reach), list[Call]()
@@ -101,7 +104,7 @@ def _spelled_group(kind: str, x: Value, output: Value, calls: Sequence[Call]) ->
 
 
 def products_with_weights(trace: Trace) -> list[CallGroup]:
-    """Products with a learned matrix, perhaps of a flattened tensor, as linear layers."""
+    """Find products with a learned matrix, also of a flattened tensor; each becomes a linear layer."""
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
     for call in trace.calls:
@@ -131,7 +134,7 @@ def products_with_weights(trace: Trace) -> list[CallGroup]:
 def _shifted(
     call: Call, shift: Value | None, calls: list[Call], output: Value, consumers: dict[Value, list[Call]]
 ) -> tuple[Value | None, list[Call], Value]:
-    """A learned vector that is added to the product, and to nothing else, is its bias."""
+    """Return the learned vector that is added only to the product as its bias."""
     readers = consumers.get(output, [])
     if call.kind != "matmul" or len(readers) != 1 or readers[0].kind != "add" or readers[0].out.shape != output.shape:
         return shift, calls, output
@@ -142,7 +145,7 @@ def _shifted(
 
 
 def _is_matrix(weight: Value) -> bool:
-    """Whether a value is a parameter, or one turned over."""
+    """Return True if a value is a parameter or its transpose."""
     while weight.maker is not None and weight.maker.kind == "view" and weight.maker.inputs[0] is not None:
         if weight.maker.inputs[0].elements != weight.elements:
             return False
@@ -151,7 +154,7 @@ def _is_matrix(weight: Value) -> bool:
 
 
 def collapse_modules(trace: Trace) -> None:
-    """Replaces the calls of activation and norm modules by one call each."""
+    """Replace the calls of each activation and norm module by one call."""
     consumers, outputs = trace.consumers(), set(trace.outputs)
     calls_of: dict[str, list[Call]] = {}
     for call in trace.calls:

@@ -10,10 +10,11 @@ from paleo.tuning.base import METHODS, Method, TrialJob, TuningProblem
 
 @METHODS.register("asha")
 class AsynchronousHalving(Method):
-    """An idle worker promotes a trial of the best 1/eta of the highest rung that has one, else samples a new trial.
+    """Asynchronous successive halving with promotion.
 
-    Algorithm 2, ``get_job``. Scores of a rung are sorted and those not promoted yet are a heap: its best is promotable
-    if its rank is below floor(size / eta).
+    An idle worker promotes one of the best 1/eta trials of the highest rung that has any, and otherwise samples a new
+    trial (Algorithm 2, ``get_job``). The scores of a rung are sorted, and trials that are not promoted yet form a heap.
+    The best of the heap can be promoted if its rank is below floor(size / eta).
     """
 
     title = "ASHA (promotion)"
@@ -44,7 +45,10 @@ class AsynchronousHalving(Method):
 
 @METHODS.register("asha-stopping")
 class AsynchronousStopping(AsynchronousHalving):
-    """A trial goes on at its worker if it is among the best 1/eta that its rung has seen, else it stops for good."""
+    """Asynchronous successive halving with stopping.
+
+    A trial continues on its worker if it is among the best 1/eta that its rung has seen; otherwise it ends.
+    """
 
     title = "ASHA (stopping)"
     source = "Klein et al., Model-based asynchronous hyperparameter and neural architecture search, 2020, section 3"

@@ -7,13 +7,13 @@ from collections import deque
 from paleo.tuning.base import METHODS, TrialJob, TuningProblem
 from paleo.tuning.methods.independent import RandomSearch
 
-#: Share of the population that a parent is the best of: 25 of 100 in the paper.
+#: Fraction of the population from which the best becomes a parent: 25 of 100 in the paper.
 _SAMPLED = 0.25
 
 
 @METHODS.register("evolution")
 class RegularisedEvolution(RandomSearch):
-    """Every trial trains in full; a child's size of network is a neighbour of its parent's."""
+    """Regularised evolution. Every trial trains in full, and a child's network size is next to that of its parent."""
 
     title = "regularised evolution"
     source = "Real et al., Regularized evolution for image classifier architecture search, AAAI 2019, Algorithm 1"

@@ -9,7 +9,7 @@ from paleo.tuning.base import METHODS, Method, Stage, TrialJob, TuningProblem
 
 
 class Bracket(NamedTuple):
-    """Trials that start at a rung together."""
+    """Trials that start at one rung together."""
 
     trials: int
     first: int
@@ -17,7 +17,10 @@ class Bracket(NamedTuple):
 
 @METHODS.register("halving")
 class SuccessiveHalving(Method):
-    """floor(n eta^-i) trials at rung i, of which the best 1/eta go on: Algorithm 1 of the ASHA paper."""
+    """Synchronous successive halving: floor(n eta^-i) trials at rung i, of which the best 1/eta continue.
+
+    It is Algorithm 1 of the ASHA paper.
+    """
 
     title = "successive halving"
     source = "Jamieson and Talwalkar, AISTATS 2016; as Algorithm 1 of Li et al., MLSys 2020"
@@ -61,7 +64,7 @@ class SuccessiveHalving(Method):
         return self.queue.popleft() if self.queue else None
 
     def _open(self, jobs: list[TrialJob]) -> None:
-        """Begin a rung."""
+        """Start a rung with its jobs."""
         self.queue.extend(jobs)
         self.running, self.unfinished = jobs, len(jobs)
 
@@ -86,7 +89,10 @@ class SuccessiveHalving(Method):
 
 @METHODS.register("hyperband")
 class Hyperband(SuccessiveHalving):
-    """Brackets of ceil((s_max + 1) eta^s / (s + 1)) trials that start ever higher, over again until all are sampled."""
+    """Hyperband: brackets of ceil((s_max + 1) eta^s / (s + 1)) trials, each starting at a higher rung.
+
+    The brackets are repeated until all trials are sampled.
+    """
 
     title = "Hyperband"
     source = "Li et al., JMLR 18 (2018), Algorithm 1"

@@ -1,4 +1,4 @@
-"""Random and grid search: every trial trains in full, whatever the others do."""
+"""Random and grid search: every trial trains in full, independently of the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from paleo.tuning.base import METHODS, Method, Stage, TrialJob, TuningProblem
 
 @METHODS.register("random")
 class RandomSearch(Method):
-    """Configurations drawn by chance."""
+    """Random search: configurations are drawn at random."""
 
     title = "random search"
     source = "Bergstra and Bengio, JMLR 13 (2012)"
@@ -32,7 +32,7 @@ class RandomSearch(Method):
 
 @METHODS.register("grid")
 class GridSearch(RandomSearch):
-    """Configurations of a grid; sizes of the network take turns."""
+    """Grid search: configurations are points of a grid, and the sizes of the network alternate."""
 
     title = "grid search"
 

@@ -1,4 +1,4 @@
-"""The median stopping rule: a trial stops where it is worse than the median of the trials that have ended."""
+"""Median stopping rule: a trial stops if it is worse than the median of the trials that have ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from paleo.tuning.methods.independent import RandomSearch
 
 @METHODS.register("median")
 class MedianStopping(RandomSearch):
-    """At each rung the best score of a trial so far is held against the running averages of ended trials up to it."""
+    """Median stopping rule.
+
+    At each rung the best score of a trial so far is compared with the running averages of the ended trials up to this
+    rung.
+    """
 
     title = "median stopping"
     source = "Golovin et al., Google Vizier, KDD 2017, section 3.2.1"

@@ -1,4 +1,4 @@
-"""Population-based training: all trials train, and the worst go on from checkpoints of the best."""
+"""Population-based training: all trials train, and the worst continue from checkpoints of the best."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections import deque
 
 from paleo.tuning.base import METHODS, Method, TrialJob, TuningProblem
 
-#: Share of the population that copies, and that is copied: truncation selection of section 4.1.1.
+#: Fraction of the population that copies others, and that is copied: truncation selection of section 4.1.1.
 _TRUNCATED = 0.2
 
 
 @METHODS.register("pbt")
 class PopulationBasedTraining(Method):
-    """Members that are among the worst fifth at an interval read the checkpoint of one of the best fifth (exploit) and
-    change its hyperparameters (explore). Nobody waits for others; members beyond the workers take turns."""
+    """Population-based training.
+
+    At each interval a member among the worst fifth reads the checkpoint of one of the best fifth (exploit) and changes
+    its hyperparameters (explore). No member waits for others. If there are more members than workers, they alternate.
+    """
 
     title = "population-based training"
     source = "Jaderberg et al., Population based training of neural networks, 2017, Algorithm 1"
@@ -51,7 +54,7 @@ class PopulationBasedTraining(Method):
         return None
 
     def _rank(self, trial: int, score: float) -> None:
-        """Enter the latest score of a member."""
+        """Record the latest score of a member."""
         if trial in self.latest:
             self.ranking.pop(bisect_left(self.ranking, (self.latest[trial], trial)))
         self.latest[trial] = score
