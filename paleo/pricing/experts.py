@@ -60,7 +60,7 @@ def largest_normal(count: Array) -> Array:
     Examples
     --------
     >>> largest_normal(np.array([1.0, 2.0, 64.0])).round(2)
-    array([0.  , 0.58, 2.34])
+    array([0.  , 0.59, 2.34])
     """
     t = np.sqrt(2.0 * np.log((count + 0.25) / 0.625))
     return np.where(count > 1.0, t - (2.30753 + 0.27061 * t) / (1.0 + 0.99229 * t + 0.04481 * t * t), 0.0)

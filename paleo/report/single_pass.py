@@ -129,7 +129,7 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
     notes = [
         _request(service),
         f"90 % interval of rates: {low:g} to {high:g} times what is said.",
-        "A request waits for the batch before its own, so that the slowest takes the time of two batches.",
+        "A request waits while the batch before it is computed, so that the slowest takes the time of two batches.",
         f"Not modelled: {'; '.join(UNMODELLED)}.",
     ]
     return Group(*parts, listing("Batches of a device", BATCHES, service.tried), Text(), *map(wrapped_text, notes))

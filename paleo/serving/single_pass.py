@@ -413,7 +413,7 @@ class BatchedService:
         title = self.model.title or self.model.name
         if self.best is None:
             least = f"a batch of one takes {duration(self.tried[0].seconds)}"
-            return f"No batch of {title} keeps the limit: {least}, and a request waits for the batch before its own."
+            return f"No batch of {title} keeps the limit: {least}, and a request waits for the batch that runs."
         cost = "" if self.usd_per_million is None else f": {three_digits(self.usd_per_million)} USD a million requests"
         rate = three_digits(self.gpus * self.best.rate)
         rate = f"{self.gpus} x {self.system.device.name} answer {rate} requests/s of {title}"

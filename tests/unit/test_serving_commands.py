@@ -168,7 +168,7 @@ def test_one_purchase_for_two_uses():
     assert first.serving + first.training <= 16
     assert first.training == 8
     assert first.usd == pytest.approx(16 * 2 * 48)
-    assert "none is over" in second.problem
+    assert "is left to train" in second.problem
     longer = uses("llama3-8b", "dgx-h100:16", "train:4d,serve:20/s", run=training).offers[0]
     assert longer.samples == pytest.approx(2 * first.samples)
     for text in (

@@ -14,7 +14,7 @@ from paleo.learning.laws import fit_reference_points, leave_out
 from paleo.specs.calibration import load_calibration
 from paleo.specs.software import load_software
 from paleo.specs.task import Evaluation, load_task
-from paleo.studies.goodput import _writer_of, checkpoint_seconds, storage_of
+from paleo.studies.goodput import checkpoint_seconds, storage_of
 from paleo.studies.target import _code_ratio, _evaluations, target_scaling, task_run, time_to_target
 from paleo.tables.kinds._clusters import rank_means
 from paleo.tables.kinds._learning import StaleRuns
@@ -197,7 +197,7 @@ def test_checkpoints() -> None:
     copied = checkpoint_seconds(total_bytes=total, software="zero-3", processes=2, nodes=1, storage=nas, mode="memory")
     assert copied < 1.5
     with pytest.raises(SpecError, match="software: 'magic' is not known"):
-        _writer_of("magic")
+        checkpoint_seconds(total_bytes=total, software="magic", processes=2, nodes=1, storage=disk)
     with pytest.raises(SpecError, match="storage"):
         storage_of("a drawer")
 
