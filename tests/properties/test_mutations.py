@@ -300,7 +300,7 @@ TEXT_MUTATIONS: dict[str, tuple[bytes, str]] = {
     "indent": (b"title: a\n  task: b\n", "line 2: not valid YAML"),
     "duplicate": (b"title: a\ntask: b\ntitle: c\n", "'title' is repeated (first on line 1)"),
     "nested duplicate": (b"memory:\n  kind: a\n  kind: b\n", "line 3: key 'kind' is repeated"),
-    "two documents": (b"title: a\n---\ntitle: b\n", "second document"),
+    "two documents": (b"title: a\n---\ntitle: b\n", "second YAML document"),
     "anchor": (b"title: &a b\ntask: *a\n", "anchors and aliases"),
     "tag": (b"title: !!python/object/apply:os.system [ls]\n", "tags"),
     "deep": (nested(500).encode(), "nested deeper"),
