@@ -29,12 +29,12 @@ MOST_PASSES = 20
 NEWEST_OPSET = 2**31 - 1
 #: Largest size of a dim; larger ones are errors in the file.
 LARGEST = 2**40
-#: Operators -> places of the inputs that are learned, whichever node makes them.
+#: Operators -> places of the inputs that are learned, whichever node makes them. Not so norms: exporters give those
+#: without parameters ones and zeros.
 WEIGHTS = {
-    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "BatchNormalization", "InstanceNormalization"), (1, 2)),
-    **dict.fromkeys(("LayerNormalization", "GroupNormalization"), (1, 2)),
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "BatchNormalization"), (1, 2)),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3)),
-    **dict.fromkeys(("MatMul", "PRelu", "RMSNormalization"), (1,)),
+    **dict.fromkeys(("MatMul", "PRelu"), (1,)),
 }
 
 
