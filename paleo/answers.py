@@ -112,7 +112,7 @@ def _flat(row: Mapping[str, Any], before: str = "") -> Document:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Estimate(StudyResult):
-    """One predicted configuration.
+    """The answer of `paleo.estimate`: one predicted configuration.
 
     Parameters
     ----------

@@ -28,6 +28,8 @@ from paleo.studies.cost import parse_tariff, rent
 from paleo.units import checked_count, checked_number, parse, whole_number
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paleo.serving.engines import Engine
     from paleo.serving.reinforcement import LearningStudy
 
@@ -77,7 +79,7 @@ class Batched(StudyResult):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """None."""
+        """Doubts about the answer; there are none."""
         return ()
 
 
@@ -182,7 +184,8 @@ def serve(
     if not model:
         raise SpecError("no network is named; state MODEL, such as llama3-8b")
     network = model if isinstance(model, ModelSpec) else load_model(model)
-    if is_single_pass(network, _machines(system, gpus)[0][0]):
+    machines = _machines(system, gpus)
+    if is_single_pass(network, machines[0][0]):
         others: dict[str, Any] = {
             "output": output, "trace": trace, "rate": rate, "concurrency": concurrency or users, "think": think,
             "ttft": ttft, "tpot": tpot, "strategy": strategy, "cache": cache, "prefix-hit": prefix_hit or None,
@@ -191,7 +194,7 @@ def serve(
         unfit = [name for name, value in others.items() if value is not None]
         if unfit:
             raise SpecError(f"--{unfit[0]}: {network.name} generates no tokens; state --weights, --latency or --input")
-        return _batched(network, system, gpus, str(weights), _seconds("latency", latency), input, tariff)
+        return _batched(network, machines, str(weights), _seconds("latency", latency), input, tariff)
     changes = drafts | _speculation(speculate, acceptance)
     names = ENGINES if engine == "auto" else (engine,)
     profiles = [load_engine(each).model_copy(update=changes) for each in names]
@@ -201,7 +204,7 @@ def serve(
     formats = [parse_formats(each, cache) for each in str(weights).split(",")]
     layouts = None if str(strategy) in ("None", "auto") else [parse_sharding(str(strategy))]
     answers = []
-    for machine, count in _machines(system, gpus):
+    for machine, count in machines:
         usd, _ = rent(machine, count, parse_tariff(**tariff))
         tried = [
             service_of(
@@ -230,8 +233,7 @@ def generating(answer: Served | Batched) -> Service:
 
 def _batched(
     network: ModelSpec,
-    system: str | Path | System,
-    gpus: int,
+    machines: Sequence[tuple[System, int]],
     weights: str,
     limit: float | None,
     tokens: float | str | None,
@@ -242,7 +244,7 @@ def _batched(
         raise SpecError(f"--input: a request to {network.name} has no tokens")
     length = 0.0 if tokens is None else _length("input", tokens, 0.0)[0]
     answers = []
-    for machine, count in _machines(system, gpus):
+    for machine, count in machines:
         usd, _ = rent(machine, count, parse_tariff(**tariff))
         for each in weights.split(","):
             formats = parse_formats(each, None)

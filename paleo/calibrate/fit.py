@@ -83,7 +83,7 @@ class Rows:
     measured: Array
 
     def take(self, mask: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Rows:
-        """Pick rows.
+        """Return the same record with some of its rows.
 
         Parameters
         ----------
@@ -474,7 +474,7 @@ class SourceRows:
     sources: Words
 
     def of(self, rows: Flags) -> Self:
-        """Pick rows.
+        """Return the same record with some of its rows.
 
         Parameters
         ----------

@@ -274,7 +274,7 @@ class Timing:
 
 
 class _Stopwatch(Protocol):
-    """Times a call."""
+    """A clock that times calls on a device."""
 
     def time(self, calls: Sequence[Call], flush: Call | None) -> Timing:
         """Median seconds of the calls, taken in turn; ``flush`` empties caches before each one and is not counted."""
@@ -401,7 +401,7 @@ class Bench:
         return bool(self.device.type == "cuda")
 
     def measure(self, point: Point) -> dict[str, Any]:
-        """Measure a point.
+        """Measure the time of one kernel shape.
 
         Parameters
         ----------

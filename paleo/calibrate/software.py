@@ -102,7 +102,7 @@ class SoftwareParameters:
 
 
 class _ProfileFigures(NamedTuple):
-    """What predicts rows: the kind of table, and the profile before the fit."""
+    """The kind of table whose rows are predicted, and the software profile before the fit."""
 
     table: StepTable
     profile: Software

@@ -83,7 +83,7 @@ class Evidence(SourceRows):
         return np.asarray(self.uncertainty.half_widths(spreads).mean(axis=0))
 
     def of(self, rows: Flags) -> Evidence:
-        """Pick rows.
+        """Return the same record with some of its rows.
 
         Parameters
         ----------

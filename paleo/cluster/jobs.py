@@ -34,7 +34,7 @@ Amount = Annotated[float | str, Field(union_mode="left_to_right")]
 
 
 class JobSpec(Spec):
-    """One job.
+    """One job, as a file of jobs states it.
 
     Its kind follows from its keys: ``duration`` (a known run time), ``tune``, ``serve`` or ``rl``; otherwise it is a
     training of ``model``.

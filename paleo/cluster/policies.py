@@ -17,7 +17,7 @@ Key = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One policy.
+    """One scheduling policy of a cluster.
 
     Attributes
     ----------

@@ -30,7 +30,7 @@ class Value:
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
 

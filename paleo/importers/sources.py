@@ -155,7 +155,7 @@ class Import:
 def imported(
     kind: str, source: str, *, inputs: Sequence[str] = (), sizes: Mapping[str, int] | None = None, loss: str = "auto"
 ) -> Import:
-    """Import a network.
+    """Import a network that was written for another library.
 
     Parameters
     ----------

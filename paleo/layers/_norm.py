@@ -1,4 +1,4 @@
-"""Norms, and hyper-connections."""
+"""Layers that normalise activations, and hyper-connections."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Parametric(LossLaw):
     residual: float
 
     def loss(self, parameters: Numbers, tokens: Numbers) -> Array:
-        """Predict the loss.
+        """Predict the loss after a training.
 
         Parameters
         ----------

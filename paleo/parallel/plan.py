@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def stages(self) -> int:
-        """Pipeline stages."""
+        """Number of pipeline stages."""
         return self.mesh.degree("pp")
 
     @property

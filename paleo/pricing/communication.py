@@ -183,7 +183,7 @@ class CollectivePolicy(Protocol):
         ...
 
     def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
-        """Price one algorithm.
+        """Compute the times of collectives by one algorithm.
 
         Parameters
         ----------

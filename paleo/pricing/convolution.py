@@ -241,6 +241,24 @@ class Cost:
     work: Array | float = 1.0
 
 
+def l2_resident_share(moved: Array, device: DeviceFigures) -> Array:
+    """Return the share of traffic between two kernels that the L2 cache holds.
+
+    Parameters
+    ----------
+    moved : ndarray
+        Bytes that one kernel writes and the next reads.
+    device : DeviceFigures
+        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+
+    Returns
+    -------
+    ndarray
+        Near 1 for traffic well below `L2_SHARE` of the cache, near 0 well above it.
+    """
+    return np.asarray(1.0 / (1.0 + (moved / (L2_SHARE * device.l2_bytes)) ** 4))
+
+
 def sustained_clock_share(device: DeviceFigures, energy_per_flop: float) -> float:
     """Compute the share of the boost clock under full arithmetic load.
 
@@ -351,7 +369,7 @@ class Machine:
         ndarray
             Below 1 if L2 holds the elements.
         """
-        kept = 1.0 / (1.0 + (elements * self.element_bytes / (L2_SHARE * self.device.l2_bytes)) ** 4)
+        kept = l2_resident_share(elements * self.element_bytes, self.device)
         return np.asarray(1.0 - kept * (1.0 - 1.0 / L2_OVER_MEMORY))
 
 

@@ -17,7 +17,6 @@ from paleo.pricing.attention import PrefillParameters, attention_backward_time, 
 from paleo.pricing.convolution import (
     AVAILABLE_FROM,
     L2_OVER_MEMORY,
-    L2_SHARE,
     OWN_KERNELS,
     REDUCED,
     SEARCHED_FROM,
@@ -26,6 +25,7 @@ from paleo.pricing.convolution import (
     algorithm_costs,
     convolution_shape,
     fastest,
+    l2_resident_share,
     overlapped,
 )
 from paleo.pricing.gemm import GemmParameters, gemm_time, unaligned_time
@@ -221,7 +221,8 @@ def _convolved_by_either(
     products = tuple(name for name in algorithms if name not in NO_PRODUCT)
     moved = np.array([kernel.bytes for kernel in kernels])
     tensor, work = _convolved(prices, kernels, prices.figures(), parameters, products)
-    tensor = _under_power_limit(prices, kernels, tensor, moved)
+    share = moved / (prices.figures().memory_bandwidth * tensor)
+    tensor = _under_power_limit(prices, kernels, tensor, moved, share, operand_energy(prices.dtype))
     if prices.channels_first:
         operands = np.array([kernel.bytes_read for kernel in kernels])
         width = precision(prices.dtype).operand
@@ -232,18 +233,20 @@ def _convolved_by_either(
     return np.minimum(tensor, ordinary), np.where(ordinary < tensor, reduced, work)
 
 
-def _under_power_limit(prices: FamilyPrices, kernels: Sequence[Kernel], seconds: Array, moved: Array) -> Array:
+def _under_power_limit(
+    prices: FamilyPrices, kernels: Sequence[Kernel], seconds: Array, dram: Array, memory_share: Array, operands: float
+) -> Array:
     """Slow down convolutions on tensor cores by the power limit under long load.
 
     Convolutions draw as much power as matrix products of as many FLOP. Their calibration is from short runs over
-    numbers near zero.
+    numbers near zero. ``dram`` are bytes from and to memory, ``memory_share`` is the share of the time that traffic
+    takes, and ``operands`` the energy of a FLOP relative to that of the measured format.
     """
     device, p = prices.figures(), prices.parameters_of(GemmParameters, "gemm.tensor").parameters
     flops = np.array([kernel.flops for kernel in kernels])
-    activity = p.training_activity * operand_energy(prices.dtype)
-    slowed = slow_down(busy=seconds, flops=flops, dram=moved, energy=p.energy, activity=activity, device=device)
-    share = np.maximum(0.0, 1.0 - moved / (device.memory_bandwidth * seconds))
-    return np.asarray(seconds * (1.0 + share * (slowed - 1.0)))
+    activity = p.training_activity * operands
+    slowed = slow_down(busy=seconds, flops=flops, dram=dram, energy=p.energy, activity=activity, device=device)
+    return np.asarray(seconds * (1.0 + np.maximum(0.0, 1.0 - memory_share) * (slowed - 1.0)))
 
 
 def streamed_between_kernels(prices: FamilyPrices, moved: Array) -> tuple[Array, Array]:
@@ -265,7 +268,7 @@ def streamed_between_kernels(prices: FamilyPrices, moved: Array) -> tuple[Array,
     """
     device = prices.figures()
     parameters = prices.parameters_of(ConvolutionParameters, convolution_family(prices)).parameters
-    kept = 1.0 / (1.0 + (moved / (L2_SHARE * device.l2_bytes)) ** 4)
+    kept = l2_resident_share(moved, device)
     seconds = moved / (parameters.bandwidth_fraction * device.memory_bandwidth)
     return seconds * (1.0 - kept * (1.0 - 1.0 / L2_OVER_MEMORY)), moved * (1.0 - kept)
 
@@ -292,14 +295,11 @@ def single_pass_convolutions(prices: FamilyPrices, kernels: Sequence[Kernel], mo
     """
     device = prices.figures()
     parameters = prices.parameters_of(ConvolutionParameters, convolution_family(prices)).parameters
-    product = prices.parameters_of(GemmParameters, "gemm.tensor").parameters
     arithmetic, _ = _convolved(prices, kernels, device, replace(parameters, bandwidth_fraction=np.inf), ("implicit",))
     streamed, dram = streamed_between_kernels(prices, moved)
     busy = overlapped(arithmetic, streamed)
-    flops = np.array([kernel.flops for kernel in kernels])
-    activity = product.training_activity * precision(prices.dtype).operand / BYTES["fp16"]
-    slowed = slow_down(busy=busy, flops=flops, dram=dram, energy=product.energy, activity=activity, device=device)
-    return np.asarray(busy * (1.0 + np.maximum(0.0, 1.0 - streamed / busy) * (slowed - 1.0)))
+    operands = precision(prices.dtype).operand / BYTES["fp16"]
+    return _under_power_limit(prices, kernels, busy, dram, streamed / busy, operands)
 
 
 def _available_algorithms(prices: FamilyPrices, algorithms: Sequence[str]) -> Sequence[str]:

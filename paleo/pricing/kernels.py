@@ -437,7 +437,7 @@ class Pricer(Protocol):
         """
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
-        """Price kernels.
+        """Compute the times of kernels.
 
         Parameters
         ----------
@@ -718,7 +718,7 @@ class Calibrated:
 
     @property
     def user_calibration(self) -> Calibration | None:
-        """The user's calibration."""
+        """The user's calibration, if one was given."""
         return self.families.user_calibration
 
     @property

@@ -118,7 +118,7 @@ def tenths(share: float) -> str:
 
 
 def money(dollars: float | None) -> str:
-    """Format US dollars.
+    """Write an amount of US dollars.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def money(dollars: float | None) -> str:
 
 
 def energy(kilowatt_hours: float | None) -> str:
-    """Format kilowatt-hours.
+    """Write an energy in kilowatt-hours with its unit.
 
     Parameters
     ----------

@@ -77,7 +77,7 @@ def _cell(tag: str, side: str, text: str) -> str:
 
 
 def _plain(output: RenderableType) -> str:
-    """Text without style."""
+    """Return a text without its style."""
     if isinstance(output, str):
         return output
     if isinstance(output, Text):

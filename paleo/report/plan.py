@@ -288,13 +288,13 @@ def purchase_document(reply: PurchasePlans) -> Document:
     reply : PurchasePlans
         Plans of all systems and counts of GPUs, those that meet the wish first.
     """
-    columns = tuple(_priced_columns(reply))
+    columns, (flags, before) = tuple(_priced_columns(reply)), reply.launch
     return {
         "model": reply.model.name,
         "objective": reply.wish.objective,
         "verdict": purchase_verdict(reply),
-        "flags": reply.flags,
-        "before_launch": reply.before_launch,
+        "flags": flags,
+        "before_launch": before,
         "software": reply.plans[0].row.run.software,
         "choices": dict(reply.choices),
         "global_batch_size": reply.global_batch,
@@ -346,9 +346,10 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
     if reply.plans:
         words = "Reproduce it" if reply.best else "Reproduce the nearest"
         parts += [Text(), Pasted(words, reply.plans[0].command)]
-    if flags := reply.flags:
+    flags, before = reply.launch
+    if flags:
         parts += [Text(), Pasted("Launch it", flags)]
-        if before := reply.before_launch:
+        if before:
             parts.append(wrapped_text(f"Before: {before}."))
     return Group(*parts)
 

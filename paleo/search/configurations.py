@@ -220,7 +220,7 @@ class Results:
         return cls(cases, batches, cuts, choices, before, case, choice, step, memory)  # type: ignore[arg-type]
 
     def at(self, index: int) -> tuple[int, int, int, Choice]:
-        """Describe one configuration.
+        """Return the indices and the choice of one configuration.
 
         Parameters
         ----------
@@ -321,7 +321,7 @@ class Results:
 
     @property
     def layout(self) -> Codes:
-        """Positions of layouts."""
+        """Position of the layout of each configuration."""
         return self.cases[0][self.case]
 
     @property
@@ -331,7 +331,7 @@ class Results:
 
     @property
     def recompute(self) -> Codes:
-        """Positions in `RECOMPUTE`."""
+        """Position of the policy of each configuration in `RECOMPUTE`."""
         return self.cases[2][self.case]
 
     def chosen(self, name: str) -> Codes:

@@ -151,7 +151,7 @@ class Ranking:
 
     @classmethod
     def joined(cls, rankings: Sequence[Ranking], system: System, objective: str) -> Ranking:
-        """Join several rankings.
+        """Join several rankings into one.
 
         Parameters
         ----------

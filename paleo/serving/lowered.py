@@ -248,7 +248,7 @@ def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) ->
         states=states,
         parameters=short.parameters,
         hidden=short.sections[last].output_bytes / SHORT / backend.formats.activation,
-        decoder=any(each.causal for each in attention) or _scans(short),
+        decoder=_generates(short),
     )
     return result, backend
 
@@ -264,6 +264,11 @@ def attends_backwards(model: ModelSpec, system: System) -> bool:
         The machine.
     """
     program, _ = _program(model, system, 1, "bf16", 1, _graphs())
+    return _generates(program)
+
+
+def _generates(program: Program) -> bool:
+    """Return whether a program has causal attention or scans."""
     return any(each.causal for each in _attending(program)) or _scans(program)
 
 

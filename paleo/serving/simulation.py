@@ -248,7 +248,7 @@ class Replica:
             self.entered += [self.front + self.batching.delay] * number
 
     def run(self) -> None:
-        """Serve all requests."""
+        """Serve all requests, and return their times."""
         state, total = self.state, len(self.input)
         while state.arrived < total or state.waiting or state.running or state.partial >= 0:
             self._admit_arrivals()

@@ -55,7 +55,7 @@ class ForwardPasses:
     model : str
         Name of the network.
     count : int
-        ForwardPasses after one another: steps of a diffusion.
+        Passes after one another: steps of a diffusion.
     samples : int
         Samples that a request has in each pass: 2 with classifier-free guidance (Ho and Salimans, arXiv:2207.12598).
     wide : bool
@@ -68,7 +68,7 @@ class ForwardPasses:
     wide: bool = False
 
 
-#: ForwardPasses of a request where these are not one pass of the network. 20 steps: MLPerf Inference's, text-to-image.
+#: Passes of a request where these are not one pass of the network. 20 steps: MLPerf Inference's, text-to-image.
 REQUESTS = {
     "stable-diffusion-xl": (
         ForwardPasses("stable-diffusion-xl", count=20, samples=2),
@@ -90,7 +90,7 @@ def passes_of(model: ModelSpec) -> tuple[ForwardPasses, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RequestBatch:
-    """The batch of requests at which a device answers most.
+    """A batch of requests on one device, and its time.
 
     Attributes
     ----------
@@ -165,8 +165,8 @@ def best_of(tried: Sequence[RequestBatch], limit: float | None = None) -> Reques
     tried : sequence of RequestBatch
         Batches.
     limit : float, optional
-        Longest time from a request to its answer [s]: it waits for the batch before its own, so that two batches must
-        fit. None for requests that are all there at once.
+        Longest time from a request to its answer [s]: it waits while the batch before it is computed, so that two
+        batches must fit. None for requests that are all there at once.
 
     Returns
     -------
@@ -183,7 +183,7 @@ def largest_batch(parts: tuple[ForwardPasses, ...], system: System) -> int:
     Parameters
     ----------
     parts : tuple of ForwardPasses
-        ForwardPasses of a request.
+        Passes of a request.
     system : System
         The machine.
 
@@ -211,7 +211,7 @@ def request_seconds(
     Parameters
     ----------
     parts : tuple of ForwardPasses
-        ForwardPasses of a request.
+        Passes of a request.
     system : System
         The machine.
     formats : Formats
@@ -268,8 +268,11 @@ def pass_seconds(model: str, system: System, weights: str, samples: int, fused: 
         places[_kind(kernel, before, narrow=name != wide.dtype)].append(place)
     chosen = [every[place] for place in places["conv"]]
     if chosen:
-        read, written = np.array([_outside(kernel, fused, chosen) for kernel in chosen]).T
-        moved = operand * read + share * written
+        moved = operand * np.array([kernel.bytes_read for kernel in chosen])
+        written = share * np.array([kernel.bytes_written for kernel in chosen])
+        inside = [place for place, kernel in enumerate(chosen) if fused and kernel.name.startswith(fused)]
+        moved[inside[1:]], written[inside[:-1]] = 0.0, 0.0
+        moved = moved + written
         seconds[places["conv"]] = single_pass_convolutions(narrow, chosen, moved)
     operands = share * np.array([_second_operand(every[place], fused) for place in places["sum"]])
     seconds[places["sum"]], _ = streamed_between_kernels(narrow, operands)
@@ -297,14 +300,6 @@ def _kind(kernel: Kernel, before: Kernel | None, *, narrow: bool) -> str:
     return "narrow" if narrow and kernel.family == "gemm" and kernel.operation == "gemm" else "wide"
 
 
-def _outside(kernel: Kernel, fused: str, convolutions: list[Kernel]) -> tuple[float, float]:
-    """Bytes that a convolution reads and writes outside of the layers that run as one kernel, in sixteen bits."""
-    together = [each for each in convolutions if fused and each.name.startswith(fused)]
-    inside = kernel in together
-    first, last = not inside or kernel is together[0], not inside or kernel is together[-1]
-    return kernel.bytes_read * first, kernel.bytes_written * last
-
-
 def _second_operand(kernel: Kernel, fused: str) -> float:
     """Return the bytes of a sum's operand that is not in registers of the kernel before it, in 16-bit numbers."""
     return 0.0 if fused and kernel.name.startswith(fused) else max(kernel.bytes_read - kernel.bytes_written, 0.0) / 2.0
@@ -318,9 +313,7 @@ def _narrowed(kernel: Kernel, share: float) -> Kernel:
 
 
 @cache
-def _lowered(
-    model: str, system: System, samples: int, length: int = 0
-) -> tuple[list[tuple[int, Kernel]], Calibrated, float]:
+def _lowered(model: str, system: System, samples: int) -> tuple[list[tuple[int, Kernel]], Calibrated, float]:
     """Return the kernels of a 16-bit forward pass with their repetitions, their prices, and the parameter count."""
     network, software = load_model(model), load_software("cuda-graph").changed({"fusion.passes": True})
     dtype = "bf16" if "bf16" in system.device.peak else "fp16"

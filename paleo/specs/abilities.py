@@ -225,7 +225,7 @@ class Refusal(Spec):
 
     @functools.cached_property
     def condition(self) -> Condition:
-        """Parsed condition."""
+        """The condition as a parsed expression."""
         return Condition.parse(self.when)
 
 

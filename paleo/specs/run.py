@@ -279,7 +279,7 @@ OLD_NAMES = {
 
 
 class Run(Spec):
-    """One training run.
+    """One training run: all that a question states of it.
 
     Sizes that are not stated follow from the others; the prediction holds the resolved ones. An option that is left out
     takes the default of the ``software`` profile.

@@ -55,7 +55,7 @@ class Cases:
         return len(self.layout)
 
     def of(self, cases: Index) -> Cases:
-        """Select some cases.
+        """Return the same batch with some of its cases.
 
         Parameters
         ----------

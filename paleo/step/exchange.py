@@ -260,7 +260,7 @@ class Sends:
     total: Array
 
     def of(self, members: Index) -> Sends:
-        """Select some exchanges.
+        """Return the same record with some of its exchanges.
 
         Parameters
         ----------

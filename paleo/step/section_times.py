@@ -157,7 +157,7 @@ class SectionCosts:
         return SectionCosts(self.repeat[rows], **figures, limits=self.limits[:, :, rows])
 
     def of(self, configurations: Index) -> SectionCosts:
-        """Select some configurations.
+        """Return the same times of some configurations.
 
         Parameters
         ----------
@@ -224,7 +224,7 @@ class LayerTimes:
         return self.forwards + self.backwards + self.weights
 
     def of(self, configurations: Index) -> LayerTimes:
-        """Select some configurations.
+        """Return the same times of some configurations.
 
         Parameters
         ----------

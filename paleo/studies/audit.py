@@ -76,7 +76,7 @@ class _Fault:
 
     @property
     def text(self) -> str:
-        """Name and factor."""
+        """The name of the explanation with its factor."""
         return self.name if self.factor == 1.0 else f"{self.name} (factor {self.factor:.3g})"
 
 

@@ -764,19 +764,19 @@ class PurchasePlans:
 
     @property
     def flags(self) -> str:
-        """How the framework is started with the first plan."""
-        return flags_of(self._first) if self.plans else ""
+        """The flags with which the framework starts the first plan."""
+        return self.launch[0]
 
     @property
-    def before_launch(self) -> str:
-        """What must be done before the flags start the first plan; empty if nothing."""
-        return before_launch(self._first) if self.flags else ""
-
-    @property
-    def _first(self) -> Prediction:
+    def launch(self) -> tuple[str, str]:
+        """The flags with which the framework starts the first plan, and what must be done before; empty if nothing."""
+        if not self.plans:
+            return "", ""
         first = self.plans[0]
         unchanged = first.row.run == first.lead.run
-        return first.lead if unchanged else predict(self.model, first.system, first.row.run)
+        prediction = first.lead if unchanged else predict(self.model, first.system, first.row.run)
+        flags = flags_of(prediction)
+        return flags, before_launch(prediction) if flags else ""
 
 
 #: The software and the choices of a search on a system with so many GPUs.

@@ -58,7 +58,7 @@ _MOST_ROWS = 100_000_000
 
 
 class Study(Spec):
-    """A study file.
+    """A study file: a run, and the axes that it varies.
 
     ``axes`` are run fields, ``model.NAME``, ``system.PATH`` (such as ``system.device.memory.bandwidth``), amounts or
     prices, each with its values; a value of a system is ``x0.8`` (a factor) or a figure with its unit.

@@ -21,7 +21,7 @@ Words = npt.NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What is predicted of each row of a table, in the order of the rows; nan where ``reasons`` says why not.
+    """Predicted seconds of the rows of a table, in their order. A row without a prediction has nan and a reason.
 
     ``seconds`` with the ends of its 90 % interval; ``baseline`` is the bare roofline at the datasheet's peaks, whose
     one constant efficiency the report chooses. ``subjects`` are the devices or systems by their catalog names.

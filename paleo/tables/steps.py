@@ -381,7 +381,7 @@ class StepTable(MeasuredTable):
 
     @abstractmethod
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict one row.
+        """Predict the step of one row.
 
         Parameters
         ----------

@@ -237,7 +237,7 @@ class TrialTimeline:
 
     @property
     def seconds(self) -> float:
-        """Wall time [s]."""
+        """Wall time of the search [s]."""
         return max(self.ends, default=0.0)
 
     @property

@@ -261,7 +261,7 @@ class SearchTime:
 
     @cached_property
     def seconds(self) -> float:
-        """Wall time [s]."""
+        """Wall time of the search [s]."""
         return self.seconds_at()
 
     @property

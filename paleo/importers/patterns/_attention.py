@@ -1,4 +1,4 @@
-"""Patterns of attention.
+"""Patterns of recorded calls that are recognised as attention.
 
 Projections, attention and output projection become one call ``attention``. Scores, softmax and weighted sum in separate
 calls become one call ``sdpa``.

@@ -226,7 +226,7 @@ class PowerTable(QuantityTable):
     measured_column = "average_power_w"
 
     def system(self, row: Row) -> System:
-        """The device alone."""
+        """Return a system of the device alone."""
         return load_system(str(row["device"]))
 
     def step(self, row: Row, software: Software | None = None) -> Step:

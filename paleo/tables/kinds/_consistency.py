@@ -88,7 +88,7 @@ class ConsistencySteps(QuantityTable):
         return super().predict(frame)
 
     def system(self, row: Row) -> System:
-        """One worker's device."""
+        """Return the system of one worker's device."""
         return load_system(find_device(str(row["device"])).name)
 
     def step(self, row: Row, software: Software | None = None) -> Step:

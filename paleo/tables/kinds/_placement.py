@@ -179,7 +179,7 @@ class PlacementSteps(QuantityTable):
         return super().predict(frame)
 
     def system(self, row: Row) -> System:
-        """One rank's device."""
+        """Return the system of one rank's device."""
         return load_system(str(row["device"]))
 
     def step(self, row: Row, software: Software | None = None) -> Step:
@@ -268,7 +268,7 @@ class Rails(QuantityTable):
     measured_column = "bytes_per_s_per_gpu"
 
     def system(self, row: Row) -> System:
-        """The row's system."""
+        """Return the system that the row names."""
         return load_system(str(row["system"]))
 
     def step(self, row: Row, software: Software | None = None) -> Step:

@@ -252,7 +252,7 @@ class NetworkSteps(StepTable):
     """Tables of steps of networks, some of them from submissions to MLPerf Training."""
 
     def system(self, row: Row) -> System:
-        """As `system_of`."""
+        """Return the system of a row, as `system_of` finds it."""
         return system_of(row)
 
     def step(self, row: Row, software: Software | None = None) -> Step:
@@ -299,7 +299,7 @@ class TrainingRuns(StepTable):
     calibrates = False
 
     def system(self, row: Row) -> System:
-        """As `system_of_row`."""
+        """Return the system of a submission, as `system_of_row` finds it."""
         return system_of_row(row)
 
     def step(self, row: Row, software: Software | None = None) -> Step:

@@ -297,7 +297,7 @@ class TransformerSteps(StepTable):
     )  # fmt: skip
 
     def system(self, row: Row) -> System:
-        """As `system_of`."""
+        """Return the system of a row, as `system_of` finds it."""
         return system_of(row)
 
     def step(self, row: Row, software: Software | None = None) -> Step:

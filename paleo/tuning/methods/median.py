@@ -10,7 +10,7 @@ from paleo.tuning.methods.independent import RandomSearch
 
 @METHODS.register("median")
 class MedianStopping(RandomSearch):
-    """Median stopping rule.
+    """Stop trials below the median of the others (the median stopping rule).
 
     At each rung the best score of a trial so far is compared with the running averages of the ended trials up to this
     rung.

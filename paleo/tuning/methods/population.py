@@ -13,7 +13,7 @@ _TRUNCATED = 0.2
 
 @METHODS.register("pbt")
 class PopulationBasedTraining(Method):
-    """Population-based training.
+    """Train a population whose worst trials copy the best ones.
 
     At each interval a member among the worst fifth reads the checkpoint of one of the best fifth (exploit) and changes
     its hyperparameters (explore). No member waits for others. If there are more members than workers, they alternate.
