@@ -357,10 +357,10 @@ def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
 
 def _start(rows: list[Row], rounds: list[str], towards: str) -> float:
     """Seconds of a run that are neither steps nor evaluations: the weighted median of rows whose logs tell them."""
-    told = [row for row in rows if row.other >= 0]
-    if len(told) < LEAST_ROWS:
+    timed = [row for row in rows if row.other >= 0]
+    if len(timed) < LEAST_ROWS:
         return 0.0
-    return round(_weighted_median(np.array([row.other for row in told]), _weights(told, rounds, towards)), 1)
+    return round(_weighted_median(np.array([row.other for row in timed]), _weights(timed, rounds, towards)), 1)
 
 
 #: Rows from which on a code is fitted.
