@@ -72,6 +72,7 @@ def _sound(column: str, value: str) -> bool:
     return bool(RANGES[COLUMNS[column].type].holds(number)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 def test_a_spoilt_cell_leaves_out_its_row_alone(shared: Path, file: str) -> None:
     assert spoil(shared / "measurements" / file, 2, ["abc"]) == []
@@ -82,6 +83,7 @@ def test_every_spoilt_cell_of_more_rows(shared: Path, file: str) -> None:
     assert spoil(shared / "measurements" / file, 2, SPOILT) + spoil(shared / "measurements" / file, 7, ["", "0"]) == []
 
 
+@pytest.mark.slow
 def test_the_tables_are_of_every_kind(shared: Path) -> None:
     found = {table_of(read_table(shared / "measurements" / file).columns).name for file in FILES}
     assert found == set(tables())
