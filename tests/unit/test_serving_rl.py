@@ -9,8 +9,12 @@ import pytest
 import paleo
 from paleo.cli import run
 from paleo.errors import SpecError
-from paleo.serving.reinforcement import Rollouts, splits, weights_time
+from paleo.serving.engines import load_engine
+from paleo.serving.lowered import Sharding
+from paleo.serving.reinforcement import Rollouts, engine_replicas, generation_time, offload_time, splits, weights_time
+from paleo.specs.model import load_model
 from paleo.specs.system import load_system
+from paleo.step.memory import Footprint
 from paleo.tables.kinds._inference import InferenceRuns, LearningSteps, degrees_of
 from paleo.tables.kinds._serving import ServingRuns, formats_of, sharding_of
 from paleo.tables.steps import row_dicts
@@ -31,11 +35,31 @@ def test_parts_add_up_and_days_follow(answer):
     assert "A step of GRPO" in answer.headline
 
 
+def test_states_of_trainer_and_engine_take_turns_on_one_set_of_gpus(answer):
+    system = load_system("dgx-h100")
+    states = Footprint(2e9, 2e9, 6e9, 5e9, 1e9, 1e9, 0.1, capacity=8e10)
+    rate = system.device.copy_rate()
+    assert offload_time(system, states, 1e9) == pytest.approx(2 * (2e9 + 2e9 + 6e9 + 1e9) / rate)
+    assert answer.to_dict()["parts"]["offload"] > 0.0
+
+
+def test_a_step_waits_for_the_replica_with_the_longest_answers():
+    system, model = load_system("dgx-h100"), load_model("qwen3-0.6b")
+    engine = load_engine("vllm")
+    one, eight = (engine_replicas(model, system, Sharding(1), gpus, engine, 1500.0) for gpus in (1, 8))
+    alone = generation_time(one, Rollouts(32, 32, 100.0, 500.0, 1000.0), steady=False)
+    waited = generation_time(eight, Rollouts(256, 256, 100.0, 500.0, 1000.0), steady=False)
+    equal = generation_time(eight, Rollouts(256, 256, 100.0, 500.0, 1000.0, 0.0), steady=False)
+    assert alone < waited < 1.3 * alone
+    assert equal == pytest.approx(generation_time(one, Rollouts(32, 32, 100.0, 500.0, 1000.0, 0.0), steady=False))
+
+
 def test_two_sets_of_gpus_take_the_longer_part():
     document = paleo.rl("qwen3-0.6b", "dgx-h100", staleness=1, generators=4, **SMALL).to_dict()
     parts = document["parts"]
     trained = parts["log_probabilities"] + parts["training"]
     assert document["step_time_s"] == pytest.approx(max(parts["generation"], trained) + parts["weights"])
+    assert parts["offload"] == 0.0
     assert document["plans"][0]["generators"] == 4
 
 
