@@ -15,7 +15,7 @@ from paleo.serving.reinforcement import Rollouts, engine_replicas, generation_ti
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 from paleo.step.memory import Footprint
-from paleo.tables.kinds._inference import InferenceRuns, LearningSteps, degrees_of
+from paleo.tables.kinds._inference import BENCHMARKS, InferenceRuns, LearningSteps, degrees_of, padding_time
 from paleo.tables.kinds._serving import ServingRuns, formats_of, sharding_of
 from paleo.tables.steps import row_dicts
 
@@ -127,6 +127,16 @@ def test_commands_say_formats_and_degrees():
     assert formats_of({**row, "model": "gpt-oss-20b"}).experts_only
 
 
+def test_attention_over_padding_is_added_where_samples_come_in_any_order():
+    row = {"model": "bert-99", "scenario": "offline", "device": "h100-sxm5-80gb", "n_gpus": "1", "latency_limit_s": "0"}
+    offline = InferenceRuns().step(row).value
+    server = InferenceRuns().step({**row, "scenario": "server", "latency_limit_s": "0.13"}).value
+    padding = padding_time(load_model("bert_large"), load_system("dgx-h100"), BENCHMARKS["bert"])
+    assert 1.0 / server == pytest.approx(1.0 / offline + padding)
+    assert 25e-6 < padding < 32e-6
+    assert padding_time(load_model("bert_large"), load_system("aws-g6e.48xlarge"), BENCHMARKS["bert"]) == 0.0
+
+
 def test_submissions_and_steps_of_learning():
     submission = {
         "model": "llama2-70b-99", "scenario": "offline", "device": "h100-sxm5-80gb", "n_gpus": "8", "target_qps": "80",
@@ -135,6 +145,10 @@ def test_submissions_and_steps_of_learning():
     value = InferenceRuns().step(submission).value
     assert 60 < value < 110
     assert "windows" in InferenceRuns().predict(pd.DataFrame([{**submission, "model": "3d-unet-99"}])).reasons[0]
+    beams = {**submission, "model": "gptj-99", "n_gpus": "1", "output_tokens_per_sample": "69"}
+    seconds = 1.0 / InferenceRuns().step(beams).value
+    assert seconds > 69 * 4 * load_engine("tensorrt-llm").beam
+    assert 0.025 < seconds < 0.031
     assert degrees_of("[1,1,8,1,n/a]", ("tp", "cp", "ep", "pp", "vpp"))["ep"] == 8
     learning = pd.DataFrame(
         [{"algorithm": "GRPO", "policy": "On policy", "generation_layout": "[2,1]", "training_layout": "[1,1]",
