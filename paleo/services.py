@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from paleo.answers import StudyResult
 from paleo.errors import SpecError, near
 from paleo.files import read_bytes
-from paleo.serving.benchmark import EngineBenchmark, ServiceAudit
 from paleo.serving.engines import BatchLimit, load_engine
 from paleo.serving.formats import parse_formats
 from paleo.serving.load import Requests, read_trace
@@ -30,6 +29,7 @@ from paleo.units import checked_count, checked_number, parse, whole_number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paleo.serving.benchmark import EngineBenchmark, ServiceAudit
     from paleo.serving.engines import Engine
     from paleo.serving.reinforcement import LearningStudy
 
@@ -564,4 +564,6 @@ def audit_service(
     service = generating(serve(model, system, **{**options, **benchmark.load}))
     if service.load.kind == "at once":
         service = replace(service, load=replace(service.load, count=int(benchmark.values["requests"])))
+    from paleo.serving.benchmark import ServiceAudit
+
     return AuditedService(ServiceAudit(benchmark, service))

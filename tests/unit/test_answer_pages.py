@@ -49,7 +49,7 @@ def test_page_of_a_service_has_verdict_charts_systems_and_every_plan(served):
     rows = page.count("<tr>") - page.count("<thead><tr>")
     assert rows == len(served.systems) + 3 + len(served.service.result.plans)
     assert all(each.system.name in page for each in served.systems)
-    assert "vllm serve llama3-8b" in page
+    assert "vllm serve meta-llama/Meta-Llama-3-8B" in page
     assert DATE in page
 
 

@@ -36,6 +36,22 @@ def test_a_written_command_is_read_as_the_plan(engine, strategy):
         assert (stated.weights, stated.cache, stated.drafted) == ("fp8", "fp8", 3)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_written_command_starts_all_replicas(engine):
+    best = paleo.serve(*NODE, gpus=4, strategy="tp=2", engine=engine).service.best
+    stated = read_command(written_command(engine, "llama3-8b", best))
+    assert (stated.sharding, stated.replicas) == (Sharding(2), 2)
+    shared = read_command("vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel")
+    assert (shared.sharding, shared.replicas) == (Sharding(1, 1, 8, expert_parallel=True), 1)
+
+
+def test_an_answer_names_the_network_as_its_hub_does():
+    answer = paleo.serve(*NODE)
+    assert answer.service.launch.startswith("vllm serve meta-llama/Meta-Llama-3-8B --tensor-parallel-size 1 ")
+    again = paleo.serve(None, "dgx-h100", command=answer.service.launch)
+    assert again.service.best.requests_per_s == answer.service.best.requests_per_s
+
+
 def test_commands_of_the_field():
     stated = read_command("python3 -m sglang.launch_server --model-path /m/DeepSeek-R1 --tp 8 --enable-dp-attention")
     assert (stated.engine, stated.sharding) == ("sglang", Sharding(1, 1, 8, expert_parallel=True))
