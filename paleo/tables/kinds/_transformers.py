@@ -328,7 +328,7 @@ FLAGS = {"on": True, "off": False, "true": True, "false": False}
 #: Recipes of NeMo's container from this release on dispatch by HybridEP where one NVLink domain of more than a server
 #: holds all experts of a group. In 8 bits they capture whole iterations and let tokens travel beside computation: those
 #: that state it all do. Those in bf16, and those of hybrids, capture parts of layers (deepseek/common.py:60,
-#: deepseek/gb300/deepseek_v3.py:46 and nemotronh/gb200/nemotronh.py:91 in perf_recipes of Megatron-Bridge main, 2026-08).
+#: deepseek/gb300/deepseek_v3.py:46, nemotronh/gb200/nemotronh.py:91 in perf_recipes of Megatron-Bridge main, 2026-08).
 WHOLE_ITERATIONS, SERVER, HYBRIDS = "26.06", 8, ("nemotron", "mamba")
 
 
