@@ -46,7 +46,7 @@ def test_a_condition_is_no_program(text: str, words: str) -> None:
 def test_quantities_of_networks() -> None:
     """Llama 3 8B: 32 query and 8 key/value heads in 32 layers; GPT-2's head is tied; Mixtral has 8 experts."""
     assert network_quantities(build_graph(load_model("llama3-8b"), batch=1)) == {
-        "heads": 32, "kv_heads": 8, "layers": 32, "experts": 0, "seq": 8192, "tied": 0,
+        "heads": 32, "kv_heads": 8, "layers": 32, "experts": 0, "scans": 0, "seq": 8192, "tied": 0,
     }  # fmt: skip
     gpt2, mixtral = (network_quantities(build_graph(load_model(name), batch=1)) for name in ("gpt2", "mixtral-8x7b"))
     assert (gpt2["tied"], gpt2["layers"], mixtral["experts"], mixtral["tied"]) == (1, 12, 8, 0)

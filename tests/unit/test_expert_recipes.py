@@ -282,6 +282,8 @@ def test_what_clamped_experts_move() -> None:
         ({"release": "26.06", "system": "dgx-h100", "ep": 8}, Recipe()),
         ({"release": "26.06", "system": "gb200-nvl72", "ep": 64}, Recipe("hybridep", True, "full_iteration")),
         ({"release": "26.04", "system": "gb200-nvl72", "ep": 64}, Recipe()),
+        ({"release": "26.06", "system": "gb200-nvl72", "ep": 64, "dtype": "bf16"}, Recipe("hybridep")),
+        ({"release": "26.06.01", "system": "gb200-nvl72", "ep": 8, "model": "Nemotron_3_Nano"}, Recipe("hybridep")),
     ],
 )
 def test_rows_state_their_recipe(row: dict[str, Any], recipe: Recipe) -> None:
