@@ -175,6 +175,7 @@ def made_up(known: Spreads, sources: int = 24, rows: int = 40) -> Evidence:
     return Evidence(np.repeat(np.arange(sources), rows).astype(str), normal * np.where(normal > 0, low, high), parts)
 
 
+@pytest.mark.slow
 def test_a_fit_finds_the_spreads_that_made_the_errors_and_holds_sources_that_it_has_not_seen() -> None:
     true = Spreads(software=0.08, untested=0.2, library=0.5, experts=0.2, skew=1.4)
     known = made_up(true)
@@ -205,6 +206,7 @@ def steps(folder: Path) -> str:
     return str(folder / "cnn_iterations.csv")
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_spreads_and_says_how_sources_are_held(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,6 +262,7 @@ def test_spreads_of_a_calibration_that_a_run_names_are_those_of_its_interval(own
     assert predicted(calibration="steps").interval == shipped.interval
 
 
+@pytest.mark.slow
 def test_a_validation_takes_them_for_every_system(tmp_path: Path, own_spreads: str) -> None:
     table = steps(tmp_path)
     shipped, own = (validate_file(table, each).predictions for each in (None, load_calibration(own_spreads)))
