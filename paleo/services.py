@@ -239,7 +239,7 @@ def _batched(
     tokens: float | str | None,
     tariff: dict[str, Any],
 ) -> Batched:
-    """The answer for a network that answers in forward passes alone, on each of the systems."""
+    """Answer for a network that runs forward passes alone, on each of the systems."""
     if tokens is not None and "seq" not in network.params:
         raise SpecError(f"--input: a request to {network.name} has no tokens")
     length = 0.0 if tokens is None else _length("input", tokens, 0.0)[0]

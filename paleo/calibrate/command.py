@@ -202,7 +202,7 @@ def fit(
 
 
 def _columns(file: str) -> frozenset[str]:
-    """Columns of a table by its first line; none where it cannot be read (others say why)."""
+    """Read the columns of a table from its first line; none where it cannot be read (others say why)."""
     try:
         return frozenset(pd.read_csv(file, nrows=0, compression="infer").columns)
     except (OSError, EOFError, ValueError):

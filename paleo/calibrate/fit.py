@@ -457,7 +457,8 @@ class Fit(Generic[P]):
 
 
 def _log_sigma(run: OptimizeResult) -> Array:
-    """One-sigma of each log parameter, sqrt(diag(s² (JᵀJ)⁻¹)), from the Jacobian at the optimum."""
+    """Compute one standard deviation of each log parameter, sqrt(diag(s² (JᵀJ)⁻¹)), from the Jacobian at the
+    optimum."""
     jacobian = np.asarray(run.jac)
     spread = 1.4826 * np.median(np.abs(run.fun))
     variance: Array = np.diag(np.linalg.pinv(jacobian.T @ jacobian))

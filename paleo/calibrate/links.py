@@ -262,7 +262,7 @@ class _PredictedRows(NamedTuple):
 
 
 def _by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows]:
-    """Rows of several devices of one table by system."""
+    """Group the rows of one table with several devices by system."""
     frame = sound_table(file)
     table = table_of(frame.columns)
     if not isinstance(table, StepTable) or not table.calibrates:
@@ -330,7 +330,7 @@ def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
 
 
 def _dependent(group: _PredictedRows, start: LinkParameters, name: str) -> Flags:
-    """Rows whose step gets longer when one number gets worse."""
+    """Select the rows whose step gets longer when one number gets worse."""
     value = getattr(start, name)
     worse = dataclasses.replace(start, **{name: value / WORSE if name.endswith("share") else value * WORSE})
     slower = _kind([name]).time(group.rows.frame, group.rows.figures, worse)

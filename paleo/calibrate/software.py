@@ -406,7 +406,7 @@ def waiting_rows(files: Sequence[str], report: Report = str) -> list[Rows]:
 
 
 def _waiting(table: StepTable, frame: pd.DataFrame, name: str) -> Rows:
-    """Those of one profile whose step depends on the power."""
+    """Select the rows of one profile whose step depends on the power with which waits are combined."""
     known = frame[np.isfinite(compute_rows(table, frame)[1].seconds)]
     profile = load_software(name)
     for column, inverse in zip(COLUMNS, _INVERSES, strict=True):

@@ -187,7 +187,7 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
 
 
 def _steady(plan: ServingPlan) -> dict[str, Any]:
-    """What the fixed point alone says."""
+    """List what the steady-state model says without simulation."""
     state = plan.state
     return {
         "iteration_s": float(state.iteration),

@@ -201,7 +201,7 @@ class Comparison:
 
 
 def _ends(candidate: Candidate, objective: Objective) -> tuple[float, float] | None:
-    """The interval of a figure: cost and energy move with the time."""
+    """Return the interval of a quantity: cost and energy are proportional to the time."""
     trained = candidate.training
     value = None if trained is None else getattr(trained, objective)
     if trained is None or value is None:
@@ -275,7 +275,7 @@ def compare(
 
 
 def _common_batch(model: ModelSpec, systems: Sequence[tuple[System, int]], run: Run) -> int:
-    """The global batch stated, or the batch of each rank times the ranks of the largest system."""
+    """Return the global batch that is given, or the batch of each rank times the ranks of the largest system."""
     if run.global_batch is not None:
         return run.global_batch
     system, gpus = max(systems, key=lambda entry: entry[1])
@@ -600,7 +600,7 @@ def parse_requirements(
 
 
 def _seconds(deadline: str) -> float:
-    """A time with its unit."""
+    """Parse a deadline with its unit [s]."""
     try:
         return parse(deadline, "time")
     except SpecError:
@@ -917,7 +917,7 @@ class _Searches:
 
 
 def _odd(count: int) -> int:
-    """The odd factor of a count."""
+    """Return the odd factor of a count."""
     return count // (count & -count)
 
 
@@ -932,7 +932,8 @@ def _shares_evenly(gpus: int, layers: int, global_batch: int | None) -> bool:
 
 
 def _shown(priced: Sequence[PricedPlan], top: int, counts: int | None) -> list[PricedPlan]:
-    """The first plans, the best of each system and count (of so many, where that is stated) among them, in order."""
+    """Select the first plans in order, among them the best of each system and count (of that many, if a limit is
+    given)."""
     first: dict[tuple[str, int], int] = {}
     for number, entry in enumerate(priced):
         first.setdefault((entry.system.name, entry.row.gpus), number)
@@ -942,14 +943,14 @@ def _shown(priced: Sequence[PricedPlan], top: int, counts: int | None) -> list[P
 
 
 def _of_all_batches(run: Run, wish: Requirements) -> list[Run]:
-    """The run at each global batch that is worth trying, where it states none and the amount depends on it."""
+    """Return the run at each global batch worth trying, if it has none and the amount of training depends on it."""
     free = run.global_batch is None and run.batch is None and wish.amount is not None
     batches = wish.amount.batches if free and wish.amount is not None else ()
     return [run.model_copy(update={"global_batch": batch}) for batch in batches] or [run]
 
 
 def _by_reason(skipped: Iterable[tuple[System, int, str]]) -> Iterable[tuple[tuple[str, str], list[int]]]:
-    """Counts of each system by the reason why they have no plan."""
+    """Group the counts of each system by the reason why they have no plan."""
     reasons: dict[tuple[str, str], list[int]] = {}
     for system, gpus, why in skipped:
         words = re.sub(rf"^{gpus} gpus: | of {gpus} gpus\b", "", why)
@@ -958,7 +959,7 @@ def _by_reason(skipped: Iterable[tuple[System, int, str]]) -> Iterable[tuple[tup
 
 
 def _search(model: ModelSpec, system: System, gpus: int, run: Run, space: Space | None, top: int) -> Search:
-    """The plans of one count of GPUs, the fastest first: they take the least money and energy, too."""
+    """Search the plans of one count of GPUs, fastest first; the fastest also take the least money and energy."""
     from paleo.search.counts import search_counts
 
     return search_counts(model, system, run, (gpus,), space=space, top=top)
@@ -972,8 +973,8 @@ def _priced(model: ModelSpec, system: System, result: Search, wish: Requirements
 
 
 def _remedies(tried: _Searches, offers: Sequence[_SystemCounts], run: Run, fits: bool) -> Iterator[Remedy]:
-    """The smallest doubled count that meets the wish, of the first system that has one, and where nothing ``fits`` the
-    offload that does."""
+    """Yield what helps where no plan meets the wish: the smallest doubled count of the first system that does, and
+    offload where nothing ``fits``."""
     more = _more_gpus(replace(tried, run=run, top=1), offers)
     offload = None if fits else _offload(tried.model, offers, run)
     yield from (remedy for remedy in (more, offload) if remedy is not None)
@@ -991,7 +992,7 @@ def _more_gpus(tried: _Searches, offers: Sequence[_SystemCounts]) -> Remedy | No
 
 
 def _offload(model: ModelSpec, offers: Sequence[_SystemCounts], run: Run) -> Remedy | None:
-    """Full recomputation, sharded parameters and the optimizer in host memory, where that fits."""
+    """Try full recomputation, sharded parameters and the optimizer in host memory; return the plan if it fits."""
     for system, counts in offers:
         for parts in ("optimizer", "optimizer,gradients,parameters"):
             offloaded = {
@@ -1064,7 +1065,7 @@ def _limits(wish: Requirements) -> str:
 
 
 def _late(wish: Requirements, plan: PricedPlan) -> str:
-    """A sentence where the slow end of a plan's interval is beyond the deadline."""
+    """Warn in a sentence if the slow end of a plan's interval is beyond the deadline."""
     if wish.deadline is None or plan.seconds is None:
         return ""
     slow = plan.seconds * plan.interval[1] / plan.row.step_time

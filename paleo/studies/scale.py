@@ -257,7 +257,7 @@ def scale(
 def _with_training(
     point: ScalePoint, amount: Amount, tariff: Tariff | None, long_run: LongRunOptions | None
 ) -> ScalePoint:
-    """The point with time, money and energy of the training; without them if failures keep it from ever ending."""
+    """Add time, money and energy of the training to a point, unless failures keep it from ever ending."""
     try:
         cost = training(point.predicted, amount, tariff, long_run=long_run) if point.usable else None
     except CapacityError:
@@ -297,7 +297,7 @@ def curve_runs(run: Run) -> tuple[Run, ...]:
 
 
 def _fixed_batch(model: ModelSpec, system: System, run: Run, counts: Sequence[int], scaling: Scaling) -> int:
-    """The batch that stays: of the smallest count that can be planned at all."""
+    """Return the batch that stays fixed: that of the smallest count that can be planned at all."""
     first: PlanError | None = None
     for count in counts:
         try:
@@ -411,19 +411,19 @@ def placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
 
 
 def _pays_up_to(curve: ScaleCurve, last: ScalePoint) -> str:
-    """The beginning of a verdict, after what the counts below the first that runs need."""
+    """Write the beginning of a verdict, after what the counts below the first that runs need."""
     first, base = curve.points[0], curve.base
     start = "P" if base is first else f"Runs from {counted(base.gpus, 'GPU')} on ({_reason(first)}); p"
     return f"{start}ays up to {counted(last.gpus, 'GPU')}"
 
 
 def _reason(point: ScalePoint) -> str:
-    """Why a point does not run."""
+    """Say why a point does not run."""
     return point.problem or f"{point.gpus}: {_shortage(point.predicted)}"
 
 
 def _worth(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> float:
-    """What each GPU added after ``last`` brings, over what each GPU of ``base`` brings."""
+    """Compute the gain of each GPU added after ``last``, relative to that of each GPU of ``base``."""
     added = point.samples_per_s - last.samples_per_s
     base_rate = curve.base.samples_per_s / curve.base.gpus
     return added / (point.gpus - last.gpus) / base_rate
@@ -484,7 +484,7 @@ def _dollars(value: float) -> str:
 
 
 def _beyond(before: Training, after: Training) -> str:
-    """What the time that a further count saves costs."""
+    """Say what the time that a further count saves costs."""
     more, saved = (after.cost or 0.0) - (before.cost or 0.0), before.time - after.time
     if saved <= 0:
         return f"cost {_dollars(more)} more and save no time"
@@ -511,7 +511,7 @@ _WORDS = {
 
 
 def _cause(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
-    """The part of the step that exceeds its fair share most at ``point``, and a sentence on it."""
+    """Name the part of the step at ``point`` that exceeds its fair share most, with a sentence on it."""
     step = point.predicted
     shrinks = curve.base.gpus / point.gpus if curve.scaling == "strong" else 1.0
     parts, fair = _parts(point), _parts(curve.base)
@@ -523,13 +523,13 @@ def _cause(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
 
 
 def _served(study: ConsistencyStudy) -> dict[str, str]:
-    """Words on the parameter servers."""
+    """Describe the parameter servers in words."""
     return {"busy": whole_percent(float(study.cycle.utilization)), "knee": f"{float(study.cycle.knee):.3g}"}
 
 
 def _parts(point: ScalePoint) -> dict[str, float]:
-    """Seconds of the step by what may stop it from scaling; under a consistency model its exchange and waiting take the
-    place of the collectives that are waited for."""
+    """Return the seconds of the step by what may limit scaling; under a consistency model its exchange and waiting
+    replace exposed collectives."""
     spent, study = point.predicted.breakdown, point.consistency
     exchange = {"communication_exposed": spent.communication_exposed}
     if study is not None:
@@ -661,7 +661,7 @@ def _advice(study: PlacementStudy) -> str:
 
 
 def _rails(share: NetworkShare) -> str:
-    """What exchanges between unlike rails would keep that do not go over NVLink first."""
+    """Say what exchanges between unlike rails would achieve that do not go over NVLink first."""
     if share.direct_share is None or share.direct_share >= share.exchange_share - _NOTABLE:
         return ""
     direct = whole_percent(share.direct_share)

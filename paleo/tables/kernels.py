@@ -338,7 +338,7 @@ class TableKind(MeasuredTable, Generic[Figures]):
         return out
 
     def _supported(self, frame: pd.DataFrame, out: Predictions) -> pd.DataFrame:
-        """The rows whose cells can be read; their reasons say whether they can be modelled."""
+        """Return the rows whose cells can be read; their reasons say whether they can be modelled."""
         while len(frame):
             try:
                 out.reasons[frame.index] = self.unsupported(frame).to_numpy()
@@ -644,7 +644,7 @@ def best_constant_efficiency(roofline: Array, measured: Array) -> float:
 
 
 def _categorised(frame: pd.DataFrame, numbers: Iterable[str]) -> pd.DataFrame:
-    """The table with its text columns as categories, so that what depends on words is worked out once a word."""
+    """Convert the text columns of a table to categories, so that what depends on words is worked out once a word."""
     numeric = {*numbers, *(name for name, kind in frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind))}
     words = {name: frame[name].astype("category") for name in frame.columns if name not in numeric}
     return frame.assign(**words)

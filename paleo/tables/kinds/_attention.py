@@ -79,7 +79,7 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
     host_parameters = ("launch",)
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Attention itself runs in 16 bits."""
+        """Add the number format of each row: attention itself runs in 16 bits."""
         return frame.assign(dtype="bf16")
 
     @by_words
@@ -91,7 +91,7 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
 
     @by_words
     def family(self, kind: str, part: str, phase: str, library: str) -> str:
-        """Kind, part, phase and library of each row."""
+        """Name the kernel family of a row by kind, part, phase and library."""
         return f"sparse.{kind}.{part}.{phase}.{library}"
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
@@ -108,13 +108,13 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
         return FitPlan(start, alternatives=fallback, fixed=absent[part], starts=1, prior=0.2, training_rows=500)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """FLOP of all parts; weights, index, scores and tokens once."""
+        """Count the FLOP of all parts, and the bytes of weights, index, scores and tokens, each moved once."""
         work = _work(frame)
         flops = work.projection_flops + work.score_flops + work.attention_flops
         return flops, work.weight_bytes + work.index_bytes + work.score_bytes + work.pass_bytes + 1.0
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: SparseParameters) -> Array:
-        """Seconds of rows of one device, kind, part, phase and library."""
+        """Predict the seconds of rows of one device, kind, part, phase and library."""
         return sparse_attention_time(_work(frame), figures, parameters)
 
 
@@ -305,7 +305,7 @@ def _kernel(frame: pd.DataFrame) -> pd.Series[str]:
 
 
 def _phase(frame: pd.DataFrame) -> pd.Series[str]:
-    """A causal context of one token runs the decode kernel."""
+    """Return the phase of each row: a causal context of one token runs the decode kernel."""
     phase, single = text(frame, "phase"), number(frame, "q_len") == 1
     decode = (phase == "generation") | ((phase == "context") & single)
     return pd.Series(np.select([decode, phase == "encoder"], ["decode", "encoder"], "prefill"), index=frame.index)
