@@ -64,7 +64,7 @@ class Served(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Batched(StudyResult):
-    """What networks that answer in forward passes alone serve; ``systems`` has the answers of all systems."""
+    """Answer for networks that run forward passes alone; ``systems`` has the answers of all systems."""
 
     command: ClassVar[str] = "serve"
     rows: ClassVar[str | None] = "batches"
@@ -74,7 +74,7 @@ class Batched(StudyResult):
 
     @property
     def possible(self) -> bool:
-        """Whether some batch keeps the limit."""
+        """True if some batch keeps the limit."""
         return self.service.best is not None
 
     @property

@@ -82,7 +82,7 @@ _COVERAGE = (("inside", ".0%"), ("half_width", ".3f"))
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What a call of ``--fit`` asks for, and where its results go."""
+    """Request of one call of ``--fit``, with the folder for its results."""
 
     files: Sequence[str]
     output: str | None

@@ -56,7 +56,7 @@ class FitJob:
 
     @property
     def label(self) -> str:
-        """For people: subject, family, stack and the count of rows."""
+        """Title in messages: subject, family, stack and the number of rows."""
         return f"{self.subject} {self.family} {self.stack} ({count(self.rows)} rows)"
 
 

@@ -48,7 +48,7 @@ _UNTESTED = (0.8, 1.25)
 
 
 class PricedRows(Protocol):
-    """What a fit asks of a table kind."""
+    """Interface of a table kind that a fit uses."""
 
     @property
     def configuration(self) -> tuple[str, ...]:
@@ -579,7 +579,7 @@ def bounded(default: float, low: float, high: float, *, fitted: bool = True) -> 
 
 
 class PricedSteps:
-    """Rows of step tables as a fit sees them: ``step`` predicts one row with figures and parameters.
+    """Interface of a table of steps that a fit uses: ``step`` predicts one row with figures and parameters.
 
     Parameters
     ----------

@@ -398,7 +398,7 @@ class Bench:
 
     @property
     def on_cuda(self) -> bool:
-        """Whether the device is a CUDA device."""
+        """True if the device is a CUDA device."""
         return bool(self.device.type == "cuda")
 
     def measure(self, point: Point) -> dict[str, Any]:

@@ -645,7 +645,7 @@ class LongRunFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class AmountOptions:
-    """How much is trained, one of them."""
+    """Options for the amount of training, of which one may be given."""
 
     epochs: Epochs = None
     samples: Samples = None

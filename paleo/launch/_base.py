@@ -130,7 +130,7 @@ _ALWAYS = frozenset({"model", "seq", "gpus", "microbatch", "global_batch", "laye
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
-    """One key of a framework for one field of a plan.
+    """Key of a framework's settings that holds one field of a plan.
 
     Attributes
     ----------

@@ -146,7 +146,7 @@ class Audit:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where nine of ten steps of this run lie, by the log itself: its median, and 1.645 deviations either way."""
+        """Range of nine of ten steps of this run, by the log itself: its median, and 1.645 deviations either way."""
         return _ends(self.measured["step"], 1.645 * max(self.scatter, _DEVIATION["step"]))
 
 
@@ -222,7 +222,8 @@ def _scatter(seconds: Sequence[float]) -> float:
 
 
 def _evidence_of(prediction: Prediction, *, slowed: float = 1.0) -> dict[str, float]:
-    """Return what a log of a predicted run would state, with one rank ``slowed`` by a factor for which all others wait."""
+    """Return what a log of a predicted run would state, with one rank ``slowed`` by a factor for which all others
+    wait."""
     parts, memory = prediction.breakdown, prediction.memory
     computing = parts.compute + parts.memory_bound + parts.launch
     return {
@@ -518,7 +519,8 @@ def _median(values: Array) -> float | None:
 
 
 def _on_more(study: CollectiveStudy, large: float | None) -> tuple[int, float] | None:
-    """Return more ranks and the time of the payload on them, at the ratio of large payloads; None if they do not exist."""
+    """Return more ranks and the time of the payload on them, at the ratio of large payloads; None if they do not
+    exist."""
     ranks = study.ranks * _RANKS_BEYOND
     try:
         more = collective(study.operation, study.payload_bytes, ranks, study.system)

@@ -87,7 +87,7 @@ class Tariff(Spec):
 
     @property
     def rented(self) -> bool:
-        """Whether the price of a machine holds its electricity."""
+        """True if the price of a machine includes its electricity."""
         return self.years is None
 
 
@@ -380,7 +380,7 @@ JOULES_PER_KWH = KILO * HOUR
 
 @dataclass(frozen=True, slots=True)
 class TrainingNeed:
-    """What a target takes with a predicted step: samples of its batch, seconds in all, their 90 % interval.
+    """Requirements of a target with a predicted step: samples of its batch, seconds in all, their 90 % interval.
 
     ``code_ratio`` is the step of the task's code over the predicted one, ``evaluation`` [s] is part of the seconds.
     """

@@ -105,7 +105,7 @@ class ConsistencyStudy:
 
     @property
     def served(self) -> bool:
-        """Whether there is a parameter server, with a utilization and a knee."""
+        """True if there is a parameter server, with a utilization and a knee."""
         return not math.isnan(float(self.cycle.knee))
 
 
@@ -253,7 +253,7 @@ class CompressionStudy:
 
     @property
     def pays(self) -> bool:
-        """Whether the compressed step is the shorter one."""
+        """True if the compressed step is the shorter one."""
         return self.prediction.step_time < self.dense.step_time
 
 

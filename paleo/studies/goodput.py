@@ -628,7 +628,7 @@ _WRITERS: dict[str, _Writer] = {
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStorage:
-    """What takes a checkpoint in: bytes per second in all and of a node, seconds for each file set and tensor."""
+    """Storage for checkpoints: bytes per second in all and of a node, seconds for each file set and tensor."""
 
     rate: float = math.inf
     node_rate: float = math.inf

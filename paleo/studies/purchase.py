@@ -696,7 +696,7 @@ class PricedPlan:
 
     @property
     def roomy(self) -> bool:
-        """Whether the plan leaves memory free for fragmentation."""
+        """True if the plan leaves memory free for fragmentation."""
         return self.row.memory <= (1.0 - HEADROOM) * self.system.device.memory.usable
 
     def meets(self, wish: Requirements) -> bool:

@@ -595,12 +595,12 @@ class PlacementStudy:
 
     @property
     def matters(self) -> bool:
-        """Whether the step is notably longer."""
+        """True if the step is notably longer."""
         return self.slowdown > 1.0 + _NOTABLE
 
     @property
     def unit(self) -> str:
-        """What neighbouring nodes share: a leaf switch, a unit of rail switches or a group of a dragonfly."""
+        """Unit that neighbouring nodes share: a leaf switch, a unit of rail switches or a group of a dragonfly."""
         return _UNITS[self.units]
 
     @property

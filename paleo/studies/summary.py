@@ -135,7 +135,7 @@ def _counted(node: Node, formats: Precision, storage: SavedTensorCounter, known:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpeed:
-    """How fast a layer's forward kernels are: FLOP per byte, FLOP/s, and its share of the network's FLOP."""
+    """Speed of a layer's forward kernels: FLOP per byte, FLOP/s, and its share of the network's FLOP."""
 
     type: str
     intensity: float

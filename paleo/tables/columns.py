@@ -113,7 +113,7 @@ class Column:
 
     @cached_property
     def expected(self) -> str:
-        """What a cell may hold, as messages say it.
+        """Description of the values that a cell may hold, for messages.
 
         >>> COLUMNS["iteration_ms"].expected, COLUMNS["trans_a"].expected
         ('a number from 1e-09 to 1e+15 ms', 'one of n, t')

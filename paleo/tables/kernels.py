@@ -38,7 +38,7 @@ LARGEST = 2.0**53
 
 @dataclass(frozen=True, slots=True)
 class FitPlan:
-    """How a family is fitted: where the search sets out, and which parameters the rows of a table do not tell apart.
+    """Plan of a family's fit: starting points, and parameters that the rows of a table cannot determine.
 
     ``fixed`` parameters stay at ``start``; those ``per_stack`` are one per stack, all others shared by the stacks that
     are fitted together. ``starts`` counts searches from random points besides those from ``alternatives``; ``prior`` is

@@ -93,7 +93,7 @@ class FileReport:
 
     @property
     def predicted(self) -> Flags:
-        """Which rows were predicted."""
+        """True for rows that were predicted."""
         return np.asarray(self.predictions.reasons == "")
 
     @property
@@ -104,7 +104,7 @@ class FileReport:
 
     @property
     def sources(self) -> Words:
-        """Where each row was published; '' where the table does not say."""
+        """Source of each row; '' where the table does not say."""
         return text(self.frame, "source").to_numpy()
 
     def errors(self, chosen: Flags | None = None) -> Errors:

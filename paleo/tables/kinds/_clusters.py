@@ -125,7 +125,8 @@ def rank_means(*, ranks: int, mean: float, slowest: float, deviation: float) -> 
 
 
 class Stages(QuantityTable):
-    """One pipeline stage of a traced job a row; the measured quantity is the mean over steps of its slowest rank."""
+    """Table of pipeline stages of traced jobs, one per row; the measured value is the mean over steps of its slowest
+    rank."""
 
     name = "stragglers"
     header = frozenset({"trace", "ranks", "persistent_sd_s", "independent_sd_s", "compute_max_s"})
@@ -313,7 +314,7 @@ def fed_samples(*, workload: str, device: str, accelerators: float, read_rate: f
 
 
 class StorageRuns(QuantityTable):
-    """One run a row; the measured quantity is samples per second."""
+    """Table of runs that read training data, one per row; the measured value is samples per second."""
 
     name = "storage"
     header = frozenset({"workload", "accelerators", "utilization", "samples_per_s"})
@@ -354,7 +355,7 @@ def bytes_of(row: Row) -> float:
 
 
 class CheckpointSaves(QuantityTable):
-    """One save a row; the measured quantity is how long training stopped."""
+    """Table of saved checkpoints, one per row; the measured value is how long training stopped."""
 
     name = "checkpoint"
     header = frozenset({"software", "storage", "mode", "processes", "save_s"})

@@ -306,7 +306,7 @@ STEPS = {
 
 
 class ExpertExchanges(TableKind[DeviceFigures]):
-    """One direction of an exchange of tokens, by library and mode."""
+    """Table of exchanges of tokens with experts, one direction per row, by library and mode."""
 
     name = "expert_exchange"
     header = frozenset({"mode", "step", "num_tokens", "hidden_size", "topk", "num_experts", "time_us"})

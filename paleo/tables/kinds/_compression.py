@@ -118,7 +118,7 @@ class _Cluster:
 
 
 class CompressionSteps(QuantityTable):
-    """One run a row; its quantity is that of the measured column that is filled."""
+    """Table of runs with compressed gradients, one per row; the measured value is in the column that is filled."""
 
     name = "compression"
     header = frozenset({"compressor", "gpus", "gpus_per_node", "link_bytes_per_s", "speedup_over_1", "tflops_per_gpu"})

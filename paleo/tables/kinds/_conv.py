@@ -50,7 +50,7 @@ SCATTER = "fp16 data gradient with stride on ordinary cores: the library falls b
 
 
 class ConvolutionTable(TableKind[DeviceFigures]):
-    """One convolution kernel call a row; the library's algorithm is not read but predicted."""
+    """Table of convolution kernel calls, one per row; the library's algorithm is not read but predicted."""
 
     name = "conv"
     header = frozenset({"source", "device", "dtype", "n", "c", "h", "w", "k", "r", "s", "direction", "time_us"})
@@ -197,7 +197,7 @@ STREAM_SHARE: Mapping[str, float] = {"GDDR": 0.76, "HBM": 0.88}
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """What a framework computes convolutions with: algorithms, library version, and calls of one image each."""
+    """Convolutions of a framework: algorithms, library version, and calls of one image each."""
 
     algorithms: Collection[str]
     library: float = OWN_KERNELS

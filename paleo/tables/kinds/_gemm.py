@@ -270,7 +270,7 @@ DIRECTIONS: Mapping[str, RnnDirection] = {
 
 
 class RnnTable(TableKind[DeviceFigures]):
-    """One layer over ``timesteps`` steps a row."""
+    """Table of recurrent layers over ``timesteps`` steps, one per row."""
 
     name = "rnn"
     header = frozenset({"source", "device", "dtype", "cell", "hidden", "batch", "timesteps", "direction", "time_us"})

@@ -41,7 +41,8 @@ APEX = "nvidia-apex"
 
 
 class OtherSteps(NetworkSteps):
-    """One training step a row; batches are sequences or sentences, or tokens of sentences of the model's own length."""
+    """Table of training steps, one per row; batches are sequences or sentences, or tokens of sentences of the model's
+    own length."""
 
     name = "other_iterations"
     header = frozenset({"model", "task", "device", "n_gpus", "global_batch", "batch_unit", "iteration_ms"})

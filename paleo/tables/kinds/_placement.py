@@ -164,7 +164,7 @@ ORDERS: Mapping[str, Callable[[PairNetwork, _Pipelines, tuple[int, int]], float]
 
 
 class PlacementSteps(QuantityTable):
-    """One training step a row."""
+    """Table of training steps under several placements of ranks, one per row."""
 
     name = "placement"
     header = frozenset({"network", "order", "pp", "tp", "dp", "micro_batch", "step_s"})

@@ -277,7 +277,7 @@ def that_ran(
 
 
 class TransformerSteps(StepTable):
-    """One training step of a transformer a row."""
+    """Table of training steps of transformers, one per row."""
 
     name = "llm_iterations"
     header = frozenset({"layers", "hidden", "heads", "seq_len", "device", "n_gpus", "tp", "pp", "dp", "iteration_ms"})

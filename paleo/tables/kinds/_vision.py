@@ -187,7 +187,7 @@ def _alone(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
 
 
 class VisionSteps(NetworkSteps):
-    """One training step of a convolutional network a row, or its forward pass where only that was timed."""
+    """Table of training steps of convolutional networks, one per row; of forward passes where only those were timed."""
 
     name = "cnn_iterations"
     header = frozenset({"model_slug", "device", "n_gpus", "batch_per_gpu", "framework", "iteration_ms"})
