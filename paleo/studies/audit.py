@@ -147,10 +147,10 @@ class Audit:
     @property
     def interval(self) -> tuple[float, float]:
         """Range of nine of ten steps of this run, by the log itself: its median, and 1.645 deviations either way."""
-        return _ends(self.measured["step"], 1.645 * max(self.scatter, _DEVIATION["step"]))
+        return _interval_around(self.measured["step"], 1.645 * max(self.scatter, _DEVIATION["step"]))
 
 
-def _ends(seconds: float, width: float) -> tuple[float, float]:
+def _interval_around(seconds: float, width: float) -> tuple[float, float]:
     """Return the seconds at a logarithmic half-width below and above."""
     width = min(width, _WIDEST)
     return seconds * math.exp(-width), seconds * math.exp(width)
@@ -421,7 +421,7 @@ def _beyond(
         return None
     seconds = larger.step_time * ratio
     width = 1.645 * math.hypot(max(scatter, _DEVIATION["step"]), _DEVIATION["step"])
-    return gpus, seconds, _ends(seconds, width)
+    return gpus, seconds, _interval_around(seconds, width)
 
 
 #: Measured over predicted seconds from which links are slow, and starts are late.

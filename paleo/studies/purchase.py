@@ -175,9 +175,11 @@ class Comparison:
             Candidates.
         """
         winner = self.best(objective)
-        low, high = (_ends(winner, objective) if winner is not None else None) or (0.0, -1.0)
+        low, high = (_interval_of(winner, objective) if winner is not None else None) or (0.0, -1.0)
         others = [each for each in self.candidates if each.runs and each is not winner]
-        return tuple(each for each in others if (ends := _ends(each, objective)) and ends[0] <= high and low <= ends[1])
+        return tuple(
+            each for each in others if (ends := _interval_of(each, objective)) and ends[0] <= high and low <= ends[1]
+        )
 
     def ranked(self, objective: Objective) -> Comparison:
         """Sort the candidates, best first: those that fit, those without a value, those that do not run.
@@ -200,7 +202,7 @@ class Comparison:
         return replace(self, candidates=tuple(sorted(self.candidates, key=place)))
 
 
-def _ends(candidate: Candidate, objective: Objective) -> tuple[float, float] | None:
+def _interval_of(candidate: Candidate, objective: Objective) -> tuple[float, float] | None:
     """Return the interval of a quantity: cost and energy are proportional to the time."""
     trained = candidate.training
     value = None if trained is None else getattr(trained, objective)
@@ -846,7 +848,7 @@ def plan_purchase(
     priced = tried.priced
     priced.sort(key=lambda plan: (not plan.meets(wish), not plan.row.fits, not plan.roomy, plan.score(wish.objective)))
     batch = priced[0].lead.plan.global_batch
-    leading = tuple(_shown(priced, top, top if not largest else None))
+    leading = tuple(_selected_plans(priced, top, top if not largest else None))
     reply = PurchasePlans(model, wish, batch, leading, tuple(tried.searches), tuple(tried.skipped))
     if reply.best is not None or not largest:
         return reply
@@ -873,7 +875,7 @@ class _Searches:
         plans = list[PricedPlan]()
         software, space = self.settle(system, gpus)
         stated = {"software": software} if software != self.run.software else {}
-        for run in _of_all_batches(self.run.model_copy(update=stated), self.wish):
+        for run in _runs_at_all_batches(self.run.model_copy(update=stated), self.wish):
             try:
                 result = _search(self.model, system, gpus, run, space, self.top)
                 plans += _priced(self.model, system, result, self.wish)
@@ -909,14 +911,14 @@ class _Searches:
             elif plan.row.fits and not late:
                 break  # too dear, and more GPUs are no cheaper
             else:
-                left = [size for size in left if size > units or _odd(size) < _odd(units)]
+                left = [size for size in left if size > units or _odd_factor(size) < _odd_factor(units)]
                 guess = 2 * units
             if self.wish.deadline is not None and plan.seconds is not None and plan.row.fits:
                 ideal = units * plan.seconds / self.wish.deadline
                 least, guess = max(least, _EFFICIENT * ideal), math.ceil(ideal)
 
 
-def _odd(count: int) -> int:
+def _odd_factor(count: int) -> int:
     """Return the odd factor of a count."""
     return count // (count & -count)
 
@@ -924,14 +926,14 @@ def _odd(count: int) -> int:
 def _shares_evenly(gpus: int, layers: int, global_batch: int | None) -> bool:
     """Return whether the odd part of a count can be shared by replicas, whose number divides the batch, and by stages
     that are even within a tenth; other counts have plans that waste more than the GPUs they add."""
-    odd = _odd(gpus)
+    odd = _odd_factor(gpus)
     if global_batch is None:
         return True
     stages = odd // math.gcd(odd, global_batch)
     return stages == 1 or (stages <= layers and layers / stages / math.ceil(layers / stages) >= _EVEN)
 
 
-def _shown(priced: Sequence[PricedPlan], top: int, counts: int | None) -> list[PricedPlan]:
+def _selected_plans(priced: Sequence[PricedPlan], top: int, counts: int | None) -> list[PricedPlan]:
     """Select the first plans in order, among them the best of each system and count (of that many, if a limit is
     given)."""
     first: dict[tuple[str, int], int] = {}
@@ -942,7 +944,7 @@ def _shown(priced: Sequence[PricedPlan], top: int, counts: int | None) -> list[P
     return [priced[number] for number in sorted([*leading, *itertools.islice(others, max(top - len(leading), 0))])]
 
 
-def _of_all_batches(run: Run, wish: Requirements) -> list[Run]:
+def _runs_at_all_batches(run: Run, wish: Requirements) -> list[Run]:
     """Return the run at each global batch worth trying, if it has none and the amount of training depends on it."""
     free = run.global_batch is None and run.batch is None and wish.amount is not None
     batches = wish.amount.batches if free and wish.amount is not None else ()
@@ -1047,7 +1049,7 @@ def purchase_finding(reply: PurchasePlans) -> str:
     limits = _limits(wish)
     if best is not None:
         title = {"time": "Fastest", "cost": "Cheapest", "energy": "Least energy", "gpus": "Fewest GPUs"}[wish.objective]
-        return f"{title}{limits}: {_summary(best)}{_late(wish, best)}"
+        return f"{title}{limits}: {_summary(best)}{_deadline_warning(wish, best)}"
     fitting = [plan for plan in reply.plans if plan.row.fits]
     if not fitting:
         nothing = "Nothing fits into memory"
@@ -1064,7 +1066,7 @@ def _limits(wish: Requirements) -> str:
     return " within " + " and ".join(parts) if parts else ""
 
 
-def _late(wish: Requirements, plan: PricedPlan) -> str:
+def _deadline_warning(wish: Requirements, plan: PricedPlan) -> str:
     """Warn in a sentence if the slow end of a plan's interval is beyond the deadline."""
     if wish.deadline is None or plan.seconds is None:
         return ""

@@ -606,7 +606,7 @@ def _remember(job: Job) -> None:
     _JOBS[:] = [job]
 
 
-def _evaluate_remembered(part: int) -> list[_Record]:
+def _evaluate_job_of_process(part: int) -> list[_Record]:
     return _evaluate(_JOBS[0], part)
 
 
@@ -618,7 +618,7 @@ def _processes(jobs: int) -> Evaluator:
         with ProcessPoolExecutor(jobs, mp_context=context, initializer=_remember, initargs=(job,)) as pool:
             try:
                 with _interrupts_held():
-                    results = [pool.submit(_evaluate_remembered, part) for part in parts]
+                    results = [pool.submit(_evaluate_job_of_process, part) for part in parts]
                 for part, result in zip(parts, results, strict=True):
                     yield part, result.result()
             except BrokenExecutor:
