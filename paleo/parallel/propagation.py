@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.errors import PlanError
-from paleo.operations.base import MemoryPass, Operation, is_core
+from paleo.operations.base import MemoryPass, Operation, RecomputedChain, is_core
 from paleo.operations.contraction import Contraction, FusedAttention, check_division, halo_of
 from paleo.operations.tensor import Tensor
 from paleo.parallel.placement import (
@@ -121,10 +121,62 @@ def _exchanged_statistics(operation: MemoryPass) -> Tensor:
 
 
 def _core_split(node: Node, split: Split, context: Context) -> Split:
-    """Return the split of attention's core; in the all-to-all form heads are split instead of the sequence."""
-    if context == "ring" or not split.get("seq") or not any(is_core(operation) for operation in node.operations):
+    """Return the split of a layer's core.
+
+    In the all-to-all form of attention, and in scans, heads or groups are split instead of the sequence.
+    """
+    axes, scan = split.get("seq", ()), scan_of(node)
+    if axes and scan is not None:
+        group = scan.out.dims[_GROUPS]
+        return {**split, "seq": (), group: (*split.get(group, ()), *axes)}
+    if context == "ring" or not axes or not any(is_core(operation) for operation in node.operations):
         return split
-    return {**split, "seq": (), "kv_heads": (*split.get("kv_heads", ()), *split["seq"])}
+    return {**split, "seq": (), "kv_heads": (*split.get("kv_heads", ()), *axes)}
+
+
+#: Layers whose scans take whole sequences of a part of their groups, exchanged by all-to-alls, and position of the
+#: groups among the dims of a scan (Megatron-Core 0.16.1, ssm/mamba_context_parallel.py). Its delta nets have none.
+_EXCHANGED, _GROUPS = ("mamba2",), 2
+
+
+def scan_of(node: Node) -> RecomputedChain | None:
+    """Return the scan of a layer that exchanges groups for the sequence over cp; None for other layers.
+
+    Parameters
+    ----------
+    node : Node
+        The layer.
+
+    Returns
+    -------
+    RecomputedChain, optional
+        The scan.
+    """
+    scans = (operation for operation in node.operations if isinstance(operation, RecomputedChain))
+    return next(scans, None) if node.type in _EXCHANGED else None
+
+
+def _in_core(node: Node, operation: Operation) -> bool:
+    """Return True for operations of the core of attention, for a scan, and for the convolution before it."""
+    scanned = scan_of(node) is not None and (isinstance(operation, RecomputedChain) or "mixed" in operation.out.dims)
+    return scanned or is_core(operation)
+
+
+def _scan_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> Iterator[Communication]:
+    """List the all-to-alls by which a scan gets whole sequences of some groups, and returns its output.
+
+    Gate, convolved entries and step sizes are sent, the output comes back; gradients go the other way.
+    """
+    scan = scan_of(node)
+    if scan is None:
+        return
+    mixed = next(op.out for op in node.operations if "mixed" in op.out.dims)
+    sent = [mixed, *(tensor for tensor in scan.inputs if tensor.dims[-1] == "heads" and tensor.role == "activation")]
+    gate = next(tensor for op in node.operations for tensor in op.reads if tensor.name.endswith(".gate"))
+    for axis in split.get("seq", ()):
+        for tensor in (*sent, gate, scan.out):
+            for when in WAYS:
+                yield Communication(f"{node.name}.scan", "all_to_all", axis, tensor.split(shards), when)
 
 
 def _key_exchange(
@@ -138,7 +190,7 @@ def _key_exchange(
     DeepSpeed-Ulysses, 2023).
     """
     axes = split.get("seq", ())
-    if not axes:
+    if not axes or scan_of(node) is not None:
         return
     keys, queries_and_outputs = _keys_and_values(node), _queries_and_outputs(node)
     divided = {**shards, "keys": mesh.group_size(axes)}
@@ -528,6 +580,7 @@ def _place(
     owed += (
         *statistics_exchange(node, split, shards),
         *_key_exchange(node, split, core, shards, mesh),
+        *_scan_exchange(node, split, shards),
         *expert_exchange(node, split, shards),
         *_halo_exchange(node, split, shards, mesh),
     )
@@ -536,7 +589,7 @@ def _place(
     parameters = tuple(_parameters(node, split, shards))
     local = layer, *(tuple([pair for pair in each.items() if pair[0] != "batch"]) for each in (shards, core_shards))
     if local not in shares:
-        shares[local] = tuple([op.split(core_shards if is_core(op) else shards) for op in node.operations])
+        shares[local] = tuple([op.split(core_shards if _in_core(node, op) else shards) for op in node.operations])
     return PlacedNode(node, shares[local], tuple(owed), parameters, gathered, local)
 
 
