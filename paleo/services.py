@@ -278,6 +278,8 @@ def _stated(text: str) -> dict[str, Any]:
     """Return the options of `serve` that a launch command, or a file with one, states."""
     from paleo.serving.commands import read_command
 
+    if not isinstance(text, str):
+        raise SpecError(f"command {text!r:.80}: expected a command line, or a file with one")
     if " " not in text.strip():
         raw = read_bytes(text, most=MAX_FILE_BYTES, expected="a command line, or a file with one")
         text = raw.decode("utf-8", "replace")

@@ -170,7 +170,8 @@ class KeyRow:
         if value == self.absent and not self.written:
             return {}
         if self.words is not None and value not in self.words:
-            raise LaunchError(f"{self.field}={value} has no setting under {self.key}; {near(str(value), self.words)}")
+            close = near(str(value), [str(word) for word in self.words if word is not None])
+            raise LaunchError(f"{self.field}={value} has no setting under {self.key}; {close}")
         return {self.key: value if self.words is None else self.words[value]}
 
     def read(self, settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:

@@ -775,7 +775,7 @@ def check_division(
     shards : mapping of str to float
         Parts of each dim.
     core : mapping of str to float
-        Parts of the dims of the core of attention.
+        Parts of the dims of the core of attention, and of a scan.
 
     Raises
     ------
@@ -788,7 +788,8 @@ def check_division(
             _check_sizes(layer, operations, dim, int(n), [t for t in tensors if dim in t.dims])
     for operation in operations:
         undivided, reason = _undivided_dims(operation)
-        for dim in sorted(undivided & set(shards)):
+        divided = core if isinstance(operation, RecomputedChain) else shards
+        for dim in sorted(undivided & {dim for dim, n in divided.items() if n > 1}):
             raise PlanError(f"layer {layer!r}: {dim} cannot be divided: {reason}")
         if isinstance(operation, Contraction | MemoryPass):
             for window in operation.windows:

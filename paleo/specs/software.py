@@ -218,6 +218,12 @@ class Fusion(Spec):
         description="root-mean-square norms. fused: one kernel; upcast: one kernel over inputs cast to fp32; "
         "stepwise: plain code in fp32 with a pass for each step",
     )
+    norm_rows: Literal["block", "streamed"] = Field(
+        "block",
+        description="how kernels of layer and root-mean-square norms process rows. block: one thread block for each "
+        "row, which it reads twice (PyTorch); streamed: blocks loop over rows, hold each in registers, share a block "
+        "among several short rows (Transformer Engine)",
+    )
     softmax_multiple: PositiveCount = Field(
         1,
         description="the unfused softmax kernel is used if the number of score matrices of a rank is a "

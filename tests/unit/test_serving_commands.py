@@ -108,6 +108,7 @@ def test_trees_of_drafts_verify_more_rows():
     assert times == sorted(times)
 
 
+@pytest.mark.slow
 def test_division_matches_rates_and_moves_the_cache():
     service = paleo.serve(*NODE, gpus=8, input=2000, output=200, ttft="1s", tpot="30ms", disaggregate=True).service
     split = service.division
@@ -121,6 +122,7 @@ def test_division_matches_rates_and_moves_the_cache():
     assert "prefill" in service.verdict
 
 
+@pytest.mark.slow
 def test_several_systems_and_engines_say_why():
     answer = paleo.serve("llama3-8b", "dgx-a100-80gb:2,dgx-h100:1", engine="auto", price="2 USD/h")
     rows = answer.to_dict()["systems"]
@@ -145,6 +147,7 @@ Mean TPOT (ms):                          {tpot}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ttft", "tpot", "faults"),
     [(160, 8, []), (900, 8, ["server, queue and prompts"]), (160, 40, ["iterations of the engine"])],
@@ -177,6 +180,7 @@ def test_saved_and_spoilt_benchmarks(tmp_path):
     assert read_benchmark(path) is None
 
 
+@pytest.mark.slow
 def test_one_purchase_for_two_uses():
     training = Run(gpus=16, strategy="zero=3", batch=1)
     both = uses("llama3-8b", "dgx-h100:16,dgx-h100:1", "train:2d,serve:20/s", run=training, price="2 USD/h")

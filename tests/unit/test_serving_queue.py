@@ -63,6 +63,7 @@ def test_requests_of_one_instant_leave_the_server_together(llama):
     assert simulate(llama, front, spaced, capacity=1e5).ttft.max() < 0.06
 
 
+@pytest.mark.slow
 def test_a_closed_loop_of_one_user_is_one_request_after_another(llama):
     alone = closed_loop(llama, LIMITS, Lengths(1000, 101), 100.0, 1)
     requests = drawn_requests(20, input_tokens=1000, output_tokens=101, arrivals="closed")

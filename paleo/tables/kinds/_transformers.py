@@ -325,9 +325,11 @@ DISPATCH: dict[str, Dispatch] = {
 }
 #: Words for whether something is so.
 FLAGS = {"on": True, "off": False, "true": True, "false": False}
-#: Recipes of NeMo's container from this release on capture whole iterations of mixtures, and let tokens travel beside
-#: computation, where one NVLink domain of more than a server holds all experts of a group: those that state it all do.
-WHOLE_ITERATIONS, SERVER = "26.06", 8
+#: Recipes of NeMo's container from this release on dispatch by HybridEP where one NVLink domain of more than a server
+#: holds all experts of a group. In 8 bits they capture whole iterations and let tokens travel beside computation: those
+#: that state it all do. Those in bf16, and those of hybrids, capture parts of layers (deepseek/common.py:60,
+#: deepseek/gb300/deepseek_v3.py:46, nemotronh/gb200/nemotronh.py:91 in perf_recipes of Megatron-Bridge main, 2026-08).
+WHOLE_ITERATIONS, SERVER, HYBRIDS = "26.06", 8, ("nemotron", "mamba")
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +352,7 @@ def recipe_of(row: Row) -> Recipe:
         _stated_recipe(row, "expert_overlap", "moe_a2a_overlap"),
         _stated_recipe(row, "cuda_graph", "cuda_graph_impl"),
     )
-    usual = Recipe("hybridep", True, "full_iteration") if _captures(row) else Recipe()
+    usual = _usual_recipe(row)
     return Recipe(
         DISPATCH.get(dispatcher, usual.dispatch),
         FLAGS.get(overlap, usual.overlap),
@@ -440,11 +442,15 @@ def _stated_recipe(row: Row, column: str, setting: str) -> str:
     return quoted.group(1).lower() if quoted else ""
 
 
-def _captures(row: Row) -> bool:
-    """Whether a whole iteration is to be expected in one graph."""
+def _usual_recipe(row: Row) -> Recipe:
+    """Return what recipes of mixtures do since `WHOLE_ITERATIONS`, where one NVLink domain holds all experts."""
     released = re.match(r"2\d\.\d\d", str(row.get("release", "")))
     if released is None or released.group() < WHOLE_ITERATIONS or not filled(row, "system"):
-        return False
+        return Recipe()
     levels = load_system(str(row["system"])).levels
     domain = (levels[0].ranks or 0) if levels else 1
-    return domain > SERVER and 1 < whole_cell(row, "ep", 1) <= domain
+    if domain <= SERVER or not 1 < whole_cell(row, "ep", 1) <= domain:
+        return Recipe()
+    hybrid = any(word in str(row.get("model", "")).lower() for word in HYBRIDS)
+    captured = str(row.get("dtype", "")) != "bf16" and not hybrid
+    return Recipe("hybridep", True, "full_iteration") if captured else Recipe("hybridep")
