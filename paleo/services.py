@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from paleo.answers import StudyResult
 from paleo.errors import SpecError, near
 from paleo.files import read_bytes
-from paleo.serving.benchmark import EngineBenchmark, ServiceAudit
 from paleo.serving.engines import BatchLimit, load_engine
 from paleo.serving.formats import parse_formats
 from paleo.serving.load import Requests, read_trace
@@ -30,6 +29,7 @@ from paleo.units import checked_count, checked_number, parse, whole_number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paleo.serving.benchmark import EngineBenchmark, ServiceAudit
     from paleo.serving.engines import Engine
     from paleo.serving.reinforcement import LearningStudy
 
@@ -278,6 +278,8 @@ def _stated(text: str) -> dict[str, Any]:
     """Return the options of `serve` that a launch command, or a file with one, states."""
     from paleo.serving.commands import read_command
 
+    if not isinstance(text, str):
+        raise SpecError(f"command {text!r:.80}: expected a command line, or a file with one")
     if " " not in text.strip():
         raw = read_bytes(text, most=MAX_FILE_BYTES, expected="a command line, or a file with one")
         text = raw.decode("utf-8", "replace")
@@ -562,4 +564,6 @@ def audit_service(
     service = generating(serve(model, system, **{**options, **benchmark.load}))
     if service.load.kind == "at once":
         service = replace(service, load=replace(service.load, count=int(benchmark.values["requests"])))
+    from paleo.serving.benchmark import ServiceAudit
+
     return AuditedService(ServiceAudit(benchmark, service))

@@ -99,6 +99,7 @@ SLOW_TESTS = {
     "test_every_spoilt_cell_of_more_rows",
     "test_fewest_gpus_and_least_cost_over_several_counts",
     "test_fits_are_deterministic",
+    "test_fits_of_tables_with_a_spoilt_cell",
     "test_finished_fits_are_kept_when_a_later_one_is_stopped",
     "test_injected_faults_are_named",
     "test_lower_bound_on_any_two_level_network",

@@ -37,30 +37,30 @@ class Command(TyperCommand):
             if isinstance(parameter, TyperOption | TyperArgument) and not parameter.required:
                 _show_default(parameter)
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse a command line.
+    def make_parser(self, ctx: Any) -> Any:
+        """Make the parser of a command line; it refuses an option of one value that occurs twice.
 
         Parameters
         ----------
         ctx : Any
             Context of click.
-        args : list of str
-            Arguments.
 
         Returns
         -------
-        list of str
-            Arguments that are not parsed yet.
-
-        Raises
-        ------
-        SpecError
-            If an option with one value occurs twice.
+        Any
+            The parser.
         """
-        if not ctx.resilient_parsing:
-            _, _, parameters = self.make_parser(ctx).parse_args(args=list(args))
-            _check_single_values(parameters)
-        return super().parse_args(ctx, args)
+        parser: Any = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parsed(args: list[str]) -> tuple[dict[str, Any], list[str], list[Any]]:
+            options, others, parameters = parse(args=args)
+            if not ctx.resilient_parsing:
+                _check_single_values(parameters)
+            return options, others, parameters
+
+        parser.parse_args = parsed
+        return parser
 
 
 def _check_single_values(parameters: Sequence[Any]) -> None:
@@ -257,6 +257,27 @@ def write_page(path: Path | None, page: Callable[[str], str]) -> None:
 
         write_text(path, page(datetime.date.today().isoformat()))
         sys.stderr.write(f"wrote {path}\n")
+
+
+def check_launch(file: str | None, software: str | None) -> None:
+    """Check the name of a launch file before anything is computed for it.
+
+    Parameters
+    ----------
+    file : str, optional
+        Name; None for no files.
+    software : str, optional
+        Software profile that the user stated.
+
+    Raises
+    ------
+    SpecError
+        If no framework has files of that name, or it cannot be written.
+    """
+    if file is not None:
+        from paleo.launch import jobs
+
+        jobs.check_launch(file, software)
 
 
 def written(file: str | None, plan: Callable[[], Prediction]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from paleo.errors import SpecError, near
 from paleo.registry import Registry
-from paleo.specs.catalog import hub_ids, resolve_spelling
+from paleo.specs.catalog import hub_id, resolve_spelling
 
 #: Keys of a framework with their values; nested keys are joined by dots.
 Settings = Mapping[str, Any]
@@ -170,7 +170,8 @@ class KeyRow:
         if value == self.absent and not self.written:
             return {}
         if self.words is not None and value not in self.words:
-            raise LaunchError(f"{self.field}={value} has no setting under {self.key}; {near(str(value), self.words)}")
+            close = near(str(value), [str(word) for word in self.words if word is not None])
+            raise LaunchError(f"{self.field}={value} has no setting under {self.key}; {close}")
         return {self.key: value if self.words is None else self.words[value]}
 
     def read(self, settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -479,14 +480,9 @@ def one_of(settings: Settings, keys: Sequence[str]) -> Any:
     return next((settings[key] for key in keys if settings.get(key) is not None), None)
 
 
-def _hub_id(model: str) -> str:
-    """Return the first Hugging Face id that a catalog model lists, or an empty string."""
-    return next((name for name in hub_ids() if resolve_spelling("models", name) == model), "")
-
-
 def without_hub_id(plan: JobPlan) -> str:
     """Return a sentence if no Hugging Face id is known for the network, else an empty string."""
-    if "/" in plan.model or _hub_id(plan.model):
+    if "/" in plan.model or hub_id(plan.model):
         return ""
     return f"no id of {plan.model} on the Hugging Face hub is known; replace the name by a folder of its configuration"
 
@@ -495,7 +491,7 @@ def hub_key(key: str) -> Together:
     """Make the entry of a key that names a network by its Hugging Face id."""
 
     def write(plan: JobPlan) -> dict[str, Any]:
-        return {key: _hub_id(plan.model) or plan.model}
+        return {key: hub_id(plan.model) or plan.model}
 
     def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
         name = settings.get(key)

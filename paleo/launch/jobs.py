@@ -111,6 +111,33 @@ def _softwares() -> list[str]:
     return sorted({launcher.software for _, launcher in LAUNCHERS.items()})
 
 
+def check_launch(file: str, software: str | None) -> None:
+    """Check the name of a launch file before anything is computed for it.
+
+    Parameters
+    ----------
+    file : str
+        Name of the framework's own file, with or without the name of a launcher.
+    software : str, optional
+        Stated software profile; None if the plan chooses one.
+
+    Raises
+    ------
+    LaunchError
+        If no launcher, or none of the software's framework, writes files of that name.
+    SpecError
+        If the file cannot be written.
+    """
+    if software is not None and software != "any":
+        launcher_of(software, file)
+    name, colon, behind = file.partition(":")
+    if not (colon and name in LAUNCHERS):
+        behind, endings = file, sorted({suffix for _, launcher in LAUNCHERS.items() for suffix in launcher.suffixes})
+        if not file.lower().endswith(tuple(endings)):
+            raise LaunchError(f"--launch {file}: files of frameworks end in {', '.join(endings)}")
+    checked_output(behind, option="--launch")
+
+
 def write_launch(prediction: Prediction, file: str) -> list[str]:
     """Write the launch files of a plan, and return their names.
 

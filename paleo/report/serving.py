@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.columns import Attribute, grid, listing, percent, record, wrapped_text
-from paleo.serving.commands import written_command
 from paleo.serving.plans import ServingPlan, capacity_of, curve_of, parts_of
 from paleo.serving.service import INTERVAL, UNMODELLED
 from paleo.units import duration, gibibytes
@@ -179,7 +178,7 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         "capacity_requests_per_s": capacity_of(plan.candidate, service.load),
         "breakdown_s": parts_of(plan.candidate, plan.state),
         "steady": _steady(plan) | {"simulated_requests_per_s": service.simulated_rate},
-        "launch": written_command(service.engine.name, service.model.name, plan),
+        "launch": service.launch,
         "calibration": plan.candidate.phases.calibration,
         "plans": [record(PLANS, each) for each in service.result.plans],
         "curve": _curve(service, plan),
@@ -242,8 +241,9 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
         ]
         return Group(head, Text(), *reasons[:SHOWN])
     notes = [*assumptions(service), f"Not modelled: {'; '.join(UNMODELLED)}."]
-    line = written_command(service.engine.name, service.model.name, plan)
-    launch: list[RenderableType] = [Text(), Text(line)] if line else []
+    launch: list[RenderableType] = (
+        [Text(), Text(service.launch, no_wrap=True, overflow="ignore")] if service.launch else []
+    )
     plans = listing("Plans", PLANS, service.result.plans[:SHOWN])
     tables: list[RenderableType] = [_times(service), Text(), _memory(plan), Text(), plans]
     if len(systems) > 1:

@@ -137,7 +137,7 @@ class Bounds:
     def _send(self) -> Array:
         """Time in which one layer of the heaviest block sends its output to the next stage [s], shape (cases,)."""
         sent = np.zeros(len(self.cases))
-        for block in np.unique(self.cuts.heaviest).tolist():
+        for block in sorted(set(self.cuts.heaviest.tolist())):
             inside = self.cuts.heaviest == block
             sent[inside] = self.cases.send(block)[inside]
         return sent

@@ -120,8 +120,8 @@ def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
     >>> parse_formats("nvfp4", "fp8")
     Formats(weights='fp4', cache='fp8', experts_only=False)
     """
-    first = ALIASES.get((weights or "bf16").lower(), (weights or "bf16").lower()) or "bf16"
-    second = ALIASES.get((cache or "bf16").lower(), (cache or "bf16").lower()) or "bf16"
+    names = (str(each or "bf16").lower() for each in (weights, cache))
+    first, second = (ALIASES.get(name, name) or "bf16" for name in names)
     for name, value, known in (("weights", first, WEIGHT_BYTES), ("cache", second, CACHE_BYTES)):
         if value not in known:
             raise SpecError(f"--{name} {value!r}: unknown format; {near(value, [*known, *ALIASES])}")

@@ -112,20 +112,20 @@ class FileCache(Generic[Value]):
 
     def __init__(self, load: Callable[[str | Path], Value]) -> None:
         self._load = load
-        self._entries: dict[tuple[str, str], tuple[Value, dict[str, str]]] = {}
+        self._entries: dict[tuple[str, str | Path], tuple[Value, dict[str, str]]] = {}
 
     def __call__(self, name_or_path: str | Path) -> Value:
         """Return the loaded entry. An error of loading is raised again at each call."""
         if not isinstance(name_or_path, str | Path):
             raise SpecError(f"{name_or_path!r:.80}: expected a name of the catalog or a path")
-        key = (os.getcwd(), str(name_or_path))  # noqa: PTH109 (called for each prediction)
+        key = (os.getcwd(), name_or_path)  # noqa: PTH109 (called for each prediction)
         value, digests = self._entries.get(key) or self._loaded(key, name_or_path)
         if changed_files(digests):
             value, digests = self._loaded(key, name_or_path)
         _enter(_LEDGERS.get(), digests)
         return value
 
-    def _loaded(self, key: tuple[str, str], name_or_path: str | Path) -> tuple[Value, dict[str, str]]:
+    def _loaded(self, key: tuple[str, str | Path], name_or_path: str | Path) -> tuple[Value, dict[str, str]]:
         with recorded() as digests:
             value = self._load(name_or_path)
         if len(self._entries) >= MOST_ENTRIES:
@@ -206,7 +206,7 @@ class Spec(BaseModel):
 
 
 def plain_numbers(value: Any) -> Any:
-    """Convert numpy numbers and arrays to Python's, inside mappings and lists too.
+    """Convert numpy numbers, texts and arrays to Python's, inside mappings and lists too.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ def plain_numbers(value: Any) -> Any:
     Returns
     -------
     Any
-        The same structure with Python numbers and lists.
+        The same structure with Python's numbers, texts and lists.
 
     Examples
     --------
@@ -228,8 +228,8 @@ def plain_numbers(value: Any) -> Any:
         return {key: plain_numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(plain_numbers, value)) if type(value) in (list, tuple) else value
-    numeric = type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "kind", "") in "biufc"
-    return value.tolist() if numeric and hasattr(value, "tolist") else value
+    plain = type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "kind", "") in "biufcU"
+    return value.tolist() if plain and hasattr(value, "tolist") else value
 
 
 def plain_arguments(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from paleo.errors import PaleoError, PlanError
 from paleo.lowering.policies import RECOMPUTE, has_mixed_recompute
 from paleo.predict import Prediction, predict
-from paleo.search.partial_recompute import fewest_layers
 from paleo.specs.run import updated
 
 if TYPE_CHECKING:
@@ -88,6 +87,8 @@ def _recomputations(prediction: Prediction) -> Iterator[_Change]:
         return
     for more in RECOMPUTE[RECOMPUTE.index(prediction.run.recompute.policy) + 1 : -1]:
         yield {"recompute": more}
+    from paleo.search.partial_recompute import fewest_layers
+
     partial = fewest_layers(prediction)
     if partial is not None:
         yield {"recompute": "full", "recompute_layers": partial.run.recompute.layers}

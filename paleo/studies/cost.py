@@ -8,9 +8,11 @@ limit."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import numpy as np
@@ -467,12 +469,11 @@ def amount(
 
 def _number(name: str, value: HowMany) -> float:
     """An amount as a number: ``15T`` is 15e12."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return parse(value, "count") if isinstance(value, str) else plain_numbers(value) + 0
-    except (SpecError, TypeError):
-        raise SpecError(f"{name}: {value!r:.80}: expected a number, or a text such as 1M or 15T") from None
+    with contextlib.suppress(SpecError):
+        number = parse(value, "count") if isinstance(value, str) else plain_numbers(value)
+        if isinstance(number, Real) and not isinstance(number, bool):
+            return number  # type: ignore[return-value]
+    raise SpecError(f"{name}: {value!r:.80}: expected a number, or a text such as 1M or 15T")
 
 
 def parse_amount(

@@ -16,8 +16,9 @@ import numpy as np
 import yaml
 
 import paleo
+from paleo.answers import StudyResult
 from paleo.errors import PaleoError
-from tests.fuzz.inputs import Call, kind
+from tests.fuzz.inputs import FAST, Call, kind
 from tests.fuzz.mutations import HOSTILE, bytes_mutated, mutated, text_mutated
 
 #: Good job files by name; each is read by --from.
@@ -71,7 +72,11 @@ def _spoilt(name: str, rng: random.Random) -> bytes:
     text, way = JOBS[name], rng.random()
     if way < 0.65 and name.endswith((".json", ".yml", ".yaml")):
         data = mutated(yaml.safe_load(text), rng)
-        text = json.dumps(data) if name.endswith(".json") else yaml.safe_dump(data, allow_unicode=True, width=10_000)
+        text = (
+            json.dumps(data)
+            if name.endswith(".json")
+            else yaml.dump(data, Dumper=FAST, allow_unicode=True, width=10_000)
+        )
     elif way < 0.65:
         parts = text.split(" ")
         parts[rng.randrange(len(parts))] = str(rng.choice(HOSTILE))
@@ -82,7 +87,7 @@ def _spoilt(name: str, rng: random.Random) -> bytes:
     return bytes_mutated(content, rng) if way > 0.95 else content
 
 
-@kind("job")
+@kind("job", cost_ms=100)
 def job(rng: random.Random, folder: Path) -> Call:
     (folder / "ds.json").write_text(JOBS["ds.json"])
     names = [rng.choice(sorted(JOBS))] if rng.random() < 0.8 else rng.sample(sorted(JOBS), 2)
@@ -94,7 +99,7 @@ def job(rng: random.Random, folder: Path) -> Call:
     return ["estimate", *model, "--system", "dgx-h100", *files, *more, "--json"]
 
 
-@kind("launch")
+@kind("launch", cost_ms=40)
 def launch(rng: random.Random, folder: Path) -> Call:
     strategy = rng.choice(("dp", "tp=2", "zero=1", "zero=3", "tp=2,pp=2", "cp=2", str(rng.choice(HOSTILE))))
     file = rng.choice(LAUNCHED) if rng.random() < 0.8 else str(rng.choice(HOSTILE)).replace("/", "_")
@@ -111,7 +116,7 @@ REQUESTS = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
 )
 
 
-@kind("requests")
+@kind("requests", cost_ms=50)
 def requests(rng: random.Random, folder: Path) -> Call:
     text = REQUESTS
     for _ in range(rng.choice((0, 1, 1, 3))):
@@ -163,7 +168,7 @@ def _parameters(name: str) -> list[str]:
     ]
 
 
-@kind("python")
+@kind("python", cost_ms=30)
 def python(rng: random.Random, folder: Path) -> Call:
     """The words are the function and a number from which `called` makes the same arguments."""
     return ["python", rng.choice(sorted(ARGUMENTS)), str(rng.randrange(10**9))]
@@ -179,7 +184,7 @@ def called(call: Call) -> int:
         arguments[key] = rng.choice(OBJECTS)() if rng.random() < 0.5 else copy.deepcopy(rng.choice(HOSTILE))
     try:
         answer = getattr(paleo, name)(**arguments)
-        if hasattr(answer, "to_dict"):
+        if isinstance(answer, StudyResult):
             json.dumps(answer.to_dict(), allow_nan=False)
             repr(answer), answer.to_frame()
     except PaleoError as error:

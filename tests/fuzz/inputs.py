@@ -22,10 +22,14 @@ from paleo.specs.catalog import entries
 from paleo.specs.loading import read_yaml
 from tests.fuzz.mutations import HOSTILE, bytes_mutated, mutated, text_mutated
 
+#: libyaml's writer where it was built: the pure one takes longer than most answers.
+FAST = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 SAMPLES = Path(__file__).parent / "samples"
 Call = list[str]
 Kind = Callable[[random.Random, Path], Call]
 KINDS: dict[str, Kind] = {}
+#: Processor time of an input of each kind [ms], about: how often it is drawn.
+COSTS: dict[str, float] = {}
 
 MODEL: dict[str, Any] = {
     "title": "A network with every kind of entry", "task": "tests", "source": "none", "tokens": "=seq",
@@ -114,11 +118,11 @@ NCCL = (
 )
 
 
-def kind(name: str) -> Callable[[Kind], Kind]:
-    """Register a kind of input."""
+def kind(name: str, *, cost_ms: float) -> Callable[[Kind], Kind]:
+    """Register a kind of input, and the processor time of one."""
 
     def add(function: Kind) -> Kind:
-        KINDS[name] = function
+        KINDS[name], COSTS[name] = function, cost_ms
         return function
 
     return add
@@ -133,7 +137,7 @@ def _written(path: Path, data: Any, rng: random.Random) -> str:
     """A spoilt file: its data changed, or its text, or its bytes."""
     way = rng.random()
     spoilt = mutated(data, rng) if way < 0.8 else data
-    text = yaml.safe_dump(spoilt, sort_keys=False, allow_unicode=True, width=10_000)
+    text = yaml.dump(spoilt, Dumper=FAST, sort_keys=False, allow_unicode=True, width=10_000)
     if 0.8 <= way < 0.93:
         for _ in range(rng.choice((1, 1, 2, 3))):
             text = text_mutated(text, rng)
@@ -150,7 +154,7 @@ _ESTIMATES: tuple[Call, ...] = (
 )
 
 
-@kind("model")
+@kind("model", cost_ms=15)
 def model(rng: random.Random, folder: Path) -> Call:
     file = _written(folder / "model.yaml", rng.choice((MODEL, MODEL, VISION)), rng)
     system = ["--system", "dgx-a100-80gb"]
@@ -165,14 +169,14 @@ def model(rng: random.Random, folder: Path) -> Call:
     )  # fmt: skip
 
 
-@kind("system")
+@kind("system", cost_ms=20)
 def system(rng: random.Random, folder: Path) -> Call:
     data = dict(_good("systems", rng.choice(("dgx-a100-80gb", "selene"))))
     data["device"] = rng.choice((data["device"], _good("devices", "a100-sxm4-80gb")))
     return _hardware_call(_written(folder / "system.yaml", data, rng), rng)
 
 
-@kind("device")
+@kind("device", cost_ms=17)
 def device(rng: random.Random, folder: Path) -> Call:
     file = _written(folder / "device.yaml", _good("devices", rng.choice(("a100-sxm4-80gb", "h100-sxm5-80gb"))), rng)
     if rng.random() < 0.3:
@@ -181,7 +185,7 @@ def device(rng: random.Random, folder: Path) -> Call:
     return _hardware_call(str(folder / "system.yaml"), rng)
 
 
-@kind("link")
+@kind("link", cost_ms=16)
 def link(rng: random.Random, folder: Path) -> Call:
     file = _written(folder / "link.yaml", _good("links", rng.choice(("nvswitch2-a100", "nvlink4-h100"))), rng)
     if rng.random() < 0.3:
@@ -203,10 +207,10 @@ def _hardware_call(file: str, rng: random.Random) -> Call:
     )  # fmt: skip
 
 
-@kind("run")
+@kind("run", cost_ms=9)
 def run(rng: random.Random, folder: Path) -> Call:
     data = {key: value for key, value in RUN.items() if rng.random() < 0.5}
-    (folder / "model.yaml").write_text(yaml.safe_dump(MODEL, sort_keys=False))
+    (folder / "model.yaml").write_text(yaml.dump(MODEL, Dumper=FAST, sort_keys=False))
     network = rng.choice(("lenet", "gpt2", str(folder / "model.yaml")))
     return [
         "estimate",
@@ -219,7 +223,7 @@ def run(rng: random.Random, folder: Path) -> Call:
     ]
 
 
-@kind("software")
+@kind("software", cost_ms=22)
 def software(rng: random.Random, folder: Path) -> Call:
     file = _written(folder / "software.yaml", _good("software", rng.choice(("pytorch-eager", "megatron-core"))), rng)
     return rng.choice(
@@ -230,7 +234,7 @@ def software(rng: random.Random, folder: Path) -> Call:
     )
 
 
-@kind("calibration")
+@kind("calibration", cost_ms=15)
 def calibration(rng: random.Random, folder: Path) -> Call:
     data = dict(_good("calibrations", "a100-sxm4-80gb"))
     data["entries"] = rng.sample(data["entries"], 3)
@@ -238,7 +242,7 @@ def calibration(rng: random.Random, folder: Path) -> Call:
     return ["estimate", "lenet", "--system", "dgx-a100-80gb", "--calibration", file, *rng.choice(_ESTIMATES)]
 
 
-@kind("study")
+@kind("study", cost_ms=22)
 def study(rng: random.Random, folder: Path) -> Call:
     return [
         "sweep",
@@ -250,7 +254,7 @@ def study(rng: random.Random, folder: Path) -> Call:
     ]
 
 
-@kind("table")
+@kind("table", cost_ms=110)
 def table(rng: random.Random, folder: Path) -> Call:
     rows = list(csv.reader(rng.choice(sorted(SAMPLES.glob("*.csv"))).read_text().splitlines()))
     if rng.random() < 0.15:
@@ -269,7 +273,7 @@ def table(rng: random.Random, folder: Path) -> Call:
     return ["validate", file, *more]
 
 
-@kind("jobs")
+@kind("jobs", cost_ms=12)
 def jobs(rng: random.Random, folder: Path) -> Call:
     if rng.random() < 0.6:
         file = _written(folder / "jobs.yaml", JOBS, rng)
@@ -329,7 +333,7 @@ def _raw(path: Path, text: str, rng: random.Random) -> str:
     return str(path)
 
 
-@kind("hf")
+@kind("hf", cost_ms=70)
 def hf(rng: random.Random, folder: Path) -> Call:
     types = (
         "llama",
@@ -354,7 +358,7 @@ def hf(rng: random.Random, folder: Path) -> Call:
     return ["import", "hf", str(file), *rng.choice(([], ["--json"], ["--size", "seq=64"]))]
 
 
-@kind("log")
+@kind("log", cost_ms=300)
 def log(rng: random.Random, folder: Path) -> Call:
     file, timed = folder / "train.log", rng.random() < 0.4
     text = NCCL if timed else "\n".join(rng.choices(LOG.splitlines(), k=20))

@@ -58,7 +58,7 @@ def _graphs() -> tuple[bytes, ...]:
     )
 
 
-@kind("onnx")
+@kind("onnx", cost_ms=2)
 def onnx(rng: random.Random, folder: Path) -> Call:
     from onnx import ModelProto
 

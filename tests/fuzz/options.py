@@ -45,7 +45,7 @@ def _commands() -> dict[str, list[Any]]:
     return {name: command.params for name, command in group.commands.items() if name not in LEFT_OUT}
 
 
-@kind("options")
+@kind("options", cost_ms=60)
 def options(rng: random.Random, folder: Path) -> Call:
     commands = _commands()
     name = rng.choice(sorted(commands))

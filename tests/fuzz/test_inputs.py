@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import pytest
 
 from paleo.cli import run
 from tests.fuzz import inputs
-from tests.fuzz.__main__ import _fault, _hang, answer
-from tests.fuzz.inputs import KINDS
+from tests.fuzz.__main__ import Answer, Settings, _fault, _hang, answer, answers_of, drawn
+from tests.fuzz.inputs import COSTS, KINDS
 from tests.fuzz.mutations import HOSTILE, mutated
 
 
@@ -78,3 +79,26 @@ def test_some_inputs_of_each_kind(kind: str, tmp_path: Path, monkeypatch: pytest
 def test_answers_that_are_judged(code: int, out: str, err: str, fault: str) -> None:
     judged = _fault(code, out, err, as_json=True)
     assert (fault in judged) if fault else judged == ""
+
+
+def test_each_kind_is_drawn_as_often_as_it_is_cheap() -> None:
+    kinds = sorted(KINDS)
+    found = Counter(drawn(0, number, kinds) for number in range(20_000))
+    every = sum(1 / cost for cost in COSTS.values())
+    assert {kind: found[kind] for kind in kinds} == {
+        kind: pytest.approx(20_000 / COSTS[kind] / every, rel=0.3, abs=20) for kind in kinds
+    }
+
+
+def test_answers_do_not_depend_on_what_a_process_did_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def after(numbers: range) -> list[Answer]:
+        place = tmp_path / str(numbers.start)
+        place.mkdir()
+        answers, _, _ = answers_of(numbers, 3, ["run", "link", "jobs"], place, Settings(float("inf"), None))
+        return answers
+
+    monkeypatch.chdir(tmp_path)
+    together, alone = after(range(20)), after(range(12, 20))
+    assert [(one.number, one.kind, one.code, one.fault) for one in together[12:]] == [
+        (one.number, one.kind, one.code, one.fault) for one in alone
+    ]

@@ -97,6 +97,7 @@ def test_an_estimate_names_the_fact() -> None:
     assert framework_of("pytorch-eager") is None
 
 
+@pytest.mark.slow
 def test_a_search_lists_what_the_framework_runs() -> None:
     answer = plan("llama3-8b", "dgx-h100", 8, tokens=1e9, software="torchtitan", top=20)
     plans = [each.row.run for each in answer.reply.plans]
@@ -105,6 +106,7 @@ def test_a_search_lists_what_the_framework_runs() -> None:
         assert predict(load_model("llama3-8b"), load_system("dgx-h100"), run).objections == ()
 
 
+@pytest.mark.slow
 def test_a_stated_strategy_that_the_framework_lacks_is_an_error_that_says_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -232,6 +232,7 @@ def test_tokens_that_travel_once_pay_the_more_there_are() -> None:
     assert 1.0 < gains[0] < gains[1]
 
 
+@pytest.mark.slow
 def test_a_search_chooses_the_dispatcher_and_folds_experts() -> None:
     run = Run.model_validate({"gpus": 32, "global_batch": 64, "software": "megatron-core", "model": {"layers": 2}})
     space = replace(within("tp=4,cp=1,ep=16,pp=1,sp", recompute="none"), zero=(1,))

@@ -46,6 +46,11 @@ def test_a_system_is_read_again_when_the_link_it_names_changes(tmp_path: Path) -
     assert set(again) == set(digests)
 
 
+def test_a_path_is_no_name_of_the_same_letters() -> None:
+    loaded = FileCache(lambda name: type(name).__name__)
+    assert [loaded(each) for each in ("lenet", Path("lenet"), "lenet")] == ["str", "PosixPath", "str"]
+
+
 def test_a_relative_path_means_the_folder_that_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = FileCache(lambda name: Path(name).read_text())
     for name in ("a", "b"):

@@ -19,6 +19,7 @@ def answer():
     return paleo.serve(*NODE, gpus=2, input=500, output=200, ttft="1s", tpot="40ms", price="2 USD/h")
 
 
+@pytest.mark.slow
 def test_the_verdict_comes_first_and_names_what_limits(answer):
     document = answer.to_dict()
     assert document["schema"] == "paleo.serve/1"
@@ -43,6 +44,7 @@ def test_price_is_rent_over_tokens(answer):
     assert 0.01 < document["joules_per_token"] < 10
 
 
+@pytest.mark.slow
 def test_curve_is_monotone_and_the_frame_has_the_plans(answer):
     curve = answer.to_dict()["curve"]
     latencies = [point["latency_s"]["mean"] for point in curve]
@@ -50,6 +52,7 @@ def test_curve_is_monotone_and_the_frame_has_the_plans(answer):
     assert len(answer.to_frame()) == len(answer.to_dict()["plans"])
 
 
+@pytest.mark.slow
 def test_tighter_limits_serve_fewer_requests():
     rates = [paleo.serve(*NODE, tpot=tpot).service.best.requests_per_s for tpot in (0.02, 0.04, 0.1)]
     assert rates == sorted(rates)

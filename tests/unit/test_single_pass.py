@@ -15,6 +15,7 @@ from paleo.specs.system import load_system
 H100 = load_system("dgx-h100")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "weights", "rate"),
     [("resnet50", "int8", 88_500.0), ("retinanet", "int8", 1_800.0), ("stable-diffusion-xl", "fp8", 2.04)],
@@ -57,6 +58,7 @@ def test_networks_that_generate_tokens_are_told_apart(model: str, single: bool) 
     assert is_single_pass(load_model(model), H100) is single
 
 
+@pytest.mark.slow
 def test_serve_answers_for_networks_without_tokens() -> None:
     answer = paleo.serve("resnet50", "dgx-h100", gpus=8, weights="int8", latency="15ms")
     document = answer.to_dict()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import NO, PREDICT, app, draw, picture_path, show_document, warn, written
+from paleo.cli.application import NO, PREDICT, app, check_launch, draw, picture_path, show_document, warn, written
 from paleo.cli.options import (
     AsJson,
     Launch,
@@ -49,6 +49,7 @@ def estimate(
     from paleo.questions import estimate as answered
 
     path = picture_path(plot)
+    check_launch(launch, options.software)
     answer = answered(
         options.network(model), system, **options.question(), loss=loss, target=target, noise_scale=noise_scale
     )

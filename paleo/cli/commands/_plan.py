@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paleo.cli.application import DECIDE, NO, app, draw, page_path, picture_path, show_document, warn, written
+from paleo.cli.application import (
+    DECIDE,
+    NO,
+    app,
+    check_launch,
+    draw,
+    page_path,
+    picture_path,
+    show_document,
+    warn,
+    written,
+)
 from paleo.cli.options import (
     AsJson,
     Launch,
@@ -136,6 +147,7 @@ def plan_(
     path, names, run = picture_path(plot), _systems(system, systems), options.run(searched=True)
     network, gpus = options.network(model), _counts(gpus, options)
     page = page_path(explore)
+    check_launch(launch, options.software)
     modes = staleness_cost is not None or noise_scale is not None
     _check_outputs(page, path, len(names), per_layer, modes)
     if gpus is None and (modes or per_layer):

@@ -1,0 +1,52 @@
+"""Inputs that hostile ones once broke the program with; each is answered by one line, forever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import paleo
+from paleo.cli import run
+from paleo.errors import PaleoError
+
+SERVED: dict[str, Any] = {"model": "qwen3-0.6b", "system": "dgx-h100", "input": 200, "output": 20, "rate": "1/s"}
+#: Arguments of Python that ended in a traceback, and what is said of them.
+ARGUMENTS: list[tuple[Callable[..., object], dict[str, Any], str]] = [
+    (paleo.scale, {"model": "lenet", "system": "dgx-h100", "gpus": np.array("x")}, "expected GPU counts"),
+    (paleo.compare, {"model": "lenet", "systems": ["dgx-h100"], "gpus": 8, "epochs": 1 + 1j}, "epochs: .*number"),
+    (paleo.serve, SERVED | {"command": [None]}, "expected a command line"),
+    (paleo.serve, SERVED | {"cache": 0.5}, "unknown format"),
+]
+#: Launch files that no framework writes, or that cannot be written: said before anything is computed.
+NAMES = ["o.", "x:o.y", "o.csv", "no/such/folder/o.sh"]
+
+
+@pytest.mark.parametrize(("function", "arguments", "said"), ARGUMENTS)
+def test_arguments_of_python(function: Callable[..., object], arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(PaleoError, match=said):
+        function(**arguments)
+
+
+def test_a_setting_that_a_framework_lacks_beside_one_without_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mpt.yaml").write_text(
+        "max_seq_len: 2048\nmodel: {name: mpt_causal_lm, d_model: 768, n_heads: 12, n_layers: 12, vocab_size: 50368}\n"
+    )
+    words = ["--from", str(tmp_path / "mpt.yaml"), "--gpus", "8", "--software", "megatron-core"]
+    call = ["estimate", *words, "--system", "dgx-h100", "--set", "kernels.cross_entropy=stepwise"]
+    assert run([*call, "--launch", str(tmp_path / "o.sh")]) == 2
+    assert "has no setting under --cross-entropy-loss-fusion; known: none\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_launch_file_is_refused_before_anything_is_computed(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paleo.questions.predict", lambda *arguments: pytest.fail("a step was predicted"))
+    assert run(["estimate", "gpt2", "--system", "dgx-h100", "--software", "megatron-core", "--launch", name]) == 2
+    assert capsys.readouterr().err.startswith("error: --launch ")
