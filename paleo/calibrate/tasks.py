@@ -302,8 +302,10 @@ def _weights(rows: list[Row], rounds: list[str], towards: str) -> Array:
 
 
 def _weights_by_device(rows: list[Row], rounds: list[str], towards: str) -> Array:
-    """Return weights like those of `_weights`, but the round of a device's rows that is nearest counts in full: a card that nobody hands in any
-    more is known by its last rows as well as a new one by its first."""
+    """Return weights like those of `_weights`, where the nearest round of each device counts in full.
+
+    The last rows of a card that nobody submits any more say as much of it as the first rows of a new one do.
+    """
     apart = _rounds_apart(rows, rounds, towards)
     devices = np.array([row.point.prediction.system.device.name for row in rows])
     nearest = {name: apart[devices == name].min() for name in np.unique(devices)}
