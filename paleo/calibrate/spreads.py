@@ -252,7 +252,7 @@ class SpreadsFitted:
         )  # fmt: skip
 
     def _sigma(self, name: str) -> float:
-        """Of a spread's logarithm: the jackknife over sources (Tukey, 1958)."""
+        """Compute the standard deviation of a spread's logarithm by a jackknife over sources (Tukey, 1958)."""
         logs = np.log(self.tested[name].to_numpy(dtype=np.float64))
         return float(np.sqrt((len(logs) - 1) / len(logs) * np.square(logs - logs.mean()).sum()))
 

@@ -86,7 +86,7 @@ def points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _in_listed_rounds(points: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Which points belong to rounds that a task lists as its own."""
+    """Return True for points of rounds that a task lists as its own."""
     tasks = [load_task(name) for name in entries("tasks")]
     listed = {(benchmark, name) for task in tasks for benchmark in task.benchmarks for name in task.rounds}
     pairs = zip(points["benchmark"], points["round"], strict=True)
@@ -256,7 +256,8 @@ _LEAST_TRAINING = 0.1
 
 
 def _tells_apart(cells: dict[str, Any], point: TargetTime) -> bool:
-    """Whether a row without logged steps tells training from evaluation: on TPUs some logs have no blocks of either."""
+    """Tell whether a row without logged steps separates training from evaluation; some logs on TPUs have blocks of
+    neither."""
     if point.prediction.system.device.kind != "tpu" or not filled(cells, "train_s"):
         return True
     return float(cells["train_s"]) > _LEAST_TRAINING * float(cells["minutes_to_target"]) * MINUTE
@@ -296,13 +297,15 @@ def _implied_step(cells: dict[str, Any], point: TargetTime) -> float:
 
 
 def _weights(rows: list[Row], rounds: list[str], towards: str) -> Array:
-    """Weights of rows for a fit towards a round: later ones count most, unsure configurations half."""
+    """Return the weights of rows for a fit to a round: later rounds count most, uncertain configurations half."""
     return np.asarray(_FADES ** _rounds_apart(rows, rounds, towards) * _sureness(rows))
 
 
 def _weights_by_device(rows: list[Row], rounds: list[str], towards: str) -> Array:
-    """Like `_weights`, but the round of a device's rows that is nearest counts in full: a card that nobody hands in any
-    more is known by its last rows as well as a new one by its first."""
+    """Return weights like those of `_weights`, where the nearest round of each device counts in full.
+
+    The last rows of a card that nobody submits any more say as much of it as the first rows of a new one do.
+    """
     apart = _rounds_apart(rows, rounds, towards)
     devices = np.array([row.point.prediction.system.device.name for row in rows])
     nearest = {name: apart[devices == name].min() for name in np.unique(devices)}
@@ -385,7 +388,7 @@ def _terms(row: Row, architectures: list[str], devices: list[str], reference: fl
 
 
 def _robust(design: Array, target: Array, weights: Array, pulls: Array) -> Array:
-    """Weighted least squares with pulls to zero, rows beyond two spreads weighted down (Huber)."""
+    """Solve weighted least squares with pulls to zero; rows beyond two spreads get less weight (Huber)."""
     used, beta = weights, np.zeros(design.shape[1])
     for _ in range(8):
         normal = design.T @ (design * used[:, None]) + np.diag(np.maximum(pulls, 1e-12))
@@ -480,7 +483,7 @@ def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str)
 
 
 def _work_and_fixed(seconds: Array, passes: Array, weights: Array) -> tuple[float, float]:
-    """Work and fixed seconds in the mixture of both that scatters least about what was measured."""
+    """Return work and fixed seconds in that mixture of both that scatters least about the measured values."""
     usual, best = float(np.median(passes)), (float("inf"), 1.0, 0.0)
     for share in MIXTURES:
         mixture = share * passes / usual + (1.0 - share)

@@ -130,7 +130,7 @@ _ALWAYS = frozenset({"model", "seq", "gpus", "microbatch", "global_batch", "laye
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
-    """One key of a framework for one field of a plan.
+    """Key of a framework's settings that holds one field of a plan.
 
     Attributes
     ----------
@@ -250,7 +250,7 @@ def switch(keys: str, field: str, on: Any, off: Any, *, absent: bool = False, wr
 
     def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
         word = one_of(settings, names)
-        return {field: on if (absent if word is None else true(word)) else off}
+        return {field: on if (absent if word is None else is_true(word)) else off}
 
     return Together(names, (field,), write, read)
 
@@ -265,7 +265,7 @@ def formats(**keys: str) -> Together:
         return dict.fromkeys(names.get(plan.dtype, ()), True)
 
     def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
-        on = (dtype for dtype, words in names.items() if any(true(settings.get(word)) for word in words))
+        on = (dtype for dtype, words in names.items() if any(is_true(settings.get(word)) for word in words))
         return {"dtype": next(on, "fp32")}
 
     return Together(sum(names.values(), ()), ("dtype",), write, read)
@@ -449,7 +449,7 @@ def number(settings: Settings, key: str, usual: int = 1) -> int:
     return whole(settings.get(key, usual), key)
 
 
-def true(value: object) -> bool:
+def is_true(value: object) -> bool:
     """Return True if a file's value means yes."""
     return str(value).lower() in ("true", "1", "yes", "auto")
 

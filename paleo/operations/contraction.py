@@ -406,7 +406,8 @@ class FusedAttention:
         return float(self.query.elements / self.query.sizes[-1] * self.attended)
 
     def _flops(self, score_products: int, value_products: int) -> float:
-        """FLOP of ``score_products`` products along the head dim and ``value_products`` along the value dim."""
+        """Count the FLOP of ``score_products`` products along the head dim and ``value_products`` along the value
+        dim."""
         return 2.0 * self._scores * (score_products * self.query.sizes[-1] + value_products * self.value.sizes[-1])
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:

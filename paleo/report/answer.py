@@ -29,7 +29,7 @@ SIZE = (5.2, 3.4)
 
 
 def _times(service: Service) -> Any:
-    """Rows of latencies by name."""
+    """List rows of latencies by name."""
     from paleo.report import serving
 
     columns = [Attribute("", lambda row: row[0], "time")]

@@ -211,7 +211,8 @@ class Bounds:
         return np.maximum(self._seconds[key], self.microbatches * travelling / self.stages)
 
     def _exchange_seconds(self, zero: int) -> Array:
-        """Time in which the layers of one microbatch gather parameters and scatter gradients [s], shape (cases,)."""
+        """Compute the time in which the layers of one microbatch gather parameters and scatter gradients [s], shape
+        (cases,)."""
         layouts = self.cases.layouts
         if layouts.regathers or not (zero > 1 and layouts.backend.scatters(zero, self.stages)):
             return np.zeros(len(self.cases))

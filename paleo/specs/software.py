@@ -138,7 +138,7 @@ class HostTime(Spec):
 
 
 class AttentionSoftware(Spec):
-    """How the software computes attention."""
+    """Options for how the software computes attention."""
 
     implementation: Literal["fused", "unfused", "stepwise"] = Field(
         "fused",
@@ -232,7 +232,7 @@ class Fusion(Spec):
 
 
 class NumberFormats(Spec):
-    """How the framework uses number formats when it trains in sixteen bits."""
+    """Number formats that the framework uses when it trains in sixteen bits."""
 
     mixed: Literal["masters", "autocast"] = Field(
         "masters",
@@ -268,7 +268,7 @@ class NumberFormats(Spec):
 
 
 class Gradients(Spec):
-    """What the software does with gradients between the backward pass and the update."""
+    """Treatment of gradients between the backward pass and the update."""
 
     accesses: Factor = Field(0.0, description="reads and writes of each gradient after every backward pass")
     flat: Flag = Field(
@@ -389,7 +389,7 @@ class Overlap(Spec):
 
 
 class Recomputation(Spec):
-    """What the software recomputes before the backward pass."""
+    """Activations that the software recomputes before the backward pass."""
 
     policy: Recompute = Field("none", description="recompute policy that users of the software usually choose")
     some_layers: Flag = Field(False, description="whether full recomputation can be limited to some layers of a stage")
@@ -406,7 +406,7 @@ class Recomputation(Spec):
 
 
 class Parallelism(Spec):
-    """How the software divides work and states over ranks."""
+    """Rules by which the software divides work and states over ranks."""
 
     zero: Annotated[int, Field(strict=True, ge=0, le=3)] = Field(
         0, description="ZeRO stage that users of the software usually choose"
@@ -503,7 +503,7 @@ class ProcessMemory(Spec):
 
 
 class Loader(Spec):
-    """How the software prepares samples."""
+    """Preparation of samples by the software."""
 
     image: Seconds = Field(
         0.0,

@@ -23,7 +23,7 @@ DeviceKind = Literal["tpu", "accelerator", "cpu"]
 
 
 class Evaluation(Spec):
-    """How the quality is measured during training.
+    """Measurement of the quality during training.
 
     An evaluation is a forward pass over ``samples``. The first one is after ``first`` training samples (default:
     ``every``), the others after every ``every`` samples. ``work`` is the cost of an evaluated sample relative to the
@@ -114,7 +114,7 @@ class Submissions(Spec):
 
 
 class Platform(Spec):
-    """What differs in a task's submissions on another kind of device: code, evaluation and samples.
+    """Differences of a task's submissions on another kind of device: code, evaluation and samples.
 
     A field that is left out is as on GPUs.
     """

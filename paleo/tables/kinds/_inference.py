@@ -231,7 +231,7 @@ def padding_time(model: ModelSpec, system: System, benchmark: Benchmark) -> floa
 
 
 class InferenceRuns(StepTable):
-    """One submission a row; the measured quantity is samples a second."""
+    """Table of submissions to MLPerf Inference, one per row; the measured value is samples per second."""
 
     name = "inference"
     header = frozenset({"scenario", "target_qps", "samples_per_s", "model", "n_gpus", "latency_p99_s"})
@@ -289,7 +289,7 @@ def degrees_of(cell: object, names: tuple[str, ...]) -> dict[str, int]:
 
 
 class LearningSteps(StepTable):
-    """One step of reinforcement learning a row; the measured quantity is its seconds."""
+    """Table of steps of reinforcement learning, one per row; the measured value is seconds."""
 
     name = "rl_steps"
     header = frozenset({"algorithm", "policy", "generation_layout", "training_layout", "generation_batch", "step_s"})

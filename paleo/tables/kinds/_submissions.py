@@ -283,7 +283,7 @@ MINUTE = 60.0
 
 
 class TrainingRuns(StepTable):
-    """One submission a row; the measured quantity is minutes to target.
+    """Table of submissions to MLPerf Training, one per row; the measured value is minutes to target.
 
     Rows whose samples, batch, system and minutes repeat another's are copies of its logs and are counted once.
     """
