@@ -416,11 +416,11 @@ class _Blocks:
                 first = int(section[wrong].max()) + 1
                 columns += [(ends[1], size) for size in _FULL]
                 for point in ends[1]:
-                    some = _values(self._lower(*point, first), self.graphs.numbers)
-                    if len(some) != (section < first).sum():
+                    counts = _values(self._lower(*point, first), self.graphs.numbers)
+                    if len(counts) != (section < first).sum():
                         return None
                     rows[point] = np.full(len(section), np.nan)
-                    rows[point][section < first] = some
+                    rows[point][section < first] = counts
             for share in self._shares({key[0] for key in family}):
                 corners = [
                     {key: rows[key, size][wrong] for key, microbatch in points if microbatch == size}
