@@ -466,7 +466,7 @@ def rl(
     model: str | Path | ModelSpec,
     system: str | Path | System,
     *,
-    gpus: int,
+    gpus: int | None = None,
     algorithm: str = "grpo",
     rollouts: int = 512,
     batch: int | None = None,
@@ -487,8 +487,8 @@ def rl(
     ----------
     model, system
         Names of the catalog, paths, or what was loaded.
-    gpus : int
-        Devices in all, of engine and trainer.
+    gpus : int, optional
+        Devices in all, of engine and trainer; those of a node by default.
     algorithm : str
         grpo, rloo, dapo, ppo or dpo.
     rollouts, batch : int
@@ -517,7 +517,7 @@ def rl(
 
     network = model if isinstance(model, ModelSpec) else load_model(model)
     machine = loaded_system(system)
-    gpus = _checked_gpus(gpus, machine)
+    gpus = _checked_gpus(max(machine.devices_per_node, 1) if gpus is None else gpus, machine)
     if str(algorithm) not in ALGORITHMS:
         raise SpecError(f"--algorithm {algorithm!r:.40}: {near(str(algorithm), ALGORITHMS)}")
     staleness, steps = checked_count("--staleness", staleness, 0), checked_count("--steps", steps)

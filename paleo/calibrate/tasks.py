@@ -198,6 +198,7 @@ class Row:
     evaluation: float
     evaluations: float
     seconds: float
+    other: float
 
     @property
     def task(self) -> str:
@@ -246,6 +247,7 @@ def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
         evaluation=_beside_steps(cells, point),
         evaluations=measured("evaluations"),
         seconds=measured("minutes_to_target", MINUTE),
+        other=_neither(cells, point),
     )
 
 
@@ -259,6 +261,12 @@ def _tells_apart(cells: dict[str, Any], point: TargetTime) -> bool:
     if point.prediction.system.device.kind != "tpu" or not filled(cells, "train_s"):
         return True
     return float(cells["train_s"]) > _LEAST_TRAINING * float(cells["minutes_to_target"]) * MINUTE
+
+
+def _neither(cells: dict[str, Any], point: TargetTime) -> float:
+    """Seconds that are neither steps nor evaluations; nan where they are not known, or counted as evaluation (TPUs)."""
+    on_tpu = point.prediction.system.device.kind == "tpu"
+    return float("nan") if on_tpu or not filled(cells, "other_s") else float(cells["other_s"])
 
 
 def _beside_steps(cells: dict[str, Any], point: TargetTime) -> float:
@@ -290,9 +298,27 @@ def _implied_step(cells: dict[str, Any], point: TargetTime) -> float:
 
 def _weights(rows: list[Row], rounds: list[str], towards: str) -> Array:
     """Return the weights of rows for a fit to a round: later rounds count most, uncertain configurations half."""
+    return np.asarray(_FADES ** _rounds_apart(rows, rounds, towards) * _sureness(rows))
+
+
+def _weights_by_device(rows: list[Row], rounds: list[str], towards: str) -> Array:
+    """Return weights like those of `_weights`, where the nearest round of each device counts in full.
+
+    The last rows of a card that nobody submits any more say as much of it as the first rows of a new one do.
+    """
+    apart = _rounds_apart(rows, rounds, towards)
+    devices = np.array([row.point.prediction.system.device.name for row in rows])
+    nearest = {name: apart[devices == name].min() for name in np.unique(devices)}
+    return np.asarray(_FADES ** (apart - [nearest[name] for name in devices]) * _sureness(rows))
+
+
+def _rounds_apart(rows: list[Row], rounds: list[str], towards: str) -> Array:
     place = rounds.index(towards)
-    distance = np.array([abs(rounds.index(row.round_name) - place) for row in rows], dtype=np.float64)
-    return np.asarray(_FADES**distance * np.where([row.exact for row in rows], 1.0, _UNSURE))
+    return np.array([abs(rounds.index(row.round_name) - place) for row in rows], dtype=np.float64)
+
+
+def _sureness(rows: list[Row]) -> Array:
+    return np.where([row.exact for row in rows], 1.0, _UNSURE)
 
 
 def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
@@ -317,7 +343,7 @@ def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
     code = rows[0].point.task.code
     fitted = [row for row in rows if row.step > 0]
     if len(fitted) < LEAST_ROWS:
-        return code.model_copy(update={"ratio": {}, "rows": 0, "per_round": 0.0, "round": None})
+        return code.model_copy(update={"ratio": {}, "rows": 0, "per_round": 0.0, "round": None, "start": 0.0})
     reference = float(np.median([_samples_per_gpu(row) for row in fitted]))
     architectures = sorted({row.point.prediction.system.device.architecture for row in fitted})
     devices = sorted({row.point.prediction.system.device.name for row in fitted})
@@ -326,9 +352,18 @@ def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
     target = np.log([row.step / row.point.prediction.step_time for row in fitted]) - _GAIN * later
     pulls = [0.0, *[_PULLS["architecture"]] * len(architectures), *[_PULLS["device"]] * len(devices)]
     pulls += [_PULLS["per_doubling"], _PULLS["several_nodes"], _PULLS["per_round"]]
-    beta = _robust(design, target, _weights(fitted, rounds, towards), np.array(pulls))
+    beta = _robust(design, target, _weights_by_device(fitted, rounds, towards), np.array(pulls))
     known = _code(code, beta[:-1], architectures, devices, fitted, reference)
-    return known.model_copy(update={"per_round": round(float(beta[-1]) + _GAIN, 4), "round": towards})
+    trend = {"per_round": round(float(beta[-1]) + _GAIN, 4), "round": towards}
+    return known.model_copy(update=trend | {"start": _start(rows, rounds, towards)})
+
+
+def _start(rows: list[Row], rounds: list[str], towards: str) -> float:
+    """Seconds of a run that are neither steps nor evaluations: the weighted median of rows whose logs tell them."""
+    timed = [row for row in rows if row.other >= 0]
+    if len(timed) < LEAST_ROWS:
+        return 0.0
+    return round(_weighted_median(np.array([row.other for row in timed]), _weights(timed, rounds, towards)), 1)
 
 
 #: Rows from which on a code is fitted.
@@ -572,8 +607,8 @@ _ONE_ROUND = 0.15
 #: Fields of the fitted blocks of a task file, in the order in which a file has them.
 BLOCKS = {
     "code": (
-        "software", "ratio", "samples_per_gpu", "per_doubling", "several_nodes", "per_round", "round", "residual",
-        "rows", "source",
+        "software", "ratio", "samples_per_gpu", "per_doubling", "several_nodes", "per_round", "round", "start",
+        "residual", "rows", "source",
     ),
     "evaluation": ("samples", "every", "first", "work", "fixed", "beside", "source"),
     "submissions": ("ratio", "residual", "rows", "source"),
@@ -684,7 +719,7 @@ def with_blocks(text: str, task: TrainingTask) -> str:
 
 
 #: Units of fields that carry one.
-UNITS = {"fixed": " s"}
+UNITS = {"fixed": " s", "start": " s"}
 
 
 def _block(name: str, fields: Spec | None) -> str:
@@ -753,7 +788,7 @@ def leave_one_round_out(rows: list[Row], rounds: list[str]) -> Iterator[tuple[Ro
 
 def _unfitted(code: Code) -> Code:
     return code.model_copy(
-        update={"ratio": {}, "per_doubling": 0.0, "several_nodes": 0.0, "residual": 0.0, "per_round": 0.0}
+        update={"ratio": {}, "per_doubling": 0.0, "several_nodes": 0.0, "residual": 0.0, "per_round": 0.0, "start": 0.0}
     )
 
 

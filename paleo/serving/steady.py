@@ -91,8 +91,8 @@ class Lengths:
     def computed(self) -> Array:
         """Tokens that are computed like prompts: of a prompt at least the last one."""
         tokens = np.asarray(self.input, dtype=np.float64)
-        found = np.asarray(self.hit, dtype=np.float64)
-        return np.asarray(np.maximum(tokens * (1.0 - found), 1.0) + self.again)
+        cached = np.asarray(self.hit, dtype=np.float64)
+        return np.asarray(np.maximum(tokens * (1.0 - cached), 1.0) + self.again)
 
     @property
     def resident(self) -> Array:
@@ -277,10 +277,10 @@ def saturated(phases: Phases, batching: Batching, lengths: Lengths, places: Numb
     turns = np.maximum(output - 1.0, 1.0)
     ratio = 1.0 + lengths.computed / turns if batching.mixed else 1.0
     most = np.minimum(np.asarray(batching.tokens, dtype=np.float64) / ratio, np.asarray(batching.sequences))
-    held = np.asarray(places, dtype=np.float64) / batching.batches
-    batch = np.maximum(np.minimum(held, most), TINY)
+    capacity = np.asarray(places, dtype=np.float64) / batching.batches
+    batch = np.maximum(np.minimum(capacity, most), TINY)
     if batching.overflows:
-        lengths = replace(lengths, again=np.where(held < most, _overflowed(lengths, batch / turns), 0.0))
+        lengths = replace(lengths, again=np.where(capacity < most, _overflowed(lengths, batch / turns), 0.0))
     seconds, busy, plain, share = iteration_time(phases, batching, lengths, batch, batch / turns)
     rate = batching.batches * batch / turns / seconds
     front = batching.request

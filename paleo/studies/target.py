@@ -23,6 +23,7 @@ from paleo.studies.cost import JOULES_PER_KWH, NINETY, Amount, Tariff, TrainingN
 from paleo.units import counted
 
 if TYPE_CHECKING:
+    from paleo.parallel.plan import Plan
     from paleo.specs.calibration import Calibration
     from paleo.specs.device import Device
     from paleo.specs.system import System
@@ -65,8 +66,8 @@ class TargetTime:
 
     @property
     def seconds(self) -> float:
-        """Seconds to the target, evaluations included; initialisation is not timed by MLPerf's rules."""
-        return self.samples / self.global_batch * self.step_time + self.evaluation_seconds
+        """Seconds to the target, evaluations and start included; initialisation is not timed by MLPerf's rules."""
+        return self.samples / self.global_batch * self.step_time + self.evaluation_seconds + self.task.code.start
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -223,6 +224,8 @@ def time_to_target(
     TargetTime
         Samples, step time, evaluation time and their uncertainty.
     """
+    if run.dtype is None:
+        run = run.model_copy(update={"dtype": task.on(system.device.kind).format_on(system.device)})
     prediction = predict(load_model(task.model, run_code=False), system, run, calibration=calibration)
     forward = forward_seconds(prediction, calibration)
     return time_from_prediction(task, prediction, forward, global_batch=global_batch, runs=runs)
@@ -271,7 +274,7 @@ def time_from_prediction(
         samples=samples,
         step_time=prediction.step_time * ratio,
         evaluations=_evaluations(task.evaluation, samples),
-        evaluation_time=_evaluation_time(task, forward * ratio, plan.global_batch * task.packed),
+        evaluation_time=_evaluation_time(task, forward * ratio, plan),
         sigma_samples=sigma_samples,
         sigma_step=max(sigma, spread),
         warnings=(*prediction.warnings, *task.law.warnings(global_batch)),
@@ -289,11 +292,12 @@ def _samples_needed(task: TrainingTask, global_batch: float, runs: float = 1.0) 
     return samples * extra.ratio, math.hypot(extra.residual, beyond)
 
 
-def _evaluation_time(task: TrainingTask, forward: float, batch: float) -> float:
-    """Seconds of one evaluation: forward passes of ``forward`` seconds over its samples on all GPUs at the batch of
-    training, and what is fixed. A batch that the samples do not fill takes its share."""
+def _evaluation_time(task: TrainingTask, forward: float, plan: Plan) -> float:
+    """Seconds of one evaluation: forward passes of ``forward`` seconds and what is fixed. Each replica evaluates whole
+    samples at its batch of training; a batch that they do not fill takes its share."""
     evaluation = task.evaluation
-    return evaluation.fixed + evaluation.samples / batch * forward * evaluation.work
+    passes = math.ceil(evaluation.samples / plan.mesh.replicas) / (plan.local_batch * task.packed)
+    return evaluation.fixed + passes * forward * evaluation.work
 
 
 def forward_seconds(prediction: Prediction, calibration: Calibration | None = None) -> float:

@@ -374,7 +374,7 @@ save_s boot_s | s | time to save a checkpoint, to boot a machine
 load_s boot_p90_s | s0 | time to load a checkpoint, 90th percentile of the time to boot
 save_sd_s | s0 | standard deviation of the time to save
 mtbf_s interval_s period_s duration_s | s | time between failures, between checkpoints, of the whole run
-checkpoint_s restart_s evaluation_s | s0 | pause of a checkpoint, of a restart, of evaluations
+checkpoint_s restart_s evaluation_s other_s | s0 | pause of a checkpoint, of a restart, of evaluations, all else
 time_per_epoch_s training_s train_s | s | time of an epoch, of the training
 pair_latency_s link_latency_s | s0 | latency of a link
 minutes_to_target | min | time from start to target

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 import paleo
 from paleo.cli import run
 from paleo.errors import SpecError
+from paleo.report.serving import queue_lengths
 from paleo.services import parse_sharding
 
 NODE = ("llama3-8b", "dgx-h100")
@@ -120,3 +122,11 @@ def test_traces_are_simulated_whole(tmp_path):
     answer = paleo.serve(*NODE, trace=path)
     assert answer.to_dict()["load"]["kind"] == "trace"
     assert 0 < answer.service.times("ttft")["mean"] < 0.2
+
+
+def test_a_queue_is_drawn_by_its_mean_and_its_longest():
+    queue = np.array([[0.0, 4.0], [0.5, 2.0], [99.5, 0.0], [100.0, 6.0]])
+    times, mean, longest = queue_lengths(queue)
+    assert times.tolist() == [1.0, 100.0]
+    assert mean.tolist() == [3.0, 3.0]
+    assert longest.tolist() == [4.0, 6.0]

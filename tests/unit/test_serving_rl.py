@@ -83,6 +83,9 @@ def test_lengths_keep_their_mean_when_they_are_cut():
 def test_refusals_and_bad_input(capsys):
     assert run(["rl", "llama3-405b", "--system", "dgx-h100", "--gpus", "1"]) == 1
     assert "No: no layout" in capsys.readouterr().out
+    assert paleo.rl(
+        "qwen3-0.6b", "dgx-h100", rollouts=8, output=20, engine_strategy="tp=8", strategy="zero=1"
+    ).to_dict()["gpus"] == 8  # fmt: skip
     with pytest.raises(SpecError, match="--algorithm 'grp': nearest: 'grpo'"):
         paleo.rl("qwen3-0.6b", "dgx-h100", gpus=8, algorithm="grp")
     with pytest.raises(SpecError, match="below the mean"):

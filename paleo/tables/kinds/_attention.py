@@ -97,15 +97,21 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
         """Fit what the rows of a part tell."""
         part = family.split(".")[2]
+        of_weights = ("launch_fp8", "launch_fp4", "launch_indexer", "launch_dense")
         absent = {
             "module": (),
-            "attention": ("products", "indexer", "selection", "search", "row", "depth"),
-            "indexer_logits": ("products", "attention", "passes", "search", "row"),
-            "topk": ("products", "bandwidth", "attention", "indexer", "passes", "depth"),
-        }
+            "attention": ("products", "indexer", "selection", "search", "row", "depth", "pair", *of_weights),
+            "indexer_logits": ("products", "attention", "passes", "search", "row", "launch_cache", *of_weights),
+            "topk": (
+                "products", "bandwidth", "attention", "indexer", "passes", "depth", "pair", "launch_cache", *of_weights,
+            ),
+        }  # fmt: skip
         start = SparseParameters()
         fallback = (replace(start, selection=1.0 / 1000.0),) if "msa" in family else ()
-        return FitPlan(start, alternatives=fallback, fixed=absent[part], starts=1, prior=0.2, training_rows=500)
+        host = replace(start, launch=0.0005, launch_fp8=0.0002, launch_fp4=0.0005, launch_indexer=0.0004, order=4.0)
+        return FitPlan(
+            start, alternatives=(*fallback, host), fixed=absent[part], starts=1, prior=0.2, training_rows=500
+        )
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count the FLOP of all parts, and the bytes of weights, index, scores and tokens, each moved once."""
@@ -165,7 +171,11 @@ def _work(frame: pd.DataFrame) -> SparseWork:
     return SparseWork(
         projection_flops=module * 2.0 * tokens * weights,
         weight_bytes=module * weights * stored,
-        narrow=stored < 2.0,
+        element_bytes=np.where(module, stored, 2.0),
+        stored_bytes=np.where(attending, element, 2.0),
+        indexed=module & ~skips & ~dense,
+        dense=module & dense,
+        tokens=scoring * tokens,
         score_flops=scoring * 2.0 * tokens * entries * scorers * INDEX,
         index_bytes=scoring * batch * (past + queries) / ratio * INDEX,
         score_bytes=((part == "indexer_logits") | (selecting & ~dense)) * scores,
