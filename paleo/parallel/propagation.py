@@ -14,7 +14,7 @@ experts, and borders of windows that slide over a split dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -402,7 +402,7 @@ class PlacedNode:
     share: Hashable
 
 
-def propagate(graph: Graph, placement: Placement, mesh: Mesh, layers: int | None = None) -> tuple[PlacedNode, ...]:
+def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNode, ...]:
     """Compute one rank's share of every layer and the collectives that the placement requires.
 
     Parameters
@@ -413,8 +413,6 @@ def propagate(graph: Graph, placement: Placement, mesh: Mesh, layers: int | None
         Split of every layer.
     mesh : Mesh
         Degrees of the axes.
-    layers : int, optional
-        Number of the first layers to split; by default all are.
 
     Returns
     -------
@@ -426,16 +424,15 @@ def propagate(graph: Graph, placement: Placement, mesh: Mesh, layers: int | None
     PlanError
         If a dim cannot be divided.
     """
-    key = "placed", placement, mesh.degrees, layers
-    return graph.once(key, lambda: _propagated(graph, placement, mesh, layers))
+    return graph.once(("placed", placement, mesh.degrees), lambda: _propagated(graph, placement, mesh))
 
 
-def _propagated(graph: Graph, placement: Placement, mesh: Mesh, layers: int | None) -> tuple[PlacedNode, ...]:
+def _propagated(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNode, ...]:
     layouts = {name: TensorLayout(tuple(_batch_axes(dim, mesh) for dim in t.dims)) for name, t in graph.inputs.items()}
     known: dict[Hashable, tuple[PlacedNode, dict[str, TensorLayout]]] = graph.once("layers", dict, any_batch=True)
     shares: dict[Hashable, tuple[Operation, ...]] = graph.once("shares of operations", dict, any_batch=True)
     batch_axes, placed, joins = _batch_axes("batch", mesh), list[PlacedNode](), list[int]()
-    for node in graph.nodes[:layers]:
+    for node in graph.nodes:
         split = _active_split(node, placement.of(node), mesh)
         share = share_key(graph, node, split, layouts, mesh, batch_axes)
         key = share, placement.context, placement.imbalance
@@ -447,7 +444,7 @@ def _propagated(graph: Graph, placement: Placement, mesh: Mesh, layers: int | No
             known[key] = layer, current
         placed.append(known[key][0])
         layouts.update(known[key][1])
-    return _without_repeats(placed, joins, graph.nodes)
+    return _without_repeats(placed, joins)
 
 
 def _partial_terms(node: Node, layouts: Mapping[str, TensorLayout]) -> list[str]:
@@ -456,7 +453,7 @@ def _partial_terms(node: Node, layouts: Mapping[str, TensorLayout]) -> list[str]
     return terms if len({layouts[name].partial for name in terms}) == 1 else []
 
 
-def _without_repeats(placed: list[PlacedNode], joins: list[int], nodes: Sequence[Node]) -> tuple[PlacedNode, ...]:
+def _without_repeats(placed: list[PlacedNode], joins: list[int]) -> tuple[PlacedNode, ...]:
     """Drop collectives that parallel branches repeat.
 
     Some networks (PaLM, Falcon) have branches of one input whose partial sums are added before their reduction. That
@@ -468,8 +465,6 @@ def _without_repeats(placed: list[PlacedNode], joins: list[int], nodes: Sequence
         Shares in topological order.
     joins : list of int
         Positions of the layers that add such partial sums.
-    nodes : sequence of Node
-        All layers of the network.
 
     Returns
     -------
@@ -477,8 +472,8 @@ def _without_repeats(placed: list[PlacedNode], joins: list[int], nodes: Sequence
         Shares without the repeated collectives.
     """
     readers: dict[str, list[int]] = {}
-    for index, node in enumerate(nodes if joins else ()):
-        for tensor in node.inputs:
+    for index, layer in enumerate(placed if joins else ()):
+        for tensor in layer.node.inputs:
             readers.setdefault(tensor.name, []).append(index)
     for join in joins:
         start = next((i + 1 for i in range(join - 1, -1, -1) if placed[i].node.type == "add"), 0)
