@@ -369,7 +369,7 @@ class TimeToTarget(StudyResult):
 
     @property
     def points(self) -> tuple[TargetTime, ...]:
-        """One point for each GPU count that can run the task."""
+        """List one point for each GPU count that can run the task."""
         return self.curve.points
 
     @property

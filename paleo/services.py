@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from paleo.answers import StudyResult
 from paleo.errors import SpecError, near
 from paleo.files import read_bytes
-from paleo.serving.benchmark import EngineBenchmark, ServiceAudit
 from paleo.serving.engines import BatchLimit, load_engine
 from paleo.serving.formats import parse_formats
 from paleo.serving.load import Requests, read_trace
@@ -30,6 +29,7 @@ from paleo.units import checked_count, checked_number, parse, whole_number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paleo.serving.benchmark import EngineBenchmark, ServiceAudit
     from paleo.serving.engines import Engine
     from paleo.serving.reinforcement import LearningStudy
 
@@ -64,7 +64,7 @@ class Served(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Batched(StudyResult):
-    """What networks that answer in forward passes alone serve; ``systems`` has the answers of all systems."""
+    """Answer for networks that run forward passes alone; ``systems`` has the answers of all systems."""
 
     command: ClassVar[str] = "serve"
     rows: ClassVar[str | None] = "batches"
@@ -74,7 +74,7 @@ class Batched(StudyResult):
 
     @property
     def possible(self) -> bool:
-        """Whether some batch keeps the limit."""
+        """True if some batch keeps the limit."""
         return self.service.best is not None
 
     @property
@@ -239,7 +239,7 @@ def _batched(
     tokens: float | str | None,
     tariff: dict[str, Any],
 ) -> Batched:
-    """The answer for a network that answers in forward passes alone, on each of the systems."""
+    """Answer for a network that runs forward passes alone, on each of the systems."""
     if tokens is not None and "seq" not in network.params:
         raise SpecError(f"--input: a request to {network.name} has no tokens")
     length = 0.0 if tokens is None else _length("input", tokens, 0.0)[0]
@@ -466,7 +466,7 @@ def rl(
     model: str | Path | ModelSpec,
     system: str | Path | System,
     *,
-    gpus: int,
+    gpus: int | None = None,
     algorithm: str = "grpo",
     rollouts: int = 512,
     batch: int | None = None,
@@ -487,8 +487,8 @@ def rl(
     ----------
     model, system
         Names of the catalog, paths, or what was loaded.
-    gpus : int
-        Devices in all, of engine and trainer.
+    gpus : int, optional
+        Devices in all, of engine and trainer; those of a node by default.
     algorithm : str
         grpo, rloo, dapo, ppo or dpo.
     rollouts, batch : int
@@ -517,7 +517,7 @@ def rl(
 
     network = model if isinstance(model, ModelSpec) else load_model(model)
     machine = loaded_system(system)
-    gpus = _checked_gpus(gpus, machine)
+    gpus = _checked_gpus(max(machine.devices_per_node, 1) if gpus is None else gpus, machine)
     if str(algorithm) not in ALGORITHMS:
         raise SpecError(f"--algorithm {algorithm!r:.40}: {near(str(algorithm), ALGORITHMS)}")
     staleness, steps = checked_count("--staleness", staleness, 0), checked_count("--steps", steps)
@@ -564,4 +564,6 @@ def audit_service(
     service = generating(serve(model, system, **{**options, **benchmark.load}))
     if service.load.kind == "at once":
         service = replace(service, load=replace(service.load, count=int(benchmark.values["requests"])))
+    from paleo.serving.benchmark import ServiceAudit
+
     return AuditedService(ServiceAudit(benchmark, service))

@@ -49,7 +49,7 @@ class DenseSteps(SourceRows):
     predicted: Array
 
     def errors(self, factors: SustainedParameters) -> Array:
-        """Logarithms of predicted over measured seconds, of shape (rows,)."""
+        """Return logarithms of predicted over measured seconds, of shape (rows,)."""
         at = np.log([factors.of(name) for name in self.architectures])
         grid, known = np.log(GRID), np.log(self.predicted)
         seconds = np.array([np.interp(x, grid, row) for x, row in zip(at, known, strict=True)])
@@ -95,8 +95,8 @@ def dense_steps(files: Sequence[str], report: Callable[[str], object] = str) -> 
 
 
 def _of_kernels(table: StepTable, frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows whose steps are kernels nearly alone: dense networks on one node, nothing offloaded, passes fused and issued
-    without waiting. Of each source evenly `_MOST` at most."""
+    """Select rows whose steps are nearly all kernels: dense networks on one node without offload, with fused passes
+    that are issued without waiting. At most `_MOST` rows of each source are kept, evenly spaced."""
 
     def chosen_row(row: Row) -> bool:
         one_node = whole_cell(row, "n_experts", 1) <= 1 and whole_cell(row, "n_gpus", 1) <= _NODE
@@ -113,7 +113,7 @@ def _of_kernels(table: StepTable, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _seconds(table: StepTable, frame: pd.DataFrame, factor: float) -> Array:
-    """Seconds of each row with one factor for all architectures; nan where a row cannot be predicted."""
+    """Predict each row with one factor for all architectures; nan where a row cannot be predicted."""
     tried = calibration(SustainedParameters(*(factor,) * len(fields(SustainedParameters))))
     changed = table.with_calibration(tried)
     return np.array([step.value if isinstance(step, Step) else math.nan for step in changed.steps(frame)])

@@ -82,7 +82,7 @@ _COVERAGE = (("inside", ".0%"), ("half_width", ".3f"))
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What a call of ``--fit`` asks for, and where its results go."""
+    """Request of one call of ``--fit``, with the folder for its results."""
 
     files: Sequence[str]
     output: str | None
@@ -202,7 +202,7 @@ def fit(
 
 
 def _columns(file: str) -> frozenset[str]:
-    """Columns of a table by its first line; none where it cannot be read (others say why)."""
+    """Read the columns of a table from its first line; none where it cannot be read (others say why)."""
     try:
         return frozenset(pd.read_csv(file, nrows=0, compression="infer").columns)
     except (OSError, EOFError, ValueError):

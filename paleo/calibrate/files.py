@@ -56,7 +56,7 @@ class FitJob:
 
     @property
     def label(self) -> str:
-        """For people: subject, family, stack and the count of rows."""
+        """Title in messages: subject, family, stack and the number of rows."""
         return f"{self.subject} {self.family} {self.stack} ({count(self.rows)} rows)"
 
 
@@ -294,7 +294,7 @@ def fit_of(job: FitJob, fitted: Fitted) -> Fit[Any]:
 
 
 def _divisible(job: FitJob) -> bool:
-    """Whether all three parts of a split would have rows."""
+    """Tell whether all three parts of a split would have rows."""
     together = np.concatenate([split(rows.frame, job.kind.configuration) for rows in job.rows])
     return len(together) >= LEAST_ROWS and all((together == part).any() for part in range(3))
 

@@ -48,7 +48,7 @@ _UNTESTED = (0.8, 1.25)
 
 
 class PricedRows(Protocol):
-    """What a fit asks of a table kind."""
+    """Interface of a table kind that a fit uses."""
 
     @property
     def configuration(self) -> tuple[str, ...]:
@@ -458,7 +458,8 @@ class Fit(Generic[P]):
 
 
 def _log_sigma(run: OptimizeResult) -> Array:
-    """One-sigma of each log parameter, sqrt(diag(s² (JᵀJ)⁻¹)), from the Jacobian at the optimum."""
+    """Compute one standard deviation of each log parameter, sqrt(diag(s² (JᵀJ)⁻¹)), from the Jacobian at the
+    optimum."""
     jacobian = np.asarray(run.jac)
     spread = 1.4826 * np.median(np.abs(run.fun))
     variance: Array = np.diag(np.linalg.pinv(jacobian.T @ jacobian))
@@ -579,7 +580,7 @@ def bounded(default: float, low: float, high: float, *, fitted: bool = True) -> 
 
 
 class PricedSteps:
-    """Rows of step tables as a fit sees them: ``step`` predicts one row with figures and parameters.
+    """Interface of a table of steps that a fit uses: ``step`` predicts one row with figures and parameters.
 
     Parameters
     ----------

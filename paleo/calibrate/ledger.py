@@ -74,7 +74,8 @@ def step_ledger(files: Sequence[str], report: Report = str) -> pd.DataFrame:
 
 
 def _left_out(whole: FileReport, source: str, calibration: Calibration | None) -> ResidualErrors | None:
-    """Errors of a source's rows with the arithmetic, or the engines, of all others; None where they are the same."""
+    """Return the errors on a source's rows with arithmetic or engines fitted without it; None where they are the
+    same."""
     chosen = whole.predicted & (whole.sources == source)
     table: Any = whole.table
     other = table.without(source) if calibration is None else table.with_calibration(calibration)

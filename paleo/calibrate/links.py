@@ -100,7 +100,7 @@ NUMBERS: Mapping[str, Number] = {
 
 
 class _LinkFigures(NamedTuple):
-    """What predicts rows: the kind of table, and the system's parameters before the fit, by family."""
+    """Basis of predictions of rows: the kind of table, and the system's parameters before the fit, by family."""
 
     table: StepTable
     system: System
@@ -141,7 +141,7 @@ class LinkJob:
 
     @property
     def label(self) -> str:
-        """For people: system and count of rows."""
+        """Title in messages: system and number of rows."""
         return f"links of {self.system.name} ({self.steps} steps)"
 
     @property
@@ -152,12 +152,12 @@ class LinkJob:
 
     @property
     def held_out(self) -> Flags:
-        """Which rows no fit sees."""
+        """True for rows that are kept out of every fit."""
         return np.concatenate([split(part.frame, _CONFIGURED) > 0 for part in self.rows])
 
     @property
     def fitted(self) -> list[Rows]:
-        """The rows that a fit sees."""
+        """Rows to fit."""
         return sample([part.take(split(part.frame, _CONFIGURED) == 0) for part in self.rows], TRAINING_ROWS, 0)
 
 
@@ -179,7 +179,7 @@ class LinksFitted:
 
     @property
     def better(self) -> bool:
-        """Whether rows that were not fitted are predicted better than before."""
+        """True if rows that were not fitted are predicted better than before."""
         return self.after.mape < self.before.mape
 
     @property
@@ -262,7 +262,7 @@ class _PredictedRows(NamedTuple):
 
 
 def _by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows]:
-    """Rows of several devices of one table by system."""
+    """Group the rows of one table with several devices by system."""
     frame = sound_table(file)
     table = table_of(frame.columns)
     if not isinstance(table, StepTable) or not table.calibrates:
@@ -330,7 +330,7 @@ def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
 
 
 def _dependent(group: _PredictedRows, start: LinkParameters, name: str) -> Flags:
-    """Rows whose step gets longer when one number gets worse."""
+    """Select the rows whose step gets longer when one number gets worse."""
     value = getattr(start, name)
     worse = dataclasses.replace(start, **{name: value / WORSE if name.endswith("share") else value * WORSE})
     slower = _kind([name]).time(group.rows.frame, group.rows.figures, worse)

@@ -49,7 +49,7 @@ class Point:
 
 
 def _gemm_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
-    """Square, skinny (few rows against wide weights), deep (long k), odd and batched products."""
+    """List square, skinny (few rows against wide weights), deep (long k), odd and batched products to time."""
     square = [(n, n, n) for n in (64, 128, 256, 384, 512, 768, _KI, 1536, 2048, 3072, 4096, 6144, 8192, 12288)]
     skinny = [(m, n, k) for m in (1, 8, 32, 128, 512) for n, k in ((_KI, _KI), (4096, 4096), (12288, 4096))]
     deep = [(64, 64, 16384), (256, 256, 8192), (128, 4096, 16384), (512, 512, 32768), (2048, 512, 512)]
@@ -68,7 +68,7 @@ def _gemm_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
 
 
 def _elementwise_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
-    """Streams of growing size, cold and warm, and rows of softmax and layer norm."""
+    """List streams of growing size, cold and warm, and rows of softmax and layer norm to time."""
     sizes = [2**power for power in range(0, 28, 3)]
     for dtype, size, op in itertools.product(dtypes, sizes, ("add", "relu", "gelu", "copy")):
         if size <= largest**2:
@@ -93,7 +93,7 @@ def _stream(op: str, shape: tuple[int, ...], dtype: str, cache: str, launch: str
 
 
 def _attention_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
-    """Causal prefill, encoder and decoding of usual head counts, and the backward of training."""
+    """List causal prefill, encoder and decoding of usual head counts, and the backward pass of training."""
     heads = ((32, 32), (32, 8), (16, 16))
     lengths = ((1, 512), (4, _KI), (8, 2048), (1, 8192), (2, 4096), (16, 256), (1, 129))
     for dtype, (q_heads, kv_heads), (batch, length), head_dim in itertools.product(
@@ -108,7 +108,7 @@ def _attention_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
 
 
 def _conv_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
-    """Layers of VGG, ResNet, Inception and depthwise networks, in all three directions."""
+    """List layers of VGG, ResNet, Inception and depthwise networks to time, in all three directions."""
     layers = (
         (3, 224, 64, 7, 3, 2), (64, 56, 64, 1, 0, 1), (64, 56, 64, 3, 1, 1), (256, 56, 128, 1, 0, 2),
         (128, 28, 128, 3, 1, 1), (512, 28, 256, 1, 0, 1), (256, 14, 256, 3, 1, 1), (512, 7, 512, 3, 1, 1),
@@ -126,7 +126,7 @@ def _conv_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
 
 
 def _rnn_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
-    """Short and long sequences of narrow and wide cells."""
+    """List short and long sequences of narrow and wide cells to time."""
     sizes = (
         (256, 16, 150),
         (512, 32, 25),
@@ -145,7 +145,7 @@ def _rnn_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
 
 
 def _copies_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
-    """Between host and device, page-locked, both ways."""
+    """List copies between page-locked host memory and device to time, in both directions."""
     for power, direction in itertools.product(range(2, 31, 4), ("h2d", "d2h")):
         if 2**power <= largest**2:
             yield Point("copies", {"copy": direction, "bytes": 2**power})
@@ -277,10 +277,11 @@ class _Stopwatch(Protocol):
     """A clock that times calls on a device."""
 
     def time(self, calls: Sequence[Call], flush: Call | None) -> Timing:
-        """Median seconds of the calls, taken in turn; ``flush`` empties caches before each one and is not counted."""
+        """Return the median seconds of the calls, made in turn; ``flush`` empties caches before each and is not
+        counted."""
 
     def eager(self, call: Call) -> Timing:
-        """Median seconds of one call at a time, the host's work included."""
+        """Return the median seconds of single calls, including the host's work."""
 
 
 class WallClock:
@@ -333,7 +334,7 @@ class _CudaClock:
         self.torch = torch
 
     def time(self, calls: Sequence[Call], flush: Call | None) -> Timing:
-        """Median over samples; cold calls one by one, with the flush before the first event."""
+        """Return the median over samples; cold calls are timed one by one, with the flush before the first event."""
         for call in (*calls, *calls):
             call()
         self.torch.cuda.synchronize()
@@ -348,7 +349,7 @@ class _CudaClock:
         return Timing(statistics.median(samples) / CALLS, timing)
 
     def eager(self, call: Call) -> Timing:
-        """Events round single calls, each after the device has come to rest."""
+        """Time single calls by events, each after the device has become idle."""
         for _ in range(3):
             call()
         samples = []
@@ -397,7 +398,7 @@ class Bench:
 
     @property
     def on_cuda(self) -> bool:
-        """Whether the device is a CUDA device."""
+        """True if the device is a CUDA device."""
         return bool(self.device.type == "cuda")
 
     def measure(self, point: Point) -> dict[str, Any]:
@@ -472,7 +473,7 @@ class Bench:
 
 @contextmanager
 def _tf32(torch: Any, allowed: bool) -> Iterator[None]:
-    """fp32 products in fp32, unless TF32 is what is measured."""
+    """Make fp32 products run in fp32, unless TF32 is measured."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     cudnn = torch.backends.cudnn.allow_tf32
@@ -557,7 +558,7 @@ def _conv(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
 
 
 def _rnn(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
-    """One layer whose input has one feature, so that the input product is next to nothing."""
+    """Build a recurrent layer whose input has one feature, so that the input product costs nearly nothing."""
     torch = bench.torch
     cell = {"vanilla": torch.nn.RNN, "lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[row["cell"]]
     x = bench.normal(row["timesteps"], row["batch"], 1, dtype=row["dtype"])
@@ -594,7 +595,7 @@ _BUILDERS: Mapping[str, Callable[[Bench, Mapping[str, Any]], list[Call]]] = {
 
 
 def import_torch() -> Any:
-    """torch; SpecError says how to get it where it is not installed."""
+    """Import torch; the SpecError raised without it says how to install it."""
     try:
         import torch
     except ImportError:
@@ -880,7 +881,7 @@ def measure_collectives(
 
 
 def _collective_time(torch: Any, device: Any, team: Any, row: Mapping[str, Any], member: bool) -> float | None:
-    """Mean seconds of a collective in a loop, as nccl-tests does it; None where the backend has none such."""
+    """Time a collective in a loop, as nccl-tests does [mean, s]; None where the backend has no such collective."""
     if not member:
         return None
     elements = max(row["ranks"], row["bytes"] // WIDTH[row["dtype"]] // row["ranks"] * row["ranks"])

@@ -130,7 +130,7 @@ class SoftwareJob:
 
     @property
     def steps(self) -> int:
-        """How many rows there are to fit and to test on."""
+        """Number of rows to fit and to test on."""
         return count(self.rows)
 
     @property
@@ -357,7 +357,7 @@ COLUMNS = [f"seconds at {1.0 / inverse:.3g}" for inverse in _INVERSES]
 
 @dataclass(frozen=True, slots=True)
 class WaitingParameters:
-    """What is fitted: ``power`` as `HostTime.waiting_power`; 1 if device and host took turns."""
+    """Fitted parameters: ``power`` as `HostTime.waiting_power`; 1 if device and host took turns."""
 
     power: float = bounded(AHEAD, 1.0, 2.0 * AHEAD)
 
@@ -406,7 +406,7 @@ def waiting_rows(files: Sequence[str], report: Report = str) -> list[Rows]:
 
 
 def _waiting(table: StepTable, frame: pd.DataFrame, name: str) -> Rows:
-    """Those of one profile whose step depends on the power."""
+    """Select the rows of one profile whose step depends on the power with which waits are combined."""
     known = frame[np.isfinite(compute_rows(table, frame)[1].seconds)]
     profile = load_software(name)
     for column, inverse in zip(COLUMNS, _INVERSES, strict=True):

@@ -86,7 +86,7 @@ def points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _in_listed_rounds(points: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Which points belong to rounds that a task lists as its own."""
+    """Return True for points of rounds that a task lists as its own."""
     tasks = [load_task(name) for name in entries("tasks")]
     listed = {(benchmark, name) for task in tasks for benchmark in task.benchmarks for name in task.rounds}
     pairs = zip(points["benchmark"], points["round"], strict=True)
@@ -198,6 +198,7 @@ class Row:
     evaluation: float
     evaluations: float
     seconds: float
+    other: float
 
     @property
     def task(self) -> str:
@@ -246,6 +247,7 @@ def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
         evaluation=_beside_steps(cells, point),
         evaluations=measured("evaluations"),
         seconds=measured("minutes_to_target", MINUTE),
+        other=_neither(cells, point),
     )
 
 
@@ -254,10 +256,17 @@ _LEAST_TRAINING = 0.1
 
 
 def _tells_apart(cells: dict[str, Any], point: TargetTime) -> bool:
-    """Whether a row without logged steps tells training from evaluation: on TPUs some logs have no blocks of either."""
+    """Tell whether a row without logged steps separates training from evaluation; some logs on TPUs have blocks of
+    neither."""
     if point.prediction.system.device.kind != "tpu" or not filled(cells, "train_s"):
         return True
     return float(cells["train_s"]) > _LEAST_TRAINING * float(cells["minutes_to_target"]) * MINUTE
+
+
+def _neither(cells: dict[str, Any], point: TargetTime) -> float:
+    """Seconds that are neither steps nor evaluations; nan where they are not known, or counted as evaluation (TPUs)."""
+    on_tpu = point.prediction.system.device.kind == "tpu"
+    return float("nan") if on_tpu or not filled(cells, "other_s") else float(cells["other_s"])
 
 
 def _beside_steps(cells: dict[str, Any], point: TargetTime) -> float:
@@ -288,10 +297,28 @@ def _implied_step(cells: dict[str, Any], point: TargetTime) -> float:
 
 
 def _weights(rows: list[Row], rounds: list[str], towards: str) -> Array:
-    """Weights of rows for a fit towards a round: later ones count most, unsure configurations half."""
+    """Return the weights of rows for a fit to a round: later rounds count most, uncertain configurations half."""
+    return np.asarray(_FADES ** _rounds_apart(rows, rounds, towards) * _sureness(rows))
+
+
+def _weights_by_device(rows: list[Row], rounds: list[str], towards: str) -> Array:
+    """Return weights like those of `_weights`, where the nearest round of each device counts in full.
+
+    The last rows of a card that nobody submits any more say as much of it as the first rows of a new one do.
+    """
+    apart = _rounds_apart(rows, rounds, towards)
+    devices = np.array([row.point.prediction.system.device.name for row in rows])
+    nearest = {name: apart[devices == name].min() for name in np.unique(devices)}
+    return np.asarray(_FADES ** (apart - [nearest[name] for name in devices]) * _sureness(rows))
+
+
+def _rounds_apart(rows: list[Row], rounds: list[str], towards: str) -> Array:
     place = rounds.index(towards)
-    distance = np.array([abs(rounds.index(row.round_name) - place) for row in rows], dtype=np.float64)
-    return np.asarray(_FADES**distance * np.where([row.exact for row in rows], 1.0, _UNSURE))
+    return np.array([abs(rounds.index(row.round_name) - place) for row in rows], dtype=np.float64)
+
+
+def _sureness(rows: list[Row]) -> Array:
+    return np.where([row.exact for row in rows], 1.0, _UNSURE)
 
 
 def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
@@ -316,7 +343,7 @@ def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
     code = rows[0].point.task.code
     fitted = [row for row in rows if row.step > 0]
     if len(fitted) < LEAST_ROWS:
-        return code.model_copy(update={"ratio": {}, "rows": 0, "per_round": 0.0, "round": None})
+        return code.model_copy(update={"ratio": {}, "rows": 0, "per_round": 0.0, "round": None, "start": 0.0})
     reference = float(np.median([_samples_per_gpu(row) for row in fitted]))
     architectures = sorted({row.point.prediction.system.device.architecture for row in fitted})
     devices = sorted({row.point.prediction.system.device.name for row in fitted})
@@ -325,9 +352,18 @@ def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
     target = np.log([row.step / row.point.prediction.step_time for row in fitted]) - _GAIN * later
     pulls = [0.0, *[_PULLS["architecture"]] * len(architectures), *[_PULLS["device"]] * len(devices)]
     pulls += [_PULLS["per_doubling"], _PULLS["several_nodes"], _PULLS["per_round"]]
-    beta = _robust(design, target, _weights(fitted, rounds, towards), np.array(pulls))
+    beta = _robust(design, target, _weights_by_device(fitted, rounds, towards), np.array(pulls))
     known = _code(code, beta[:-1], architectures, devices, fitted, reference)
-    return known.model_copy(update={"per_round": round(float(beta[-1]) + _GAIN, 4), "round": towards})
+    trend = {"per_round": round(float(beta[-1]) + _GAIN, 4), "round": towards}
+    return known.model_copy(update=trend | {"start": _start(rows, rounds, towards)})
+
+
+def _start(rows: list[Row], rounds: list[str], towards: str) -> float:
+    """Seconds of a run that are neither steps nor evaluations: the weighted median of rows whose logs tell them."""
+    timed = [row for row in rows if row.other >= 0]
+    if len(timed) < LEAST_ROWS:
+        return 0.0
+    return round(_weighted_median(np.array([row.other for row in timed]), _weights(timed, rounds, towards)), 1)
 
 
 #: Rows from which on a code is fitted.
@@ -352,7 +388,7 @@ def _terms(row: Row, architectures: list[str], devices: list[str], reference: fl
 
 
 def _robust(design: Array, target: Array, weights: Array, pulls: Array) -> Array:
-    """Weighted least squares with pulls to zero, rows beyond two spreads weighted down (Huber)."""
+    """Solve weighted least squares with pulls to zero; rows beyond two spreads get less weight (Huber)."""
     used, beta = weights, np.zeros(design.shape[1])
     for _ in range(8):
         normal = design.T @ (design * used[:, None]) + np.diag(np.maximum(pulls, 1e-12))
@@ -447,7 +483,7 @@ def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str)
 
 
 def _work_and_fixed(seconds: Array, passes: Array, weights: Array) -> tuple[float, float]:
-    """Work and fixed seconds in the mixture of both that scatters least about what was measured."""
+    """Return work and fixed seconds in that mixture of both that scatters least about the measured values."""
     usual, best = float(np.median(passes)), (float("inf"), 1.0, 0.0)
     for share in MIXTURES:
         mixture = share * passes / usual + (1.0 - share)
@@ -571,8 +607,8 @@ _ONE_ROUND = 0.15
 #: Fields of the fitted blocks of a task file, in the order in which a file has them.
 BLOCKS = {
     "code": (
-        "software", "ratio", "samples_per_gpu", "per_doubling", "several_nodes", "per_round", "round", "residual",
-        "rows", "source",
+        "software", "ratio", "samples_per_gpu", "per_doubling", "several_nodes", "per_round", "round", "start",
+        "residual", "rows", "source",
     ),
     "evaluation": ("samples", "every", "first", "work", "fixed", "beside", "source"),
     "submissions": ("ratio", "residual", "rows", "source"),
@@ -683,7 +719,7 @@ def with_blocks(text: str, task: TrainingTask) -> str:
 
 
 #: Units of fields that carry one.
-UNITS = {"fixed": " s"}
+UNITS = {"fixed": " s", "start": " s"}
 
 
 def _block(name: str, fields: Spec | None) -> str:
@@ -752,7 +788,7 @@ def leave_one_round_out(rows: list[Row], rounds: list[str]) -> Iterator[tuple[Ro
 
 def _unfitted(code: Code) -> Code:
     return code.model_copy(
-        update={"ratio": {}, "per_doubling": 0.0, "several_nodes": 0.0, "residual": 0.0, "per_round": 0.0}
+        update={"ratio": {}, "per_doubling": 0.0, "several_nodes": 0.0, "residual": 0.0, "per_round": 0.0, "start": 0.0}
     )
 
 
@@ -784,7 +820,7 @@ def cross_validated_submissions(table: pd.DataFrame) -> pd.DataFrame:
                 "round": row.round_name,
                 "kind": point.prediction.system.device.kind,
                 "device": point.prediction.system.device.name,
-                "gpus": int(cells["n_gpus"]),
+                "gpus": int(float(cells["n_gpus"])),
                 "step": abs(point.step_time / row.step - 1.0),
                 "samples": abs(point.samples / row.samples - 1.0),
                 "minutes": abs(point.seconds / row.seconds - 1.0),

@@ -163,7 +163,7 @@ def _whole(help_: str) -> Any:
 
 
 def _options_of(options: Any, group: type[Any]) -> dict[str, Any]:
-    """Options of a group among those of a command."""
+    """Return the options of one group among those of a command."""
     return {field.name: getattr(options, field.name) for field in fields(group)}
 
 
@@ -364,7 +364,7 @@ class RunOptions:
         return self.file_network
 
     def remarks(self) -> list[str]:
-        """Warnings about keys of --from that were not read and may matter, and about --software any."""
+        """Return warnings about keys of --from that were not read and may matter, and about --software any."""
         lifted = [_LIFTED] if self.software == "any" else []
         if self.job is None or not self.job.unread:
             return lifted
@@ -582,7 +582,7 @@ class TariffOptions:
     buy: Bought = None
 
     def tariff(self) -> Tariff:
-        """Tariff that the options describe; SpecError names an option that is wrong."""
+        """Return the tariff that the options describe; raise SpecError, which names the option, if one is wrong."""
         from paleo.studies.cost import parse_tariff
 
         return parse_tariff(**_options_of(self, TariffOptions))
@@ -645,14 +645,15 @@ class LongRunFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class AmountOptions:
-    """How much is trained, one of them."""
+    """Options for the amount of training, of which one may be given."""
 
     epochs: Epochs = None
     samples: Samples = None
     tokens: Tokens = None
 
     def amount(self) -> dict[str, Any]:
-        """Options as keyword arguments of `paleo.estimate` and its like."""
+        """Return the options for an amount of training as keyword arguments of `paleo.estimate` and similar
+        functions."""
         return _options_of(self, AmountOptions)
 
 
@@ -661,7 +662,8 @@ class PricedRunOptions(RunOptions, TariffOptions, LongRunFlags):
     """The options of a run that is paid for and may fail."""
 
     def terms(self) -> dict[str, Any]:
-        """Options of what is paid and of failures, as keyword arguments of `paleo.estimate` and its like."""
+        """Return the options for payment and failures as keyword arguments of `paleo.estimate` and similar
+        functions."""
         return {**_options_of(self, TariffOptions), **self.keywords()}
 
 
@@ -670,7 +672,7 @@ class TrainingOptions(PricedRunOptions, AmountOptions):
     """The options of a run, of how much it trains, of what that costs and of failures."""
 
     def question(self) -> dict[str, Any]:
-        """All options as keyword arguments of `paleo.estimate` and its like."""
+        """Return all options as keyword arguments of `paleo.estimate` and similar functions."""
         return {"run": self.run(), **self.amount(), **self.terms()}
 
 

@@ -150,6 +150,8 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 #: Environment variable for the threads of NumPy's matrix products, and its default here. The products of a search are
 #: small, and idle threads would take a third of its CPU time.
 BLAS_THREADS, THREADS = "OPENBLAS_NUM_THREADS", "1"
+#: Environment variable that keeps pydantic from looking for plugins in every installed package.
+NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 #: Allocations between two garbage collections. Commands keep most of their objects, so frequent collections are
 #: useless.
 ALLOCATED = 100_000
@@ -181,11 +183,11 @@ def _files() -> list[str]:
 def _parser(word: str) -> Callable[..., Any]:
     """Return the parser for a command line that begins with a word.
 
-    If the word is the name of a command file, only that command is built, because building all of them takes a tenth of
-    the time of an estimate.
+    If a file of commands has that name, only its command is built, because building all of them takes a tenth of the
+    time of an estimate.
     """
-    if word in _files():
-        importlib.import_module(f"{commands.__name__}.{word}")
+    if f"_{word}" in _files():
+        importlib.import_module(f"{commands.__name__}._{word}")
     alone = copy(app)
     alone.registered_commands = [each for each in app.registered_commands if word in (each.name, _function(each))]
     return typer.main.get_command(alone if alone.registered_commands else every_command())
@@ -205,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     gc.set_threshold(ALLOCATED)
     os.environ.setdefault(BLAS_THREADS, THREADS)
+    os.environ.setdefault(NO_PLUGINS, "__all__")
     prepare()
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # warnings of libraries; this program prints its own as lines

@@ -89,7 +89,7 @@ class JobSpec(Spec):
 
     @property
     def kind(self) -> str:
-        """What the job is: trace, tune, serve, rl or train."""
+        """Kind of the job: trace, tune, serve, rl or train."""
         kinds = {"duration": "trace", "tune": "tune", "serve": "serve", "rl": "rl"}
         return next((word for name, word in kinds.items() if getattr(self, name) is not None), "train")
 

@@ -62,7 +62,7 @@ Phase = tuple[LevelTraffic, ...]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Phases that run one after another; inside a phase the levels work at the same time as a pipeline.
+    """Traffic of a collective: phases that run one after another, each pipelined over the levels of links.
 
     Traffic adds (``a + b`` is first a, then b) and repeats (``a * 3``).
 

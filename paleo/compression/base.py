@@ -143,7 +143,7 @@ class Compression(Protocol):
 
     @property
     def summary(self) -> str:
-        """What the method does, in a few words."""
+        """Description of the method in a few words."""
 
     @property
     def reference(self) -> str:

@@ -15,7 +15,7 @@ from paleo.step.waiting import Numeric, averaged_noise, waiting_share
 
 
 def ring_gap(workers: Numeric) -> Array:
-    """Spectral gap of averaging with both neighbours of a ring with weights 1/3: (2/3)(1 − cos 2π/n).
+    """Compute the spectral gap of averaging with both neighbours of a ring with weights 1/3: (2/3)(1 − cos 2π/n).
 
     >>> float(ring_gap(4.0).round(4))
     0.6667
@@ -24,7 +24,7 @@ def ring_gap(workers: Numeric) -> Array:
 
 
 def exponential_gap(workers: Numeric) -> Array:
-    """Spectral gap of the static exponential graph: 2 / (1 + ⌈log₂ n⌉).
+    """Compute the spectral gap of the static exponential graph: 2 / (1 + ⌈log₂ n⌉).
 
     Reference: Ying et al., Exponential graph is provably efficient for decentralized deep training, NeurIPS 2021.
     """
@@ -39,7 +39,7 @@ class Topology:
     reference: str
 
     def degree(self, workers: Numeric) -> Array:
-        """Number of neighbours in each step, shape (configurations,)."""
+        """Return the number of neighbours in each step, shape (configurations,)."""
         n = np.asarray(workers, dtype=np.float64)
         most = {"ring": 2.0 + 0.0 * n, "one-peer": 1.0 + 0.0 * n, "exp": np.ceil(np.log2(np.maximum(n, 1.0)))}
         return np.asarray(np.minimum(most[self.neighbours], n - 1.0))

@@ -160,7 +160,7 @@ class Consistency(Protocol):
 
     @property
     def summary(self) -> str:
-        """What the model does, in a few words."""
+        """Description of the consistency model in a few words."""
 
     @property
     def reference(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from paleo.errors import SpecError, near
 from paleo.registry import Registry
-from paleo.specs.catalog import hub_ids, resolve_spelling
+from paleo.specs.catalog import hub_id, resolve_spelling
 
 #: Keys of a framework with their values; nested keys are joined by dots.
 Settings = Mapping[str, Any]
@@ -130,7 +130,7 @@ _ALWAYS = frozenset({"model", "seq", "gpus", "microbatch", "global_batch", "laye
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
-    """One key of a framework for one field of a plan.
+    """Key of a framework's settings that holds one field of a plan.
 
     Attributes
     ----------
@@ -250,7 +250,7 @@ def switch(keys: str, field: str, on: Any, off: Any, *, absent: bool = False, wr
 
     def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
         word = one_of(settings, names)
-        return {field: on if (absent if word is None else true(word)) else off}
+        return {field: on if (absent if word is None else is_true(word)) else off}
 
     return Together(names, (field,), write, read)
 
@@ -265,7 +265,7 @@ def formats(**keys: str) -> Together:
         return dict.fromkeys(names.get(plan.dtype, ()), True)
 
     def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
-        on = (dtype for dtype, words in names.items() if any(true(settings.get(word)) for word in words))
+        on = (dtype for dtype, words in names.items() if any(is_true(settings.get(word)) for word in words))
         return {"dtype": next(on, "fp32")}
 
     return Together(sum(names.values(), ()), ("dtype",), write, read)
@@ -449,7 +449,7 @@ def number(settings: Settings, key: str, usual: int = 1) -> int:
     return whole(settings.get(key, usual), key)
 
 
-def true(value: object) -> bool:
+def is_true(value: object) -> bool:
     """Return True if a file's value means yes."""
     return str(value).lower() in ("true", "1", "yes", "auto")
 
@@ -480,14 +480,9 @@ def one_of(settings: Settings, keys: Sequence[str]) -> Any:
     return next((settings[key] for key in keys if settings.get(key) is not None), None)
 
 
-def _hub_id(model: str) -> str:
-    """Return the first Hugging Face id that a catalog model lists, or an empty string."""
-    return next((name for name in hub_ids() if resolve_spelling("models", name) == model), "")
-
-
 def without_hub_id(plan: JobPlan) -> str:
     """Return a sentence if no Hugging Face id is known for the network, else an empty string."""
-    if "/" in plan.model or _hub_id(plan.model):
+    if "/" in plan.model or hub_id(plan.model):
         return ""
     return f"no id of {plan.model} on the Hugging Face hub is known; replace the name by a folder of its configuration"
 
@@ -496,7 +491,7 @@ def hub_key(key: str) -> Together:
     """Make the entry of a key that names a network by its Hugging Face id."""
 
     def write(plan: JobPlan) -> dict[str, Any]:
-        return {key: _hub_id(plan.model) or plan.model}
+        return {key: hub_id(plan.model) or plan.model}
 
     def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
         name = settings.get(key)

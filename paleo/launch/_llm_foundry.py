@@ -13,10 +13,10 @@ from paleo.launch._base import (
     add_launcher,
     behind,
     hub_key,
+    is_true,
     number,
     ranks,
     together,
-    true,
     whole,
     without_hub_id,
 )
@@ -56,8 +56,8 @@ def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
     return {
         "zero": 2 if strategy in _STRATEGIES[2] else 0 if strategy == "NO_SHARD" else 3,
         "shard": known.get("node", 8) if "HYBRID" in strategy else 1,
-        "recompute": "full" if true(settings.get(f"{_FSDP}activation_checkpointing")) else "none",
-        "offload": ("activations",) if true(settings.get(f"{_FSDP}activation_cpu_offload")) else (),
+        "recompute": "full" if is_true(settings.get(f"{_FSDP}activation_checkpointing")) else "none",
+        "offload": ("activations",) if is_true(settings.get(f"{_FSDP}activation_cpu_offload")) else (),
     }
 
 

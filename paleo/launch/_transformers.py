@@ -17,13 +17,13 @@ from paleo.launch._base import (
     behind,
     formats,
     hub_key,
+    is_true,
     model_ranks,
     number,
     offloads_all,
     ranks,
     switch,
     together,
-    true,
     whole,
     without_hub_id,
 )
@@ -149,7 +149,7 @@ def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
     )
     return {
         "zero": zero,
-        "overlapped": true(overlapped) if overlapped is not None else zero == 3,
+        "overlapped": is_true(overlapped) if overlapped is not None else zero == 3,
         "offload": (*("gradients", "optimizer") * rule, *("parameters",) * weights),
     }
 
@@ -238,8 +238,8 @@ def _read_fsdp(settings: Settings, known: Settings) -> dict[str, Any]:
     zero = {"SHARD_GRAD_OP": 2, "2": 2, "NO_SHARD": 0, "3": 0}.get(strategy, 3)
     reshard = settings.get(f"{_FSDP}reshard_after_forward")
     if reshard is not None and str(reshard).upper() not in ("FULL_SHARD", "SHARD_GRAD_OP"):
-        zero = 3 if true(reshard) else 2
-    offload = ALL_PARTS if true(settings.get(f"{_FSDP}offload_params")) else ()
+        zero = 3 if is_true(reshard) else 2
+    offload = ALL_PARTS if is_true(settings.get(f"{_FSDP}offload_params")) else ()
     shard = shard if replicas > 1 else 1
     return {"gpus": gpus, "zero": zero, "tp": tp, "cp": cp, "offload": offload, "shard": shard}
 

@@ -17,11 +17,11 @@ from paleo.launch._base import (
     behind,
     formats,
     hub_key,
+    is_true,
     offloads_all,
     one_of,
     switch,
     together,
-    true,
     whole,
     without_hub_id,
 )
@@ -68,7 +68,7 @@ def _stage(settings: Settings) -> int:
         return 0
     reshard = one_of(settings, ("fsdp_config.reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward"))
     strategy = one_of(settings, ("fsdp_config.fsdp_sharding_strategy", "fsdp_config.sharding_strategy"))
-    return 2 if (reshard is not None and not true(reshard)) or str(strategy).upper() == "SHARD_GRAD_OP" else 3
+    return 2 if (reshard is not None and not is_true(reshard)) or str(strategy).upper() == "SHARD_GRAD_OP" else 3
 
 
 def _offload(settings: Settings) -> tuple[str, ...]:
@@ -76,7 +76,9 @@ def _offload(settings: Settings) -> tuple[str, ...]:
     if "offload" in word:
         return ALL_PARTS if _stage(settings) == 3 else ALL_PARTS[:2]
     return (
-        ALL_PARTS if true(one_of(settings, ("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params"))) else ()
+        ALL_PARTS
+        if is_true(one_of(settings, ("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params")))
+        else ()
     )
 
 
@@ -95,7 +97,7 @@ def _read_axolotl_adapters(settings: Settings, known: Settings) -> dict[str, Any
     adapter = settings.get("adapter")
     if not adapter:
         return {}
-    linear = true(settings.get("lora_target_linear"))
+    linear = is_true(settings.get("lora_target_linear"))
     where = "all" if linear else _where(settings.get("lora_target_modules", "all"))
     return {"lora": f"{whole(settings.get('lora_r', 8), 'lora_r')}:{where}", "qlora": str(adapter) == "qlora"}
 
@@ -135,9 +137,9 @@ def _bits(plan: JobPlan) -> dict[str, Any]:
 
 def _read_bits(settings: Settings, known: Settings) -> dict[str, Any]:
     """Read the number format; axolotl uses bf16 unless it is switched off."""
-    on = [name for name in ("fp8", "fp16", "tf32") if true(settings.get(name))]
+    on = [name for name in ("fp8", "fp16", "tf32") if is_true(settings.get(name))]
     bf16 = settings.get("bf16", not set(on) - {"fp8"})
-    if "fp8" not in on and (true(bf16) or str(bf16) == "full"):
+    if "fp8" not in on and (is_true(bf16) or str(bf16) == "full"):
         return {"dtype": "bf16"}
     return {"dtype": next(iter(on), "fp32")}
 

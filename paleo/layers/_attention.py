@@ -614,13 +614,10 @@ class RelationalGraphAttention(Layer):
         batch, _, features = x.dims
         width = self.heads * self.head_dim
         relation_nodes = x.sizes[1] * self.projected / self.relations
-        sorted_nodes = Tensor(f"{name}.by_relation", (batch, "relations", "nodes", features),
-                              (x.sizes[0], self.relations, relation_nodes, x.sizes[2]))  # fmt: skip
+        sorted_nodes = Tensor(f"{name}.by_relation", ("relations", batch, "nodes", features),
+                              (self.relations, x.sizes[0], relation_nodes, x.sizes[2]))  # fmt: skip
         copy = MemoryPass(f"{name}.by_relation", "gather", (x,), sorted_nodes, flops_per_element=0.0)
-        product, messages = project(
-            f"{name}.project", sorted_nodes.reshaped({"relations": self.relations, batch: x.sizes[0],
-            "nodes": relation_nodes, features: x.sizes[2]}), {"messages": width}, shared=("relations",),
-        )  # fmt: skip
+        product, messages = project(f"{name}.project", sorted_nodes, {"messages": width}, shared=("relations",))
         operations: list[Operation] = [copy, product]
         scores = Tensor(f"{name}.scores", (batch, "edges", "heads"), (x.sizes[0], self.edges, self.heads))
         vectors = Tensor(

@@ -25,7 +25,7 @@ LAYERS: Registry[type[Layer]] = Registry("layer type", "paleo.layers")
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """How a framework implements layers where implementations differ; a software profile sets it."""
+    """Choices of a framework where implementations of layers differ; a software profile sets them."""
 
     #: Attention. ``fused``: one kernel. ``unfused``: scores are saved; one kernel for scale, mask and softmax.
     #: ``stepwise``: a pass for each of those, and copies that make heads contiguous, as in plain framework code.

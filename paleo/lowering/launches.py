@@ -356,7 +356,7 @@ _add_recompute_module(
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """How a framework recomputes.
+    """Activation checkpointing as a framework does it.
 
     If it ``stops_early``, recomputation of a block ends when its backward pass has all inputs (PyTorch's non-reentrant
     checkpoints, 2.1 and later); otherwise it runs to the end of the block. ``selective`` is ``attention`` to recompute
@@ -486,7 +486,7 @@ BesideDispatch = Literal["shared experts", "microbatch"]
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """How tokens are sent to their experts.
+    """Way in which tokens are sent to their experts.
 
     With ``targets`` a token is sent once to each of these nodes or devices, even if several of its experts are there;
     with None it is sent once to each expert. ``beside`` is the computation that overlaps with the exchange.
@@ -502,7 +502,7 @@ ALL_TO_ALL = Dispatch()
 
 @dataclass(frozen=True, slots=True)
 class LoweringOptions:
-    """How the software runs a rank's work."""
+    """Choices of the software for how a rank's work runs."""
 
     #: Chains of element-wise passes that are one kernel.
     chains: Chains = "none"

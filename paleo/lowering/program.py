@@ -237,7 +237,12 @@ class Program:
 
 
 def lower(
-    graph: Graph, placement: Placement, mesh: Mesh, precision: Precision, options: LoweringOptions | None = None
+    graph: Graph,
+    placement: Placement,
+    mesh: Mesh,
+    precision: Precision,
+    options: LoweringOptions | None = None,
+    sections: int | None = None,
 ) -> Program:
     """Lower a network to the program of the rank with the most work.
 
@@ -253,6 +258,8 @@ def lower(
         Bytes of each role of a number.
     options : LoweringOptions, optional
         Choices of the software; by default nothing is fused.
+    sections : int, optional
+        Number of the first sections to lower; by default all are.
 
     Returns
     -------
@@ -265,9 +272,10 @@ def lower(
         If a dim cannot be divided as the placement asks.
     """
     lowering = _Lowering(graph, precision, options or LoweringOptions())
-    placed = propagate(graph, placement, mesh)
+    nodes_of = lowering.nodes_of[:sections]
+    placed = propagate(graph, placement, mesh, None if sections is None else nodes_of[-1].stop)
     placed = placed if lowering.options.regather else tuple([lowering.kept_whole(layer) for layer in placed])
-    lowered = [lowering.section(number, placed[nodes]) for number, nodes in enumerate(lowering.nodes_of)]
+    lowered = [lowering.section(number, placed[nodes]) for number, nodes in enumerate(nodes_of)]
     return Program(tuple([section for section, _ in lowered]), tuple([tie for _, ties in lowered for tie in ties]))
 
 

@@ -36,7 +36,7 @@ NF4_BYTES = 0.5 + 1.0 / 64 + 4.0 / (64 * 256)
 
 @dataclass(frozen=True, slots=True)
 class FineTuning:
-    """What a run trains of a network.
+    """Parts of a network that a run trains.
 
     Attributes
     ----------

@@ -702,7 +702,7 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Floating-point operations a step [FLOP]."""
+        """FLOP of all products in one step."""
         return 2.0 * self.m * self.n * self.k * self.times
 
 

@@ -406,7 +406,8 @@ class FusedAttention:
         return float(self.query.elements / self.query.sizes[-1] * self.attended)
 
     def _flops(self, score_products: int, value_products: int) -> float:
-        """FLOP of ``score_products`` products along the head dim and ``value_products`` along the value dim."""
+        """Count the FLOP of ``score_products`` products along the head dim and ``value_products`` along the value
+        dim."""
         return 2.0 * self._scores * (score_products * self.query.sizes[-1] + value_products * self.value.sizes[-1])
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
@@ -775,7 +776,7 @@ def check_division(
     shards : mapping of str to float
         Parts of each dim.
     core : mapping of str to float
-        Parts of the dims of the core of attention.
+        Parts of the dims of the core of attention, and of a scan.
 
     Raises
     ------
@@ -788,7 +789,8 @@ def check_division(
             _check_sizes(layer, operations, dim, int(n), [t for t in tensors if dim in t.dims])
     for operation in operations:
         undivided, reason = _undivided_dims(operation)
-        for dim in sorted(undivided & set(shards)):
+        divided = core if isinstance(operation, RecomputedChain) else shards
+        for dim in sorted(undivided & {dim for dim, n in divided.items() if n > 1}):
             raise PlanError(f"layer {layer!r}: {dim} cannot be divided: {reason}")
         if isinstance(operation, Contraction | MemoryPass):
             for window in operation.windows:

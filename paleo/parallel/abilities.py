@@ -55,9 +55,10 @@ def network_quantities(graph: Graph) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``heads``, ``kv_heads``, ``layers``, ``experts``, ``seq``, ``tied``; the largest value if layers differ.
+        ``heads``, ``kv_heads``, ``layers``, ``experts``, ``scans``, ``seq``, ``tied``; the largest value if layers
+        differ.
     """
-    kv_heads, heads, layers, experts = 0, 0, 0, 0
+    kv_heads, heads, layers, experts, scans = 0, 0, 0, 0, 0
     owners: dict[str, str] = {}
     tied = 0
     for node in graph.nodes:
@@ -72,10 +73,12 @@ def network_quantities(graph: Graph) -> dict[str, Any]:
             kv_heads = max(kv_heads, int(sizes.get("kv_heads", 0)))
             heads = max(heads, int(sizes.get("kv_heads", 0) * sizes.get("group", 1)))
         experts = max(experts, int(sizes.get("experts", 0))) if node.type == "moe" else experts
+        scans += node.repeat * (node.type == "mamba2")
         for parameter in node.parameters.values():
             tied |= int(owners.setdefault(parameter.name, node.name) != node.name)
     seq = int(graph.tokens_per_sample or 0)
-    return {"heads": heads, "kv_heads": kv_heads, "layers": layers, "experts": experts, "seq": seq, "tied": tied}
+    of_layers = {"heads": heads, "kv_heads": kv_heads, "layers": layers, "experts": experts, "scans": scans}
+    return {**of_layers, "seq": seq, "tied": tied}
 
 
 def run_quantities(run: Run, system: System, software: Software, dtype: str) -> dict[str, Any]:

@@ -14,12 +14,12 @@ experts, and borders of windows that slide over a split dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.errors import PlanError
-from paleo.operations.base import MemoryPass, Operation, is_core
+from paleo.operations.base import MemoryPass, Operation, RecomputedChain, is_core
 from paleo.operations.contraction import Contraction, FusedAttention, check_division, halo_of
 from paleo.operations.tensor import Tensor
 from paleo.parallel.placement import (
@@ -121,10 +121,62 @@ def _exchanged_statistics(operation: MemoryPass) -> Tensor:
 
 
 def _core_split(node: Node, split: Split, context: Context) -> Split:
-    """Return the split of attention's core; in the all-to-all form heads are split instead of the sequence."""
-    if context == "ring" or not split.get("seq") or not any(is_core(operation) for operation in node.operations):
+    """Return the split of a layer's core.
+
+    In the all-to-all form of attention, and in scans, heads or groups are split instead of the sequence.
+    """
+    axes, scan = split.get("seq", ()), scan_of(node)
+    if axes and scan is not None:
+        group = scan.out.dims[_GROUPS]
+        return {**split, "seq": (), group: (*split.get(group, ()), *axes)}
+    if context == "ring" or not axes or not any(is_core(operation) for operation in node.operations):
         return split
-    return {**split, "seq": (), "kv_heads": (*split.get("kv_heads", ()), *split["seq"])}
+    return {**split, "seq": (), "kv_heads": (*split.get("kv_heads", ()), *axes)}
+
+
+#: Layers whose scans take whole sequences of a part of their groups, exchanged by all-to-alls, and position of the
+#: groups among the dims of a scan (Megatron-Core 0.16.1, ssm/mamba_context_parallel.py). Its delta nets have none.
+_EXCHANGED, _GROUPS = ("mamba2",), 2
+
+
+def scan_of(node: Node) -> RecomputedChain | None:
+    """Return the scan of a layer that exchanges groups for the sequence over cp; None for other layers.
+
+    Parameters
+    ----------
+    node : Node
+        The layer.
+
+    Returns
+    -------
+    RecomputedChain, optional
+        The scan.
+    """
+    scans = (operation for operation in node.operations if isinstance(operation, RecomputedChain))
+    return next(scans, None) if node.type in _EXCHANGED else None
+
+
+def _in_core(node: Node, operation: Operation) -> bool:
+    """Return True for operations of the core of attention, for a scan, and for the convolution before it."""
+    scanned = scan_of(node) is not None and (isinstance(operation, RecomputedChain) or "mixed" in operation.out.dims)
+    return scanned or is_core(operation)
+
+
+def _scan_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> Iterator[Communication]:
+    """List the all-to-alls by which a scan gets whole sequences of some groups, and returns its output.
+
+    Gate, convolved entries and step sizes are sent, the output comes back; gradients go the other way.
+    """
+    scan = scan_of(node)
+    if scan is None:
+        return
+    mixed = next(op.out for op in node.operations if "mixed" in op.out.dims)
+    sent = [mixed, *(tensor for tensor in scan.inputs if tensor.dims[-1] == "heads" and tensor.role == "activation")]
+    gate = next(tensor for op in node.operations for tensor in op.reads if tensor.name.endswith(".gate"))
+    for axis in split.get("seq", ()):
+        for tensor in (*sent, gate, scan.out):
+            for when in WAYS:
+                yield Communication(f"{node.name}.scan", "all_to_all", axis, tensor.split(shards), when)
 
 
 def _key_exchange(
@@ -138,7 +190,7 @@ def _key_exchange(
     DeepSpeed-Ulysses, 2023).
     """
     axes = split.get("seq", ())
-    if not axes:
+    if not axes or scan_of(node) is not None:
         return
     keys, queries_and_outputs = _keys_and_values(node), _queries_and_outputs(node)
     divided = {**shards, "keys": mesh.group_size(axes)}
@@ -350,7 +402,7 @@ class PlacedNode:
     share: Hashable
 
 
-def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNode, ...]:
+def propagate(graph: Graph, placement: Placement, mesh: Mesh, layers: int | None = None) -> tuple[PlacedNode, ...]:
     """Compute one rank's share of every layer and the collectives that the placement requires.
 
     Parameters
@@ -361,6 +413,8 @@ def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNod
         Split of every layer.
     mesh : Mesh
         Degrees of the axes.
+    layers : int, optional
+        Number of the first layers to split; by default all are.
 
     Returns
     -------
@@ -372,15 +426,16 @@ def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNod
     PlanError
         If a dim cannot be divided.
     """
-    return graph.once(("placed", placement, mesh.degrees), lambda: _propagated(graph, placement, mesh))
+    key = "placed", placement, mesh.degrees, layers
+    return graph.once(key, lambda: _propagated(graph, placement, mesh, layers))
 
 
-def _propagated(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNode, ...]:
+def _propagated(graph: Graph, placement: Placement, mesh: Mesh, layers: int | None) -> tuple[PlacedNode, ...]:
     layouts = {name: TensorLayout(tuple(_batch_axes(dim, mesh) for dim in t.dims)) for name, t in graph.inputs.items()}
     known: dict[Hashable, tuple[PlacedNode, dict[str, TensorLayout]]] = graph.once("layers", dict, any_batch=True)
     shares: dict[Hashable, tuple[Operation, ...]] = graph.once("shares of operations", dict, any_batch=True)
     batch_axes, placed, joins = _batch_axes("batch", mesh), list[PlacedNode](), list[int]()
-    for node in graph.nodes:
+    for node in graph.nodes[:layers]:
         split = _active_split(node, placement.of(node), mesh)
         share = share_key(graph, node, split, layouts, mesh, batch_axes)
         key = share, placement.context, placement.imbalance
@@ -392,7 +447,7 @@ def _propagated(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedN
             known[key] = layer, current
         placed.append(known[key][0])
         layouts.update(known[key][1])
-    return _without_repeats(placed, joins)
+    return _without_repeats(placed, joins, graph.nodes)
 
 
 def _partial_terms(node: Node, layouts: Mapping[str, TensorLayout]) -> list[str]:
@@ -401,7 +456,7 @@ def _partial_terms(node: Node, layouts: Mapping[str, TensorLayout]) -> list[str]
     return terms if len({layouts[name].partial for name in terms}) == 1 else []
 
 
-def _without_repeats(placed: list[PlacedNode], joins: list[int]) -> tuple[PlacedNode, ...]:
+def _without_repeats(placed: list[PlacedNode], joins: list[int], nodes: Sequence[Node]) -> tuple[PlacedNode, ...]:
     """Drop collectives that parallel branches repeat.
 
     Some networks (PaLM, Falcon) have branches of one input whose partial sums are added before their reduction. That
@@ -413,6 +468,8 @@ def _without_repeats(placed: list[PlacedNode], joins: list[int]) -> tuple[Placed
         Shares in topological order.
     joins : list of int
         Positions of the layers that add such partial sums.
+    nodes : sequence of Node
+        All layers of the network.
 
     Returns
     -------
@@ -420,8 +477,8 @@ def _without_repeats(placed: list[PlacedNode], joins: list[int]) -> tuple[Placed
         Shares without the repeated collectives.
     """
     readers: dict[str, list[int]] = {}
-    for index, layer in enumerate(placed if joins else ()):
-        for tensor in layer.node.inputs:
+    for index, node in enumerate(nodes if joins else ()):
+        for tensor in node.inputs:
             readers.setdefault(tensor.name, []).append(index)
     for join in joins:
         start = next((i + 1 for i in range(join - 1, -1, -1) if placed[i].node.type == "add"), 0)
@@ -523,6 +580,7 @@ def _place(
     owed += (
         *statistics_exchange(node, split, shards),
         *_key_exchange(node, split, core, shards, mesh),
+        *_scan_exchange(node, split, shards),
         *expert_exchange(node, split, shards),
         *_halo_exchange(node, split, shards, mesh),
     )
@@ -531,7 +589,7 @@ def _place(
     parameters = tuple(_parameters(node, split, shards))
     local = layer, *(tuple([pair for pair in each.items() if pair[0] != "batch"]) for each in (shards, core_shards))
     if local not in shares:
-        shares[local] = tuple([op.split(core_shards if is_core(op) else shards) for op in node.operations])
+        shares[local] = tuple([op.split(core_shards if _in_core(node, op) else shards) for op in node.operations])
     return PlacedNode(node, shares[local], tuple(owed), parameters, gathered, local)
 
 

@@ -436,6 +436,8 @@ def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple
         Parameters with their source, and seconds of each kernel.
     """
     family = group.removesuffix(".twice")
+    if family == "memory.layernorm" and prices.software.fusion.norm_rows == "streamed":
+        family = group = "memory.elementwise"
     entry = prices.parameters_of(MemoryParameters, family)
     parameters: MemoryParameters = entry.parameters
     device, width = prices.figures(pointwise_format(prices.device)), precision(prices.dtype).activation

@@ -5,7 +5,12 @@
     selection   = scores in fp32 / (share · bandwidth) + waves of queries · (start + time of a key · keys)
     attention   = joined(FLOP over the selected keys, their bytes from caches)
     passes      = inputs, latents, queries and contexts / (share · bandwidth)
-    time        = launch + projections + scores + selection + attention + passes
+    pairs       = (new tokens of a paged indexer)² · time of a pair
+    device      = projections + scores + selection + attention + passes + pairs
+    time        = (launches^order + device^order)^(1/order)
+
+Launches add to the device's time in a CUDA graph (order 1), and hide behind it where a host issues them ahead. Their
+number grows where operands are converted first: projections in 8 and 4 bits, and keys for a cache in 8 bits.
 
 References: DeepSeek-AI, DeepSeek-V3.2, 2025, section 2.1; DeepSeek-V4, 2026, section 2.3.
 """
@@ -18,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from paleo.pricing.memory import smooth_maximum
 from paleo.pricing.tiles import joined
 from paleo.specs.calibration import parameter
 
@@ -47,15 +53,30 @@ class SparseParameters:
     search: float = parameter("100", "0.001..100000", "picoseconds of each key that a query's search passes")
     row: float = parameter("5 us", "0.001..100 us", "start of a query's search")
     depth: float = parameter("1 cycle", "0.0001..50", "cycles of a block of the indexer for each of its keys")
+    launch_fp8: float = parameter("20 us", "0.01..2000 us", "launches more with weights in 8 bits")
+    launch_fp4: float = parameter("20 us", "0.01..2000 us", "launches more with weights in 4 bits")
+    launch_cache: float = parameter("20 us", "0.01..2000 us", "launches more with a cache in 8 bits")
+    launch_indexer: float = parameter("20 us", "0.01..2000 us", "launches of indexer and selection")
+    launch_dense: float = parameter("20 us", "0.01..2000 us", "launches more of attention over all keys")
+    order: float = parameter("2", "1..10", "order of the norm of launches and device time; 1: their sum")
+    pair: float = parameter("0.1", "0.00001..100", "picoseconds of each pair of tokens in a paged indexer")
 
 
 @dataclass(frozen=True, slots=True)
 class SparseWork:
-    """Work of a call: FLOP, bytes and keys of each part, as arrays that broadcast."""
+    """Work of a call: FLOP, bytes and keys of each part, as arrays that broadcast.
+
+    ``element_bytes`` are bytes of a weight, ``stored_bytes`` of an entry of the cache. ``indexed`` is True where an
+    indexer scores keys, ``dense`` where attention covers all keys without one. ``tokens`` are new tokens of an indexer.
+    """
 
     projection_flops: Array
     weight_bytes: Array
-    narrow: npt.NDArray[np.bool_]
+    element_bytes: Array
+    stored_bytes: Array
+    indexed: npt.NDArray[np.bool_]
+    dense: npt.NDArray[np.bool_]
+    tokens: Array
     score_flops: Array
     index_bytes: Array
     score_bytes: Array
@@ -87,7 +108,7 @@ def sparse_attention_time(work: SparseWork, device: DeviceFigures, parameters: S
     """
     p, peak, bandwidth = parameters, device.peak_flops_per_s, device.memory_bandwidth
     streamed = p.bandwidth * bandwidth
-    product_peak = p.products * peak * np.where(work.narrow, NARROW, 1.0)
+    product_peak = p.products * peak * np.where(work.element_bytes < 2.0, NARROW, 1.0)
     padded = np.maximum(work.heads, LEAST_HEADS) / np.maximum(work.heads, 1.0)
     scores = joined(work.score_flops / (p.indexer * NARROW * peak), work.index_bytes / streamed)
     occupied = work.searching / (RESIDENT * device.multiprocessors)
@@ -98,5 +119,14 @@ def sparse_attention_time(work: SparseWork, device: DeviceFigures, parameters: S
         work.score_bytes / (p.selection * bandwidth) + waves * (p.row + work.searched * p.search * _PICOSECOND),
         joined(work.attention_flops * padded / (p.attention * peak), work.key_bytes / (CACHED * streamed)),
         work.pass_bytes / (p.passes * bandwidth),
+        work.tokens**2 * p.pair * _PICOSECOND,
     )
-    return np.asarray(p.launch + sum(parts))
+    return smooth_maximum(_launches(work, p), sum(parts), p.order)
+
+
+def _launches(work: SparseWork, p: SparseParameters) -> Array:
+    """Sum the launches of a call by its formats and by the kernels that it runs [s]."""
+    narrow = np.select([work.element_bytes < 1.0, work.element_bytes < 2.0], [p.launch_fp4, p.launch_fp8], 0.0)
+    stored = np.where(work.stored_bytes < 2.0, p.launch_cache, 0.0)
+    scored = np.select([work.dense, work.indexed], [p.launch_dense, p.launch_indexer], 0.0)
+    return np.asarray(p.launch + narrow + stored + scored)

@@ -29,7 +29,7 @@ SIZE = (5.2, 3.4)
 
 
 def _times(service: Service) -> Any:
-    """Rows of latencies by name."""
+    """List rows of latencies by name."""
     from paleo.report import serving
 
     columns = [Attribute("", lambda row: row[0], "time")]
@@ -59,7 +59,6 @@ def service_page(service: Service, systems: Sequence[Service] = (), *, date: str
         The page.
     """
     from paleo.report import serving
-    from paleo.serving.commands import written_command
     from paleo.serving.service import UNMODELLED
 
     plan, tables, charts = service.best, [], []
@@ -81,7 +80,7 @@ def service_page(service: Service, systems: Sequence[Service] = (), *, date: str
         warnings=list(service.warnings),
         charts=charts,
         tables=tables,
-        command="" if plan is None else written_command(service.engine.name, service.model.name, plan),
+        command=service.launch,
         assumptions=serving.assumptions(service),
         unmodelled=list(UNMODELLED),
         refusals=list(dict.fromkeys(service.result.refusals)),

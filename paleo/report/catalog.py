@@ -112,7 +112,7 @@ KINDS: dict[str, Lines] = {
 
 
 def _table_lines() -> dict[str, str]:
-    """Kinds of measured tables, with the columns that tell them and the column that holds what was measured."""
+    """List the kinds of measured tables, with the columns that identify each and the column of measured values."""
     from paleo.tables.tables import tables
 
     return {name: _table_line(table) for name, table in sorted(tables().items())}
@@ -249,7 +249,7 @@ def document(entry: object) -> Document:
 
 
 def _known(*rows: tuple[str, object]) -> list[Fact]:
-    """Rows that have a value."""
+    """Select the rows that have a value."""
     return [(name, str(value)) for name, value in rows if value not in (None, "", ())]
 
 
@@ -399,7 +399,7 @@ def _changes(changes: Mapping[str, object]) -> str:
 
 
 def _calibration(calibration: Calibration) -> list[Fact]:
-    """One line for each entry: what was fitted to how many rows, and the error on those that were not."""
+    """Write one line for each entry: what was fitted, to how many rows, and the error on rows that were not fitted."""
     rows = [("subject", calibration.subject)]
     for entry in calibration.entries:
         error = "not tested" if entry.residual is None else f"MAPE {100 * entry.residual.mape:.1f} % on rows held out"

@@ -39,7 +39,7 @@ class _JobRow:
         return self.study.fleet.cluster_jobs[self.number]
 
     def of(self, part: str) -> float:
-        """A column of the simulation."""
+        """Return one column of the simulation."""
         return float(getattr(self.study.result, part)[self.number])
 
     @property
@@ -212,7 +212,8 @@ def figure(study: FleetStudy) -> Figure:
 
 
 def _gantt(axes: Any, study: FleetStudy) -> None:
-    """A bar for each stretch of a job on a node, as high as its GPUs there; lanes of a node are handed out in turn."""
+    """Draw a bar for each stretch of a job on a node, as high as its number of GPUs there; jobs take free lanes in
+    turn."""
     import matplotlib
     from matplotlib.collections import PolyCollection
 

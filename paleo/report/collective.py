@@ -251,8 +251,8 @@ def level_graph(system: System, level: Level, units: int) -> nx.Graph[Vertex]:
 
 
 def _add_leaves(graph: nx.Graph[Vertex], system: System, level: Level, units: int) -> None:
-    """Units below leaf switches, which a spine joins, or one another's links (a dragonfly); each port of a unit below a
-    switch of its own where these are rails."""
+    """Add leaf switches with the units below them, joined by a spine or directly (a dragonfly). With rails, each port
+    of a unit has a switch of its own."""
     machine = max(units_below(system, level)[1], units)
     size = min(level.leaf or USUAL_LEAF, machine)
     leaves, rate = math.ceil(units / size), level.unit_bandwidth
@@ -270,8 +270,8 @@ def _add_leaves(graph: nx.Graph[Vertex], system: System, level: Level, units: in
 
 
 def _torus(level: Level, units: int) -> nx.Graph[Vertex]:
-    """Chips of the box that a job gets, with their places; both links of a dimension of two that closes lead to
-    the same chip."""
+    """Return the chips of a job's box with their places; both links of a dimension of two that closes lead to the same
+    chip."""
     assert level.shape is not None
     graph: nx.Graph[Vertex] = nx.Graph()
     box = torus_box(level.shape, units)
@@ -317,7 +317,7 @@ def figure(system: System) -> Figure:
 
 
 def _panel(axes: Axes, system: System, level: Level) -> None:
-    """One level: lines between vertices, wider where the rate is higher, thinner where there are many of them."""
+    """Draw one level: lines between vertices, wider where the rate is higher, thinner where there are many of them."""
     below, most = units_below(system, level)
     leaves = {"fabric": 2, "dragonfly": 6, "torus": 8}.get(level.topology, most)
     units = min(most, leaves * min(level.leaf or USUAL_LEAF, most))
@@ -344,7 +344,8 @@ def _panel(axes: Axes, system: System, level: Level) -> None:
 
 
 def _places(graph: nx.Graph[Vertex], level: Level) -> Mapping[Vertex, Place]:
-    """Units in a row, switches above the middle of what hangs on them; chips of a torus on a grid in perspective."""
+    """Place units in a row, switches above the middle of what hangs on them, and chips of a torus on a grid in
+    perspective."""
     chips: Mapping[Vertex, tuple[int, ...]] = nx.get_node_attributes(graph, "place")
     if chips:
         return {chip: _seen(place) for chip, place in chips.items()}
@@ -366,7 +367,7 @@ def _seen(place: tuple[int, ...]) -> Place:
 
 
 def _line(start: Place, end: Place) -> np.ndarray:
-    """A straight line to a neighbour, or to a vertex of another height; an arc between others of one row."""
+    """Draw a straight line to a neighbour or to a vertex of another height, and an arc between others of one row."""
     across, share = abs(end[0] - start[0]), np.linspace(0.0, 1.0, 24)[:, None]
     line = np.array(start) * (1.0 - share) + np.array(end) * share
     if start[1] == end[1] and across > 1.5:

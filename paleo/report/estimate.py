@@ -30,8 +30,6 @@ from paleo.report.columns import (
     tenths,
     wrapped_text,
 )
-from paleo.step.timeline import COMPUTE
-from paleo.studies.collective import step_collectives
 from paleo.studies.exchange import CompressionStudy, ConsistencyStudy, compression_study, consistency_study
 from paleo.studies.scale import PlacementStudy, placement_study
 from paleo.units import MICROSECOND, duration, engineering, gibibytes
@@ -555,6 +553,8 @@ def _goodput(run: Goodput) -> Table:
 
 def _sections(prediction: Prediction) -> Table:
     """Sum the time by section and stream, longest first; of a pipeline by pass and stage over all microbatches."""
+    from paleo.step.timeline import COMPUTE
+
     table = grid("Time of sections on their streams", ("section", "stream", "kind", "time"), left=3)
     spent: dict[tuple[str, str, str], float] = {}
     for event in prediction.timeline.events:
@@ -572,6 +572,8 @@ def _sections(prediction: Prediction) -> Table:
 
 def _collectives(prediction: Prediction) -> Table:
     """List every collective of a device in a step, and whether its price is measured or from datasheets."""
+    from paleo.studies.collective import step_collectives
+
     rows = step_collectives(prediction)[:MOST_ROWS]
     table = listing("Collectives of a step on the busiest stage; times without other traffic", _COLLECTIVES, rows)
     if not rows:

@@ -42,7 +42,7 @@ _FOLDER = Path(__file__).parent / "schemas"
 
 
 def documents() -> list[str]:
-    """Names of the commands that print documents."""
+    """List the names of the commands that print documents."""
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
@@ -118,7 +118,7 @@ def _of_file(kind: str) -> dict[str, Any]:
 
 
 def _add_short_forms(schema: dict[str, Any]) -> None:
-    """Adds what stands for a field of a group of a run: names of options, and plain values of groups."""
+    """Add the short forms of the fields of a run's groups: names of options, and plain values of groups."""
     properties = schema["properties"]
     groups = {name: field["$ref"].rpartition("/")[2] for name, field in properties.items() if "$ref" in field}
     fields = {name: schema["$defs"][group]["properties"] for name, group in groups.items()}

@@ -122,7 +122,7 @@ def figure_of(
 
 
 def _parts_legend(figure: Figure, *axes: Axes) -> None:
-    """One legend for the parts of a step under all pictures, where it hides nothing."""
+    """Draw one legend for the parts of a step under all pictures, where it hides nothing."""
     handles = {
         label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
@@ -188,7 +188,7 @@ def _row(stream: str) -> tuple[object, ...]:
 
 
 def _memory(axes: Axes, prediction: Prediction) -> None:
-    """Stacked parts up to the total, or up to the capacity where that is not far away."""
+    """Draw stacked parts up to the total, or up to the capacity where that is not far away."""
     parts = {name: size / GIB for name, size in prediction.memory.parts.items() if size > 0}
     left = 0.0
     for (name, size), colour in zip(parts.items(), _MEMORY, strict=False):
@@ -263,7 +263,7 @@ def _speedup(axes: Axes, curve: ScaleCurve, colour: str, mark: str) -> None:
 
 
 def _reach(curve: ScaleCurve, points: Sequence[ScalePoint]) -> tuple[list[float], list[float]]:
-    """Speed-ups at the slow and at the fast end of each step's interval, the base being as predicted."""
+    """Compute speed-ups at the slow and at the fast end of each step's interval; the base is as predicted."""
     slow = [curve.speedup(point) * point.predicted.step_time / point.predicted.interval[1] for point in points]
     fast = [curve.speedup(point) * point.predicted.step_time / point.predicted.interval[0] for point in points]
     return slow, fast
@@ -274,7 +274,8 @@ _LEVEL = 6
 
 
 def _stacked(axes: Axes, curve: ScaleCurve) -> None:
-    """Shares of a step, with its time above each bar: bars of seconds would shrink out of sight in strong scaling."""
+    """Draw the shares of each step, with its time above the bar: bars of seconds would become invisible in strong
+    scaling."""
     points = [point for point in curve.points if point.usable]
     spent = [asdict(point.predicted.breakdown) for point in points]
     steps = [point.predicted.step_time for point in points]
@@ -344,7 +345,7 @@ def _some_ticks(value: float, _: object = None) -> str:
 
 
 def _stack(axes: Axes, names: Sequence[str], rows: Mapping[str, Sequence[float]], *, level: bool = False) -> None:
-    """Bars of the parts of a step, one after the other, upright or level; names may be alike."""
+    """Draw bars of the parts of a step one after the other, upright or level; two may have the same name."""
     places, before = range(len(names)), np.zeros(len(names))
     bar, start = (axes.barh, "left") if level else (axes.bar, "bottom")
     for key, colour in _PARTS.items():
@@ -582,7 +583,7 @@ def compression(prediction: Prediction) -> Figure:
 
 
 def _mark_rates(axes: Axes, curve: BandwidthCurve) -> None:
-    """Lines at the system's rate and where the steps cross."""
+    """Draw lines at the system's rate and where the steps cross."""
     places = [(curve.stated, GREY, "the system")]
     if curve.crossing is not None:
         places.append((curve.crossing, BLACK, f"pays below {engineering(curve.crossing, 'B/s')}"))
@@ -680,7 +681,7 @@ def placement(curves: Sequence[ScaleCurve]) -> Figure:
 
 
 def _plain_numbers(axes: Axes, places: Sequence[float] = ()) -> None:
-    """Logarithmic axes with plain numbers, those of the horizontal one at some ``places``."""
+    """Give logarithmic axes plain numbers, those of the horizontal axis at some ``places``."""
     if places:
         axes.set_xticks(places)
     for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):

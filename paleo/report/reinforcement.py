@@ -95,7 +95,7 @@ def assumptions(study: LearningStudy) -> list[str]:
     """
     low, high = INTERVAL
     texts = ["Parts overlap: the engine generates while the trainer works."] if study.staleness else []
-    return [*texts, f"Nine measured steps of NeMo RL lie between {low:g} and {high:g} times the prediction."]
+    return [*texts, f"Eight of nine measured steps of NeMo RL lie between {low:g} and {high:g} times the prediction."]
 
 
 def table(study: LearningStudy) -> RenderableType:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.columns import Attribute, grid, listing, percent, record, wrapped_text
-from paleo.serving.commands import written_command
 from paleo.serving.plans import ServingPlan, capacity_of, curve_of, parts_of
 from paleo.serving.service import INTERVAL, UNMODELLED
 from paleo.units import duration, gibibytes
@@ -179,7 +179,7 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         "capacity_requests_per_s": capacity_of(plan.candidate, service.load),
         "breakdown_s": parts_of(plan.candidate, plan.state),
         "steady": _steady(plan) | {"simulated_requests_per_s": service.simulated_rate},
-        "launch": written_command(service.engine.name, service.model.name, plan),
+        "launch": service.launch,
         "calibration": plan.candidate.phases.calibration,
         "plans": [record(PLANS, each) for each in service.result.plans],
         "curve": _curve(service, plan),
@@ -187,7 +187,7 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
 
 
 def _steady(plan: ServingPlan) -> dict[str, Any]:
-    """What the fixed point alone says."""
+    """List what the steady-state model says without simulation."""
     state = plan.state
     return {
         "iteration_s": float(state.iteration),
@@ -242,8 +242,9 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
         ]
         return Group(head, Text(), *reasons[:SHOWN])
     notes = [*assumptions(service), f"Not modelled: {'; '.join(UNMODELLED)}."]
-    line = written_command(service.engine.name, service.model.name, plan)
-    launch: list[RenderableType] = [Text(), Text(line)] if line else []
+    launch: list[RenderableType] = (
+        [Text(), Text(service.launch, no_wrap=True, overflow="ignore")] if service.launch else []
+    )
     plans = listing("Plans", PLANS, service.result.plans[:SHOWN])
     tables: list[RenderableType] = [_times(service), Text(), _memory(plan), Text(), plans]
     if len(systems) > 1:
@@ -420,7 +421,8 @@ def _speeds(axes: Axes, service: Service) -> None:
         color, width = (BLUE, 2.0) if each is service.best else (GREY, 1.0)
         axes.plot(1.0 / state.tpot, rates * state.output / each.gpus, color=color, lw=width)
     axes.plot([], [], color=BLUE, lw=2.0, label=service.best.strategy)
-    axes.plot([], [], color=GREY, label="other plans")
+    if len(service.result.plans) > 1:
+        axes.plot([], [], color=GREY, label="other plans")
     axes.set(xlabel="tokens/s of a user", ylabel="tokens/s of a GPU")
     axes.legend(loc="best")
 
@@ -436,17 +438,52 @@ def _latencies(axes: Axes, service: Service) -> None:
         axes.plot(rates, state.percentile(part, 99), ":", color=color, label=f"{label}, p99")
     axes.set(xlabel="requests/s", ylabel="time", yscale="log")
     axes.yaxis.set_major_formatter(lambda seconds, _: duration(seconds))
-    axes.legend(loc="best")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** 0.4)  # the legend is above the lines
+    axes.legend(loc="upper left", ncols=2)
+
+
+#: Intervals of time of a queue.
+INTERVALS = 100
+
+
+def queue_lengths(queue: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], ...]:
+    """Return the ends of equal intervals of time, and the mean and longest queue in each.
+
+    Parameters
+    ----------
+    queue : ndarray, shape (n, 2)
+        Times at which the queue was seen, rising, and requests that waited then.
+
+    Returns
+    -------
+    tuple of ndarray, shape (m,)
+        Ends of the intervals in which it was seen [s], mean and longest queue.
+    """
+    times, lengths = queue.T
+    edges = np.linspace(0.0, times[-1], INTERVALS + 1)
+    interval = np.clip(np.searchsorted(edges, times) - 1, 0, INTERVALS - 1)
+    seen = np.bincount(interval, minlength=INTERVALS)
+    longest = np.zeros(INTERVALS)
+    np.maximum.at(longest, interval, lengths)
+    mean = np.bincount(interval, lengths, INTERVALS) / np.maximum(seen, 1)
+    return edges[1:][seen > 0], mean[seen > 0], longest[seen > 0]
 
 
 def _queue(axes: Axes, service: Service) -> None:
     """Draw requests that wait in one simulated replica."""
+    from matplotlib.ticker import MaxNLocator
+
     from paleo.report.plots import BLUE
 
     assert service.simulation is not None
-    axes.plot(*service.simulation.queue.T, color=BLUE, lw=0.8, drawstyle="steps-post")
+    times, mean, longest = queue_lengths(service.simulation.queue)
+    axes.fill_between(times, longest, color=BLUE, alpha=0.3, lw=0.0, step="pre", label="longest")
+    axes.plot(times, mean, color=BLUE, drawstyle="steps-pre", label="mean")
     axes.set(xlabel="seconds", ylabel="requests that wait")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0.0, 1.3 * max(float(longest.max()), 1.0))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.legend(loc="upper left", ncols=2)
 
 
 #: Pictures of a service by title.

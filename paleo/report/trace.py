@@ -57,7 +57,7 @@ def trace(prediction: Prediction) -> Document:
 
 
 def _stream(event: Event) -> tuple[str, str]:
-    """Class of ranks and stream of an event."""
+    """Return the class of ranks and the stream of an event."""
     resource, _, stream = event.task.resource.partition(" ")
     if not resource.startswith("stage"):
         return "ranks", resource

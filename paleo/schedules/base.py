@@ -319,7 +319,7 @@ class Schedule:
                 sent[stage][chunk] = stage != other
         return tuple(map(tuple, sent))
 
-    def takes(self, chunks: int) -> bool:
+    def allows_chunks(self, chunks: int) -> bool:
         """Return True if the schedule supports a number of chunks per stage of each copy of the network.
 
         Parameters

@@ -3,7 +3,8 @@
 Most counts of a rank (FLOP, bytes, payloads) are affine in its microbatch, in 1/tp and in 1/cp. A few lowered programs
 at the corners of a range of degrees therefore give the counts of all layouts between them by interpolation, and some
 lowered programs inside the range check the result. A sparse count, such as the rows of an embedding that a small batch
-reads, is the lower of two such interpolations: one from small microbatches and one from large ones.
+reads, is the lower of two such interpolations: one from small microbatches and one from large ones. Only the first
+sections, up to the last one with a sparse count, are lowered at large microbatches.
 
 Where the check fails, because of rounding or a mixture of experts, smaller groups of layouts are interpolated; what
 still fails is lowered point by point. Layouts with folded experts are interpolated together if a rank holds equally
@@ -278,7 +279,7 @@ class _Blocks:
         space = space or Space()
         self.graphs, self.backend = graphs, backend
         self.problem = ""
-        self._known: dict[tuple[Key, int], Program] = {}
+        self._known: dict[tuple[Key, int, int | None], Program] = {}
         self._placements: dict[tuple[object, ...], Placement] = {}
         self.uneven = backend.software.fusion.softmax_multiple > 1
         self.counts_dp = space.preset != "dp" or bool(backend.run.placement)
@@ -352,20 +353,20 @@ class _Blocks:
     def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock] | None:
         """Count all layouts by interpolation between a few lowered ones.
 
-        Lowered are the corners of the range, one layout of each other tp (whose program is needed for its parameters),
-        and a few layouts between them. All lowered programs check the interpolation. Returns None if a count disagrees,
-        or if this takes as many lowerings as there are points.
+        Lowered are the corners of the range at small microbatches, one layout of each other tp (whose program is needed
+        for its parameters) at its largest microbatch, and a few layouts between them. All lowered programs check the
+        interpolation. Returns None if a count disagrees, or if this takes as many lowerings as there are points.
         """
         sizes = sorted({size for counts in family.values() for size in counts})
         corners = self._corners(family, most_cp=True), self._corners(family, most_cp=False)
         if self.uneven or len(sizes) < 2 or not all(corners):
             return None
         ends = list(product(corners[0], sizes[:2])), list(product(corners[1], _FULL))
-        corner_degrees = {key[0] for points in corners for key in points}
+        corner_degrees = {key[0] for key in corners[0]}
         other_degrees = {key[0]: key for key in sorted(family, reverse=True) if key[0] not in corner_degrees}
         between = [(key, -1) for key in (min(family), *other_degrees.values())] + [(min(family), 0), (max(family), 0)]
-        lowered = dict.fromkeys([*ends[0], *ends[1], *((key, family[key][at]) for key, at in between)])
-        if len(lowered) >= sum(map(len, family.values())):
+        lowered = dict.fromkeys([*ends[0], *((key, family[key][at]) for key, at in between)])
+        if len(lowered) + len(ends[1]) >= sum(map(len, family.values())):
             return None
         values = self._interpolated(family, sizes, ends, lowered)
         if values is None:
@@ -398,33 +399,45 @@ class _Blocks:
     ) -> dict[Key, Array] | None:
         """Interpolate the counts of each layout at its microbatches.
 
-        ``ends`` are the corner layouts at small microbatches and at full ones. Returns None if the ``lowered`` programs
-        differ in structure, or if no kind of interpolation reproduces them.
+        ``ends`` are the corner layouts at small microbatches and at full ones. Straight lines through the small ones
+        are tried first. Returns None if the ``lowered`` programs differ in structure, or if no kind of interpolation
+        reproduces them.
         """
-        rows = {point: _values(self._lower(*point), self.graphs.numbers) for point in lowered}
+        programs = {point: self._lower(*point) for point in lowered}
+        rows = {point: _values(program, self.graphs.numbers) for point, program in programs.items()}
         if len({len(row) for row in rows.values()}) > 1:
             return None
-        columns = [(points, size) for points, size_of in zip(ends, (sizes[:2], _FULL), strict=True) for size in size_of]
-        count = len(next(iter(rows.values())))
-        values = {key: np.empty((len(family[key]), count)) for key in family}
-        wrong = np.ones(count, dtype=bool)
-        for share in self._shares({key[0] for key in family}):
-            corners = [
-                {key: rows[key, size][wrong] for key, microbatch in points if microbatch == size}
-                for points, size in columns
-            ]
-            keys = {*family, *(key for key, _ in rows)}
-            between = {key: np.stack([_at_degrees(key, corner, share) for corner in corners]) for key in keys}
-            lower = _concave(sizes, between[min(family)])
-            for key in family:
-                values[key][:, wrong] = _at_microbatches(family[key], sizes, between[key], lower)
-            deviations = [
-                _distinct(_at_microbatches((size,), sizes, between[key], lower)[0], rows[key, size][wrong])
-                for key, size in rows
-            ]
-            wrong[wrong] = np.any(deviations, axis=0)
-            if not wrong.any():
-                return values
+        section = _sections_of_counts(next(iter(programs.values())))
+        values = {key: np.empty((len(family[key]), len(section))) for key in family}
+        wrong = np.ones(len(section), dtype=bool)
+        columns = [(ends[0], size) for size in sizes[:2]]
+        for full in (False, True):
+            if full:
+                first = int(section[wrong].max()) + 1
+                columns += [(ends[1], size) for size in _FULL]
+                for point in ends[1]:
+                    some = _values(self._lower(*point, first), self.graphs.numbers)
+                    if len(some) != (section < first).sum():
+                        return None
+                    rows[point] = np.full(len(section), np.nan)
+                    rows[point][section < first] = some
+            for share in self._shares({key[0] for key in family}):
+                corners = [
+                    {key: rows[key, size][wrong] for key, microbatch in points if microbatch == size}
+                    for points, size in columns
+                ]
+                keys = {*family, *(key for key, _ in rows)}
+                between = {key: np.stack([_at_degrees(key, corner, share) for corner in corners]) for key in keys}
+                lower = _concave(sizes, between[min(family)])
+                for key in family:
+                    values[key][:, wrong] = _at_microbatches(family[key], sizes, between[key], lower)
+                deviations = [
+                    _distinct(_at_microbatches((size,), sizes, between[key], lower)[0], rows[key, size][wrong])
+                    for key, size in rows
+                ]
+                wrong[wrong] = np.any(deviations, axis=0)
+                if not wrong.any():
+                    return values
         return None
 
     def _shares(self, tps: Collection[int]) -> list[Callable[[int], float]]:
@@ -443,12 +456,14 @@ class _Blocks:
         shares: list[Callable[[int], float]] = [_even_share, *(partial(_padded_share, size) for size in sorted(padded))]
         return [share for share in shares if len({share(tp) for tp in tps}) == len(tps)]
 
-    def _lower(self, key: Key, microbatch: int) -> Program:
-        if (key, microbatch) not in self._known:
+    def _lower(self, key: Key, microbatch: int, sections: int | None = None) -> Program:
+        """Lower a layout at a microbatch, or only its first sections, once."""
+        point = key, microbatch, sections
+        if point not in self._known:
             mesh = _mesh(key)
             graph = self.graphs.at(microbatch * mesh.replicas)
-            self._known[key, microbatch] = self.backend.lowered(graph, self._placement(graph, key), mesh)
-        return self._known[key, microbatch]
+            self._known[point] = self.backend.lowered(graph, self._placement(graph, key), mesh, sections)
+        return self._known[point]
 
     def _placement(self, graph: Graph, key: Key) -> Placement:
         known, chosen = self._placements, (graph.batch, *key[4:])
@@ -493,15 +508,20 @@ def _distinct(values: Array, exact: Array) -> npt.NDArray[np.bool_]:
 
 
 def _concave(sizes: Sequence[int], rows: Array) -> npt.NDArray[np.bool_]:
-    """Return True for counts that grow more slowly at large microbatches than at small ones (sparse counts)."""
+    """Return True for counts that grow more slowly at large microbatches than at small ones (sparse counts).
+
+    ``rows`` are counts at two small microbatches and, if they were lowered, at the two full ones.
+    """
+    if len(rows) == 2:
+        return np.zeros(rows.shape[1], dtype=bool)
     slope = (rows[1] - rows[0]) / (sizes[1] - sizes[0])
     return np.asarray(rows[0] + slope * (_FULL[1] - sizes[0]) > rows[3])
 
 
 def _at_microbatches(targets: Sequence[int], sizes: Sequence[int], rows: Array, lower: npt.NDArray[np.bool_]) -> Array:
-    """Interpolate counts at the ``targets`` from two small and two full microbatches.
+    """Interpolate counts at the ``targets`` from two small microbatches, or from two small and two full ones.
 
-    Each count lies on the lower of the two straight lines where ``lower`` is True, else on the upper one. Whole numbers
+    Of two straight lines each count lies on the lower one where ``lower`` is True, else on the upper one. Whole numbers
     stay whole.
     """
     at, ends = np.array(targets, dtype=np.float64)[:, None], np.array([*sizes[:2], *_FULL], dtype=np.float64)
@@ -509,7 +529,9 @@ def _at_microbatches(targets: Sequence[int], sizes: Sequence[int], rows: Array, 
     def line(low: int, high: int) -> Array:
         return np.asarray(rows[low] + (rows[high] - rows[low]) / (ends[high] - ends[low]) * (at - ends[low]))
 
-    count = np.where(lower, np.minimum(line(0, 1), line(2, 3)), np.maximum(line(0, 1), line(2, 3)))
+    count = line(0, 1)
+    if len(rows) > 2:
+        count = np.where(lower, np.minimum(count, line(2, 3)), np.maximum(count, line(2, 3)))
     whole = np.rint(count)
     return np.where(np.abs(count - whole) <= _SAME * np.abs(whole), whole, count)
 
@@ -518,6 +540,18 @@ def _values(program: Program, numbers: Callable[[Section], Numbers]) -> Array:
     """Return all counts of a program that depend on its batch as one array; ``numbers`` gives those of a section."""
     *parts, sizes = zip(*map(numbers, program.sections), strict=True)
     return np.concatenate([*(each for part in parts for each in part), np.stack(sizes, axis=1).ravel()])
+
+
+def _sections_of_counts(program: Program) -> npt.NDArray[np.intp]:
+    """Return the number of the section that each count of `_values` belongs to."""
+    sections = program.sections
+    lengths = (
+        [sum(_COUNTS + len(counted.kernel.shape) for counted in section.kernels) for section in sections],
+        [len(section.transfers) for section in sections],
+        [len(section.workspaces) for section in sections],
+    )
+    numbers = np.arange(len(sections))
+    return np.concatenate([*(np.repeat(numbers, length) for length in lengths), np.tile(numbers, len(SIZES))])
 
 
 def _section_values(section: Section) -> Numbers:

@@ -137,7 +137,7 @@ class Bounds:
     def _send(self) -> Array:
         """Time in which one layer of the heaviest block sends its output to the next stage [s], shape (cases,)."""
         sent = np.zeros(len(self.cases))
-        for block in np.unique(self.cuts.heaviest).tolist():
+        for block in sorted(set(self.cuts.heaviest.tolist())):
             inside = self.cuts.heaviest == block
             sent[inside] = self.cases.send(block)[inside]
         return sent
@@ -211,7 +211,8 @@ class Bounds:
         return np.maximum(self._seconds[key], self.microbatches * travelling / self.stages)
 
     def _exchange_seconds(self, zero: int) -> Array:
-        """Time in which the layers of one microbatch gather parameters and scatter gradients [s], shape (cases,)."""
+        """Compute the time in which the layers of one microbatch gather parameters and scatter gradients [s], shape
+        (cases,)."""
         layouts = self.cases.layouts
         if layouts.regathers or not (zero > 1 and layouts.backend.scatters(zero, self.stages)):
             return np.zeros(len(self.cases))

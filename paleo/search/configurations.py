@@ -61,7 +61,7 @@ class CaseGroup:
             The smaller group.
         """
         position = np.full(len(self.layouts), -1)
-        members = np.unique(self.layout[cases])
+        members = np.flatnonzero(np.bincount(self.layout[cases]))
         position[members] = np.arange(len(members))
         layout = position[self.layout[cases]]
         first = np.unique(layout, return_index=True)[1]
@@ -311,7 +311,7 @@ class Results:
             Seconds.
         """
         seconds = self.step_time[indices]
-        for choice in np.unique(self.choice[indices]).tolist():
+        for choice in sorted(set(self.choice[indices].tolist())):
             batch, places = self.batches[choice], np.flatnonzero(self.choice[indices] == choice)
             cases = self.rows(indices[places])
             arrival = batch.arrival[cases] if isinstance(batch.arrival, np.ndarray) else batch.arrival

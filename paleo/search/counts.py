@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paleo.errors import PlanError, SpecError, near
 from paleo.predict import HEADROOM, Prediction, predict
 from paleo.search.classes import classed
-from paleo.search.plans import FIRST, OBJECTIVES, Search, leaving_room, search, unbeaten
+from paleo.search.plans import FIRST, OBJECTIVES, Search, leaving_room, pareto_plans, search
 from paleo.search.ranking import Ranking
 from paleo.search.space import batch
 
@@ -27,7 +27,7 @@ def joined(results: Sequence[Search], system: System, objective: str) -> Search:
     """Join searches on one system into one: counts are summed, the Pareto front is that of all plans, no plans are
     listed."""
     ranking = Ranking.joined([each.ranking for each in results if each.ranking is not None], system, objective)
-    front = unbeaten([row for result in results for row in result.front])
+    front = pareto_plans([row for result in results for row in result.front])
     sums = {name: sum(getattr(each, name) for each in results) for name in _SUMS}
     return replace(results[0], front=front, ranking=ranking, objective=objective, **sums)
 

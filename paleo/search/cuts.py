@@ -159,7 +159,7 @@ class Cuts:
 
     def _even(self, pieces: int) -> Iterator[Partition]:
         """Yield even cuts of whole blocks, one for all cases with the same heaviest block."""
-        for block in np.unique(self.heaviest).tolist():
+        for block in sorted(set(self.heaviest.tolist())):
             if self.repeat[block] % pieces == 0:
                 cases = np.flatnonzero(self.heaviest == block)
                 weights = self.seconds[:, cases[0]].tolist()
@@ -210,7 +210,7 @@ class Cuts:
         if pieces > self.repeat.sum():
             return
         known: dict[Pieces, list[Index]] = {}
-        for number in np.unique(self.program_of).tolist():
+        for number in sorted(set(self.program_of.tolist())):
             cases = np.flatnonzero(self.program_of == number)
             chunks = self.backend.cut(self.programs[number], self.seconds[:, cases[0]], pieces)
             known.setdefault(tuple(chunks), []).append(cases)

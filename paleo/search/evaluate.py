@@ -510,7 +510,7 @@ class _Members:
         shared: dict[tuple[object, ...], list[Schedule]] = {}
         stages = self.group.stages
         for schedule in (SCHEDULES[name] for name in self.space.schedules):
-            if schedule.takes(chunks):
+            if schedule.allows_chunks(chunks):
                 places = schedule.pieces(stages, chunks), schedule.sends_output(stages, chunks)
                 shared.setdefault((*places, schedule.copies), []).append(schedule)
         return list(shared.values())

@@ -218,7 +218,7 @@ def search(
         raise PlanError(f"no configuration of {gpus} gpus {left}{reasons}")
     plans = ranking.best(top)
     partial = _partial(model, system, ranking, plans[0]) if recomputes_some_layers(chosen) else ()
-    plans, front = (*partial, *plans)[:top], unbeaten([*partial, *ranking.front()])
+    plans, front = (*partial, *plans)[:top], pareto_plans([*partial, *ranking.front()])
     runner_up = ranking.runner_up(plans[0])
     evaluated = len(ranking.step)
     return Search(
@@ -265,7 +265,7 @@ def _partial(model: ModelSpec, system: System, ranking: Ranking, first: PlanRow)
     return tuple(reversed(partly_recomputed(model, system, ranking, ranking.rates[first.gpus] * first.step_time)))
 
 
-def unbeaten(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
+def pareto_plans(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
     """Return the Pareto front of plans: no other plan is better in both step time and memory.
 
     Parameters

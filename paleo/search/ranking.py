@@ -312,7 +312,8 @@ class Ranking:
         return self.runner_up(best) if self._extend_to(np.inf) else None
 
     def front(self) -> tuple[PlanRow, ...]:
-        """Pareto front of step time and memory among the evaluated configurations that fit, fastest first."""
+        """Return the Pareto front of step time and memory among the evaluated configurations that fit, fastest
+        first."""
         left, rows = self.fitting[self.exact[self.fitting]], []
         while len(left):
             steps = self.step[left]

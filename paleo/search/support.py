@@ -157,7 +157,7 @@ def recomputes_some_layers(space: Space) -> bool:
 
 
 def _of_layouts(layouts: Sequence[Layout]) -> dict[str, Any]:
-    """Quantities of layouts, one entry each."""
+    """Return the quantities of layouts, one entry each."""
     rows = [
         {
             **{axis: layout.mesh.degree(axis) for axis in AXES},

@@ -93,14 +93,14 @@ def read_command(text: str) -> EngineCommand:
     values = {name: _value(words, flags) for name, flags in _FLAGS.items()}
     numbers = {name: _number(name, value) for name, value in values.items()}
     tp, pp, dp = (int(numbers[name] or 1) for name in ("tp", "pp", "dp"))
-    shared = "--enable-dp-attention" in words
+    experts = "--enable-expert-parallel" in words or (numbers["ep"] or 1) > 1
+    shared = "--enable-dp-attention" in words or ("--enable-expert-parallel" in words and dp > 1 and tp == 1)
     ranks = (dp if dp > 1 else tp) if shared else 1
-    experts = shared or "--enable-expert-parallel" in words or (numbers["ep"] or 1) > 1
     cache = (_value(words, _CACHE_FLAGS) or "").lower()
     return EngineCommand(
         next((name for word, name in _ENGINES.items() if any(word in part for part in words[:4])), None),
         _model(words),
-        Sharding(1 if shared else tp, pp, ranks, expert_parallel=experts),
+        Sharding(1 if shared else tp, pp, ranks, expert_parallel=experts or shared),
         _weights(words),
         ("fp8" if cache.startswith("fp8") else "bf16") if cache and cache != "auto" else None,
         None if numbers["tokens"] is None else int(numbers["tokens"]),
@@ -181,7 +181,8 @@ def written_command(engine: str, model: str, plan: ServingPlan) -> str:
     Returns
     -------
     str
-        The command line; empty for engines whose flags are unknown.
+        The command line; empty for engines whose flags are unknown. Replicas are those of one command under vLLM and
+        SGLang where each has all its experts and heads; else the command starts one of them.
     """
     sharding, formats, profile = plan.candidate.sharding, plan.candidate.formats, plan.candidate.engine
     kind = next((number for number, name in enumerate(("vllm", "sglang", "tensorrt")) if engine.startswith(name)), -1)
@@ -189,8 +190,9 @@ def written_command(engine: str, model: str, plan: ServingPlan) -> str:
         return ""
     limits = {"tokens": plan.batching.tokens, "sequences": plan.batching.sequences}
     start = (f"vllm serve {model}", f"python -m sglang.launch_server --model-path {model}", f"trtllm-serve {model}")
-    ranks = sharding.attention_dp
-    degrees = {"tp": ranks if kind == 1 and ranks > 1 else sharding.tp, "pp": sharding.pp, "dp": ranks}
+    ranks, replicas = sharding.attention_dp, plan.candidate.replicas if kind < 2 else 1
+    tp = ranks if kind == 1 and ranks > 1 else sharding.tp
+    degrees = {"tp": tp, "pp": sharding.pp, "dp": ranks if ranks > 1 else replicas}
     if sharding.expert_parallel and kind:
         degrees["ep"] = sharding.group
     written = [name for name, degree in degrees.items() if degree > 1 or name == "tp"]

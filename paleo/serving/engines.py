@@ -71,6 +71,7 @@ class Engine(Spec):
         "processes, to and from the network"
     )  # fmt: skip
     streamed: Seconds = Field(0.0, description="seconds of the server for each token that is sent, one by one")
+    beam: Seconds = Field(0.0, description="seconds that a search adds for each token of a beam: scores and choice")
     all_reduce: Seconds = Field(0.0, description="shortest sum over peers by its own kernel; 0: by the library alone")
     all_reduce_most: Bytes = Field(8.0 * MEBIBYTE, description="bytes of a sum from which on it is left to the library")
     attention: dict[Text, Text] = Field(

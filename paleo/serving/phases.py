@@ -102,8 +102,8 @@ class EngineKernels:
     fused_norm : bool
         Whether norms and quantisation are fused with what comes before them, and launched with it.
     converts : bool
-        Whether a kernel of its own brings activations to a narrow format, with scales of each token or block. Else
-        scales are known before, and the kernel before the product converts.
+        Whether a kernel of its own brings activations to fp8, with scales of each token or block. Else scales are known
+        before, and the kernel before the product converts. Activations in NVFP4 always have such a kernel.
     encoder_bytes : float
         Bytes of a number between the kernels of an encoder under TensorRT, whose activations run in the epilogue of the
         product before them and whose attention over short sequences takes the time of its bytes; 0 for other engines.
@@ -545,7 +545,8 @@ class _Pricing:
 
         The calibration was measured with TensorRT-LLM's linear layer with dynamic scales. Its rows include the search
         for the largest activation, the conversion, and the launches of both. Engines fuse these with the norm or the
-        activation before the product.
+        activation before the product. A conversion to NVFP4, whose scales are those of 16 numbers each, is a kernel of
+        its own in every engine (fp4_quantize in TensorRT-LLM 1.0, tensorrt_llm/_torch/modules/linear.py).
         """
         families = self._families
         if not precision(families.dtype).narrow:
@@ -555,10 +556,8 @@ class _Pricing:
             for name in (families.dtype, "tensor")
         ]
         launch, bandwidth = max(launches[0] - launches[1], 0.0), 0.9 * self.backend.system.device.memory.bandwidth
-        rows, share = (
-            np.array([_converted(kernel) for kernel in kernels]),
-            SEARCH_SHARE if self.engine.converts else 1.0,
-        )
+        rows = np.array([_converted(kernel) for kernel in kernels])
+        share = SEARCH_SHARE if self.engine.converts or families.dtype == "fp4" else 1.0
         return np.where(rows > 0, share * (launch + CONVERSION_BYTES * rows / bandwidth), 0.0)
 
     def _fused_launches(self, kernels: list[Kernel]) -> Array:

@@ -213,6 +213,7 @@ class ReplicaLayout:
             delay=self.engine.delay,
             streamed=self.engine.streamed,
             batches=self.sharding.pp,
+            overflows=self.engine.reservation == "input",
         )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paleo.serving.commands import written_command
 from paleo.serving.energy import watts_of
 from paleo.serving.plans import (
     DISAGREEMENT,
@@ -26,6 +27,7 @@ from paleo.serving.plans import (
     simulated,
     steady_part,
 )
+from paleo.specs.catalog import hub_id
 from paleo.units import MEGA, duration
 
 if TYPE_CHECKING:
@@ -167,6 +169,13 @@ class Service:
             "input_alone": usd * prompts / first * MEGA,
             "output_alone": usd * (1.0 - prompts) / plan.tokens_per_s * MEGA,
         }
+
+    @property
+    def launch(self) -> str:
+        """Command line of the engine that is the first plan; empty without one."""
+        if self.best is None:
+            return ""
+        return written_command(self.engine.name, hub_id(self.model.name) or self.model.name, self.best)
 
     @property
     def verdict(self) -> str:

@@ -42,6 +42,8 @@ Array = npt.NDArray[np.float64]
 ENCODED = 2.0**14
 #: Batches that are tried.
 BATCHES = tuple(2**power for power in range(12))
+#: Bytes of the place of a maximum, which a pool in training writes beside each result (torch's int64).
+INDEX_BYTES = 8.0
 #: Width of numbers between kernels in int8 over that in sixteen bits.
 _INT8_SHARE = 0.5
 
@@ -274,7 +276,7 @@ def pass_seconds(model: str, system: System, weights: str, samples: int, fused: 
         moved[inside[1:]], written[inside[:-1]] = 0.0, 0.0
         moved = moved + written
         seconds[places["conv"]] = single_pass_convolutions(narrow, chosen, moved)
-    operands = share * np.array([_second_operand(every[place], fused) for place in places["sum"]])
+    operands = share * np.array([_operands(every[place], fused) for place in places["sum"]])
     seconds[places["sum"]], _ = streamed_between_kernels(narrow, operands)
     products = [replace(every[place], operation="narrow") for place in places["narrow"]]
     passes = [_narrowed(every[place], share) for place in places["wide"]]
@@ -290,18 +292,25 @@ def _arithmetic(weights: str, prices: FamilyPrices) -> str:
 
 
 def _kind(kernel: Kernel, before: Kernel | None, *, narrow: bool) -> str:
-    """How a kernel is priced: a convolution, a fused pass with perhaps a second operand, a product in the format of the
-    weights, or as in sixteen bits. A gate reads both halves of the product before it, which no epilogue has."""
+    """How a kernel is priced: a convolution, a fused pass with perhaps a second operand or a pool, a product in the
+    format of the weights, or as in sixteen bits. A gate reads both halves of the product before it, which no epilogue
+    has."""
     if kernel.family == "conv":
         return "conv"
+    if kernel.operation == "pool":
+        return "sum"
     if kernel.family == "memory" and kernel.operation == "elementwise":
         gates = before is not None and before.family == "gemm" and before.bytes_written > kernel.bytes_written
         return "wide" if gates else "sum"
     return "narrow" if narrow and kernel.family == "gemm" and kernel.operation == "gemm" else "wide"
 
 
-def _second_operand(kernel: Kernel, fused: str) -> float:
-    """Return the bytes of a sum's operand that is not in registers of the kernel before it, in 16-bit numbers."""
+def _operands(kernel: Kernel, fused: str) -> float:
+    """Return the bytes of 16-bit numbers that a pass between kernels moves: all of a pool but places of maxima, which
+    only training keeps, and of a sum the operand that is not in registers of the kernel before it."""
+    if kernel.operation == "pool":
+        places = INDEX_BYTES if "max" in kernel.name else 0.0
+        return kernel.bytes_read + kernel.bytes_written * BYTES["bf16"] / (BYTES["bf16"] + places)
     return 0.0 if fused and kernel.name.startswith(fused) else max(kernel.bytes_read - kernel.bytes_written, 0.0) / 2.0
 
 

@@ -10,6 +10,9 @@ grows with t; the least solution is found by bisection, and none below the batch
 Under Poisson arrivals a request finds B others and is one more itself: where t is linear in B, t(B + 1) gives the mean
 of the birth-death process exactly (negative binomial).
 
+Where requests are admitted by their prompts alone, a full cache stops some, whose tokens are computed again like those
+of a prompt; see `_overflowed`.
+
 Waiting for a place: c = B_max places, each held for a request's whole service; Sakasegawa's approximation of M/G/c,
 W = S (C_a² + C_s²) / 2 · ρ^(√(2 (c + 1)) - 1) / (c (1 - ρ)) (Sakasegawa, Ann. Inst. Statist. Math. 29, 1977).
 Percentiles take the time to the first token as log-normal beyond its certain part, waiting as exponential beyond its
@@ -55,6 +58,8 @@ class Batching:
         Seconds that a request takes in the server beside those.
     batches : int
         Batches under way at once (stages of a pipeline).
+    overflows : bool
+        True if requests are admitted where their prompts fit, so that answers may outgrow the cache.
     """
 
     tokens: Numbers
@@ -65,23 +70,29 @@ class Batching:
     streamed: float = 0.0
     batches: int = 1
     delay: float = 0.0
+    overflows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of requests: means, coefficients of variation, and the fraction of prompt tokens found in the cache."""
+    """Tokens of requests: means, coefficients of variation, and the fraction of prompt tokens found in the cache.
+
+    ``again`` is the number of tokens of a request that are computed again, as it was stopped where the cache was full.
+    """
 
     input: Numbers
     output: Numbers
     input_variation: float = 0.0
     output_variation: float = 0.0
     hit: Numbers = 0.0
+    again: Numbers = 0.0
 
     @property
     def computed(self) -> Array:
-        """Prompt tokens that are computed: at least the last one."""
+        """Tokens that are computed like prompts: of a prompt at least the last one."""
         tokens = np.asarray(self.input, dtype=np.float64)
-        return np.maximum(tokens * (1.0 - np.asarray(self.hit, dtype=np.float64)), 1.0)
+        cached = np.asarray(self.hit, dtype=np.float64)
+        return np.asarray(np.maximum(tokens * (1.0 - cached), 1.0) + self.again)
 
     @property
     def resident(self) -> Array:
@@ -266,13 +277,36 @@ def saturated(phases: Phases, batching: Batching, lengths: Lengths, places: Numb
     turns = np.maximum(output - 1.0, 1.0)
     ratio = 1.0 + lengths.computed / turns if batching.mixed else 1.0
     most = np.minimum(np.asarray(batching.tokens, dtype=np.float64) / ratio, np.asarray(batching.sequences))
-    batch = np.maximum(np.minimum(np.asarray(places, dtype=np.float64) / batching.batches, most), TINY)
+    capacity = np.asarray(places, dtype=np.float64) / batching.batches
+    batch = np.maximum(np.minimum(capacity, most), TINY)
+    if batching.overflows:
+        lengths = replace(lengths, again=np.where(capacity < most, _overflowed(lengths, batch / turns), 0.0))
     seconds, busy, plain, share = iteration_time(phases, batching, lengths, batch, batch / turns)
     rate = batching.batches * batch / turns / seconds
     front = batching.request
     rate = np.minimum(rate, 1.0 / front) if front else rate
     ones = np.ones_like(seconds)
     return _state(batching, lengths, rate, batch, (seconds, busy, plain, share), 0.0 * ones, ones)
+
+
+def _overflowed(lengths: Lengths, completed: Array) -> Array:
+    """Return the tokens of a request that are computed again in a full cache.
+
+    An iteration of B sequences needs B tokens more. Where no request completes in it, newer requests are stopped to
+    make room for these, B tokens altogether, and computed again. Of the O / B iterations of a request that is so in
+    exp(-f) for f completions an iteration at random. Answers of one length leave together as they came, in the share
+    1 - exp(-f) of the iterations.
+
+    Parameters
+    ----------
+    lengths : Lengths
+        Tokens of prompts and answers.
+    completed : ndarray, shape (...)
+        Requests that are completed in an iteration.
+    """
+    apart = min(lengths.output_variation, 1.0)
+    events = apart * completed - (1.0 - apart) * np.expm1(-completed)
+    return np.asarray(np.asarray(lengths.output, dtype=np.float64) * np.exp(-events))
 
 
 def at_rate(

@@ -58,6 +58,7 @@ QUANTITIES: Mapping[str, str] = {
     "heads": "query heads of attention; 0 without attention",
     "kv_heads": "key and value heads",
     "layers": "layers that have attention",
+    "scans": "layers of Mamba-2, whose scan runs through a sequence",
     "experts": "experts of a layer; 0 for a dense network",
     "seq": "tokens of a sample; 0 for samples that have none",
     "tied": "1 if the output layer shares the table of the embedding",

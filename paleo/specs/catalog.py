@@ -207,6 +207,11 @@ def hub_ids() -> list[str]:
     return [alias for alias, _ in _listed_names() if "/" in alias]
 
 
+def hub_id(model: str) -> str:
+    """Return the first Hugging Face id that a catalog model lists, or an empty string."""
+    return next((name for name in hub_ids() if resolve_spelling("models", name) == model), "")
+
+
 def _entry_by_other_name(kind: str, name: str) -> Path | None:
     """Return the entry that a name means as another spelling or as an alias."""
     path = _by_spelling(kind).get(_spelling(name))

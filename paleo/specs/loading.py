@@ -576,7 +576,8 @@ def _plainly(message: str) -> str:
 
 
 def _nested(data: object) -> object:
-    """A mapping whose keys are paths, with a mapping for each group: where pydantic looks for its fields."""
+    """Nest a mapping whose keys are paths into one with a mapping for each group, where pydantic looks for its
+    fields."""
     if not isinstance(data, Mapping):
         return data
     groups: dict[str, Any] = {key: value for key, value in data.items() if "." not in str(key)}

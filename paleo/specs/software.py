@@ -138,7 +138,7 @@ class HostTime(Spec):
 
 
 class AttentionSoftware(Spec):
-    """How the software computes attention."""
+    """Options for how the software computes attention."""
 
     implementation: Literal["fused", "unfused", "stepwise"] = Field(
         "fused",
@@ -218,6 +218,12 @@ class Fusion(Spec):
         description="root-mean-square norms. fused: one kernel; upcast: one kernel over inputs cast to fp32; "
         "stepwise: plain code in fp32 with a pass for each step",
     )
+    norm_rows: Literal["block", "streamed"] = Field(
+        "block",
+        description="how kernels of layer and root-mean-square norms process rows. block: one thread block for each "
+        "row, which it reads twice (PyTorch); streamed: blocks loop over rows, hold each in registers, share a block "
+        "among several short rows (Transformer Engine)",
+    )
     softmax_multiple: PositiveCount = Field(
         1,
         description="the unfused softmax kernel is used if the number of score matrices of a rank is a "
@@ -226,7 +232,7 @@ class Fusion(Spec):
 
 
 class NumberFormats(Spec):
-    """How the framework uses number formats when it trains in sixteen bits."""
+    """Number formats that the framework uses when it trains in sixteen bits."""
 
     mixed: Literal["masters", "autocast"] = Field(
         "masters",
@@ -262,7 +268,7 @@ class NumberFormats(Spec):
 
 
 class Gradients(Spec):
-    """What the software does with gradients between the backward pass and the update."""
+    """Treatment of gradients between the backward pass and the update."""
 
     accesses: Factor = Field(0.0, description="reads and writes of each gradient after every backward pass")
     flat: Flag = Field(
@@ -383,7 +389,7 @@ class Overlap(Spec):
 
 
 class Recomputation(Spec):
-    """What the software recomputes before the backward pass."""
+    """Activations that the software recomputes before the backward pass."""
 
     policy: Recompute = Field("none", description="recompute policy that users of the software usually choose")
     some_layers: Flag = Field(False, description="whether full recomputation can be limited to some layers of a stage")
@@ -400,7 +406,7 @@ class Recomputation(Spec):
 
 
 class Parallelism(Spec):
-    """How the software divides work and states over ranks."""
+    """Rules by which the software divides work and states over ranks."""
 
     zero: Annotated[int, Field(strict=True, ge=0, le=3)] = Field(
         0, description="ZeRO stage that users of the software usually choose"
@@ -497,7 +503,7 @@ class ProcessMemory(Spec):
 
 
 class Loader(Spec):
-    """How the software prepares samples."""
+    """Preparation of samples by the software."""
 
     image: Seconds = Field(
         0.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -14,13 +14,16 @@ from paleo.specs.catalog import entries, read_entry
 from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate
 from paleo.units import Seconds
 
+if TYPE_CHECKING:
+    from paleo.specs.device import Device
+
 Ratio = Annotated[float, Field(gt=0)]
 #: Kinds of devices whose submissions may use other code than on GPUs.
 DeviceKind = Literal["tpu", "accelerator", "cpu"]
 
 
 class Evaluation(Spec):
-    """How the quality is measured during training.
+    """Measurement of the quality during training.
 
     An evaluation is a forward pass over ``samples``. The first one is after ``first`` training samples (default:
     ``every``), the others after every ``every`` samples. ``work`` is the cost of an evaluated sample relative to the
@@ -59,8 +62,9 @@ class Code(Spec):
     ``per_doubling`` is added to the logarithm of the ratio for each doubling of samples on a GPU above
     ``samples_per_gpu``; small batches leave a device idle in ways that the step model misses. ``several_nodes`` is
     added for runs on more than one node. ``ratio`` holds for the software of ``round``, and each later round adds
-    ``per_round``. ``residual`` is the rms of the logarithm of measured over predicted steps, with each round left out
-    of the fit in turn. ``rows`` of ``source`` were fitted.
+    ``per_round``. ``start`` is the time of a run that is neither step nor evaluation: loading data and graphs, and all
+    that the clock sees before the first step. ``residual`` is the rms of the logarithm of measured over predicted
+    steps, with each round left out of the fit in turn. ``rows`` of ``source`` were fitted.
     """
 
     software: Text
@@ -70,6 +74,7 @@ class Code(Spec):
     several_nodes: float = 0.0
     per_round: float = 0.0
     round: Text | None = None
+    start: Seconds = 0.0
     residual: Annotated[float, Field(ge=0)] = 0.0
     rows: Annotated[int, Field(ge=0)] = 0
     source: Text
@@ -109,7 +114,7 @@ class Submissions(Spec):
 
 
 class Platform(Spec):
-    """What differs in a task's submissions on another kind of device: code, evaluation and samples.
+    """Differences of a task's submissions on another kind of device: code, evaluation and samples.
 
     A field that is left out is as on GPUs.
     """
@@ -124,7 +129,9 @@ class TrainingTask(Spec):
 
     ``params`` replace parameters of the model. ``packed`` samples share one input row of the network. ``benchmarks``
     and ``rounds`` name the submissions of this task (no rounds: all that no other task has). ``run`` holds further
-    options of a run, such as optimizer and lora. ``platforms`` states, by kind of device, what differs from GPUs.
+    options of a run, such as optimizer and lora. ``formats`` states, by the first round, the format of submissions on
+    devices that have units for it (without it: the usual one of the device). ``platforms`` states, by kind of device,
+    what differs from GPUs.
     """
 
     name: Text
@@ -134,6 +141,7 @@ class TrainingTask(Spec):
     model: Text
     params: dict[str, int | float | str] = Field(default_factory=dict)
     run: dict[Text, Any] = Field(default_factory=dict)
+    formats: dict[Text, Text] = Field(default_factory=dict)
     sample: Text
     packed: Ratio = 1.0
     dataset: Text
@@ -188,7 +196,32 @@ class TrainingTask(Spec):
             kind: platform.model_copy(update={"code": platform.code.as_of(round_name)})
             for kind, platform in self.platforms.items()
         }
-        return self.model_copy(update={"code": self.code.as_of(round_name), "platforms": platforms})
+        formats = {since: dtype for since, dtype in self.formats.items() if since <= round_name}
+        code = self.code.as_of(round_name)
+        return self.model_copy(update={"code": code, "platforms": platforms, "formats": formats})
+
+    def format_on(self, device: Device) -> str | None:
+        """Return the format of the latest round that the device has units for.
+
+        Parameters
+        ----------
+        device : Device
+            The device.
+
+        Returns
+        -------
+        str, optional
+            A dtype; None for the usual one of the device.
+
+        Examples
+        --------
+        >>> from paleo.specs.device import load_device
+        >>> lora = load_task("mlperf:llama2_70b_lora")
+        >>> lora.format_on(load_device("h100-sxm5-80gb")), lora.format_on(load_device("a100-sxm4-80gb"))
+        ('fp8', None)
+        """
+        known = [dtype for _, dtype in sorted(self.formats.items()) if dtype in device.peak]
+        return known[-1] if known else None
 
 
 def load_task(name_or_path: str | Path) -> TrainingTask:

@@ -465,7 +465,7 @@ class Backend:
         strategy = replace(strategy, expert_tokens=self.software.parallelism.expert_tokens)
         return placement(graph, strategy, self.run.placement, self.run.experts.imbalance)
 
-    def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
+    def lowered(self, graph: Graph, placement: Placement, mesh: Mesh, sections: int | None = None) -> Program:
         """Lower a network to one rank's program.
 
         Parameters
@@ -476,6 +476,8 @@ class Backend:
             Split of every layer.
         mesh : Mesh
             Degrees of the axes.
+        sections : int, optional
+            Number of the first sections to lower; by default all are.
 
         Returns
         -------
@@ -495,7 +497,7 @@ class Backend:
             ),
             checkpoints=self._checkpoints,
         )
-        program = lower(graph, placement, mesh, self.formats, options)
+        program = lower(graph, placement, mesh, self.formats, options, sections)
         return without_backward(program) if self.run.forward_only else program
 
     def _overlaps_tensor(self, graph: Graph) -> bool:

@@ -62,6 +62,7 @@ class Spreads:
     library: float = parameter("0.5", "0.01..2", "half-width of convolutions by a library that was not timed")
     scale: float = parameter("0.04", "0.001..0.3", "half-width of each tenfold of GPUs beyond a node")
     device: float = parameter("0.08", "0.005..0.5", "half-width of a device whose kernels nobody measured")
+    experts: float = parameter("0.08", "0.005..0.5", "half-width of a network that sends its tokens to experts")
     update: float = parameter("0.6", "0.01..3", "half-width of the update, for its share of the step")
     skew: float = parameter("1.2", "0.5..2", "root of the half-width above over that below")
 
@@ -112,6 +113,9 @@ class Uncertainty:
         Decimal logarithm of GPUs per `NODE`, if above 0.
     device : float or ndarray
         1 if products were not measured on a device of that name, else 0.
+    experts : float or ndarray
+        1 if tokens are sent to experts, else 0. The load of each expert depends on the router and the data, and
+        frameworks differ in their kernels for it more than in those of other layers.
     spreads : Spreads
         Weight of each part.
     """
@@ -126,6 +130,7 @@ class Uncertainty:
     constants: bool
     scale: Numeric = 0.0
     device: Numeric = 0.0
+    experts: Numeric = 0.0
     spreads: Spreads = field(default_factory=spreads)
 
     def half_widths(self, known: Spreads | None = None) -> Array:
@@ -150,6 +155,7 @@ class Uncertainty:
         variance = (known.products * self.products) ** 2 + self.unknown**2 + (known.links * self.links) ** 2
         variance = variance + known.software**2 + (1.0 - self.tested) * known.untested**2
         variance = variance + (known.scale * self.scale) ** 2 + (known.device * self.device) ** 2
+        variance = variance + (known.experts * self.experts) ** 2
         variance = variance + (known.library * self.library) ** 2 + (known.update * self.update) ** 2
         above = (known.host * self.short) ** 2
         low, high = variance[0], variance[1] + above
@@ -201,6 +207,7 @@ def uncertainty(
         constants=constants,
         scale=float(np.log10(max(layout.gpus / NODE, 1.0))),
         device=float(calibration_of(device.name) is None and backend.prices.user_calibration is None),
+        experts=float(any(each.kernel.experts > 0 for each, _ in counted)),
         spreads=spreads(backend.prices.user_calibration),
     )
 

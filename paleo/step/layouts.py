@@ -687,7 +687,7 @@ class Layouts:
 
     def _sharers(self, kinds: StageKinds) -> Array:
         owned = np.zeros((len(kinds), len(self)))
-        for copies in np.unique(kinds.copies).astype(int).tolist():
+        for copies in sorted(set(kinds.copies.astype(int).ravel().tolist())):
             same_copies = np.flatnonzero(kinds.copies[:, 0] == copies)
             owned[same_copies] = kinds.holdings[same_copies] @ self._owned_elements(copies)
         return sharing_ranks(self.elements(kinds, trained=True), owned, self.shards * kinds.copies)

@@ -437,7 +437,7 @@ def section_costs(
     )
 
     def issued(seconds: Array, waited: Array, host_seconds: Array) -> Array:
-        """Computation time with waits for the host, which also issues collectives [s]."""
+        """Compute the computation time with waits for the host, which also issues collectives [s]."""
         return host_paced_time(seconds + waited, host_seconds, sums.routes, waiting_power) - waited
 
     gradients = backward + weights

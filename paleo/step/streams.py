@@ -275,7 +275,7 @@ def stream_seconds(batch: Batch) -> StreamSeconds:
 
 def _stream_seconds(batch: Batch) -> StreamSeconds:
     orders: dict[Shape, list[tuple[int, Order]]] = {}
-    for layout in np.unique(batch.cases.layout).tolist():
+    for layout in sorted(set(batch.cases.layout.tolist())):
         shape, order = _order(batch.layouts, layout, buckets_of(batch, layout))
         orders.setdefault(shape, []).append((layout, order))
     seconds = StreamSeconds(*np.zeros((3, len(batch))))

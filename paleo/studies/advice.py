@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from paleo.errors import PaleoError, PlanError
 from paleo.lowering.policies import RECOMPUTE, has_mixed_recompute
 from paleo.predict import Prediction, predict
-from paleo.search.partial_recompute import fewest_layers
 from paleo.specs.run import updated
 
 if TYPE_CHECKING:
@@ -70,8 +69,8 @@ _Change = dict[str, object]
 
 
 def _kinds(prediction: Prediction) -> Iterator[Iterator[_Change]]:
-    """Changes by kind, each from the weakest to the strongest: microbatch, sharding, recomputation, tensor parallelism,
-    offload, pipeline."""
+    """List changes by kind, each from the weakest to the strongest: microbatch, sharding, recomputation, tensor
+    parallelism, offload, pipeline."""
     yield _microbatches(prediction)
     yield _strategies(prediction, "zero")
     training = not prediction.run.forward_only
@@ -82,12 +81,14 @@ def _kinds(prediction: Prediction) -> Iterator[Iterator[_Change]]:
 
 
 def _recomputations(prediction: Prediction) -> Iterator[_Change]:
-    """Changes to more recomputation than the run has, of some layers first; none if the run treats its layers
+    """Yield changes to more recomputation than the run has, of some layers first; none if its layers are treated
     differently."""
     if has_mixed_recompute(prediction.run) or prediction.run.recompute.policy == "full":
         return
     for more in RECOMPUTE[RECOMPUTE.index(prediction.run.recompute.policy) + 1 : -1]:
         yield {"recompute": more}
+    from paleo.search.partial_recompute import fewest_layers
+
     partial = fewest_layers(prediction)
     if partial is not None:
         yield {"recompute": "full", "recompute_layers": partial.run.recompute.layers}
@@ -102,7 +103,7 @@ def _microbatches(prediction: Prediction) -> Iterator[_Change]:
 
 
 def _strategies(prediction: Prediction, axis: str) -> Iterator[_Change]:
-    """Changes to a larger degree of one axis or a higher stage of ZeRO."""
+    """Yield changes to a larger degree of one axis or a higher stage of ZeRO."""
     plan = prediction.plan
     if plan.parallel.preset != "dp":
         return
@@ -119,7 +120,7 @@ def _strategies(prediction: Prediction, axis: str) -> Iterator[_Change]:
 
 
 def _pairs(kinds: list[list[_Change]]) -> list[list[_Change]]:
-    """Each ZeRO stage with the smallest microbatch, and with each recomputation of all layers."""
+    """List each ZeRO stage with the smallest microbatch, and with each recomputation of all layers."""
     microbatches, stages, recompute = kinds[:3]
     recompute = [change for change in recompute if "recompute_layers" not in change]
     return [[stage, other] for stage in stages for other in (*microbatches[-1:], *recompute)]
@@ -141,7 +142,8 @@ def _word(key: str, value: object) -> str:
 
 
 def _predicted(prediction: Prediction, base: Run, merged: _Change) -> Advice:
-    """SpecError or PlanError where the run cannot be changed so, or its framework does not run what that makes."""
+    """Predict the changed run; raise SpecError or PlanError if it cannot be changed so, or its framework cannot run
+    that."""
     plan = prediction.plan
     degrees: _Change = {key: merged[key] for key in ("tp", "pp", "zero") if key in merged}
     fields = {key: value for key, value in merged.items() if key not in degrees}

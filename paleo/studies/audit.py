@@ -146,12 +146,12 @@ class Audit:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where nine of ten steps of this run lie, by the log itself: its median, and 1.645 deviations either way."""
-        return _ends(self.measured["step"], 1.645 * max(self.scatter, _DEVIATION["step"]))
+        """Range of nine of ten steps of this run, by the log itself: its median, and 1.645 deviations either way."""
+        return _interval_around(self.measured["step"], 1.645 * max(self.scatter, _DEVIATION["step"]))
 
 
-def _ends(seconds: float, width: float) -> tuple[float, float]:
-    """Seconds a half-width (log) below and above."""
+def _interval_around(seconds: float, width: float) -> tuple[float, float]:
+    """Return the seconds at a logarithmic half-width below and above."""
     width = min(width, _WIDEST)
     return seconds * math.exp(-width), seconds * math.exp(width)
 
@@ -174,7 +174,7 @@ def _late_share(log: Log, expected: Prediction) -> float:
 
 
 def _evidence_of_log(log: Log, expected: Prediction) -> dict[str, float]:
-    """The figures of a log, medians over its settled steps; SpecError if it states no time of a step."""
+    """Return the medians of a log over its settled steps; raise SpecError if it states no step time."""
     settled = log.steps[_WARM_UP:] if len(log.steps) > _WARM_UP + 1 else log.steps
     seconds = [value for record in settled if (value := _seconds(record, expected)) is not None]
     if not seconds:
@@ -204,7 +204,7 @@ def _evidence_of_log(log: Log, expected: Prediction) -> dict[str, float]:
 
 
 def _seconds(record: StepRecord, expected: Prediction) -> float | None:
-    """Seconds of a step, as logged or from logged tokens per second."""
+    """Return the seconds of a step, as logged or from logged tokens per second."""
     if record.seconds is not None:
         return record.seconds
     tokens = expected.graph.tokens_per_sample
@@ -214,14 +214,16 @@ def _seconds(record: StepRecord, expected: Prediction) -> float | None:
 
 
 def _scatter(seconds: Sequence[float]) -> float:
-    """Relative deviation by quartiles, which single late steps do not move: (q3 − q1) / 1.349 over the median."""
+    """Compute the relative deviation by quartiles, robust against single late steps: (q3 − q1) / 1.349 over the
+    median."""
     ordered = sorted(seconds)
     quarter = len(ordered) // 4
     return (ordered[-1 - quarter] - ordered[quarter]) / 1.349 / median(ordered)
 
 
 def _evidence_of(prediction: Prediction, *, slowed: float = 1.0) -> dict[str, float]:
-    """What a log of a predicted run would state; ``slowed``: a rank for which all others wait."""
+    """Return what a log of a predicted run would state, with one rank ``slowed`` by a factor for which all others
+    wait."""
     parts, memory = prediction.breakdown, prediction.memory
     computing = parts.compute + parts.memory_bound + parts.launch
     return {
@@ -237,7 +239,7 @@ def _evidence_of(prediction: Prediction, *, slowed: float = 1.0) -> dict[str, fl
 
 
 def _misfit(measured: _Evidence, predicted: _Evidence) -> float:
-    """Half the sum of squared deviations of all that both state."""
+    """Compute half the sum of squared deviations of all quantities that both have."""
     return sum(min(_deviation(name, measured, predicted) ** 2, 400.0) / 2.0 for name in measured)
 
 
@@ -315,7 +317,7 @@ def _once(measured: _Evidence, expected: Prediction) -> Sequence[float]:
 
 
 def _batches(measured: _Evidence, expected: Prediction) -> Sequence[float]:
-    """The logged batch where it is another one; half and double where none is logged."""
+    """Return the logged batch if it differs; half and double the batch if none is logged."""
     if "samples" not in measured:
         return (0.5, 2.0)
     logged = measured["samples"] / expected.plan.global_batch
@@ -392,7 +394,8 @@ def audit(log: Log, expected: Prediction) -> Audit:
 
 
 def _refined(hypothesis: _Hypothesis, expected: Prediction, measured: _Evidence) -> list[_Fault]:
-    """The best factor of a hypothesis: of those tried, and of some between the best one and its neighbours."""
+    """Return the best factor of a hypothesis among those tried, and among some between the best one and its
+    neighbours."""
     faults = list(hypothesis.faults(expected, measured))
     for _ in range(_ROUNDS if len(faults) > 2 else 0):
         faults.sort(key=lambda fault: fault.factor)
@@ -418,7 +421,7 @@ def _beyond(
         return None
     seconds = larger.step_time * ratio
     width = 1.645 * math.hypot(max(scatter, _DEVIATION["step"]), _DEVIATION["step"])
-    return gpus, seconds, _ends(seconds, width)
+    return gpus, seconds, _interval_around(seconds, width)
 
 
 #: Measured over predicted seconds from which links are slow, and starts are late.
@@ -506,7 +509,7 @@ def audit_collectives(log: CollectiveLog, operation: str, ranks: int, system: Sy
 
 
 def _automatic_seconds(study: CollectiveStudy, payloads: Array) -> Array:
-    """Seconds of the algorithm that the library chooses, payload by payload."""
+    """Compute the seconds of the algorithm that the library chooses for each payload."""
     times = study.times(payloads)
     return np.asarray(np.min([times[row.algorithm] for row in study.rows if row.automatic], axis=0))
 
@@ -516,7 +519,8 @@ def _median(values: Array) -> float | None:
 
 
 def _on_more(study: CollectiveStudy, large: float | None) -> tuple[int, float] | None:
-    """The largest payload on more ranks, at the ratio of large payloads; None where the system does not hold them."""
+    """Return more ranks and the time of the payload on them, at the ratio of large payloads; None if they do not
+    exist."""
     ranks = study.ranks * _RANKS_BEYOND
     try:
         more = collective(study.operation, study.payload_bytes, ranks, study.system)

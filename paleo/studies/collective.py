@@ -182,7 +182,7 @@ def collective(
 
 
 def _payload(payload_bytes: object) -> float:
-    """Bytes, of a number or of a text with its unit."""
+    """Read a payload in bytes, from a number or from a text with its unit."""
     try:
         if isinstance(payload_bytes, Real) and not isinstance(payload_bytes, bool):
             return Quantity("bytes", positive=True).checked(float(payload_bytes), payload_bytes)
@@ -192,7 +192,7 @@ def _payload(payload_bytes: object) -> float:
 
 
 def _group_size(ranks: object) -> int:
-    """A whole number of ranks, two or more."""
+    """Check that a group is a whole number of ranks, two or more."""
     if not isinstance(ranks, Integral) or ranks < 2:
         raise SpecError(f"ranks {ranks!r:.80}: expected a whole number, 2 or more")
     return int(ranks)
@@ -201,7 +201,8 @@ def _group_size(ranks: object) -> int:
 def _rows(
     operation: str, payload_bytes: float, links: GroupLinks, fabric: Fabric, bounds: Mapping[bool, float]
 ) -> tuple[AlgorithmRow, ...]:
-    """Every algorithm that the network can carry out, fastest first; servers too, though never chosen unasked."""
+    """List every algorithm that the network can carry out, fastest first, including servers, which are used only on
+    request."""
     payload = np.asarray(payload_bytes)
     algorithms = [algorithm for algorithm in algorithms_for(operation) if links.can_run(algorithm, operation)]
     seconds = fabric.prices(operation, links, np.asarray(payload_bytes), [algorithm.name for algorithm in algorithms])
@@ -243,7 +244,7 @@ def _row(
 
 
 def _worthwhile(fabric: Fabric, operation: str, links: GroupLinks) -> tuple[Crossover, ...]:
-    """Cross-overs after which the new algorithm comes to win by ``NOTABLE``; ties that flicker are left out."""
+    """Return the cross-overs after which the new algorithm wins by ``NOTABLE``; alternating ties are left out."""
 
     def prices(payload_bytes: Array, names: Sequence[str] | None = None, /) -> Mapping[str, Array]:
         return policy_prices(fabric.policy, operation, payload_bytes, links, names)
@@ -303,7 +304,7 @@ def step_collectives(prediction: Prediction) -> list[StepCollective]:
 
 
 def _of_layers(prediction: Prediction) -> Iterator[StepCollective]:
-    """The collectives that layers owe."""
+    """Yield the collectives that layers need."""
     batch, program = prediction.steps.batch, prediction.program
     payloads = np.array([each.payload_bytes for _, each in collectives(program)]).reshape(-1, 1)
     [priced] = transfer_seconds(batch.backend.fabric, [(batch.layouts.meshes[0], program)], [payloads])
@@ -316,8 +317,8 @@ def _of_layers(prediction: Prediction) -> Iterator[StepCollective]:
 
 
 def _over_replicas(prediction: Prediction) -> Iterator[StepCollective]:
-    """Sums of gradients and gathers of parameters, in as many collectives of equal size as there are buckets or layers;
-    in one for each pass over a stage of a pipeline."""
+    """Yield sums of gradients and gathers of parameters: one collective for each bucket or layer, all of equal size;
+    for each pass over a pipeline stage, one."""
     batch, program, mesh = prediction.steps.batch, prediction.program, prediction.plan.mesh
     if not batch.training:
         return
@@ -346,7 +347,7 @@ def _over_replicas(prediction: Prediction) -> Iterator[StepCollective]:
 
 
 def _between_stages(prediction: Prediction) -> Iterator[StepCollective]:
-    """The messages from a stage to the next one, forward and backward."""
+    """Yield the messages from a stage to the next one, forward and backward."""
     batch, mesh = prediction.steps.batch, prediction.plan.mesh
     if mesh.degree("pp") == 1:
         return
@@ -380,8 +381,8 @@ def _priced(
 
 
 def _price_source(fabric: Fabric, operation: str, links: GroupLinks) -> str:
-    """Where the price of a collective is from: the calibration file that was measured or is inherited from, or the
-    datasheets of the links."""
+    """Say where the price of a collective is from: its calibration file, measured or inherited, or datasheets of the
+    links."""
     if fabric.rates is not None:
         return fabric.rates.name
     inside, sources = len(links.levels) - links.fabric_levels, []

@@ -89,7 +89,7 @@ class Tariff(Spec):
 
     @property
     def rented(self) -> bool:
-        """Whether the price of a machine holds its electricity."""
+        """True if the price of a machine includes its electricity."""
         return self.years is None
 
 
@@ -147,7 +147,7 @@ def parse_tariff(
 
 
 def _check_rate(text: str) -> None:
-    """SpecError where a rate has no unit of its own."""
+    """Raise SpecError where a rate has no unit of its own."""
     try:
         Quantity("price_per_s").parsed(text)
     except SpecError as error:
@@ -155,7 +155,7 @@ def _check_rate(text: str) -> None:
 
 
 def _prices_by_system(text: str) -> dict[str, str]:
-    """``A=2.1,B=1.3`` in USD an hour, or with units."""
+    """Parse prices by system, such as ``A=2.1,B=1.3``, in USD an hour or with units."""
     prices: dict[str, str] = {}
     for part in text.split(","):
         name, _, rate = (piece.strip() for piece in part.partition("="))
@@ -298,7 +298,7 @@ def power_interval(device: Device) -> tuple[float, float]:
 
 
 def _energies(prediction: Prediction, figures: PowerParameters) -> Array:
-    """Joules of a FLOP on the main unit, of one on ordinary cores, and of a byte."""
+    """Return the energy of a FLOP on the main unit, of one on ordinary cores, and of a byte [J]."""
     dtype, device = prediction.plan.dtype, prediction.system.device
     on_tensor_cores = dtype in device.tensor_dtypes and dtype != "fp32"
     family = f"gemm.{dtype}" if precision(dtype).narrow else "gemm.tensor" if on_tensor_cores else _VECTOR_FAMILY
@@ -367,7 +367,8 @@ def energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | No
 
 
 def _watts_of_all(prediction: Prediction, busy: float, tariff: Tariff) -> float:
-    """Watts of all devices that are billed: those that work draw ``busy`` watts, the others idle in their nodes."""
+    """Compute the watts of all devices that are billed: active ones draw ``busy`` watts, the others idle in their
+    nodes."""
     plan, devices = prediction.plan, billed(prediction.system, prediction.plan.gpus).devices
     watts = power(prediction)
     idle = (0.0 if watts is None else watts.idle) * (devices - plan.mesh.size)
@@ -381,7 +382,7 @@ JOULES_PER_KWH = KILO * HOUR
 
 @dataclass(frozen=True, slots=True)
 class TrainingNeed:
-    """What a target takes with a predicted step: samples of its batch, seconds in all, their 90 % interval.
+    """Requirements of a target with a predicted step: samples of its batch, seconds in all, their 90 % interval.
 
     ``code_ratio`` is the step of the task's code over the predicted one, ``evaluation`` [s] is part of the seconds.
     """
@@ -468,7 +469,7 @@ def amount(
 
 
 def _number(name: str, value: HowMany) -> float:
-    """An amount as a number: ``15T`` is 15e12."""
+    """Parse an amount as a number: ``15T`` is 15e12."""
     with contextlib.suppress(SpecError):
         number = parse(value, "count") if isinstance(value, str) else plain_numbers(value)
         if isinstance(number, Real) and not isinstance(number, bool):
@@ -664,7 +665,7 @@ def training(
 
 
 def _need(prediction: Prediction, amount: Amount, critical_batch: float | None) -> TrainingNeed:
-    """Whole steps that see a fixed amount of samples."""
+    """Return the whole steps that process a fixed number of samples."""
     batch = prediction.plan.global_batch
     samples = float(samples_to_target(samples=amount.samples, global_batch=batch, critical_batch=critical_batch))
     work = math.ceil(samples / batch) * step_seconds(prediction)
@@ -754,7 +755,7 @@ def comparable_tariff(tariff: Tariff, systems: Iterable[System]) -> Tariff:
 
 
 def _written_off(system: System, gpus: int, seconds: float) -> tuple[float | None, Price | None]:
-    """USD per second of machines that are bought, their price spread evenly over so long a time."""
+    """Compute USD per second of machines that are bought: their price spread evenly over their lifetime."""
     quote = purchase_quote(system)
     if quote is None:
         return None, None

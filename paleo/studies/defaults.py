@@ -8,15 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paleo.errors import PaleoError
-from paleo.launch.commands import supported_space
 from paleo.learning.laws import best_batch_tokens
 from paleo.network.graph import build_graph
 from paleo.parallel.abilities import framework_of, network_quantities
 from paleo.parallel.placement import without_replicas
 from paleo.predict import HEADROOM, predict
-from paleo.search.classes import simplest
-from paleo.search.plans import FIRST, search, with_room
-from paleo.search.space import LONG, Space
 from paleo.specs.run import Run, explicit_fields, updated
 from paleo.specs.software import TPU_PROFILE, load_software
 
@@ -24,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from paleo.search.ranking import PlanRow
+    from paleo.search.space import Space
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
 
@@ -339,7 +336,10 @@ def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDef
 
 
 def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
-    """The first plan of ever wider spaces that fits with room to spare; else the best that was found."""
+    """Search ever wider spaces; return the first plan that leaves room in memory, else the best that was found."""
+    from paleo.search.classes import simplest
+    from paleo.search.plans import FIRST, search, with_room
+
     rows: list[PlanRow] = []
     roomy = (1.0 - HEADROOM) * system.device.memory.usable
     for space in _spaces(model, run):
@@ -358,7 +358,10 @@ def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
 
 
 def _spaces(model: ModelSpec, run: Run) -> Iterator[Space]:
-    """Spaces of a search, the smallest first: what recipes state, then all that the framework runs."""
+    """Yield spaces of a search, the smallest first: what recipes state, then all that the framework runs."""
+    from paleo.launch.commands import supported_space
+    from paleo.search.space import LONG, Space
+
     whole = supported_space(Space(), run.software)
     facts = network_quantities(build_graph(model, batch=1, overrides=run.model))
     usual = load_software(run.software).parallelism.zero

@@ -105,7 +105,7 @@ class ConsistencyStudy:
 
     @property
     def served(self) -> bool:
-        """Whether there is a parameter server, with a utilization and a knee."""
+        """True if there is a parameter server, with a utilization and a knee."""
         return not math.isnan(float(self.cycle.knee))
 
 
@@ -152,7 +152,7 @@ def step_seconds(prediction: Prediction) -> float:
 
 
 def _workload_of(prediction: Prediction) -> Workload:
-    """A predicted step as the workload of like workers; PlanError where sharding ties workers together.
+    """Describe a predicted step as the workload of equal workers; raise PlanError where sharding ties workers together.
 
     Compute is the step less its sums of gradients; a worker is a data-parallel replica with all its ranks.
     """
@@ -186,7 +186,7 @@ def _workload_of(prediction: Prediction) -> Workload:
 
 
 def _neighbour(prediction: Prediction, payload: float) -> float:
-    """Seconds in which a worker sends its payload to the worker that is farthest away."""
+    """Compute the seconds in which a worker sends its payload to the worker that is farthest away."""
     mesh = prediction.plan.mesh
     if prediction.plan.dp == 1:
         return 0.0
@@ -196,7 +196,7 @@ def _neighbour(prediction: Prediction, payload: float) -> float:
 
 
 def _server(prediction: Prediction) -> Server | None:
-    """The parameter servers that a run has."""
+    """Return the parameter servers of a run, if it has any."""
     run = prediction.run
     if not _has_servers(run.exchange.servers, run.exchange.consistency):
         return None
@@ -204,13 +204,14 @@ def _server(prediction: Prediction) -> Server | None:
 
 
 def _has_servers(servers: int | None, model: str) -> bool:
-    """Whether workers of a model have parameter servers: those that a run states; asynchronous ones always have one."""
+    """Tell whether workers of a consistency model have parameter servers: asynchronous ones always do, others if the
+    run says so."""
     return servers is not None or model == "async"
 
 
 def _server_of(run: Run, system: System, software: Software) -> Server:
-    """Parameter servers on nodes of the system: their port takes pushes and replies at the same time, their memory
-    holds the update."""
+    """Describe parameter servers on nodes of the system: a port takes pushes and replies at once, host memory holds the
+    update."""
     links = [level for level in system.levels if level.ranks is None] or list(system.levels)
     if not links:
         raise PlanError(
@@ -252,7 +253,7 @@ class CompressionStudy:
 
     @property
     def pays(self) -> bool:
-        """Whether the compressed step is the shorter one."""
+        """True if the compressed step is the shorter one."""
         return self.prediction.step_time < self.dense.step_time
 
 
@@ -349,7 +350,8 @@ def bandwidth_curve(prediction: Prediction, factors: Sequence[float] = _FACTORS)
 
 
 def _crossing(rates: Sequence[float], coded: Sequence[float], dense: Sequence[float]) -> float | None:
-    """The first rate at which compressing no longer pays, between two of ``rates`` by its logarithm."""
+    """Return the first rate at which compression no longer pays, interpolated logarithmically between two of
+    ``rates``."""
     gains = np.log(np.asarray(dense)) - np.log(np.asarray(coded))
     for number in np.flatnonzero((gains[:-1] > 0) & (gains[1:] <= 0)).tolist():
         share = gains[number] / (gains[number] - gains[number + 1])
@@ -461,7 +463,7 @@ def compress_collective(
 
 
 def _gradient(study: CollectiveStudy, width: float, tensors: int) -> SummedGradient:
-    """A gradient of the study's payload in so many square matrices."""
+    """Return a gradient of the study's payload, divided into so many square matrices."""
     elements = study.payload_bytes / width
     sides = 2.0 * tensors * (elements / tensors) ** 0.5
     return SummedGradient(
@@ -474,7 +476,7 @@ def _gradient(study: CollectiveStudy, width: float, tensors: int) -> SummedGradi
 def _rows(
     study: CollectiveStudy, backend: Backend, name: str, whole: SummedGradient, sent: float
 ) -> list[CompressedRow]:
-    """A row for each scheme of a method."""
+    """Return a row for each scheme of a method."""
     plain = name.partition(":")[0].strip()
     if plain in _OF_NETWORKS:
         raise SpecError(f"--compress {name}: needs {_OF_NETWORKS[plain]}; use paleo estimate")
@@ -490,14 +492,14 @@ def _rows(
 
 
 def _coding(backend: Backend, method: Compression, whole: SummedGradient) -> float:
-    """Seconds of coding and decoding a gradient on the system's device."""
+    """Compute the seconds of coding and decoding a gradient on the system's device."""
     elements = float(whole.elements)
     single = replace(scaled_gradient(whole, 1.0 / elements), elements=1.0)
     return float(replace(backend, compression=method).coded(np.array([elements]), single)[0])
 
 
 def _seconds(study: CollectiveStudy, message: Message) -> float:
-    """Seconds of one collective over the study's group."""
+    """Compute the seconds of one collective over the study's group."""
     stride, ranks = np.array([1]), np.array([study.ranks])
     payload = np.asarray(message.payload, dtype=np.float64).reshape(1)
     return float(study.fabric.times(message.operation, stride, ranks, payload)[0])
@@ -661,8 +663,8 @@ def exchange_search(
 
 
 def _scores(searched: Search, works: Sequence[_Work], name: str, price: StalenessPrice) -> Array:
-    """Seconds of all configurations for what a synchronous run learns in a step; infinite where a model does not suit
-    them or they do not fit: (configurations,)."""
+    """Compute the seconds in which each configuration learns as much as a synchronous run in a step; infinite where a
+    consistency model does not suit it or it does not fit. The shape is (configurations,)."""
     ranking = searched.ranking
     if ranking is None:
         return np.zeros(0)
@@ -675,7 +677,7 @@ def _scores(searched: Search, works: Sequence[_Work], name: str, price: Stalenes
 def _leading(
     model: ModelSpec, system: System, searched: Search, scores: Array, name: str, price: StalenessPrice
 ) -> Iterator[ExchangePlan]:
-    """The first plans of a mode, each predicted by itself."""
+    """Return the first plans of a mode, each predicted by itself."""
     seen: set[tuple[int, str, int]] = set()
     for index in np.argsort(scores, kind="stable").tolist():
         if len(seen) == _LEADING or not np.isfinite(scores[index]) or searched.ranking is None:
@@ -688,7 +690,7 @@ def _leading(
 
 
 def _predicted(model: ModelSpec, system: System, row: PlanRow, name: str, price: StalenessPrice) -> ExchangePlan:
-    """A plan with the figures of its own prediction."""
+    """Predict a plan by itself, with the staleness of its consistency model and the price of that."""
     from paleo.predict import predict
 
     plan = replace(row, run=updated(row.run, {"consistency": name}))
@@ -713,7 +715,7 @@ class _Work(NamedTuple):
 
 
 def _works(searched: Search, system: System) -> list[_Work]:
-    """The work of each part of a search, the same under all consistency models."""
+    """Return the workload of each part of a search, which is the same under all consistency models."""
     return [] if searched.ranking is None else [_work(part, system) for part in searched.ranking.parts]
 
 
@@ -733,7 +735,7 @@ def _work(part: Part, system: System) -> _Work:
 
 
 def _joined(workloads: Sequence[Workload]) -> Workload:
-    """Workloads of one system and run side by side."""
+    """Concatenate workloads of one system and run."""
     names = [each.name for each in fields(Workload) if isinstance(getattr(workloads[0], each.name), np.ndarray)]
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(workload, name) for workload in workloads]) for name in names
@@ -742,7 +744,7 @@ def _joined(workloads: Sequence[Workload]) -> Workload:
 
 
 def _effective(work: _Work, name: str, price: StalenessPrice, batch: int) -> Array:
-    """The scores of a part's configurations under a model that is not synchronous, whether they fit or not."""
+    """Compute the scores of a part's configurations under an asynchronous model, whether they fit or not."""
     effective, model = np.full(len(work.steps), np.inf), consistency(name)
     if work.workload is not None:
         server = work.workload.server if _has_servers(work.servers, name) else None
@@ -754,20 +756,21 @@ def _effective(work: _Work, name: str, price: StalenessPrice, batch: int) -> Arr
 
 
 def _neighbour_seconds(layouts: Layouts, payload: Array) -> Array:
-    """Seconds in which each layout's worker sends its payload to one other worker: (layouts,)."""
+    """Compute the seconds in which a worker of each layout sends its payload to one other worker, shape (layouts,)."""
     groups = layouts.groups(range(len(layouts)), [BATCH_AXES] * len(layouts))
     return layouts.collective("send_recv", groups, payload)
 
 
 def _tensors(layouts: Layouts) -> Array:
-    """Tensors of each layout's parameters, all stages together: (layouts,)."""
+    """Count the parameter tensors of each layout, over all stages, shape (layouts,)."""
     return np.array(
         [float(sum(section.tensors * section.repeat for section in each.sections)) for each in layouts.programs]
     )
 
 
 def _workload(batch: Batch, rows: Index, steps: Array, system: System, run: Run) -> Workload:
-    """Some configurations of a batch, whose exchange follows their passes, as the workloads of like workers."""
+    """Describe some configurations of a batch as workloads of equal workers that exchange gradients after their
+    passes."""
     layouts, layout = batch.layouts, batch.cases.layout[rows]
     elements = layouts.elements(batch.assignment.kinds.stages, trained=True).max(axis=0)
     payload = elements * batch.backend.formats.summed

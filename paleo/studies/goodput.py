@@ -202,7 +202,8 @@ def two_level_goodput(
 
 
 def _age(between: Numeric, mtbf: Array) -> Array:
-    """Mean age of the last copy when a failure strikes, with ``between`` seconds from one to the next."""
+    """Compute the mean age of the last copy when a failure strikes, with ``between`` seconds from one copy to the
+    next."""
     with np.errstate(invalid="ignore", divide="ignore"):
         aged = mtbf - between / np.expm1(between / mtbf)
     return np.where(np.asarray(between) < _SHORT * mtbf, np.asarray(between) / 2.0, aged)
@@ -217,7 +218,7 @@ def _save_seconds(
     nodes: Numeric = 1.0, storage_rate: Numeric = math.inf, fixed: Numeric = 0.0, tensors: Numeric = 0.0,
     per_tensor: Numeric = 0.0,
 ) -> Array:  # fmt: skip
-    """Seconds that a checkpoint takes: the slowest of what a process writes, a node passes on and storage takes in,
+    """Compute the time of a checkpoint: the slowest of what a process writes, a node passes on and storage takes in,
     beside a fixed part and one for each tensor.
 
     >>> float(_save_seconds(total_bytes=2e10, process_rate=1e9, processes=8, storage_rate=4e9))
@@ -304,7 +305,7 @@ _TAIL = 8.0
 
 
 def _poisson(mean: float) -> Array:
-    """Probabilities of 0, 1, 2, … up to `_TAIL` standard deviations above a mean of up to `_NORMAL`.
+    """Return the Poisson probabilities of 0, 1, 2, … up to `_TAIL` standard deviations above a mean of up to `_NORMAL`.
 
     >>> _poisson(1.0)[:3].round(3).tolist()
     [0.368, 0.368, 0.184]
@@ -550,7 +551,7 @@ def _long_run(
     source: str = "as stated",
     spares: int = 0,
 ) -> Goodput:
-    """Goodput of a run with the best interval, or the one given.
+    """Compute the goodput of a run with the best interval between checkpoints, or with the given one.
 
     Raises CapacityError where a checkpoint takes longer than its interval, and where the run never finishes.
     """
@@ -586,7 +587,7 @@ _NEVER = 1e-4
 
 
 def _check_room(place: str, needed: float, capacity: float | None) -> None:
-    """CapacityError where a checkpoint is larger than the place that is to hold it."""
+    """Raise CapacityError if a checkpoint is larger than the place that is to store it."""
     if capacity is not None and needed > capacity:
         raise CapacityError(
             f"{place}: a checkpoint of {engineering(needed, 'B')} does not fit into {engineering(capacity, 'B')}"
@@ -627,7 +628,7 @@ _WRITERS: dict[str, _Writer] = {
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStorage:
-    """What takes a checkpoint in: bytes per second in all and of a node, seconds for each file set and tensor."""
+    """Storage for checkpoints: bytes per second in all and of a node, seconds for each file set and tensor."""
 
     rate: float = math.inf
     node_rate: float = math.inf
@@ -756,7 +757,8 @@ _REPAIR = DAY
 
 
 def _failure_rate(text: str) -> float:
-    """Failures of a node and second from ``4/knodeday`` or ``0.004/nodeday``; SpecError without such a unit.
+    """Parse failures per node and second, such as ``4/knodeday`` or ``0.004/nodeday``; raise SpecError without such a
+    unit.
 
     >>> round(_failure_rate("4/knodeday") * 86400 * 1000, 6)
     4.0
@@ -765,7 +767,7 @@ def _failure_rate(text: str) -> float:
 
 
 def _quantity(option: str, text: str, dimension: str, *, positive: bool = False) -> float:
-    """The value of an option with its unit; SpecError names the option."""
+    """Parse the value of an option with its unit; raise SpecError, which names the option, if it is wrong."""
     try:
         return Quantity(dimension, positive).parsed(text)
     except SpecError as error:
@@ -807,7 +809,8 @@ def parse_long_run(*, goodput: bool = False, **options: Any) -> LongRunOptions |
 
 
 def _checkpoint_bytes(prediction: Prediction) -> float:
-    """Bytes of a checkpoint: weights, fp32 masters and optimizer states of all parameters, each shard once."""
+    """Count the bytes of a checkpoint: weights, fp32 masters and optimizer states of all parameters, each shard
+    once."""
     formats = precision(prediction.plan.dtype)
     rule, matrices = optimizer(prediction.run.optimizer), 0.0
     if rule.matrices is not None:
@@ -934,7 +937,7 @@ def _reliability(prediction: Prediction, options: LongRunOptions) -> Reliability
 def _checkpoints_of(
     prediction: Prediction, options: LongRunOptions, *, in_repair: float, repair: float
 ) -> CheckpointSchedule:  # fmt: skip
-    """How the run saves and comes back; ``in_repair`` nodes are away on average, each for ``repair`` seconds."""
+    """Describe how the run saves and restarts; ``in_repair`` nodes are away on average, each for ``repair`` seconds."""
     total, plan = _checkpoint_bytes(prediction), prediction.plan
     nodes = nodes_of(prediction.system, plan.gpus)
     rate = storage_rate(options)
@@ -994,7 +997,8 @@ def storage_rate(options: LongRunOptions) -> float:
 
 
 def _replacement(prediction: Prediction, options: LongRunOptions, in_repair: float, repair: float) -> float:
-    """Seconds until a node stands in: a spare one, a machine of the cloud that boots, or the first that is repaired."""
+    """Compute the seconds until a node is replaced: by a spare, by a cloud machine that boots, or by the first repaired
+    one."""
     swap = RestartPath().replace
     if options.spares is not None:
         return replacement_wait(mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=swap)
@@ -1002,7 +1006,7 @@ def _replacement(prediction: Prediction, options: LongRunOptions, in_repair: flo
 
 
 def _check_replicas(prediction: Prediction) -> None:
-    """SpecError where a data-parallel replica cannot be lost."""
+    """Raise SpecError if the run cannot lose a data-parallel replica."""
     plan = prediction.plan
     if plan.dp < 2 or plan.parallel.zero:
         raise SpecError(
@@ -1012,14 +1016,14 @@ def _check_replicas(prediction: Prediction) -> None:
 
 
 def _check_host_memory(prediction: Prediction, needed: float) -> None:
-    """CapacityError where the copy in memory is larger than what a node has beside the run."""
+    """Raise CapacityError if the copy in memory is larger than the host memory that the run leaves free."""
     host = prediction.system.host
     if host is not None and host.memory is not None:
         _check_room("host memory of a node", needed, host.memory)
 
 
 def _checkpointing_named(text: str | None) -> Checkpointing:
-    """sync (the default), async or memory."""
+    """Parse how checkpoints are written: sync (the default), async or memory."""
     for mode in _CHECKPOINTING:
         if mode == (text or "sync"):
             return mode
@@ -1027,7 +1031,7 @@ def _checkpointing_named(text: str | None) -> Checkpointing:
 
 
 def _checkpoint_interval(text: str | None, step_time: float) -> float | None:
-    """Seconds between checkpoints from ``30min`` or ``250steps``; None for ``auto``, the best one."""
+    """Parse the seconds between checkpoints from ``30min`` or ``250steps``; None for ``auto``, the best interval."""
     if text in (None, "auto"):
         return None
     steps = re.match(r"\s*(\d{1,15})\s*steps?\s*\Z", str(text))

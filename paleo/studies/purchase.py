@@ -175,9 +175,11 @@ class Comparison:
             Candidates.
         """
         winner = self.best(objective)
-        low, high = (_ends(winner, objective) if winner is not None else None) or (0.0, -1.0)
+        low, high = (_interval_of(winner, objective) if winner is not None else None) or (0.0, -1.0)
         others = [each for each in self.candidates if each.runs and each is not winner]
-        return tuple(each for each in others if (ends := _ends(each, objective)) and ends[0] <= high and low <= ends[1])
+        return tuple(
+            each for each in others if (ends := _interval_of(each, objective)) and ends[0] <= high and low <= ends[1]
+        )
 
     def ranked(self, objective: Objective) -> Comparison:
         """Sort the candidates, best first: those that fit, those without a value, those that do not run.
@@ -200,8 +202,8 @@ class Comparison:
         return replace(self, candidates=tuple(sorted(self.candidates, key=place)))
 
 
-def _ends(candidate: Candidate, objective: Objective) -> tuple[float, float] | None:
-    """The interval of a figure: cost and energy move with the time."""
+def _interval_of(candidate: Candidate, objective: Objective) -> tuple[float, float] | None:
+    """Return the interval of a quantity: cost and energy are proportional to the time."""
     trained = candidate.training
     value = None if trained is None else getattr(trained, objective)
     if trained is None or value is None:
@@ -275,7 +277,7 @@ def compare(
 
 
 def _common_batch(model: ModelSpec, systems: Sequence[tuple[System, int]], run: Run) -> int:
-    """The global batch stated, or the batch of each rank times the ranks of the largest system."""
+    """Return the global batch that is given, or the batch of each rank times the ranks of the largest system."""
     if run.global_batch is not None:
         return run.global_batch
     system, gpus = max(systems, key=lambda entry: entry[1])
@@ -600,7 +602,7 @@ def parse_requirements(
 
 
 def _seconds(deadline: str) -> float:
-    """A time with its unit."""
+    """Parse a deadline with its unit [s]."""
     try:
         return parse(deadline, "time")
     except SpecError:
@@ -696,7 +698,7 @@ class PricedPlan:
 
     @property
     def roomy(self) -> bool:
-        """Whether the plan leaves memory free for fragmentation."""
+        """True if the plan leaves memory free for fragmentation."""
         return self.row.memory <= (1.0 - HEADROOM) * self.system.device.memory.usable
 
     def meets(self, wish: Requirements) -> bool:
@@ -846,7 +848,7 @@ def plan_purchase(
     priced = tried.priced
     priced.sort(key=lambda plan: (not plan.meets(wish), not plan.row.fits, not plan.roomy, plan.score(wish.objective)))
     batch = priced[0].lead.plan.global_batch
-    leading = tuple(_shown(priced, top, top if not largest else None))
+    leading = tuple(_selected_plans(priced, top, top if not largest else None))
     reply = PurchasePlans(model, wish, batch, leading, tuple(tried.searches), tuple(tried.skipped))
     if reply.best is not None or not largest:
         return reply
@@ -873,7 +875,7 @@ class _Searches:
         plans = list[PricedPlan]()
         software, space = self.settle(system, gpus)
         stated = {"software": software} if software != self.run.software else {}
-        for run in _of_all_batches(self.run.model_copy(update=stated), self.wish):
+        for run in _runs_at_all_batches(self.run.model_copy(update=stated), self.wish):
             try:
                 result = _search(self.model, system, gpus, run, space, self.top)
                 plans += _priced(self.model, system, result, self.wish)
@@ -909,30 +911,31 @@ class _Searches:
             elif plan.row.fits and not late:
                 break  # too dear, and more GPUs are no cheaper
             else:
-                left = [size for size in left if size > units or _odd(size) < _odd(units)]
+                left = [size for size in left if size > units or _odd_factor(size) < _odd_factor(units)]
                 guess = 2 * units
             if self.wish.deadline is not None and plan.seconds is not None and plan.row.fits:
                 ideal = units * plan.seconds / self.wish.deadline
                 least, guess = max(least, _EFFICIENT * ideal), math.ceil(ideal)
 
 
-def _odd(count: int) -> int:
-    """The odd factor of a count."""
+def _odd_factor(count: int) -> int:
+    """Return the odd factor of a count."""
     return count // (count & -count)
 
 
 def _shares_evenly(gpus: int, layers: int, global_batch: int | None) -> bool:
     """Return whether the odd part of a count can be shared by replicas, whose number divides the batch, and by stages
     that are even within a tenth; other counts have plans that waste more than the GPUs they add."""
-    odd = _odd(gpus)
+    odd = _odd_factor(gpus)
     if global_batch is None:
         return True
     stages = odd // math.gcd(odd, global_batch)
     return stages == 1 or (stages <= layers and layers / stages / math.ceil(layers / stages) >= _EVEN)
 
 
-def _shown(priced: Sequence[PricedPlan], top: int, counts: int | None) -> list[PricedPlan]:
-    """The first plans, the best of each system and count (of so many, where that is stated) among them, in order."""
+def _selected_plans(priced: Sequence[PricedPlan], top: int, counts: int | None) -> list[PricedPlan]:
+    """Select the first plans in order, among them the best of each system and count (of that many, if a limit is
+    given)."""
     first: dict[tuple[str, int], int] = {}
     for number, entry in enumerate(priced):
         first.setdefault((entry.system.name, entry.row.gpus), number)
@@ -941,15 +944,15 @@ def _shown(priced: Sequence[PricedPlan], top: int, counts: int | None) -> list[P
     return [priced[number] for number in sorted([*leading, *itertools.islice(others, max(top - len(leading), 0))])]
 
 
-def _of_all_batches(run: Run, wish: Requirements) -> list[Run]:
-    """The run at each global batch that is worth trying, where it states none and the amount depends on it."""
+def _runs_at_all_batches(run: Run, wish: Requirements) -> list[Run]:
+    """Return the run at each global batch worth trying, if it has none and the amount of training depends on it."""
     free = run.global_batch is None and run.batch is None and wish.amount is not None
     batches = wish.amount.batches if free and wish.amount is not None else ()
     return [run.model_copy(update={"global_batch": batch}) for batch in batches] or [run]
 
 
 def _by_reason(skipped: Iterable[tuple[System, int, str]]) -> Iterable[tuple[tuple[str, str], list[int]]]:
-    """Counts of each system by the reason why they have no plan."""
+    """Group the counts of each system by the reason why they have no plan."""
     reasons: dict[tuple[str, str], list[int]] = {}
     for system, gpus, why in skipped:
         words = re.sub(rf"^{gpus} gpus: | of {gpus} gpus\b", "", why)
@@ -958,7 +961,7 @@ def _by_reason(skipped: Iterable[tuple[System, int, str]]) -> Iterable[tuple[tup
 
 
 def _search(model: ModelSpec, system: System, gpus: int, run: Run, space: Space | None, top: int) -> Search:
-    """The plans of one count of GPUs, the fastest first: they take the least money and energy, too."""
+    """Search the plans of one count of GPUs, fastest first; the fastest also take the least money and energy."""
     from paleo.search.counts import search_counts
 
     return search_counts(model, system, run, (gpus,), space=space, top=top)
@@ -972,8 +975,8 @@ def _priced(model: ModelSpec, system: System, result: Search, wish: Requirements
 
 
 def _remedies(tried: _Searches, offers: Sequence[_SystemCounts], run: Run, fits: bool) -> Iterator[Remedy]:
-    """The smallest doubled count that meets the wish, of the first system that has one, and where nothing ``fits`` the
-    offload that does."""
+    """Yield what helps where no plan meets the wish: the smallest doubled count of the first system that does, and
+    offload where nothing ``fits``."""
     more = _more_gpus(replace(tried, run=run, top=1), offers)
     offload = None if fits else _offload(tried.model, offers, run)
     yield from (remedy for remedy in (more, offload) if remedy is not None)
@@ -991,7 +994,7 @@ def _more_gpus(tried: _Searches, offers: Sequence[_SystemCounts]) -> Remedy | No
 
 
 def _offload(model: ModelSpec, offers: Sequence[_SystemCounts], run: Run) -> Remedy | None:
-    """Full recomputation, sharded parameters and the optimizer in host memory, where that fits."""
+    """Try full recomputation, sharded parameters and the optimizer in host memory; return the plan if it fits."""
     for system, counts in offers:
         for parts in ("optimizer", "optimizer,gradients,parameters"):
             offloaded = {
@@ -1046,7 +1049,7 @@ def purchase_finding(reply: PurchasePlans) -> str:
     limits = _limits(wish)
     if best is not None:
         title = {"time": "Fastest", "cost": "Cheapest", "energy": "Least energy", "gpus": "Fewest GPUs"}[wish.objective]
-        return f"{title}{limits}: {_summary(best)}{_late(wish, best)}"
+        return f"{title}{limits}: {_summary(best)}{_deadline_warning(wish, best)}"
     fitting = [plan for plan in reply.plans if plan.row.fits]
     if not fitting:
         nothing = "Nothing fits into memory"
@@ -1063,8 +1066,8 @@ def _limits(wish: Requirements) -> str:
     return " within " + " and ".join(parts) if parts else ""
 
 
-def _late(wish: Requirements, plan: PricedPlan) -> str:
-    """A sentence where the slow end of a plan's interval is beyond the deadline."""
+def _deadline_warning(wish: Requirements, plan: PricedPlan) -> str:
+    """Warn in a sentence if the slow end of a plan's interval is beyond the deadline."""
     if wish.deadline is None or plan.seconds is None:
         return ""
     slow = plan.seconds * plan.interval[1] / plan.row.step_time

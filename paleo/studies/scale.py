@@ -257,7 +257,7 @@ def scale(
 def _with_training(
     point: ScalePoint, amount: Amount, tariff: Tariff | None, long_run: LongRunOptions | None
 ) -> ScalePoint:
-    """The point with time, money and energy of the training; without them if failures keep it from ever ending."""
+    """Add time, money and energy of the training to a point, unless failures keep it from ever ending."""
     try:
         cost = training(point.predicted, amount, tariff, long_run=long_run) if point.usable else None
     except CapacityError:
@@ -297,7 +297,7 @@ def curve_runs(run: Run) -> tuple[Run, ...]:
 
 
 def _fixed_batch(model: ModelSpec, system: System, run: Run, counts: Sequence[int], scaling: Scaling) -> int:
-    """The batch that stays: of the smallest count that can be planned at all."""
+    """Return the batch that stays fixed: that of the smallest count that can be planned at all."""
     first: PlanError | None = None
     for count in counts:
         try:
@@ -378,10 +378,10 @@ def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
         return ScalingVerdict(None, f"Does not fit at any of these counts: {where}.", "memory")
     last = curve.base
     for point in curve.points[curve.points.index(last) + 1 :]:
-        if not point.runs or _worth(curve, last, point) < _PAYS:
+        if not point.runs or _relative_gain(curve, last, point) < _PAYS:
             return _stops(curve, last, point)
         last = point
-    cause, words = _cause(curve, last)
+    cause, words = _limiting_part(curve, last)
     efficiency = curve.efficiency(last)
     end = "." if efficiency > _NEARLY_PERFECT else f"; {words}."
     text = f"{_pays_up_to(curve, last)}, the most asked for: efficiency {whole_percent(efficiency)}{end}"
@@ -411,19 +411,19 @@ def placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
 
 
 def _pays_up_to(curve: ScaleCurve, last: ScalePoint) -> str:
-    """The beginning of a verdict, after what the counts below the first that runs need."""
+    """Write the beginning of a verdict, after what the counts below the first that runs need."""
     first, base = curve.points[0], curve.base
     start = "P" if base is first else f"Runs from {counted(base.gpus, 'GPU')} on ({_reason(first)}); p"
     return f"{start}ays up to {counted(last.gpus, 'GPU')}"
 
 
 def _reason(point: ScalePoint) -> str:
-    """Why a point does not run."""
+    """Say why a point does not run."""
     return point.problem or f"{point.gpus}: {_shortage(point.predicted)}"
 
 
-def _worth(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> float:
-    """What each GPU added after ``last`` brings, over what each GPU of ``base`` brings."""
+def _relative_gain(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> float:
+    """Compute the gain of each GPU added after ``last``, relative to that of each GPU of ``base``."""
     added = point.samples_per_s - last.samples_per_s
     base_rate = curve.base.samples_per_s / curve.base.gpus
     return added / (point.gpus - last.gpus) / base_rate
@@ -436,8 +436,8 @@ def _stops(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> ScalingVer
     elif not point.runs:
         cause, reason = "memory", f"with {point.gpus} it does not fit, {_shortage(point.predicted)}"
     else:
-        cause, words = _cause(curve, point)
-        worth = _worth(curve, last, point)
+        cause, words = _limiting_part(curve, point)
+        worth = _relative_gain(curve, last, point)
         brings = f"brings {whole_percent(worth)} of what the first ones bring" if worth > 0 else "slows the step down"
         reason = f"each GPU added from there to {point.gpus} {brings}; {words}"
     efficiency = whole_percent(curve.efficiency(last))
@@ -471,7 +471,7 @@ def cost_verdict(curve: ScaleCurve) -> str | None:
         words.append(f"pays in money up to {counted(last[0], 'GPU')} ({_spent(last[1])}, {dearer} dearer)")
     following = next((entry for entry in known if entry[0] > last[0]), None)
     if following is not None:
-        words.append(f"beyond, {counted(following[0], 'GPU')} {_beyond(last[1], following[1])}")
+        words.append(f"beyond, {counted(following[0], 'GPU')} {_price_of_time_saved(last[1], following[1])}")
     return "; ".join(words) + "."
 
 
@@ -483,8 +483,8 @@ def _dollars(value: float) -> str:
     return f"{value:,.0f} USD" if value >= 100 else f"{value:,.3g} USD"
 
 
-def _beyond(before: Training, after: Training) -> str:
-    """What the time that a further count saves costs."""
+def _price_of_time_saved(before: Training, after: Training) -> str:
+    """Say what the time that a further count saves costs."""
     more, saved = (after.cost or 0.0) - (before.cost or 0.0), before.time - after.time
     if saved <= 0:
         return f"cost {_dollars(more)} more and save no time"
@@ -510,26 +510,26 @@ _WORDS = {
 }
 
 
-def _cause(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
-    """The part of the step that exceeds its fair share most at ``point``, and a sentence on it."""
+def _limiting_part(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
+    """Name the part of the step at ``point`` that exceeds its fair share most, with a sentence on it."""
     step = point.predicted
     shrinks = curve.base.gpus / point.gpus if curve.scaling == "strong" else 1.0
-    parts, fair = _parts(point), _parts(curve.base)
+    parts, fair = _scaling_parts(point), _scaling_parts(curve.base)
     cause = max(parts, key=lambda part: parts[part] - fair[part] * shrinks)
     share, batch = whole_percent(parts[cause] / point.step_time), step.plan.local_batch
-    served = {} if point.consistency is None or not point.consistency.served else _served(point.consistency)
+    served = {} if point.consistency is None or not point.consistency.served else _server_words(point.consistency)
     words = {"share": share, "batch": counted(batch, "sample"), "s": "s" if batch == 1 else ""}
     return cause, _WORDS[cause].format(**words, **served)
 
 
-def _served(study: ConsistencyStudy) -> dict[str, str]:
-    """Words on the parameter servers."""
+def _server_words(study: ConsistencyStudy) -> dict[str, str]:
+    """Describe the parameter servers in words."""
     return {"busy": whole_percent(float(study.cycle.utilization)), "knee": f"{float(study.cycle.knee):.3g}"}
 
 
-def _parts(point: ScalePoint) -> dict[str, float]:
-    """Seconds of the step by what may stop it from scaling; under a consistency model its exchange and waiting take the
-    place of the collectives that are waited for."""
+def _scaling_parts(point: ScalePoint) -> dict[str, float]:
+    """Return the seconds of the step by what may limit scaling; under a consistency model its exchange and waiting
+    replace exposed collectives."""
     spent, study = point.predicted.breakdown, point.consistency
     exchange = {"communication_exposed": spent.communication_exposed}
     if study is not None:
@@ -595,12 +595,12 @@ class PlacementStudy:
 
     @property
     def matters(self) -> bool:
-        """Whether the step is notably longer."""
+        """True if the step is notably longer."""
         return self.slowdown > 1.0 + _NOTABLE
 
     @property
     def unit(self) -> str:
-        """What neighbouring nodes share: a leaf switch, a unit of rail switches or a group of a dragonfly."""
+        """Unit that neighbouring nodes share: a leaf switch, a unit of rail switches or a group of a dragonfly."""
         return _UNITS[self.units]
 
     @property
@@ -643,25 +643,25 @@ def placement_study(prediction: Prediction) -> PlacementStudy | None:
 def _advice(study: PlacementStudy) -> str:
     share = study.share
     if share.leaves <= 1:
-        return f"All nodes lie on one {study.unit}: what lies above it does not matter.{_rails(share)}"
+        return f"All nodes lie on one {study.unit}: what lies above it does not matter.{_direct_rails_words(share)}"
     rings = f"rings sorted by leaf keep {whole_percent(share.ring_share)} of the nodes' ports"
     exchanges = f"all-to-alls {whole_percent(share.exchange_share)}"
     unsorted = f"rings in the order of the ranks would keep {whole_percent(share.unsorted_share)}"
     if study.matters:
         longer = f"The step is {100 * (study.slowdown - 1):.0f} % longer than on packed nodes of one's own"
         ask = f"Ask for nodes that share {study.units}"
-        return f"Placement matters: {longer}; {rings}, {exchanges}. {ask}.{_rails(share)}"
+        return f"Placement matters: {longer}; {rings}, {exchanges}. {ask}.{_direct_rails_words(share)}"
     if study.slowdown < 1.0 - _NOTABLE:
         shorter = f"The step is {100 * (1 - study.slowdown):.0f} % shorter than on packed nodes"
         reason = f"{exchanges} over the links of {share.leaves:.3g} {study.units}, as long as others leave them idle"
-        return f"Spread nodes are faster here: {shorter}; {rings}, {reason}.{_rails(share)}"
+        return f"Spread nodes are faster here: {shorter}; {rings}, {reason}.{_direct_rails_words(share)}"
     if share.exchange_share < 1.0 - _NOTABLE or share.unsorted_share < 1.0 - _NOTABLE:
         return f"Placement does not matter to this run: {rings}. It would to others: {exchanges}, and {unsorted}."
     return f"Placement does not matter: the links above a {study.unit} carry what its nodes can send; {rings}."
 
 
-def _rails(share: NetworkShare) -> str:
-    """What exchanges between unlike rails would keep that do not go over NVLink first."""
+def _direct_rails_words(share: NetworkShare) -> str:
+    """Say what exchanges between unlike rails would achieve that do not go over NVLink first."""
     if share.direct_share is None or share.direct_share >= share.exchange_share - _NOTABLE:
         return ""
     direct = whole_percent(share.direct_share)

@@ -108,7 +108,7 @@ def summarise(model: ModelSpec, run: Run, system: System | None = None) -> Summa
 
 
 def _counted(node: Node, formats: Precision, storage: SavedTensorCounter, known: set[str]) -> LayerCount:
-    """Counts of one layer; ``storage`` and ``known`` hold the tensors and weights that an earlier layer has counted."""
+    """Count one layer; ``storage`` and ``known`` hold the tensors and weights that an earlier layer has counted."""
     new = [tensor for name, tensor in node.parameters.items() if name not in known]
     known |= set(node.parameters)
     forward = tuple(kernel for operation in node.operations for kernel in operation.forward(formats))
@@ -135,7 +135,7 @@ def _counted(node: Node, formats: Precision, storage: SavedTensorCounter, known:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpeed:
-    """How fast a layer's forward kernels are: FLOP per byte, FLOP/s, and its share of the network's FLOP."""
+    """Speed of a layer's forward kernels: FLOP per byte, FLOP/s, and its share of the network's FLOP."""
 
     type: str
     intensity: float

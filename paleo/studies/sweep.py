@@ -73,7 +73,7 @@ class Study(Spec):
     @field_validator("axes")
     @classmethod
     def _amounts_with_prefixes(cls, axes: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Amounts as the command line takes them: ``15T`` tokens, ``4M`` samples."""
+        """Parse amounts as the command line takes them: ``15T`` tokens, ``4M`` samples."""
         return {
             name: [parse(value, "count") if isinstance(value, str) else value for value in values]
             if name in _AMOUNTS
@@ -133,7 +133,7 @@ class Study(Spec):
                 load_calibration(run.calibration)
 
     def record(self, job: Job, point: _Point) -> _Record:
-        """The columns of a point; PaleoError for one that cannot be predicted."""
+        """Return the columns of a point; raise PaleoError for one that cannot be predicted."""
         changes = tuple(
             (key.removeprefix("system."), value) for key, value in point.items() if key.startswith("system.")
         )
@@ -230,19 +230,19 @@ def check_study(study: Study) -> None:
 
 
 def _corners(study: Study) -> Iterator[_Point]:
-    """Points that hold every value of every axis once."""
+    """Yield points that together contain every value of every axis."""
     for index in range(max(len(values) for values in study.steps.values())):
         yield {name: values[min(index, len(values) - 1)] for name, values in study.steps.items()}
 
 
 def _accounts_of(study: Study) -> list[_Point]:
-    """All combinations of what is paid, the last axis fastest."""
+    """Return all combinations of payment terms, the last axis fastest."""
     names = list(study.accounts)
     return [dict(zip(names, values, strict=True)) for values in itertools.product(*study.accounts.values())]
 
 
 def _tariff_of(account: _Point) -> Tariff:
-    """The tariff that an account states; SpecError for an amount that is not above zero."""
+    """Return the tariff of an account; raise SpecError for an amount that is not above zero."""
     for name in (*_AMOUNTS, "critical_batch"):
         value = account.get(name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -253,7 +253,7 @@ def _tariff_of(account: _Point) -> Tariff:
 
 
 def _run_of(study: Study, point: _Point) -> Run:
-    """The run of a point: what the study states for all of them, and the point's own values."""
+    """Return the run of a point: what the study sets for all points, and the point's own values."""
     data = by_path(study.run)
     for key, value in point.items():
         if key not in ("model", "system") and not key.startswith("system."):
@@ -289,7 +289,7 @@ _NUMBERS = {*_FIGURES, *_HIDDEN} - _WORDS
 
 
 def _blocks(study: Study, parts: Iterable[list[_Record]]) -> Iterator[_Columns]:
-    """Columns of the table, some rows at a time."""
+    """Yield the columns of the table, some rows at a time."""
     accounts = _accounts_of(study)
     block: list[tuple[_Point, _Record]] = []
     most = max(1, _BLOCK // len(accounts))
@@ -303,7 +303,7 @@ def _blocks(study: Study, parts: Iterable[list[_Record]]) -> Iterator[_Columns]:
 
 
 def _columns(study: Study, block: Sequence[tuple[_Point, _Record]], accounts: Sequence[_Point]) -> _Columns:
-    """One block: every point times every account."""
+    """Return one block: every point with every account."""
     many = len(accounts)
     columns: _Columns = {}
     for name in study.steps:
@@ -318,14 +318,14 @@ def _columns(study: Study, block: Sequence[tuple[_Point, _Record]], accounts: Se
 
 
 def _figure(name: str, values: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """A column with one type in every block."""
+    """Convert a column to one type in every block."""
     if name not in _WORDS:
         return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
     return np.array(values, dtype=object)
 
 
 def _array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """Numbers as floats or whole numbers, everything else as objects."""
+    """Convert numbers to floats or whole numbers, everything else to objects."""
     if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         return np.array(values, dtype=np.int64)
     if all(value is None or type(value) in (int, float) for value in values) and any(v is not None for v in values):
@@ -336,7 +336,7 @@ def _array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 
 def _paid(study: Study, known: Mapping[str, Any], accounts: Sequence[_Point]) -> _Columns:
-    """Samples, steps, time, cost and energy of every point (down) under every account (across), flattened."""
+    """Compute samples, steps, time, cost and energy of every point (down) under every account (across), flattened."""
     if not any(name in study.accounts for name in _AMOUNTS):
         return {}
     systems = [load_system(name) for name in study.systems]
@@ -362,7 +362,7 @@ def _paid(study: Study, known: Mapping[str, Any], accounts: Sequence[_Point]) ->
 
 
 def _samples(study: Study, numbers: Mapping[str, Any], accounts: Sequence[_Point]) -> Any:
-    """Samples of every point under every account; NaN where the model has no data set, or no tokens."""
+    """Return the samples of every point under every account; NaN where the model has no data set, or no tokens."""
     name = next(name for name in _AMOUNTS if name in study.accounts)
     amounts = np.array([account[name] for account in accounts], dtype=np.float64)
     if name == "epochs":
@@ -373,7 +373,7 @@ def _samples(study: Study, numbers: Mapping[str, Any], accounts: Sequence[_Point
 
 
 def _table_writer(output: Path) -> _Writer:
-    """What writes a table by the suffix of its name; checked before anything is computed."""
+    """Choose how a table is written by the suffix of its name; this is checked before anything is computed."""
     if exists(output) and not is_file(output) and not is_folder(output):
         raise SpecError(f"{output}: a sweep keeps its parts beside its table; name a file, not a device or a pipe")
     if not output.name.endswith((".csv", ".csv.gz", ".parquet")):
@@ -418,7 +418,7 @@ def _write_csv(raw: BinaryIO, output: Path, blocks_of: Iterator[_Columns]) -> in
 
 
 def _texts(name: str, values: np.ndarray[Any, Any]) -> list[Any]:
-    """A column as text: each value that repeats is written once; what is not there is empty."""
+    """Convert a column to text; each value that repeats is converted once, and missing values are empty."""
     if values.dtype == object:
         return ["" if value is None else csv_cell(value) for value in values.tolist()]
     unique, inverse = np.unique(values, return_inverse=True)
@@ -443,7 +443,7 @@ def _write_parquet(raw: BinaryIO, output: Path, blocks_of: Iterator[_Columns]) -
 
 
 def _arrow(name: str, values: Any) -> Any:
-    """A column with one type in every block, empty or not: figures are numbers, everything else text."""
+    """Convert a column to one Arrow type in every block, empty or not: quantities are numbers, everything else text."""
     import pyarrow as pa
 
     if name in _NUMBERS or name in _PAID:
@@ -508,7 +508,8 @@ class Job:
         return self._changed[key]
 
     def check(self) -> None:
-        """SpecError where this process has another program, or sees another content of a file, than who asked."""
+        """Raise SpecError if this process runs another program, or sees other contents of a file, than the one that
+        asked."""
         if self.release != _RELEASE:
             raise SpecError("a worker runs another release of paleo, or one with other figures; restart the workers")
         if gone := changed_files(self.files):
@@ -516,7 +517,7 @@ class Job:
 
 
 def _job_of(study: Study) -> Job:
-    """The study with its models and systems as their files are now."""
+    """Return the study with its models and systems as their files are now."""
     with recorded() as named:
         models = {name: load_model(name, run_code=False) for name in study.models}
         systems = {name: load_system(name) for name in study.systems}
@@ -528,7 +529,7 @@ def _job_of(study: Study) -> Job:
 
 
 def _evaluate(job: Job, part: int) -> list[_Record]:
-    """The figures of the points of one part, in order; a point that cannot be planned has the reason instead."""
+    """Compute the points of one part in order; a point that cannot be planned has the reason instead."""
     job.check()
     first, last = part * _PART, min((part + 1) * _PART, job.study.points)
     return [_record(job, job.study.point(index)) for index in range(first, last)]
@@ -582,7 +583,7 @@ _SYNCHRONOUS: _Record = dict.fromkeys(_CYCLE)
 
 
 def _cycle(study: ConsistencyStudy) -> _Record:
-    """What a consistency model adds to the figures of a point."""
+    """Return the columns that a consistency model adds to a point."""
     cycle = study.cycle
     figures = (cycle.updates_per_s, cycle.staleness_mean, cycle.staleness_sd, cycle.utilization, cycle.knee)
     values = (float(figure) for figure in figures)
@@ -593,7 +594,7 @@ Evaluator = Callable[[Job, Sequence[int]], Iterator[tuple[int, list[_Record]]]]
 
 
 def _serial(job: Job, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
-    """Parts one after the other, in this process."""
+    """Run parts one after the other, in this process."""
     for part in parts:
         yield part, _evaluate(job, part)
 
@@ -605,19 +606,19 @@ def _remember(job: Job) -> None:
     _JOBS[:] = [job]
 
 
-def _evaluate_remembered(part: int) -> list[_Record]:
+def _evaluate_job_of_process(part: int) -> list[_Record]:
     return _evaluate(_JOBS[0], part)
 
 
 def _processes(jobs: int) -> Evaluator:
-    """Parts in ``jobs`` processes of this machine."""
+    """Run parts in ``jobs`` processes of this machine."""
 
     def run(job: Job, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
         context, others = get_context("spawn"), set(active_children())
         with ProcessPoolExecutor(jobs, mp_context=context, initializer=_remember, initargs=(job,)) as pool:
             try:
                 with _interrupts_held():
-                    results = [pool.submit(_evaluate_remembered, part) for part in parts]
+                    results = [pool.submit(_evaluate_job_of_process, part) for part in parts]
                 for part, result in zip(parts, results, strict=True):
                     yield part, result.result()
             except BrokenExecutor:
@@ -731,7 +732,7 @@ def _unchanged(job: Job) -> Job:
 
 @contextmanager
 def _connected(scheduler: str) -> Iterator[Any]:
-    """A client of the cluster; SpecError where there is none at that address."""
+    """Connect to a cluster; raise SpecError where there is none at that address."""
     from distributed import Client
 
     for name in ("distributed", "tornado", *logging.root.manager.loggerDict):  # Dask sets levels of single modules
@@ -750,7 +751,7 @@ def _connected(scheduler: str) -> Iterator[Any]:
 
 @contextmanager
 def _watched(client: Any, scheduler: str, warn: Callable[[str], object]) -> Iterator[None]:
-    """Warns once each time that the cluster has no worker (left)."""
+    """Warn once each time that the cluster has no worker (left)."""
     over = Event()
 
     def watch() -> None:
@@ -775,7 +776,7 @@ def _watched(client: Any, scheduler: str, warn: Callable[[str], object]) -> Iter
 
 @contextmanager
 def _one_line(scheduler: str) -> Iterator[None]:
-    """Turns the exceptions of a cluster that goes away into an error of one sentence."""
+    """Turn the exceptions of a cluster that disappears into an error of one sentence."""
     from distributed import KilledWorker
 
     try:
@@ -862,7 +863,7 @@ def sweep(
 
 @contextmanager
 def _claimed(output: Path, fingerprint: str) -> Iterator[Path]:
-    """The folder of parts, new or left by an earlier run of the same job, for this process alone."""
+    """Claim the folder of parts, new or left by an earlier run of the same job, for this process alone."""
     folder = Path(f"{os.path.realpath(output)}.parts")
     lock = _locked(folder, output)
     try:
@@ -877,7 +878,7 @@ def _claimed(output: Path, fingerprint: str) -> Iterator[Path]:
 
 
 def _locked(folder: Path, output: Path) -> int:
-    """A handle that holds the folder's lock as long as it is open, and no longer than the process lives."""
+    """Lock the folder; the handle holds the lock as long as it is open, and no longer than the process lives."""
     import fcntl
 
     path = folder / "lock"
@@ -915,7 +916,7 @@ def _part(folder: Path, part: int) -> Path:
 
 
 def _sealed(job: Job, body: str) -> str:
-    """The text of a part: the fingerprint of its job, a digest of both, and the records."""
+    """Return the text of a part: the fingerprint of its job, a digest of both, and the records."""
     return f"{job.fingerprint} {_digest(job.fingerprint + body)}\n{body}"
 
 
@@ -924,7 +925,7 @@ def _digest(text: str) -> str:
 
 
 def _study_of(file: Path) -> str:
-    """The fingerprint in a part that is whole; nothing for a file that is torn or holds anything else."""
+    """Return the fingerprint in a part that is whole; nothing for a file that is torn or holds anything else."""
     try:
         head, _, body = file.read_text("utf-8").partition("\n")
     except (OSError, ValueError):
@@ -934,7 +935,7 @@ def _study_of(file: Path) -> str:
 
 
 def _finished_records(folder: Path, job: Job, part: int) -> list[_Record] | None:
-    """The records of a part that an earlier run finished; None where there are none, or not all."""
+    """Return the records of a part that an earlier run finished; None where there are none, or not all."""
     file = _part(folder, part)
     if _study_of(file) != job.fingerprint:
         return None
@@ -943,7 +944,7 @@ def _finished_records(folder: Path, job: Job, part: int) -> list[_Record] | None
 
 
 def _records_of(folder: Path, job: Job, part: int) -> list[_Record]:
-    """The records of a part; SpecError where its file was spoilt since it was written."""
+    """Return the records of a part; raise SpecError if its file was damaged since it was written."""
     records = _finished_records(folder, job, part)
     if records is None:
         raise SpecError(f"{_part(folder, part)}: was changed while the sweep ran; {_GOES_ON}")

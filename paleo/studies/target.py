@@ -23,6 +23,7 @@ from paleo.studies.cost import JOULES_PER_KWH, NINETY, Amount, Tariff, TrainingN
 from paleo.units import counted
 
 if TYPE_CHECKING:
+    from paleo.parallel.plan import Plan
     from paleo.specs.calibration import Calibration
     from paleo.specs.device import Device
     from paleo.specs.system import System
@@ -65,8 +66,8 @@ class TargetTime:
 
     @property
     def seconds(self) -> float:
-        """Seconds to the target, evaluations included; initialisation is not timed by MLPerf's rules."""
-        return self.samples / self.global_batch * self.step_time + self.evaluation_seconds
+        """Seconds to the target, evaluations and start included; initialisation is not timed by MLPerf's rules."""
+        return self.samples / self.global_batch * self.step_time + self.evaluation_seconds + self.task.code.start
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -114,7 +115,7 @@ class TargetTime:
 
 
 def _code_ratio(code: Code, device: Device, *, samples_per_gpu: float, nodes: float) -> tuple[float, float]:
-    """Measured over predicted step time of a task's code, and one sigma of its logarithm.
+    """Return measured over predicted step time of a task's code, and one standard deviation of its logarithm.
 
     A device that was not fitted has its architecture's ratio; an architecture that was not, that of all, with the
     spread between architectures added.
@@ -134,7 +135,7 @@ _UNFITTED = 0.25
 
 
 def _evaluations(evaluation: Evaluation, samples: float) -> float:
-    """How many evaluations lie on the way to ``samples``, the one that meets the target included.
+    """Count the evaluations on the way to ``samples``, including the one that meets the target.
 
     >>> from paleo.specs.task import Evaluation
     >>> _evaluations(Evaluation(samples=10, every=100, first=300, source="worked"), 500.0)
@@ -150,7 +151,7 @@ _TOLERANCE = 0.01
 
 
 def _rows_of(task: TrainingTask, global_batch: float) -> int:
-    """Input rows of the network in a global batch of samples: packed samples share one."""
+    """Count the input rows of the network in a global batch of samples; packed samples share one."""
     return max(1, round(global_batch / task.packed))
 
 
@@ -178,12 +179,12 @@ def task_run(task: TrainingTask, gpus: int, global_batch: float, **options: Any)
 
 
 def _usual(task: TrainingTask) -> dict[str, Any]:
-    """Fields of a run as the task's own code has them, by path."""
+    """Return the fields of a run as the task's own code sets them, by path."""
     return by_path({"software": task.code.software, "model": task.params}) | by_path(task.run)
 
 
 def _with_noise_scale(task: TrainingTask, noise_scale: float | None) -> TrainingTask:
-    """The task with the gradient-noise scale that was measured [samples] in place of its law's critical batch."""
+    """Return the task with the measured gradient noise scale [samples] in place of its law's critical batch."""
     if noise_scale is None:
         return task
     if not 1 <= noise_scale <= MOST_COUNT:
@@ -223,6 +224,8 @@ def time_to_target(
     TargetTime
         Samples, step time, evaluation time and their uncertainty.
     """
+    if run.dtype is None:
+        run = run.model_copy(update={"dtype": task.on(system.device.kind).format_on(system.device)})
     prediction = predict(load_model(task.model, run_code=False), system, run, calibration=calibration)
     forward = forward_seconds(prediction, calibration)
     return time_from_prediction(task, prediction, forward, global_batch=global_batch, runs=runs)
@@ -271,7 +274,7 @@ def time_from_prediction(
         samples=samples,
         step_time=prediction.step_time * ratio,
         evaluations=_evaluations(task.evaluation, samples),
-        evaluation_time=_evaluation_time(task, forward * ratio, plan.global_batch * task.packed),
+        evaluation_time=_evaluation_time(task, forward * ratio, plan),
         sigma_samples=sigma_samples,
         sigma_step=max(sigma, spread),
         warnings=(*prediction.warnings, *task.law.warnings(global_batch)),
@@ -279,8 +282,8 @@ def time_from_prediction(
 
 
 def _samples_needed(task: TrainingTask, global_batch: float, runs: float = 1.0) -> tuple[float, float]:
-    """Samples to the target at a batch, and one sigma of their logarithm: the law, and what submissions need over it
-    where that is known."""
+    """Return the samples to the target at a batch, and one standard deviation of their logarithm: the law, and the
+    excess that submissions need over it where that is known."""
     law, extra = task.law, task.submissions
     samples = float(law.samples(global_batch))
     if extra is None:
@@ -289,11 +292,12 @@ def _samples_needed(task: TrainingTask, global_batch: float, runs: float = 1.0) 
     return samples * extra.ratio, math.hypot(extra.residual, beyond)
 
 
-def _evaluation_time(task: TrainingTask, forward: float, batch: float) -> float:
-    """Seconds of one evaluation: forward passes of ``forward`` seconds over its samples on all GPUs at the batch of
-    training, and what is fixed. A batch that the samples do not fill takes its share."""
+def _evaluation_time(task: TrainingTask, forward: float, plan: Plan) -> float:
+    """Seconds of one evaluation: forward passes of ``forward`` seconds and what is fixed. Each replica evaluates whole
+    samples at its batch of training; a batch that they do not fill takes its share."""
     evaluation = task.evaluation
-    return evaluation.fixed + evaluation.samples / batch * forward * evaluation.work
+    passes = math.ceil(evaluation.samples / plan.mesh.replicas) / (plan.local_batch * task.packed)
+    return evaluation.fixed + passes * forward * evaluation.work
 
 
 def forward_seconds(prediction: Prediction, calibration: Calibration | None = None) -> float:
@@ -429,8 +433,8 @@ def times_over_gpus(
 
 
 def _best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
-    """The soonest of a point, of the best plan that a search finds at its batch, and of that plan at half and twice the
-    batch, where it fits; layout and batch are planned in turn."""
+    """Return the fastest of a point, of the best plan that a search finds at its batch, and of that plan at half and
+    twice the batch, where it fits. Layout and batch are planned in turn."""
     from paleo.launch.commands import supported_space
     from paleo.search.plans import search
     from paleo.search.space import Space
@@ -454,7 +458,7 @@ def _best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
 
 
 def _positive_batch(text: str) -> float:
-    """A global batch from text; SpecError where it is no number above zero."""
+    """Parse a global batch; raise SpecError if it is no number above zero."""
     try:
         value = float(text)
     except ValueError:
@@ -467,7 +471,7 @@ def _positive_batch(text: str) -> float:
 def _best_batch(
     task: TrainingTask, system: System, gpus: int, candidates: Sequence[float], **options: Any
 ) -> TargetTime:
-    """The batch, of the candidates, that reaches the target soonest; runs that do not fit in memory are left out.
+    """Return the candidate batch that reaches the target soonest; runs that do not fit in memory are left out.
 
     Where no strategy is given and data parallelism does not fit, plans that share a model over more and more ranks are
     tried, the first that fits is taken. Raises PlanError, with the reason of the last, where nothing can be run.
@@ -530,7 +534,7 @@ def _candidate_batches(task: TrainingTask, gpus: int) -> list[float]:
 
 
 def _known_batches(task: TrainingTask, candidates: Sequence[float]) -> list[float]:
-    """Batches in the range of the task's law; all of the candidates where none is."""
+    """Return the batches in the range of the task's law; all of the candidates where none is."""
     return [batch for batch in candidates if task.law.doublings_outside(batch) == 0] or list(candidates)
 
 
@@ -591,7 +595,8 @@ def amount_for_goal(prediction: Prediction, goal: Goal, stated: Amount | None) -
 
 
 def _for_loss(prediction: Prediction, loss: float) -> tuple[Amount, tuple[str, ...]]:
-    """Tokens that bring a language model to a loss at the run's global batch, by the law of `resolve_task`."""
+    """Compute the tokens that bring a language model to a loss at the run's global batch, by the law of
+    `resolve_task`."""
     law = _samples_to_loss(prediction.graph, loss)
     batch = prediction.plan.global_batch
     samples = float(law.samples(batch))
@@ -606,7 +611,7 @@ def _for_loss(prediction: Prediction, loss: float) -> tuple[Amount, tuple[str, .
 
 
 def _samples_to_loss(graph: Graph, loss: float) -> SamplesToLoss:
-    """The law of a network's samples to a loss; SpecError where there is none for it."""
+    """Return the law of a network's samples to a loss; raise SpecError where there is none for it."""
     if graph.tokens_per_sample is None:
         raise SpecError(f"--loss: samples of model {graph.name} are not counted in tokens; no law of loss holds for it")
     if any(node.type == "moe" for node in graph.nodes):
@@ -615,7 +620,7 @@ def _samples_to_loss(graph: Graph, loss: float) -> SamplesToLoss:
 
 
 def _task_of_loss(model: str, loss: float) -> TrainingTask:
-    """Training a language model of the catalog, or of a file, to a loss, as a task."""
+    """Describe the training of a language model of the catalog, or of a file, to a loss as a task."""
     spec = load_model(model)
     return TrainingTask(
         name=f"{spec.name} to {loss:g}", title=spec.name, model=model, sample="sequence", dataset="any text",
@@ -659,7 +664,7 @@ def resolve_task(
 
 
 def _for_task(prediction: Prediction, name: str, noise_scale: float | None) -> tuple[Amount, tuple[str, ...]]:
-    """Samples that bring a task's network to its target at the run's batch."""
+    """Compute the samples that bring a task's network to its target at the run's batch."""
     task = _with_noise_scale(_task_of(prediction.model, name), noise_scale)
     batch = prediction.plan.global_batch * task.packed
     samples, _ = _samples_needed(task, batch)
@@ -668,7 +673,7 @@ def _for_task(prediction: Prediction, name: str, noise_scale: float | None) -> t
 
 
 def _target_amount(task: TrainingTask) -> Amount:
-    """Training until a task's target, whatever the batch: samples by its law, the steps of its code, evaluations.
+    """Describe training until a task's target at any batch: samples by its law, the steps of its code, evaluations.
 
     ``samples`` are those of the smallest batch of the law.
     """
@@ -682,7 +687,8 @@ _MOST_BATCHES = 6
 
 
 def _batches(task: TrainingTask) -> tuple[int, ...]:
-    """Global batches in the range of the law, in input rows: powers of two, or every other one where there are many."""
+    """Return global batches in the range of the law, in input rows: powers of two, or every other one where there are
+    many."""
     smallest, largest = task.law.batches or (1.0, 1.0)
     powers = range(max(0, math.ceil(math.log2(smallest / task.packed))), int(math.log2(largest / task.packed)) + 1)
     return tuple(2**power for power in powers[:: math.ceil(len(powers) / _MOST_BATCHES) or 1])
@@ -732,7 +738,8 @@ def run_for_target(
 
 
 def _kind_of_all(systems: Sequence[System], target: str) -> str:
-    """The kind of device that all systems have; SpecError names systems of each kind where there are several."""
+    """Return the kind of device that all systems have; raise SpecError, which names a system of each kind, if they
+    differ."""
     by_kind = {system.device.kind: system.name for system in reversed(systems)}
     if len(by_kind) > 1:
         examples = " and ".join(f"{name} ({kind})" for kind, name in sorted(by_kind.items()))

@@ -67,7 +67,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
 
 
 def _check_separator(path: str | Path, names: pd.Series[str]) -> None:
-    """SpecError for a header of one name that holds another separator."""
+    """Raise SpecError for a header of one name that holds another separator."""
     separators = [mark for mark in ";\t|" if len(names) == 1 and mark in names.iloc[0]]
     if separators:
         decimals = ", and points for decimals" if separators[0] == ";" else ""

@@ -113,7 +113,7 @@ class Column:
 
     @cached_property
     def expected(self) -> str:
-        """What a cell may hold, as messages say it.
+        """Description of the values that a cell may hold, for messages.
 
         >>> COLUMNS["iteration_ms"].expected, COLUMNS["trans_a"].expected
         ('a number from 1e-09 to 1e+15 ms', 'one of n, t')
@@ -156,7 +156,7 @@ class Column:
         return out
 
     def _wrong(self, cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
-        """Which cells cannot be used."""
+        """Return True for cells that cannot be used."""
         if self.type == "text":
             return _controls(cells)
         if self.type in RANGES:
@@ -170,7 +170,7 @@ class Column:
 
 
 def _controls(cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
-    """Which cells hold a control character, such as a NUL, which numpy drops from names."""
+    """Return True for cells that hold a control character, such as a NUL, which numpy drops from names."""
     if cells.dtype.kind in "ifb":
         return np.zeros(len(cells), dtype=bool)
     codes, words = pd.factorize(cells.astype(str), use_na_sentinel=False)
@@ -195,7 +195,7 @@ def blank_cells(cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _numbers(cells: pd.Series[Any]) -> npt.NDArray[np.float64]:
-    """A column as floats, nan where a cell is no number."""
+    """Convert a column to floats; nan where a cell is no number."""
     if isinstance(cells.dtype, pd.CategoricalDtype):
         cells = cells.astype(object)
     return pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64)
@@ -315,7 +315,7 @@ def best_match(
 
 
 def _lacking(column: str, present: Iterable[str]) -> str:
-    """A missing column, with the one that may be meant by it."""
+    """Name a missing column in a message, with the column that may be meant by it."""
     close = get_close_matches(column, {name.lower(): name for name in present}, n=1, cutoff=0.75)
     meant = next((name for name in present if close and name.lower() == close[0]), None)
     if meant is None:
@@ -374,7 +374,7 @@ save_s boot_s | s | time to save a checkpoint, to boot a machine
 load_s boot_p90_s | s0 | time to load a checkpoint, 90th percentile of the time to boot
 save_sd_s | s0 | standard deviation of the time to save
 mtbf_s interval_s period_s duration_s | s | time between failures, between checkpoints, of the whole run
-checkpoint_s restart_s evaluation_s | s0 | pause of a checkpoint, of a restart, of evaluations
+checkpoint_s restart_s evaluation_s other_s | s0 | pause of a checkpoint, of a restart, of evaluations, all else
 time_per_epoch_s training_s train_s | s | time of an epoch, of the training
 pair_latency_s link_latency_s | s0 | latency of a link
 minutes_to_target | min | time from start to target

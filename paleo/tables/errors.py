@@ -82,7 +82,7 @@ class EfficiencyPoint:
 
     @property
     def sound(self) -> bool:
-        """Whether the measured efficiency is possible."""
+        """True if the measured efficiency is possible."""
         return self.measured <= IMPOSSIBLE
 
 

@@ -38,7 +38,7 @@ LARGEST = 2.0**53
 
 @dataclass(frozen=True, slots=True)
 class FitPlan:
-    """How a family is fitted: where the search sets out, and which parameters the rows of a table do not tell apart.
+    """Plan of a family's fit: starting points, and parameters that the rows of a table cannot determine.
 
     ``fixed`` parameters stay at ``start``; those ``per_stack`` are one per stack, all others shared by the stacks that
     are fitted together. ``starts`` counts searches from random points besides those from ``alternatives``; ``prior`` is
@@ -338,7 +338,7 @@ class TableKind(MeasuredTable, Generic[Figures]):
         return out
 
     def _supported(self, frame: pd.DataFrame, out: Predictions) -> pd.DataFrame:
-        """The rows whose cells can be read; their reasons say whether they can be modelled."""
+        """Return the rows whose cells can be read; their reasons say whether they can be modelled."""
         while len(frame):
             try:
                 out.reasons[frame.index] = self.unsupported(frame).to_numpy()
@@ -644,7 +644,7 @@ def best_constant_efficiency(roofline: Array, measured: Array) -> float:
 
 
 def _categorised(frame: pd.DataFrame, numbers: Iterable[str]) -> pd.DataFrame:
-    """The table with its text columns as categories, so that what depends on words is worked out once a word."""
+    """Convert the text columns of a table to categories, so that what depends on words is worked out once a word."""
     numeric = {*numbers, *(name for name, kind in frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind))}
     words = {name: frame[name].astype("category") for name in frame.columns if name not in numeric}
     return frame.assign(**words)

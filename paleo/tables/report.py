@@ -84,7 +84,7 @@ def _scaling(report: FileReport) -> dict[str, Any]:
 
 
 def _parts(report: FileReport) -> dict[str, Any]:
-    """Errors by benchmark, and of the parts of the measured quantity, where the table has them."""
+    """Return errors by benchmark, and of the parts of the measured quantity, where the table has them."""
     parts = {name: dataclasses.asdict(errors) for name, errors in report.parts.items()}
     if not parts:
         return {}
@@ -153,7 +153,8 @@ SUSPECT = 100.0
 
 
 def _suspect_unit(report: FileReport) -> str:
-    """A line where nearly all that was measured is hundreds of times off, as after a wrong unit; else nothing."""
+    """Warn in a line where nearly all measured values are hundreds of times off, as after a wrong unit; else return
+    nothing."""
     ratios = report.predictions.seconds[report.predicted] / report.measured[report.predicted]
     ratio = float(np.median(ratios)) if len(ratios) else 1.0
     if 1.0 / SUSPECT < ratio < SUSPECT:
@@ -162,7 +163,7 @@ def _suspect_unit(report: FileReport) -> str:
 
 
 def _scaling_line(errors: Scaling) -> str:
-    """Efficiency on several devices in one line."""
+    """Write the efficiency on several devices in one line."""
     left = (
         f"; {errors.impossible} more contradict each other (efficiency above {IMPOSSIBLE})" if errors.impossible else ""
     )
@@ -276,7 +277,7 @@ def _panel(axes: Axes, report: FileReport) -> None:
 
 
 def _frame(axes: Axes, report: FileReport) -> None:
-    """Equal logarithmic axes and the lines predicted = measured, twice and half."""
+    """Draw equal logarithmic axes and the lines where predicted is equal to measured, twice it, and half."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if not report.predicted.any():

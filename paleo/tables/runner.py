@@ -93,7 +93,7 @@ class FileReport:
 
     @property
     def predicted(self) -> Flags:
-        """Which rows were predicted."""
+        """True for rows that were predicted."""
         return np.asarray(self.predictions.reasons == "")
 
     @property
@@ -104,7 +104,7 @@ class FileReport:
 
     @property
     def sources(self) -> Words:
-        """Where each row was published; '' where the table does not say."""
+        """Source of each row; '' where the table does not say."""
         return text(self.frame, "source").to_numpy()
 
     def errors(self, chosen: Flags | None = None) -> Errors:
@@ -204,7 +204,8 @@ class FileReport:
         return _Worst(row, str(predictions.subjects[row]), measured, predicted, configuration, reason)
 
     def _scatter(self) -> Array:
-        """Largest over smallest measured time, less 1, among rows that agree in all but what was measured."""
+        """Return the largest over the smallest measured time, less 1, among rows that agree in all but what was
+        measured."""
         columns = [name for name in self.frame.columns if name not in MEASUREMENTS]
         grouped = pd.Series(self.measured).groupby([self.frame[name].to_numpy() for name in columns], dropna=False)
         ratio: Array = (grouped.transform("max") / grouped.transform("min")).to_numpy(dtype=np.float64)
@@ -478,7 +479,7 @@ def compute_rows(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Array, Pred
 
 
 def _uncomputable(error: Exception) -> tuple[Array, Predictions]:
-    """The one row of a table whose prediction raises an error."""
+    """Return the result of one row whose prediction raises an error."""
     predictions = Predictions.none(1)
     words = " ".join(str(error).split())[:200]
     predictions.reasons[0] = words if isinstance(error, PaleoError) else f"the row cannot be computed ({words})"
@@ -486,7 +487,7 @@ def _uncomputable(error: Exception) -> tuple[Array, Predictions]:
 
 
 def _scaled_baseline(predictions: Predictions, measured: Array) -> tuple[Array, dict[str, float]]:
-    """The rooflines divided by one efficiency a device, the one that suits these rows best: a favourable baseline."""
+    """Divide the rooflines by one efficiency a device, the one that suits these rows best: a favourable baseline."""
     baseline, efficiencies = np.full(len(measured), np.nan), dict[str, float]()
     usable = (predictions.reasons == "") & np.isfinite(predictions.baseline) & (predictions.baseline > 0)
     for subject in sorted({str(name) for name in predictions.subjects[usable]}):

@@ -209,7 +209,7 @@ DIARIES = {
 
 
 def _diary_days(cited: str) -> Iterator[str]:
-    """The day on which a run was written into a diary that a row cites by its line.
+    """Yield the day on which a run was written into a diary that a row cites by its line.
 
     >>> list(_diary_days("train/tr11-176B-ml/chronicles-prequel.md#L884"))
     ['2022-02-27']
@@ -220,7 +220,7 @@ def _diary_days(cited: str) -> Iterator[str]:
 
 
 def _versions(row: Row) -> Iterator[str]:
-    """What may be the release or the date of a row's software, the surest first."""
+    """Yield what may be the release or the date of a row's software, the surest first."""
     texts = [str(row[key]).lower() for key in ("release", "framework", "source") if filled(row, key)]
     yield from _diary_days(str(row.get("url_or_path", "")))
     if filled(row, "release"):
@@ -554,7 +554,7 @@ def _above_zero(cell: object) -> bool:
 
 
 def _reason(error: Exception, row: Row) -> str:
-    """Why a row cannot be read or modelled; errors that have nothing to do with its cells go on."""
+    """Say why a row cannot be read or modelled; raise errors again that have nothing to do with its cells."""
     if isinstance(error, PaleoError):
         return str(error)
     if isinstance(error, KeyError):

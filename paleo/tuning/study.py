@@ -381,7 +381,7 @@ class TuningStudy:
         return " ".join([words, *filter(None, (self._cheaper(), self._margin()))])
 
     def _cheaper(self) -> str:
-        """Sentence about the cheapest division, if it is not the fastest."""
+        """Write a sentence about the cheapest division, if it is not the fastest."""
         cheap, best = self.cheapest, self.best
         if cheap.gpu_hours > best.gpu_hours * (1.0 - _LEAST_GAIN):
             return ""

@@ -66,6 +66,7 @@ PRONOUNS = frozenset(
 )
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other() -> None:
     """Imports inside functions count, too."""
     assert circles(import_graph()) == []
@@ -112,6 +113,7 @@ def named(function: ast.AST) -> Iterator[str]:
             yield node.id
 
 
+@pytest.mark.slow
 def test_parameters_and_variables_are_nouns() -> None:
     pronouns = [
         f"{module}:{node.lineno} {node.name}: {name}"
@@ -123,6 +125,7 @@ def test_parameters_and_variables_are_nouns() -> None:
     assert pronouns == []
 
 
+@pytest.mark.slow
 def test_no_function_is_longer_than_a_screen() -> None:
     """Lines of a body without its docstring."""
     lengths = {
@@ -149,6 +152,7 @@ def naming(word: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["shard", "spatial", "selective"])
 def test_an_axis_of_the_mesh_or_a_policy_of_recomputation_touches_few_files(word: str) -> None:
     """The two axes and the policy that came last; all else follows from `AXES`, `BATCH_AXES` and `RECOMPUTE`."""

@@ -11,6 +11,7 @@ from paleo.cli import run
 from tests.end_to_end.readme import README, commands, refreshed
 
 
+@pytest.mark.slow
 def test_the_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     shown = commands(README.read_text(encoding="utf-8"))

@@ -99,6 +99,7 @@ def recent(errors: Errors) -> Errors:
     return {name: rows for name, rows in errors.items() if name not in EARLY}
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_one_more_fabric_lies_as_limits_say(large: Errors, small: Errors) -> None:
     assert len(large) == 8 and len(recent(large)) == 6 and len(small) == 5
@@ -107,6 +108,7 @@ def test_one_more_fabric_lies_as_limits_say(large: Errors, small: Errors) -> Non
     assert np.exp(interval(small)) == pytest.approx((0.62, 3.6), rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_fabrics_that_are_left_out_lie_inside(large: Errors, small: Errors) -> None:
     """Large rings: eight of eight by all others, five of six by the recent ones. Short times: all five."""

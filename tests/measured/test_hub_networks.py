@@ -103,6 +103,7 @@ def test_a_configuration_is_imported_as_its_name_says(file: Path) -> None:
     assert some is None or any(is_within(figure, some) for figure in active), active
 
 
+@pytest.mark.slow
 @needs_configurations
 def test_every_configuration_is_read_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)

@@ -99,6 +99,7 @@ def test_aliases_are_unique_and_all_resolve() -> None:
             assert find_device(alias.upper()).name == name
 
 
+@pytest.mark.slow
 def test_aliases_of_models_are_unique_and_all_resolve() -> None:
     known = {name.lower() for name in names("models")}
     listed = [(alias, name) for name in names("models") for alias in load_model(name).aliases]
@@ -204,6 +205,7 @@ def test_a_gigabyte_is_exchanged_at_a_plausible_rate(name: str) -> None:
             assert least * (1.0 - 1e-9) <= seconds <= wire / reached + HOP * (ranks - 1), (operation, ranks)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
 def test_the_fan_outs_of_a_group_multiply_to_its_size(data: st.DataObject) -> None:

@@ -165,6 +165,7 @@ def round_trips(name: str, count: int, folder: Path) -> tuple[int, int]:
     return written, impossible
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(LAUNCHERS))
 def test_settings_are_read_back_as_the_plan(name: str, tmp_path: Path) -> None:
     assert round_trips(name, QUICK, tmp_path)[0] == QUICK

@@ -18,6 +18,7 @@ def _batches() -> list[object]:
     return [pytest.param(first, marks=slow if first >= QUICK else ()) for first in range(0, RUNS, BATCH)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", _batches())
 def test_random_runs(first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -48,6 +48,7 @@ def configurations(name: str) -> st.SearchStrategy[tuple[int, int, int]]:
     return st.tuples(st.sampled_from(counts), chunks).map(lambda drawn: (*drawn[0], drawn[1]))
 
 
+@pytest.mark.slow
 @ANY
 @given(data=st.data(), seed=st.integers(0, 99), spread=st.sampled_from([0.0, 0.1, 0.6]))
 @settings(max_examples=12, deadline=None)

@@ -62,6 +62,7 @@ def broken_laws(replica, seed):
     return [law for law, holds in laws.items() if not holds]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_laws_hold_on_random_runs(replicas, runs):
     broken = {seed: broken_laws(replicas[seed % 3], seed) for seed in range(runs)}
@@ -98,6 +99,7 @@ def relative_errors(replica, seed):
     return errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loads", [8, pytest.param(300, marks=pytest.mark.slow)])
 def test_closed_form_agrees_with_simulation_on_random_stable_loads(replicas, loads):
     errors = [relative_errors(replicas[seed % 3], seed) for seed in range(loads)]
@@ -109,6 +111,7 @@ def test_closed_form_agrees_with_simulation_on_random_stable_loads(replicas, loa
     assert loads < 20 or max(ttft99, tpot99, latency99) < 0.15
 
 
+@pytest.mark.slow
 def test_a_closed_loop_never_exceeds_its_users(replicas):
     state = closed_loop(replicas[0], Batching(8192, 1024), Lengths(500, 100), 400.0, np.array([1.0, 8.0, 64.0]), 1.0)
     assert np.all(state.requests_per_s * (state.latency + 1.0) <= np.array([1.0, 8.0, 64.0]) * (1 + 1e-6))

@@ -149,6 +149,7 @@ def test_signs_of_more_runs(name: str) -> None:
     assert sum(faults is not None for faults in answers) >= SLOW / 3
 
 
+@pytest.mark.slow
 def test_there_are_enough_factors_and_each_has_figures() -> None:
     assert len(FACTORS) >= 35
     for name, factor in FACTORS.items():

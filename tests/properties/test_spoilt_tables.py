@@ -14,6 +14,7 @@ from paleo.tables.tables import table_of, tables
 from tests.properties.spoilt_tables import FILES, SPOILT, broken_fit, cells, one_evaluation, spoil
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 def test_a_spoilt_cell_leaves_out_its_row_alone(shared: Path, file: str) -> None:
     assert spoil(shared / "measurements" / file, 2, ["abc"]) == []
@@ -24,6 +25,7 @@ def test_every_spoilt_cell_of_more_rows(shared: Path, file: str) -> None:
     assert spoil(shared / "measurements" / file, 2, SPOILT) + spoil(shared / "measurements" / file, 7, ["", "0"]) == []
 
 
+@pytest.mark.slow
 def test_the_tables_are_of_every_kind(shared: Path) -> None:
     found = {table_of(read_table(shared / "measurements" / file).columns).name for file in FILES}
     assert found == set(tables())
@@ -39,7 +41,11 @@ def test_fits_of_tables_with_a_spoilt_cell(shared: Path, tmp_path: Path, file: s
 
 @pytest.mark.parametrize(
     ("file", "column", "value"),
-    [("sparse_attention.csv.gz", "library", "nan"), ("mlperf/training_runs.csv", "pp", "-inf")],
+    [
+        ("sparse_attention.csv.gz", "library", "nan"),
+        ("mlperf/training_runs.csv", "pp", "-inf"),
+        ("mlperf/training_runs.csv", "n_gpus", "\x00"),
+    ],
 )
 def test_fits_that_raised_once(shared: Path, tmp_path: Path, file: str, column: str, value: str) -> None:
     with one_evaluation():

@@ -164,6 +164,7 @@ def test_no_strategy_that_fits_beats_the_first_plan(layers: int) -> None:
     assert tried > 50
 
 
+@pytest.mark.slow
 def test_one_configuration_is_what_it_is_among_others() -> None:
     """Steps of a batch of many cases against those of each alone; their parts add up."""
     network, machine, run = load_model("gpt2"), load_system("dgx-h100"), Run(gpus=16, global_batch=64)

@@ -127,6 +127,7 @@ def test_update_of_alexnet_is_the_originals() -> None:
     assert update == pytest.approx(1.189 * MILLISECOND, rel=0.0005)
 
 
+@pytest.mark.slow
 def test_weak_scaling_of_inception_has_the_originals_shape() -> None:
     found = [made("inception_v3", as_original(K40), INCEPTION, gpus=n, batch=256) for n in (1, 2, 4, 16, 64, 100)]
     speedups = [one.samples_per_s / found[0].samples_per_s for one in found]

@@ -332,6 +332,7 @@ PUBLISHED = (
 UNANSWERED = {"torchtitan debug_model": "unknown model", "llm-foundry mpt-7b_dolly_sft": "no network of this id"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("published", PUBLISHED, ids=lambda each: each.name)
 def test_a_published_configuration_is_answered_with_its_batch(
     published: Published, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -52,6 +52,7 @@ def test_parameters_are_there_twice() -> None:
     assert stages[0] == pytest.approx(stages[1] + stages[1][::-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (3, 8), (4, 8), (5, 13)])
 def test_order_is_that_of_pytorch(stages: int, microbatches: int) -> None:
     """torch.distributed.pipelining, ScheduleDualPipeV: forward, backward of inputs (I) and of weights (W), both (B)."""

@@ -30,6 +30,7 @@ def written(name: str) -> set[str]:
     return keys
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(LAUNCHERS) - set(TABLES)))
 def test_keys_stand_in_the_files_of_the_framework(name: str) -> None:
     """Each key has the file and line of the release that defines it."""
@@ -38,6 +39,7 @@ def test_keys_stand_in_the_files_of_the_framework(name: str) -> None:
     assert written(name) <= known
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_keys_stand_in_the_table_of_the_framework(name: str) -> None:
     """Flags of Megatron-LM are in its parser, or fields of its configurations under the names that these give them."""

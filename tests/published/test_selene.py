@@ -60,6 +60,7 @@ def errors() -> dict[tuple[str, str], float]:
     return found
 
 
+@pytest.mark.slow
 def test_mean_error_is_below_calculons() -> None:
     """Calculon reports 3.65 % on average and 8.87 % at most on the same eight steps."""
     found = errors()
@@ -119,6 +120,7 @@ def weak(row: Weak, software: str) -> float:
     return min(predict(model, system, each).step_time for each in runs) / row.seconds - 1.0
 
 
+@pytest.mark.slow
 def test_weak_scaling_of_2021_is_that_of_its_software() -> None:
     """Before its products added gradients to their sums: 2.5 % on average, 5.4 % as Megatron-LM was a year later."""
     then, later = ([weak(row, f"megatron-2021{at}") for row in WEAK] for at in ("@2021", ""))

@@ -46,7 +46,7 @@ def test_a_condition_is_no_program(text: str, words: str) -> None:
 def test_quantities_of_networks() -> None:
     """Llama 3 8B: 32 query and 8 key/value heads in 32 layers; GPT-2's head is tied; Mixtral has 8 experts."""
     assert network_quantities(build_graph(load_model("llama3-8b"), batch=1)) == {
-        "heads": 32, "kv_heads": 8, "layers": 32, "experts": 0, "seq": 8192, "tied": 0,
+        "heads": 32, "kv_heads": 8, "layers": 32, "experts": 0, "scans": 0, "seq": 8192, "tied": 0,
     }  # fmt: skip
     gpt2, mixtral = (network_quantities(build_graph(load_model(name), batch=1)) for name in ("gpt2", "mixtral-8x7b"))
     assert (gpt2["tied"], gpt2["layers"], mixtral["experts"], mixtral["tied"]) == (1, 12, 8, 0)
@@ -97,6 +97,7 @@ def test_an_estimate_names_the_fact() -> None:
     assert framework_of("pytorch-eager") is None
 
 
+@pytest.mark.slow
 def test_a_search_lists_what_the_framework_runs() -> None:
     answer = plan("llama3-8b", "dgx-h100", 8, tokens=1e9, software="torchtitan", top=20)
     plans = [each.row.run for each in answer.reply.plans]
@@ -105,6 +106,7 @@ def test_a_search_lists_what_the_framework_runs() -> None:
         assert predict(load_model("llama3-8b"), load_system("dgx-h100"), run).objections == ()
 
 
+@pytest.mark.slow
 def test_a_stated_strategy_that_the_framework_lacks_is_an_error_that_says_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

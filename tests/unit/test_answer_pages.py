@@ -39,6 +39,7 @@ def served():
     return paleo.serve("llama3-8b", "dgx-h100,dgx-a100-80gb", gpus=2, input=500, output=100, ttft=1.0)
 
 
+@pytest.mark.slow
 def test_page_of_a_service_has_verdict_charts_systems_and_every_plan(served):
     page = service_page(served.service, served.systems, date=DATE)
     elements = Balanced(page)
@@ -48,10 +49,11 @@ def test_page_of_a_service_has_verdict_charts_systems_and_every_plan(served):
     rows = page.count("<tr>") - page.count("<thead><tr>")
     assert rows == len(served.systems) + 3 + len(served.service.result.plans)
     assert all(each.system.name in page for each in served.systems)
-    assert "vllm serve llama3-8b" in page
+    assert "vllm serve meta-llama/Meta-Llama-3-8B" in page
     assert DATE in page
 
 
+@pytest.mark.slow
 def test_page_loads_nothing(served):
     page = service_page(served.service, served.systems, date=DATE)
     assert not re.search(r"(?:src|href)=\"(?!data:|#)", page)
@@ -77,6 +79,7 @@ def test_page_of_a_step_has_parts_that_take_time_and_every_layout():
     assert "reward" not in page.partition("<table")[0]
 
 
+@pytest.mark.slow
 def test_explore_writes_a_page_and_refuses_other_suffixes(tmp_path, capsys):
     path = tmp_path / "service.html"
     words = ["serve", "llama3-8b", "--system", "dgx-h100", "--input", "200", "--output", "50", "--explore"]

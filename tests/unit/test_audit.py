@@ -138,6 +138,7 @@ def test_injected_faults_are_named(tmp_path: Path) -> None:
     assert len(right) >= 9, verdicts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_clean_logs_are_not_accused(tmp_path: Path, seed: int) -> None:
     run = list(RUNS)[seed % 3]
@@ -150,6 +151,7 @@ def test_clean_logs_are_not_accused(tmp_path: Path, seed: int) -> None:
     assert result.interval[0] < step.step_time < result.interval[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["dp", "dp=8", "pp=2,dp=4"])
 def test_the_run_goes_on_to_more_ranks(strategy: str, tmp_path: Path) -> None:
     step = prediction("gpt", strategy=strategy)
@@ -256,6 +258,7 @@ def test_an_operation_that_no_log_names_has_to_be_stated(tmp_path: Path) -> None
     assert read_collectives(write(tmp_path, megatron_log(prediction("gpt"), 1))) is None
 
 
+@pytest.mark.slow
 def test_an_audit_in_python_is_that_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     links = str(write(tmp_path, nccl_log("all_reduce", 16)))
     answer = paleo.audit(links, "dgx-h100")
@@ -273,6 +276,7 @@ def test_every_fault_has_advice() -> None:
     assert all(hypothesis.advice and hypothesis.name for hypothesis in _HYPOTHESES)
 
 
+@pytest.mark.slow
 def test_what_was_taken_for_granted_is_noted(tmp_path: Path) -> None:
     step = prediction("llama")
     titan, megatron = tmp_path / "titan.log", tmp_path / "megatron.log"
@@ -309,6 +313,7 @@ SPOILT: dict[str, tuple[Callable[[int, str], str], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SPOILT)
 def test_spoilt_logs_are_not_as_predicted(case: str, tmp_path: Path) -> None:
     change, said = SPOILT[case]
@@ -318,6 +323,7 @@ def test_spoilt_logs_are_not_as_predicted(case: str, tmp_path: Path) -> None:
     assert said in answer and "nothing in this log says otherwise" not in answer
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_slower_is_never_as_predicted(tmp_path: Path) -> None:
     step = prediction("gpt")
     answer = verdict(audit(read_log(write(tmp_path, megatron_log(step, 3, slow=3.0))), step))
@@ -331,6 +337,7 @@ def test_a_log_of_more_ranks_than_stated_is_not_as_predicted(tmp_path: Path) -> 
     assert answer.endswith("the log is of 16 ranks; state --gpus 16.")
 
 
+@pytest.mark.slow
 def test_steps_that_scatter_beyond_all_numbers_have_an_interval(tmp_path: Path) -> None:
     step = prediction("gpt")
     text = _lines(megatron_log(step, 3, timers=False), lambda at, line: _slower(line, 10.0 ** (5 * (at % 4))))

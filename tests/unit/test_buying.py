@@ -60,6 +60,7 @@ def test_where_nothing_is_in_time_a_larger_count_is_named() -> None:
     assert purchase_verdict(reply).startswith("Nothing is done within")
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_a_count_or_an_offload_is_named() -> None:
     reply = plan_purchase(
         load_model("llama3-70b"), [(load_system("dgx-a100-80gb"), (8,))], Run(global_batch=8), Requirements()
@@ -70,6 +71,7 @@ def test_where_nothing_fits_a_count_or_an_offload_is_named() -> None:
         assert remedy.command.startswith("paleo estimate llama3-70b") and remedy.command in purchase_verdict(reply)
 
 
+@pytest.mark.slow
 def test_the_command_shows_the_plan_again(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--system", "dgx-a100-80gb", "--gpus", "8", "--global-batch", "32", "--samples", "1e6", "--top", "3")
     document = printed(capsys, "plan", MODEL, *arguments)
@@ -85,6 +87,7 @@ def test_the_command_shows_the_plan_again(capsys: pytest.CaptureFixture[str]) ->
     assert again["training"]["time_s"] / DAY == pytest.approx(first["days"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("software", "words"),
     [
@@ -115,6 +118,7 @@ def test_flags_of_megatron_name_experts_layers_and_formats() -> None:
         assert words in flags_of(predict(load_model(MODEL), load_system("dgx-b200"), small))
 
 
+@pytest.mark.slow
 def test_full_plans_stand_behind_roomy_ones_and_say_so() -> None:
     """As a table says it: how layers are recomputed, why a faster plan is not the first, whose price is not known."""
     run = Run(global_batch=64, model={"seq": 6144}, qlora=True)
@@ -129,6 +133,7 @@ def test_full_plans_stand_behind_roomy_ones_and_say_so() -> None:
     assert "layers a stage" in text and "stage recomputation" not in text
 
 
+@pytest.mark.slow
 def test_mixtures_under_software_without_a_time_of_routing_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     """In an estimate, a plan and a comparison; not where the profile states the time, and not of dense networks."""
     place = ["--gpus", "8", "--global-batch", "8"]
@@ -159,6 +164,7 @@ def test_only_schedules_that_a_framework_runs() -> None:
     assert supported_space(stated, "mxnet") == stated  # it is asked what pipelines would do
 
 
+@pytest.mark.slow
 def test_any_software_leaves_nothing_out(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--system", "dgx-a100-80gb", "--gpus", "8", "--global-batch", "32")
     plain, every, some = (
@@ -200,6 +206,7 @@ def test_wishes_without_an_amount_are_refused() -> None:
         plan_purchase(load_model(MODEL), [(load_system("dgx-h100"), (8,))], Run(), Requirements(deadline=DAY))
 
 
+@pytest.mark.slow
 def test_an_interval_beyond_the_deadline_is_told() -> None:
     """A plan that meets the deadline by its prediction alone may be late."""
     plain = plan_purchase(
@@ -214,6 +221,7 @@ def test_an_interval_beyond_the_deadline_is_told() -> None:
     assert list(told.values()) == [True, False]
 
 
+@pytest.mark.slow
 def test_the_smallest_order_that_is_in_time_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     """Whole nodes of eight; one node less is too slow or cannot be used, and each count that was tried says which."""
     call = ("plan", MODEL, "--system", "dgx-a100-80gb", "--tokens", "40e9", "--deadline", "2d", "--strategy", "dp")
@@ -228,6 +236,7 @@ def test_the_smallest_order_that_is_in_time_is_found(capsys: pytest.CaptureFixtu
     assert "global batch" in document["choices"]
 
 
+@pytest.mark.slow
 def test_every_count_has_a_row_or_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     call = ("plan", "gpt2-medium", "--system", "dgx-h100", "--gpus", "7,8,16", "--global-batch", "64", "--top", "1")
     for more in ((), ("--samples", "1e6"), ("--objective", "gpus")):
@@ -236,6 +245,7 @@ def test_every_count_has_a_row_or_a_reason(capsys: pytest.CaptureFixture[str]) -
         assert [each["gpus"] for each in document["skipped"]] == [7]
 
 
+@pytest.mark.slow
 def test_plans_of_a_class_are_as_fast_as_can_be_told_and_the_simplest_comes_first() -> None:
     model, system = load_model("llama3-8b"), load_system("dgx-h100")
     found = search_counts(model, system, Run(global_batch=64), (8,), space=supported_space(Space(), "torchtitan"))

@@ -63,6 +63,7 @@ def test_counts_behind_a_colon_are_gpus_and_words_say_how_many_nodes_those_are()
     assert H100.share(12) == "12 GPUs of dgx-h100 (2 nodes)"
 
 
+@pytest.mark.slow
 def test_a_comparison_finds_the_plan_that_plan_and_report_find() -> None:
     """The same search, the same order: that of `recommended`, with room in memory."""
     auto = Run(strategy=AUTO, global_batch=32)
@@ -75,6 +76,7 @@ def test_a_comparison_finds_the_plan_that_plan_and_report_find() -> None:
     assert best.memory.total <= (1 - HEADROOM) * best.memory.capacity
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_a_comparison_says_what_would() -> None:
     study = compare(LLAMA, [H100], Run(gpus=8, batch=4))
     (candidate,) = study.candidates

@@ -293,6 +293,7 @@ def test_bad_input_is_one_line_and_exit_code_2(failure: Any, arguments: list[str
     assert message in failure(*arguments)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_answered_in_full_with_exit_code_1(document: Any, capsys: Any) -> None:
     huge = ["gpt3-175b", "--gpus", "8"]
     code, made = document("estimate", *huge, "--system", "dgx-a100-80gb")
@@ -306,6 +307,7 @@ def test_what_does_not_fit_is_answered_in_full_with_exit_code_1(document: Any, c
     assert "Does not fit at any of these counts" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_tables_print(capsys: Any) -> None:
     for arguments in (
         [*ESTIMATE, "--gpus", "16", "--samples", "1e6", "-v"],
@@ -339,6 +341,7 @@ def test_an_internal_error_is_a_fault_of_ours_in_one_line(
 # files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
@@ -392,6 +395,7 @@ print(made.memory.fits, "pandas" in sys.modules, "matplotlib" in sys.modules)
     assert done.stdout.split() == ["True", "False", "False"]
 
 
+@pytest.mark.slow
 def test_modules_that_share_a_name_with_a_function_can_be_imported() -> None:
     code = """
 import paleo.search.plans as plans
@@ -418,6 +422,7 @@ sys.exit(", ".join(sorted(heavy & set(sys.modules))) or 0)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_quiet() -> None:
     command = f"{sys.executable} -m paleo list devices --json | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True, cwd=ROOT)

@@ -82,6 +82,7 @@ def test_queue_errors_against_simulation_are_two_per_cent_on_average() -> None:
     assert np.mean(errors) <= 0.02
 
 
+@pytest.mark.slow
 def test_staleness_deviation_is_that_of_a_simulation() -> None:
     """Four per cent on average over loads, noises and counts of workers; 15 % at worst."""
     errors = []
@@ -136,6 +137,7 @@ def simulated_windowed_server(workers: int, window: int, jitter: float, service:
     return free / steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "mean", "largest"), [(0, 0.06, 0.21), (1, 0.03, 0.08), (15, 0.03, 0.08)])
 def test_a_window_around_a_server_is_that_of_a_simulation(window: int, mean: float, largest: float) -> None:
     errors = []

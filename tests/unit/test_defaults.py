@@ -45,6 +45,7 @@ def test_a_plan_is_open_until_something_of_it_is_stated() -> None:
     assert not leaves_plan_open(Run(gpus=1))
 
 
+@pytest.mark.slow
 def test_the_first_question_fits_and_says_what_was_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["estimate", "llama3-8b", "--system", "dgx-h100", "--gpus", "8", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -58,6 +59,7 @@ def test_the_first_question_fits_and_says_what_was_chosen(capsys: pytest.Capture
     assert plain["reasons"] == {"software": "default", "strategy": "stated"}
 
 
+@pytest.mark.slow
 def test_chosen_plans_are_run_by_their_framework() -> None:
     for model, system, gpus in (("gpt2-xl", "dgx-a100-80gb", 8), ("mixtral-8x7b", "dgx-h100", 64)):
         choice = with_defaults(load_model(model), load_system(system), Run(gpus=gpus))

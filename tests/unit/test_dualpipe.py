@@ -76,6 +76,7 @@ def test_bubble_is_a_forward_pass_less_where_backward_is_the_longest(half: int) 
     assert idle == pytest.approx((half - 1) * (4.0 + 3.0 - 3.0) - 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @given(pairs=st.integers(1, 4), more=st.integers(0, 8), f=TIME, b=TIME, w=TIME)
 @settings(max_examples=60, deadline=None)
@@ -184,6 +185,7 @@ def test_a_schedule_of_pairs_hides_nothing_without_a_pipeline() -> None:
     assert plain == named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_search_prices_pairs_as_an_estimate_does(name: str) -> None:
     """With experts on one rank and spread over eight, where tokens travel beside the pairs."""

@@ -40,6 +40,7 @@ def test_arrays_say_what_predictions_say(name: str, servers: int | None) -> None
         assert study is not None and effective[index] == pytest.approx(study.step_time, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_search_waits_for_the_slowest_as_a_prediction_does() -> None:
     """Noise of ranks, of slow ones and of lengths is in every plan of a search, and the timeline ends with the step."""
     noisy = updated(RUN, {"variation.slow_ranks": 0.02, "variation.lengths": 0.4})
@@ -52,6 +53,7 @@ def test_a_search_waits_for_the_slowest_as_a_prediction_does() -> None:
     assert searched.plans[0].step_time > 1.03 * quiet.plans[0].step_time
 
 
+@pytest.mark.slow
 def test_the_price_decides() -> None:
     """Without a price the stalest exchange wins over slow links; a high one brings synchronous steps back."""
     modes = {"consistencies": ("bsp", "local:64"), "space": within("dp=32")}
@@ -69,6 +71,7 @@ def test_a_noise_scale_is_a_price() -> None:
             StalenessPrice(**wrong)
 
 
+@pytest.mark.slow
 def test_modes_that_no_plan_suits_say_so() -> None:
     modes = {"consistencies": ("bsp", "local:8"), "compressions": (None, "zeropp")}
     found = exchange_search(MODEL, NODES, RUN, FREE, space=within("dp=32,zero=3"), **modes)
@@ -77,6 +80,7 @@ def test_modes_that_no_plan_suits_say_so() -> None:
     assert len(found.refused) == 2 and "workers hold all parameters" in found.refused[0]
 
 
+@pytest.mark.slow
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--system", "aws-p3.16xlarge", "--gpus", "16", "--strategy", "dp=16", "--global-batch", "64"]
     arguments = ["plan", "lenet", *options, "--consistency", "bsp,async", "--compress", "none,fp16"]

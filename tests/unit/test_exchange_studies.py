@@ -88,6 +88,7 @@ def test_sharded_workers_are_tied_together() -> None:
         consistency_study(step(strategy="zero=3", consistency="async"))
 
 
+@pytest.mark.slow
 def test_compression_pays_below_its_rate_alone() -> None:
     """Where nothing overlaps the verdict is that of the rates, over methods and systems, but for latencies."""
     verdicts = []
@@ -135,6 +136,7 @@ def test_curves_of_several_models_and_places() -> None:
     assert curve_runs(Run()) == (Run(),)
 
 
+@pytest.mark.slow
 def test_the_command_prints_curves_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--system", "dgx-h100", "--gpus", "8,64", "--consistency", "bsp,async", "--nodes", "random"]
     assert paleo(["scale", "lenet", *options, "--json"]) == 0
@@ -254,6 +256,7 @@ def test_nothing_pays_inside_a_node_of_fast_links() -> None:
     assert study.rows[0].coding > 54 * 1.1e-3  # calls of the framework, a tensor each
 
 
+@pytest.mark.slow
 def test_collective_takes_methods(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["collective", "all_reduce", "--bytes", "1GB", "--ranks", "16", "--system", "aws-p3.16xlarge"]
     assert paleo([*arguments, "--compress", "onebit,topk:0.01", "--json"]) == 0

@@ -242,6 +242,7 @@ def test_products_keep_gathered_tokens_as_sent_ones() -> None:
     assert everyone - own == (4096 - 512) * 256 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stated", ["", ",etp=4"])
 def test_a_search_prices_split_experts_as_a_prediction_does(stated: str) -> None:
     run = Run.model_validate({"gpus": 32, "global_batch": 64, "software": "megatron-core", "model": {"layers": 2}})

@@ -232,6 +232,7 @@ def test_tokens_that_travel_once_pay_the_more_there_are() -> None:
     assert 1.0 < gains[0] < gains[1]
 
 
+@pytest.mark.slow
 def test_a_search_chooses_the_dispatcher_and_folds_experts() -> None:
     run = Run.model_validate({"gpus": 32, "global_batch": 64, "software": "megatron-core", "model": {"layers": 2}})
     space = replace(within("tp=4,cp=1,ep=16,pp=1,sp", recompute="none"), zero=(1,))
@@ -281,6 +282,8 @@ def test_what_clamped_experts_move() -> None:
         ({"release": "26.06", "system": "dgx-h100", "ep": 8}, Recipe()),
         ({"release": "26.06", "system": "gb200-nvl72", "ep": 64}, Recipe("hybridep", True, "full_iteration")),
         ({"release": "26.04", "system": "gb200-nvl72", "ep": 64}, Recipe()),
+        ({"release": "26.06", "system": "gb200-nvl72", "ep": 64, "dtype": "bf16"}, Recipe("hybridep")),
+        ({"release": "26.06.01", "system": "gb200-nvl72", "ep": 8, "model": "Nemotron_3_Nano"}, Recipe("hybridep")),
     ],
 )
 def test_rows_state_their_recipe(row: dict[str, Any], recipe: Recipe) -> None:

@@ -39,6 +39,7 @@ def rows(stack: str, start: float, *, count: int = 400, noise: float = 0.05, out
     return Rows(frame, 2.0, stack, measured)
 
 
+@pytest.mark.slow
 def test_recovers_parameters_and_states_honest_errors() -> None:
     result = Fit(LineTable(), [rows("a", 3.0)], Line()).result()
     found = result.parameters["a"]
@@ -50,6 +51,7 @@ def test_recovers_parameters_and_states_honest_errors() -> None:
     assert result.rows_fitted + result.rows_held_out < 400
 
 
+@pytest.mark.slow
 def test_outliers_do_not_steer_the_fit() -> None:
     result = Fit(LineTable(), [rows("a", 3.0, outliers=12)], Line()).result()
     assert result.parameters["a"].start == pytest.approx(3.0, rel=0.06)

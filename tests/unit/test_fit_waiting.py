@@ -51,12 +51,14 @@ def rows(table: Path) -> list[Rows]:
     return waiting_rows([str(table)])
 
 
+@pytest.mark.slow
 def test_a_fit_finds_the_power_that_made_the_steps(rows: list[Rows]) -> None:
     result = fitted_waiting(rows)
     assert result.parameters["megatron-core"].power == pytest.approx(POWER, rel=0.03)
     assert (result.rows_fitted, result.rows_held_out) == (4, 0)
 
 
+@pytest.mark.slow
 def test_sources_are_tested_with_what_the_others_give(rows: list[Rows]) -> None:
     tests = leave_one_source_out(rows)
     assert [(test.source, test.errors.rows) for test in tests] == [("first", 2), ("second", 2)]
@@ -66,6 +68,7 @@ def test_sources_are_tested_with_what_the_others_give(rows: list[Rows]) -> None:
         leave_one_source_out(rows, ["second"])
 
 
+@pytest.mark.slow
 def test_steps_whose_hosts_run_ahead_say_nothing_of_it(table: Path, tmp_path: Path) -> None:
     """Those of dense networks, and of experts that the host need not count."""
     frame = pd.read_csv(table).drop_duplicates("source")
@@ -96,6 +99,7 @@ def three_sources(table: Path, folder: Path) -> str:
     return str(folder / "three.csv")
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_profiles_and_tests_sources_that_are_held_out(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ def fleet(nodes="auto", **options):
 # prices
 
 
+@pytest.mark.slow
 def test_a_training_takes_what_estimate_says():
     spec = given_jobs([{**GPT, "tokens": "1B", "gpus": 8}])[0]
     price = price_job(spec, [load_system(NODE)], [64]).prices[0][8]
@@ -42,6 +43,7 @@ def test_a_training_takes_what_estimate_says():
     assert 0 < price.failing < 0.05 and price.pause > 60
 
 
+@pytest.mark.slow
 def test_a_search_takes_what_tune_says():
     spec = given_jobs([{**GPT, "gpus": 16, "tune": {"trials": 32, "method": "halving", "max_tokens": "100M"}}])[0]
     price = price_job(spec, [load_system(NODE)], [64]).prices[0][16]
@@ -69,6 +71,7 @@ def test_a_service_has_the_fewest_gpus_that_carry_its_rate():
     assert gpus == 1 or not paleo.serve("llama3-8b", NODE, gpus=gpus // 2, input=500, output=200, rate=30).possible
 
 
+@pytest.mark.slow
 def test_a_service_that_waits_is_late():
     service = {"name": "chat", "model": "llama3-8b", "gpus": 8, "until": "2 h", "serve": {"rate": "1/s"}}
     assert paleo.fleet([service], NODE, 1).possible
@@ -76,6 +79,7 @@ def test_a_service_that_waits_is_late():
     assert paleo.fleet([before, service], NODE, 1).study.missed == ["chat"]
 
 
+@pytest.mark.slow
 def test_auto_is_enough_for_the_deadline_and_a_range_has_its_ends():
     system, job = load_system(NODE), {"model": "resnet50", "samples": "40M", "run": {"global_batch": 1024}}
     auto = price_job(given_jobs([job])[0], [system], [1024])
@@ -116,6 +120,7 @@ def test_the_smallest_order_of_random_jobs_is_the_smallest(seed):
     assert keeps == [False] * (len(keeps) - 1) + [True]
 
 
+@pytest.mark.slow
 def test_mixed_orders_cost_no_more_than_those_of_one_kind():
     systems = ["dgx-h100", "dgx-a100-80gb"]
     jobs = [{**GPT, "tokens": "2B", "gpus": 8, "deadline": "2 h"}, {**GPT, "tokens": "100M", "gpus": 8}]
@@ -195,6 +200,7 @@ def test_the_command_reads_a_file_and_prints_json(tmp_path: Path, capsys):
     assert run(["fleet", str(path), "--system", NODE, "--nodes", "1", "--wait", "20s"]) == 1
 
 
+@pytest.mark.slow
 def test_a_trace_of_five_thousand_jobs_is_consistent():
     random = np.random.default_rng(5)
     gpus = random.choice([1, 2, 4, 8, 16, 64], 5000, p=[0.5, 0.15, 0.1, 0.15, 0.07, 0.03])

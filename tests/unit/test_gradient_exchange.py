@@ -71,6 +71,7 @@ def test_chunks_that_are_done_early_are_hidden_by_hand() -> None:
     assert exposed_exchange(slow, buckets, SCHEDULES["interleaved"], passes, 2, 0.0).tolist() == [5.0, 5.0]
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(list(SCHEDULES)),
     times=st.lists(st.floats(0.0, 20.0), min_size=4, max_size=4),

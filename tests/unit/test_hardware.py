@@ -272,6 +272,7 @@ def test_a_file_of_no_kind_says_which_there_are(tmp_path: Path) -> None:
         kind_of(tmp_path / "f.yaml")
 
 
+@pytest.mark.slow
 def test_a_system_loads_cold_from_its_own_files_alone() -> None:
     """Its file, those of its device and links, and those that they extend; not the whole catalog."""
     code = (

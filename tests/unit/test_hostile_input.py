@@ -204,6 +204,7 @@ def test_a_malformed_cell_leaves_out_its_row_alone(tmp_path: Path) -> None:
     assert (predictions.seconds > 0).tolist() == (predictions.baseline > 0).tolist() == [True, False, True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "column", "expected"),
     [
@@ -249,6 +250,7 @@ NAMES = "extend: lenet\nname: '$\\bad{$ [/red] <script>'\ntitle: '[/x] $\\frac{$
 BOX = "extend: dgx-a100-80gb\nname: '[/red]$x_{$ <b>'\nfull_name: '[/b]'\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     [

@@ -179,6 +179,7 @@ def test_the_head_is_that_of_the_architecture(tmp_path: Path, architecture: str 
     assert network.graph.parameters == 3 * (64 + 32 + 32 + 64 + 3 * 160 + 16) + 88 + 8 + head
 
 
+@pytest.mark.slow
 def test_code_of_the_models_own_is_named_and_never_runs(tmp_path: Path) -> None:
     (tmp_path / "modeling_x.py").write_text("raise SystemExit('this ran')")
     remote = {"auto_map": {"AutoModelForCausalLM": "modeling_x.Model"}}

@@ -360,6 +360,7 @@ def crippled(file: Path, operator: str, inputs: Sequence[str]) -> Import | Paleo
     return outcome(file, model.SerializeToString())
 
 
+@pytest.mark.slow
 def test_operators_with_too_few_inputs_are_opaque_or_errors(tmp_path: Path) -> None:
     for operator in ONNX:
         for inputs in ([], ["x"]):

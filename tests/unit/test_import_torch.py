@@ -421,6 +421,7 @@ COUNTED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("name", COUNTED)
 def test_both_passes_are_those_of_an_operation_by_operation_count(name: str) -> None:

@@ -44,11 +44,14 @@ def predicted(model: str = "gpt2", system: str = "dgx-a100-80gb", **fields: obje
         ({"unknown": np.array([0.4, 0.2])}, 0.3**2 + 0.4**2, 0.3**2 + 0.2**2),
         ({"library": 0.8}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
         ({"update": 0.2}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
+        ({"experts": 1.0}, 0.3**2 + 0.2**2, 0.3**2 + 0.2**2),
         ({"products": np.array([0.5, 1.0])}, 0.3**2 + 0.3**2, 0.3**2 + 0.6**2),
     ],
 )
 def test_squares_of_the_parts_add_up(part: dict[str, Any], low: float, high: float) -> None:
-    each = Spreads(products=0.6, links=0.5, software=0.3, untested=0.4, host=1.0, library=0.5, update=2.0, skew=1.0)
+    each = Spreads(
+        products=0.6, links=0.5, software=0.3, untested=0.4, host=1.0, library=0.5, experts=0.2, update=2.0, skew=1.0
+    )
     known = replace(KNOWN, **part)
     assert known.half_widths(each) == pytest.approx(np.sqrt([low, high]))
     assert known.half_widths(replace(each, skew=1.25)) == pytest.approx([np.sqrt(low) / 1.25, np.sqrt(high) * 1.25])
@@ -143,6 +146,13 @@ def test_an_interval_widens_with_distance_from_what_was_measured() -> None:
     assert (widths[1] > widths[0]).all() and (widths[2] > widths[0]).all()
 
 
+def test_sending_tokens_to_experts_widens_the_interval_of_a_step() -> None:
+    options: dict[str, Any] = {"system": "dgx-h100", "batch": 1, "strategy": "zero=3"}
+    dense, mixture = (predicted(name, **options).uncertainty for name in ("llama2-7b", "mixtral-8x7b"))
+    assert (dense.experts, mixture.experts) == (0.0, 1.0)
+    assert (mixture.half_widths() > replace(mixture, experts=0.0).half_widths()).all()
+
+
 def test_constant_rates_bring_their_own_factors() -> None:
     ideal = predicted(calibration="ideal")
     assert ideal.interval == pytest.approx((ideal.step_time, 2.0 * ideal.step_time))
@@ -152,24 +162,26 @@ def made_up(known: Spreads, sources: int = 24, rows: int = 40) -> Evidence:
     """Steps of many sources whose errors are as wide as the spreads say, normally distributed on either side."""
     generator = np.random.default_rng(5)
     count = sources * rows
-    old_library, tested = (np.repeat(generator.random(sources) < share, rows) for share in (0.3, 0.4))
+    old_library, tested, routed = (np.repeat(generator.random(sources) < share, rows) for share in (0.3, 0.4, 0.4))
     parts = Uncertainty(
         products=np.tile(generator.uniform(0.1, 0.6, count), (2, 1)), unknown=np.zeros((2, count)),
         links=np.tile(generator.uniform(0.0, 0.2, count), (2, 1)), short=generator.uniform(0.0, 0.2, count),
         library=np.where(old_library, 0.9, 0.0), update=generator.uniform(0.0, 0.2, count),
         tested=np.where(tested, 1.0, 0.0), constants=False, scale=np.zeros(count), device=np.zeros(count),
+        experts=np.where(routed, 1.0, 0.0),
     )  # fmt: skip
     normal = generator.normal(0.0, 1.0 / 1.645, count)
     low, high = parts.half_widths(known)
     return Evidence(np.repeat(np.arange(sources), rows).astype(str), normal * np.where(normal > 0, low, high), parts)
 
 
+@pytest.mark.slow
 def test_a_fit_finds_the_spreads_that_made_the_errors_and_holds_sources_that_it_has_not_seen() -> None:
-    true = Spreads(software=0.08, untested=0.2, library=0.5, skew=1.4)
+    true = Spreads(software=0.08, untested=0.2, library=0.5, experts=0.2, skew=1.4)
     known = made_up(true)
     found = fitted(known, level=0.9)
-    assert (found.untested, found.library, found.skew) == pytest.approx(
-        (true.untested, true.library, true.skew), rel=0.2
+    assert (found.untested, found.library, found.experts, found.skew) == pytest.approx(
+        (true.untested, true.library, true.experts, true.skew), rel=0.2
     )
     few = known.of(np.isin(known.sources, [str(number) for number in range(8)]))
     coverage = cross_validated(few, level=0.9)
@@ -194,6 +206,7 @@ def steps(folder: Path) -> str:
     return str(folder / "cnn_iterations.csv")
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_spreads_and_says_how_sources_are_held(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,6 +262,7 @@ def test_spreads_of_a_calibration_that_a_run_names_are_those_of_its_interval(own
     assert predicted(calibration="steps").interval == shipped.interval
 
 
+@pytest.mark.slow
 def test_a_validation_takes_them_for_every_system(tmp_path: Path, own_spreads: str) -> None:
     table = steps(tmp_path)
     shipped, own = (validate_file(table, each).predictions for each in (None, load_calibration(own_spreads)))

@@ -345,6 +345,7 @@ def test_flags_of_old_releases_name_their_software(tmp_path: Path) -> None:
     assert forked.software == "megatron-deepspeed"
 
 
+@pytest.mark.slow
 def test_the_audit_of_a_job_reads_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Network, plan and software as the file says; each step of the log is one of the prediction."""
     settings = {

@@ -79,6 +79,7 @@ def test_files_of_ones_own_are_named_by_their_paths(tmp_path: Path, read: Any) -
     assert read(command) == (str(model), str(system), Run())
 
 
+@pytest.mark.slow
 def test_the_commands_of_a_plan_show_its_steps_again(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--system", "dgx-h100", "--gpus", "8", "--global-batch", "128", "--tokens", "1B", "--json"]
     assert paleo(["plan", "llama3-8b", *options]) == 0

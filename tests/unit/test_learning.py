@@ -139,6 +139,7 @@ def test_networks_without_a_law_of_loss(model: str, words: str) -> None:
         _task_of_loss(model, 2.1)
 
 
+@pytest.mark.slow
 def test_time_to_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
     """Minutes are samples over the rate of the step; an estimate at that batch takes as many."""
     options = ["gpt2", "--loss", "3.3", "--system", "dgx-a100-80gb", "--gpus", "8"]

@@ -139,6 +139,7 @@ def test_the_calibrated_latency_is_no_key_of_a_file(tmp_path: Path) -> None:
         own_system(tmp_path, "{extend: infiniband-ndr, stated_latency: 1 us}")
 
 
+@pytest.mark.slow
 def test_sensitivities_show_the_latency_of_links() -> None:
     """Tensor parallelism over a node in small pieces waits for hops: 20 % of them is some of the step."""
     prediction = predict(load_model("gpt2"), NODE, Run(gpus=16, batch=1, strategy="tp=4,dp=4"))

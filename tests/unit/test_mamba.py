@@ -1,4 +1,4 @@
-"""Mamba-2: split by groups, whole along the sequence, and its place in a hybrid network."""
+"""Mamba-2: split by groups, over cp too, and its place in a hybrid network."""
 
 from __future__ import annotations
 
@@ -43,9 +43,26 @@ def test_a_scan_runs_again_backward() -> None:
     assert 1.0 < prediction.hfu / prediction.mfu < 1.1
 
 
-def test_the_sequence_of_a_scan_stays_whole() -> None:
-    with pytest.raises(PlanError, match="seq cannot be divided: its steps wait for one another"):
-        predicted("cp=2")
+def test_a_scan_gets_whole_sequences_of_a_part_of_its_groups() -> None:
+    """Megatron-Core exchanges gate, entries, keys, queries and steps before a scan, and its output after it."""
+    whole, split = predicted("dp"), predicted("cp=2")
+    assert split.executed_flops == pytest.approx(whole.executed_flops, rel=1e-9)
+    assert split.memory.parameters == whole.memory.parameters
+    section = next(each for each in split.program.sections if any("scan" in t.name for t in each.transfers))
+    sent = [t for t in section.transfers if t.name.endswith(".scan") and t.phase == "forward"]
+    mixer = next(node for node in split.graph.nodes if node.type == "mamba2")
+    gate = next(tensor for op in mixer.operations for tensor in op.reads if tensor.name.endswith(".gate"))
+    steps = next(tensor for op in mixer.operations for tensor in op.reads if tensor.name.endswith(".dt"))
+    tokens, entries = 8192 / 2, gate.size("inner") * gate.size("ssm_groups")
+    expected = 2.0 * tokens * (3 * entries + 2 * 8 * 128 + steps.size("heads") * 8)
+    assert {t.operation for t in sent} == {"all_to_all"}
+    assert sum(t.payload_bytes for t in sent) == pytest.approx(expected)
+    with pytest.raises(PlanError, match="ssm_groups 8 cannot be divided over 16 ranks"):
+        predicted("cp=16", gpus=16, global_batch=16)
+
+
+def test_other_frameworks_split_no_scans() -> None:
+    assert any("scans" in text for text in predicted("cp=2,zero=3", software="torchtitan").warnings)
 
 
 def test_groups_must_divide_heads() -> None:

@@ -119,12 +119,14 @@ def test_layers_that_cannot_be_counted_are_refused() -> None:
         run(offload={"states": "activations", "layers": -1})
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_is_advised_on() -> None:
     offloads = run(batch=8, microbatch=8, offload={"states": "activations", "layers": 3})
     assert not offloads.memory.fits
     assert all(advice.prediction.run.offload.layers == 3 for advice in advise(offloads))
 
 
+@pytest.mark.slow
 def test_a_search_counts_layers_as_a_prediction_does() -> None:
     from paleo.search.plans import search
 
@@ -325,6 +327,7 @@ def test_software_clips() -> None:
     assert run().breakdown.optimizer == run(clip="none").breakdown.optimizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options"),
     [
@@ -348,6 +351,7 @@ def test_advice_is_predicted(model: str, options: dict[str, Any]) -> None:
         assert again.plan.gpus == made.plan.gpus
 
 
+@pytest.mark.slow
 def test_advice_as_written_on_the_command_line() -> None:
     """The words of a change, as options, give its run."""
     made = run(batch=4)
@@ -367,6 +371,7 @@ def test_no_advice_where_it_fits() -> None:
     assert advise(predict(load_model("lenet"), H100, Run(gpus=8))) == ()
 
 
+@pytest.mark.slow
 def test_a_search_keeps_what_is_offloaded_away() -> None:
     from paleo.search.plans import search
 

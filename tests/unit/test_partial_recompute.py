@@ -17,6 +17,7 @@ from paleo.specs.system import load_system
 NETWORK, MACHINE, RUN = "llama3-8b", "dgx-h100", Run(gpus=2, global_batch=16)
 
 
+@pytest.mark.slow
 def test_no_number_of_recomputed_layers_beats_the_first_plan() -> None:
     network, machine = load_model(NETWORK), load_system(MACHINE)
     reply = search(network, machine, RUN, top=1)
@@ -41,11 +42,13 @@ def test_no_number_of_recomputed_layers_beats_the_first_plan() -> None:
     assert tried > 5
 
 
+@pytest.mark.slow
 def test_what_recomputes_all_layers_by_order_stays_so() -> None:
     plans = search(load_model(NETWORK), load_system(MACHINE), RUN, space=Space(recompute=("full",)), top=3).plans
     assert {row.recompute for row in plans} == {"full"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [None, 0.01, 1.0])
 def test_an_expected_share_of_layers_changes_the_way_not_the_answer(share: float | None) -> None:
     options = {"strategy": "tp=2,sp", "microbatch": 1, "recompute": "full"}

@@ -23,6 +23,7 @@ def uniform(
     return [[StageTime(forward / chunks, backward / chunks, weights / chunks, 0.0)] * chunks] * depth
 
 
+@pytest.mark.slow
 @given(depth=st.integers(2, 12), turns=st.integers(1, 12), extra=st.integers(0, 11))
 @settings(max_examples=60, deadline=None)
 def test_bubble_is_the_closed_form(depth: int, turns: int, extra: int) -> None:
@@ -33,6 +34,7 @@ def test_bubble_is_the_closed_form(depth: int, turns: int, extra: int) -> None:
         assert total == pytest.approx(3.0 * (microbatches + depth - 1), rel=1e-12)
 
 
+@pytest.mark.slow
 @given(depth=st.integers(2, 8), turns=st.integers(1, 40), chunks=st.integers(2, 4))
 @settings(max_examples=40, deadline=None)
 def test_interleaving_divides_the_bubble(depth: int, turns: int, chunks: int) -> None:
@@ -40,6 +42,7 @@ def test_interleaving_divides_the_bubble(depth: int, turns: int, chunks: int) ->
     assert total == pytest.approx(3.0 * (depth * turns + (depth - 1) / chunks), rel=1e-9)
 
 
+@pytest.mark.slow
 @given(depth=st.integers(2, 8), turns=st.integers(1, 30))
 @settings(max_examples=40, deadline=None)
 def test_zero_bubble_h1_keeps_a_third(depth: int, turns: int) -> None:
@@ -80,6 +83,7 @@ def test_every_pass_once_and_forward_before_backward(name: str, depth: int, turn
 TIME = st.floats(0.1, 3.0)
 
 
+@pytest.mark.slow
 @given(depth=st.integers(2, 7), more=st.integers(0, 20), f=TIME, b=TIME, w=TIME)
 @settings(max_examples=100, deadline=None)
 def test_zero_bubble_v_closed_form_is_exact_on_equal_stages(
@@ -92,6 +96,7 @@ def test_zero_bubble_v_closed_form_is_exact_on_equal_stages(
     assert float(stage_ends(SCHEDULES["zb-v"], passes, count, 2).max(axis=0)) == pytest.approx(played, rel=1e-12)
 
 
+@pytest.mark.slow
 @given(depth=st.integers(2, 8), more=st.integers(0, 30))
 @settings(max_examples=40, deadline=None)
 def test_zero_bubble_v_has_no_bubble_where_passes_are_equal(depth: int, more: int) -> None:
@@ -104,6 +109,7 @@ def test_zero_bubble_v_has_no_bubble_where_passes_are_equal(depth: int, more: in
         assert min(event.start for event in events) == pytest.approx(stage / 2)
 
 
+@pytest.mark.slow
 @given(half=st.integers(1, 5), units=st.integers(1, 6), f=TIME, b=TIME)
 @settings(max_examples=100, deadline=None)
 def test_chimera_closed_form_is_exact_on_equal_stages(half: int, units: int, f: float, b: float) -> None:
@@ -123,6 +129,7 @@ def test_chimera_bubble_is_the_published_one(depth: int) -> None:
     assert pipeline_time("chimera", [[StageTime(1.0, 1.0, 0.0, 0.0)] * 2] * depth, depth * 3).total == 7 * depth - 2
 
 
+@pytest.mark.slow
 @given(depth=st.integers(1, 4), units=st.integers(2, 6), last=st.floats(0.0, 0.5))
 @settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize(
@@ -237,6 +244,7 @@ def closed(name: str, stages: list[tuple[float, float, float]], microbatches: in
     return float(stage_ends(SCHEDULES[name], Passes(forward, backward, weights), microbatches, chunks).max(axis=0))
 
 
+@pytest.mark.slow
 @given(stages=STAGES, microbatches=st.integers(1, 25))
 @settings(max_examples=200, deadline=None)
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -254,6 +262,7 @@ def ends_heavier(depth: int, first: float, last: float) -> list[tuple[float, flo
     return middle
 
 
+@pytest.mark.slow
 @given(depth=st.integers(2, 8), microbatches=st.integers(1, 30), first=st.floats(0, 0.5), last=st.floats(0, 0.5))
 @settings(max_examples=100, deadline=None)
 def test_zero_bubble_closed_form_is_within_a_hundredth(
@@ -263,6 +272,7 @@ def test_zero_bubble_closed_form_is_within_a_hundredth(
     assert closed("zb-h1", stages, microbatches) == pytest.approx(engine("zb-h1", stages, microbatches), rel=0.01)
 
 
+@pytest.mark.slow
 @given(depth=st.integers(2, 6), rounds=st.integers(1, 8), chunks=st.integers(2, 4), last=st.floats(0, 0.1))
 @settings(max_examples=60, deadline=None)
 def test_interleaved_closed_form_is_near_with_a_heavier_last_chunk(
@@ -278,6 +288,7 @@ def test_interleaved_closed_form_is_near_with_a_heavier_last_chunk(
     assert closed("interleaved", stages, depth * rounds, chunks) == pytest.approx(played, rel=0.02)
 
 
+@pytest.mark.slow
 @given(stages=STAGES, microbatches=st.integers(1, 25))
 @settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from paleo.layers.base import LAYERS, Choices
+from paleo.operations.base import Kernel
 from paleo.operations.tensor import Tensor, precision
 from paleo.predict import predict
+from paleo.pricing.kernels import pricer
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
+from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.step.backend import copied_heads
 
@@ -83,3 +86,22 @@ def test_exchange_of_tokens_over_nodes_costs_the_host_whoever_sends_them() -> No
     layers = 48 * 4
     assert steps[16, "nccl"] - steps[8, "nccl"] > layers * 0.7e-3
     assert steps[16, "deepep"] - steps[8, "deepep"] > layers * 0.6e-3
+
+
+@pytest.mark.parametrize(("rows", "columns", "least"), [(524288, 128, 5.0), (16384, 8192, 1.0)])
+def test_streamed_norms_cost_what_their_bytes_do_and_a_block_for_each_short_row_far_more(
+    rows: int, columns: int, least: float
+) -> None:
+    """Transformer Engine's blocks step through rows; PyTorch starts a block for each, of a head's 128 entries too."""
+    size, shape = float(4 * rows * columns), {"rows": float(rows), "columns": float(columns)}
+    norm, plain = (
+        Kernel("pass", "memory", operation, "forward", 0.0, 0.0, size / 2, size / 2, shape)
+        for operation in ("norm", "elementwise")
+    )
+    device = load_system("h100-sxm5-80gb").device
+    streamed, block = (
+        float(pricer(device, "bf16", "auto", load_software(name)).times([norm]).total[0])
+        for name in ("megatron-core", "megatron-2021")
+    )
+    assert streamed == pricer(device, "bf16", "auto", load_software("megatron-core")).times([plain]).total[0]
+    assert block > least * streamed

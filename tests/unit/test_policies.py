@@ -144,6 +144,7 @@ def test_early_ends_save_time_and_no_bytes(strategy: str) -> None:
         assert one.timeline.end == pytest.approx(one.step_time, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_search_finds_what_single_predictions_do() -> None:
     run = Run(gpus=8, dtype="bf16", global_batch=16, software="torchtitan")
     found = search(load_model("llama2-7b"), SYSTEM, run, space=Space(degrees={"cp": 1}, schedules=("1f1b",)), top=200)

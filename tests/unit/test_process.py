@@ -62,6 +62,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "code", "error"),
     [
@@ -76,6 +77,7 @@ def test_streams_that_are_full_closed_or_unread(command: str, code: int, error: 
     assert (answer.returncode, answer.stderr) == (code, error)
 
 
+@pytest.mark.slow
 def test_a_terminal_that_knows_ascii_alone() -> None:
     answer = shell("paleo summary lenet", PYTHONIOENCODING="ascii", LC_ALL="C")
     assert answer.returncode == 0 and answer.stderr == ""
@@ -92,6 +94,7 @@ def test_sigterm_leaves_no_draft(tmp_path: Path) -> None:
     assert TERMINATED == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stated", "threads"), [({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")])
 def test_commands_multiply_on_one_thread_unless_told_otherwise(stated: dict[str, str], threads: str) -> None:
     """NumPy reads the number where it is first imported, which is after the command line has begun."""

@@ -53,6 +53,13 @@ def test_data_parallel_owes_the_gradients_of_weights_alone() -> None:
         assert node.operations[0].out.sizes == (BATCH // 4, WIDE)
 
 
+def test_sampled_neighbourhoods_of_data_parallel_ranks_stay_where_they_are() -> None:
+    """Nodes sorted by relation are those of the rank's own samples, so a graph network owes gradients alone."""
+    of = build_graph(load_model("rgat"), batch=BATCH)
+    nodes = placed(of, {node.name: {"batch": ("dp",)} for node in of.nodes}, dp=4)
+    assert {name: each.communications for name, each in nodes.items() if each.communications} == {}
+
+
 def test_columns_then_rows_owe_one_all_reduce_each_way() -> None:
     """Megatron's pair: split outputs, then split inputs; f is an all-reduce backward, g one forward."""
     model = graph(FIRST, linear("up", "ffn", 32), "relu", linear("down", "hidden"))

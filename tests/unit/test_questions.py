@@ -127,6 +127,7 @@ def test_counts_by_doublings() -> None:
             questions.gpu_counts(wrong)
 
 
+@pytest.mark.slow
 def test_each_system_of_a_plan_is_searched_at_its_own_count() -> None:
     answer = paleo.plan("lenet", [f"{NODE}:2", "dgx-h100"], [4], global_batch=8)
     assert {(plan.system.name, plan.row.gpus) for plan in answer.reply.plans} == {(NODE, 2), ("dgx-h100", 4)}
@@ -136,6 +137,7 @@ def test_each_system_of_a_plan_is_searched_at_its_own_count() -> None:
     assert {(plan.system.name, plan.row.gpus) for plan in found.reply.plans} == {(NODE, 2), ("dgx-h100", 8)}
 
 
+@pytest.mark.slow
 def test_a_price_without_a_length_is_that_of_the_usual_training() -> None:
     """An objective of money is never decided by plans without a price."""
     answer = paleo.plan("lenet", NODE, [1, 8], global_batch=64, objective="cost", top=3)
@@ -143,6 +145,7 @@ def test_a_price_without_a_length_is_that_of_the_usual_training() -> None:
     assert None not in [plan.usd for plan in answer.reply.plans] and costs == sorted(costs)
 
 
+@pytest.mark.slow
 def test_rows_of_a_frame() -> None:
     points = ASKED["scale"][0]().to_frame()
     assert list(points["gpus"]) == [1, 8, 1, 8]
@@ -190,6 +193,7 @@ def test_the_package_lists_its_names_and_loads_nothing() -> None:
     assert printed.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_functions_keep_their_names_when_modules_of_theirs_are_imported() -> None:
     code = "import paleo.search.plans, paleo.predict, paleo; print(paleo.search.__module__, paleo.predict.__name__)"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -288,6 +292,7 @@ def test_commands_under_a_comparison_of_plans_show_the_same_steps(capsys: pytest
         assert json.loads(capsys.readouterr().out)["step_time_s"] == candidate.step_time
 
 
+@pytest.mark.slow
 def test_columns_of_data_frames_are_described() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "columns.md").read_text(encoding="utf-8")
     described = set[str]()
@@ -319,6 +324,7 @@ def test_a_picture_of_one_system_in_two_sizes_has_a_bar_for_each() -> None:
     assert centres == {round(bar.get_y() + bar.get_height() / 2) for bar in parts.patches} == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_one_run_has_the_same_figures_whatever_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options: dict[str, Any] = {"global_batch": 64, "microbatch": 4, "strategy": "zero=2"}
     paid = {"tokens": 1e9, "price": "2 USD/h", "electricity": "0.2 USD/kWh", "pue": 1.2, "host_power": "100 W"}
@@ -352,6 +358,7 @@ def test_an_array_of_no_dimension_is_no_list_of_systems() -> None:
         paleo.plan("gpt2", np.array("dgx-h100"), 8)
 
 
+@pytest.mark.slow
 def test_every_function_takes_numbers_of_numpy_as_pythons() -> None:
     """Found by the fuzz: a law that refused a numpy number, a network that was an array."""
     stated, plain = (paleo.target("mlperf:resnet", NODE, [8], noise_scale=kind(4096)) for kind in (np.int64, int))

@@ -46,6 +46,7 @@ def strategy(chunks: int) -> str:
     return "pp=4" + (f",vp={chunks}" if chunks > 1 else "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "chunks"), PIPELINES)
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_some_layers_lie_between_none_and_all(name: str, schedule: str, chunks: int) -> None:
@@ -140,6 +141,7 @@ def test_the_cut_by_time_weighs_what_is_recomputed() -> None:
             assert other.step_time == pytest.approx(alike.step_time, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_the_fewest_layers_that_fit_are_advised() -> None:
     """One layer fewer does not fit; it is faster than full recomputation, and written as it is run."""
     run = Run(gpus=8, global_batch=64, microbatch=8, strategy="tp=4,pp=2,sp")

@@ -91,6 +91,7 @@ def test_experts_run_again_with_their_dispatch() -> None:
     assert more == pytest.approx(forward, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_plans_are_searched_with_modules() -> None:
     modules = {"policy": "selective", "modules": ("layernorm", "mlp")}
     run = Run(gpus=8, global_batch=32, dtype="bf16", software="megatron-core", recompute=modules)

@@ -74,6 +74,7 @@ class Tags(HTMLParser):
             assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_the_page_is_well_formed_and_loads_nothing(page: str) -> None:
     tags = Tags()
     tags.feed(page)
@@ -114,6 +115,7 @@ def test_all_systems_run_the_same_global_batch(study: Purchase) -> None:
     assert {one.prediction.plan.global_batch for one in study.offers if one.prediction} == {512}
 
 
+@pytest.mark.slow
 def test_a_critical_batch_raises_times_and_costs_alike(study: Purchase) -> None:
     more = purchase(asked(critical_batch=512.0))
     for before, after in zip(study.offers, more.offers, strict=True):
@@ -123,6 +125,7 @@ def test_a_critical_batch_raises_times_and_costs_alike(study: Purchase) -> None:
     assert "2.00 times the samples" in report(more, date="2026-11-21")
 
 
+@pytest.mark.slow
 def test_failures_are_a_section_with_a_map() -> None:
     study = purchase(asked(long_run=LongRunOptions(failures="50/knodeday"), counts=()))
     page = report(study, date="2026-11-21")
@@ -138,6 +141,7 @@ def test_failures_are_a_section_with_a_map() -> None:
     assert table[0, 1] < table[1, 1] < table[2, 1]
 
 
+@pytest.mark.slow
 def test_how_workers_exchange_has_a_chart_for_each_thing_asked() -> None:
     """A crossing of compressed and dense steps, a knee, staleness, and packed nodes against random ones; nothing of it
     where steps are synchronous, dense and packed."""
@@ -158,6 +162,7 @@ def test_how_workers_exchange_has_a_chart_for_each_thing_asked() -> None:
     assert list(exchange_panels(synchronous, synchronous.offers[0])) == []
 
 
+@pytest.mark.slow
 def test_names_are_escaped() -> None:
     question = asked()
     odd = question.model.model_copy(update={"name": "<script>alert(1)</script>"})
@@ -182,6 +187,7 @@ def test_recommended_plans_fit_where_data_parallelism_does_not() -> None:
     assert made[0].interval[0] < min(steps) <= made[0].step_time  # the simplest of those that are as fast
 
 
+@pytest.mark.slow
 def test_a_system_that_cannot_take_part_says_why() -> None:
     one_gpu = load_system("v100-pcie-16gb")
     question = asked(counts=())
@@ -269,6 +275,7 @@ def test_a_browser_shows_it_at_any_width(page: str, tmp_path: Path, width: int, 
     assert found["first"] < height
 
 
+@pytest.mark.slow
 @browser
 def test_it_prints(page: str, tmp_path: Path) -> None:
     target = tmp_path / "page.html"

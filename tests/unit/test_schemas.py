@@ -16,6 +16,7 @@ from paleo.specs.spec_templates import kinds, template
 from tests.json_documents import CALLS, printed, violations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [call for calls in CALLS.values() for call in calls], ids=" ".join)
 def test_what_a_command_prints_fulfils_its_schema(call: list[str], tmp_path: Path) -> None:
     command, document = call[0], printed(call, tmp_path)

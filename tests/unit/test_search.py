@@ -112,6 +112,7 @@ def test_pipelines_with_sharded_parameters_are_left_out_unless_they_are_stated()
     assert set(part.results.chosen("zero")[stages > 1]) == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_every_choice_occurs() -> None:
     _, _, part, found = everything("large")
     results = part.results

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 import paleo
 from paleo.cli import run
 from paleo.errors import SpecError
+from paleo.report.serving import queue_lengths
 from paleo.services import parse_sharding
 
 NODE = ("llama3-8b", "dgx-h100")
@@ -19,6 +21,7 @@ def answer():
     return paleo.serve(*NODE, gpus=2, input=500, output=200, ttft="1s", tpot="40ms", price="2 USD/h")
 
 
+@pytest.mark.slow
 def test_the_verdict_comes_first_and_names_what_limits(answer):
     document = answer.to_dict()
     assert document["schema"] == "paleo.serve/1"
@@ -43,6 +46,7 @@ def test_price_is_rent_over_tokens(answer):
     assert 0.01 < document["joules_per_token"] < 10
 
 
+@pytest.mark.slow
 def test_curve_is_monotone_and_the_frame_has_the_plans(answer):
     curve = answer.to_dict()["curve"]
     latencies = [point["latency_s"]["mean"] for point in curve]
@@ -50,6 +54,7 @@ def test_curve_is_monotone_and_the_frame_has_the_plans(answer):
     assert len(answer.to_frame()) == len(answer.to_dict()["plans"])
 
 
+@pytest.mark.slow
 def test_tighter_limits_serve_fewer_requests():
     rates = [paleo.serve(*NODE, tpot=tpot).service.best.requests_per_s for tpot in (0.02, 0.04, 0.1)]
     assert rates == sorted(rates)
@@ -117,3 +122,11 @@ def test_traces_are_simulated_whole(tmp_path):
     answer = paleo.serve(*NODE, trace=path)
     assert answer.to_dict()["load"]["kind"] == "trace"
     assert 0 < answer.service.times("ttft")["mean"] < 0.2
+
+
+def test_a_queue_is_drawn_by_its_mean_and_its_longest():
+    queue = np.array([[0.0, 4.0], [0.5, 2.0], [99.5, 0.0], [100.0, 6.0]])
+    times, mean, longest = queue_lengths(queue)
+    assert times.tolist() == [1.0, 100.0]
+    assert mean.tolist() == [3.0, 3.0]
+    assert longest.tolist() == [4.0, 6.0]

@@ -36,6 +36,22 @@ def test_a_written_command_is_read_as_the_plan(engine, strategy):
         assert (stated.weights, stated.cache, stated.drafted) == ("fp8", "fp8", 3)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_written_command_starts_all_replicas(engine):
+    best = paleo.serve(*NODE, gpus=4, strategy="tp=2", engine=engine).service.best
+    stated = read_command(written_command(engine, "llama3-8b", best))
+    assert (stated.sharding, stated.replicas) == (Sharding(2), 2)
+    shared = read_command("vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel")
+    assert (shared.sharding, shared.replicas) == (Sharding(1, 1, 8, expert_parallel=True), 1)
+
+
+def test_an_answer_names_the_network_as_its_hub_does():
+    answer = paleo.serve(*NODE)
+    assert answer.service.launch.startswith("vllm serve meta-llama/Meta-Llama-3-8B --tensor-parallel-size 1 ")
+    again = paleo.serve(None, "dgx-h100", command=answer.service.launch)
+    assert again.service.best.requests_per_s == answer.service.best.requests_per_s
+
+
 def test_commands_of_the_field():
     stated = read_command("python3 -m sglang.launch_server --model-path /m/DeepSeek-R1 --tp 8 --enable-dp-attention")
     assert (stated.engine, stated.sharding) == ("sglang", Sharding(1, 1, 8, expert_parallel=True))
@@ -92,6 +108,7 @@ def test_trees_of_drafts_verify_more_rows():
     assert times == sorted(times)
 
 
+@pytest.mark.slow
 def test_division_matches_rates_and_moves_the_cache():
     service = paleo.serve(*NODE, gpus=8, input=2000, output=200, ttft="1s", tpot="30ms", disaggregate=True).service
     split = service.division
@@ -105,6 +122,7 @@ def test_division_matches_rates_and_moves_the_cache():
     assert "prefill" in service.verdict
 
 
+@pytest.mark.slow
 def test_several_systems_and_engines_say_why():
     answer = paleo.serve("llama3-8b", "dgx-a100-80gb:2,dgx-h100:1", engine="auto", price="2 USD/h")
     rows = answer.to_dict()["systems"]
@@ -129,6 +147,7 @@ Mean TPOT (ms):                          {tpot}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ttft", "tpot", "faults"),
     [(160, 8, []), (900, 8, ["server, queue and prompts"]), (160, 40, ["iterations of the engine"])],
@@ -161,6 +180,7 @@ def test_saved_and_spoilt_benchmarks(tmp_path):
     assert read_benchmark(path) is None
 
 
+@pytest.mark.slow
 def test_one_purchase_for_two_uses():
     training = Run(gpus=16, strategy="zero=3", batch=1)
     both = uses("llama3-8b", "dgx-h100:16,dgx-h100:1", "train:2d,serve:20/s", run=training, price="2 USD/h")

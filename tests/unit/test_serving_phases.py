@@ -240,3 +240,14 @@ def test_large_sums_are_left_to_the_library():
     assert np.all(some.communication[large] == none.communication[large])
     assert np.all(some.communication[~large] == most.communication[~large])
     assert np.all(some.communication[~large] < none.communication[~large])
+
+
+def test_activations_become_nvfp4_in_a_kernel_of_their_own():
+    model, system = load_model("llama3-8b"), load_system("dgx-b200")
+    times = {
+        (weights, own): phases(model, system, Sharding(), Formats(weights, "fp8"), EngineKernels(converts=own))
+        for weights in ("fp8", "fp4")
+        for own in (False, True)
+    }
+    assert times["fp4", False].products(256.0) == times["fp4", True].products(256.0)
+    assert times["fp8", False].products(256.0) < times["fp8", True].products(256.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -61,6 +63,7 @@ def test_requests_of_one_instant_leave_the_server_together(llama):
     assert simulate(llama, front, spaced, capacity=1e5).ttft.max() < 0.06
 
 
+@pytest.mark.slow
 def test_a_closed_loop_of_one_user_is_one_request_after_another(llama):
     alone = closed_loop(llama, LIMITS, Lengths(1000, 101), 100.0, 1)
     requests = drawn_requests(20, input_tokens=1000, output_tokens=101, arrivals="closed")
@@ -108,6 +111,30 @@ def test_a_full_cache_stops_requests_and_reservation_does_not(llama):
     assert reserved.preemptions == 0
     with pytest.raises(SpecError, match="longer than the cache"):
         simulate(llama, LIMITS, requests, capacity=300)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "variation"), [(1000, 300, 0.0), (1000, 300, 0.5), (500, 500, 0.0), (4000, 400, 0.3)]
+)
+def test_a_saturated_replica_computes_stopped_requests_again(llama, prompt, answer, variation):
+    lengths, capacity = Lengths(prompt, answer, variation, variation), 450e3
+    limits = replace(LIMITS, overflows=True)
+    places = capacity / float(lengths.resident)
+    state = saturated(llama, limits, lengths, places)
+    requests = drawn_requests(
+        int(12 * places), input_tokens=prompt, output_tokens=answer, arrivals="at once", input_variation=variation,
+        output_variation=variation,
+    )  # fmt: skip
+    result = simulate(llama, limits, requests, capacity=capacity, reservation=0.0)
+    finish = np.sort(result.finish)
+    first, last = len(finish) // 5, 4 * len(finish) // 5
+    rate = (last - first) / (finish[last] - finish[first])
+    assert result.preemptions > 0
+    assert float(state.requests_per_s) == pytest.approx(rate, rel=0.04)
+    whole = saturated(llama, LIMITS, lengths, places)
+    assert float(whole.requests_per_s) > float(state.requests_per_s)
+    few = saturated(llama, limits, lengths, 2048.0)  # the sequences of an iteration bind, not the cache
+    assert float(few.requests_per_s) == float(saturated(llama, LIMITS, lengths, 2048.0).requests_per_s)
 
 
 def test_cached_prefixes_shorten_the_first_token(llama):

@@ -9,9 +9,13 @@ import pytest
 import paleo
 from paleo.cli import run
 from paleo.errors import SpecError
-from paleo.serving.reinforcement import Rollouts, splits, weights_time
+from paleo.serving.engines import load_engine
+from paleo.serving.lowered import Sharding
+from paleo.serving.reinforcement import Rollouts, engine_replicas, generation_time, offload_time, splits, weights_time
+from paleo.specs.model import load_model
 from paleo.specs.system import load_system
-from paleo.tables.kinds._inference import InferenceRuns, LearningSteps, degrees_of
+from paleo.step.memory import Footprint
+from paleo.tables.kinds._inference import BENCHMARKS, InferenceRuns, LearningSteps, degrees_of, padding_time
 from paleo.tables.kinds._serving import ServingRuns, formats_of, sharding_of
 from paleo.tables.steps import row_dicts
 
@@ -31,11 +35,31 @@ def test_parts_add_up_and_days_follow(answer):
     assert "A step of GRPO" in answer.headline
 
 
+def test_states_of_trainer_and_engine_take_turns_on_one_set_of_gpus(answer):
+    system = load_system("dgx-h100")
+    states = Footprint(2e9, 2e9, 6e9, 5e9, 1e9, 1e9, 0.1, capacity=8e10)
+    rate = system.device.copy_rate()
+    assert offload_time(system, states, 1e9) == pytest.approx(2 * (2e9 + 2e9 + 6e9 + 1e9) / rate)
+    assert answer.to_dict()["parts"]["offload"] > 0.0
+
+
+def test_a_step_waits_for_the_replica_with_the_longest_answers():
+    system, model = load_system("dgx-h100"), load_model("qwen3-0.6b")
+    engine = load_engine("vllm")
+    one, eight = (engine_replicas(model, system, Sharding(1), gpus, engine, 1500.0) for gpus in (1, 8))
+    alone = generation_time(one, Rollouts(32, 32, 100.0, 500.0, 1000.0), steady=False)
+    waited = generation_time(eight, Rollouts(256, 256, 100.0, 500.0, 1000.0), steady=False)
+    equal = generation_time(eight, Rollouts(256, 256, 100.0, 500.0, 1000.0, 0.0), steady=False)
+    assert alone < waited < 1.3 * alone
+    assert equal == pytest.approx(generation_time(one, Rollouts(32, 32, 100.0, 500.0, 1000.0, 0.0), steady=False))
+
+
 def test_two_sets_of_gpus_take_the_longer_part():
     document = paleo.rl("qwen3-0.6b", "dgx-h100", staleness=1, generators=4, **SMALL).to_dict()
     parts = document["parts"]
     trained = parts["log_probabilities"] + parts["training"]
     assert document["step_time_s"] == pytest.approx(max(parts["generation"], trained) + parts["weights"])
+    assert parts["offload"] == 0.0
     assert document["plans"][0]["generators"] == 4
 
 
@@ -59,6 +83,9 @@ def test_lengths_keep_their_mean_when_they_are_cut():
 def test_refusals_and_bad_input(capsys):
     assert run(["rl", "llama3-405b", "--system", "dgx-h100", "--gpus", "1"]) == 1
     assert "No: no layout" in capsys.readouterr().out
+    assert paleo.rl(
+        "qwen3-0.6b", "dgx-h100", rollouts=8, output=20, engine_strategy="tp=8", strategy="zero=1"
+    ).to_dict()["gpus"] == 8  # fmt: skip
     with pytest.raises(SpecError, match="--algorithm 'grp': nearest: 'grpo'"):
         paleo.rl("qwen3-0.6b", "dgx-h100", gpus=8, algorithm="grp")
     with pytest.raises(SpecError, match="below the mean"):
@@ -103,6 +130,16 @@ def test_commands_say_formats_and_degrees():
     assert formats_of({**row, "model": "gpt-oss-20b"}).experts_only
 
 
+def test_attention_over_padding_is_added_where_samples_come_in_any_order():
+    row = {"model": "bert-99", "scenario": "offline", "device": "h100-sxm5-80gb", "n_gpus": "1", "latency_limit_s": "0"}
+    offline = InferenceRuns().step(row).value
+    server = InferenceRuns().step({**row, "scenario": "server", "latency_limit_s": "0.13"}).value
+    padding = padding_time(load_model("bert_large"), load_system("dgx-h100"), BENCHMARKS["bert"])
+    assert 1.0 / server == pytest.approx(1.0 / offline + padding)
+    assert 25e-6 < padding < 32e-6
+    assert padding_time(load_model("bert_large"), load_system("aws-g6e.48xlarge"), BENCHMARKS["bert"]) == 0.0
+
+
 def test_submissions_and_steps_of_learning():
     submission = {
         "model": "llama2-70b-99", "scenario": "offline", "device": "h100-sxm5-80gb", "n_gpus": "8", "target_qps": "80",
@@ -111,6 +148,10 @@ def test_submissions_and_steps_of_learning():
     value = InferenceRuns().step(submission).value
     assert 60 < value < 110
     assert "windows" in InferenceRuns().predict(pd.DataFrame([{**submission, "model": "3d-unet-99"}])).reasons[0]
+    beams = {**submission, "model": "gptj-99", "n_gpus": "1", "output_tokens_per_sample": "69"}
+    seconds = 1.0 / InferenceRuns().step(beams).value
+    assert seconds > 69 * 4 * load_engine("tensorrt-llm").beam
+    assert 0.025 < seconds < 0.031
     assert degrees_of("[1,1,8,1,n/a]", ("tp", "cp", "ep", "pp", "vpp"))["ep"] == 8
     learning = pd.DataFrame(
         [{"algorithm": "GRPO", "policy": "On policy", "generation_layout": "[2,1]", "training_layout": "[1,1]",

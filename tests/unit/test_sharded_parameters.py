@@ -122,6 +122,13 @@ def test_stages_hold_their_shares_and_two_gathered_layers() -> None:
     assert memory.activations == whole.memory.activations
 
 
+def test_zero_2_of_megatron_core_scatters_gradients_with_every_microbatch() -> None:
+    """Megatron-FSDP's optim_grads: a rank holds a sixteenth of the gradients; four microbatches are four scatters."""
+    whole, shards = (made(f"zero={stage}", batch=4, software="megatron-core") for stage in (1, 2))
+    assert shards.memory.gradients == pytest.approx(whole.memory.gradients / 16)
+    assert shards.breakdown.communication_total > 1.5 * whole.breakdown.communication_total
+
+
 def test_a_copied_table_is_gathered_where_it_is_read() -> None:
     """The last stage gathers its copy of the tied embedding: its passes are longer than those of an untied head of no
     parameters would be."""

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import paleo
 from paleo.errors import SpecError
 from paleo.network.graph import build_graph
+from paleo.operations.base import Kernel
 from paleo.serving.formats import Formats
-from paleo.serving.single_pass import RequestBatch, batchings, best_of, is_single_pass, pass_seconds, passes_of
+from paleo.serving.single_pass import (
+    RequestBatch,
+    _operands,
+    batchings,
+    best_of,
+    is_single_pass,
+    pass_seconds,
+    passes_of,
+)
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 
 H100 = load_system("dgx-h100")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "weights", "rate"),
     [("resnet50", "int8", 88_500.0), ("retinanet", "int8", 1_800.0), ("stable-diffusion-xl", "fp8", 2.04)],
@@ -33,6 +45,15 @@ def test_larger_batches_take_longer_and_a_narrow_format_takes_less() -> None:
 
 def test_layers_that_run_as_one_kernel_save_their_memory_traffic() -> None:
     assert pass_seconds("resnet50", H100, "int8", 2048, "stage1") < pass_seconds("resnet50", H100, "int8", 2048)
+
+
+def test_a_pool_writes_no_places_of_maxima() -> None:
+    pool = Kernel(
+        name="max_pool1", family="memory", operation="pool", phase="forward", flops=0.0, vector_flops=0.0,
+        bytes_read=800.0, bytes_written=1000.0, shape={"rows": 400.0, "columns": 1.0},
+    )  # fmt: skip
+    assert _operands(pool, "") == 800.0 + 200.0
+    assert _operands(replace(pool, name="avg_pool1", bytes_written=200.0), "") == 800.0 + 200.0
 
 
 def test_two_batches_fit_into_the_limit() -> None:
@@ -57,6 +78,7 @@ def test_networks_that_generate_tokens_are_told_apart(model: str, single: bool) 
     assert is_single_pass(load_model(model), H100) is single
 
 
+@pytest.mark.slow
 def test_serve_answers_for_networks_without_tokens() -> None:
     answer = paleo.serve("resnet50", "dgx-h100", gpus=8, weights="int8", latency="15ms")
     document = answer.to_dict()

@@ -64,6 +64,7 @@ def test_what_does_not_suit_is_one_message(compress: str, strategy: str, words: 
         step(compress, strategy=strategy)
 
 
+@pytest.mark.slow
 def test_a_search_prices_compression_as_a_prediction_does() -> None:
     model, system = load_model("gpt2-medium"), load_system("dgx-a100-80gb")
     run = Run(gpus=8, global_batch=32, compress="onebit")

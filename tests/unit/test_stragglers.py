@@ -47,6 +47,7 @@ def test_a_rank_known_to_be_slow_comes_before_noise() -> None:
     assert slowest_mean(means.tolist(), 0.05) == pytest.approx(steps.max(axis=1).mean(), rel=0.02)
 
 
+@pytest.mark.slow
 def test_ranks_of_a_jittering_profile_wait_for_the_slowest_of_them() -> None:
     """2 % of its kernels' time by the expected largest of 8 normal numbers, 1.43; one GPU, or a forward pass alone,
     waits for none, and neither does a worker that pushes without waiting."""

@@ -23,11 +23,15 @@ from paleo.calibrate.tasks import (
     step_residual,
     with_blocks,
 )
+from paleo.parallel.plan import Plan
+from paleo.specs.device import load_device
 from paleo.specs.task import load_task
-from paleo.studies.target import TargetTime, _code_ratio
-from paleo.tables.kinds._submissions import PAIRS, left_out_baselines, pairs_of, peaks
+from paleo.studies.target import TargetTime, _code_ratio, _evaluation_time
+from paleo.tables.kinds._submissions import PAIRS, left_out_baselines, pairs_of, peaks, target_of_row
 
 ROUNDS = ["v1.0", "v1.1", "v2.0"]
+#: Seconds of each run that are neither steps nor evaluations.
+START = 7.0
 ARCHITECTURES = {"a30": "Ampere", "h100-sxm5-80gb": "Hopper", "tpu-v4": "TPU v4"}
 
 
@@ -47,7 +51,7 @@ def row(
         system=SimpleNamespace(
             device=SimpleNamespace(name=device, architecture=ARCHITECTURES[device], kind=kind), devices_per_node=8
         ),
-        plan=SimpleNamespace(gpus=8, global_batch=8 * per_gpu),
+        plan=SimpleNamespace(gpus=8, global_batch=8 * per_gpu, local_batch=per_gpu, mesh=SimpleNamespace(replicas=8)),
         step_time=0.1,
         interval=(0.09, 0.11),
         warnings=(),
@@ -56,7 +60,7 @@ def row(
     needed = float(task.law.samples(8 * per_gpu)) * samples
     evaluation = 9 * 50000 / (8 * per_gpu) * 0.03 * ratio * 2.0
     return Row(index, cast(TargetTime, point), round_name, True, 5.0, 0.1 * ratio, needed, evaluation, 9.0,
-               needed / (8 * per_gpu) * 0.1 * ratio + evaluation)  # fmt: skip
+               needed / (8 * per_gpu) * 0.1 * ratio + evaluation + START, START)  # fmt: skip
 
 
 ROWS = [
@@ -127,6 +131,45 @@ def test_software_gets_faster_from_round_to_round() -> None:
     assert code.ratio["a30"] == pytest.approx(0.8 * 0.81, rel=0.03)
     errors = [abs(point.step_time / submission.step - 1) for submission, point in leave_one_round_out(faster, ROUNDS)]
     assert max(errors) < 0.06
+
+
+def test_a_device_of_old_rounds_keeps_its_own_ratio() -> None:
+    """A card that was handed in once, in the first round, and took twice as long as others do."""
+    rows = [*ROWS, *(row(100 + index, "tpu-v4", "v1.0", ratio=1.4) for index in range(3))]
+    later = [replace(each, round_name="v2.0") if each.round_name == "v1.1" else each for each in rows]
+    code = fit_code(later, ROUNDS, "v2.0")
+    assert code.ratio["tpu-v4"] == pytest.approx(1.4, rel=0.15)
+
+
+def test_a_run_is_longer_by_what_is_neither_step_nor_evaluation() -> None:
+    code = fit_code(ROWS, ROUNDS, "v2.0")
+    assert code.start == START
+    assert fit_code([replace(each, other=float("nan")) for each in ROWS], ROUNDS, "v2.0").start == 0.0
+    errors = [point.seconds / submission.seconds - 1 for submission, point in leave_one_round_out(ROWS, ROUNDS)]
+    assert max(map(abs, errors)) < 0.05
+
+
+def test_submissions_that_state_no_format_have_that_of_their_round() -> None:
+    """From v4.0 on LoRA's configurations are fp8 on devices that have it; DeepSpeed's engine has no eight bits."""
+    stated = {
+        "benchmark": "llama2_70b_lora", "round": "v4.1", "system": "dgx-h100", "device": "h100-sxm5-80gb", "n_gpus": 8,
+        "nodes": 1, "global_batch": 8, "tp": 4, "pp": 1, "cp": 1, "micro_batch": 1,
+    }  # fmt: skip
+    rows = {"NeMo": {}, "DeepSpeed N1": {}, "stated": {"dtype": "bf16"}}
+    formats = [
+        target_of_row({**stated, "framework": name, **more}).prediction.plan.dtype for name, more in rows.items()
+    ]
+    assert formats == ["fp8", "bf16", "bf16"]
+    lora = load_task("mlperf:llama2_70b_lora")
+    assert lora.as_of("v3.1").format_on(load_device("h100-sxm5-80gb")) is None
+
+
+def test_replicas_evaluate_whole_samples() -> None:
+    """Worked: 42 volumes on 84 replicas of one volume each take one forward pass, not half of one; on 8, six."""
+    evaluation = load_task("mlperf-unet3d").evaluation.model_copy(update={"samples": 42, "work": 2.0, "fixed": 0.5})
+    task = load_task("mlperf-unet3d").model_copy(update={"evaluation": evaluation})
+    plans = [cast(Plan, SimpleNamespace(mesh=SimpleNamespace(replicas=count), local_batch=1)) for count in (84, 8)]
+    assert [_evaluation_time(task, 1.0, plan) for plan in plans] == [0.5 + 2.0, 0.5 + 12.0]
 
 
 def test_code_as_of_another_round() -> None:

@@ -77,6 +77,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_the_table_is_the_product_of_all_axes_in_order(study: Study, tmp_path: Path) -> None:
     assert sweep(study, tmp_path / "t.csv") == study.rows == 2 * 2 * 2 * 3 * 2 * 2 * 1 * 2
     table = rows(tmp_path / "t.csv")
@@ -88,6 +89,7 @@ def test_the_table_is_the_product_of_all_axes_in_order(study: Study, tmp_path: P
     assert not list(tmp_path.glob("*.parts"))
 
 
+@pytest.mark.slow
 def test_every_row_is_what_the_library_says(study: Study, tmp_path: Path) -> None:
     sweep(study, tmp_path / "t.csv")
     row = next(
@@ -123,6 +125,7 @@ def test_costs_with_electricity_are_those_of_a_comparison(systems: list[str]) ->
     assert table["cost_usd"].tolist() == pytest.approx(costs, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_data_frame_holds_the_same(study: Study, tmp_path: Path) -> None:
     sweep(study, str(tmp_path / "t.csv"))
     written, answered = pd.read_csv(tmp_path / "t.csv"), questions.sweep(study)
@@ -146,6 +149,7 @@ def test_processes_make_the_same_bytes(study: Study, tmp_path: Path) -> None:
     assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_goes_on(study: Study, tmp_path: Path) -> None:
     target = tmp_path / "t.csv"
     stopped(study, target)
@@ -177,6 +181,7 @@ def stopped(study: Study, target: Path, after: int = 1) -> list[Path]:
     return sorted(Path(f"{target}.parts").glob("0*.json"))
 
 
+@pytest.mark.slow
 def test_parts_of_another_study_are_not_touched(study: Study, tmp_path: Path) -> None:
     (part,) = stopped(study, tmp_path / "t.csv")
     before = part.read_bytes()
@@ -185,6 +190,7 @@ def test_parts_of_another_study_are_not_touched(study: Study, tmp_path: Path) ->
     assert part.read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["study.json", "lock", "0000001.json"])
 @pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe", b'"torn'])
 def test_files_beside_the_parts_that_are_torn_or_binary_lose_no_part(
@@ -203,6 +209,7 @@ def test_files_beside_the_parts_that_are_torn_or_binary_lose_no_part(
     assert 0 not in asked and (tmp_path / "t.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing_that_blocks_the_next_run(tmp_path: Path) -> None:
     """Files may grow to so many bytes: none, a part's lock alone, a part but not the table."""
     text = "models: [lenet]\nsystems: [l4]\naxes: {batch: [" + ", ".join(map(str, range(1, 41))) + "]}\n"
@@ -230,6 +237,7 @@ def test_what_cannot_be_planned_is_a_row_with_its_reason(tmp_path: Path) -> None
     assert "device" in two["problem"] and two["step_time_s"] == "" and two["fits"] == ""
 
 
+@pytest.mark.slow
 def test_parquet_holds_the_same(study: Study, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
@@ -275,6 +283,7 @@ def test_studies_that_make_no_sense(text: str, message: str, tmp_path: Path) -> 
     assert "study.yaml" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(STUDY)
@@ -397,6 +406,7 @@ def test_a_scheduler_that_dies_is_one_sentence_and_the_parts_are_kept(
     assert (tmp_path / "t.csv").read_bytes() == (tmp_path / "serial.csv").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("cluster", [(1, 1)], indirect=True, ids=["one worker"])
 def test_a_cluster_without_a_worker_is_said_and_waited_for(
@@ -426,6 +436,7 @@ def test_a_scheduler_that_is_not_there_is_one_sentence(
         sweep(study, tmp_path / "t.csv", dask_evaluator("tcp://127.0.0.1:9"))
 
 
+@pytest.mark.slow
 def test_a_second_sweep_to_the_same_output_is_refused(study: Study, tmp_path: Path) -> None:
     refusals = []
 
@@ -440,6 +451,7 @@ def test_a_second_sweep_to_the_same_output_is_refused(study: Study, tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.csv", "study.yaml", "t.csv"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edited", ["node.yaml", "net.yaml", "profile.yaml"])
 def test_parts_made_before_a_named_file_changed_are_not_mixed_with_new_ones(tmp_path: Path, edited: str) -> None:
     (tmp_path / "node.yaml").write_text("extend: dgx-a100-80gb\n")
@@ -466,6 +478,7 @@ def test_a_worker_with_another_release_or_another_file_says_so(study: Study, tmp
         _evaluate(replace(_job_of(study), files={str(tmp_path / "gone.yaml"): "0"}), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoilt", [lambda text: text[:100], lambda text: "[]", lambda text: text.replace("1", "2")])
 def test_a_torn_part_is_computed_again(spoilt: Callable[[str], str], study: Study, tmp_path: Path) -> None:
     """Torn, of other text, or with digits changed, which its digest tells."""
@@ -503,6 +516,7 @@ def test_a_factor_of_whole_numbers_and_of_tables() -> None:
     assert change_system(system, "levels[*].link.latency", "x0").levels[0].link.latency in (0.0, None)
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_all_processes_without_a_word_of_theirs(tmp_path: Path) -> None:
     """A terminal sends Ctrl-C to every process of the group; the table's parts stay, and the first process answers."""
     axes = "{gpus: [8, 16, 32, 64], batch: [1, 2, 4, 8, 16, 32], software: [pytorch-eager, megatron-core]}"

@@ -175,6 +175,7 @@ def test_target_and_compare_and_estimate_agree(capsys: pytest.CaptureFixture[str
     assert estimated["time_interval_s"] == pytest.approx([60.0 * end for end in point["minutes_interval"]])
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_target_finds_batch_and_layout(capsys: pytest.CaptureFixture[str]) -> None:
     plan = ["plan", *BERT, "--system", "dgx-h100", "--gpus", "64", "--strategy", "dp", "--recompute", "none", "--json"]
     _, out, _ = run(plan, capsys)

@@ -99,6 +99,7 @@ def test_command_writes_a_file(tmp_path: Any) -> None:
     assert command([*arguments[:-1], str(tmp_path / "missing" / "t.json")]) == 2
 
 
+@pytest.mark.slow
 def test_plan_command_prints_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         "plan",

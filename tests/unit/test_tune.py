@@ -173,6 +173,7 @@ def answer():
     )
 
 
+@pytest.mark.slow
 def test_the_answer_has_the_keys_of_the_contract(answer):
     document = answer.to_dict()
     assert document["schema"] == "paleo.tune/1" and document["verdict"] == answer.headline
@@ -185,6 +186,7 @@ def test_the_answer_has_the_keys_of_the_contract(answer):
     assert 0 <= document["regret"]["share"] < 0.5
 
 
+@pytest.mark.slow
 def test_the_margin_of_a_deadline_is_true(answer):
     margin = answer.study.margin
     options = {"method": "halving", "max_tokens": "200M", "gpus_per_trial": answer.study.best.price.gpus}
@@ -212,6 +214,7 @@ def test_divisions_run_the_software_of_all_gpus(answer):
     assert (stated.study.software, stated.study.software_reason) == ("torchtitan", "")
 
 
+@pytest.mark.slow
 def test_sizes_are_priced_one_by_one():
     answer = paleo.tune(
         *NODE, 8, trials=20, method="random", max_tokens="10M", vary=["layers=6..12:6"], gpus_per_trial=1
@@ -253,12 +256,14 @@ def test_bad_input_is_one_message(options, words, capsys):
     assert words in error and len(error.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_missed_deadline_is_a_no(capsys):
     options = ["--gpus", "8", "--trials", "64", "--max-tokens", "1B", "--deadline", "10min", "--json"]
     assert run(["tune", "gpt2", "--system", "dgx-h100", *options]) == 1
     assert json.loads(capsys.readouterr().out)["deadline"]["holds"] is False
 
 
+@pytest.mark.slow
 def test_a_network_that_fits_nowhere_is_refused():
     with pytest.raises(paleo.PaleoError, match="no number of GPUs runs a trial"):
         paleo.tune("llama3-405b", "dgx-h100", 8, trials=4, max_tokens="1B")

@@ -214,6 +214,7 @@ def test_json_is_one_document_with_the_keys_of_the_contract(tmp_path: Path, caps
         assert set(part) == keys and part["rows"] == 3
 
 
+@pytest.mark.slow
 def test_tables_predictions_and_plot_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, rows, plot = (tmp_path / name for name in ("t.csv", "p.csv", "p.svg"))
     products(time_us=[3.0, np.nan, 220.0]).to_csv(file, index=False)

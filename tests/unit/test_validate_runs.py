@@ -222,7 +222,8 @@ def test_time_to_target_is_the_sum_of_its_parts() -> None:
     ]
     for point in points:
         trained = point.samples / point.global_batch * point.step_time
-        assert point.seconds == pytest.approx(trained + point.evaluations * point.evaluation_time)
+        evaluated = point.evaluations * point.evaluation_time
+        assert point.seconds == pytest.approx(trained + evaluated + task.code.start)
         assert point.interval[0] < point.seconds < point.interval[1]
     curve = target_scaling(points)
     assert [point.prediction.plan.gpus for point in curve.points] == [8, 16, 32]

@@ -215,6 +215,7 @@ def test_containers_hold_the_library_of_their_day() -> None:
         assert releases[0] == 8.0 and releases[1] > 8.1
 
 
+@pytest.mark.slow
 def test_exchanges_beside_the_backward_pass_of_containers_win_nothing() -> None:
     """As of pytorch-eager: a step is no faster than one whose gradients are exchanged after it."""
     model, system = load_model("resnet50"), load_system("dgx-1-v100")
@@ -277,6 +278,7 @@ def bytes_of(made: Prediction, phase: str, *operations: str) -> float:
     )
 
 
+@pytest.mark.slow
 def test_libraries_fuse_sums_and_rectifiers_with_batch_norm() -> None:
     """In sixteen bits or in inference; both ways, or forward with gradients of their own; never other functions."""
     passes = ("batch_norm", "elementwise")
@@ -300,6 +302,7 @@ def test_libraries_fuse_sums_and_rectifiers_with_batch_norm() -> None:
     assert moved("resnet50", "tensorflow1.15", **alone) < moved("resnet50", "tensorflow1", **alone)
 
 
+@pytest.mark.slow
 def test_batch_norm_that_knows_channels_first_alone_turns_tensors_both_ways() -> None:
     """TensorFlow without cuDNN's persistent kernels, in sixteen bits on tensor cores, in training: five tensors a norm
     (two forward, three backward) are read and written once more at three quarters of 1.555 TB/s at best."""
@@ -441,6 +444,7 @@ def test_the_rectifiers_mask_takes_a_bit_a_number() -> None:
 # --- detection -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_host_that_chooses_proposals_stops_the_device() -> None:
     """Once a step, whatever the batch, before submissions captured it in graphs; networks without proposals wait for
     nothing."""

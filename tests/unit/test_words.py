@@ -144,12 +144,14 @@ def test_public_names_are_free_of_them() -> None:
     assert DONE.isdisjoint(MOST_NAMES)
 
 
+@pytest.mark.slow
 def test_messages_are_free_of_them() -> None:
     messages = ((room(module), text) for module, call in calls(ERRORS) for text in texts(call))
     assert excess(counted(messages), MOST_MESSAGES) == {}
     assert DONE.isdisjoint(MOST_MESSAGES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", ["names", "messages"])
 def test_the_lists_are_no_longer_than_they_must_be(most: str) -> None:
     """A room that improves lowers its number."""

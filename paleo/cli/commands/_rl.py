@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from paleo.services import ReinforcementAnswer
 
 Gpus = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--gpus", parser=whole, metavar="N", help="Number of GPUs, of the inference engine and the trainer together."
+        "--gpus",
+        parser=whole,
+        metavar="N",
+        help="Number of GPUs, of the inference engine and the trainer together. [those of a node]",
     ),
 ]
 
@@ -67,9 +70,9 @@ class StepOptions:
 def rl(
     model: ModelName,
     system: SystemName,
-    gpus: Gpus,
     step: StepOptions,
     rates: TariffOptions,
+    gpus: Gpus = None,
     as_json: AsJson = False,
     explore: Explore = None,
 ) -> None:

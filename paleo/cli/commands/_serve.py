@@ -156,10 +156,14 @@ def serve(
 
 def _draw(answer: Served, path: Path | None, page: Path | None) -> None:
     """Write the picture and the page that are asked for."""
-    from paleo.report.answer import service_page
-
     if path is not None and answer.possible:
         from paleo.report.serving import figure
 
         draw(path, lambda: figure(answer.service))
-    write_page(page, lambda date: service_page(answer.service, answer.systems, date=date))
+    write_page(page, lambda date: _page(answer, date))
+
+
+def _page(answer: Served, date: str) -> str:
+    from paleo.report.answer import service_page
+
+    return service_page(answer.service, answer.systems, date=date)

@@ -566,7 +566,7 @@ class NetworkShare:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A group's nodes on the leaves of a machine.
+    """Placement of one group of nodes on the leaf switches of a fat tree or dragonfly.
 
     ``members`` are its nodes on the fullest leaf. ``rings`` is the number of the job's rings that leave that leaf,
     ``exchanges`` the number of exchanges of such groups.

@@ -79,7 +79,7 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
     host_parameters = ("launch",)
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Attention itself runs in 16 bits."""
+        """Add the number format of each row: attention itself runs in 16 bits."""
         return frame.assign(dtype="bf16")
 
     @by_words
@@ -91,30 +91,36 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
 
     @by_words
     def family(self, kind: str, part: str, phase: str, library: str) -> str:
-        """Kind, part, phase and library of each row."""
+        """Name the kernel family of a row by kind, part, phase and library."""
         return f"sparse.{kind}.{part}.{phase}.{library}"
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
         """Fit what the rows of a part tell."""
         part = family.split(".")[2]
+        of_weights = ("launch_fp8", "launch_fp4", "launch_indexer", "launch_dense")
         absent = {
             "module": (),
-            "attention": ("products", "indexer", "selection", "search", "row", "depth"),
-            "indexer_logits": ("products", "attention", "passes", "search", "row"),
-            "topk": ("products", "bandwidth", "attention", "indexer", "passes", "depth"),
-        }
+            "attention": ("products", "indexer", "selection", "search", "row", "depth", "pair", *of_weights),
+            "indexer_logits": ("products", "attention", "passes", "search", "row", "launch_cache", *of_weights),
+            "topk": (
+                "products", "bandwidth", "attention", "indexer", "passes", "depth", "pair", "launch_cache", *of_weights,
+            ),
+        }  # fmt: skip
         start = SparseParameters()
         fallback = (replace(start, selection=1.0 / 1000.0),) if "msa" in family else ()
-        return FitPlan(start, alternatives=fallback, fixed=absent[part], starts=1, prior=0.2, training_rows=500)
+        host = replace(start, launch=0.0005, launch_fp8=0.0002, launch_fp4=0.0005, launch_indexer=0.0004, order=4.0)
+        return FitPlan(
+            start, alternatives=(*fallback, host), fixed=absent[part], starts=1, prior=0.2, training_rows=500
+        )
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """FLOP of all parts; weights, index, scores and tokens once."""
+        """Count the FLOP of all parts, and the bytes of weights, index, scores and tokens, each moved once."""
         work = _work(frame)
         flops = work.projection_flops + work.score_flops + work.attention_flops
         return flops, work.weight_bytes + work.index_bytes + work.score_bytes + work.pass_bytes + 1.0
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: SparseParameters) -> Array:
-        """Seconds of rows of one device, kind, part, phase and library."""
+        """Predict the seconds of rows of one device, kind, part, phase and library."""
         return sparse_attention_time(_work(frame), figures, parameters)
 
 
@@ -165,7 +171,11 @@ def _work(frame: pd.DataFrame) -> SparseWork:
     return SparseWork(
         projection_flops=module * 2.0 * tokens * weights,
         weight_bytes=module * weights * stored,
-        narrow=stored < 2.0,
+        element_bytes=np.where(module, stored, 2.0),
+        stored_bytes=np.where(attending, element, 2.0),
+        indexed=module & ~skips & ~dense,
+        dense=module & dense,
+        tokens=scoring * tokens,
         score_flops=scoring * 2.0 * tokens * entries * scorers * INDEX,
         index_bytes=scoring * batch * (past + queries) / ratio * INDEX,
         score_bytes=((part == "indexer_logits") | (selecting & ~dense)) * scores,
@@ -305,7 +315,7 @@ def _kernel(frame: pd.DataFrame) -> pd.Series[str]:
 
 
 def _phase(frame: pd.DataFrame) -> pd.Series[str]:
-    """A causal context of one token runs the decode kernel."""
+    """Return the phase of each row: a causal context of one token runs the decode kernel."""
     phase, single = text(frame, "phase"), number(frame, "q_len") == 1
     decode = (phase == "generation") | ((phase == "context") & single)
     return pd.Series(np.select([decode, phase == "encoder"], ["decode", "encoder"], "prefill"), index=frame.index)

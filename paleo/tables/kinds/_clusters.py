@@ -91,7 +91,7 @@ class LongRuns(QuantityTable):
     measured_column = "goodput"
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """The goodput of the row's run; ends of the interval are those of the range of failure rates."""
+        """Predict the goodput of the row's run; the interval is that of the range of failure rates."""
         if REPEATED in str(row.get("notes", "")):
             raise SpecError("the run of another row by another count")
         mtbf, restart, save = (
@@ -125,7 +125,8 @@ def rank_means(*, ranks: int, mean: float, slowest: float, deviation: float) -> 
 
 
 class Stages(QuantityTable):
-    """One pipeline stage of a traced job a row; the measured quantity is the mean over steps of its slowest rank."""
+    """Table of pipeline stages of traced jobs, one per row; the measured value is the mean over steps of its slowest
+    rank."""
 
     name = "stragglers"
     header = frozenset({"trace", "ranks", "persistent_sd_s", "independent_sd_s", "compute_max_s"})
@@ -134,7 +135,7 @@ class Stages(QuantityTable):
     measured_column = "compute_max_s"
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Expected maximum over the ranks; the baseline is their mean."""
+        """Predict the expected maximum over the ranks; the baseline is their mean."""
         if not filled(row, "ranks"):
             raise SpecError("ranks is not stated")
         ranks, mean = whole_cell(row, "ranks"), float(row["compute_mean_s"])
@@ -192,7 +193,7 @@ def seconds_of(row: Row) -> float | None:
 
 
 def _stated(row: Row, key: str) -> float:
-    """A cell as a number above zero; SpecError where it is none."""
+    """Read a cell as a number above zero; raise SpecError where it is none."""
     try:
         value = float(row[key])
     except (TypeError, ValueError):
@@ -230,7 +231,7 @@ class PowerTable(QuantityTable):
         return load_system(str(row["device"]))
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Watts of the row's run under its limit."""
+        """Predict the watts of the row's run under its power limit."""
         prediction = self.prediction(row, software)
         watts, limit = drawn(row, prediction), float(row["power_limit_w"])
         device = prediction.system.device
@@ -240,7 +241,7 @@ class PowerTable(QuantityTable):
         )
 
     def prediction(self, row: Row, software: Software | None) -> Prediction:
-        """The prediction of a row's run at the device's own design power."""
+        """Predict the row's run at the design power of its device."""
         network = network_of(row)
         system, stated = self.system(row), str(row.get("optimizer", "")).strip().lower()
         fp32 = re.search(r"\bfp32\b", str(row.get("notes", "")))
@@ -259,7 +260,7 @@ class PowerTable(QuantityTable):
 
 @lru_cache(maxsize=16)
 def _predicted(model: str, system: str, run: str) -> Prediction:
-    """A prediction by names, kept for the next limits of the same run."""
+    """Predict a step from names, cached for further power limits of the same run."""
     return predict(load_model(model), load_system(system), Run.model_validate_json(run))
 
 
@@ -313,7 +314,7 @@ def fed_samples(*, workload: str, device: str, accelerators: float, read_rate: f
 
 
 class StorageRuns(QuantityTable):
-    """One run a row; the measured quantity is samples per second."""
+    """Table of runs that read training data, one per row; the measured value is samples per second."""
 
     name = "storage"
     header = frozenset({"workload", "accelerators", "utilization", "samples_per_s"})
@@ -322,7 +323,7 @@ class StorageRuns(QuantityTable):
     measured_column = "samples_per_s"
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Samples per second; the baseline is one rate for each accelerator of all workloads."""
+        """Predict samples per second; the baseline is one rate for each accelerator of all workloads."""
         workload, device = workload_of(row)
         if not filled(row, "accelerators"):
             raise SpecError("accelerators is blank")
@@ -354,7 +355,7 @@ def bytes_of(row: Row) -> float:
 
 
 class CheckpointSaves(QuantityTable):
-    """One save a row; the measured quantity is how long training stopped."""
+    """Table of saved checkpoints, one per row; the measured value is how long training stopped."""
 
     name = "checkpoint"
     header = frozenset({"software", "storage", "mode", "processes", "save_s"})
@@ -363,7 +364,7 @@ class CheckpointSaves(QuantityTable):
     measured_column = "save_s"
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """The pause of the row's save; the baseline is its bytes at one rate."""
+        """Predict how long the row's checkpoint stops training; the baseline is its bytes at one rate."""
         total, mode = bytes_of(row), str(row["mode"])
         if mode not in MODES:
             raise SpecError(f"mode {mode!r} is none of {', '.join(MODES)}")
@@ -395,7 +396,8 @@ class Startup(QuantityTable):
     measured_column = "boot_s"
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Seconds of the terms on which the machine is rented; the baseline is one number for all."""
+        """Predict the startup time under the terms on which the machine is rented; the baseline is one number for
+        all."""
         spot = filled(row, "preemptible") and float(row["preemptible"]) > 0
         boot = SPOT_BOOT if spot else ON_DEMAND_BOOT
         return Step(boot.seconds, boot.low, boot.high, 1.0, str(row.get("device") or "-"), "spot" if spot else "kept")

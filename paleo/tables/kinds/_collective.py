@@ -102,7 +102,7 @@ class CollectiveTable(TableKind[System]):
         return NcclParameters(skew=skew), fixed
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: System, fitted: Fitted) -> FitPlan:
-        """As ``start`` says; stacks with a few rows take all but one parameter from the plain one."""
+        """Plan a fit as ``start`` says; stacks with a few rows take all but one parameter from the plain one."""
         if stack in SINGLE_SIZE:
             plain = fitted.get((subject, family, "back-to-back"), self.start(family, "back-to-back", figures)[0])
             names = [field.name for field in fields(plain)]
@@ -115,7 +115,7 @@ class CollectiveTable(TableKind[System]):
         return FitPlan(start, fixed=fixed)
 
     def figures(self, subject: str, dtype: str, compute: str) -> System:
-        """The system of that name."""
+        """Return the system of that name."""
         return load_system(subject)
 
     def traits(self, figures: System) -> tuple[str, str, str]:
@@ -123,7 +123,7 @@ class CollectiveTable(TableKind[System]):
         return figures.name, figures.device.architecture, link_kind(figures)
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows with the system that ran them, where their own times say that it was not the one they name."""
+        """Replace the system of rows whose own times say that another one ran them."""
         systems = text(frame, "system")
         libraries = text(frame, "library")
         for (system, library), other in OTHER_SERVERS.items():
@@ -131,7 +131,7 @@ class CollectiveTable(TableKind[System]):
         return frame.assign(system=systems)
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """An unknown operation or system, or a group that the system cannot hold."""
+        """Return why rows are refused: unknown operation or system, or a group that the system cannot hold."""
         rows = list(
             zip(
                 text(frame, "system"),
@@ -146,8 +146,8 @@ class CollectiveTable(TableKind[System]):
         return pd.Series([_reason(*row[:4], row[4] > 0, row[5]) for row in rows], index=frame.index, dtype=object)
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """kernel (duration on rank 0) or back-to-back for NCCL (back-to-back/eager where an engine calls it outside a
-        graph); <engine>-graph or <engine>-eager for custom kernels.
+        """Name how each row was timed. NCCL: kernel (duration on rank 0), back-to-back, or back-to-back/eager where an
+        engine calls it outside a graph; custom kernels: <engine>-graph or <engine>-eager.
 
         The fabric between vidur's nodes is not documented, and kept apart from that of the system it names.
         """
@@ -162,14 +162,14 @@ class CollectiveTable(TableKind[System]):
         return plain.where(~self._custom(frame), engine + "-" + mode)
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """collective.custom; collective.fabric for groups that cross nodes; inside, collective.exchange or .nccl."""
+        """Name the family: collective.custom; collective.fabric across nodes; inside, collective.exchange or .nccl."""
         crosses = self._crosses(frame)
         inside = np.where(text(frame, "op").isin(EXCHANGES), "collective.exchange", "collective.nccl")
         plain = np.where(crosses, "collective.fabric", inside)
         return pd.Series(np.where(self._custom(frame), "collective.custom", plain), index=frame.index, dtype=object)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """No FLOP, and the bytes that every rank sends."""
+        """Count the bytes that every rank sends, and no FLOP."""
         factor = np.zeros(len(frame))
         operations, ranks = text(frame, "op").to_numpy(), number(frame, "ranks")
         for operation in OPERATIONS:
@@ -178,7 +178,8 @@ class CollectiveTable(TableKind[System]):
         return np.zeros(len(frame)), factor * number(frame, "bytes")
 
     def ideal_time(self, frame: pd.DataFrame, figures: System) -> Array:
-        """Seconds of those bytes at the datasheet's bandwidth of the slowest level, for the one-constant baseline."""
+        """Compute the seconds of those bytes at the datasheet's bandwidth of the slowest level, for the one-constant
+        baseline."""
         links = self._links(frame, figures)
         slowest = np.full(len(frame), np.inf)
         for level in links.levels:
@@ -186,7 +187,7 @@ class CollectiveTable(TableKind[System]):
         return np.asarray(self.work(frame)[1] / slowest)
 
     def time(self, frame: pd.DataFrame, figures: System, parameters: Any) -> Array:
-        """Seconds of rows of one system, dtype, family and stack."""
+        """Predict the seconds of rows of one system, dtype, family and stack."""
         operations, payload = text(frame, "op").to_numpy(), number(frame, "bytes")
         adds = ~text(frame, "dtype").isin(NOT_IN_SWITCH).to_numpy()
         recent = ~text(frame, "library").str.startswith(EARLY_LIBRARIES).to_numpy()
@@ -209,14 +210,14 @@ class CollectiveTable(TableKind[System]):
         return seconds
 
     def _custom(self, frame: pd.DataFrame) -> pd.Series[bool]:
-        """Engines' own kernels read the memory of other devices; where those cannot be reached, or are many and joined
-        by PCIe, NCCL does it."""
+        """Return True for rows that an engine's own kernels ran. They read the memory of other devices; where those
+        cannot be reached, or are many and joined by PCIe, NCCL does it."""
         ranks = zip(text(frame, "system"), number(frame, "ranks", 0.0), strict=True)
         reachable = pd.Series([count <= _most_ranks(name) for name, count in ranks], index=frame.index, dtype=bool)
         return text(frame, "algo").str.lower().str.startswith("custom") & reachable
 
     def _crosses(self, frame: pd.DataFrame) -> pd.Series[bool]:
-        """Groups that leave a node; machines of one NVLink domain are one."""
+        """Return True for groups that leave a node; machines of one NVLink domain count as one node."""
         neighbours = number(frame, "ranks_per_node", np.inf)
         pairs = zip(text(frame, "system"), neighbours, strict=True)
         inside = pd.Series([_neighbours(name, count) for name, count in pairs], index=frame.index, dtype=np.float64)
@@ -230,7 +231,7 @@ class CollectiveTable(TableKind[System]):
 
 
 def _largest(engine: str, system: System) -> float:
-    """TensorRT-LLM's kernels stop earlier before Hopper."""
+    """Return the largest payload of an engine's own kernels [bytes]; TensorRT-LLM's limit is lower before Hopper."""
     if engine == "trtllm" and system.device.architecture == "Ampere":
         return 2.0**20
     return LARGEST.get(engine, 2.0**23)
@@ -238,7 +239,7 @@ def _largest(engine: str, system: System) -> float:
 
 @cache
 def _most_ranks(system: str) -> float:
-    """Ranks that an engine's own kernels join on a system."""
+    """Return the most ranks that an engine's own kernels join on a system."""
     try:
         joined = link_kind(load_system(system))
     except PaleoError:
@@ -257,14 +258,15 @@ def _neighbours(system: str, ranks_per_node: float) -> float:
 
 @cache
 def _engine(library: str) -> str:
-    """The engine of a custom kernel; SGLang has other kernels from 0.5.14 on."""
+    """Name the engine of a custom kernel; SGLang has other kernels from 0.5.14 on."""
     name, _, version = library.lower().partition(" ")
     numbers = tuple(int(part) for part in version.split(".") if part.isdigit())
     return "sglang-0.5.14" if name == "sglang" and numbers >= (0, 5, 14) else name or "custom"
 
 
 def _nccl(parameters: NcclParameters | ExchangeParameters | FabricParameters) -> Nccl:
-    """The policy with the parameters of one family; rows of one family ask for no other but a node's own ranks."""
+    """Return NCCL's choice of algorithms with the parameters of one family; only those of a node's own ranks are
+    added."""
     if isinstance(parameters, NcclParameters):
         return Nccl(inside=parameters)
     return Nccl(exchange=parameters) if isinstance(parameters, ExchangeParameters) else Nccl(between=parameters)
@@ -304,7 +306,7 @@ STEPS = {
 
 
 class ExpertExchanges(TableKind[DeviceFigures]):
-    """One direction of an exchange of tokens, by library and mode."""
+    """Table of exchanges of tokens with experts, one direction per row, by library and mode."""
 
     name = "expert_exchange"
     header = frozenset({"mode", "step", "num_tokens", "hidden_size", "topk", "num_experts", "time_us"})
@@ -319,7 +321,7 @@ class ExpertExchanges(TableKind[DeviceFigures]):
     host_parameters = ("launch",)
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """No product is in a row: its format is that of tokens on the wire."""
+        """Add the number format of each row, which is that of tokens on the wire."""
         return frame.assign(wire=text(frame, "dtype"), dtype="bf16")
 
     @by_words
@@ -331,12 +333,12 @@ class ExpertExchanges(TableKind[DeviceFigures]):
 
     @by_words
     def stack(self, version: str) -> str:
-        """Libraries of two clusters: DeepEP over nodes was timed on one of its own."""
+        """Tell rows of two clusters apart: DeepEP over nodes was timed on a cluster of its own."""
         return "graph/nodes" if version == "0.5.0" else "graph"
 
     @by_words
     def family(self, mode: str, step: str) -> str:
-        """Mode and step of each row."""
+        """Name the family of a row by mode and step."""
         return f"exchange.{mode}.{step}"
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
@@ -347,17 +349,17 @@ class ExpertExchanges(TableKind[DeviceFigures]):
         return FitPlan(TokenExchangeParameters(), per_stack=("launch",), fixed=(*nodes, *unseen), starts=2, prior=0.2)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """No FLOP; the bytes that a rank sends."""
+        """Count the bytes that a rank sends, and no FLOP."""
         return np.zeros(len(frame)), _sent(frame)["inside"] + _sent(frame)["across"]
 
     def ideal_time(self, frame: pd.DataFrame, figures: DeviceFigures) -> Array:
-        """Seconds at the datasheet's bandwidth of links and NIC."""
+        """Compute the seconds of the bytes at the datasheet's bandwidth of links and NIC."""
         sent, links = _sent(frame), _links(figures.name)
         wire = np.maximum(sent["linked"] / links.link_bandwidth, sent["across"] / links.nic_bandwidth)
         return np.maximum(wire, np.finfo(np.float64).tiny)
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: TokenExchangeParameters) -> Array:
-        """Seconds of rows of one device, mode and step."""
+        """Predict the seconds of rows of one device, mode and step."""
         copying = np.where(
             text(frame, "step") == "dispatch",
             number(frame, "dispatch_sms", MULTIPROCESSORS), number(frame, "combine_sms", MULTIPROCESSORS),
@@ -378,7 +380,7 @@ def _nodes(frame: pd.DataFrame) -> Array:
 
 
 def _sent(frame: pd.DataFrame) -> dict[str, Array]:
-    """Bytes of a rank by where they go: nothing where counts are exchanged before."""
+    """Count the bytes that a rank sends by destination; none where counts are exchanged before."""
     step = text(frame, "step").to_numpy(dtype=object)
     stated = (
         text(frame, "wire" if "wire" in frame.columns else "dtype")

@@ -98,7 +98,8 @@ class _Cluster:
         return max(1.0, self.gpus / self.per_node)
 
     def seconds(self, message: Message) -> float:
-        """A ring through the nodes' links, or all-to-all of which all but a node's own part leaves it."""
+        """Compute the time of a ring over the nodes' links, or of an all-to-all in which only a node's own part stays
+        inside."""
         payload = float(np.asarray(message.payload))
         if self.gpus <= 1:
             return 0.0
@@ -111,13 +112,13 @@ class _Cluster:
         return max(inner, leaving * payload / self.link) + steps * self.step
 
     def coding(self, coding: Coding) -> float:
-        """Seconds of the passes of coding, with calls for single tensors."""
+        """Compute the time of the passes of coding, with a call for each tensor where tensors are coded one by one."""
         call = load_software("pytorch-eager").gradients.compression_call
         return float(coding.bytes) / self.memory + float(coding.tensor_calls) * call
 
 
 class CompressionSteps(QuantityTable):
-    """One run a row; its quantity is that of the measured column that is filled."""
+    """Table of runs with compressed gradients, one per row; the measured value is in the column that is filled."""
 
     name = "compression"
     header = frozenset({"compressor", "gpus", "gpus_per_node", "link_bytes_per_s", "speedup_over_1", "tflops_per_gpu"})
@@ -130,13 +131,13 @@ class CompressionSteps(QuantityTable):
     measured_columns = tuple(MEASURED)
 
     def measured(self, frame: pd.DataFrame) -> Array:
-        """The first filled column of `MEASURED`, in SI."""
+        """Return the first filled column of `MEASURED`, in SI units."""
         stated = [(text(frame, name) != "").to_numpy() for name in MEASURED]
         values = [number_or_nan(frame, name) * unit for name, unit in MEASURED.items()]
         return np.asarray(np.select(stated, values, np.nan), dtype=np.float64)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Row by row; runs on several nodes compute as the dense run of their family on one node does."""
+        """Predict row by row; runs on several nodes compute as the dense run of their family on one node does."""
         known: dict[tuple[str, ...], float] = {}
         for row in row_dicts(frame):
             if row["compressor"] == "none":
@@ -146,11 +147,11 @@ class CompressionSteps(QuantityTable):
         return super().predict(frame)
 
     def system(self, row: Row) -> System:
-        """A system of one GPU of the row's device."""
+        """Return a system of one GPU of the row's device."""
         return load_system(str(row["device"]))
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """The prediction of the figure that the row states."""
+        """Predict the quantity that the row states."""
         cluster = _Cluster.of(row)
         if filled(row, "tflops_per_gpu"):
             return _sharded(row)
@@ -167,7 +168,7 @@ class CompressionSteps(QuantityTable):
         return Step(value, value / 1.4, value * 1.4, value, str(row["device"]), "stated links and a predicted step")
 
     def _compute(self, row: Row) -> float:
-        """Seconds of a step on one GPU, predicted."""
+        """Predict the time of a step on one GPU [s]."""
         named = (str(row["model_slug"]), {}) if filled(row, "model_slug") else NETWORKS.get(str(row["model"]))
         if named is None:
             raise SpecError(f"model {row['model']!r} is not in the catalog")
@@ -180,13 +181,13 @@ class CompressionSteps(QuantityTable):
 
 
 def _family(row: Row) -> tuple[str, ...]:
-    """The columns shared by rows whose one-node run gives the seconds of computation."""
+    """Return the columns that rows share whose compute time comes from one single-node run."""
     return tuple(str(row.get(name)) for name in ("source", "model", "batch_per_gpu", "link_bytes_per_s"))
 
 
 def _computed(row: Row) -> dict[tuple[str, ...], float]:
-    """Seconds of a step less its exchange, of a run on one node that states its step; of a run that states its rate
-    alone, less what the backward pass does not hide of it."""
+    """Return the compute time of a single-node run by family: its step less its exchange; where only a rate is stated,
+    less the part of the exchange that the backward pass does not hide."""
     if filled(row, "step_s") and row["gpus"] == row["gpus_per_node"]:
         return {_family(row): float(row["step_s"]) - _seconds(row, _Cluster.of(row), 0.0)}
     if filled(row, "samples_per_s") and not filled(row, "step_s"):
@@ -197,7 +198,7 @@ def _computed(row: Row) -> dict[tuple[str, ...], float]:
 
 
 def _matrices(row: Row) -> float:
-    """Tensors of two dims and more: those that are compressed; vectors are not."""
+    """Count the tensors of two dims or more: they are compressed, vectors are not."""
     if not filled(row, "model_slug"):
         return 1.0
     run = Run(gpus=1, batch=1, forward_only=True)
@@ -213,7 +214,7 @@ def _matrices(row: Row) -> float:
 
 
 def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
-    """Seconds of a step: the exchange hides beside the backward pass where the software has hooks, coding does not."""
+    """Predict the step time: exchange overlaps the backward pass where the software has hooks, coding does not."""
     gradient = SummedGradient(
         elements=_positive(row, "parameters"), tensors=1.0,
         matrices=_matrices(row) if str(row["compressor"]).startswith("dgc") else 1.0,
@@ -237,8 +238,8 @@ def _dtype(row: Row) -> str:
 
 
 def _sharded(row: Row) -> Step:
-    """Model FLOP/s of a GPU of a language model whose parameters are sharded over all, with or without ZeRO++: those of
-    the predicted step, its activations computed again (DeepSpeed's example scripts)."""
+    """Predict the model FLOP/s of a GPU for a language model with fully sharded parameters, with or without ZeRO++.
+    Activations are recomputed, as in DeepSpeed's example scripts."""
     method = None if str(row["compressor"]) == "none" else str(row["compressor"])
     tokens, model = whole_cell(row, "tokens_per_gpu"), load_model("gpt2")
     parameters = _positive(row, "parameters")
@@ -264,7 +265,7 @@ def counted_flops(parameters: float, tokens: int) -> float:
 
 
 def _positive(row: Row, key: str) -> float:
-    """A cell above zero; SpecError where it is none."""
+    """Read a cell as a number above zero; raise SpecError where it is none."""
     try:
         value = float(row[key])
     except (TypeError, ValueError):
@@ -275,14 +276,14 @@ def _positive(row: Row, key: str) -> float:
 
 
 def _stack(parameters: float, tokens: int) -> dict[str, int]:
-    """Sizes of a GPT of so many parameters: 12 width² in each of width / `WIDTH_OF_A_LAYER` layers."""
+    """Choose the sizes of a GPT of so many parameters: 12 width² in each of width / `WIDTH_OF_A_LAYER` layers."""
     width = HEAD * max(1, round((WIDTH_OF_A_LAYER * parameters / 12.0) ** (1.0 / 3.0) / HEAD))
     layers = max(1, round(parameters / (12.0 * width**2)))
     return {"hidden": width, "layers": layers, "heads": width // HEAD, "seq": tokens, "positions": tokens}
 
 
 def _sharded_system(row: Row) -> System:
-    """The catalog's node of so many GPUs, with the links of the row between nodes."""
+    """Return the catalog's node of so many GPUs, with the links that the row states between nodes."""
     node_size = whole_cell(row, "gpus_per_node")
     if node_size not in NODES:
         raise SpecError(f"gpus_per_node {node_size}: no system of the catalog; known are {', '.join(map(str, NODES))}")

@@ -74,13 +74,13 @@ class ConsistencySteps(QuantityTable):
     measured_columns = ("updates_per_s", "step_s")
 
     def measured(self, frame: pd.DataFrame) -> Array:
-        """Seconds of a step; of asynchronous rows seconds between updates, where their rate is stated."""
+        """Return the seconds of a step; for asynchronous rows those between updates, where their rate is stated."""
         steps, rates = (number_or_nan(frame, name) for name in ("step_s", "updates_per_s"))
         by_rate = ((text(frame, "consistency") == "async") & (text(frame, "updates_per_s") != "")).to_numpy()
         return np.where(by_rate, 1.0 / np.where(rates > 0, rates, np.nan), steps)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Row by row; workers of several kinds take their steps from the rows of one kind."""
+        """Predict row by row; workers of several kinds take their steps from the rows of one kind."""
         steps = number_or_nan(frame, "one_worker_step_s")
         models, devices = (text(frame, "model"), text(frame, "device"))
         known = np.isfinite(steps) & (devices != "").to_numpy()
@@ -92,7 +92,7 @@ class ConsistencySteps(QuantityTable):
         return load_system(find_device(str(row["device"])).name)
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Seconds of a step under the row's model."""
+        """Predict the step time under the row's consistency model."""
         if filled(row, "worker_devices"):
             seconds = self._mixed(row)
             return _step(seconds, seconds, "workers of several kinds")
@@ -126,7 +126,7 @@ class ConsistencySteps(QuantityTable):
         return replace(work, all_reduce=exchange, hidden=hidden, neighbour=neighbour)
 
     def _compute(self, row: Row) -> float:
-        """A worker's step without exchange: stated, or predicted where the network is in the catalog."""
+        """Return a worker's step without exchange: as stated, or predicted where the network is in the catalog."""
         for column in ("one_worker_step_s", "compute_s"):
             if filled(row, column):
                 return _number(row, column)
@@ -136,7 +136,7 @@ class ConsistencySteps(QuantityTable):
         return predict(load_model(str(row["model_slug"])), self.system(row), run).step_time
 
     def _mixed(self, row: Row) -> float:
-        """Seconds between updates of workers of several kinds around one server."""
+        """Predict the seconds between updates of workers of several kinds around one server."""
         kinds = re.findall(r"(\d+) x ([\w-]+)", str(row["worker_devices"]))
         payload, tensors = 4.0 * _number(row, "parameters"), _number(row, "tensors")
         service = float(service_time(payload, tensors, CLOUD_SERVER))
@@ -149,7 +149,7 @@ class ConsistencySteps(QuantityTable):
 
 
 def _step(seconds: float, ideal: float, subject: str) -> Step:
-    """With an interval of the errors that these forms had on rows that were not fitted: 9 of 10 within 20 %."""
+    """Return a result with the interval of errors on rows that were not fitted: 9 of 10 were within 20 %."""
     return Step(seconds, seconds / 1.2, seconds * 1.2, ideal, subject, "one worker's step and the stated link")
 
 
@@ -158,7 +158,7 @@ def _asynchronous(row: Row) -> bool:
 
 
 def _model_name(row: Row) -> str:
-    """The row's model, with local steps as they were really synchronised in the measured window."""
+    """Name the row's consistency model, with the local steps that were really made in the measured window."""
     stated = str(row["consistency"])
     name, _, _ = stated.partition(":")
     if name in ("local", "diloco") and filled(row, "steps_measured") and filled(row, "synchronisations"):
@@ -185,7 +185,7 @@ def _hop_seconds(row: Row) -> float:
 
 
 def _node_rate(row: Row) -> float:
-    """Bandwidth that one node achieves over its link [byte/s]."""
+    """Return the bandwidth that one node achieves over its link [byte/s]."""
     stated = _number(row, "link_bytes_per_s")
     if _transport(row) == "rdma":
         return RDMA_SHARE * stated
@@ -196,7 +196,7 @@ def _node_rate(row: Row) -> float:
 
 
 def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: float) -> tuple[float, float]:
-    """Seconds of one exchange of all gradients, and how many of them a backward pass hides.
+    """Compute the time of one exchange of all gradients, and the part that a backward pass hides.
 
     A ring sends 2 (P − 1) / P of the payload through each node's link, a server on each node twice the payload; inside
     a node the ring goes over NVLink or, without peer-to-peer, through host memory. Called once a tensor, or a bucket
@@ -224,7 +224,7 @@ def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: f
 
 
 def _round_trips(row: Row) -> float:
-    """Mean seconds that workers of a row wait for messages to a server in another region (in the east)."""
+    """Compute the mean time for which workers wait for messages to a server in another region (in the east)."""
     places = re.findall(r"(\d+) (\w+)", str(row.get("worker_regions") or ""))
     counts = [(int(count), REGION_SECONDS.get(place, 0.0)) for count, place in places]
     total = sum(count for count, _ in counts)
@@ -232,7 +232,7 @@ def _round_trips(row: Row) -> float:
 
 
 def _neighbour_seconds(row: Row, workers: float, payload: float) -> float:
-    """Seconds in which a worker sends its parameters to its peer of a step.
+    """Compute the time in which a worker sends its parameters to its peer of a step.
 
     One worker of a node at a time has its peer on another node, the others on their own: BlueFog's benchmark takes
     inner-outer graphs on several nodes (topology_util, by memory), and eight messages at once would take longer over

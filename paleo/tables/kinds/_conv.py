@@ -50,7 +50,7 @@ SCATTER = "fp16 data gradient with stride on ordinary cores: the library falls b
 
 
 class ConvolutionTable(TableKind[DeviceFigures]):
-    """One convolution kernel call a row; the library's algorithm is not read but predicted."""
+    """Table of convolution kernel calls, one per row; the library's algorithm is not read but predicted."""
 
     name = "conv"
     header = frozenset({"source", "device", "dtype", "n", "c", "h", "w", "k", "r", "s", "direction", "time_us"})
@@ -66,7 +66,8 @@ class ConvolutionTable(TableKind[DeviceFigures]):
     host_parameters = ("launch",)
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """An unknown dtype or direction, no peak on the device, an empty output, or a fallback kernel."""
+        """Return why rows are refused: unknown dtype or direction, no peak on the device, an empty output, or a
+        fallback kernel."""
         dtypes = frozenset(ELEMENT_BYTES)
         out = by_arithmetic(frame, self.compute(frame), lambda *columns: unpriced_reason(*columns, dtypes))
         direction = text(frame, "direction")
@@ -83,31 +84,34 @@ class ConvolutionTable(TableKind[DeviceFigures]):
         return out.mask((out == "") & small, "an extent is below 1, or the filter exceeds the padded image")
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """eager or back-to-back, by source."""
+        """Name how each row was timed: eager or back-to-back, by source."""
         return timing_keys(frame, text(frame, "source").map(lambda source: STACKS.get(source, "back-to-back")))
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """conv.int8 for integers; conv.tensor on tensor cores; conv.half for halves without; else conv.vector."""
+        """Name the family: conv.int8 for integers, conv.tensor on tensor cores, conv.half for halves without; else
+        conv.vector."""
         return by_arithmetic(frame, self.compute(frame), _family)
 
     def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""
+        """Return the arithmetic that the row states; DeepBench's fp16 without a word is half precision on ordinary
+        cores."""
         return compute_unit_of(frame)
 
     def starts(self, family: str, figures: DeviceFigures) -> Sequence[ConvolutionParameters]:
-        """The defaults, with the energy of the architecture."""
+        """Return the start of a fit: the defaults, with the energy of the architecture."""
         default = ConvolutionParameters()
         energy = ENERGY.get(figures.architecture, default.energy_per_flop)
         energy = energy / INTEGER_LANES if family == "conv.int8" else energy
         return (dataclasses.replace(default, energy_per_flop=energy),)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """FLOP of the direct method, and each tensor once."""
+        """Count the FLOP of the direct method, and the bytes of each tensor once."""
         shape = table_shape(frame)
         return shape.flops, shape.elements * element_bytes(frame)
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: ConvolutionParameters) -> Array:
-        """Seconds of rows of one device, dtype, family and stack, by the fastest algorithm that the library has."""
+        """Predict the seconds of rows of one device, dtype, family and stack, by the fastest algorithm that the library
+        has."""
         costs = algorithm_costs(
             table_shape(frame), device=figures, parameters=parameters,
             element_bytes=element_bytes(frame), library=library_version(text(frame, "library")),
@@ -193,7 +197,7 @@ STREAM_SHARE: Mapping[str, float] = {"GDDR": 0.76, "HBM": 0.88}
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """What a framework computes convolutions with: algorithms, library version, and calls of one image each."""
+    """Convolutions of a framework: algorithms, library version, and calls of one image each."""
 
     algorithms: Collection[str]
     library: float = OWN_KERNELS
@@ -226,16 +230,17 @@ class CnnLayersTable(TableKind[DeviceFigures]):
     measured_unit = MILLISECOND
 
     def measured(self, frame: pd.DataFrame) -> Array:
-        """Seconds of forward and backward together; nan unless above zero."""
+        """Return the seconds of forward and backward together; nan unless above zero."""
         total = number(frame, "forward_ms", 0.0) + number(frame, "backward_ms", 0.0)
         return np.where(total > 0, total, np.nan) * MILLISECOND
 
     def figures(self, subject: str, dtype: str, compute: str) -> DeviceFigures:
-        """All rows are fp32."""
+        """Return the device's figures for fp32, in which all rows are."""
         return figures(find_device(subject), "fp32")
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Layers without work, unknown types, shapes or frameworks, and what is not fp32."""
+        """Return why rows are refused: layers without work, unknown types, shapes or frameworks, or another format than
+        fp32."""
         kind = text(frame, "layer_type")
         out = pd.Series("", index=frame.index, dtype=object)
         out = out.mask(
@@ -251,15 +256,15 @@ class CnnLayersTable(TableKind[DeviceFigures]):
         return out.mask((out == "") & (text(frame, "dtype", "fp32") != "fp32"), "only fp32 is modelled")
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Every row is a loop of one layer, launched back to back."""
+        """Return back-to-back: every row is a loop of one layer."""
         return pd.Series("back-to-back", index=frame.index, dtype=object)
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """conv.vector for all rows: its bandwidth share prices the memory-bound layers too."""
+        """Return conv.vector for all rows: its bandwidth share prices the memory-bound layers too."""
         return pd.Series("conv.vector", index=frame.index, dtype=object)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """FLOP of forward and both gradients by the direct method; tensors once for each of them."""
+        """Count the FLOP of forward and both gradients by the direct method, and tensors once for each of them."""
         products = text(frame, "layer_type").isin(CONVOLUTIONS).to_numpy()
         shape = layer_shape(frame, Direction.FORWARD)
         forward, backward = _moved(frame)
@@ -267,7 +272,7 @@ class CnnLayersTable(TableKind[DeviceFigures]):
         return np.where(products, 3.0 * shape.flops, 0.0), moved * element_bytes(frame)
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: ConvolutionParameters) -> Array:
-        """Seconds of forward and backward of rows of one device."""
+        """Predict the seconds of forward and backward of rows of one device."""
         forward, backward = _moved(frame)
         rate = STREAM_SHARE["GDDR" if figures.memory_kind.startswith("GDDR") else "HBM"] * figures.memory_bandwidth
         seconds = (forward + backward) * element_bytes(frame) / rate
@@ -325,13 +330,13 @@ def layer_shape(frame: pd.DataFrame, direction: Direction, calls: Array | float 
 
 
 def _extents(frame: pd.DataFrame, column: str) -> Array:
-    """N, C, H, W of a shape column such as 128x3x224x224; H = W = 1 where they are absent, nan where it is no shape."""
+    """Read N, C, H, W of a shape such as 128x3x224x224; H = W = 1 where they are absent, nan where it is no shape."""
     sizes = text(frame, column).str.extract(r"^(\d+)x(\d+)(?:x(\d+)x(\d+))?$")
     return np.asarray(sizes.apply(pd.to_numeric).fillna({2: 1.0, 3: 1.0}), dtype=np.float64)
 
 
 def _moved(frame: pd.DataFrame) -> tuple[Array, Array]:
-    """Elements that forward and backward of a layer without products read and write.
+    """Count the elements that forward and backward of a layer without products read and write.
 
     ReLU: input to output; input and output gradient to input gradient. Concat: a copy each way. Pooling forward reads
     each row of a window anew (kernel / stride) and writes output and the winner's place; backward looks up gradient

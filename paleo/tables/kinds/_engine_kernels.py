@@ -74,8 +74,8 @@ class NarrowProducts(CapturedKernels):
 
     @by_words
     def stack(self, library: str, version: str, dtype: str, scaling: str) -> str:
-        """vLLM from release 0.20 on, and its builds between releases, issue products with block scales one by one;
-        TensorRT-LLM's first DeepGEMM has a slow pass of quantisation."""
+        """Name the variant of a library. vLLM from release 0.20 on, and its builds between releases, issue products
+        with block scales one by one; TensorRT-LLM's first DeepGEMM has a slow quantisation pass."""
         release = [int(part) for part in version.split(".")[:2] if part.isdigit()]
         if library == "vllm" and dtype == "fp8" and (release >= [0, 20] or "dev" in version):
             return "eager"
@@ -84,18 +84,18 @@ class NarrowProducts(CapturedKernels):
 
     @by_words
     def family(self, library: str, scaling: str, dtype: str) -> str:
-        """Library, format and size of the blocks that share a scale."""
+        """Name the family by library, format and size of the blocks that share a scale."""
         blocks = "tensor" if scaling.startswith("tensor") else "block"
         return f"narrow.{blocks}{dtype.removeprefix('fp')}.{'vllm' if library == 'vllm' else 'trtllm'}"
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """2 m n k FLOP, and each operand once."""
+        """Count 2 m n k FLOP, and the bytes of each operand once."""
         m, n, k = (number(frame, name) for name in self.configuration)
         element = _element_bytes(frame)
         return 2.0 * m * n * k, (m + n) * k * element + 2.0 * m * n
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: TileParameters) -> Array:
-        """Seconds of rows of one device, format, family and stack."""
+        """Predict the seconds of rows of one device, format, family and stack."""
         m, n, k = (number(frame, name) for name in self.configuration)
         element = ELEMENT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 1.0
         return narrow_product_time(m=m, n=n, k=k, element_bytes=element, device=figures, parameters=parameters)
@@ -123,7 +123,8 @@ class Experts(CapturedKernels):
 
     @by_words
     def family(self, library: str, kernel_source: str, scaling: str, dtype: str) -> str:
-        """Kernel and scaling: Triton's of each engine, CUTLASS by TensorRT-LLM or FlashInfer, and others."""
+        """Name the family by kernel and scaling: Triton's of each engine, CUTLASS by TensorRT-LLM or FlashInfer, and
+        others."""
         words = ("triton", "cutedsl", "deepgemm", "flashinfer_cutlass", "cutlass", "trtllm", "min_latency")
         word = next((word for word in words if word in kernel_source), "cutlass")
         if word == "triton" or kernel_source.endswith("fused_moe"):
@@ -133,7 +134,8 @@ class Experts(CapturedKernels):
         return f"experts.{word}.{blocks + dtype[2:] if dtype.startswith('fp') and dtype != 'fp16' else 'bf16'}"
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """FLOP of both products of the rank's share of tokens; its experts' weights once, its tokens twice."""
+        """Count the FLOP of both products of the rank's tokens, and the bytes of its experts' weights once and its
+        tokens twice."""
         tokens, hidden, inner, top_k, experts, tp, ep = (number(frame, name) for name in self.configuration)
         weights = (2.0 + _gated(frame)) * hidden * inner / tp
         rows = tokens * top_k / ep
@@ -141,7 +143,7 @@ class Experts(CapturedKernels):
         return 2.0 * rows * weights, weights_read + 4.0 * rows * hidden
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: TileParameters) -> Array:
-        """Seconds of rows of one device, format, family and stack."""
+        """Predict the seconds of rows of one device, format, family and stack."""
         tokens, hidden, inner, top_k, experts, tp, ep = (number(frame, name) for name in self.configuration)
         law = text(frame, "distribution").str.extract(r"power_law_([\d.]+)")[0].astype(float).fillna(0.0)
         exponent = np.asarray(law, np.float64)
@@ -174,13 +176,14 @@ class LatentAttentionTable(CapturedKernels):
 
     @by_words
     def family(self, library: str, phase: str, kv_dtype: str) -> str:
-        """Library, phase and bits of the cache."""
+        """Name the family by library, phase and bits of the cache."""
         kernel = library if library in ("sglang", "vllm") else "trtllm"
         return f"latent.{kernel}.{'token' if phase == 'generation' else 'prompt'}{8 if kv_dtype == 'fp8' else 16}"
 
     @by_words
     def stack(self, library: str, version: str, phase: str) -> str:
-        """TensorRT-LLM 1.2 passes over a token's queries once more, SGLang before 0.5.14 over those of prompts."""
+        """Name the variant of a library: TensorRT-LLM 1.2 passes once more over a token's queries, SGLang before 0.5.14
+        over those of prompts."""
         release = tuple(int(part) for part in version.split(".") if part.isdigit())
         tokens_again = (library, phase) == ("trtllm", "generation") and release[:2] == (1, 2)
         prompts_again = (library, phase) == ("sglang", "context") and release < (0, 5, 14)
@@ -195,14 +198,14 @@ class LatentAttentionTable(CapturedKernels):
         return FitPlan(start, alternatives=starts, per_stack=("launch", "staging"), fixed=fixed, starts=1, prior=0.2)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """FLOP with whole keys, causal for prompts; queries, keys and values once."""
+        """Count the FLOP over whole keys, causal for prompts, and the bytes of queries, keys and values once."""
         heads, batch, queries, keys = (number(frame, name) for name in self.configuration)
         seen = np.where(text(frame, "phase") == "generation", keys, keys - queries / 2.0)
         flop = 2.0 * batch * heads * queries * seen * (QUERY + VALUE)
         return flop, 2.0 * batch * (heads * queries * (QUERY + VALUE) + keys * LATENT)
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: LatentParameters) -> Array:
-        """Seconds of rows of one device, format, family and stack."""
+        """Predict the seconds of rows of one device, format, family and stack."""
         heads, batch, queries, keys = (number(frame, name) for name in self.configuration)
         return latent_attention_time(
             heads=heads, batch=batch, queries=queries, keys=keys,
@@ -214,12 +217,13 @@ class LatentAttentionTable(CapturedKernels):
 
 
 def _gathers(library: str, version: str) -> float:
-    """Whether a release is timed with all visits on one rank where they are so few that all loads round to none."""
+    """Return 1 if a release is timed with all visits on one rank where they are so few that all loads round to
+    none."""
     return float(library == "trtllm" or version in _GATHERING.get(library, ()))
 
 
 def _gated(frame: pd.DataFrame) -> Array:
-    """1 where experts have a gate; the usual case where a table does not say."""
+    """Return 1 where experts have a gate, which is assumed where a table does not say."""
     return number(frame, "gated", 1.0)
 
 

@@ -121,22 +121,24 @@ class GemmTable(TableKind[DeviceFigures]):
 
     @by_words
     def unsupported(self, device: str, dtype: str, compute: str, source: str) -> str:
-        """No formula for the dtype, or no peak of it on the device."""
+        """Return why rows are refused: no formula for the dtype, or no peak of it on the device."""
         return unpriced_reason(device, dtype, _unit(dtype, compute, source), frozenset(OPERAND_BYTES))
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """graph, kernel, eager, eager/linear or back-to-back, by source; a linear layer costs the host more."""
+        """Name how each row was timed, by source: graph, kernel, eager, eager/linear (costs the host more) or back-to-
+        back."""
         columns = ("source", "timing", "library")
         linear, batched = (map_words(frame, columns, partial(_stack, batched=many)) for many in (False, True))
         return pd.Series(np.where(number(frame, "batch") > 1, batched, linear), index=frame.index, dtype=object)
 
     @by_words
     def family(self, device: str, dtype: str, compute: str, source: str) -> str:
-        """gemm.fp8, gemm.fp4, gemm.int8, gemm.tensor or gemm.simt, by format and the unit that the rows run on."""
+        """Name the family, gemm.fp8, .fp4, .int8, .tensor or .simt, by format and the unit that the rows run on."""
         return _family(device, dtype, _unit(dtype, compute, source))
 
     def starts(self, family: str, figures: DeviceFigures) -> Sequence[GemmParameters]:
-        """Energy by process, tile by library generation; for ordinary cores the tile sizes of all generations."""
+        """Return starts of a fit: energy by process, tile by library; for ordinary cores the tile sizes of all
+        generations."""
         energies, tile = energy(figures), SMALLEST_TILE.get(figures.architecture, TILES[2])
         share = surviving_share(figures)
         if family == "gemm.tensor":
@@ -156,7 +158,8 @@ class GemmTable(TableKind[DeviceFigures]):
         return (first, *(dataclasses.replace(first, least_tile=other) for other in TILES if other != tile))
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
-        """Rows of DeepBench are few: they set out from the silicon of a device with many, and stay near it."""
+        """Plan a fit. DeepBench has few rows a device: they start from the silicon of a device with many, and stay near
+        it."""
         first, *other_starts = self.starts(family, figures)
         alike = ALIKE_ON_TENSOR_CORES if figures.tensor_cores else ALIKE_ON_ORDINARY_CORES
         teacher = TEACHERS.get((figures.architecture, family))
@@ -176,17 +179,19 @@ class GemmTable(TableKind[DeviceFigures]):
 
     @by_words
     def compute(self, dtype: str, compute: str, source: str) -> str:
-        """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""
+        """Return the arithmetic that the row states; DeepBench's fp16 without a word is half precision on ordinary
+        cores."""
         return _unit(dtype, compute, source)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """2 m n k batch FLOP, and each operand once."""
+        """Count 2 m n k batch FLOP, and the bytes of each operand once."""
         m, n, k, batch = (number(frame, name) for name in self.configuration)
         element, result = _bytes(frame, OPERAND_BYTES), _bytes(frame, RESULT_BYTES)
         return 2.0 * m * n * k * batch, batch * ((m * k + k * n) * element + m * n * result)
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: GemmParameters) -> Array:
-        """Seconds of rows of one device, dtype, family and stack; fp8 rows include quantising the activations."""
+        """Predict the seconds of rows of one device, dtype, family and stack; fp8 rows include quantising the
+        activations."""
         if frame.empty:
             return np.zeros(0)
         stack, dtype = str(self.stack(frame.iloc[:1]).iloc[0]), str(frame["dtype"].iloc[0]).strip()
@@ -231,7 +236,7 @@ def _family(device: str, dtype: str, compute: str) -> str:
 
 
 def _weight_copies(stack: str, weight_bytes: Array, l2_bytes: float) -> Array:
-    """B matrices [of weight_bytes each] that take turns in a stack's harness."""
+    """Count the B matrices [of weight_bytes each] that take turns in a stack's harness."""
     if stack == "graph":
         return np.clip(np.ceil(l2_bytes / weight_bytes), 1.0, MOST_COPIES)
     return np.full(weight_bytes.shape, WEIGHT_COPIES.get(stack, 1.0))
@@ -265,7 +270,7 @@ DIRECTIONS: Mapping[str, RnnDirection] = {
 
 
 class RnnTable(TableKind[DeviceFigures]):
-    """One layer over ``timesteps`` steps a row."""
+    """Table of recurrent layers over ``timesteps`` steps, one per row."""
 
     name = "rnn"
     header = frozenset({"source", "device", "dtype", "cell", "hidden", "batch", "timesteps", "direction", "time_us"})
@@ -280,7 +285,8 @@ class RnnTable(TableKind[DeviceFigures]):
     host_parameters = ("launch", "step", "ramp")
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """An unknown dtype, cell or direction, no peak on the device, or an extent below 1."""
+        """Return why rows are refused: an unknown dtype, cell or direction, no peak on the device, or an extent below
+        1."""
         dtypes = frozenset(ELEMENT_BYTES)
         out = by_arithmetic(frame, self.compute(frame), lambda *columns: unpriced_reason(*columns, dtypes))
         for column, known in (("cell", list(GATES)), ("direction", list(DIRECTIONS))):
@@ -289,19 +295,21 @@ class RnnTable(TableKind[DeviceFigures]):
         return out.mask((out == "") & small, "an extent is below 1")
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """All known rows launch back to back."""
+        """Return back-to-back, as all known rows were launched."""
         return timing_keys(frame, pd.Series("back-to-back", index=frame.index, dtype=object))
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """rnn.tensor on tensor cores; rnn.half for half-precision storage without them; else rnn.vector."""
+        """Name the family: rnn.tensor on tensor cores, rnn.half for half-precision storage without them; else
+        rnn.vector."""
         return by_arithmetic(frame, self.compute(frame), _rnn_family)
 
     def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """As the row says; DeepBench fp16 that says nothing is half-precision arithmetic on ordinary cores."""
+        """Return the arithmetic that the row states; DeepBench's fp16 without a word is half precision on ordinary
+        cores."""
         return compute_unit_of(frame)
 
     def starts(self, family: str, figures: DeviceFigures) -> Sequence[RnnParameters]:
-        """The defaults, and a kernel that hides little of its latency."""
+        """Return the starts of a fit: the defaults, and a kernel that hides little of its latency."""
         return (RnnParameters(), RnnParameters(depth_cycles=150.0))
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
@@ -325,7 +333,7 @@ class RnnTable(TableKind[DeviceFigures]):
 
 
 def _products(figures: DeviceFigures) -> GemmParameters:
-    """The device's calibration of plain products, measured or inherited."""
+    """Return the device's calibration of plain products, measured or inherited."""
     return lookup(
         GemmParameters,
         subject=figures.name,

@@ -40,7 +40,7 @@ def loss_of_row(row: Row) -> tuple[float, float, str]:
 
 
 class Losses(QuantityTable):
-    """One training run a row; the measured quantity is its final loss in nats a token."""
+    """Table of training runs, one per row; the measured value is the final loss in nats per token."""
 
     name = "learning"
     header = frozenset({"parameters", "tokens", "loss_nats"})
@@ -63,7 +63,7 @@ LEARNED = 0.1
 
 
 class StaleRuns(QuantityTable):
-    """One run a row; the measured quantity is its final accuracy."""
+    """Table of asynchronous training runs, one per row; the measured value is the final accuracy."""
 
     name = "staleness_accuracy"
     header = frozenset({"consistency", "workers", "servers", "steps", "final_accuracy"})
@@ -95,7 +95,8 @@ POINT = ["benchmark", "global_batch_size", "samples_mean"]
 
 
 class ConvergencePoints(QuantityTable):
-    """One reference point a row; the measured quantity is the mean of its samples to the target."""
+    """Table of reference convergence points, one per row; the measured value is the mean number of samples to the
+    target."""
 
     name = "convergence"
     header = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})

@@ -36,7 +36,8 @@ FIRST_PROCESS = ("nanotron",)
 
 
 def reported(row: Row, prediction: Prediction) -> Footprint:
-    """The footprint that a row's figure is of: the fullest GPU's, but where it is the first process that reports."""
+    """Select the footprint that a row reports: that of the fullest GPU, or of the first process where that one
+    reports."""
     own_report = prediction.run.software in FIRST_PROCESS and "max" not in str(row.get("what", "")).lower()
     return prediction.stage_footprint(0) if own_report else prediction.memory
 
@@ -62,16 +63,16 @@ class MemoryTable(StepTable):
         return system_of(row)
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Bytes on the GPU that was looked at (`reported`) as whoever counts them does (`counted`); the baseline is
-        parameters, gradients and optimizer states alone."""
+        """Predict the bytes on the GPU that was looked at (`reported`), counted as the row's tool counts them
+        (`counted`). The baseline is parameters, gradients and optimizer states alone."""
         prediction = self._prediction(row, software)
         memory, device = reported(row, prediction), prediction.system.device.name
         size, states = counted(row, memory), memory.parameters + memory.gradients + memory.optimizer
         return Step(size, 0.8 * size, 1.25 * size, states, device, prediction.run.software)
 
     def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
-        """Reserved bytes, predicted and measured, where the notes state them beside the allocated ones (``70.88 GiB
-        reserved``)."""
+        """Return reserved bytes, predicted and measured, where the notes state them beside the allocated ones (``70.88
+        GiB reserved``)."""
         sizes = np.full((2, len(frame)), np.nan)
         for index, row in enumerate(row_dicts(frame)):
             stated = re.search(r"([\d.]+) GiB reserved", str(row.get("notes", "")))
@@ -80,11 +81,11 @@ class MemoryTable(StepTable):
         return {"reserved by the allocator": (sizes[0], sizes[1])}
 
     def memory_of(self, row: Row) -> Footprint:
-        """The memory of a row's run."""
+        """Predict the memory of a row's run."""
         return self._prediction(row, None).memory
 
     def profile(self, row: Row) -> str:
-        """The software profile of a row; rows that name none are known by their source."""
+        """Return the software profile of a row; rows that name none are known by their source."""
         return software_of({"framework": row.get("source", ""), **row}, "nanotron")
 
     def _prediction(self, row: Row, software: Software | None) -> Prediction:
@@ -94,7 +95,7 @@ class MemoryTable(StepTable):
 
 
 def _network(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
-    """The network of a row: by the columns of its sizes if present, else by its name."""
+    """Return the network of a row: by the columns of its sizes if present, else by its name."""
     if filled(row, "layers") and filled(row, "hidden"):
         return network_of(row)
     name = str(row["model"])

@@ -98,12 +98,12 @@ class ElementwiseTable(TableKind[DeviceFigures]):
         return start, ("host_overlap", "bandwidth_fraction", *(() if warmed else ("cache_fraction",)))
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
-        """The fit of 900 sampled rows at most, from the parameters and with the fixed ones of ``start``."""
+        """Plan a fit of 900 sampled rows at most, from the parameters and with the fixed ones of ``start``."""
         start, fixed = self.start(family, stack, figures)
         return FitPlan(start, fixed=fixed, training_rows=900, prior=0.15)
 
     def figures(self, subject: str, dtype: str, compute: str) -> DeviceFigures:
-        """Arithmetic is that of ordinary cores, whatever the rows store."""
+        """Return the device's figures for ordinary cores, whatever the rows store."""
         return figures(find_device(subject), "fp32")
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
@@ -169,7 +169,7 @@ def _input_dtype(frame: pd.DataFrame) -> pd.Series[str]:
 
 
 def _shape(frame: pd.DataFrame) -> tuple[Array, Array]:
-    """Rows and their length: the last extent, and the product of the others."""
+    """Return the number of rows and their length: the product of all extents but the last, and the last."""
     extents = text(frame, "shape").str.split("x")
     length = np.array(extents.str[-1], dtype=np.float64)
     total = np.array([np.prod([float(part) for part in parts]) for parts in extents], dtype=np.float64)
@@ -216,7 +216,7 @@ class Scans(TableKind[DeviceFigures]):
     host_parameters = ("launch", "host")
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """All rows are in bf16."""
+        """Add the number format of all rows, bf16."""
         return frame.assign(dtype="bf16")
 
     @by_words
@@ -228,8 +228,8 @@ class Scans(TableKind[DeviceFigures]):
 
     @by_words
     def stack(self, kernel_source: str, library: str, version: str) -> str:
-        """Graphs; builds of vLLM before 0.24 issue convolutions of prompts one by one, and what libraries of before
-        Triton's convolutions launch takes longer."""
+        """Name how each row was timed: in graphs, but builds of vLLM before 0.24 issue convolutions of prompts one by
+        one, and launches of libraries from before Triton's convolutions take longer."""
         if not kernel_source.startswith("causal_conv1d"):
             return "graph"
         tiled = _tiled(library, version)
@@ -243,7 +243,7 @@ class Scans(TableKind[DeviceFigures]):
 
     @by_words
     def family(self, kernel_source: str, library: str, version: str, phase: str) -> str:
-        """Kernel of each row."""
+        """Name the kernel of a row."""
         if not kernel_source.startswith("causal_conv1d"):
             return f"scan.{kernel_source}"
         if kernel_source.endswith("update"):
@@ -257,7 +257,7 @@ class Scans(TableKind[DeviceFigures]):
         return FitPlan(ScanParameters(), per_stack=("launch", "block"), fixed=absent, starts=3, prior=0.2)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """FLOP of chunks; tokens and states once."""
+        """Count the FLOP of chunks, and the bytes of tokens and states once."""
         batch, length, heads, keys, values = _sizes(frame)
         convolved = text(frame, "kernel_source").str.startswith("causal_conv1d").to_numpy(dtype=bool)
         moved = batch * length * _token_bytes(frame) + 2.0 * STATE * batch * heads * keys * values
@@ -266,7 +266,7 @@ class Scans(TableKind[DeviceFigures]):
         return np.where(convolved, 0.0, flops), np.where(convolved, taps, moved)
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: ScanParameters) -> Array:
-        """Seconds of rows of one device, kernel and stack."""
+        """Predict the seconds of rows of one device, kernel and stack."""
         if frame.empty:
             return np.zeros(0)
         batch, length, heads, keys, values = _sizes(frame)
@@ -286,7 +286,7 @@ class Scans(TableKind[DeviceFigures]):
 
 
 def _sizes(frame: pd.DataFrame) -> tuple[Array, Array, Array, Array, Array]:
-    """Sequences, tokens, heads of the state, its rows and columns: those of Mamba-2, or of delta rules."""
+    """Return sequences, tokens, and heads, rows and columns of the state, for Mamba-2 or for delta rules."""
     heads = _either(frame, "num_v_heads", "nheads")
     keys, values = _either(frame, "head_k_dim", "d_state"), _either(frame, "head_v_dim", "head_dim")
     return number(frame, "batch_size"), number(frame, "seq_len"), heads, keys, values
@@ -297,13 +297,14 @@ def _either(frame: pd.DataFrame, delta: str, mamba: str) -> Array:
 
 
 def _token_bytes(frame: pd.DataFrame) -> Array:
-    """Queries and keys of their groups, values and outputs of all heads."""
+    """Count the bytes of a token: queries and keys of their groups, values and outputs of all heads."""
     _, _, heads, keys, values = _sizes(frame)
     return 2.0 * ELEMENT * (_either(frame, "num_k_heads", "n_groups") * keys + heads * values)
 
 
 def _channels(frame: pd.DataFrame) -> Array:
-    """Channels of queries, keys and values; of keys alone in rows of gated delta nets from before Triton's kernels."""
+    """Count the channels of queries, keys and values; of keys alone for gated delta nets from before Triton's
+    kernels."""
     _, _, heads, keys, values = _sizes(frame)
     groups = _either(frame, "num_k_heads", "n_groups")
     columns = ("scan", "library", "version")

@@ -121,7 +121,7 @@ def _plain(name: object) -> str:
 
 
 def _by_columns(row: Row) -> str:
-    """A family for a name that says nothing."""
+    """Choose a family by the columns of a row whose name says nothing."""
     if whole_cell(row, "n_experts", 0) > 1:
         return "mixtral-8x7b"
     if whole_cell(row, "gated_mlp", 0) > 0:
@@ -131,8 +131,9 @@ def _by_columns(row: Row) -> str:
 
 
 def _size(row: Row, column: str, parameter: str, model: ModelSpec) -> Sizes:
-    """One size of the row; where it is not stated, key heads are as many as heads, and what the family computes from
-    other sizes stays so. The width of dense layers, where it is stated for a mixture, is not that of its experts."""
+    """Return one size of the row. Where it is not stated, key heads are as many as heads, and what the family computes
+    from other sizes stays so. The width of dense layers, where it is stated for a mixture, is not that of its experts.
+    """
     if column == "kv_heads":
         return {parameter: whole_cell(row, column, whole_cell(row, "heads"))}
     if not filled(row, column) and str(model.params[parameter]).startswith("="):
@@ -149,16 +150,16 @@ def _noted(row: Row, model: ModelSpec) -> Sizes:
 
 
 def _habits(name: str, family: str, sizes: Sizes) -> Sizes:
-    """Parameters that a family's training fixes: BERT is asked for every word, positions reach as far as sequences,
-    MPT drops nothing out."""
+    """Return parameters that a family's training fixes: BERT is asked for every word, positions reach as far as
+    sequences, MPT drops nothing out."""
     habits: Sizes = {"positions": sizes["seq"]} if family in ("gpt2", "bert_large") else {}
     habits |= {"predictions": sizes["seq"]} if family == "bert_large" else {}
     return habits | ({"dropout": 0.0 if "mpt" in name else 0.1} if family == "gpt2" else {})
 
 
 def _checked(sizes: Sizes, model: ModelSpec, row: Row) -> Sizes:
-    """A stack cut short keeps its dense layers, the last one but is a mixture; SpecError for grouped heads that the
-    family does not have."""
+    """Check the sizes of a network: a shortened stack keeps its dense layers and at least one mixture. Raise SpecError
+    for grouped heads that the family does not have."""
     heads = whole_cell(row, "heads", 0)
     if "kv_heads" not in model.params and whole_cell(row, "kv_heads", heads) != heads and "kv_rank" not in model.params:
         raise SpecError(f"grouped-query attention in {model.name} is not modelled")

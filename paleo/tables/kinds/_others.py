@@ -41,7 +41,8 @@ APEX = "nvidia-apex"
 
 
 class OtherSteps(NetworkSteps):
-    """One training step a row; batches are sequences or sentences, or tokens of sentences of the model's own length."""
+    """Table of training steps, one per row; batches are sequences or sentences, or tokens of sentences of the model's
+    own length."""
 
     name = "other_iterations"
     header = frozenset({"model", "task", "device", "n_gpus", "global_batch", "batch_unit", "iteration_ms"})
@@ -52,19 +53,20 @@ class OtherSteps(NetworkSteps):
     configuration = ("source", "system", "seq_len", "dtype", "grad_accum", "software", "framework", "notes")
 
     def network_step(self, row: Row, software: Software | None = None) -> Step:
-        """The step of the row's run; SpecError for models that the catalog lacks."""
+        """Predict the step of the row's run; raise SpecError for models that the catalog lacks."""
         model, system = _model(row), self.system(row)
         return step_of_prediction(predict(model, system, self._run(row, model), software, self.calibration_of(system)))
 
     def measured(self, frame: pd.DataFrame) -> Array:
-        """Seconds of the step; where the row has a throughput in tokens alone, those of its batch over that."""
+        """Return the seconds of the step; where the row has a throughput in tokens alone, the tokens of its batch over
+        it."""
         stated, columns = super().measured(frame), ("throughput", "seq_len", "global_batch")
         rate, lengths, batch = (number_or_nan(frame, column) for column in columns)
         tokens = np.array([_tokens(row, length) for row, length in zip(row_dicts(frame), lengths, strict=True)])
         return np.where(np.isfinite(stated), stated, tokens * batch / np.where(rate > 0, rate, np.nan))
 
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
-        """A throughput says how long a step took only in tokens of a network of the catalog."""
+        """Return why a row has no step time: a rate in tokens needs a network of the catalog."""
         if filled(row, "iteration_ms"):
             return super().unmeasured(row)
         if _catalog_name(row) is None:
@@ -122,19 +124,19 @@ def _model(row: Row) -> ModelSpec:
 
 
 def _catalog_name(row: Mapping[Any, Any]) -> str | None:
-    """The network of a row by its name in the catalog; None where it has none."""
+    """Return the catalog's name of a row's network; None where it has none."""
     stated = str(row["model"]).strip().lower()
     return MODELS.get(stated) or (stated if stated in names("models") else None)
 
 
 def _profile(row: Row) -> str:
-    """The software profile of a row's run."""
+    """Return the software profile of a row's run."""
     software, example = software_of(row, APEX), str(row.get("source", "")).startswith(EXAMPLES)
     return APEX if example and software == "pytorch-eager" else software
 
 
 def _optimizer(row: Row) -> str:
-    """BERT and Transformer-XL are trained with LAMB, BERT is fine-tuned with decaying weights, as those scripts do."""
+    """Return the optimizer of the scripts: LAMB for BERT and Transformer-XL, weight decay for fine-tuned BERT."""
     if "-xl" in str(row["model"]).lower():
         return "lamb"
     if not _is_bert(row):
@@ -151,7 +153,7 @@ def _is_tuning(row: Row) -> bool:
 
 
 def _sizes(row: Row) -> dict[str, int | float | str]:
-    """Length of sequences, and no words to guess where BERT is fine-tuned."""
+    """Return the parameters of a network: the length of sequences, and no words to guess where BERT is fine-tuned."""
     stated: dict[str, int | float | str] = {"seq": whole_cell(row, "seq_len")} if filled(row, "seq_len") else {}
     if _is_bert(row) and _is_tuning(row):
         usual = FINE_TUNING.get(str(row["model"]).strip().lower(), FINE_TUNING["bert"])

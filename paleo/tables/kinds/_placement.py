@@ -69,7 +69,7 @@ class PairNetwork:
 
     @classmethod
     def of(cls, rows: pd.DataFrame) -> PairNetwork:
-        """The network that describes a table's rows."""
+        """Return the network that describes a table's rows."""
         ranks = int((rows["first_rank_a"] + rows["ranks_a"]).max())
         rates, shared = np.zeros((ranks, ranks)), np.zeros((ranks, ranks), dtype=bool)
         group = np.arange(ranks)
@@ -82,7 +82,7 @@ class PairNetwork:
         return cls(rates, group, shared)
 
     def seconds(self, source: Grid, target: Grid, size: float) -> Array:
-        """Seconds of flows of ``size`` bytes that start together, (flows,)."""
+        """Compute the seconds of flows of ``size`` bytes that start together, shape (flows,)."""
         rates, shared = self.rates[source, target], self.shared[source, target]
         out, into = self.group[source], self.group[target]
         ranks = len(self.group)
@@ -108,7 +108,7 @@ class _Pipelines:
     waits: float
 
     def step(self, network: PairNetwork, grid: Grid) -> float:
-        """Seconds of a step whose ranks lie on ``grid``, (stages, pipelines)."""
+        """Compute the step time of ranks that are placed as ``grid``, shape (stages, pipelines), says."""
         waited = np.zeros(grid.shape)
         for source, target in ((grid[:-1], grid[1:]), (grid[1:], grid[:-1])):
             seconds = network.seconds(source.ravel(), target.ravel(), self.boundary).reshape(source.shape)
@@ -118,7 +118,8 @@ class _Pipelines:
         return (self.microbatches + self.stages - 1) * passes + self.exchange(network, grid)
 
     def exchange(self, network: PairNetwork, grid: Grid) -> float:
-        """Seconds in which all stages sum their gradients at once, each by a ring in the order of its ranks."""
+        """Compute the time in which all stages sum their gradients at once, each by a ring in the order of its
+        ranks."""
         pipelines = grid.shape[1] // self.tensor
         if pipelines == 1:
             return 0.0
@@ -128,12 +129,13 @@ class _Pipelines:
 
 
 def _packed(ranks: int, shape: tuple[int, int]) -> Grid:
-    """Megatron's order: pipelines are the outermost."""
+    """Lay ranks in Megatron's order: pipelines are the outermost."""
     return np.arange(ranks).reshape(shape)
 
 
 def _scheduled(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
-    """Seconds of the better of both orders of ranks after exchanges of two that make the step shorter."""
+    """Compute the step time of the better of both orders of ranks, after swaps of two ranks that make the step
+    shorter."""
     random, ranks = np.random.default_rng(0), shape[0] * shape[1]
     starts = (_packed(ranks, shape), _packed(ranks, shape[::-1]).T.copy())
     best = min(starts, key=lambda grid: work.step(network, grid)).ravel().copy()
@@ -148,7 +150,7 @@ def _scheduled(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -
 
 
 def _random(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
-    """Mean seconds over draws."""
+    """Compute the mean step time over random placements."""
     random, ranks = np.random.default_rng(0), shape[0] * shape[1]
     draws = [random.permutation(ranks).reshape(shape) for _ in range(DRAWS)]
     return float(np.mean([work.step(network, grid) for grid in draws]))
@@ -162,7 +164,7 @@ ORDERS: Mapping[str, Callable[[PairNetwork, _Pipelines, tuple[int, int]], float]
 
 
 class PlacementSteps(QuantityTable):
-    """One training step a row."""
+    """Table of training steps under several placements of ranks, one per row."""
 
     name = "placement"
     header = frozenset({"network", "order", "pp", "tp", "dp", "micro_batch", "step_s"})
@@ -171,7 +173,7 @@ class PlacementSteps(QuantityTable):
     measured_column = "step_s"
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Row by row, on the networks of the table beside this one."""
+        """Predict row by row, on the networks of the table beside this one."""
         path = Path(str(frame.attrs.get("path", ""))).parent / NETWORKS
         described = read_table(path) if is_file(path) else pd.DataFrame({"network": []})
         self._networks = {str(name): PairNetwork.of(rows) for name, rows in described.groupby("network")}
@@ -183,7 +185,7 @@ class PlacementSteps(QuantityTable):
         return load_system(str(row["device"]))
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Seconds of the row's step."""
+        """Predict the step time of a row."""
         network, order = self._networks.get(str(row["network"])), str(row["order"])
         if network is None:
             raise SpecError(f"network {row['network']!r} is not described in a {NETWORKS} beside the table")
@@ -203,8 +205,8 @@ class PlacementSteps(QuantityTable):
 
 
 def _pipelines(row: Row, compute: float) -> _Pipelines:
-    """What the pipelines of a row send: half of an activation each of two ranks that split it, as Megatron scatters it;
-    and gradients of the first stage, which holds the embedding, too."""
+    """Count what the pipelines of a row send: of an activation half by each of the two ranks that split it, as Megatron
+    scatters it; and gradients of the first stage with the embedding."""
     stages, tensor, pipelines, micro = (whole_cell(row, name) for name in ("pp", "tp", "dp", "micro_batch"))
     hidden = whole_cell(row, "hidden")
     elements = 12.0 * hidden**2 * whole_cell(row, "layers") / stages + VOCABULARY * hidden
@@ -224,8 +226,8 @@ def _is_megatron(row: Row) -> bool:
 
 
 def _stage_seconds(row: Row, software: Software | None) -> tuple[float, float]:
-    """Seconds in which a stage computes a microbatch (forward, again and backward), which is what so many layers more
-    add to a step; and those of its model FLOP at the peak."""
+    """Compute the time in which a stage runs a microbatch (forward, recomputed and backward), as the step time that so
+    many more layers add; and that of its model FLOP at the peak."""
     layers = whole_cell(row, "layers") // whole_cell(row, "pp")
     fewer, more = (_of_layers(row, count, software) for count in (layers, 2 * layers))
     seconds = [each.step_time - each.breakdown.optimizer for each in (fewer, more)]
@@ -233,7 +235,7 @@ def _stage_seconds(row: Row, software: Software | None) -> tuple[float, float]:
 
 
 def _of_layers(row: Row, layers: int, software: Software | None) -> Prediction:
-    """A microbatch of so many layers on the ranks of one stage; PyTorch had no kernel of its own for attention then."""
+    """Predict a microbatch of so many layers on the ranks of one stage; PyTorch had no fused attention kernel then."""
     tensor, megatron, length = whole_cell(row, "tp"), _is_megatron(row), whole_cell(row, "seq_len")
     run = Run(
         gpus=tensor,
@@ -272,7 +274,7 @@ class Rails(QuantityTable):
         return load_system(str(row["system"]))
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Bytes a second of one GPU."""
+        """Predict the bytes per second of one GPU."""
         system, peers = self.system(row), str(row["peers"])
         if peers not in PEERS:
             raise SpecError(f"peers: {peers!r} is none of these; {near(peers, PEERS)}")
@@ -292,7 +294,7 @@ class Rails(QuantityTable):
 
 
 def _message_time(fabric: FabricParameters, peers: str, nodes: float, wire: float) -> float:
-    """Seconds of a message that takes ``wire`` seconds at the datasheet's rate of a GPU's NICs."""
+    """Compute the time of a message that takes ``wire`` seconds at the datasheet's rate of a GPU's NICs."""
     if peers == "rail-aligned":
         return wire / fabric.send_fraction
     share = fabric.exchange_fraction * nodes**-fabric.congestion

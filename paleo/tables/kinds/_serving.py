@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paleo.tables.base import Predictions
 
 #: Networks of the catalog by other names in tables.
-MODELS = {"deepseek-r1": "deepseek_v3", "deepseek-v3": "deepseek_v3"}
+MODELS = {"deepseek-r1": "deepseek_v3", "deepseek-v3": "deepseek_v3", "minimax-m2.5": "minimax_m2"}
 #: Factors of the 90 % interval.
 INTERVAL = (0.7, 1.35)
 #: Coefficients of variation of ShareGPT's prompts and answers, whose medians are 25 and 130 tokens at means of 215 and

@@ -41,6 +41,8 @@ LIKE_OTHERS = {"l40s-pcie-8gpu": "pcie4-8gpu"}
 FABRIC = "infiniband-hdr"
 #: Formats of numbers of submissions: those of tensor cores, whatever the row says of accumulation.
 TPU_DTYPE = "bf16"
+#: Format of DeepSpeed's engine, which has none of eight bits, whatever others of the round use.
+HALF = "bf16"
 
 
 def task_of_row(row: Row) -> TrainingTask:
@@ -180,6 +182,8 @@ DECIDING = (
 def target_of_row(row: Row, calibration: Calibration | None = None) -> TargetTime:
     """The prediction of a row; PaleoError with the reason where it cannot be modelled. ``calibration``: a user's."""
     cells = tuple((name, row[name]) for name in DECIDING if filled(row, name))
+    if not filled(row, "dtype") and "deepspeed" in str(row.get("framework", "")).lower():
+        cells = (*cells, ("dtype", HALF))
     return _known_target(cells) if calibration is None else _target(cells, calibration)
 
 
@@ -209,7 +213,7 @@ def first_that_fits(run: Run, priced: Callable[[Run], TargetTime]) -> TargetTime
     """The plan with the fewest ranks that share a model, of those that fit in memory, where a row states none; None
     where nothing fits."""
     for degrees in MODEL_PARALLEL:
-        options = run.model_copy(update={"strategy": degrees, "microbatch": None})
+        options = run.model_copy(update={"strategy": degrees, "microbatch": 1 if "tp=" in degrees else None})
         try:
             point = priced(options)
         except PaleoError:
@@ -279,7 +283,7 @@ MINUTE = 60.0
 
 
 class TrainingRuns(StepTable):
-    """One submission a row; the measured quantity is minutes to target.
+    """Table of submissions to MLPerf Training, one per row; the measured value is minutes to target.
 
     Rows whose samples, batch, system and minutes repeat another's are copies of its logs and are counted once.
     """
@@ -287,8 +291,8 @@ class TrainingRuns(StepTable):
     name = "training_runs"
     header = frozenset({"benchmark", "round", "device", "n_gpus", "global_batch", "minutes_to_target"})
     reads = (
-        "cp distributed_optimizer dtype evaluation_s framework grad_accum interconnect micro_batch nodes pp recompute "
-        "runs samples_to_target sequence_parallel step_ms submitter system tp vp"
+        "cp distributed_optimizer dtype evaluation_s framework grad_accum interconnect micro_batch nodes other_s pp "
+        "recompute runs samples_to_target sequence_parallel step_ms submitter system tp vp"
     )
     configuration = (
         "submitter", "system", "nodes", "dtype", "tp", "pp", "cp", "vp", "micro_batch", "sequence_parallel",

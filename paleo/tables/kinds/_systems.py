@@ -47,8 +47,8 @@ def with_device(system: System, row: Row) -> System:
 
 
 def system_of(row: Row) -> System:
-    """The row's system by name, else a server of its device, else the device alone; with the nodes and the network
-    that the row states."""
+    """Return the row's system by name, else a server of its device, else the device alone; with the nodes and the
+    network that the row states."""
     device, gpus = str(row["device"]), whole_cell(row, "n_gpus", 1)
     usual = DEFAULT_SYSTEMS.get(device, "pcie3-8gpu") if gpus > 1 else device
     system = with_device(load_system(str(row["system"]) if filled(row, "system") else usual), row)

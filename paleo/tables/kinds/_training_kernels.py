@@ -47,7 +47,7 @@ class TrainingKernels(TableKind[DeviceFigures]):
     host_parameters = ("launch",)
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Rows that name no format are in bf16."""
+        """Add the number format: rows that name none are in bf16."""
         stated = text(frame, "dtype")
         return frame.assign(dtype=stated.where(stated != "", "bf16"))
 
@@ -60,7 +60,7 @@ class TrainingKernels(TableKind[DeviceFigures]):
 
     @by_words
     def family(self, device: str, op: str) -> str:
-        """Products, experts, or attention by the usual kernel of the device."""
+        """Name the family of a row: products, experts, or attention by the usual kernel of the device."""
         name = f"training.{FAMILIES[op]}"
         if not name.endswith("attention"):
             return name
@@ -72,7 +72,7 @@ class TrainingKernels(TableKind[DeviceFigures]):
         return FitPlan(TrainingParameters(), fixed=ABSENT[family.split(".")[1]], prior=0.2)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """FLOP of products and of visible scores; operands and results once."""
+        """Count the FLOP of products and of visible scores, and the bytes of operands and results once."""
         rows, columns, length, count = _product(frame)
         heads, tokens = number(frame, "head_num", 0.0), number(frame, "seq_len", TOKENS)
         widths = number(frame, "qk_head_dim", 0.0) + number(frame, "v_head_dim", 0.0)
@@ -82,7 +82,7 @@ class TrainingKernels(TableKind[DeviceFigures]):
         return 2.0 * count * rows * columns * length + attention, moved + 4.0 * heads * tokens * widths
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: TrainingParameters) -> Array:
-        """Seconds of rows of one device and family."""
+        """Predict the seconds of rows of one device and family."""
         if frame.empty:
             return np.zeros(0)
         op, products = str(frame["op"].iloc[0]), _shipped(GemmParameters, "gemm.tensor", figures)
@@ -124,7 +124,7 @@ def _attention(frame: pd.DataFrame, figures: DeviceFigures, p: TrainingParameter
 
 
 def _product(frame: pd.DataFrame) -> tuple[Array, Array, Array, Array]:
-    """Rows, columns, length of the sum and count of products; zeros for attention."""
+    """Return rows, columns, length of the sum and count of products; zeros for attention."""
     m, n, k, groups = (number(frame, name, 0.0) for name in ("group_m", "group_n", "group_k", "groups"))
     stage = text(frame, "stage").to_numpy(dtype=object)
     weights, forward = stage == "bwd_grad_w", stage == "fwd"
@@ -136,7 +136,7 @@ def _product(frame: pd.DataFrame) -> tuple[Array, Array, Array, Array]:
 
 
 def _written(frame: pd.DataFrame) -> Array:
-    """Bytes for each element of a result: written once, or read and written where it is added to a sum."""
+    """Return the bytes for each element of a result: written once, or read and written where it is added to a sum."""
     stated = text(frame, "main_grad_dtype").where(number(frame, "groups", 0.0) > 0, text(frame, "out_dtype"))
     sums = stated.map(SUMS).fillna(ELEMENT).to_numpy(dtype=np.float64)
     added = text(frame, "accumulate").str.lower().isin(["true", "1", "1.0"]).to_numpy(dtype=bool)

@@ -54,9 +54,8 @@ def system_of(row: Row) -> System:
 
 
 def offload(row: Row) -> str:
-    """What of a row's run lives in host memory: optimizer, gradients and parameters, or the first two where the row
-    names the optimizer alone (DeepSpeed's offload_optimizer takes gradients with it); activations where its notes count
-    the layers.
+    """Say what of a row's run lives in host memory. Rows that name the optimizer alone also offload gradients
+    (DeepSpeed's offload_optimizer takes them with it); activations are offloaded where the notes count their layers.
 
     >>> offload({"sharding": "zero3-offload", "zero_stage_or_fsdp": "ZeRO-3 + CPU AdamW offload"})
     'optimizer,gradients'
@@ -126,8 +125,8 @@ def chunks_of(row: Row, software: Software) -> int:
 
 
 def _folded(row: Row, software: Software) -> list[str]:
-    """The tensor degree of experts: as stated, else the software's habit, or 1 where their ranks do not divide the
-    data-parallel ones, so that they lie over those of tp and cp, too."""
+    """Return the tensor degree of experts: as stated, else the software's habit. It is 1 where their ranks do not
+    divide the data-parallel ones, so that they lie over those of tp and cp, too."""
     experts = whole_cell(row, "ep", 1)
     if experts == 1:
         return []
@@ -203,8 +202,8 @@ def _stated(row: Row, column: str) -> str:
 
 
 def _modules(row: Row) -> tuple[str, ...]:
-    """Parts of blocks that a row's selective recomputation runs again: ``layernorm+moe_act``, or by its notes; where it
-    states none at all those of its recipe."""
+    """Return the parts of blocks that a row's selective recomputation runs again: as stated (``layernorm+moe_act``), or
+    by its notes; where it states none at all those of its recipe."""
     if _stated(row, "recompute") != "selective":
         usual = None if filled(row, "recompute") else known_recipe(row)
         return usual.modules if usual else ()
@@ -278,7 +277,7 @@ def that_ran(
 
 
 class TransformerSteps(StepTable):
-    """One training step of a transformer a row."""
+    """Table of training steps of transformers, one per row."""
 
     name = "llm_iterations"
     header = frozenset({"layers", "hidden", "heads", "seq_len", "device", "n_gpus", "tp", "pp", "dp", "iteration_ms"})
@@ -301,14 +300,14 @@ class TransformerSteps(StepTable):
         return system_of(row)
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """The step of the row's run, without the update where forward and backward are all that was timed."""
+        """Predict the step of the row's run, without the update where only forward and backward were timed."""
         prediction = prediction_of(row, software, self.calibration_of(self.system(row)))
         return step_of_prediction(
             prediction, prediction.step_time - (prediction.breakdown.optimizer if without_update(row) else 0.0)
         )
 
     def memory_of(self, row: Row) -> Footprint:
-        """The memory of a row's run."""
+        """Predict the memory of a row's run."""
         return prediction_of(row).memory
 
 
@@ -325,9 +324,11 @@ DISPATCH: dict[str, Dispatch] = {
 }
 #: Words for whether something is so.
 FLAGS = {"on": True, "off": False, "true": True, "false": False}
-#: Recipes of NeMo's container from this release on capture whole iterations of mixtures, and let tokens travel beside
-#: computation, where one NVLink domain of more than a server holds all experts of a group: those that state it all do.
-WHOLE_ITERATIONS, SERVER = "26.06", 8
+#: Recipes of NeMo's container from this release on dispatch by HybridEP where one NVLink domain of more than a server
+#: holds all experts of a group. In 8 bits they capture whole iterations and let tokens travel beside computation: those
+#: that state it all do. Those in bf16, and those of hybrids, capture parts of layers (deepseek/common.py:60,
+#: deepseek/gb300/deepseek_v3.py:46, nemotronh/gb200/nemotronh.py:91 in perf_recipes of Megatron-Bridge main, 2026-08).
+WHOLE_ITERATIONS, SERVER, HYBRIDS = "26.06", 8, ("nemotron", "mamba")
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +351,7 @@ def recipe_of(row: Row) -> Recipe:
         _stated_recipe(row, "expert_overlap", "moe_a2a_overlap"),
         _stated_recipe(row, "cuda_graph", "cuda_graph_impl"),
     )
-    usual = Recipe("hybridep", True, "full_iteration") if _captures(row) else Recipe()
+    usual = _usual_recipe(row)
     return Recipe(
         DISPATCH.get(dispatcher, usual.dispatch),
         FLAGS.get(overlap, usual.overlap),
@@ -433,18 +434,23 @@ def scaling_of(row: Row) -> Scaling | None:
 
 
 def _stated_recipe(row: Row, column: str, setting: str) -> str:
-    """A column, or a setting that the notes quote (``cuda_graph_impl=full_iteration``); empty where there is none."""
+    """Read a column, or a setting that the notes quote (``cuda_graph_impl=full_iteration``); empty where there is
+    none."""
     if filled(row, column):
         return str(row[column]).strip().lower()
     quoted = re.search(rf"{setting}=(\w+)", str(row.get("notes", "")))
     return quoted.group(1).lower() if quoted else ""
 
 
-def _captures(row: Row) -> bool:
-    """Whether a whole iteration is to be expected in one graph."""
+def _usual_recipe(row: Row) -> Recipe:
+    """Return what recipes of mixtures do since `WHOLE_ITERATIONS`, where one NVLink domain holds all experts."""
     released = re.match(r"2\d\.\d\d", str(row.get("release", "")))
     if released is None or released.group() < WHOLE_ITERATIONS or not filled(row, "system"):
-        return False
+        return Recipe()
     levels = load_system(str(row["system"])).levels
     domain = (levels[0].ranks or 0) if levels else 1
-    return domain > SERVER and 1 < whole_cell(row, "ep", 1) <= domain
+    if domain <= SERVER or not 1 < whole_cell(row, "ep", 1) <= domain:
+        return Recipe()
+    hybrid = any(word in str(row.get("model", "")).lower() for word in HYBRIDS)
+    captured = str(row.get("dtype", "")) != "bf16" and not hybrid
+    return Recipe("hybridep", True, "full_iteration") if captured else Recipe("hybridep")

@@ -173,7 +173,8 @@ def run_of(row: Row) -> Run:
 
 
 def _left_out(row: Row, prediction: Prediction) -> float:
-    """Seconds of the update that a row's step does not hold; no more than leave it as long as images take to arrive."""
+    """Compute the time of the update that a row's step does not include; at most so much that images still arrive in
+    time."""
     share = 1.0 if without_update(row) else 1.0 - 1.0 / microbatches_of(row)
     arrival = 0.0 if prediction.input_pipeline is None else float(prediction.input_pipeline.total)
     spare = max(0.0, prediction.step_time - prediction.breakdown.input - arrival)
@@ -181,12 +182,12 @@ def _left_out(row: Row, prediction: Prediction) -> float:
 
 
 def _alone(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Rows that state no step: their forward pass alone was timed."""
+    """Return True for rows that state no step: their forward pass alone was timed."""
     return np.asarray(text(frame, "iteration_ms") == "")
 
 
 class VisionSteps(NetworkSteps):
-    """One training step of a convolutional network a row, or its forward pass where only that was timed."""
+    """Table of training steps of convolutional networks, one per row; of forward passes where only those were timed."""
 
     name = "cnn_iterations"
     header = frozenset({"model_slug", "device", "n_gpus", "batch_per_gpu", "framework", "iteration_ms"})
@@ -197,24 +198,24 @@ class VisionSteps(NetworkSteps):
     )
 
     def measured(self, frame: pd.DataFrame) -> Array:
-        """Seconds of the step; of the forward pass where the row has no step."""
+        """Return the seconds of the step; of the forward pass where the row has no step."""
         return np.where(_alone(frame), number_or_nan(frame, "forward_ms") * MILLISECOND, super().measured(frame))
 
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
-        """A row that has no step is compared by its forward pass."""
+        """Return why a row has no measured time; one without a step is compared by its forward pass."""
         if filled(row, "iteration_ms") or not filled(row, "forward_ms"):
             return super().unmeasured(row)
         return f"forward_ms {str(row['forward_ms'])[:40]!r} is not a number above zero"
 
     def profile(self, row: Row) -> str:
-        """As `profile_of`; of a row that has none, what it names."""
+        """Return the software profile of a row (`profile_of`); where there is none, what the row names."""
         try:
             return profile_of(row)
         except SpecError:
             return software_of(row)
 
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
-        """Whole steps by the devices of a run; how weights are exchanged and where images come from is in the notes."""
+        """Return whole steps by number of devices; notes say how weights are exchanged and where images come from."""
         gpus, alone = number_or_nan(frame, "n_gpus"), _alone(frame)
         patterns = {"data": r"^(synthetic|real)", "exchange": r"variable_update[:=] ?([^;,]*)"}
         words = {name: text(frame, "notes").str.extract(pattern)[0].fillna("") for name, pattern in patterns.items()}
@@ -222,8 +223,8 @@ class VisionSteps(NetworkSteps):
         return pd.DataFrame({"gpus": np.where(alone, np.nan, gpus), **same, **words})
 
     def network_step(self, row: Row, software: Software | None = None) -> Step:
-        """The step of the row's run, without the update where the harness left it out; one pass, with its share of the
-        update, where gradients are accumulated."""
+        """Predict the step of the row's run, without the update where the harness left it out. Where gradients are
+        accumulated it is one pass with its share of the update."""
         system = self.system(row)
         prediction = predict(load_model(model_of(row)), system, run_of(row), software, self.calibration_of(system))
         return step_of_prediction(prediction, prediction.step_time - _left_out(row, prediction))
