@@ -31,7 +31,7 @@ lint: $(VENV)/.tested
 types: $(VENV)/.tested
 	$(BIN)/mypy
 
-# Hostile inputs of every kind; FUZZ="--seed 7 --inputs 100000" for others.
+# Hostile inputs of every kind in a process a core; FUZZ="--seed 7 --inputs 100000" for others.
 fuzz: $(VENV)/.tested
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 

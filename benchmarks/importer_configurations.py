@@ -42,7 +42,7 @@ def default_module(kind: str, runs: Callable[[Any, list[InputSpec]], object]) ->
         name = library._class_name(transformers, read_config(folder), config)
     module = build_module(lambda: getattr(transformers, name)(config), kind).eval()
     failed: Exception | None = None
-    for texts in library._inputs(module, config, SEQ):
+    for texts in library._inputs(module, config, _length(config)):
         inputs = [parse_input(text) for text in texts]
         try:
             runs(module, inputs)
@@ -55,9 +55,16 @@ def default_module(kind: str, runs: Callable[[Any, list[InputSpec]], object]) ->
 
 def imported_default(kind: str) -> Import:
     """Import a family from the file of its default configuration."""
+    config = _stated(kind)
     with tempfile.TemporaryDirectory() as folder:
-        _stated(kind).save_pretrained(folder)
-        return imported_mapping(from_config(folder, seq=SEQ))
+        config.save_pretrained(folder)
+        return imported_mapping(from_config(folder, seq=_length(config)))
+
+
+def _length(config: Any) -> int:
+    """Tokens of a sequence, at most as many as the family has positions for."""
+    text = getattr(config, "text_config", None) or config
+    return min(SEQ, library._number(text, "max_position_embeddings", "n_positions", default=SEQ))
 
 
 def _stated(kind: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -184,6 +185,19 @@ _TIMM_SIZES = {
 
 def _timm(name: str) -> Callable[[], Any]:
     return lambda: _library("timm").create_model(name, pretrained=False)
+
+
+def timm_networks(count: int) -> dict[str, Network]:
+    """timm's most used networks, those above first: by how many sets of weights timm has for each."""
+    timm = _library("timm")
+    sets = Counter(name.partition(".")[0] for name in timm.list_models(pretrained=True))
+    names = dict.fromkeys([*_TIMM, *sorted(sets, key=lambda name: (-sets[name], name))])
+    found: dict[str, Network] = {}
+    for name in list(names)[:count]:
+        stated = timm.models.get_pretrained_cfg(name)
+        size = stated.input_size[-1] if stated else 224
+        found[f"timm/{name}"] = (_timm(name), [f"2x3x{size}x{size}"])
+    return found
 
 
 for _name in _TIMM:

@@ -1,7 +1,7 @@
 """Imports hundreds of architectures and holds their counts to torch's own: parameters, FLOP of both passes operation by
 operation, and what autograd keeps.
 
-    python benchmarks/importers.py [--only REGEX] [--shard 1/4] [--fast] [--json FILE]
+    python benchmarks/importers.py [--only REGEX] [--shard 1/4] [--fast] [--timm 400] [--forward] [--json FILE]
 
 The networks stand in `importer_networks.py`, the versions of their libraries in `importer_requirements.txt`. Nothing is
 downloaded and no weight is allocated: modules are built from their configurations on the meta device. A library that is
@@ -20,6 +20,7 @@ import json
 import math
 import re
 import resource
+import signal
 import statistics
 import sys
 import time
@@ -33,7 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from importer_configurations import PREFIX, default_module, families, imported_default
-from importer_networks import FAST, KEPT, KEPT_MISSES, LIBRARIES, NETWORKS, Network
+from importer_networks import FAST, KEPT, KEPT_MISSES, LIBRARIES, NETWORKS, Network, timm_networks
 
 from paleo.errors import PaleoError
 from paleo.importers.sources import Import, from_module_import
@@ -46,6 +47,8 @@ from paleo.operations.tensor import precision
 FP32 = precision("fp32")
 #: Bars: relative errors of forward FLOP, backward FLOP and kept activations.
 FORWARD, BACKWARD, KEEPS = 0.001, 0.01, 0.05
+#: The most processor time of one network [s], unless --seconds says otherwise.
+LIMIT_S = 300.0
 
 
 @dataclass
@@ -110,10 +113,12 @@ class Reference:
             tensors = tensors_in(self.torch, self.module(*self.positional, **self.keywords))
         return [tensor for tensor in tensors if tensor.dtype.is_floating_point or tensor.dtype.is_complex]
 
-    def flops(self) -> tuple[float, float]:
+    def flops(self, backwards: bool = True) -> tuple[float, float | None]:
         """Forward and backward FLOP, operation by operation."""
         with _counter() as forward:
             outputs = self.outputs()
+        if not backwards:
+            return float(forward.get_total_flops()), None
         trained = [tensor for tensor in outputs if tensor.requires_grad]
         with _counter() as backward:
             if trained:
@@ -220,7 +225,29 @@ def _as_on_a_gpu(torch: Any, fused: list[bool]) -> Iterator[None]:
         functional.scaled_dot_product_attention, functional.dropout = old
 
 
-def examined(name: str, network: Network) -> Outcome:
+class LateError(BaseException):
+    """A network took too long."""
+
+
+def _late(*_: object) -> None:
+    raise LateError
+
+
+def in_time(name: str, backwards: bool, seconds: float) -> Outcome:
+    """One architecture, or that it took too long."""
+    signal.signal(signal.SIGPROF, _late)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        if name in NETWORKS:
+            return examined(name, NETWORKS[name], backwards)
+        return examined_configuration(name, backwards)
+    except LateError:
+        return Outcome(name, "too long", f"more than {seconds:g} s")
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def examined(name: str, network: Network, backwards: bool = True) -> Outcome:
     """One architecture, imported and compared."""
     factory, texts = network
     specs = [parse_input(text) for text in texts]
@@ -239,11 +266,11 @@ def examined(name: str, network: Network) -> Outcome:
         return Outcome(name, "traceback", f"{type(error).__name__}: {error}", time.perf_counter() - started)
     outcome = Outcome(name, "imported", result.model.notes or "", time.perf_counter() - started)
     outcome.unknown, outcome.unpriced = list(result.unknown), list(result.unpriced)
-    _compare(outcome, module, specs, result)
+    _compare(outcome, module, specs, result, backwards)
     return outcome
 
 
-def examined_configuration(name: str) -> Outcome:
+def examined_configuration(name: str, backwards: bool = True) -> Outcome:
     """One family of transformers, imported from the file of its default configuration and compared."""
     kind = name.removeprefix(PREFIX)
     try:
@@ -259,11 +286,11 @@ def examined_configuration(name: str) -> Outcome:
         return Outcome(name, "traceback", f"{type(error).__name__}: {error}", time.perf_counter() - started)
     outcome = Outcome(name, "imported", result.model.notes or "", time.perf_counter() - started)
     outcome.unknown, outcome.unpriced = list(result.unknown), list(result.unpriced)
-    _compare(outcome, module, specs, result)
+    _compare(outcome, module, specs, result, backwards)
     return outcome
 
 
-def _compare(outcome: Outcome, module: Any, specs: Sequence[InputSpec], result: Import) -> None:
+def _compare(outcome: Outcome, module: Any, specs: Sequence[InputSpec], result: Import, backwards: bool = True) -> None:
     """Fills in both counts."""
     batch = 1 if "alone" in outcome.message else specs[0].shape[0]
     seq = {"seq": specs[0].shape[1]} if "seq" in result.model.params else {}
@@ -273,8 +300,9 @@ def _compare(outcome: Outcome, module: Any, specs: Sequence[InputSpec], result: 
     if "cut at" in outcome.message.lower():
         return
     try:
-        forward, backward = reference.flops()
-        outcome.forward, outcome.backward = (flops(graph, "forward"), forward), (flops(graph, "backward"), backward)
+        forward, backward = reference.flops(backwards)
+        outcome.forward = flops(graph, "forward"), forward
+        outcome.backward = None if backward is None else (flops(graph, "backward"), backward)
         if outcome.name in KEPT:
             kept, fused = reference.kept()
             eager = Choices(attention="fused" if fused else "unfused", gates="separate", gelu="tanh-stepwise")
@@ -285,7 +313,7 @@ def _compare(outcome: Outcome, module: Any, specs: Sequence[InputSpec], result: 
 
 def report(outcomes: Sequence[Outcome]) -> bool:
     """Prints the totals; whether all bars are met."""
-    known = [outcome for outcome in outcomes if outcome.status != "left out"]
+    known = [outcome for outcome in outcomes if outcome.status not in ("left out", "too long")]
     count = Counter(outcome.status for outcome in outcomes)
     priced = sum(outcome.priced for outcome in known)
     print(f"{len(outcomes)} architectures: " + ", ".join(f"{n} {status}" for status, n in count.items()))
@@ -314,15 +342,20 @@ def main() -> int:
     parser.add_argument("--only", default="", help="names that this regular expression finds")
     parser.add_argument("--shard", default="1/1", help="such as 2/4: the second quarter")
     parser.add_argument("--fast", action="store_true", help="the part that CI runs")
+    parser.add_argument("--timm", type=int, default=0, help="so many of timm's most used networks, and nothing else")
+    parser.add_argument("--forward", action="store_true", help="count no backward passes")
+    parser.add_argument("--seconds", type=float, default=LIMIT_S, help="the most processor time of a network")
     parser.add_argument("--json", help="a file for all outcomes")
     options = parser.parse_args()
     part, parts = (int(number) for number in options.shard.split("/"))
-    every = FAST if options.fast else [*NETWORKS, *(PREFIX + kind for kind in families())]
+    used = timm_networks(options.timm) if options.timm else {}
+    NETWORKS.update(used)
+    every = list(used) or (FAST if options.fast else [*NETWORKS, *(PREFIX + kind for kind in families())])
     names = [name for name in every if re.search(options.only, name)][part - 1 :: parts]
     warnings.simplefilter("ignore")
     outcomes = []
     for name in names:
-        outcomes.append(examined(name, NETWORKS[name]) if name in NETWORKS else examined_configuration(name))
+        outcomes.append(in_time(name, not options.forward, options.seconds))
         last = outcomes[-1]
         if options.json:  # all so far: a long run may be stopped
             Path(options.json).write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))

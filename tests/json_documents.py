@@ -25,7 +25,7 @@ NODE = ["--system", "dgx-a100-80gb"]
 #: Machines of one's own, and failures that turn a curve over.
 OURS = ["--electricity", "0.1 USD/kWh", "--host-power", "100 W", "--price", "1 USD/h"]
 FAILING = ["--failures", "40/knodeday"]
-VALIDATED = ("gemm", "llm_iterations", "memory", "consistency", "compression", "goodput")
+VALIDATED = ("gemm", "llm_iterations", "memory", "consistency", "compression", "goodput", "layers_without_format")
 TITAN = "step: {n}  loss:  7.1  memory: 47.30GiB(59.8%)  tps: 5,762  tflops: 333.1  mfu: 33.7%"
 NCCL = """# Collective test starting: all_reduce_perf
 #  Rank  0 Group  0 Pid 1 on node device  0 [0x07] NVIDIA A100-SXM4-80GB

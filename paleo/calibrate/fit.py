@@ -314,7 +314,8 @@ def log_errors(kind: PricedRows, rows: Sequence[Rows], parameters: Mapping[str, 
     ndarray, shape (rows,)
         Natural logarithms.
     """
-    parts = [np.log(kind.time(g.frame, g.figures, parameters[g.stack]) / g.measured) for g in rows]
+    filled = [group for group in rows if len(group.measured)]
+    parts = [np.log(kind.time(g.frame, g.figures, parameters[g.stack]) / g.measured) for g in filled]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 

@@ -820,7 +820,7 @@ def cross_validated_submissions(table: pd.DataFrame) -> pd.DataFrame:
                 "round": row.round_name,
                 "kind": point.prediction.system.device.kind,
                 "device": point.prediction.system.device.name,
-                "gpus": int(cells["n_gpus"]),
+                "gpus": int(float(cells["n_gpus"])),
                 "step": abs(point.step_time / row.step - 1.0),
                 "samples": abs(point.samples / row.samples - 1.0),
                 "minutes": abs(point.seconds / row.seconds - 1.0),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from paleo.errors import SpecError
@@ -90,7 +91,16 @@ def _class_name(transformers: Any, config: Config, library_config: Any) -> str:
 
 
 def _inputs(module: Any, config: Any, seq: int | None) -> Sequence[list[str]]:
-    """Return the sets of inputs that the module may accept, the largest set first."""
+    """Return the sets of inputs that the module may accept, the likeliest first."""
+    sets = [*_usual_inputs(module, config, seq), *_other_inputs(module, config, seq)]
+    if not sets:
+        main = getattr(module, "main_input_name", "input_ids")
+        raise SpecError(f"the inputs of {type(module).__name__} ({main}) are not known; import it with `import torch`")
+    return [each for number, each in enumerate(sets) if each not in sets[:number]]
+
+
+def _usual_inputs(module: Any, config: Any, seq: int | None) -> Sequence[list[str]]:
+    """Return the sets that the module's main input leads to, the largest set first; none if it is not known."""
     text, image = getattr(config, "text_config", None), getattr(config, "vision_config", None)
     length = seq or min(_number(text or config, "max_position_embeddings", "n_positions", default=512), LONGEST_SEQ)
     words = f"2x{length}:int64"
@@ -102,12 +112,31 @@ def _inputs(module: Any, config: Any, seq: int | None) -> Sequence[list[str]]:
         return [[*plain, _image(image)], plain] if image is not None else [plain]
     first = {"pixel_values": _image, "pixel_values_videos": _video, "input_values": _wave, "input_features": _features}
     if main not in first:
-        raise SpecError(f"the inputs of {type(module).__name__} ({main}) are not known; import it with `import torch`")
+        return []
     lead = [first[main](config)]
     if main == "pixel_values" and getattr(config, "num_frames", None):
         return [[_video(config).replace("pixel_values_videos", "pixel_values")], lead]
     more = f"decoder_input_ids=2x{min(length, _number(config, 'max_target_positions', default=length))}:int64"
     return [[*lead, more], lead] if getattr(config, "is_encoder_decoder", False) else [lead]
+
+
+def _other_inputs(module: Any, config: Any, seq: int | None) -> Iterator[list[str]]:
+    """Yield sets of what ``forward`` names: pictures, films and sound in each layout, without and with words."""
+    parameters = inspect.signature(module.forward).parameters
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    needed = {name for name, each in parameters.items() if each.default is each.empty and each.kind in kinds}
+    text = getattr(config, "text_config", None) or config
+    length = min(seq or LONGEST_SEQ, _number(text, "max_position_embeddings", "n_positions", default=LONGEST_SEQ))
+    texts = [f"{name}=2x{length}:int64" for name in ("input_ids", "decoder_input_ids") if name in parameters]
+    subjects = [getattr(config, f"{part}_config", None) for part in ("vision", "video", "audio", "encoder")]
+    for name in sorted(_LAYOUTS.keys() & parameters.keys()):
+        for part in (part for part in (config, *subjects) if part is not None):
+            for layout in _LAYOUTS[name]:
+                for each in ([layout(part)], *([words, layout(part)] for words in texts)):
+                    if needed <= {text.partition("=")[0] for text in each}:
+                        yield each
+    if "input_ids" in parameters and needed <= {"input_ids"}:
+        yield texts[:1]
 
 
 def _number(config: Any, *names: str, default: int) -> int:
@@ -121,8 +150,10 @@ def _number(config: Any, *names: str, default: int) -> int:
 
 
 def _image(config: Any) -> str:
-    size = _number(config, "image_size", default=IMAGE)
-    return f"pixel_values=2x{_number(config, 'num_channels', default=3)}x{size}x{size}"
+    size = getattr(config, "image_size", None)
+    square = _number(config, "image_size", default=IMAGE)
+    sides = size if isinstance(size, list | tuple) and len(size) == 2 else (square, square)
+    return f"pixel_values=2x{_number(config, 'num_channels', default=3)}x{sides[0]}x{sides[1]}"
 
 
 def _video(config: Any) -> str:
@@ -145,3 +176,21 @@ def _wave(config: Any) -> str:
 def _features(config: Any) -> str:
     mels = _number(config, "num_mel_bins", default=80)
     return f"input_features=2x{mels}x{2 * _number(config, 'max_source_positions', default=1500)}"
+
+
+def _mono(config: Any) -> str:
+    return f"input_values=2x1x{SOUND}"
+
+
+def _frames(config: Any) -> str:
+    mels = _number(config, "num_mel_bins", "input_feat_per_channel", default=80)
+    return f"input_features=2x{FRAMES_OF_SOUND}x{mels}"
+
+
+#: How each input of pictures, films and sound may be laid out.
+_LAYOUTS: dict[str, tuple[Callable[[Any], str], ...]] = {
+    "pixel_values": (_image,),
+    "pixel_values_videos": (_video,),
+    "input_values": (_wave, _mono),
+    "input_features": (_features, _frames),
+}

@@ -198,7 +198,7 @@ def search(
         If no configuration shares the batch and the layers evenly.
     """
     if objective not in OBJECTIVES:
-        raise SpecError(f"objective {objective!r}; {near(objective, OBJECTIVES)}")
+        raise SpecError(f"objective {objective!r:.80}; {near(str(objective), OBJECTIVES)}")
     check_searched(run)
     started = time.perf_counter()
     chosen, tried = space or Space(), dict.fromkeys(counts or (run.gpus,))

@@ -70,7 +70,7 @@ def parse_objective(text: str) -> Objective:
     """
     known = get_args(Objective)
     if text not in known:
-        raise SpecError(f"--objective {text!r} is not time, cost or energy; {near(text, known)}")
+        raise SpecError(f"--objective {text!r:.80} is not time, cost or energy; {near(str(text), known)}")
     return cast("Objective", text)
 
 

@@ -20,6 +20,8 @@ ARGUMENTS: list[tuple[Callable[..., object], dict[str, Any], str]] = [
     (paleo.compare, {"model": "lenet", "systems": ["dgx-h100"], "gpus": 8, "epochs": 1 + 1j}, "epochs: .*number"),
     (paleo.serve, SERVED | {"command": [None]}, "expected a command line"),
     (paleo.serve, SERVED | {"cache": 0.5}, "unknown format"),
+    (paleo.search, {"model": "lenet", "system": "dgx-h100", "gpus": 4, "objective": 1 + 1j}, "objective"),
+    (paleo.search, {"model": "lenet", "system": "dgx-h100", "gpus": 4, "objective": "tme"}, "nearest: 'time'"),
 ]
 #: Launch files that no framework writes, or that cannot be written: said before anything is computed.
 NAMES = ["o.", "x:o.y", "o.csv", "no/such/folder/o.sh"]

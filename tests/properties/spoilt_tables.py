@@ -103,7 +103,7 @@ def broken_fit(spoilt: pd.DataFrame, folder: Path) -> str:
     except Exception as error:
         return f": {type(error).__name__}: {str(error)[:150]}"
     errors = [line for line in err.getvalue().splitlines() if line.startswith("error: ")]
-    if code not in (0, 2) or len(errors) != (code == 2) or "Traceback" in err.getvalue():
+    if code not in (0, 1, 2) or len(errors) != (code == 2) or "Traceback" in err.getvalue():
         return f": exit code {code}, {errors}"
     if (took := time.process_time() - start) > MOST_SECONDS:
         return f": {took:.0f} s"

@@ -37,3 +37,17 @@ def test_fits_of_tables_with_a_spoilt_cell(shared: Path, tmp_path: Path, file: s
         spoilt = list(cells(shared / "measurements" / file, 2, SPOILT))[::29]
         found = [(column, value, broken_fit(table, tmp_path)) for column, value, table in spoilt]
     assert [each for each in found if each[2]] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "column", "value"),
+    [
+        ("sparse_attention.csv.gz", "library", "nan"),
+        ("mlperf/training_runs.csv", "pp", "-inf"),
+        ("mlperf/training_runs.csv", "n_gpus", "\x00"),
+    ],
+)
+def test_fits_that_raised_once(shared: Path, tmp_path: Path, file: str, column: str, value: str) -> None:
+    with one_evaluation():
+        spoilt = [table for name, _, table in cells(shared / "measurements" / file, 2, [value]) if name == column]
+        assert [broken_fit(table, tmp_path) for table in spoilt] == [""]

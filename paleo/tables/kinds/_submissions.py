@@ -423,9 +423,9 @@ OTHER_DEVICE = 10.0
 
 def left_out_baselines(frame: pd.DataFrame) -> pd.DataFrame:
     """The three baselines of every row from all other rounds, in minutes: ``scaled_best``, ``one_utilisation``,
-    ``nearest``."""
+    ``nearest``; nan where its benchmark has no other round."""
     rounds = sorted(frame["round"].unique())
-    parts = []
+    parts = [pd.DataFrame(columns=["scaled_best", "one_utilisation", "nearest"], dtype=np.float64)]
     for benchmark in frame["benchmark"].unique():
         submissions = frame[frame["benchmark"] == benchmark]
         for name in submissions["round"].unique():
