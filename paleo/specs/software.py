@@ -453,10 +453,11 @@ class Parallelism(Spec):
         description="what ZeRO-3 has gathered at a time. sections: two of the largest; root: all that is outside "
         "repeated blocks, and two blocks, and beside them the flat buffers that they were copied out of (FSDP2)",
     )
-    gradient_scatters: Literal["pass", "step"] = Field(
+    gradient_scatters: Literal["pass", "pass_without_pipeline", "step"] = Field(
         "pass",
         description="how often ZeRO-2 reduces and scatters gradients: after every backward pass (DeepSpeed; "
-        "FSDP's SHARD_GRAD_OP), or once a step, with whole gradients kept on each rank until then, as in ZeRO-1",
+        "FSDP's SHARD_GRAD_OP); so without a pipeline only; or once a step, with whole gradients kept on each rank "
+        "until then, as in ZeRO-1",
     )
     latents: Literal["own", "all"] = Field(
         "all",

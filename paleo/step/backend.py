@@ -244,7 +244,8 @@ class Backend:
             True if they are scattered after every pass.
         """
         habit = self.software.parallelism
-        each_pass = habit.gradient_scatters == "pass" and (stages == 1 or habit.pipeline_gathers == "pass")
+        in_pipelines = habit.gradient_scatters == "pass" and habit.pipeline_gathers == "pass"
+        each_pass = in_pipelines or (stages == 1 and habit.gradient_scatters != "step")
         return zero == 3 or (zero == 2 and each_pass)
 
     def cut(self, program: Program, iteration: Array, pieces: int) -> list[Chunk]:

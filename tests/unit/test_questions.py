@@ -353,9 +353,11 @@ def test_one_run_has_the_same_figures_whatever_is_asked(tmp_path: Path, capsys: 
     )
 
 
-def test_an_array_of_no_dimension_is_no_list_of_systems() -> None:
+def test_an_array_of_no_dimension_is_what_it_holds() -> None:
+    first, second = (paleo.plan("gpt2", system, 8).to_dict() for system in ("dgx-h100", np.array("dgx-h100")))
+    assert first["plans"] == second["plans"]
     with pytest.raises(SpecError, match="expected names, paths"):
-        paleo.plan("gpt2", np.array("dgx-h100"), 8)
+        paleo.plan("gpt2", np.array(None), 8)
 
 
 @pytest.mark.slow
