@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from paleo.launch._base import (
@@ -18,6 +19,7 @@ from paleo.launch._base import (
     together,
 )
 from paleo.launch._formats import YamlFile
+from paleo.specs.loading import MOST_COUNT
 
 _DATA, _FSDP = "ici_data_parallelism", "ici_fsdp_parallelism"
 _BATCH = ("per_device_batch_size", "gradient_accumulation_steps", "num_pipeline_microbatches")
@@ -83,7 +85,9 @@ def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
     try:
         samples = float(settings.get(_BATCH[0], 12.0)) * gpus
     except (TypeError, ValueError):
-        raise LaunchError(f"{_BATCH[0]}: {settings[_BATCH[0]]!r:.60} is not a number") from None
+        samples = math.nan
+    if not 0 < samples <= MOST_COUNT:
+        raise LaunchError(f"{_BATCH[0]}: {settings[_BATCH[0]]!r:.60} is not a number of samples")
     steps, pp = number(settings, _BATCH[1]), known.get("pp", 1)
     passes = number(settings, _BATCH[2], -1) if pp > 1 else 1
     passes = pp if passes < 1 else passes

@@ -52,3 +52,11 @@ def test_a_launch_file_is_refused_before_anything_is_computed(
     monkeypatch.setattr("paleo.questions.predict", lambda *arguments: pytest.fail("a step was predicted"))
     assert run(["estimate", "gpt2", "--system", "dgx-h100", "--software", "megatron-core", "--launch", name]) == 2
     assert capsys.readouterr().err.startswith("error: --launch ")
+
+
+@pytest.mark.parametrize("amount", [".nan", ".inf", "1.0e+300", "-1", "many"])
+def test_a_share_of_a_batch_that_is_no_number(amount: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "max.yml").write_text(f"model_name: llama3-8b\nper_device_batch_size: {amount}\n")
+    words = ["--from", str(tmp_path / "max.yml"), "--gpus", "8", "--system", "dgx-h100", "--software", "maxtext"]
+    assert run(["estimate", *words]) == 2
+    assert "per_device_batch_size: " in capsys.readouterr().err
