@@ -244,6 +244,12 @@ class Builder:
         values = dict.fromkeys(value for value in call.inputs if value is not None)
         return [self.at(v) for v in values if v.elements and not v.static and (not v.index or v.origin == "input")]
 
+    def source(self, call: Call) -> Placed:
+        """Return the first input of `moving`; raise UntranslatableError if there is none."""
+        for placed in self.moving(call):
+            return placed
+        raise UntranslatableError("no input of it depends on an input of the network")
+
     def sources(self, call: Call) -> list[Placed]:
         """Return the inputs of `moving`, or those of whole numbers if there are no others."""
         return self.moving(call) or [self.at(v) for v in call.inputs if v is not None and not v.static][:1]

@@ -60,3 +60,9 @@ def test_a_share_of_a_batch_that_is_no_number(amount: str, tmp_path: Path, capsy
     words = ["--from", str(tmp_path / "max.yml"), "--gpus", "8", "--system", "dgx-h100", "--software", "maxtext"]
     assert run(["estimate", *words]) == 2
     assert "per_device_batch_size: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", sorted((Path(__file__).parent / "found").glob("*.onnx")), ids=lambda file: file.stem)
+def test_networks_that_are_no_networks(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["import", "onnx", str(file)]) == 2
+    assert capsys.readouterr().err.startswith("error: the network: cannot place ")

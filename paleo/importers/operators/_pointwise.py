@@ -61,7 +61,7 @@ def activation(b: Builder, call: Call) -> None:
     ``keeps: input`` is stated if autograd saves the input, or a copy of an input that is overwritten, for a function
     that usually saves its output.
     """
-    (x,) = b.moving(call)[:1]
+    x = b.source(call)
     function = call.options["function"]
     if function not in LAYERS:
         raise UntranslatableError(function)
@@ -205,7 +205,7 @@ def part(b: Builder, call: Call) -> None:
 @translates("fourier")
 def fourier(b: Builder, call: Call) -> None:
     """Translate a Fourier transform: 5 n log2(n) vector FLOP for n numbers (Cooley and Tukey, 1965), nothing saved."""
-    (source,) = b.moving(call)[:1]
+    source = b.source(call)
     if not call.out.elements:
         raise UntranslatableError("an empty transform")
     dims = dict(zip(b.names(call.out.shape, source.tensor), call.out.shape, strict=True))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -206,13 +206,16 @@ def _target(cells: tuple[tuple[str, Any], ...], calibration: Calibration | None)
     point = priced(run)
     if point.prediction.memory.fits or "strategy" in run.model_fields_set:
         return point
-    return first_that_fits(run, priced) or point
+    plans = [degrees for degrees in MODEL_PARALLEL if task.code.software in SPREAD or "tp=" not in degrees]
+    return first_that_fits(run, priced, plans) or point
 
 
-def first_that_fits(run: Run, priced: Callable[[Run], TargetTime]) -> TargetTime | None:
-    """The plan with the fewest ranks that share a model, of those that fit in memory, where a row states none; None
-    where nothing fits."""
-    for degrees in MODEL_PARALLEL:
+def first_that_fits(run: Run, priced: Callable[[Run], TargetTime], plans: Sequence[str]) -> TargetTime | None:
+    """Return the first of the plans that fits in memory, where a row states none; None where nothing fits.
+
+    Code of submissions that splits no tensors makes room by smaller passes instead, which take about as long together.
+    """
+    for degrees in plans:
         options = run.model_copy(update={"strategy": degrees, "microbatch": 1 if "tp=" in degrees else None})
         try:
             point = priced(options)
