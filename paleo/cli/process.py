@@ -276,6 +276,10 @@ def _fail_of_system(error: OSError) -> int:
     return _fault(error)
 
 
+#: The folder of this package, in whatever folder it was cloned or installed to.
+_PACKAGE = Path(__file__).parents[1]
+
+
 def _fault(error: Exception) -> int:
     """Print one line for an unexpected exception: what was raised, where, and how to report it."""
     if os.environ.get(TRACEBACK):
@@ -283,7 +287,7 @@ def _fault(error: Exception) -> int:
     if isinstance(error, MemoryError):
         return _fail("the memory of this machine is not enough for this command", FAULT)
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "paleo" in Path(frame.filename).parts[:-1]] or frames[-1:]
+    ours = [frame for frame in frames if _PACKAGE in Path(frame.filename).parents] or frames[-1:]
     place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
     reason = str(error).strip().splitlines() or [""]
     return _fail(
