@@ -81,6 +81,7 @@ def test_what_is_no_arithmetic(text: str, word: str) -> None:
         evaluate(text, NAMES)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60))
 def test_any_text_is_a_value_or_a_spec_error(text: str) -> None:
     try:

@@ -86,6 +86,7 @@ def bias(rows: list[Rows], power: float) -> float:
     return residual(*waiting_predictions(rows, power)).bias
 
 
+@pytest.mark.slow
 def test_a_lower_power_is_a_longer_step(rows: list[Rows]) -> None:
     assert bias(rows, 1.0) > bias(rows, POWER) > bias(rows, 8.0)
 

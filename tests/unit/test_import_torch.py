@@ -85,6 +85,7 @@ class Heads(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
+@pytest.mark.slow
 def test_a_perceptron_counted_by_hand() -> None:
     model = read(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10)), "4x8")
     assert layers(model)[1:] == ["relu", {"linear": {"features": 10, "dim": "features", "bias": True}}, "cross_entropy"]
@@ -106,6 +107,7 @@ def test_equal_blocks_fold_into_a_loop_of_one_tensor() -> None:
     assert build_graph(model, batch=2).parameters == 5 * (16 + 8 * 32 + 32 + 32 * 8 + 8)
 
 
+@pytest.mark.slow
 def test_blocks_that_others_look_into_do_not_fold() -> None:
     class Skips(nn.Module):
         def __init__(self) -> None:

@@ -82,6 +82,7 @@ def test_the_page_is_well_formed_and_loads_nothing(page: str) -> None:
     assert "http" not in re.sub(r"<ul class=sources>.*?</ul>|http-equiv", "", page)  # sources may name pages
 
 
+@pytest.mark.slow
 def test_the_answer_names_the_winner_of_each_goal(study: Purchase, page: str) -> None:
     cheapest, fastest = study.best("cost"), study.best("time")
     assert cheapest is not None and fastest is not None
@@ -178,6 +179,7 @@ def test_sensitivity_is_zero_for_what_a_single_gpu_lacks_and_bounded_by_the_chan
         assert 1 / 1.21 < found[what].higher <= 1 <= found[what].lower < 1.26
 
 
+@pytest.mark.slow
 def test_recommended_plans_fit_where_data_parallelism_does_not() -> None:
     model, system = load_model("llama2-7b"), load_system("aws-p4d.24xlarge")
     made, _, _ = recommended(model, system, Run(gpus=8, global_batch=64))
@@ -196,6 +198,7 @@ def test_a_system_that_cannot_take_part_says_why() -> None:
     assert "is one device without links" in report(made, date="now")
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "page.html"
     systems = "--systems=aws-p3dn.24xlarge:2,aws-p5.48xlarge"
@@ -250,6 +253,7 @@ frame.srcdoc = document.getElementById("text").textContent;
 </script>"""
 
 
+@pytest.mark.slow
 @browser
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 800), (3840, 2160)])
 def test_a_browser_shows_it_at_any_width(page: str, tmp_path: Path, width: int, height: int) -> None:

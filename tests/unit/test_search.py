@@ -106,6 +106,7 @@ def test_pipelines_with_sharded_parameters_are_searched_where_they_are_stated(ca
         assert row.memory == pytest.approx(made.memory.total, rel=1e-9), row
 
 
+@pytest.mark.slow
 def test_pipelines_with_sharded_parameters_are_left_out_unless_they_are_stated() -> None:
     _, _, part, _ = everything("dense")
     stages = np.array([layout.mesh.degree("pp") for layout in part.layouts])[part.results.layout]
@@ -124,6 +125,7 @@ def test_every_choice_occurs() -> None:
     assert len(results) > 100_000 and np.all(np.isfinite(found.step)) and np.all(found.memory > 0)
 
 
+@pytest.mark.slow
 def test_pipelines_exchange_gradients_after_their_last_pass_or_beside_it() -> None:
     """Both ways of the same plan, where the exchange is not free; early ones are never slower, and no larger.
 
@@ -159,6 +161,7 @@ def test_layouts_use_all_gpus_and_share_the_batch_evenly() -> None:
         assert layout.mesh.degree("ep") == 1  # there are no experts to spread
 
 
+@pytest.mark.slow
 def test_a_network_without_tensor_parallel_layers_is_not_split_so() -> None:
     _, _, part, _ = everything("convolutions")
     assert {layout.mesh.degree("tp") for layout in part.layouts} == {1}
@@ -169,6 +172,7 @@ def small() -> Search:
     return search(load_model("gpt2"), load_system("dgx-h100"), Run(gpus=8, global_batch=64), top=50)
 
 
+@pytest.mark.slow
 def test_best_first_and_the_front_falls() -> None:
     found = small()
     assert found.plans[0].fits
@@ -179,6 +183,7 @@ def test_best_first_and_the_front_falls() -> None:
         assert faster.step_time <= smaller.step_time and faster.memory > smaller.memory
 
 
+@pytest.mark.slow
 def test_each_plan_is_listed_with_the_better_exchange() -> None:
     """Overlap that wins nothing is counted, not listed; where it wins, the overlapped row stands for both."""
     _, _, _, found = everything("large")
@@ -191,6 +196,7 @@ def test_each_plan_is_listed_with_the_better_exchange() -> None:
     assert any(row.overlapped for row in everything("compiled")[3].best(40))
 
 
+@pytest.mark.slow
 def test_no_plan_beats_the_best_by_a_brute_search() -> None:
     """Every strategy that four GPUs allow, predicted one by one."""
     model, system = load_model("gpt2"), load_system("dgx-h100")
@@ -240,6 +246,7 @@ def test_the_first_plan_leaves_room_whether_or_not_a_training_is_priced(capsys: 
     assert best["strategy"] == first and best["memory_bytes"] <= 0.95 * load_system("dgx-h100").device.memory.usable
 
 
+@pytest.mark.slow
 def test_nothing_fits_is_said() -> None:
     model, system = load_model("gpt3-175b"), load_system("dgx-1-v100")
     found = search(model, system, Run(gpus=8, global_batch=8), top=3)
@@ -289,6 +296,7 @@ def test_divisors_and_microbatches() -> None:
     assert microbatches(12, Space(microbatches=(2, 5, 6))) == (2, 6)
 
 
+@pytest.mark.slow
 def test_points_price_every_layout_and_share_programs() -> None:
     model, system = load_model("gpt2"), load_system("dgx-h100")
     run, space = Run(gpus=64, global_batch=256), Space()
@@ -318,6 +326,7 @@ def test_counts_between_lowerings_are_those_of_lowerings(sequence_parallel: bool
         assert block.program.parameters == blocks._lower(block.key, 1).parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 def test_counts_of_folded_experts_lie_on_surfaces(whole: bool) -> None:
     """Of as many experts on a rank, whether tp divides each of them or none."""
@@ -336,6 +345,7 @@ def test_counts_of_folded_experts_lie_on_surfaces(whole: bool) -> None:
         assert block.program.parameters == blocks._lower(block.key, 1).parameters
 
 
+@pytest.mark.slow
 def test_one_weird_trick_is_rediscovered() -> None:
     """Krizhevsky 2014: AlexNet's convolutions by the batch, its fully connected layers by features; with a batch so
     large that its activations outweigh the weights, everything by the batch."""

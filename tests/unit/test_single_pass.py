@@ -87,6 +87,7 @@ def test_serve_answers_for_networks_without_tokens() -> None:
     assert "requests/s of ResNet-50" in document["verdict"]
 
 
+@pytest.mark.slow
 def test_what_such_networks_cannot_be_asked_is_said() -> None:
     with pytest.raises(SpecError, match=r"--rate: resnet50 generates no tokens"):
         paleo.serve("resnet50", "dgx-h100", rate=5)

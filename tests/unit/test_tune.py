@@ -197,6 +197,7 @@ def test_the_margin_of_a_deadline_is_true(answer):
         assert not paleo.tune(*NODE, (margin.nodes - 1) * 8, trials=64, deadline="6h", **options).study.margin.holds
 
 
+@pytest.mark.slow
 def test_the_step_is_that_of_estimate(answer):
     price = answer.study.best.price
     stated = {"software": answer.study.software, "strategy": "auto", "global_batch": answer.study.batch}
@@ -204,6 +205,7 @@ def test_the_step_is_that_of_estimate(answer):
     assert price.predictions[0].step_time == pytest.approx(step.step_time)
 
 
+@pytest.mark.slow
 def test_divisions_run_the_software_of_all_gpus(answer):
     """Some trials have fewer GPUs than those for which people take another framework."""
     gpus = {point.price.gpus: point.price.predictions[0].run.software for point in answer.study.points}
