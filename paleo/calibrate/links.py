@@ -157,7 +157,7 @@ class LinkJob:
 
     @property
     def fitted(self) -> list[Rows]:
-        """Rows to fit."""
+        """Return the rows to fit."""
         return sample([part.take(split(part.frame, _CONFIGURED) == 0) for part in self.rows], TRAINING_ROWS, 0)
 
 

@@ -46,7 +46,7 @@ def take_branches(onnx: Any, graph: Any, truth: Callable[[Any], bool | None]) ->
 
 
 def longer(node: Any) -> bool:
-    """Whether the branch that is taken where a condition is true has as many nodes as the other, or more."""
+    """Return True if the branch taken where a condition is true has at least as many nodes as the other."""
     sizes = {attribute.name: _size(attribute.g) for attribute in node.attribute if attribute.HasField("g")}
     return sizes.get("then_branch", 0) >= sizes.get("else_branch", 0)
 

@@ -203,7 +203,7 @@ def _counts(tape: Guessing, tokens: Any) -> list[int] | None:
 
 
 def guessed(tape: Guessing, function: Any, args: Any) -> Any:
-    """What a module is told that asks for values without data; None where it does not ask.
+    """Return what a module is told that asks for values without data; None where it does not ask.
 
     So attention masks hide nothing (their rows are whole), there is no padding, and every expert has tokens.
     """

@@ -353,7 +353,7 @@ class _Reader:
         return bool(following)
 
     def _condition(self, node: Any) -> bool | None:
-        """What shapes tell of a condition."""
+        """Return the truth of a condition as far as shapes tell it."""
         numbers = self.constants.get(node.input[0]) if node.input else None
         return None if numbers is None or len(numbers) != 1 else bool(numbers[0])
 
@@ -534,7 +534,7 @@ class _Reader:
 
 
 def _keeps_one(source: Shape, target: Sequence[float]) -> bool:
-    """Whether a target has a batch of one before as many numbers as each sample of the source has."""
+    """Return True if a target has a batch of one before as many numbers as each sample of the source has."""
     if len(target) < 2 or target[0] != 1 or 0 in target:
         return False
     stated, elements = abs(math.prod(target)), math.prod(source[1:])

@@ -82,12 +82,13 @@ def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
     gpus = known.get("gpus", 0)
     if not gpus:
         return {}
+    stated = settings.get(_BATCH[0], 12.0)
     try:
-        samples = float(settings.get(_BATCH[0], 12.0)) * gpus
+        samples = float(stated) * gpus
     except (TypeError, ValueError):
         samples = math.nan
     if not 0 < samples <= MOST_COUNT:
-        raise LaunchError(f"{_BATCH[0]}: {settings[_BATCH[0]]!r:.60} is not a number of samples")
+        raise LaunchError(f"{_BATCH[0]}: {stated!r:.60} is not a number of samples")
     steps, pp = number(settings, _BATCH[1]), known.get("pp", 1)
     passes = number(settings, _BATCH[2], -1) if pp > 1 else 1
     passes = pp if passes < 1 else passes

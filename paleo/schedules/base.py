@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,29 @@ from paleo.registry import Registry
 Array = npt.NDArray[np.float64]
 #: A number or an array of numbers; closed forms broadcast.
 Numeric = float | Array
+
+
+def distinct(numbers: npt.NDArray[np.integer[Any]]) -> list[int]:
+    """Return the different values of an array in ascending order.
+
+    ``numpy.unique`` without indices loads ``numpy.ma``, which a single estimate would wait for.
+
+    Parameters
+    ----------
+    numbers : ndarray of int
+        Values, in any shape.
+
+    Returns
+    -------
+    list of int
+
+    Examples
+    --------
+    >>> distinct(np.array([[3, 1], [1, 2]]))
+    [1, 2, 3]
+    """
+    return sorted(set(numbers.ravel().tolist()))
+
 
 #: F: forward. B: backward; of inputs only, if the schedule lists weight passes separately. W: backward of weights.
 Pass = Literal["F", "B", "W"]

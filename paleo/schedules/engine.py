@@ -296,7 +296,7 @@ def _pass_task(
 
 @dataclass(frozen=True, slots=True)
 class _Neighbours:
-    """For each place the previous and the next place on its copy's path, and the time of the send to the next [s]."""
+    """Neighbours of each place: the previous and the next one on its copy's path, and the time to send there [s]."""
 
     previous: dict[Place, Place]
     following: dict[Place, Place]

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError
-from paleo.schedules.base import Numeric, Passes, Place, Schedule, unrolled, window
+from paleo.schedules.base import Numeric, Passes, Place, Schedule, distinct, unrolled, window
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
@@ -147,7 +147,7 @@ def _longest_path_ends(schedule: Schedule, pieces: Passes, microbatches: npt.Arr
     seconds = np.broadcast_to(seconds, (*seconds.shape[:3], *shape)).reshape(*seconds.shape[:3], -1)
     counts = np.broadcast_to(np.asarray(microbatches), shape).ravel()
     ends = np.zeros((seconds.shape[1], counts.size))
-    for count in sorted(set(counts.tolist())):
+    for count in distinct(counts):
         chosen = np.flatnonzero(counts == count)
         ends[:, chosen] = _ends_by_window(schedule, np.ascontiguousarray(seconds[..., chosen]), int(count))
     return ends.reshape(len(ends), *shape)

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.parallel.placement import BATCH_AXES
+from paleo.schedules.base import distinct
 from paleo.step.exchange import owned_elements
 from paleo.step.memory import live_microbatches
 from paleo.step.streams import section_exchanges, section_gathers
@@ -137,7 +138,7 @@ class Bounds:
     def _send(self) -> Array:
         """Time in which one layer of the heaviest block sends its output to the next stage [s], shape (cases,)."""
         sent = np.zeros(len(self.cases))
-        for block in sorted(set(self.cuts.heaviest.tolist())):
+        for block in distinct(self.cuts.heaviest):
             inside = self.cuts.heaviest == block
             sent[inside] = self.cases.send(block)[inside]
         return sent

@@ -6,10 +6,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from paleo.errors import PlanError, SpecError, near
+from paleo.errors import PlanError
 from paleo.predict import HEADROOM, Prediction, predict
 from paleo.search.classes import classed
-from paleo.search.plans import FIRST, OBJECTIVES, Search, leaving_room, pareto_plans, search
+from paleo.search.plans import FIRST, Search, check_objective, leaving_room, pareto_plans, search
 from paleo.search.ranking import Ranking
 from paleo.search.space import batch
 
@@ -60,8 +60,7 @@ def search_counts(
     Search
         Plans in the order of the objective and by class (`paleo.search.classes`).
     """
-    if objective not in OBJECTIVES:
-        raise SpecError(f"objective {objective!r:.80}; {near(str(objective), OBJECTIVES)}")
+    check_objective(objective)
     results, skipped, batch_of_all = [], list[tuple[int, str]](), batch(model, run)
     for gpus in dict.fromkeys(counts):
         try:

@@ -103,6 +103,18 @@ def _step(winner: Prediction, dispatcher: Dispatch, microbatch: int) -> float:
 OBJECTIVES = ("time", "cost", "energy", "gpus")
 
 
+def check_objective(objective: str) -> None:
+    """Raise SpecError for an order of plans that is unknown.
+
+    Parameters
+    ----------
+    objective : str
+        What plans are sorted by.
+    """
+    if objective not in OBJECTIVES:
+        raise SpecError(f"objective {objective!r:.80}; {near(str(objective), OBJECTIVES)}")
+
+
 #: Number of plans that are examined, and the number among which plans with free memory are sought if the first have
 #: none.
 FIRST, LOOKED_AT = 10, 100
@@ -197,8 +209,7 @@ def search(
     PlanError
         If no configuration shares the batch and the layers evenly.
     """
-    if objective not in OBJECTIVES:
-        raise SpecError(f"objective {objective!r:.80}; {near(str(objective), OBJECTIVES)}")
+    check_objective(objective)
     check_searched(run)
     started = time.perf_counter()
     chosen, tried = space or Space(), dict.fromkeys(counts or (run.gpus,))

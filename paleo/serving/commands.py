@@ -61,7 +61,7 @@ class EngineCommand:
 
     @property
     def speculation(self) -> dict[str, float]:
-        """What it states of drafts, by the names of an engine's facts."""
+        """Return what the command states of drafts, by the names of an engine's facts."""
         names = ("drafted", "branches", "verified", "draft_vocabulary")
         return {name: getattr(self, name) for name in names} if self.drafted else {"drafted": 0}
 

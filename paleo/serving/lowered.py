@@ -33,7 +33,7 @@ _FIELDS = ("flops", "vector_flops", "bytes_read", "bytes_written", "calls")
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How one replica is divided over its devices.
+    """Division of one replica over its devices.
 
     Attributes
     ----------

@@ -125,7 +125,7 @@ class Service:
 
     @property
     def limited_by(self) -> str | None:
-        """What limits the first plan; of several latency limits, the one that its simulated times come closest to."""
+        """Limit of the first plan; of several latency limits, the one that its simulated times come closest to."""
         if self.best is None or self.best.limited_by not in LIMIT_NAMES.values():
             return None if self.best is None else self.best.limited_by
         name = f"p{self.limits.percentile}" if self.limits.percentile else "mean"

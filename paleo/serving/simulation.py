@@ -233,7 +233,7 @@ class Replica:
         self._enter_all()
 
     def _enter_all(self) -> None:
-        """When each request is in the queue: behind the server, which takes them one by one.
+        """Return when each request enters the queue, after the server, which takes them one by one.
 
         Those that arrive at one instant are coroutines of one event loop: each has its turn after the others, so that
         none is through before all are.

@@ -292,9 +292,9 @@ def _arithmetic(weights: str, prices: FamilyPrices) -> str:
 
 
 def _kind(kernel: Kernel, before: Kernel | None, *, narrow: bool) -> str:
-    """How a kernel is priced: a convolution, a fused pass with perhaps a second operand or a pool, a product in the
-    format of the weights, or as in sixteen bits. A gate reads both halves of the product before it, which no epilogue
-    has."""
+    """Name the way in which a kernel is priced: a convolution, a fused pass with perhaps a second operand or a pool, a
+    product in the format of the weights, or as in sixteen bits. A gate reads both halves of the product before it,
+    which no epilogue has."""
     if kernel.family == "conv":
         return "conv"
     if kernel.operation == "pool":
@@ -365,7 +365,7 @@ def is_single_pass(model: ModelSpec, system: System) -> bool:
 
 @dataclass(frozen=True)
 class BatchedService:
-    """What a network that answers in forward passes alone serves on some devices.
+    """Service of a network that answers in forward passes alone, on some devices.
 
     Attributes
     ----------

@@ -106,7 +106,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """What a replica does under a load; arrays of one shape.
+    """Steady state of a replica under a load; arrays of one shape.
 
     Attributes
     ----------

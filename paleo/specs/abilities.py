@@ -246,7 +246,7 @@ class Habit(Spec):
 
 
 class Abilities(Spec):
-    """What a release of a framework can run, each fact with its source.
+    """Abilities of a release of a framework, each fact with its source.
 
     Attributes
     ----------

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.schedules.base import Numeric, Passes
+from paleo.schedules.base import Numeric, Passes, distinct
 from paleo.step.exchange import Sends, bucket_count, exposed_gather, exposed_sends, sends_in_order
 from paleo.step.memory import SUM_BYTES, Assignment, host_update
 from paleo.step.section_times import LayerTimes, section_values, sum_per_stage, with_contention
@@ -275,7 +275,7 @@ def stream_seconds(batch: Batch) -> StreamSeconds:
 
 def _stream_seconds(batch: Batch) -> StreamSeconds:
     orders: dict[Shape, list[tuple[int, Order]]] = {}
-    for layout in sorted(set(batch.cases.layout.tolist())):
+    for layout in distinct(batch.cases.layout):
         shape, order = _order(batch.layouts, layout, buckets_of(batch, layout))
         orders.setdefault(shape, []).append((layout, order))
     seconds = StreamSeconds(*np.zeros((3, len(batch))))

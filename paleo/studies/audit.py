@@ -131,7 +131,7 @@ class Audit:
 
     @property
     def next_quantity(self) -> str | None:
-        """What to log next: the quantity that the log lacks and that tells the first two faults best apart; None where
+        """Quantity to log next: the one that the log lacks and that best tells the first two faults apart; None where
         one fault explains the log, or no quantity tells."""
         if len(self.faults) < 2:
             return None
@@ -157,8 +157,11 @@ def _interval_around(seconds: float, width: float) -> tuple[float, float]:
 
 
 def _deviation(name: str, measured: _Evidence, predicted: _Evidence) -> float:
-    """By how many standard deviations a quantity is off. Parts of a step count against the step: one that is small in
-    both is not judged, and of one that is small in one alone the difference in shares of the step is."""
+    """Return by how many standard deviations a quantity is off.
+
+    Parts of a step count against the step: one that is small in both is not judged, and of one that is small in one
+    alone the difference in shares of the step is.
+    """
     value, expected = measured[name], predicted[name]
     if name in _DEVIATION:
         return math.log(value / expected) / _DEVIATION[name]

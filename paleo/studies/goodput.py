@@ -600,9 +600,9 @@ _Entry = TypeVar("_Entry")
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """How a software writes: bytes per second of a process; whether one process writes for all, and how often the whole
-    state passes through it (sharded states that are gathered first). ``copy_rate``: bytes per second of a process into
-    host memory; ``pause``: seconds that training stops for the call itself."""
+    """Way in which a software writes: bytes per second of a process; whether one process writes for all, and how often
+    the whole state passes through it (sharded states that are gathered first). ``copy_rate``: bytes per
+    second of a process into host memory; ``pause``: seconds that training stops for the call itself."""
 
     rate: float
     single: bool = False
@@ -823,7 +823,7 @@ def _checkpoint_bytes(prediction: Prediction) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """What it costs to stop a run on purpose and to go on later [s]: ``save`` writes a checkpoint, ``start`` launches
+    """Cost of stopping a run on purpose and going on later [s]: ``save`` writes a checkpoint, ``start`` launches
     and warms up processes, ``restore`` reads the checkpoint. ``share``: goodput while the run lasts; ``mtbf``: mean
     time between its failures; ``lost``: a failure's restart and the work that it loses on average."""
 

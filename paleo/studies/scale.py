@@ -614,7 +614,7 @@ class PlacementStudy:
 
     @property
     def advice(self) -> str:
-        """When the placement matters, in a sentence or two."""
+        """Advice on whether the placement matters, in a sentence or two."""
         return _advice(self)
 
 

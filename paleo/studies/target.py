@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -512,14 +512,33 @@ def _first_fitting(
     point = point_of()
     if point.prediction.memory.fits or options.get("strategy") is not None:
         return point
-    for strategy in MODEL_PARALLEL:
+    return first_that_fits(MODEL_PARALLEL, point_of) or point
+
+
+def first_that_fits(plans: Sequence[str], point_of: Callable[..., TargetTime]) -> TargetTime | None:
+    """Return the first plan that can be run and fits in memory.
+
+    Parameters
+    ----------
+    plans : sequence of str
+        Degrees of parallelism, in the order in which they are tried.
+    point_of : callable
+        Predicts a run whose ``strategy`` and ``microbatch`` are given by name. Where tensors are split, the batch of a
+        rank would be as large as that of several, so passes are of one sample there.
+
+    Returns
+    -------
+    TargetTime, optional
+        None if no plan fits.
+    """
+    for strategy in plans:
         try:
-            other = point_of(strategy=strategy, microbatch=1 if "tp=" in strategy else None)
-        except PlanError:
+            point = point_of(strategy=strategy, microbatch=1 if "tp=" in strategy else None)
+        except PaleoError:
             continue
-        if other.prediction.memory.fits:
-            return other
-    return point
+        if point.prediction.memory.fits:
+            return point
+    return None
 
 
 def _candidate_batches(task: TrainingTask, gpus: int) -> list[float]:

@@ -37,7 +37,8 @@ def _einsum(call: Invocation) -> Reading:
 
 @torch_functions("tensordot")
 def _tensordot(call: Invocation) -> Reading:
-    """As an einsum: the last ``dims`` of the first factor with the first of the second, or two lists of dims."""
+    """Read a tensordot as an einsum: it sums over the last ``dims`` of the first factor and the first of the second, or
+    over two lists of dims."""
     arguments = call.bound("a", "b", "dims")
     left, right = call.tensor(arguments["a"]), call.tensor(arguments["b"])
     if left is None or right is None:

@@ -61,7 +61,7 @@ PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is predicted of a run: the measured quantity's value, and times by part [s]."""
+    """Prediction of a run: the value of the measured quantity, and times by part [s]."""
 
     value: float
     ideal: float

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from paleo.specs.link import load_link
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import Level, System, load_system
 from paleo.specs.task import TrainingTask, task_of
-from paleo.studies.target import MODEL_PARALLEL, TargetTime, task_run, time_to_target
+from paleo.studies.target import MODEL_PARALLEL, TargetTime, first_that_fits, task_run, time_to_target
 from paleo.tables.cells import Array, number_or_nan
 from paleo.tables.kinds._systems import DEFAULT_SYSTEMS, system_of, with_device, with_nodes_of
 from paleo.tables.kinds._transformers import strategy_of
@@ -31,7 +30,6 @@ from paleo.units import MILLISECOND
 
 if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration
-    from paleo.specs.run import Run
     from paleo.tables.base import Predictions
 
 
@@ -106,7 +104,7 @@ def _most_neighbours(row: Row, task: TrainingTask) -> int:
 
 
 def on_tpu(row: Row) -> bool:
-    """Whether a row's device is a TPU."""
+    """Return True if a row's device is a TPU."""
     return str(row.get("device", "")).startswith("tpu")
 
 
@@ -149,8 +147,8 @@ def switch(row: Row, key: str, default: bool) -> bool:
 
 
 def strategy_of_row(row: Row, gpus: int, software: Software) -> str:
-    """As `strategy_of`, of a row that states what is to each rank of data parallelism, and its optimizer and sequences
-    in words; chunks of a pipeline stage that it does not state are one."""
+    """Return the strategy of a row as `strategy_of` does, where the row states what each rank of data parallelism has,
+    and its optimizer and sequences in words; chunks of a pipeline stage that it does not state are one."""
     product = math.prod(whole_cell(row, axis, 1) for axis in ("tp", "pp", "cp"))
     if gpus % product:
         raise PlanError(f"tp, pp and cp take {product} GPUs, which do not divide {gpus}")
@@ -206,24 +204,9 @@ def _target(cells: tuple[tuple[str, Any], ...], calibration: Calibration | None)
     point = priced(run)
     if point.prediction.memory.fits or "strategy" in run.model_fields_set:
         return point
+    # code of submissions that splits no tensors makes room by smaller passes, which take about as long together
     plans = [degrees for degrees in MODEL_PARALLEL if task.code.software in SPREAD or "tp=" not in degrees]
-    return first_that_fits(run, priced, plans) or point
-
-
-def first_that_fits(run: Run, priced: Callable[[Run], TargetTime], plans: Sequence[str]) -> TargetTime | None:
-    """Return the first of the plans that fits in memory, where a row states none; None where nothing fits.
-
-    Code of submissions that splits no tensors makes room by smaller passes instead, which take about as long together.
-    """
-    for degrees in plans:
-        options = run.model_copy(update={"strategy": degrees, "microbatch": 1 if "tp=" in degrees else None})
-        try:
-            point = priced(options)
-        except PaleoError:
-            continue
-        if point.prediction.memory.fits:
-            return point
-    return None
+    return first_that_fits(plans, lambda **stated: priced(run.model_copy(update=stated))) or point
 
 
 # rows of tables of steps
@@ -263,7 +246,7 @@ class NetworkSteps(StepTable):
         return system_of(row)
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """As `network_step`; of a submission, the step of its task."""
+        """Return the step of a row as `network_step` does; of a submission, the step of its task."""
         submission = submission_of(row)
         if submission is None:
             return self.network_step(row, software)
@@ -341,7 +324,7 @@ class TrainingRuns(StepTable):
             return None
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """As any table of steps; copies of a run's log are told apart and left out."""
+        """Predict rows as any table of steps does; copies of a run's log are told apart and left out."""
         predictions = super().predict(frame)
         predictions.reasons[copies(frame)] = "repeats the log of another row"
         return predictions

@@ -137,7 +137,7 @@ def _folded(row: Row, software: Software) -> list[str]:
 
 
 def without_update(row: Row) -> bool:
-    """Whether the iteration is the sum of the forward and the backward time that the notes state."""
+    """Return True if the iteration is the sum of the forward and the backward time that the notes state."""
     stated = re.search(r"fw ([\d.]+) ms, bw ([\d.]+) ms", str(row.get("notes", "")))
     return stated is not None and abs(sum(map(float, stated.groups())) - float(row["iteration_ms"])) < 0.1
 
@@ -333,8 +333,8 @@ WHOLE_ITERATIONS, SERVER, HYBRIDS = "26.06", 8, ("nemotron", "mamba")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How tokens are dispatched, whether they travel beside another microbatch, and which CUDA graph there is (None:
-    not stated); whether an expert ``drops`` those beyond its share."""
+    """Recipe of a mixture: how tokens are dispatched, whether they travel beside another microbatch, and which CUDA
+    graph there is (None: not stated); whether an expert ``drops`` those beyond its share."""
 
     dispatch: Dispatch | None = None
     overlap: bool | None = None
@@ -361,9 +361,9 @@ def recipe_of(row: Row) -> Recipe:
 
 
 class KnownRecipe(NamedTuple):
-    """What a framework's recipe recomputes, and of blocks which parts, whether collectives over tp go beside products,
-    and of how many layers activations go to host memory; by words of a row's framework and model, and the degrees that
-    tell recipes of a network apart."""
+    """Recipe of a framework: what it recomputes, and of blocks which parts, whether collectives over tp go beside
+    products, and of how many layers activations go to host memory. It is found by words of a row's framework and
+    model, and by the degrees that tell recipes of a network apart."""
 
     software: str
     network: str
@@ -428,7 +428,7 @@ SCALING: dict[str, Scaling] = {"current scaling": "current", "mxfp8": "mxfp8", "
 
 
 def scaling_of(row: Row) -> Scaling | None:
-    """How a row scales narrow operands, where its own name of the format (``dtype_reported``) says so."""
+    """Return how a row scales narrow operands, where its own name of the format (``dtype_reported``) says so."""
     reported = str(row.get("dtype_reported", "")).lower()
     return next((scaling for words, scaling in SCALING.items() if words in reported), None)
 

@@ -112,7 +112,7 @@ def profile_of(row: Row) -> str:
 
 
 def profile_of_its_day(row: Row) -> str:
-    """As `profile_of`, as the software was when the row was measured."""
+    """Return the software profile of a row as `profile_of` does, in the release of the time of the measurement."""
     source = str(row.get("source", ""))
     release = f" {CONTAINER_RELEASE}" if source.startswith(EXAMPLES) else ""
     return profile_at_release({**row, "source": source + release}, profile_of(row))
@@ -141,7 +141,7 @@ def cudnn_version(text: str) -> float | None:
 
 
 def without_update(row: Row) -> bool:
-    """Whether only forward and backward were timed."""
+    """Return True if only forward and backward were timed."""
     return WITHOUT_UPDATE in str(row.get("notes", ""))
 
 
