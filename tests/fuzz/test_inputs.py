@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from paleo.cli import run
+from tests.fuzz import __main__ as driver
 from tests.fuzz import inputs
-from tests.fuzz.__main__ import Answer, Settings, _fault, _hang, answer, answers_of, drawn
+from tests.fuzz.__main__ import Answer, Settings, _fault, _flood, _hang, answer, answers_of, drawn
 from tests.fuzz.inputs import COSTS, KINDS
 from tests.fuzz.mutations import HOSTILE, mutated
 
@@ -61,6 +62,25 @@ def test_some_inputs_of_each_kind(kind: str, tmp_path: Path, monkeypatch: pytest
         assert given.fault == "", f"{given.call}: {given.fault}"
         (again := folder / "again").mkdir()
         assert [word.replace("/again", "") for word in KINDS[kind](random.Random(f"0/{number}"), again)] == given.call
+
+
+@pytest.mark.parametrize(
+    ("peak", "held", "now", "fault"),
+    [
+        (0.3, 0.3, 1.1, "0.8 GB of memory"),
+        (0.3, 0.3, 0.9, ""),
+        (1.2, 0.9, 1.2, ""),  # tests before it had held as much
+        (1.2, 0.9, 1.3, ""),  # it added 0.4 GB
+        (1.2, 0.9, 1.8, "0.9 GB of memory"),
+        (0.0, 0.0, 0.9, ""),
+    ],
+)
+def test_memory_is_what_an_input_adds(
+    peak: float, held: float, now: float, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    giga = 1024**3
+    monkeypatch.setattr(driver, "_peak_bytes", lambda: int(now * giga))
+    assert _flood(int(peak * giga), int(held * giga)) == fault
 
 
 @pytest.mark.parametrize(
