@@ -79,7 +79,7 @@ def _hub_id(text: str) -> ModelSpec | None:
     cached, twin, problem = _cached_configuration(text), _catalog_model(text), ""
     if cached is not None:
         try:
-            return _from_configuration(cached, text, text.rpartition("/")[2])
+            return _from_configuration(cached, text, text.rpartition("/")[2]).model_copy(update={"asked": text})
         except SpecError as error:
             problem = f" ({error})"
             if twin is None:
@@ -92,7 +92,7 @@ def _hub_id(text: str) -> ModelSpec | None:
         )
     lacking = "is not in the local cache" if cached is None else f"is refused{problem}"
     remark = f"{text}: its configuration {lacking}; this is {twin} of the catalog"
-    return load_model(twin).model_copy(update={"remarks": (remark,)})
+    return load_model(twin).model_copy(update={"remarks": (remark,), "asked": text})
 
 
 def _from_configuration(file: Path, text: str, name: str) -> ModelSpec:

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from paleo.errors import SpecError, near
 from paleo.registry import Registry
-from paleo.specs.catalog import hub_id, resolve_spelling
 
 #: Keys of a framework with their values; nested keys are joined by dots.
 Settings = Mapping[str, Any]
@@ -96,6 +95,8 @@ class JobPlan:
     experts: int = field(default=0, compare=False)
     node: int = field(default=8, compare=False)
     sizes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    #: Id of the network's weights on the Hugging Face hub; empty where none is known.
+    hub: str = field(default="", compare=False)
 
     @property
     def ranks(self) -> int:
@@ -482,7 +483,7 @@ def one_of(settings: Settings, keys: Sequence[str]) -> Any:
 
 def without_hub_id(plan: JobPlan) -> str:
     """Return a sentence if no Hugging Face id is known for the network, else an empty string."""
-    if "/" in plan.model or hub_id(plan.model):
+    if "/" in plan.model or plan.hub:
         return ""
     return f"no id of {plan.model} on the Hugging Face hub is known; replace the name by a folder of its configuration"
 
@@ -491,13 +492,23 @@ def hub_key(key: str) -> Together:
     """Make the entry of a key that names a network by its Hugging Face id."""
 
     def write(plan: JobPlan) -> dict[str, Any]:
-        return {key: hub_id(plan.model) or plan.model}
+        return {key: plan.hub or plan.model}
 
     def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
         name = settings.get(key)
-        return {} if name is None else {"model": resolve_spelling("models", str(name)) or str(name)}
+        return {} if name is None else {"model": _reference(str(name))}
 
     return Together((key,), ("model",), write, read)
+
+
+def _reference(name: str) -> str:
+    """Return the name by which commands find a network; a name that means none is returned, to be refused later."""
+    from paleo.specs.model import load_model
+
+    try:
+        return load_model(name, run_code=False).reference
+    except SpecError:
+        return name
 
 
 def behind(beginning: str, words: str) -> str:

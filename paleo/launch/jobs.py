@@ -223,6 +223,7 @@ def job_of(prediction: Prediction) -> JobPlan:
         experts=int(params.get("experts", 0) or 0),
         node=prediction.system.devices_per_node,
         sizes=params,
+        hub=prediction.model.hub,
     )
     return completed(job)
 

@@ -27,7 +27,6 @@ from paleo.serving.plans import (
     simulated,
     steady_part,
 )
-from paleo.specs.catalog import hub_id
 from paleo.units import MEGA, duration
 
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ class Service:
         """Command line of the engine that is the first plan; empty without one."""
         if self.best is None:
             return ""
-        return written_command(self.engine.name, hub_id(self.model.name) or self.model.name, self.best)
+        return written_command(self.engine.name, self.model.hub or self.model.name, self.best)
 
     @property
     def verdict(self) -> str:

@@ -14,7 +14,7 @@ from paleo.errors import SpecError
 from paleo.files import exists, is_folder
 from paleo.operations.tensor import Role
 from paleo.registry import Registry
-from paleo.specs.catalog import entries, is_path, read_entry, resolve_spelling
+from paleo.specs.catalog import entries, hub_id, is_path, read_entry, resolve_spelling
 from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate, with_path
 
 
@@ -99,6 +99,13 @@ class ModelSpec(Spec):
     path: str = ""
     #: Warnings for every prediction with this network, such as that another network stands in for it.
     remarks: tuple[Text, ...] = Field(default=(), exclude=True)
+    #: The name or hub id by which the user asked for the network; empty for a file.
+    asked: str = Field(default="", exclude=True)
+
+    @property
+    def hub(self) -> str:
+        """Id on the Hugging Face hub of the weights that the user named, else of the first release, else empty."""
+        return hub_id(self.name, self.asked)
 
     @property
     def reference(self) -> str:
@@ -147,7 +154,7 @@ def _model(model: str | Path) -> ModelSpec:
             if (network := SOURCES[source](text)) is not None:
                 return network
     path, data = read_entry("models", model)
-    return model_from(data, path)
+    return model_from(data, path).model_copy(update={"asked": "" if exists(text) else text})
 
 
 def names_other_source(model: str | Path) -> bool:

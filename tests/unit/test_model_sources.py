@@ -150,3 +150,16 @@ def test_no_two_networks_have_one_other_name() -> None:
 def test_ids_of_variants_mean_the_network_of_the_catalog(hub_id: str, name: str, cache: Path) -> None:
     model = load_model(hub_id)
     assert model.name == name and f"this is {name} of the catalog" in model.remarks[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "hub"),
+    [
+        ("llama3-70b", "meta-llama/Meta-Llama-3-70B"),
+        ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"),
+        ("lenet", ""),
+    ],
+)
+def test_a_network_keeps_the_id_of_the_weights_that_were_asked_for(asked: str, hub: str, cache: Path) -> None:
+    assert load_model(asked).hub == hub
