@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from paleo.serving.benchmark import EngineBenchmark, ServiceAudit
     from paleo.serving.engines import Engine
-    from paleo.serving.reinforcement import LearningStudy
+    from paleo.studies.reinforcement import LearningStudy
 
 #: Default number of tokens of a prompt and of an answer.
 USUAL_INPUT, USUAL_OUTPUT = 1000.0, 300.0
@@ -513,7 +513,8 @@ def rl(
     ReinforcementAnswer
         The steps of all layouts that were tried, the shortest first.
     """
-    from paleo.serving.reinforcement import ALGORITHMS, Rollouts, learning_study
+    from paleo.serving.reinforcement import ALGORITHMS, Rollouts
+    from paleo.studies.reinforcement import LearningQuestion, learning_study
 
     network = model if isinstance(model, ModelSpec) else load_model(model)
     machine = loaded_system(system)
@@ -532,11 +533,10 @@ def rl(
     usd, _ = rent(machine, gpus, parse_tariff(**tariff))
     engines = None if str(engine_strategy) in ("None", "auto") else [parse_sharding(str(engine_strategy))]
     trainers = None if str(strategy) in ("None", "auto") else [str(strategy)]
-    study = learning_study(
-        network, machine, gpus, task, algorithm=algorithm, staleness=staleness, generators=generators,
-        layouts=engines, strategies=trainers, software=software, steps=steps, usd_per_s=usd,
-    )  # fmt: skip
-    return ReinforcementAnswer(study)
+    question = LearningQuestion(
+        network, machine, gpus, task, algorithm, staleness, generators, engines, trainers, software
+    )
+    return ReinforcementAnswer(learning_study(question, steps=steps, usd_per_s=usd))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

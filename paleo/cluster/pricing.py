@@ -19,7 +19,7 @@ from paleo.predict import predict
 from paleo.serving.engines import load_engine
 from paleo.serving.formats import parse_formats
 from paleo.serving.plans import ServingLimits, ServingLoad
-from paleo.serving.reinforcement import ALGORITHMS, INTERVAL, Rollouts, learning_study
+from paleo.serving.reinforcement import ALGORITHMS, INTERVAL, Rollouts
 from paleo.serving.service import service_of
 from paleo.serving.steady import Lengths
 from paleo.specs.loading import validate
@@ -302,6 +302,8 @@ def _service(spec: JobSpec, network: ModelSpec, system: System) -> Pricer:
 
 
 def _learning(spec: JobSpec, network: ModelSpec, system: System) -> Pricer:
+    from paleo.studies.reinforcement import LearningQuestion, learning_study
+
     options = dict(spec.rl or {})
     _check_keys("rl", options, _RL)
     algorithm, software = str(options.get("algorithm", "grpo")), str(options.get("software", "megatron-core"))
@@ -318,10 +320,8 @@ def _learning(spec: JobSpec, network: ModelSpec, system: System) -> Pricer:
     )  # fmt: skip
 
     def price(gpus: int) -> JobPrice:
-        study = learning_study(
-            network, system, gpus, task, algorithm=algorithm, staleness=0, generators=None, layouts=None,
-            strategies=None, software=software, steps=steps, usd_per_s=None,
-        )  # fmt: skip
+        question = LearningQuestion(network, system, gpus, task, algorithm, software=software)
+        study = learning_study(question, steps=steps)
         if not study.steps or not study.steps[0].fits:
             raise PlanError(study.verdict)
         return JobPrice(gpus, study.steps[0].step * steps, INTERVAL, _RESTART)

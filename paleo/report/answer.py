@@ -21,8 +21,8 @@ from paleo.units import duration, gibibytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from paleo.serving.reinforcement import LearningStudy
     from paleo.serving.service import Service
+    from paleo.studies.reinforcement import LearningStudy
 
 #: Size of a chart [inch].
 SIZE = (5.2, 3.4)
@@ -120,10 +120,11 @@ def learning_page(study: LearningStudy, *, date: str) -> str:
             for name, seconds in reinforcement.worked_parts(best).items()
         ]
         charts = [("A step by part", bars(parts, "A step by part"))]
-    rollouts = study.rollouts
+    question = study.question
+    rollouts, machine = question.rollouts, f"{question.gpus} x {question.system.device.name}"
     return rendered(
         "answer.html",
-        title=f"{study.algorithm.upper()} on {study.model.title}, {study.gpus} x {study.system.device.name}",
+        title=f"{question.algorithm.upper()} on {question.model.title}, {machine}",
         version=__version__,
         date=date,
         question=(

@@ -12,7 +12,8 @@ from paleo.serving.reinforcement import INTERVAL, UNMODELLED
 from paleo.units import duration
 
 if TYPE_CHECKING:
-    from paleo.serving.reinforcement import LearningStep, LearningStudy
+    from paleo.serving.reinforcement import LearningStep
+    from paleo.studies.reinforcement import LearningStudy
 
 #: Plans that a table shows.
 SHOWN = 8
@@ -31,14 +32,14 @@ def document(study: LearningStudy) -> dict[str, Any]:
     dict of str to Any
         The document.
     """
-    best = study.steps[0] if study.steps else None
+    best, question = study.steps[0] if study.steps else None, study.question
     return {
         "verdict": study.verdict,
-        "model": study.model.name,
-        "system": study.system.name,
-        "gpus": study.gpus,
-        "algorithm": study.algorithm,
-        "staleness": study.staleness,
+        "model": question.model.name,
+        "system": question.system.name,
+        "gpus": question.gpus,
+        "algorithm": question.algorithm,
+        "staleness": question.staleness,
         "possible": best is not None and best.fits,
         "step_time_s": None if best is None else best.step,
         "step_time_interval_s": None if best is None else [factor * best.step for factor in INTERVAL],
@@ -94,7 +95,7 @@ def assumptions(study: LearningStudy) -> list[str]:
         Sentences.
     """
     low, high = INTERVAL
-    texts = ["Parts overlap: the engine generates while the trainer works."] if study.staleness else []
+    texts = ["Parts overlap: the engine generates while the trainer works."] if study.question.staleness else []
     return [*texts, f"Eight of nine measured steps of NeMo RL lie between {low:g} and {high:g} times the prediction."]
 
 

@@ -17,22 +17,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.errors import PaleoError, PlanError
+from paleo.errors import PlanError
 from paleo.predict import predict
 from paleo.serving.engines import Engine, load_engine
 from paleo.serving.formats import Formats
 from paleo.serving.load import Requests, drawn_lengths
-from paleo.serving.lowered import Sharding
 from paleo.serving.memory import serving_memory
 from paleo.serving.phases import phases
 from paleo.serving.plans import ReplicaLayout
 from paleo.serving.simulation import simulate
 from paleo.serving.steady import Lengths, saturated
-from paleo.specs.run import Run
-from paleo.units import DAY, duration
+from paleo.specs.run import Run, updated
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
+    from paleo.serving.lowered import Sharding
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
     from paleo.step.memory import Footprint
@@ -43,6 +42,14 @@ ALGORITHMS = {"grpo": (1, False), "rloo": (1, False), "dapo": (0, False), "ppo":
 TRANSFER_SHARE, COLOCATED_SHARE = 0.5, 0.6
 #: Coefficient of variation of answers where nothing is stated, and most rollouts that are simulated and drawn.
 USUAL_VARIATION, MOST_SIMULATED, MOST_DRAWN = 0.7, 4000, 100_000
+#: What no step of reinforcement learning has in it.
+UNMODELLED = (
+    "environments, tools and verifiers that answer during generation",
+    "resharding of weights beyond their bytes, start of engines",
+    "speculative decoding",
+)
+#: Factors within which eight of nine measured steps of NeMo RL lie.
+INTERVAL = (0.7, 1.5)
 #: Sequences of the trainer are padded to a multiple of so many tokens.
 PADDING = 128
 
@@ -246,313 +253,128 @@ def offload_time(system: System, trainer: Footprint, engine_weights: float) -> f
     return 2.0 * (states + engine_weights) / system.device.copy_rate()
 
 
-def training_step(
-    model: ModelSpec, system: System, gpus: int, rollouts: Rollouts, strategy: str, software: str, *, forward: bool
-) -> Prediction:
-    """Predict one optimizer step, or a forward pass.
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """The engine on its GPUs, and the time in which it generates all rollouts of a step [s]."""
+
+    layout: ReplicaLayout
+    gpus: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """One optimizer step of the policy, and a forward pass over the same sequences."""
+
+    step: Prediction
+    forward: Prediction
+
+
+def generator(
+    model: ModelSpec, system: System, gpus: int, rollouts: Rollouts, sharding: Sharding, *, staleness: int = 0
+) -> Generator:
+    """Lay the engine over its GPUs and predict the generation of all rollouts of a step.
 
     Parameters
     ----------
-    model : ModelSpec
-        Model file.
-    system : System
-        The system.
+    model, system : ModelSpec, System
+        Network and machine.
     gpus : int
-        Number of GPUs.
+        GPUs of the engine.
     rollouts : Rollouts
         Sequences of a step.
-    strategy : str
-        Strategy of the trainer.
-    software : str
-        Software profile of the trainer.
-    forward : bool
-        Predict a forward pass.
+    sharding : Sharding
+        Division of a replica.
+    staleness : int
+        Steps that the engine may be ahead; at 0 it shares its GPUs with the trainer.
 
-    Returns
-    -------
-    Prediction
-        The prediction.
+    Raises
+    ------
+    PlanError, SpecError
+        If no replica fits.
     """
-    run = Run(
+    engine = load_engine("vllm")
+    engine = engine if staleness else engine.model_copy(update={"memory_share": COLOCATED_SHARE})
+    layout = engine_replicas(model, system, sharding, gpus, engine, rollouts.prompt + rollouts.longest)
+    return Generator(layout, gpus, generation_time(layout, rollouts, steady=staleness > 1))
+
+
+def trainer_run(gpus: int, rollouts: Rollouts, strategy: str, software: str) -> Run:
+    """Return the run of one optimizer step.
+
+    Parameters
+    ----------
+    gpus : int
+        GPUs of the trainer.
+    rollouts : Rollouts
+        Sequences of a step.
+    strategy, software : str
+        Degrees and profile of the trainer.
+    """
+    return Run(
         gpus=gpus,
         strategy=strategy,
         global_batch=rollouts.batch,
         microbatch=1,
         software=software,
-        forward_only=forward,
-        recompute="none" if forward else "full",
+        recompute="full",
         model={"seq": rollouts.sequence},
     )
-    return predict(model, system, run)
 
 
-def learning_step(
-    model: ModelSpec,
-    system: System,
-    gpus: int,
-    rollouts: Rollouts,
-    *,
-    algorithm: str = "grpo",
-    sharding: Sharding,
-    strategy: str,
-    staleness: int = 0,
-    generators: int | None = None,
-    software: str = "megatron-core",
-    engine: Engine | None = None,
-) -> LearningStep:
-    """Predict one step of reinforcement learning.
+def trainer(model: ModelSpec, system: System, run: Run) -> Trainer:
+    """Predict an optimizer step, and a forward pass under the same plan.
 
     Parameters
     ----------
-    model, system, gpus
-        Network, machine, total number of devices.
-    rollouts : Rollouts
-        Sequences that a step generates and trains on.
-    algorithm : str
-        A key of ``ALGORITHMS``.
-    sharding : Sharding
-        Division of a replica of the engine.
-    strategy : str
-        Degrees of the trainer.
-    staleness : int
-        Steps that the engine may be ahead; 0: both on one set of GPUs, one after the other.
-    generators : int, optional
-        GPUs of the engine where there are two sets.
-    software, engine
-        Profile of the trainer; the engine, vLLM by default.
+    model, system : ModelSpec, System
+        Network and machine.
+    run : Run
+        Run of the optimizer step.
 
     Raises
     ------
     PlanError, SpecError
-        The engine or the trainer cannot be laid out so.
+        If the plan cannot be laid over the network.
     """
-    profile = engine or load_engine("vllm")
-    colocated = staleness == 0
-    first = gpus if colocated else int(generators or gpus // 2)
-    second = gpus if colocated else gpus - first
-    if second < 1 or first < 1:
-        raise PlanError(f"{first} GPUs generate and {second} train: each needs one at least")
-    profile = profile.model_copy(update={"memory_share": COLOCATED_SHARE}) if colocated else profile
-    layout = engine_replicas(model, system, sharding, first, profile, rollouts.prompt + rollouts.longest)
-    generation = generation_time(layout, rollouts, steady=staleness > 1)
+    forward = updated(run, {"forward_only": True, "recompute": "none"})
+    return Trainer(predict(model, system, run), predict(model, system, forward))
+
+
+def learning_step(
+    system: System, engine: Generator, trainer: Trainer, rollouts: Rollouts, *, algorithm: str = "grpo", staleness: int
+) -> LearningStep:
+    """Compose one step of reinforcement learning.
+
+    Parameters
+    ----------
+    system : System
+        The machine.
+    engine, trainer : Generator, Trainer
+        Both sides, each on its GPUs.
+    rollouts : Rollouts
+        Sequences that a step generates and trains on.
+    algorithm : str
+        A key of ``ALGORITHMS``.
+    staleness : int
+        Steps that the engine may be ahead; 0: both on one set of GPUs, one after the other.
+    """
     others, critic = ALGORITHMS[algorithm]
-    step = training_step(model, system, second, rollouts, strategy, software, forward=False)
-    forward = training_step(model, system, second, rollouts, strategy, software, forward=True)
-    steps = max(rollouts.count / rollouts.batch, 1.0)
+    step, forward = trainer.step, trainer.forward.step_time
+    steps, gpus = max(rollouts.count / rollouts.batch, 1.0), step.plan.gpus
     parts = {
-        "generation": generation,
-        "log_probabilities": steps * forward.step_time * (1 + min(others, 1)),
-        "reward": steps * forward.step_time * (1.0 if critic else 0.0),
+        "generation": engine.seconds,
+        "log_probabilities": steps * forward * (1 + min(others, 1)),
+        "reward": steps * forward * (1.0 if critic else 0.0),
         "training": steps * step.step_time * (2.0 if critic else 1.0),
-        "weights": weights_time(system, layout.phases.lowered.parameters * sharding.tp, gpus),
-        "offload": offload_time(system, step.memory, layout.memory.weights) if colocated else 0.0,
+        "weights": weights_time(system, step.graph.parameters, gpus + (engine.gpus if staleness else 0)),
+        "offload": 0.0 if staleness else offload_time(system, step.memory, engine.layout.memory.weights),
         "idle": 0.0,
     }
-    trained = parts["log_probabilities"] + parts["reward"] + parts["training"]
-    if colocated:
-        total = sum(parts.values())
-    else:
-        total = max(generation, trained) + parts["weights"]
-        parts["idle"] = abs(generation - trained)
-    return LearningStep(parts, total, first, second, sharding.text, step.plan.strategy, step.memory.fits)
-
-
-def splits(gpus: int, least: int) -> list[int]:
-    """Return the numbers of GPUs for the engine that are tried; the trainer gets the others.
-
-    Parameters
-    ----------
-    gpus : int
-        All GPUs.
-    least : int
-        GPUs of one replica.
-
-    Returns
-    -------
-    list of int
-        Numbers, rising.
-
-    Examples
-    --------
-    >>> splits(32, 8)
-    [8, 16, 24]
-    """
-    shares = (gpus * part // whole for part, whole in ((1, 8), (1, 4), (1, 3), (1, 2), (2, 3), (3, 4), (7, 8)))
-    counts = {count // least * least for count in shares}
-    return sorted(count for count in counts if 0 < count < gpus)
-
-
-def best_step(
-    model: ModelSpec, system: System, gpus: int, rollouts: Rollouts, *, layouts: list[Sharding], strategies: list[str],
-    staleness: int = 0, algorithm: str = "grpo", software: str = "megatron-core", generators: int | None = None,
-) -> tuple[list[LearningStep], list[str]]:  # fmt: skip
-    """Predict the steps of all layouts of engine and trainer, on all splits of the GPUs.
-
-    Parameters
-    ----------
-    model : ModelSpec
-        Model file.
-    system : System
-        The system.
-    gpus : int
-        All GPUs.
-    rollouts : Rollouts
-        Sequences of a step.
-    layouts : list of Sharding
-        Layouts of a replica of the engine.
-    strategies : list of str
-        Strategies of the trainer.
-    staleness : int, optional
-        Steps that the engine may be ahead; 0 shares all GPUs.
-    algorithm : str, optional
-        Algorithm of reinforcement learning.
-    software : str, optional
-        Software profile of the trainer.
-    generators : int, optional
-        GPUs of the engine; by default several numbers are tried.
-
-    Returns
-    -------
-    tuple[list[LearningStep], list[str]]
-        Steps, the shortest first, and why layouts were refused.
-    """
-    steps: list[LearningStep] = []
-    refusals: list[str] = []
-    for sharding in layouts:
-        counts = [None] if staleness == 0 else [generators] if generators else splits(gpus, sharding.gpus)
-        for strategy in strategies:
-            for count in counts:
-                try:
-                    steps.append(
-                        learning_step(
-                            model, system, gpus, rollouts, algorithm=algorithm, sharding=sharding, strategy=strategy,
-                            staleness=staleness, generators=count, software=software,
-                        )
-                    )  # fmt: skip
-                except PaleoError as error:
-                    refusals.append(f"{sharding.text}, {strategy}: {error}")
-    steps.sort(key=lambda each: (not each.fits, each.step))
-    return steps, refusals
-
-
-#: What no step of reinforcement learning has in it.
-UNMODELLED = (
-    "environments, tools and verifiers that answer during generation",
-    "resharding of weights beyond their bytes, start of engines",
-    "speculative decoding",
-)
-#: Factors within which eight of nine measured steps of NeMo RL lie.
-INTERVAL = (0.7, 1.5)
-
-
-@dataclass(frozen=True)
-class LearningStudy:
-    """Steps of reinforcement learning under several layouts, with the question that they answer.
-
-    Attributes
-    ----------
-    model, system, gpus, algorithm, rollouts, staleness
-        The question.
-    steps : tuple of LearningStep
-        The shortest first.
-    refusals : tuple of str
-        Why layouts were left out.
-    count : int
-        Steps of the run.
-    usd_per_s : float or None
-        Rent of all devices.
-    """
-
-    model: ModelSpec
-    system: System
-    gpus: int
-    algorithm: str
-    rollouts: Rollouts
-    staleness: int
-    steps: tuple[LearningStep, ...]
-    refusals: tuple[str, ...]
-    count: int
-    usd_per_s: float | None
-
-    @property
-    def days(self) -> float | None:
-        """Duration of the run in days."""
-        return self.count * self.steps[0].step / DAY if self.steps else None
-
-    @property
-    def usd(self) -> float | None:
-        """Rent of the run in USD."""
-        return None if self.usd_per_s is None or not self.steps else self.count * self.steps[0].step * self.usd_per_s
-
-    @property
-    def verdict(self) -> str:
-        """Answer in one sentence."""
-        machine = f"{self.gpus} x {self.system.device.name}"
-        if not self.steps:
-            reasons = "; ".join(dict.fromkeys(self.refusals[:2]))
-            return f"No: no layout of engine and trainer of {self.model.title} runs on {machine}: {reasons}."
-        best = self.steps[0]
-        main = max(best.parts, key=best.parts.__getitem__)
-        share = best.parts[main] / best.step
-        split = "" if self.staleness == 0 else f", {best.generators} GPUs generate and {best.trainers} train"
-        cost = "" if self.usd is None else f", {self.usd:,.0f} USD"
-        fits = "" if best.fits else " The trainer does not fit into memory."
-        return (
-            f"A step of {self.algorithm.upper()} on {self.model.title} takes {duration(best.step)} on {machine}{split};"
-            f" {share:.0%} of it {main.replace('_', ' ')}. {self.count:,} steps take {self.days:.2g} days{cost}.{fits}"
-        )
-
-
-def learning_study(
-    model: ModelSpec, system: System, gpus: int, rollouts: Rollouts, *, algorithm: str, staleness: int,
-    generators: int | None, layouts: list[Sharding] | None, strategies: list[str] | None, software: str, steps: int,
-    usd_per_s: float | None,
-) -> LearningStudy:  # fmt: skip
-    """Predict the steps of given layouts, or of a few usual ones.
-
-    Parameters
-    ----------
-    model : ModelSpec
-        Model file.
-    system : System
-        The system.
-    gpus : int
-        All GPUs.
-    rollouts : Rollouts
-        Sequences of a step.
-    algorithm : str
-        Algorithm of reinforcement learning.
-    staleness : int
-        Steps that the engine may be ahead.
-    generators : int, optional
-        GPUs of the engine.
-    layouts : list of Sharding, optional
-        Layouts of a replica of the engine.
-    strategies : list of str, optional
-        Strategies of the trainer.
-    software : str
-        Software profile of the trainer.
-    steps : int
-        Number of steps of the training.
-    usd_per_s : float, optional
-        Rent [USD/s].
-
-    Returns
-    -------
-    LearningStudy
-        The steps.
-    """
-    node = min(max(system.devices_per_node, 1), gpus)
-    powers = [2**power for power in range(node.bit_length()) if 2**power <= node]
-    mixture = "experts" in model.params
-    usual = [*(f"tp={tp},zero=1,sp" if tp > 1 else "zero=1" for tp in powers), "zero=3"]
-    usual += [f"ep={ep},zero=1" for ep in powers if mixture and ep > 1]
-    tried, refusals = best_step(
-        model, system, gpus, rollouts, layouts=layouts or [Sharding(tp) for tp in powers],
-        strategies=strategies or usual, staleness=staleness, algorithm=algorithm, software=software,
-        generators=generators,
-    )  # fmt: skip
-    fitting = [each for each in tried if each.fits] or tried
-    return LearningStudy(
-        model, system, gpus, algorithm, rollouts, staleness, tuple(fitting), tuple(refusals), steps, usd_per_s
-    )
+    total = sum(parts.values())
+    if staleness:
+        trained = parts["log_probabilities"] + parts["reward"] + parts["training"]
+        total = max(engine.seconds, trained) + parts["weights"]
+        parts["idle"] = abs(engine.seconds - trained)
+    layout, fits = engine.layout.sharding.text, step.memory.fits
+    return LearningStep(parts, total, engine.gpus, gpus, layout, step.plan.strategy, fits)

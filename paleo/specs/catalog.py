@@ -207,17 +207,17 @@ def hub_ids() -> list[str]:
     return [alias for alias, _ in _listed_names() if "/" in alias]
 
 
-def hub_id(model: str, asked: str = "") -> str:
+def hub_id(model: str, name: str = "") -> str:
     """Return the Hugging Face id of a catalog model that a text names, else the first that it lists, else "".
 
     >>> hub_id("llama3-70b", "llama-3.3-70b"), hub_id("llama3-70b"), hub_id("lenet")
     ('meta-llama/Llama-3.3-70B-Instruct', 'meta-llama/Meta-Llama-3-70B', '')
     """
-    if "/" in asked:
-        return asked
-    ids = [name for name in hub_ids() if resolve_spelling("models", name) == model]
-    spelt = _spelling(asked.rpartition("/")[2], "-_ ")
-    named = (name for name in ids if _spelling(name.rpartition("/")[2], "-_ ").startswith(spelt))
+    if "/" in name:
+        return name
+    ids = [each for each in hub_ids() if resolve_spelling("models", each) == model]
+    spelt = _spelling(name.rpartition("/")[2], "-_ ")
+    named = (each for each in ids if _spelling(each.rpartition("/")[2], "-_ ").startswith(spelt))
     return next(named, next(iter(ids), ""))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,10 +13,20 @@ from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.serving.engines import load_engine
 from paleo.serving.lowered import Sharding
-from paleo.serving.reinforcement import Rollouts, engine_replicas, generation_time, offload_time, splits, weights_time
+from paleo.serving.reinforcement import (
+    Rollouts,
+    engine_replicas,
+    generation_time,
+    generator,
+    offload_time,
+    trainer,
+    weights_time,
+)
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 from paleo.step.memory import Footprint
+from paleo.studies import reinforcement
+from paleo.studies.reinforcement import LearningQuestion, best_step, splits
 from paleo.tables.kinds._inference import BENCHMARKS, InferenceRuns, LearningSteps, degrees_of, padding_time
 from paleo.tables.kinds._serving import ServingRuns, formats_of, sharding_of
 from paleo.tables.steps import row_dicts
@@ -160,3 +172,38 @@ def test_submissions_and_steps_of_learning():
     )  # fmt: skip
     assert "expected 5 degrees" in LearningSteps().predict(learning).reasons[0]
     assert np.isnan(LearningSteps().predict(learning.assign(step_s="")).seconds[0])
+
+
+@pytest.mark.slow
+def test_a_mixture_larger_than_a_node_takes_the_layouts_of_a_service_and_zero_3():
+    document = paleo.rl("qwen3-235b-a22b", "dgx-h100", gpus=64, rollouts=64, output=100).to_dict()
+    assert document["possible"]
+    assert "pp" in document["plans"][0]["engine"]
+
+
+@pytest.mark.slow
+def test_the_trainer_is_searched_where_no_usual_strategy_fits(monkeypatch):
+    monkeypatch.setattr(LearningQuestion, "usual_strategies", ["zero=1"])
+    document = paleo.rl("llama3-70b", "dgx-h100", gpus=16, rollouts=64, output=100, engine_strategy="tp=8").to_dict()
+    plan = document["plans"][0]
+    assert plan["fits"]
+    assert "tp=" in plan["strategy"]
+
+
+def test_each_side_is_predicted_once(monkeypatch):
+    made = []
+    for name, side in (("generator", generator), ("trainer", trainer)):
+        counted = partial(lambda name, side, *args, **options: made.append(name) or side(*args, **options), name, side)
+        monkeypatch.setattr(reinforcement, name, counted)
+    question = LearningQuestion(
+        load_model("qwen3-0.6b"), load_system("dgx-h100"), 8, Rollouts(8, 8, 100.0, 50.0, 100.0),
+        layouts=[Sharding(1), Sharding(2)], strategies=["zero=1", "zero=2"],
+    )  # fmt: skip
+    steps, refusals = best_step(question)
+    assert (len(steps), made.count("generator"), made.count("trainer"), refusals) == (4, 2, 2, [])
+    assert steps == sorted(steps, key=lambda each: each.step)
+
+
+def test_one_set_of_gpus_must_be_left_to_train():
+    answer = paleo.rl("qwen3-0.6b", "dgx-h100", gpus=8, staleness=1, generators=8)
+    assert "none is left to train" in answer.headline

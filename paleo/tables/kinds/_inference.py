@@ -303,7 +303,7 @@ class LearningSteps(StepTable):
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Predict one step; the baseline is the FLOP of generation and training at the devices' peak."""
-        from paleo.serving.reinforcement import best_step
+        from paleo.studies.reinforcement import LearningQuestion, best_step
 
         needed = ("system", "model", "n_gpus", "max_sequence", "mean_sequence", "training_batch", "generation_batch")
         missing = [column for column in needed if not filled(row, column)]
@@ -313,10 +313,11 @@ class LearningSteps(StepTable):
         trainer = degrees_of(row["training_layout"], ("tp", "cp", "ep", "pp", "vpp"))
         engine = degrees_of(row["generation_layout"], ("tp", "pp"))
         staleness = 0 if str(row["policy"]).lower() == "on policy" else int(str(row["policy"]).partition("-")[0])
-        steps, refusals = best_step(
-            model, system, int(float(row["n_gpus"])), _rollouts(row), layouts=[Sharding(engine["tp"], engine["pp"])],
-            strategies=[_trainer(trainer)], staleness=staleness,
+        question = LearningQuestion(
+            model, system, int(float(row["n_gpus"])), _rollouts(row), staleness=staleness,
+            layouts=[Sharding(engine["tp"], engine["pp"])], strategies=[_trainer(trainer)],
         )  # fmt: skip
+        steps, refusals = best_step(question)
         if not steps:
             raise SpecError(refusals[0] if refusals else "no layout of engine and trainer")
         seconds, (low, high) = steps[0].step, STEP_INTERVAL

@@ -1,0 +1,266 @@
+"""Layouts of engine and trainer for reinforcement learning, and the shortest step among them.
+
+The engine takes the layouts that a service would. The trainer takes a few usual strategies; where none of them fits,
+such as for mixtures of experts larger than a node, its plan is the fastest that fits of a bounded search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
+
+from paleo.errors import PaleoError
+from paleo.serving.plans import shardings
+from paleo.serving.reinforcement import (
+    Generator,
+    LearningStep,
+    Rollouts,
+    Trainer,
+    generator,
+    learning_step,
+    trainer,
+    trainer_run,
+)
+from paleo.specs.run import Run
+from paleo.studies.defaults import AUTO, with_defaults
+from paleo.units import DAY, duration
+
+if TYPE_CHECKING:
+    from paleo.serving.lowered import Sharding
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.system import System
+
+Side = TypeVar("Side", Generator, Trainer)
+
+
+def splits(gpus: int, least: int) -> list[int]:
+    """Return the numbers of GPUs for the engine that are tried; the trainer gets the others.
+
+    Parameters
+    ----------
+    gpus : int
+        All GPUs.
+    least : int
+        GPUs of one replica.
+
+    Returns
+    -------
+    list of int
+        Numbers, rising.
+
+    Examples
+    --------
+    >>> splits(32, 8)
+    [8, 16, 24]
+    """
+    shares = (gpus * part // whole for part, whole in ((1, 8), (1, 4), (1, 3), (1, 2), (2, 3), (3, 4), (7, 8)))
+    counts = {count // least * least for count in shares}
+    return sorted(count for count in counts if 0 < count < gpus)
+
+
+@dataclass(frozen=True)
+class LearningQuestion:
+    """What is asked of a step of reinforcement learning.
+
+    Attributes
+    ----------
+    model, system : ModelSpec, System
+        Network and machine.
+    gpus : int
+        Devices of engine and trainer together.
+    rollouts : Rollouts
+        Sequences of a step.
+    algorithm : str
+        A key of ``ALGORITHMS``.
+    staleness : int
+        Steps that the engine may be ahead; 0 shares all GPUs.
+    generators : int or None
+        GPUs of the engine where there are two sets; None tries several numbers.
+    layouts : sequence of Sharding or None
+        Layouts of a replica of the engine; None takes those of a service.
+    strategies : sequence of str or None
+        Strategies of the trainer; None takes the usual ones, and a search where none of them fits.
+    software : str
+        Software profile of the trainer.
+    """
+
+    model: ModelSpec
+    system: System
+    gpus: int
+    rollouts: Rollouts
+    algorithm: str = "grpo"
+    staleness: int = 0
+    generators: int | None = None
+    layouts: Sequence[Sharding] | None = None
+    strategies: Sequence[str] | None = None
+    software: str = "megatron-core"
+
+    def counts(self, sharding: Sharding) -> Iterator[tuple[int, int]]:
+        """Return the GPUs of engine and trainer that are tried with a layout."""
+        if self.staleness == 0:
+            return iter([(self.gpus, self.gpus)])
+        tried = [self.generators] if self.generators else splits(self.gpus, sharding.gpus)
+        return ((first, self.gpus - first) for first in tried if first < self.gpus)
+
+    @property
+    def contradictions(self) -> list[str]:
+        """Say why no count of GPUs can be tried."""
+        alone = self.staleness > 0 and (self.gpus if self.gpus == 1 else self.generators) == self.gpus
+        return [f"of {self.gpus} GPUs none is left to train: each side needs one at least"] if alone else []
+
+    @property
+    def usual_strategies(self) -> list[str]:
+        """Tensor parallelism within a node, ZeRO-3, and expert parallelism within a node for mixtures."""
+        node = min(max(self.system.devices_per_node, 1), self.gpus)
+        powers = [2**power for power in range(node.bit_length()) if 2**power <= node]
+        experts = [f"ep={ep},zero=1" for ep in powers[1:] if "experts" in self.model.params]
+        return [*(f"tp={tp},zero=1,sp" if tp > 1 else "zero=1" for tp in powers), "zero=3", *experts]
+
+
+def best_step(question: LearningQuestion) -> tuple[list[LearningStep], list[str]]:
+    """Predict the steps of all layouts of engine and trainer, on all splits of the GPUs.
+
+    Each side is predicted once for each of its layouts and counts of GPUs.
+
+    Parameters
+    ----------
+    question : LearningQuestion
+        Network, machine, sequences and what is stated of the layouts.
+
+    Returns
+    -------
+    tuple[list[LearningStep], list[str]]
+        Steps, the shortest first, and why layouts were refused.
+    """
+    model, system, rollouts = question.model, question.system, question.rollouts
+    refusals = dict.fromkeys(question.contradictions)
+
+    def attempted(side: Callable[[], Side], name: str) -> list[Side]:
+        try:
+            return [side()]
+        except PaleoError as error:
+            refusals[f"{name}: {error}"] = None
+            return []
+
+    @cache
+    def engines(sharding: Sharding, gpus: int) -> list[Generator]:
+        ahead = question.staleness
+        return attempted(
+            lambda: generator(model, system, gpus, rollouts, sharding, staleness=ahead), f"engine of {sharding.text}"
+        )
+
+    def trained(run: Run) -> list[Trainer]:
+        return attempted(lambda: trainer(model, system, run), f"trainer of {run.strategy}")
+
+    @cache
+    def trainers(gpus: int, searched: bool) -> list[Trainer]:
+        runs = _searched(question, gpus) if searched else _stated(question, gpus)
+        return [each for run in runs for each in trained(run)]
+
+    def composed(searched: bool) -> list[LearningStep]:
+        return [
+            learning_step(system, engine, each, rollouts, algorithm=question.algorithm, staleness=question.staleness)
+            for sharding in question.layouts or shardings(model, system, question.gpus)
+            for first, second in question.counts(sharding)
+            for engine in engines(sharding, first)
+            for each in trainers(second, searched)
+        ]
+
+    steps = composed(searched=False)
+    if question.strategies is None and not any(step.fits for step in steps):
+        steps += composed(searched=True)
+    return sorted(steps, key=lambda each: (not each.fits, each.step)), [*refusals]
+
+
+def _stated(question: LearningQuestion, gpus: int) -> list[Run]:
+    tried = question.strategies or question.usual_strategies
+    return [trainer_run(gpus, question.rollouts, strategy, question.software) for strategy in tried]
+
+
+def _searched(question: LearningQuestion, gpus: int) -> list[Run]:
+    """Return the fastest plan of the trainer that fits; recomputation and microbatch are found, too."""
+    rollouts = question.rollouts
+    stated = Run(
+        gpus=gpus, strategy=AUTO, global_batch=rollouts.batch, software=question.software,
+        model={"seq": rollouts.sequence},
+    )  # fmt: skip
+    return [with_defaults(question.model, question.system, stated).run]
+
+
+@dataclass(frozen=True)
+class LearningStudy:
+    """Steps of reinforcement learning under several layouts, with the question that they answer.
+
+    Attributes
+    ----------
+    question : LearningQuestion
+        What was question.
+    steps : tuple of LearningStep
+        The shortest first.
+    refusals : tuple of str
+        Why layouts were left out.
+    count : int
+        Steps of the run.
+    usd_per_s : float or None
+        Rent of all devices.
+    """
+
+    question: LearningQuestion
+    steps: tuple[LearningStep, ...]
+    refusals: tuple[str, ...]
+    count: int
+    usd_per_s: float | None
+
+    @property
+    def days(self) -> float | None:
+        """Duration of the run in days."""
+        return self.count * self.steps[0].step / DAY if self.steps else None
+
+    @property
+    def usd(self) -> float | None:
+        """Rent of the run in USD."""
+        return None if self.usd_per_s is None or not self.steps else self.count * self.steps[0].step * self.usd_per_s
+
+    @property
+    def verdict(self) -> str:
+        """Answer in one sentence."""
+        question = self.question
+        machine = f"{question.gpus} x {question.system.device.name}"
+        if not self.steps:
+            reasons = [text for text in self.refusals if text.startswith("trainer")] or [*self.refusals]
+            return f"No: no layout of engine and trainer of {question.model.title} runs on {machine}: {reasons[-1]}."
+        best = self.steps[0]
+        main = max(best.parts, key=best.parts.__getitem__)
+        share = best.parts[main] / best.step
+        split = "" if question.staleness == 0 else f", {best.generators} GPUs generate and {best.trainers} train"
+        cost = "" if self.usd is None else f", {self.usd:,.0f} USD"
+        fits = "" if best.fits else " The trainer does not fit into memory."
+        return (
+            f"A step of {question.algorithm.upper()} on {question.model.title} takes {duration(best.step)} on "
+            f"{machine}{split}; {100 * share:.0f} % of it {main.replace('_', ' ')}. "
+            f"{self.count:,} steps take {self.days:.2g} days{cost}.{fits}"
+        )
+
+
+def learning_study(question: LearningQuestion, *, steps: int, usd_per_s: float | None = None) -> LearningStudy:
+    """Predict the steps of all layouts and keep those that fit, or all if none does.
+
+    Parameters
+    ----------
+    question : LearningQuestion
+        What is question.
+    steps : int
+        Number of steps of the training.
+    usd_per_s : float, optional
+        Rent [USD/s].
+
+    Returns
+    -------
+    LearningStudy
+        The steps, the shortest first.
+    """
+    tried, refusals = best_step(question)
+    fitting = [each for each in tried if each.fits] or tried
+    return LearningStudy(question, tuple(fitting), tuple(refusals), steps, usd_per_s)
