@@ -213,12 +213,8 @@ def _balanced_lengths(weights: Sequence[float], pieces: int) -> list[int]:
 
     Pieces are filled from the front. The heaviest weight is found by bisection, between the weight that a filling
     reaches and the next larger one. It is at least the mean of the pieces, and exceeds it by less than the heaviest
-    unit. A first or last unit of an even share or more is a piece by itself, so that the others stay even.
+    unit.
     """
-    if pieces > 1 and max(weights[0], weights[-1]) * pieces >= sum(weights):
-        if weights[-1] > weights[0]:
-            return [*_balanced_lengths(weights[:-1], pieces - 1), 1]
-        return [1, *_balanced_lengths(weights[1:], pieces - 1)]
     sums = np.cumsum(weights, dtype=np.longdouble).astype(float).tolist()  # each sum rounded once
     heaviest, mean = max(weights), sums[-1] / pieces
     low, high = max(heaviest, mean), min(sums[-1], heaviest + mean)

@@ -235,14 +235,6 @@ def test_the_heaviest_piece_is_as_light_as_of_all_cuts(weights: tuple[float, ...
     )
 
 
-def test_a_heavy_head_leaves_the_chunks_of_other_stages_even() -> None:
-    """94 blocks in 12 chunks of each of 4 stages: a head of 3.1 blocks does not make other chunks hold three."""
-    weights = (0.01, 1.0, 3.1)
-    chunks = _balanced(program((1, 1.0), (94, 1.0), (1, 1.0)), weights, 48)
-    stages = [sum(weights[section] * layers for chunk in chunks[i::4] for section, layers in chunk) for i in range(4)]
-    assert max(stages) == pytest.approx(11 * 2 + 3.1)
-
-
 def test_pieces_of_thousands_of_layers_are_filled_evenly() -> None:
     network = program((1, 1.0), (4999, 1.0))
     layers = balanced_cut(network, (1.0, 1.0), 512)
