@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _FLAGS = {
     "tp": ("--tensor-parallel-size", "--tp-size", "--tp_size", "-tp", "--tp"),
     "pp": ("--pipeline-parallel-size", "--pp-size", "--pp_size", "-pp", "--pp"),
-    "dp": ("--data-parallel-size", "--dp-size", "-dp", "--dp"),
+    "dp": ("--data-parallel-size", "--dp-size", "-dp", "--dp", "--attn-dp-size"),
     "ep": ("--ep-size", "--ep_size", "--ep"),
     "tokens": ("--max-num-batched-tokens", "--chunked-prefill-size", "--max_num_tokens"),
     "sequences": ("--max-num-seqs", "--max-running-requests", "--max_batch_size"),
@@ -32,6 +32,9 @@ _FLAGS = {
 #: Tokens that the heads of EAGLE-3 choose from (``draft_vocab_size`` of those that are published; Li et al.,
 #: arXiv:2503.01840).
 EAGLE_VOCABULARY = 32_000.0
+#: SGLang's flags for ranks of attention that hold sequences of their own, a degree inside that of tensor parallelism.
+#: Without a degree above one they change nothing (sglang 0.5.23, srt/arg_groups/parallel_hook.py:56, 290, 326).
+_INSIDE = ("--enable-dp-attention", "--attn-dp-size")
 _CACHE_FLAGS = ("--kv-cache-dtype", "--kv_cache_dtype")
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "tensorrt": "tensorrt-llm"}
 
@@ -94,13 +97,13 @@ def read_command(text: str) -> EngineCommand:
     numbers = {name: _number(name, value) for name, value in values.items()}
     tp, pp, dp = (int(numbers[name] or 1) for name in ("tp", "pp", "dp"))
     experts = "--enable-expert-parallel" in words or (numbers["ep"] or 1) > 1
-    shared = "--enable-dp-attention" in words or ("--enable-expert-parallel" in words and dp > 1 and tp == 1)
-    ranks = (dp if dp > 1 else tp) if shared else 1
+    inside = dp > 1 and any(word in words for word in _INSIDE)
+    shared = inside or ("--enable-expert-parallel" in words and dp > 1 and tp == 1)
     cache = (_value(words, _CACHE_FLAGS) or "").lower()
     return EngineCommand(
         next((name for word, name in _ENGINES.items() if any(word in part for part in words[:4])), None),
         _model(words),
-        Sharding(1 if shared else tp, pp, ranks, expert_parallel=experts or shared),
+        Sharding(max(tp // dp, 1) if inside else tp, pp, dp if shared else 1, expert_parallel=experts),
         _weights(words),
         ("fp8" if cache.startswith("fp8") else "bf16") if cache and cache != "auto" else None,
         None if numbers["tokens"] is None else int(numbers["tokens"]),
@@ -191,7 +194,7 @@ def written_command(engine: str, model: str, plan: ServingPlan) -> str:
     limits = {"tokens": plan.batching.tokens, "sequences": plan.batching.sequences}
     start = (f"vllm serve {model}", f"python -m sglang.launch_server --model-path {model}", f"trtllm-serve {model}")
     ranks, replicas = sharding.attention_dp, plan.candidate.replicas if kind < 2 else 1
-    tp = ranks if kind == 1 and ranks > 1 else sharding.tp
+    tp = sharding.group if kind == 1 else sharding.tp
     degrees = {"tp": tp, "pp": sharding.pp, "dp": ranks if ranks > 1 else replicas}
     if sharding.expert_parallel and kind:
         degrees["ep"] = sharding.group

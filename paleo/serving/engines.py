@@ -87,6 +87,9 @@ class Engine(Spec):
     experts: dict[Text, Text] = Field(
         default_factory=dict, description="kernels of experts by architecture; CUTLASS's grouped products elsewhere"
     )
+    packed_experts: dict[Text, Text] = Field(
+        default_factory=dict, description="the same where their weights only are narrow, multiplied in sixteen bits"
+    )
     largest_graph: Annotated[int, Field(ge=0)] = Field(description="most sequences of a captured graph of decode")
     drafted: Annotated[int, Field(ge=0, le=64)] = Field(
         0, description="places for which a head of one layer drafts in an iteration, one after the other (EAGLE, MTP)"
@@ -181,7 +184,8 @@ class Engine(Spec):
         """Properties of the engine that determine the times of its kernels."""
         return EngineKernels(
             all_reduce=self.all_reduce, attention=tuple(self.attention.items()),
-            experts=tuple(self.experts.items()), latent=self.latent, joint_attention=self.joint_attention,
+            experts=tuple(self.experts.items()), packed_experts=tuple(self.packed_experts.items()),
+            latent=self.latent, joint_attention=self.joint_attention,
             converts=self.converts, drafted=self.drafted, acceptance=self.acceptance, branches=self.branches,
             verified=self.verified, draft_vocabulary=self.draft_vocabulary, all_reduce_most=self.all_reduce_most,
         )  # fmt: skip

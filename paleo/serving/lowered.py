@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 #: Tokens of the two lowerings: above any sliding window.
 SHORT, LONG = 2**15, 2**16
+#: Products of one input that every engine computes as one: the latents of queries and of keys (``fused_qkv_a_proj`` in
+#: vLLM and SGLang, ``kv_a_proj_with_mqa`` in TensorRT-LLM 1.0).
+_JOINED = (".q_down", ".kv_down")
+#: Products whose weights stay in sixteen bits in networks that are quantised (``gate`` of the engines' mixtures).
+_UNQUANTISED = (".router", ".shared.gate")
 #: Fields of kernels that scale with the tokens.
 _FIELDS = ("flops", "vector_flops", "bytes_read", "bytes_written", "calls")
 
@@ -114,6 +119,43 @@ class Scaled:
         if self.short.family != "gemm" or ".core" in self.short.name:
             return 0.0
         return constant["n"] * constant["k"] * constant["batch"]
+
+    @property
+    def beside_experts(self) -> bool:
+        """True for shared experts, which engines run on a second stream or as one expert more of all tokens."""
+        return ".shared." in self.short.name
+
+    def joined(self, other: Scaled) -> Scaled:
+        """Return the product of the same input with the columns of both weights.
+
+        Parameters
+        ----------
+        other : Scaled
+            Another product of the input.
+
+        Returns
+        -------
+        Scaled
+            One product.
+        """
+        return replace(self, short=_wider(self.short, other.short), long=_wider(self.long, other.long))
+
+    def in_sixteen_bits(self) -> Scaled:
+        """Return the product with weights that are not quantised.
+
+        Returns
+        -------
+        Scaled
+            The product; other kernels as they are.
+        """
+        if self.short.operation != "narrow":
+            return self
+        return replace(self, short=replace(self.short, operation="gemm"), long=replace(self.long, operation="gemm"))
+
+
+def _wider(first: Kernel, second: Kernel) -> Kernel:
+    summed = {name: getattr(first, name) + getattr(second, name) for name in ("flops", "bytes_read", "bytes_written")}
+    return replace(first, **summed, shape={**first.shape, "n": first.shape["n"] + second.shape["n"]})
 
 
 def _affine(first: float, second: float, share: float) -> float:
@@ -233,7 +275,7 @@ def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) ->
     long, _ = _program(model, system, sharding.tp, dtype, LONG, software)
     last = _last_mixer(short)
     sections = list(zip(short.sections, long.sections, strict=True))
-    layers = [each for pair in sections[: last + 1] for each in _scaled(*pair)]
+    layers = _of_engines([each for pair in sections[: last + 1] for each in _scaled(*pair)])
     head = [each for pair in sections[last + 1 :] for each in _scaled(*pair)]
     exchanges = [each for pair in sections[: last + 1] for each in _exchanges(*pair)]
     of_head = [each for pair in sections[last + 1 :] for each in _exchanges(*pair)]
@@ -323,6 +365,17 @@ def _scaled(short: Section, long: Section) -> Iterator[Scaled]:
     for first, second in zip(short.kernels, long.kernels, strict=True):
         if first.kernel.family != "attention":
             yield Scaled(first.kernel, second.kernel, first.times * short.repeat)
+
+
+def _of_engines(kernels: list[Scaled]) -> list[Scaled]:
+    """Return the products as engines run them: those of one input joined, routers in sixteen bits."""
+    first, second = _JOINED
+    others = {each.short.name: each for each in kernels if each.short.name.endswith(second)}
+    pairs = {name.removesuffix(second) + first: other for name, other in others.items()}
+    whole = [each.joined(pairs.pop(name)) if (name := each.short.name) in pairs else each for each in kernels]
+    kept = {other.short.name for other in pairs.values()}
+    listed = [each for each in whole if each.short.name not in others or each.short.name in kept]
+    return [each.in_sixteen_bits() if each.short.name.endswith(_UNQUANTISED) else each for each in listed]
 
 
 def _exchanges(short: Section, long: Section) -> Iterator[Exchange]:

@@ -93,6 +93,8 @@ class EngineKernels:
         Attention kernel by architecture, where it is not the usual one.
     experts : dict
         Kernel of the experts by architecture, in the order in which it is looked for.
+    packed_experts : tuple
+        The same where their weights only are narrow.
     latent : str
         Library of the kernels of latent attention.
     joint_attention : bool
@@ -123,6 +125,7 @@ class EngineKernels:
     all_reduce_most: float = 8.0 * MEBIBYTE
     attention: tuple[tuple[str, str], ...] = ()
     experts: tuple[tuple[str, str], ...] = ()
+    packed_experts: tuple[tuple[str, str], ...] = ()
     latent: str = "trtllm"
     joint_attention: bool = False
     fused_norm: bool = True
@@ -455,7 +458,7 @@ class _Pricing:
             if each.of_experts:
                 continue
             sizes = (*sorted(each.long.shape.items()), each.short.bytes, each.long.bytes)
-            key = (each.short.family, each.short.operation, *sizes)
+            key = (each.short.family, each.short.operation, each.beside_experts, *sizes)
             kept, count = groups.get(key, (each, 0.0))
             groups[key] = kept, count + each.count
         listed = list(groups.values())
@@ -464,7 +467,20 @@ class _Pricing:
             return experts
         priced = [each.at(tokens) for each, _ in listed for tokens in TOKENS]
         seconds = self._seconds(priced, [each for each, _ in listed for _ in TOKENS]).reshape(len(listed), -1)
+        seconds = self._beside([each for each, _ in listed], seconds)
         return np.asarray(np.array([count for _, count in listed]) @ seconds + experts)
+
+    def _beside(self, kernels: list[Scaled], seconds: Array) -> Array:
+        """Return times in which shared experts, beside the routed ones, add their weights' bytes and their arithmetic
+        but no latency [s].
+
+        They run on a second stream in vLLM and TensorRT-LLM, and as one more routed expert in SGLang
+        (``num_fused_shared_experts`` of its deepseek_v2.py).
+        """
+        weights = np.array([each.weights * each.beside_experts for each in kernels]) * self.formats.weight_bytes
+        bandwidth = STREAMED_SHARE * self.backend.system.device.memory.bandwidth
+        saved = np.maximum(seconds[:, 0] - weights / bandwidth, 0.0)
+        return np.asarray(seconds - (saved * [each.beside_experts for each in kernels])[:, None])
 
     def _experts(self, kernels: tuple[Scaled, ...]) -> Array:
         """Return the times of the experts of all layers on the grid of tokens, from router to combined tokens [s]."""
@@ -508,12 +524,21 @@ class _Pricing:
         device, families = self.backend.system.device, self._families
         dtype = self.formats.arithmetic(device)
         kernel = _of_architecture(self.engine.experts, device) or "cutlass"
-        blocks = kernel == "triton-sglang" or any(group.latent for group in self.work.attention)
+        if self.formats.experts_only:
+            kernel = _of_architecture(self.engine.packed_experts, device) or kernel
+        blocks = kernel == "triton-sglang" or self._latent
         if blocks and kernel == "cutlass" and dtype == "fp8" and device.architecture.startswith("Blackwell"):
             kernel = "deepgemm"
         name = {"fp8": "block8" if blocks else "tensor8", "fp4": "block4"}.get(dtype, "bf16")
-        entry = families.parameters_of(TileParameters, f"experts.{kernel}.{name}")
-        return {"device": figures(device, dtype), "parameters": entry.parameters}
+        parameters = families.parameters_of(TileParameters, f"experts.{kernel}.{name}").parameters
+        if self.formats.experts_only and kernel == "cutlass":
+            parameters = replace(parameters, efficiency=DEQUANTISED_SHARE * parameters.efficiency)
+        return {"device": figures(device, dtype), "parameters": parameters}
+
+    @property
+    def _latent(self) -> bool:
+        """True with latent attention, whose networks are published with scales of blocks."""
+        return any(group.latent for group in self.work.attention)
 
     def _seconds(self, kernels: list[Kernel], scaled: list[Scaled]) -> Array:
         """Return the times of kernels inside a CUDA graph [s]."""
@@ -557,7 +582,8 @@ class _Pricing:
         ]
         launch, bandwidth = max(launches[0] - launches[1], 0.0), 0.9 * self.backend.system.device.memory.bandwidth
         rows = np.array([_converted(kernel) for kernel in kernels])
-        share = SEARCH_SHARE if self.engine.converts or families.dtype == "fp4" else 1.0
+        apart = self.engine.converts or self._latent or families.dtype == "fp4"
+        share = SEARCH_SHARE if apart else 1.0
         return np.where(rows > 0, share * (launch + CONVERSION_BYTES * rows / bandwidth), 0.0)
 
     def _fused_launches(self, kernels: list[Kernel]) -> Array:
@@ -690,7 +716,10 @@ class _Pricing:
         """Return the time of latent attention in all layers, for prompts or for single tokens [s]."""
         device = self.backend.system.device
         width = self.formats.cache_bytes
-        name = f"latent.{self.engine.latent}.{'token' if single else 'prompt'}{8 if width == 1.0 else 16}"
+        # SGLang's prompts have keys of their own on Hopper, for vLLM's FlashAttention-3; its timed rows have latents
+        own_keys = self.engine.latent == "sglang" and self._kernel() == "fa3" and not single
+        library = "vllm" if own_keys else self.engine.latent
+        name = f"latent.{library}.{'token' if single else 'prompt'}{8 if width == 1.0 else 16}"
         # vLLM has FlashMLA on Hopper and later only; Triton's kernel runs elsewhere
         triton = self.engine.latent == "vllm" and device.architecture == "Ampere"
         rows = TRITON_ROWS if triton else TOKEN_ROWS

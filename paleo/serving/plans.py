@@ -175,9 +175,9 @@ class ReplicaLayout:
         float
             Sequences.
         """
-        output = np.asarray(lengths.output, dtype=np.float64)
-        whole = np.asarray(lengths.input, dtype=np.float64) + output
-        return float(self.memory.sequences(whole if self.engine.reservation == "whole" else lengths.resident))
+        answered = lengths.resident - np.asarray(lengths.input, dtype=np.float64)  # as many are missing on average
+        reserved = answered if self.engine.reservation == "whole" else 0.0
+        return float(self.memory.sequences(lengths.resident + reserved))
 
     @property
     def reservation(self) -> float:

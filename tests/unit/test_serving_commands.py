@@ -53,8 +53,14 @@ def test_an_answer_names_the_network_as_its_hub_does():
 
 
 def test_commands_of_the_field():
-    stated = read_command("python3 -m sglang.launch_server --model-path /m/DeepSeek-R1 --tp 8 --enable-dp-attention")
-    assert (stated.engine, stated.sharding) == ("sglang", Sharding(1, 1, 8, expert_parallel=True))
+    line = "python3 -m sglang.launch_server --model-path /m/DeepSeek-R1 --tp 8"
+    assert (read_command(line).engine, read_command(line).sharding) == ("sglang", Sharding(8))
+    for flags, sharding in (
+        ("--enable-dp-attention", Sharding(8)),
+        ("--dp-size 8 --enable-dp-attention --ep-size 8", Sharding(1, 1, 8, expert_parallel=True)),
+        ("--attn-dp-size 4", Sharding(2, 1, 4)),
+    ):
+        assert read_command(f"{line} {flags}").sharding == sharding
     assert read_command("vllm serve Qwen/Qwen3-14B-AWQ -tp 2 -dp 4").weights == "int4"
     assert read_command("vllm serve Qwen/Qwen3-14B-AWQ -tp 2 -dp 4").replicas == 4
     for text, message in (("vllm serve x -tp zwei", "expected a number"), ("vllm serve 'x", "No closing quotation")):

@@ -16,7 +16,7 @@ from paleo.serving.engines import engine_of_release, load_engine
 from paleo.serving.formats import Formats, parse_formats
 from paleo.serving.lowered import Sharding, lowered
 from paleo.serving.memory import serving_memory
-from paleo.serving.phases import POPULARITY, TOKENS, EngineKernels, phases
+from paleo.serving.phases import POPULARITY, TOKENS, EngineKernels, _Pricing, phases
 from paleo.serving.plans import ServingLoad, candidates
 from paleo.serving.steady import Lengths
 from paleo.specs.device import load_device
@@ -76,6 +76,50 @@ def test_sliding_windows_cap_the_cache_and_latents_are_narrow():
     assert float(memory.sequence(4096)) == each * (4096 + 128)
     latent, _ = lowered(load_model("deepseek_v3"), system, Sharding(tp=8), "fp8")
     assert [group.cached for group in latent.attention] == [576.0]
+
+
+def test_products_of_latent_attention_and_mixtures_are_those_of_the_engines():
+    work, _ = lowered(load_model("deepseek_v3"), load_system("dgx-h200"), Sharding(tp=8), "fp8")
+    products = {each.short.name: each for each in work.layers if each.short.family == "gemm"}
+    down = [each for name, each in products.items() if name.endswith("_down")]
+    assert {each.short.shape["n"] for each in down} == {1536.0 + 576.0}  # one product of both latents
+    assert sum(each.count for each in down) == 61
+    assert all(each.weights == 7168.0 * 2112.0 for each in down)
+    operations = {name.rsplit(".", 1)[1]: each.short.operation for name, each in products.items()}
+    assert (operations["router"], operations["q_down"]) == ("gemm", "narrow")
+    shared = {name.rsplit(".", 1)[1] for name, each in products.items() if each.beside_experts}
+    assert shared == {"up", "down"}
+
+
+def test_shared_experts_add_bytes_and_arithmetic_but_no_latency():
+    model, system, formats = load_model("deepseek_v3"), load_system("dgx-h200"), Formats("fp8", "fp8")
+    work, backend = lowered(model, system, Sharding(8), "fp8")
+    pricing = _Pricing(work, backend, Sharding(8), formats, EngineKernels())
+    shared = tuple(each for each in work.layers if each.beside_experts)
+    few, many = pricing.products(shared)[[0, -1]]
+    read = sum(each.weights * each.count for each in shared) / system.device.memory.bandwidth
+    assert read < few < 1.5 * read
+    assert many > 20 * few
+
+
+def test_prompts_of_latent_attention_have_keys_of_their_own_under_sglang():
+    model, system = load_model("deepseek_v3"), load_system("dgx-h200")
+    sglang, vllm = (
+        phases(model, system, Sharding(8), Formats("fp8"), load_engine(name).kernels) for name in ("sglang", "vllm")
+    )
+    assert np.array_equal(sglang.prefill, vllm.prefill)
+    assert not np.array_equal(sglang.decode, vllm.decode)
+
+
+def test_experts_with_narrow_weights_only_have_a_kernel_of_their_own():
+    model, engine = load_model("gpt-oss-20b"), load_engine("vllm")
+    usual = engine.model_copy(update={"packed_experts": {}})
+
+    def body(system, kernels):
+        return phases(model, load_system(system), Sharding(), Formats("mxfp4", experts_only=True), kernels).body
+
+    assert np.all(body("dgx-a100-80gb", engine.kernels) < body("dgx-a100-80gb", usual.kernels))
+    assert np.array_equal(body("dgx-h100", engine.kernels), body("dgx-h100", usual.kernels))
 
 
 def test_a_token_takes_at_least_the_reading_of_the_weights(llama):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import paleo
 from paleo.errors import SpecError
 from paleo.serving.formats import Formats
 from paleo.serving.load import Requests, drawn_requests, read_trace
@@ -135,6 +136,23 @@ def test_a_saturated_replica_computes_stopped_requests_again(llama, prompt, answ
     assert float(whole.requests_per_s) > float(state.requests_per_s)
     few = saturated(llama, limits, lengths, 2048.0)  # the sequences of an iteration bind, not the cache
     assert float(few.requests_per_s) == float(saturated(llama, LIMITS, lengths, 2048.0).requests_per_s)
+
+
+@pytest.mark.parametrize("variation", [0.0, 0.5, 1.0])
+def test_whole_requests_that_are_reserved_are_the_longer_ones_at_any_time(variation):
+    layout = paleo.serve("llama3-8b", "dgx-h100", gpus=1, engine="tensorrt-llm").service.best.candidate
+    lengths = Lengths(1000, 400, 0.0, variation)
+    places = layout.places(lengths)
+    state = saturated(layout.phases, layout.batching(), lengths, places)
+    capacity = layout.memory.tokens(1400.0)
+    requests = drawn_requests(
+        int(12 * places), input_tokens=1000, output_tokens=400, arrivals="at once", output_variation=variation
+    )
+    result = simulate(layout.phases, layout.batching(), requests, capacity=capacity, reservation=1.0)
+    finish = np.sort(result.finish)
+    first, last = len(finish) // 5, 4 * len(finish) // 5
+    rate = (last - first) / (finish[last] - finish[first])
+    assert float(state.requests_per_s) == pytest.approx(rate, rel=0.05)
 
 
 def test_cached_prefixes_shorten_the_first_token(llama):

@@ -105,7 +105,7 @@ def sharding_of(row: Row) -> Sharding:
     pp = int(float(row["pp"])) if filled(row, "pp") else 1
     ranks = int(float(row["dp_attention"])) if filled(row, "dp_attention") else 1
     if stated.attention_dp > 1:
-        ranks = stated.attention_dp
+        return stated
     if ranks > 1:
         return Sharding(1, pp, ranks, expert_parallel=True)
     return Sharding(tp, pp, 1, expert_parallel=stated.expert_parallel or (filled(row, "ep") and float(row["ep"]) > 1))
