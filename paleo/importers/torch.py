@@ -147,9 +147,9 @@ def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool) -> Siz
     return Sizes(tuple(replaced(spec) for spec in inputs), probes)
 
 
-def _attempts(module: Any, inputs: Sequence[InputSpec]) -> Iterator[Sizes]:
+def _attempts(module: Any, inputs: Sequence[InputSpec], *, open_seq: bool) -> Iterator[Sizes]:
     """Yield the sizes to try: batch and sequence open, only the batch open, and all as stated."""
-    for probe_seq in (True, False):
+    for probe_seq in (True, False) if open_seq else (False,):
         sizes = _probed(module, inputs, probe_seq=probe_seq)
         if probe_seq is False or "seq" in sizes.probes:
             yield sizes
@@ -157,8 +157,9 @@ def _attempts(module: Any, inputs: Sequence[InputSpec]) -> Iterator[Sizes]:
 
 
 def from_module(
-    module: Any, inputs: Sequence[InputSpec], *, title: str = "", source: str = "a torch module", loss: str = "auto"
-) -> dict[str, Any]:
+    module: Any, inputs: Sequence[InputSpec], *, title: str = "", source: str = "a torch module", loss: str = "auto",
+    open_seq: bool = True,
+) -> dict[str, Any]:  # fmt: skip
     """Make the mapping of a model file from a torch module.
 
     The sequence of token inputs stays a parameter (``seq``) if the counts follow it; otherwise it is fixed. If the
@@ -176,6 +177,8 @@ def from_module(
         Origin of the network.
     loss : str, optional
         ``auto`` ends a classifier with its loss, ``none`` does not.
+    open_seq : bool, optional
+        Whether the sequence may stay a parameter; otherwise it is fixed.
 
     Returns
     -------
@@ -192,7 +195,7 @@ def from_module(
     title = title or type(module).__name__
     _initialise_lazy_layers(module, inputs)
     failed: SpecError | None = None
-    for sizes in _attempts(module, inputs):
+    for sizes in _attempts(module, inputs, open_seq=open_seq):
         try:
             trace = _traced(module, sizes)
             stated = {name: inputs[0].shape[1] if name == "seq" else 0 for name in trace.probes}
