@@ -175,8 +175,8 @@ def _seq_is_open(module: Any, inputs: Sequence[InputSpec], sizes: Sizes, trace: 
         sizes = {size for value in values for size in value.shape if size >= least} - known
         return {size for size in sizes if all(size % probe for probe in trace.probes.values())}
 
-    found = others(trace)
-    return not found or found == others(_traced(module, _probed(module, inputs, probe_seq=True, share=0.6)))
+    remaining = others(trace)
+    return not remaining or remaining == others(_traced(module, _probed(module, inputs, probe_seq=True, share=0.6)))
 
 
 def from_module(
