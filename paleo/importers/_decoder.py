@@ -267,7 +267,9 @@ def experts(
     dense_first = config.get("first_k_dense_replace") or 0
     if not isinstance(alone, list) or not isinstance(dense_first, int):
         raise SpecError(f"{config.path}: mlp_only_layers must be a list, first_k_dense_replace a whole number")
+    kinds = config.kinds("mlp_layer_types", params["layers"])
     sparse = [i >= dense_first and i not in alone and (i + 1) % step == 0 for i in range(params["layers"])]
+    sparse = sparse if kinds is None else [kind == "sparse" for kind in kinds]
     dense = None if all(sparse) else gated_feed(config, params)
     return [mixture if mixed else dense for mixed in sparse]
 

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from paleo.errors import SpecError
-from paleo.importers.configuration import LONGEST_SEQ, Config, Model, refuse_chosen_keys
+from paleo.importers.configuration import LONGEST_SEQ, Config, Model, chosen_keys
 
 #: Sizes of inputs that a configuration does not state: pixels per side, video frames, audio samples, spectrogram rows.
 IMAGE, FRAMES, SOUND, FRAMES_OF_SOUND = 224, 16, 32_000, 998
 _TEXT = frozenset({"input_ids", "text"})
+_ALL_KEYS = "Sequences are fixed at {} tokens, of which an indexer chooses all keys."
 
 
 def known_to_library(kind: str) -> bool:
@@ -41,17 +42,31 @@ def _model(transformers: Any, config: Config, seq: int | None) -> Model:
     from paleo.importers.torch import build_module, from_module, parse_input
 
     library_config = _library_config(transformers, config)
-    refuse_chosen_keys(library_config.to_dict(), config.path)
+    chosen = chosen_keys(Config(library_config.to_dict(), config.path))
+    if chosen is not None:
+        seq = _length_with_all_keys(seq, *chosen)
     name = _class_name(transformers, config, library_config)
     module = build_module(lambda: getattr(transformers, name)(library_config), f"{config.path}: {name}")
     failed: SpecError | None = None
     for inputs in _inputs(module, library_config, seq):
         try:
             source = f"{name} of transformers {transformers.__version__}, traced"
-            return from_module(module, [parse_input(text) for text in inputs], source=source)
+            specs = [parse_input(text) for text in inputs]
+            model = from_module(module, specs, source=source, open_seq=chosen is None)
+            return model if chosen is None else model | {"notes": f"{model['notes']} {_ALL_KEYS.format(seq)}"}
         except SpecError as error:
             failed = failed or error
     raise SpecError(f"{config.path}: {name} cannot be traced: {failed}")
+
+
+def _length_with_all_keys(seq: int | None, place: str, count: int) -> int:
+    """Return a length of sequences in which an indexer selects all keys, so that the traced attention is what runs."""
+    if seq is not None and seq > count:
+        raise SpecError(
+            f"{place}: in sequences longer than {count} tokens an indexer chooses keys, which is not modelled for this "
+            f"family; expected seq of {count} or less, not {seq}"
+        )
+    return seq or min(count, LONGEST_SEQ)
 
 
 @contextlib.contextmanager

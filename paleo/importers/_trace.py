@@ -133,7 +133,8 @@ def record(
     """Make a call with the shapes and dependencies of its outputs; ``shapes`` also say whether they are whole numbers.
 
     A value that is computed from constants alone is static, unless matrix products with parameters compute it, because
-    those take time in every step. A value that is computed from whole numbers alone (a mask) counts as whole numbers.
+    those take time in every step. So is a tensor without elements. A value that is computed from whole numbers alone (a
+    mask) counts as whole numbers.
     """
     inputs = list(inputs)
     values = [value for value in inputs if value is not None]
@@ -145,7 +146,8 @@ def record(
     call = Call(kind, label, inputs, [], **more)
     for shape, whole in shapes:
         index = whole or bare
-        call.outputs.append(Value(shape, "call", "", index, static, sources, root if index else None, call))
+        empty = 0 in shape
+        call.outputs.append(Value(shape, "call", "", index, static or empty, sources, root if index else None, call))
     return call
 
 

@@ -33,7 +33,7 @@ GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "relu": "reglu
 #: Configuration keys for the number of attention keys (or blocks of them) that an indexer selects for each query.
 CHOSEN_KEYS = ("index_topk", "index_topk_blocks", "indexer_budget")
 #: Families with a reader of their own whose attention uses keys that an indexer selects.
-INDEXED = frozenset({"deepseek_v32", "glm_moe_dsa", "deepseek_v4", "deepseek_ref", "minimax_m3"})
+INDEXED = frozenset({"deepseek_v32", "glm_moe_dsa", "deepseek_v4", "deepseek_ref", "minimax_m3", "minimax_m3_vl_text"})
 
 
 class UnreadHeadError(Exception):
@@ -210,6 +210,36 @@ class Config(Mapping[str, Any]):
             raise SpecError(f"{self.path}: {key}: {value!r:.60} must be a list")
         return value or []
 
+    def marked(self, key: str, words: str, word: str, layers: int) -> list[bool]:
+        """Return whether each layer is of a kind; all are if neither key is present.
+
+        Parameters
+        ----------
+        key : str
+            Key of a list with a number for each layer, which is 0 if the layer is not of the kind.
+        words : str
+            Key of a list with a word for each layer, as transformers 5 writes it.
+        word : str
+            Word of the kind.
+        layers : int
+            Number of layers.
+
+        Returns
+        -------
+        list of bool
+            One entry for each layer.
+
+        Raises
+        ------
+        SpecError
+            If a list has another length.
+        """
+        kinds = self.kinds(words, layers)
+        numbers = self.listed(key) or [1 if kinds is None else kind == word for kind in kinds or [word] * layers]
+        if len(numbers) != layers:
+            raise SpecError(f"{self.path}: {key}: expected {layers} numbers, one for each layer")
+        return [bool(number) for number in numbers]
+
     @property
     def remote_code(self) -> str:
         """Files and classes of the model's own code that the configuration names; they never run."""
@@ -284,32 +314,34 @@ def _float(pairs: dict[str, Any]) -> Any:
     return pairs
 
 
-def refuse_chosen_keys(stated: Mapping[str, Any], path: str) -> None:
-    """Refuse configurations with sparse attention in which an indexer chooses the keys of each query.
+def chosen_keys(config: Config) -> tuple[str, int] | None:
+    """Return how many attention keys an indexer chooses for each query.
 
     Parameters
     ----------
-    stated : dict of str to Any
+    config : Config
         The configuration.
-    path : str
-        Its file, for messages.
+
+    Returns
+    -------
+    tuple of str and int, optional
+        Place of the number in the configuration, and the number; None if attention is dense.
 
     Raises
     ------
     SpecError
-        If it has such attention, whose cost no layer describes.
+        If it is no whole number.
 
     References
     ----------
     DeepSeek-AI, DeepSeek-V3.2, 2025, section 2.1.
     """
-    for part, name in ((stated, ""), (stated.get("text_config"), "text_config.")):
-        key = next((key for key in CHOSEN_KEYS if isinstance(part, Mapping) and part.get(key)), None)
-        if key is not None:
-            raise SpecError(
-                f"{path}: {name}{key}: sparse attention over keys that an indexer chooses is not modelled; without it, "
-                "under the model_type of a family with dense attention (deepseek_v3), the rest can be imported"
-            )
+    text = config.get("text_config")
+    parts = (config, *([Config(text, f"{config.path}: text_config")] if isinstance(text, Mapping) else []))
+    for part, key in ((part, key) for part in parts for key in CHOSEN_KEYS if part.get(key)):
+        block = part.integer("index_block_size", default=1) if key.endswith("blocks") else 1
+        return f"{part.path}: {key}", part.integer(key) * block
+    return None
 
 
 def labels(config: Config) -> int:

@@ -17,7 +17,7 @@ from paleo.errors import SpecError, near
 from paleo.importers._decoder import folded as folded
 from paleo.importers._library_models import known_to_library, traced
 from paleo.importers.configuration import FAMILIES as FAMILIES
-from paleo.importers.configuration import INDEXED, Config, Model, UnreadHeadError, read_config, refuse_chosen_keys
+from paleo.importers.configuration import INDEXED, Config, Model, UnreadHeadError, chosen_keys, read_config
 from paleo.importers.model import RECOGNISED, UNRECOGNISED, checked
 from paleo.importers.onnx import LARGEST
 from paleo.importers.onnx import from_onnx as onnx_mapping
@@ -52,9 +52,12 @@ def from_config(path: str | Path, *, seq: int | None = None) -> Model:
     """
     config = read_config(path)
     kind = config.get("model_type")
-    if str(kind) not in INDEXED:
-        refuse_chosen_keys(config, config.path)
     by_hand = isinstance(kind, str) and kind in FAMILIES
+    if str(kind) not in INDEXED and (chosen := chosen_keys(config)) and (by_hand or not _in_library(kind)):
+        raise SpecError(
+            f"{chosen[0]}: sparse attention over keys that an indexer chooses is not modelled; without it, under the "
+            "model_type of a family with dense attention (deepseek_v3), the rest can be imported"
+        )
     if not by_hand and not _in_library(kind):
         raise _unknown(config)
     try:

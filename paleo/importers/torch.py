@@ -124,8 +124,11 @@ def without_data(module: Any) -> Iterator[None]:
             config.use_cache = True
 
 
-def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool) -> Sizes:
-    """Return inputs at probe sizes that cannot be confused with any size of the module."""
+def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share: float = 1.0) -> Sizes:
+    """Return inputs at probe sizes that cannot be confused with any size of the module.
+
+    The sequence is at most a ``share`` of the stated one.
+    """
     if not inputs:
         raise SpecError("a torch module needs at least one --input")
     taken = {size for tensor in (*module.parameters(), *module.buffers()) for size in tensor.shape}
@@ -135,7 +138,7 @@ def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool) -> Siz
     probes = {"batch": probe_sizes(taken, 1, least=101)[0]}
     seq = None
     if probe_seq and first.index and len(first.shape) == 2 and first.shape[1] >= SHORTEST_SEQ:
-        primes = probe_sizes(taken - {first.shape[1]}, 1, least=11, most=first.shape[1])
+        primes = probe_sizes(taken - {first.shape[1]}, 1, least=11, most=int(share * first.shape[1]))
         seq, probes = (first.shape[1], probes | {"seq": primes[0]}) if primes else (None, probes)
 
     def replaced(spec: InputSpec) -> InputSpec:
@@ -147,18 +150,39 @@ def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool) -> Siz
     return Sizes(tuple(replaced(spec) for spec in inputs), probes)
 
 
-def _attempts(module: Any, inputs: Sequence[InputSpec]) -> Iterator[Sizes]:
+def _attempts(module: Any, inputs: Sequence[InputSpec], *, open_seq: bool) -> Iterator[Sizes]:
     """Yield the sizes to try: batch and sequence open, only the batch open, and all as stated."""
-    for probe_seq in (True, False):
+    for probe_seq in (True, False) if open_seq else (False,):
         sizes = _probed(module, inputs, probe_seq=probe_seq)
         if probe_seq is False or "seq" in sizes.probes:
             yield sizes
     yield Sizes(tuple(inputs), {}, inputs[0].shape[0])
 
 
+def _seq_is_open(module: Any, inputs: Sequence[InputSpec], sizes: Sizes, trace: Trace) -> bool:
+    """Return True if all sizes that follow the sequence are multiples of it, unlike those of a prompt before it.
+
+    Sizes of neither the module nor the inputs are compared with those of a shorter sequence, where there are any.
+    """
+    if "seq" not in sizes.probes:
+        return True
+    known = {size for tensor in (*module.parameters(), *module.buffers()) for size in tensor.shape}
+    known |= {size for spec in inputs for size in spec.shape}
+    least = sizes.probes["seq"] // 2
+
+    def others(trace: Trace) -> set[int]:
+        values = (value for call in trace.calls for value in call.outputs if not value.static)
+        sizes = {size for value in values for size in value.shape if size >= least} - known
+        return {size for size in sizes if all(size % probe for probe in trace.probes.values())}
+
+    remaining = others(trace)
+    return not remaining or remaining == others(_traced(module, _probed(module, inputs, probe_seq=True, share=0.6)))
+
+
 def from_module(
-    module: Any, inputs: Sequence[InputSpec], *, title: str = "", source: str = "a torch module", loss: str = "auto"
-) -> dict[str, Any]:
+    module: Any, inputs: Sequence[InputSpec], *, title: str = "", source: str = "a torch module", loss: str = "auto",
+    open_seq: bool = True,
+) -> dict[str, Any]:  # fmt: skip
     """Make the mapping of a model file from a torch module.
 
     The sequence of token inputs stays a parameter (``seq``) if the counts follow it; otherwise it is fixed. If the
@@ -176,6 +200,8 @@ def from_module(
         Origin of the network.
     loss : str, optional
         ``auto`` ends a classifier with its loss, ``none`` does not.
+    open_seq : bool, optional
+        Whether the sequence may stay a parameter; otherwise it is fixed.
 
     Returns
     -------
@@ -192,9 +218,11 @@ def from_module(
     title = title or type(module).__name__
     _initialise_lazy_layers(module, inputs)
     failed: SpecError | None = None
-    for sizes in _attempts(module, inputs):
+    for sizes in _attempts(module, inputs, open_seq=open_seq):
         try:
             trace = _traced(module, sizes)
+            if not _seq_is_open(module, inputs, sizes, trace):
+                continue
             stated = {name: inputs[0].shape[1] if name == "seq" else 0 for name in trace.probes}
             return model_of(trace, title=title, source=source, sizes=stated, loss="none" if loss == "none" else "auto")
         except SpecError as error:

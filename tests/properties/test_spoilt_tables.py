@@ -45,6 +45,8 @@ def test_fits_of_tables_with_a_spoilt_cell(shared: Path, tmp_path: Path, file: s
         ("sparse_attention.csv.gz", "library", "nan"),
         ("mlperf/training_runs.csv", "pp", "-inf"),
         ("mlperf/training_runs.csv", "n_gpus", "\x00"),
+        ("training_kernels.csv", "m", "0"),
+        ("elementwise.csv.gz", "shape", "0"),
     ],
 )
 def test_fits_that_raised_once(shared: Path, tmp_path: Path, file: str, column: str, value: str) -> None:

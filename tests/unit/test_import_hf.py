@@ -86,7 +86,7 @@ def test_the_shortest_pattern_is_folded(text: str, pattern: list[str], times: in
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"layer_types": ["full_attention"], "sliding_window": 4}, "layer_types"),
         ({"model_type": "deepseek_v3", "index_topk": 64}, "index_topk: sparse attention over keys that an indexer"),
-        ({"model_type": "anew", "text_config": {"index_topk_blocks": 4}}, "text_config.index_topk_blocks: sparse"),
+        ({"model_type": "anew", "text_config": {"index_topk_blocks": 4}}, "text_config: index_topk_blocks: sparse"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
@@ -202,6 +202,52 @@ def test_other_families_are_built_by_the_library_and_traced(tmp_path: Path) -> N
     file.write_text(json.dumps(config.to_dict() | {"architectures": ["ElectraForEverything"]}))
     with pytest.raises(SpecError, match="transformers has no 'ElectraForEverything'"):
         imported("hf", str(file))
+
+
+_DECODER = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 50,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "sliding_window": 16, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_MIXTURE = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2}
+_LATENT = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": 16}
+_INDEX = {"index_topk": 32, "index_n_heads": 2, "index_head_dim": 16}
+_EMBEDDED = {"vocab_size_per_layer_input": 50, "hidden_size_per_layer_input": 8, "global_head_dim": 16}
+#: Families as transformers 5 saves them: kinds of layers by their names, indexers, embeddings for each layer.
+SAVED: dict[str, dict[str, Any]] = {
+    "gemma4_text": _EMBEDDED | {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
+    "mimo_v2_flash": _MIXTURE | {"v_head_dim": 4},
+    "minimax_m3_vl_text": {
+        "dense_intermediate_size": 64, "shared_intermediate_size": 16, "num_local_experts": 4, "index_block_size": 8,
+        "layer_types": ["full_attention", "minimax_m3_sparse"] * 2, "mlp_layer_types": ["dense", *["sparse"] * 3],
+        "index_n_heads": 2, "index_head_dim": 8,
+    },
+    "deepseek_v32": _MIXTURE | _LATENT | _INDEX | {"mlp_layer_types": ["dense", "sparse", "dense", "sparse"]},
+    "axk2": _MIXTURE | _LATENT | _INDEX | {"num_key_value_heads": 4},
+    "mistral_large4_text": _MIXTURE | _LATENT | _INDEX | {"num_key_value_heads": 4, "no_rope_layers": [1, 0, 1, 0]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SAVED)
+def test_what_transformers_saves_has_the_parameters_of_its_modules(tmp_path: Path, kind: str) -> None:
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    config = transformers.CONFIG_MAPPING[kind](**_DECODER | SAVED[kind])
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        auto = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        module = (auto if type(config) in auto else transformers.MODEL_MAPPING)[type(config)](config)
+    assert imported("hf", str(tmp_path)).graph.parameters == sum(p.numel() for p in module.parameters())
+
+
+def test_an_indexer_that_is_traced_chooses_all_keys(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    transformers.CONFIG_MAPPING["axk2"](**_DECODER | SAVED["axk2"]).save_pretrained(tmp_path)
+    network = imported("hf", str(tmp_path)).model
+    assert "seq" not in network.params and network.notes.endswith(
+        "fixed at 32 tokens, of which an indexer chooses all keys."
+    )
+    with pytest.raises(SpecError, match="index_topk: in sequences longer than 32 tokens an indexer chooses keys"):
+        imported("hf", str(tmp_path), sizes={"seq": 64})
 
 
 def test_the_librarys_own_remarks_are_not_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import paleo
 from paleo.errors import SpecError
+from paleo.importers.sources import from_module_import
 from paleo.importers.torch import load_module, parse_input
 from paleo.layers.base import Choices
 from paleo.lowering.launches import SavedTensorCounter
@@ -801,3 +802,26 @@ def test_lengths_of_a_mask_are_whole_rows_and_autocast_changes_no_count() -> Non
     assert layers(read(Cut(), "2x16x8", "2x16:int64", loss="none")) == [
         {"linear": {"features": 8, "dim": "features", "bias": True}}
     ]
+
+
+class _Prompted(torch.nn.Module):
+    """Learned tokens stand before the words, and a bias takes the words' shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.product = torch.nn.Embedding(50, 24), torch.nn.Linear(24, 24)
+        self.prompt, self.bias = torch.nn.Parameter(torch.zeros(1, 7, 24)), torch.nn.Parameter(torch.zeros(24))
+
+    def forward(self, words: Any) -> Any:
+        embedded = self.words(words)
+        embedded = embedded + self.bias.expand_as(embedded)
+        prompted = torch.cat([self.prompt.expand(len(words), -1, -1), embedded], dim=1)
+        return self.product(prompted)[:, 7:]
+
+
+def test_a_sequence_that_a_prompt_lengthens_is_fixed_and_a_bias_of_its_shape_is_counted() -> None:
+    """The product is of 32 + 7 rows; at another length the counts would be others."""
+    network = from_module_import(_Prompted(), [parse_input("2x32:int64")], loss="none")
+    assert "seq" not in network.model.params
+    assert network.flops >= 2 * 39 * 24 * 24
+    assert network.graph.parameters == sum(p.numel() for p in _Prompted().parameters())

@@ -116,7 +116,9 @@ def deepseek_v4(config: Config) -> Model:
     }
     chosen = {"overlap": True, "top_k": config.integer("index_topk")}
     chosen |= {"index_heads": config.integer("index_n_heads"), "index_dim": config.integer("index_head_dim")}
-    ratios = config.listed("compress_ratios")[: params["layers"]]
+    rates = config.get("compress_rates") or {}
+    kinds = config.kinds("layer_types", params["layers"]) or []
+    ratios = (config.listed("compress_ratios") or [rates.get(kind, 0) for kind in kinds])[: params["layers"]]
     if len(ratios) < params["layers"] or not set(ratios) <= {0, 4, 128}:
         raise SpecError(f"{config.path}: compress_ratios: expected 0, 4 or 128 for each of {params['layers']} layers")
     mixers = [attention | ({"ratio": ratio} if ratio else {}) | (chosen if ratio == 4 else {}) for ratio in ratios]
@@ -166,21 +168,20 @@ def minimax_m3(config: Config) -> Model:
     """Read MiniMax M3 (2026): dense layers first, then attention to selected blocks of keys, and mixtures."""
     params = grouped_parameters(config, 128)
     layers = params["layers"]
-    sparse = config.part("sparse_attention_config")
-    frequency = sparse.listed("sparse_attention_freq") or [1] * layers
-    mixed = config.listed("moe_layer_freq") or [1] * layers
-    if len(frequency) != layers or len(mixed) != layers:
-        raise SpecError(f"{config.path}: sparse_attention_freq and moe_layer_freq: expected {layers} numbers each")
+    sparse = Config({**config, **(config.get("sparse_attention_config") or {})}, config.path)
+    frequency = sparse.marked("sparse_attention_freq", "layer_types", "minimax_m3_sparse", layers)
+    mixed = config.marked("moe_layer_freq", "mlp_layer_types", "sparse", layers)
     attention = attention_options(params, rotary=True, qk_norm=True, bias=False)
     index = {
-        "index_heads": sparse.integer("sparse_num_index_heads"),
-        "index_dim": sparse.integer("sparse_index_dim"),
-        "block": sparse.integer("sparse_block_size"),
-        "top_k": sparse.integer("sparse_topk_blocks"),
+        "index_heads": sparse.integer("sparse_num_index_heads", "index_n_heads"),
+        "index_dim": sparse.integer("sparse_index_dim", "index_head_dim"),
+        "block": sparse.integer("sparse_block_size", "index_block_size"),
+        "top_k": sparse.integer("sparse_topk_blocks", "index_topk_blocks"),
     }
     shared = config.integer("n_shared_experts", default=1)
     mixture = experts(
         config, params, in_all_layers=True, shared=shared, scores="sigmoid", activation="clamped_swiglu",
+        ffn=("moe_intermediate_size", "intermediate_size"),
         shared_ffn=config.integer("shared_intermediate_size", "moe_intermediate_size"),
     )[0]  # fmt: skip
     words = {**config, "intermediate_size": config.integer("dense_intermediate_size", "intermediate_size")}
@@ -192,3 +193,6 @@ def minimax_m3(config: Config) -> Model:
     mixers = [{"mixer": {"sparse_attention": attention | index}} if chosen else {} for chosen in frequency]
     feeds = [mixture if is_mixture else dense for is_mixture in mixed]
     return language_model(config, decoder, list(zip(mixers, feeds, strict=True)))
+
+
+FAMILIES.register("minimax_m3_vl_text")(minimax_m3)

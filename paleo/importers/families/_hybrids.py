@@ -230,13 +230,19 @@ FAMILIES.register("kimi_k3")(kimi_k25)
 
 def _kimi_tower(config: Config, text: Config) -> int:
     """Return the parameters of MoonViT and its projector: attention and feed-forward blocks, patches joined 2 x 2."""
-    hidden, ffn = (config.integer(key) for key in ("vt_hidden_size", "vt_intermediate_size"))
+    hidden, ffn = (config.integer(f"vt_{key}", key) for key in ("hidden_size", "intermediate_size"))
     inner = config.integer("qkv_hidden_size", default=hidden)
     bias = int(config.flag("attn_bias", True)), int(config.flag("linear_bias", True))
     norm = hidden if config.get("norm_type") == "rmsnorm" else 2 * hidden
     block = 2 * norm + 4 * hidden * inner + bias[0] * (3 * inner + hidden) + 2 * hidden * ffn + bias[1] * (ffn + hidden)
     patches = 3 * config.integer("patch_size") ** 2 * hidden + hidden * int(config.flag("patch_embed_proj_bias", True))
-    grid = [config.integer(f"init_pos_emb_{side}", default=64) for side in ("height", "width")]
+    grid = [config.integer(f"init_pos_emb_{side}", f"pos_emb_{side}", default=64) for side in ("height", "width")]
     wide, out = 4 * hidden, text.integer("hidden_size")
     projector = 2 * hidden + wide * (wide + 1) + out * (wide + 1)
-    return patches + grid[0] * grid[1] * hidden + config.integer("vt_num_hidden_layers") * block + norm + projector
+    return (
+        patches
+        + grid[0] * grid[1] * hidden
+        + config.integer("vt_num_hidden_layers", "num_hidden_layers") * block
+        + norm
+        + projector
+    )

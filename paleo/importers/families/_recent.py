@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paleo.errors import SpecError
 from paleo.importers._decoder import (
     Decoder,
     attention_options,
@@ -17,7 +16,7 @@ from paleo.importers._decoder import (
     residual,
     vocab_last,
 )
-from paleo.importers.configuration import FAMILIES, Config, Entry, Model
+from paleo.importers.configuration import FAMILIES, Config, Entry, Model, UnreadHeadError
 from paleo.importers.families._hybrids import with_tower
 
 
@@ -62,8 +61,11 @@ def gemma4(config: Config) -> Model:
     """Read the text model of Gemma 4 (2026).
 
     Five layers with a window are followed by one with wider heads, whose values are its keys. A dense block and a
-    mixture are side by side.
+    mixture are side by side. Networks with embeddings for each layer, or with layers that share keys, are traced.
     """
+    for key in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
+        if config.get(key):
+            raise UnreadHeadError(key)
     params = grouped_parameters(config, 256)
     layers = params["layers"]
     params["window"] = config.integer("sliding_window")
@@ -91,8 +93,6 @@ def gemma4(config: Config) -> Model:
         {"repeat": times, "name": f"block{number}", "layers": [entry for entries in pattern for entry in entries]}
         for number, (pattern, times) in enumerate(folded(blocks), start=1)
     ]
-    if config.get("hidden_size_per_layer_input") or config.get("num_kv_shared_layers"):
-        raise SpecError(f"{config.path}: hidden_size_per_layer_input: embeddings of layers are not modelled")
     decoder = Decoder(
         vocab_last(params), "rms_norm", {}, None, final=(*loops, "rms_norm"),
         tied=config.flag("tie_word_embeddings", True),
@@ -122,14 +122,13 @@ def mimo_v2(config: Config) -> Model:
     params = grouped_parameters(config)
     layers = params["layers"]
     params["window"] = config.integer("sliding_window")
-    pattern, mixed = config.listed("hybrid_layer_pattern"), config.listed("moe_layer_freq") or [1] * layers
-    if len(pattern) != layers or len(mixed) != layers:
-        raise SpecError(f"{config.path}: hybrid_layer_pattern and moe_layer_freq: expected {layers} numbers each")
+    pattern = config.marked("hybrid_layer_pattern", "layer_types", "sliding_attention", layers)
+    mixed = config.marked("moe_layer_freq", "mlp_layer_types", "sparse", layers)
     full = {"value_dim": config.integer("v_head_dim", "head_dim")}
     full |= {"sinks": True} if config.flag("add_full_attention_sink_bias") else {}
     slide = {
         "heads": config.integer("swa_num_attention_heads", "num_attention_heads"),
-        "kv_heads": config.integer("swa_num_key_value_heads", "num_key_value_heads"),
+        "kv_heads": config.integer("swa_num_key_value_heads", default=2 * params["kv_heads"]),
         "head_dim": config.integer("swa_head_dim", "head_dim"),
         "value_dim": config.integer("swa_v_head_dim", "v_head_dim"),
         "window": "=window",

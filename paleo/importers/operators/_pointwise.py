@@ -39,6 +39,12 @@ def _onnx_activation(node: OnnxNode) -> Reading:
     return Reading("activation", node.inputs[:1], {"function": _ONNX[node.name]})
 
 
+@torch_functions("expand_as view_as reshape_as")
+def _as_another(call: Invocation) -> Reading:
+    """Read a view of the first tensor, which takes the shape of the second and none of its numbers."""
+    return Reading("view", [call.tensor(call.args[0])])
+
+
 @torch_functions("add")
 def _add(call: Invocation) -> Reading:
     return Reading("add" if call.joins_tensors() else "elementwise")

@@ -84,8 +84,8 @@ _ROWS = (
     ),
     _Row(
         "view",
-        "view reshape flatten unflatten squeeze unsqueeze expand expand_as transpose swapaxes movedim contiguous "
-        "view_as reshape_as T mT t H mH swapdims ravel detach alias data to float double type_as half bfloat16 clone "
+        "view reshape flatten unflatten squeeze unsqueeze expand transpose swapaxes movedim contiguous "
+        "T mT t H mH swapdims ravel detach alias data to float double type_as half bfloat16 clone "
         "moveaxis positive view_as_real view_as_complex real imag atleast_1d atleast_2d atleast_3d type "
         "requires_grad broadcast_to diagonal as_strided unfold_view permute adjoint long int bool cpu cuda "
         "as_subclass resolve_conj resolve_neg broadcast_tensors values indices",

@@ -113,7 +113,7 @@ class ElementwiseTable(TableKind[DeviceFigures]):
         reason[~_input_dtype(frame).isin(DTYPE_BYTES)] = "unknown dtype"
         moved = pd.to_numeric(frame["bytes_moved"], errors="coerce").to_numpy(dtype=np.float64)
         reason[~(moved > 0)] = "bytes_moved is missing or not above zero"
-        reason[~text(frame, "shape").str.fullmatch(r"\d+(x\d+)*")] = "shape is not like 128x1024"
+        reason[~text(frame, "shape").str.fullmatch(r"0*[1-9]\d*(x0*[1-9]\d*)*")] = "shape is not like 128x1024"
         return reason
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:

@@ -51,9 +51,14 @@ class TrainingKernels(TableKind[DeviceFigures]):
         stated = text(frame, "dtype")
         return frame.assign(dtype=stated.where(stated != "", "bf16"))
 
+    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Name operations that are unknown, formats that the device lacks, and rows without work."""
+        reason = self._unpriced(frame)
+        reason[(reason == "") & ~(self.work(frame)[0] > 0)] = "size is missing or not above zero"
+        return reason
+
     @by_words
-    def unsupported(self, device: str, dtype: str, op: str) -> str:
-        """Name operations that are unknown, and formats that the device lacks."""
+    def _unpriced(self, device: str, dtype: str, op: str) -> str:
         if op in FAMILIES:
             return unpriced_reason(device, dtype or "bf16", "", frozenset({"bf16", "fp16"}))
         return f"op {op!r} is not modelled"
