@@ -121,7 +121,7 @@ class Scaled:
         return constant["n"] * constant["k"] * constant["batch"]
 
     @property
-    def beside_experts(self) -> bool:
+    def overlaps_experts(self) -> bool:
         """True for shared experts, which engines run on a second stream or as one expert more of all tokens."""
         return ".shared." in self.short.name
 

@@ -458,7 +458,7 @@ class _Pricing:
             if each.of_experts:
                 continue
             sizes = (*sorted(each.long.shape.items()), each.short.bytes, each.long.bytes)
-            key = (each.short.family, each.short.operation, each.beside_experts, *sizes)
+            key = (each.short.family, each.short.operation, each.overlaps_experts, *sizes)
             kept, count = groups.get(key, (each, 0.0))
             groups[key] = kept, count + each.count
         listed = list(groups.values())
@@ -477,10 +477,10 @@ class _Pricing:
         They run on a second stream in vLLM and TensorRT-LLM, and as one more routed expert in SGLang
         (``num_fused_shared_experts`` of its deepseek_v2.py).
         """
-        weights = np.array([each.weights * each.beside_experts for each in kernels]) * self.formats.weight_bytes
+        weights = np.array([each.weights * each.overlaps_experts for each in kernels]) * self.formats.weight_bytes
         bandwidth = STREAMED_SHARE * self.backend.system.device.memory.bandwidth
         saved = np.maximum(seconds[:, 0] - weights / bandwidth, 0.0)
-        return np.asarray(seconds - (saved * [each.beside_experts for each in kernels])[:, None])
+        return np.asarray(seconds - (saved * [each.overlaps_experts for each in kernels])[:, None])
 
     def _experts(self, kernels: tuple[Scaled, ...]) -> Array:
         """Return the times of the experts of all layers on the grid of tokens, from router to combined tokens [s]."""

@@ -87,7 +87,7 @@ def test_products_of_latent_attention_and_mixtures_are_those_of_the_engines():
     assert all(each.weights == 7168.0 * 2112.0 for each in down)
     operations = {name.rsplit(".", 1)[1]: each.short.operation for name, each in products.items()}
     assert (operations["router"], operations["q_down"]) == ("gemm", "narrow")
-    shared = {name.rsplit(".", 1)[1] for name, each in products.items() if each.beside_experts}
+    shared = {name.rsplit(".", 1)[1] for name, each in products.items() if each.overlaps_experts}
     assert shared == {"up", "down"}
 
 
@@ -95,7 +95,7 @@ def test_shared_experts_add_bytes_and_arithmetic_but_no_latency():
     model, system, formats = load_model("deepseek_v3"), load_system("dgx-h200"), Formats("fp8", "fp8")
     work, backend = lowered(model, system, Sharding(8), "fp8")
     pricing = _Pricing(work, backend, Sharding(8), formats, EngineKernels())
-    shared = tuple(each for each in work.layers if each.beside_experts)
+    shared = tuple(each for each in work.layers if each.overlaps_experts)
     few, many = pricing.products(shared)[[0, -1]]
     read = sum(each.weights * each.count for each in shared) / system.device.memory.bandwidth
     assert read < few < 1.5 * read
