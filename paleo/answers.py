@@ -243,7 +243,7 @@ class ScalingCurves(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Compared(StudyResult):
-    """The same run on several systems."""
+    """The answer compares the same run on several systems."""
 
     command, rows = "compare", "systems"
     report = "paleo.report.compare"

@@ -370,12 +370,15 @@ def _scaled(short: Section, long: Section) -> Iterator[Scaled]:
 def _of_engines(kernels: list[Scaled]) -> list[Scaled]:
     """Return the products as engines run them: those of one input joined, routers in sixteen bits."""
     first, second = _JOINED
-    others = {each.short.name: each for each in kernels if each.short.name.endswith(second)}
-    pairs = {name.removesuffix(second) + first: other for name, other in others.items()}
-    whole = [each.joined(pairs.pop(name)) if (name := each.short.name) in pairs else each for each in kernels]
-    kept = {other.short.name for other in pairs.values()}
-    listed = [each for each in whole if each.short.name not in others or each.short.name in kept]
-    return [each.in_sixteen_bits() if each.short.name.endswith(_UNQUANTISED) else each for each in listed]
+    named = {each.short.name: each for each in kernels}
+    pairs = {name: name.removesuffix(first) + second for name in named if name.endswith(first)}
+    pairs = {name: other for name, other in pairs.items() if other in named}
+    whole = [
+        each.joined(named[pairs[each.short.name]]) if each.short.name in pairs else each
+        for each in kernels
+        if each.short.name not in pairs.values()
+    ]
+    return [each.in_sixteen_bits() if each.short.name.endswith(_UNQUANTISED) else each for each in whole]
 
 
 def _exchanges(short: Section, long: Section) -> Iterator[Exchange]:

@@ -62,7 +62,7 @@ def splits(gpus: int, least: int) -> list[int]:
 
 @dataclass(frozen=True)
 class LearningQuestion:
-    """What is asked of a step of reinforcement learning.
+    """A question about steps of reinforcement learning states a network, a machine, sequences, and perhaps layouts.
 
     Attributes
     ----------
@@ -105,12 +105,6 @@ class LearningQuestion:
         return ((first, self.gpus - first) for first in tried if first < self.gpus)
 
     @property
-    def contradictions(self) -> list[str]:
-        """Say why no count of GPUs can be tried."""
-        alone = self.staleness > 0 and (self.gpus if self.gpus == 1 else self.generators) == self.gpus
-        return [f"of {self.gpus} GPUs none is left to train: each side needs one at least"] if alone else []
-
-    @property
     def usual_strategies(self) -> list[str]:
         """Tensor parallelism within a node, ZeRO-3, and expert parallelism within a node for mixtures."""
         node = min(max(self.system.devices_per_node, 1), self.gpus)
@@ -135,7 +129,7 @@ def best_step(question: LearningQuestion) -> tuple[list[LearningStep], list[str]
         Steps, the shortest first, and why layouts were refused.
     """
     model, system, rollouts = question.model, question.system, question.rollouts
-    refusals = dict.fromkeys(question.contradictions)
+    refusals: dict[str, None] = {}
 
     def attempted(side: Callable[[], Side], name: str) -> list[Side]:
         try:
@@ -171,6 +165,8 @@ def best_step(question: LearningQuestion) -> tuple[list[LearningStep], list[str]
     steps = composed(searched=False)
     if question.strategies is None and not any(step.fits for step in steps):
         steps += composed(searched=True)
+    if not steps and not refusals:  # no count of GPUs was tried
+        refusals[f"of {question.gpus} GPUs none is left to train beside a replica of the engine"] = None
     return sorted(steps, key=lambda each: (not each.fits, each.step)), [*refusals]
 
 
@@ -196,7 +192,7 @@ class LearningStudy:
     Attributes
     ----------
     question : LearningQuestion
-        What was question.
+        Network, machine, sequences and what is stated of the layouts.
     steps : tuple of LearningStep
         The shortest first.
     refusals : tuple of str
@@ -250,7 +246,7 @@ def learning_study(question: LearningQuestion, *, steps: int, usd_per_s: float |
     Parameters
     ----------
     question : LearningQuestion
-        What is question.
+        Network, machine, sequences and what is stated of the layouts.
     steps : int
         Number of steps of the training.
     usd_per_s : float, optional

@@ -204,6 +204,7 @@ def test_each_side_is_predicted_once(monkeypatch):
     assert steps == sorted(steps, key=lambda each: each.step)
 
 
-def test_one_set_of_gpus_must_be_left_to_train():
-    answer = paleo.rl("qwen3-0.6b", "dgx-h100", gpus=8, staleness=1, generators=8)
+@pytest.mark.parametrize("stated", [{"gpus": 8, "generators": 8}, {"gpus": 8, "engine_strategy": "tp=8"}, {"gpus": 1}])
+def test_one_set_of_gpus_must_be_left_to_train(stated):
+    answer = paleo.rl("qwen3-0.6b", "dgx-h100", staleness=1, **stated)
     assert "none is left to train" in answer.headline
