@@ -197,8 +197,10 @@ class Builder:
         return Placed.of(self.add("view", options, [root], ""))
 
     def view(self, source: Placed, sizes: Mapping[str, Size], path: str, *, keeps_whole: bool = False) -> Placed:
-        """Return the same numbers under other dims; a view of a view is a view of the first tensor. There is none where the
-        sizes are those of the source already, unless a name would stand in another place."""
+        """Return the same numbers under other dims; a view of a view is a view of the first tensor.
+
+        There is none where the sizes are those of the source already, unless a name would stand in another place.
+        """
         origin = source
         while origin.holder in self.bases and math.prod(sizes.values()) == self.bases[origin.holder].tensor.elements:
             origin = self.bases[origin.holder]
