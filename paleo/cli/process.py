@@ -247,7 +247,7 @@ def run(arguments: Sequence[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except _UsageError as error:
-        return _fail(error.format_message(), WRONG)  # type: ignore[attr-defined]
+        return _fail(_usage(error), WRONG)
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
         return UNREAD
     except OSError as error:
@@ -255,6 +255,16 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         return INTERRUPTED if _INTERRUPTS else _fault(error)
     return code
+
+
+def _usage(error: Any) -> str:
+    """Return the message of wrong usage; where a value is missing, what it means and an example of the command."""
+    message = str(error.format_message())
+    meaning = getattr(getattr(error, "param", None), "help", None)
+    if not message.startswith("Missing ") or not meaning:
+        return message
+    examples = [line for line in str(error.ctx.command.help).splitlines() if line.startswith(error.ctx.command_path)]
+    return "; for example: ".join([f"{message.rstrip('.')}: {meaning.rstrip('.')}", *examples[:1]])
 
 
 def _command(arguments: Sequence[str]) -> int:

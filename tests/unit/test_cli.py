@@ -16,6 +16,10 @@ from paleo.cli.process import every_command
 
 ROOT = Path(__file__).resolve().parents[2]
 ESTIMATE = ["estimate", "lenet", "--system", "dgx-a100-80gb"]
+COMMANDS_OF_SOMETHING = [
+    *("audit", "collective", "compare", "estimate", "fleet", "import", "report", "rl", "scale", "serve"),
+    *("summary", "sweep", "target", "trace", "tune", "validate"),
+]
 SCALE = ["scale", "lenet", "--system", "dgx-a100-80gb"]
 
 
@@ -50,6 +54,14 @@ def finite(value: Any) -> bool:
     if isinstance(value, dict):
         return all(finite(one) for one in value.values())
     return value is not None
+
+
+@pytest.mark.parametrize("command", COMMANDS_OF_SOMETHING)
+def test_a_command_without_arguments_says_what_is_missing_and_shows_an_example(command: str, failure: Any) -> None:
+    message = failure(command)
+    assert message.startswith("error: Missing ")
+    _, example = message.rstrip("\n").split("; for example: ")
+    assert example.startswith(f"paleo {command} ")
 
 
 @pytest.mark.parametrize("command", ["estimate", "scale", "compare", "plan", "collective", "calibrate", "sweep"])
