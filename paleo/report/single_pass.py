@@ -45,7 +45,7 @@ BATCHES = (
 SYSTEMS = (
     Attribute("system", lambda service: service.system.name, "system"),
     Attribute("gpus", lambda service: service.gpus, "GPUs", "count"),
-    Attribute("weights", lambda service: service.formats.weights, "weights"),
+    Attribute("weights", lambda service: service.formats.text, "weights"),
     Attribute("batch", lambda service: service.best and service.best.batch, "batch", "count"),
     Attribute("requests_per_s", lambda service: service.requests_per_s, "requests/s", "words", _rate),
     Attribute("usd_per_million_requests", lambda service: service.usd_per_million, "USD/1M requests", "price"),
