@@ -206,8 +206,9 @@ def largest_batch(parts: tuple[ForwardPasses, ...], system: System, formats: For
     fits = []
     for part in parts:
         kernels, backend, weights = _lowered(part.model, system, 1)
-        both = zip(kernels, _lowered(part.model, system, 2)[0], strict=True)
-        widest = max((two.bytes - one.bytes for (_, one), (_, two) in both), default=0.0) * part.samples
+        doubled, _, _ = _lowered(part.model, system, 2)
+        added = [large.bytes - small.bytes for (_, small), (_, large) in zip(kernels, doubled, strict=True)]
+        widest = max(added, default=0.0) * part.samples
         left = backend.families.device.memory.usable - weights * formats.weight_bytes
         fits.append(left / widest if widest else np.inf)
     if min(fits) < 1.0:
