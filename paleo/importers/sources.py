@@ -21,6 +21,7 @@ from paleo.importers.configuration import INDEXED, Config, Model, UnreadHeadErro
 from paleo.importers.model import RECOGNISED, UNRECOGNISED, checked
 from paleo.importers.onnx import LARGEST
 from paleo.importers.onnx import from_onnx as onnx_mapping
+from paleo.importers.quantized import configured_format
 from paleo.importers.torch import InputSpec, build_module, from_module, load_module, parse_input, torch_module
 from paleo.layers.opaque import Unmodelled
 from paleo.network.graph import Graph, build_graph
@@ -75,6 +76,7 @@ def from_config(path: str | Path, *, seq: int | None = None) -> Model:
         "title": f"{kind} imported from {config.path}",
         "task": model.pop("task"),
         "source": source,
+        **({"released": released} if (released := configured_format(config)) else {}),
     } | _without_title(model)
 
 

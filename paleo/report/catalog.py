@@ -360,6 +360,7 @@ def _model(model: ModelSpec) -> list[Fact]:
     return _known(
         ("title", model.title),
         ("also known as", ", ".join(model.aliases)),
+        ("weights published in", model.released if model.hub else ""),
         ("task", model.task),
         ("parameters", f"{counts.graph.parameters:,}"),
         (

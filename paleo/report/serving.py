@@ -48,6 +48,7 @@ def document(service: Service, systems: Sequence[Service] = ()) -> dict[str, Any
     head = {
         "verdict": service.verdict,
         "model": service.model.name,
+        "released": service.model.released,
         "system": service.system.name,
         "gpus": service.gpus,
         "engine": {"name": service.engine.name, "release": service.engine.release},
@@ -107,7 +108,7 @@ PLANS = (
     Attribute("strategy", lambda plan: plan.strategy, "plan"),
     Attribute("gpus", lambda plan: plan.gpus),
     Attribute("replicas", lambda plan: plan.candidate.replicas),
-    Attribute("weights", lambda plan: plan.candidate.formats.weights, "weights"),
+    Attribute("weights", lambda plan: plan.candidate.formats.text, "weights"),
     Attribute("cache", lambda plan: plan.candidate.formats.cache),
     Attribute("batch_tokens", lambda plan: float(np.asarray(plan.batching.tokens))),
     Attribute("sequences", lambda plan: float(np.asarray(plan.batching.sequences))),

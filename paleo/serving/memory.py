@@ -190,10 +190,9 @@ def _weights(work: Lowered, sharding: Sharding, formats: Formats) -> float:
     """Return the bytes of weights on a device: products in the quantised format, everything else in sixteen bits."""
     experts = work.experts
     dense = sum(each.weights * each.count for each in work.layers if not each.of_experts)
-    quantised = experts / sharding.attention_dp + (0.0 if formats.experts_only else dense)
-    others = work.parameters - experts - (0.0 if formats.experts_only else dense)
+    quantised = experts / sharding.attention_dp * formats.experts.weight_bytes + dense * formats.weight_bytes
     wide = 4.0 if formats.weights == "fp32" else 2.0
-    return (quantised * formats.weight_bytes + max(others, 0.0) * wide) / sharding.pp
+    return (quantised + max(work.parameters - experts - dense, 0.0) * wide) / sharding.pp
 
 
 def _activations(work: Lowered, bound: BatchLimit) -> float:

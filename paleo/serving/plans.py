@@ -324,7 +324,7 @@ def candidates(
             memory = serving_memory(prices.lowered, sharding, each, engine, system.device, bound)
             why = memory.refusal(load.longest)
             if why:
-                refusals.append(f"{sharding.text} in {each.weights}: {why}")
+                refusals.append(f"{sharding.text} in {each.text}: {why}")
                 continue
             fitting.append(ReplicaLayout(sharding, each, engine, gpus // sharding.gpus, prices, memory, bound))
     return fitting, refusals

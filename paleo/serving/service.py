@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.serving.commands import written_command
+from paleo.serving.commands import served_weights, written_command
 from paleo.serving.energy import watts_of
 from paleo.serving.plans import (
     DISAGREEMENT,
@@ -27,6 +27,7 @@ from paleo.serving.plans import (
     simulated,
     steady_part,
 )
+from paleo.specs.catalog import SIXTEEN_BITS
 from paleo.units import MEGA, duration
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class Service:
         """Command line of the engine that is the first plan; empty without one."""
         if self.best is None:
             return ""
-        return written_command(self.engine.name, self.model.hub or self.model.name, self.best)
+        return written_command(self.engine.name, self.model, self.best)
 
     @property
     def verdict(self) -> str:
@@ -200,6 +201,7 @@ class Service:
                 "kernels of MXFP4 experts were never timed on devices without FP4 arithmetic: runs of SGLang and "
                 "TensorRT-LLM took 3 to 19 times as long as predicted"
             )
+        notes += _converted(self.engine.name, self.model, self.best.candidate.formats.text)
         if self.gpus > self.best.gpus:
             notes.append(f"{self.gpus - self.best.gpus} GPUs are idle: replicas of {self.best.candidate.sharding.gpus}")
         if self.simulation.preemptions:
@@ -209,6 +211,14 @@ class Service:
                 "--sequences bounds how many run at once"
             )
         return tuple(notes)
+
+
+def _converted(engine: str, model: ModelSpec, weights: str) -> list[str]:
+    """Return a sentence about weights that must be converted before the engine starts, if there are any."""
+    loaded = served_weights(engine, model, weights)
+    if loaded == (model.hub or model.name):
+        return []
+    return [f"the published weights are in {model.released}: {loaded} stands for a folder with weights in {weights}"]
 
 
 def _late(service: Service, part: str) -> str:
@@ -226,12 +236,13 @@ def _verdict(service: Service, plan: ServingPlan) -> str:
     limits = " and ".join(f"{duration(limit)} {NAMES[part]}" for part, limit in service.limits.bounds.items())
     at = f"p{service.limits.percentile}" if service.limits.percentile else "the mean"
     within = f" within {limits} at {at}" if limits else ""
-    formats = plan.candidate.formats
+    formats, published = plan.candidate.formats, service.model.released
+    weights = f"{formats.text} (as released)" if formats.text == published != SIXTEEN_BITS else formats.text
     subject = f"{service.gpus} x {service.system.device.name}"
     verb = "serves" if service.gpus == 1 else "serve"
     return (
         f"{subject} {verb} {plan.requests_per_s:.3g} requests/s ({plan.tokens_per_s:,.0f} output tokens/s) of "
-        f"{service.model.title} in {formats.weights}{within}{cost}; limited by {_article(str(service.limited_by))}. "
+        f"{service.model.title} in {weights}{within}{cost}; limited by {_article(str(service.limited_by))}. "
         f"Plan: {plan.strategy} under {service.engine.title} {service.engine.release}.{_conditions(service)}"
     )
 
@@ -329,7 +340,7 @@ def refusal(service: Service) -> str:
     texts = [f"{duration(values[part])} {NAMES[part]} (asked: {duration(limits.bounds[part])})" for part in missed]
     return (
         f"No: no plan of {gpus} answers within these limits. The nearest, {candidate.sharding.text} in "
-        f"{candidate.formats.weights} with one request at a time, takes {' and '.join(texts)} at {at}."
+        f"{candidate.formats.text} with one request at a time, takes {' and '.join(texts)} at {at}."
     )
 
 

@@ -17,6 +17,9 @@ Sizes = dict[str, int | float | str]
 NAMED = (
     (r"deepseek.*(lite|16b)|moonlight", "deepseek_v2-lite"),
     (r"deepseek.*v2", "deepseek_v2"),
+    (r"deepseekv32", "deepseek_v3.2"),
+    (r"deepseekv4flash", "deepseek_v4-flash"),
+    (r"deepseekv4", "deepseek_v4-pro"),
     (r"deepseek", "deepseek_v3"),
     (r"kimi", "kimi_k2"),
     (r"gptoss", "gpt-oss-20b"),
@@ -24,12 +27,11 @@ NAMED = (
     (r"qwen3", "qwen3-8b"),
     (r"qwen2", "qwen2.5-7b"),
     (r"nemotron(v)?3nano", "nemotron-3-nano-30b-a3b"),
+    (r"nemotron(v)?3super", "nemotron-3-super-120b-a12b"),
     (r"nemotron.*340b", "nemotron-340b"),
     (r"bert", "bert_large"),
     (r"^opt", "opt-125m"),
 )
-#: Names of networks whose attention reads keys that an indexer chooses (DeepSeek-V3.2 and V4).
-SPARSE = r"deepseekv(32|4)"
 #: Columns of sizes, and what families call them; a family with none of the names has that size fixed.
 COLUMNS = {
     "layers": ("layers",),
@@ -56,11 +58,9 @@ def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
 
     A row states its sizes, but where its name is that of a network in the catalog, whose sizes then fill the gaps."""
     name = _plain(row.get("model", ""))
-    if re.match(SPARSE, name):
-        raise SpecError(f"{row['model']}: sparse attention, whose keys an indexer chooses, is not modelled")
     family = next((family for pattern, family in NAMED if re.search(pattern, name)), None) or _by_columns(row)
     model = llama_like(str(row.get("model", ""))) or load_model(family)
-    known = name.startswith(tuple(_plain(known_as) for known_as in (model.title, *model.aliases)))
+    known = name.startswith(tuple(_plain(known_as) for known_as in (model.title, model.name, *model.aliases)))
     sizes: Sizes = {}
     for column, parameters in COLUMNS.items():
         parameter = next((parameter for parameter in parameters if parameter in model.params), None)
@@ -139,7 +139,7 @@ def _size(row: Row, column: str, parameter: str, model: ModelSpec) -> Sizes:
     if not filled(row, column) and str(model.params[parameter]).startswith("="):
         return {}
     size = whole_cell(row, column)
-    dense = parameter == "expert_ffn" and size == model.params["ffn"]
+    dense = parameter == "expert_ffn" and size == model.params.get("ffn")
     return {} if dense else {parameter: size}
 
 

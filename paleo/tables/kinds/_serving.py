@@ -87,10 +87,7 @@ def formats_of(row: Row) -> Formats:
     dtype = str(row.get("dtype") or "").lower() if filled(row, "dtype") else ""
     if dtype in ("fp8", "fp4"):
         return Formats(dtype, "fp8" if str(row["engine"]) == "tensorrt-llm" else "bf16")
-    stated, model = read_command(_command(row)).formats, str(row["model"])
-    if model.startswith("gpt-oss"):
-        return Formats("mxfp4", stated.cache, experts_only=True)
-    return replace(stated, weights="fp8") if model.startswith("deepseek") else stated
+    return read_command(_command(row)).formats(load_model(MODELS.get(str(row["model"]), str(row["model"]))))
 
 
 def _command(row: Row) -> str:
