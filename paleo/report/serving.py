@@ -239,7 +239,7 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
     plan = service.best
     if plan is None:
         reasons: list[RenderableType] = [
-            wrapped_text(Text(f"- {each}")) for each in dict.fromkeys(service.result.refusals)
+            wrapped_text(Text(f"- {each}")) for each in dict.fromkeys(service.result.refusals[1:])
         ]
         return Group(head, Text(), *reasons[:SHOWN])
     notes = [*assumptions(service), f"Not modelled: {'; '.join(UNMODELLED)}."]

@@ -137,7 +137,7 @@ class ServingMemory:
         taken = "weights {}, activations {} and {} of the engine".format(*parts)
         if self.cache <= 0:
             return (
-                f"{taken} do not fit into {gibibytes(self.capacity)}; more devices a replica or narrower weights would"
+                f"{taken} do not fit into {gibibytes(self.capacity)}; more devices per replica or narrower weights would help"
             )
         ratio = needed / self.cache
         return (

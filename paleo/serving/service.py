@@ -313,8 +313,8 @@ def refusal(service: Service) -> str:
     """
     title, gpus = service.model.title, f"{service.gpus} x {service.system.device.name}"
     if not service.fitting:
-        reasons = "; ".join(dict.fromkeys(service.result.refusals[-3:]))
-        return f"No: {title} does not fit on {gpus}: {reasons}."
+        nearest_layout = next(iter(service.result.refusals), "no layout divides it")
+        return f"No: {title} does not fit on {gpus}. The nearest layout is {nearest_layout}."
     load, limits = service.load, service.limits
     top = max(service.fitting, key=lambda each: capacity_of(each, load))
     capacity = capacity_of(top, load)
