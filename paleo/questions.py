@@ -646,7 +646,7 @@ def fleet(
     nodes : int, str or sequence of int
         Nodes of each system, or ``auto``: the smallest order that keeps deadlines and ``wait``.
     policy : str
-        A name of `paleo.cluster.policies.POLICIES`: backfill, elastic, fair, fifo, las, priority, srtf.
+        A name of `paleo.cluster.nodes.POLICIES`: backfill, elastic, fair, fifo, las, priority, srtf.
     placement : str
         ``packed`` on few racks, or ``spread`` over all.
     wait : str or float, optional
@@ -774,7 +774,7 @@ def sweep(study: str | Path | Mapping[str, Any] | Study, *, jobs: int = 1) -> pd
     DataFrame
         In SI units; the last axis changes fastest. A row that cannot be planned has its reason in ``problem``.
     """
-    from paleo.cluster.sweep import FleetSweep, load_any_study
+    from paleo.cluster.study import FleetSweep, load_any_study
     from paleo.studies.sweep import MOST_JOBS, Study, check_study, frame, local_evaluator
 
     if isinstance(study, str | Path):
@@ -822,8 +822,7 @@ def audit(
     SpecError
         For a log that cannot be read.
     """
-    from paleo.logs.base import read_log
-    from paleo.logs.nccl_tests import operation_of, read_collectives
+    from paleo.logs.base import operation_of, read_collectives, read_log
     from paleo.studies import audit as audits
 
     stated = _Question.of("audit", run, options, priced=False, long_run=False).run

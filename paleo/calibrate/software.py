@@ -31,11 +31,10 @@ from paleo.specs.device import find_device
 from paleo.specs.loading import Spec
 from paleo.specs.software import Software, SoftwareFit, load_software
 from paleo.step.section_times import AHEAD
+from paleo.tables.base import ResidualErrors, residual
 from paleo.tables.cells import text
-from paleo.tables.errors import ResidualErrors, residual
 from paleo.tables.runner import compute_rows, sound_table
-from paleo.tables.steps import StepTable, is_substitute_profile, profile_at_release, row_dicts
-from paleo.tables.tables import table_of
+from paleo.tables.steps import StepTable, is_substitute_profile, profile_at_release, row_dicts, table_of
 from paleo.units import GIGA, MEBIBYTE, MICROSECOND, MILLISECOND, Quantity, counted
 
 Array = npt.NDArray[np.float64]

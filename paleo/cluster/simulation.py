@@ -21,8 +21,7 @@ from paleo.errors import SpecError
 from paleo.events import EventQueue
 
 if TYPE_CHECKING:
-    from paleo.cluster.nodes import Counts, Gang, NodePool
-    from paleo.cluster.policies import Policy
+    from paleo.cluster.nodes import Counts, Gang, NodePool, Policy
 
 Array = npt.NDArray[np.float64]
 #: GPU-seconds of the first level of attained service, and the ratio of each level to the one before, as in Tiresias.

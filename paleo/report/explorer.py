@@ -22,7 +22,7 @@ from paleo.launch.commands import estimate_command
 from paleo.lowering.policies import recompute_summary
 from paleo.predict import Prediction, predict
 from paleo.report.estimate import step_parts
-from paleo.report.rendering import rendered
+from paleo.report.page import rendered
 from paleo.search.columns import PlanColumns, columns
 from paleo.specs.prices import devices_per_machine
 from paleo.specs.run import Run, path_of, updated

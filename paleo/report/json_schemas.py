@@ -16,8 +16,7 @@ from pydantic import BaseModel
 from paleo.errors import SpecError, near
 from paleo.report.columns import meanings
 from paleo.specs.calibration import Calibration
-from paleo.specs.device import Device
-from paleo.specs.link import Link
+from paleo.specs.device import Device, Link
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import MAIN_FIELDS, SHORT_NAMES, Run
 from paleo.specs.software import Software
@@ -77,7 +76,7 @@ def schema_of(kind: str) -> dict[str, Any]:
 def _of_table(name: str) -> dict[str, Any]:
     """Return the schema of one row of a kind of measured table."""
     from paleo.tables.columns import schema
-    from paleo.tables.tables import tables
+    from paleo.tables.steps import tables
 
     if name not in tables():
         raise SpecError(f"no kind of table is called {name!r:.80}; {near(name, tables())}")

@@ -3,15 +3,20 @@
 It follows the warnings of Bailey (Twelve ways to fool the masses, 1991) and Hoefler and Belli (Scientific benchmarking,
 2015): rates and times to solution, every number with its calibration and number format, and a section on what is left
 out. Text and layout are in ``templates/report.html``.
+
+Pages as jinja2 templates, with their style sheets and scripts; a page holds all it needs and loads nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jinja2
 import numpy as np
 import numpy.typing as npt
+from markupsafe import Markup
 
 from paleo import __version__
 from paleo.errors import PlanError
@@ -19,13 +24,12 @@ from paleo.launch.commands import estimate_command
 from paleo.lowering.policies import recompute_summary
 from paleo.report import plots
 from paleo.report.charts import WIDTH, Bar, Chart, Curve, bars, curves, deviations, heat_map, stacks, svg
-from paleo.report.columns import NONE, Attribute, energy, money, percent
+from paleo.report.columns import NONE, Attribute, energy, money, percent, tenths
 from paleo.report.estimate import step_parts, utilisation_warnings
-from paleo.report.rendering import rendered
 from paleo.studies.exchange import bandwidth_curve
 from paleo.studies.purchase import CHANGE, Objective, Offer, Purchase
 from paleo.studies.scale import placement_study, scaling_verdict
-from paleo.units import GIB, HOUR, duration, engineering, gibibytes
+from paleo.units import GIB, HOUR, counted, duration, engineering, gibibytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,6 +39,32 @@ if TYPE_CHECKING:
     from paleo.studies.cost import Training
     from paleo.studies.goodput import Goodput
     from paleo.studies.scale import ScaleCurve, ScalePoint
+
+_FOLDER = Path(__file__).parent / "templates"
+
+
+def rendered(template: str, **context: Any) -> str:
+    """Render a page; values are escaped.
+
+    Parameters
+    ----------
+    template : str
+        Name of a file in the folder `templates`.
+    **context
+        What the template names; ``source`` reads a style sheet or script into the page.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    for function in (counted, duration, gibibytes, percent, tenths):
+        environment.filters[function.__name__] = function
+    environment.globals["source"] = lambda name: Markup((_FOLDER / name).read_text(encoding="utf-8"))
+    return environment.get_template(template).render(**context)
+
 
 #: Objective -> heading of its card, and how a sentence calls it.
 _GOALS: dict[Objective, tuple[str, str]] = {

@@ -15,8 +15,7 @@ from pydantic import Field, model_validator
 
 from paleo.errors import PlanError, SpecError
 from paleo.specs.catalog import entries, is_path, kind_of, read_entry, read_inline
-from paleo.specs.device import Device, Price, load_device, with_names
-from paleo.specs.link import Link, load_link
+from paleo.specs.device import Device, Link, Price, load_device, load_link, with_names
 from paleo.specs.loading import NOT_STATED, FileCache, Flag, PositiveCount, Spec, Text, Year, below, validate, with_path
 from paleo.units import Bytes, BytesPerSecond, FailuresPerSecond, counted
 

@@ -35,8 +35,7 @@ from paleo.studies.what_if import HARDWARE_PARAMETERS
 from paleo.units import MEBIBYTE, counted
 
 if TYPE_CHECKING:
-    from paleo.logs.base import Log, StepRecord
-    from paleo.logs.nccl_tests import CollectiveLog
+    from paleo.logs.base import CollectiveLog, Log, StepRecord
     from paleo.specs.system import System
 
 #: Relative standard deviation of a quantity where model and machine agree.

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from paleo.files import csv_cell, write_whole
+from paleo.tables.base import GOAL, IMPOSSIBLE, Scaling, summarise_efficiencies
 from paleo.tables.cells import text
-from paleo.tables.errors import GOAL, IMPOSSIBLE, Scaling, summarise_efficiencies
 from paleo.tables.runner import Errors, FileReport, with_predictions
 from paleo.units import counted, duration, engineering, gibibytes
 

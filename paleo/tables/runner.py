@@ -14,12 +14,19 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import PaleoError, SpecError
-from paleo.tables.base import MeasuredTable, Predictions, Words
+from paleo.tables.base import (
+    EfficiencyPoint,
+    MeasuredTable,
+    Predictions,
+    ResidualErrors,
+    Words,
+    efficiency_points,
+    residual,
+)
 from paleo.tables.cells import Array, read_table, text
 from paleo.tables.columns import cell_reasons, not_read, typed
-from paleo.tables.errors import EfficiencyPoint, ResidualErrors, efficiency_points, residual
 from paleo.tables.kernels import best_constant_efficiency
-from paleo.tables.tables import table_of
+from paleo.tables.steps import table_of
 
 if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration

@@ -31,7 +31,7 @@ from paleo.tables.kinds._submissions import (
 from paleo.tables.kinds._vision import VisionSteps
 from paleo.tables.report import document
 from paleo.tables.runner import validate_frame
-from paleo.tables.tables import table_of
+from paleo.tables.steps import table_of
 
 RUN = {
     "benchmark": "resnet", "round": "v2.1", "submitter": "somebody", "system": "dgx-a100-80gb",

@@ -24,9 +24,7 @@ from paleo.specs.software import Software, load_software
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan, text
 from paleo.tables.kinds._consistency import BACKWARD, HOST_MEMORY_RING, TCP_LIMIT
-from paleo.tables.kinds._systems import with_device
-from paleo.tables.steps import QuantityTable, Row, Step, filled, row_dicts, whole_cell
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import STEPS, QuantityTable, Row, Step, filled, row_dicts, whole_cell, with_device
 from paleo.units import MEBIBYTE, TERA
 
 if TYPE_CHECKING:

@@ -17,15 +17,13 @@ from paleo.consistency.asynchronous import mixed_queue, service_time
 from paleo.consistency.base import Server, Workload, consistency
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.specs.device import find_device
-from paleo.specs.link import load_link
+from paleo.specs.device import find_device, load_link
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import SERVER_CALL, Software
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan, text
-from paleo.tables.steps import QuantityTable, Row, Step, filled, whole_cell
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import STEPS, QuantityTable, Row, Step, filled, whole_cell
 
 if TYPE_CHECKING:
     from paleo.tables.base import Predictions

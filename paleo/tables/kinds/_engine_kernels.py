@@ -20,8 +20,7 @@ from paleo.pricing.latent_kernels import (
     LatentParameters,
     latent_attention_time,
 )
-from paleo.pricing.narrow_products import ELEMENT_BYTES, narrow_product_time
-from paleo.pricing.tiles import TileParameters
+from paleo.pricing.tiles import ELEMENT_BYTES, TileParameters, narrow_product_time
 from paleo.tables.cells import Array, map_words, number, text
 from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words, unpriced_reason
 from paleo.units import MICROSECOND

@@ -18,8 +18,7 @@ from paleo.serving.steady import Lengths
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 from paleo.tables.kinds._serving import system_of_device
-from paleo.tables.steps import Row, Step, StepTable, filled
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import STEPS, Row, Step, StepTable, filled
 
 if TYPE_CHECKING:
     from paleo.serving.reinforcement import Rollouts

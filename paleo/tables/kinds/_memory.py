@@ -10,8 +10,7 @@ import pandas as pd
 
 from paleo.tables.kinds._networks import catalog_network, llama_like, network_of
 from paleo.tables.kinds._transformers import run_of, system_of, that_ran
-from paleo.tables.steps import Row, Step, StepTable, filled, row_dicts, software_of, whole_cell
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import STEPS, Row, Step, StepTable, filled, row_dicts, software_of, whole_cell
 from paleo.units import GIB
 
 if TYPE_CHECKING:

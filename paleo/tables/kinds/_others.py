@@ -15,8 +15,17 @@ from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
 from paleo.tables.cells import Array, number_or_nan
 from paleo.tables.kinds._submissions import NetworkSteps
-from paleo.tables.steps import EXAMPLES, Row, Step, filled, row_dicts, software_of, step_of_prediction, whole_cell
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import (
+    EXAMPLES,
+    STEPS,
+    Row,
+    Step,
+    filled,
+    row_dicts,
+    software_of,
+    step_of_prediction,
+    whole_cell,
+)
 
 if TYPE_CHECKING:
     from paleo.specs.software import Software

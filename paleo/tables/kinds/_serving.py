@@ -26,8 +26,7 @@ from paleo.specs.catalog import systems_with
 from paleo.specs.model import load_model
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan
-from paleo.tables.steps import Row, Step, StepTable, filled, row_dicts
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import STEPS, Row, Step, StepTable, filled, row_dicts
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,17 +15,28 @@ import pandas as pd
 
 from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.predict import predict
-from paleo.specs.device import find_device
-from paleo.specs.link import load_link
+from paleo.specs.device import find_device, load_link
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import Level, System, load_system
 from paleo.specs.task import TrainingTask, task_of
 from paleo.studies.target import MODEL_PARALLEL, TargetTime, first_that_fits, task_run, time_to_target
 from paleo.tables.cells import Array, number_or_nan
-from paleo.tables.kinds._systems import DEFAULT_SYSTEMS, system_of, with_device, with_nodes_of
 from paleo.tables.kinds._transformers import strategy_of
-from paleo.tables.steps import Row, Step, StepTable, filled, ideal_seconds, row_dicts, step_of_prediction, whole_cell
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import (
+    DEFAULT_SYSTEMS,
+    STEPS,
+    Row,
+    Step,
+    StepTable,
+    filled,
+    ideal_seconds,
+    row_dicts,
+    step_of_prediction,
+    system_of,
+    whole_cell,
+    with_device,
+    with_nodes_of,
+)
 from paleo.units import MILLISECOND
 
 if TYPE_CHECKING:

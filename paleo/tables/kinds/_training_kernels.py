@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
+from paleo.pricing.families import TrainingParameters, experts_product_time, hardened, trained_attention
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import DeviceFigures
 from paleo.pricing.store import lookup
-from paleo.pricing.training import TrainingParameters, experts_product_time, hardened, trained_attention
 from paleo.tables.cells import Array, number, text
 from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words, unpriced_reason
 

@@ -15,8 +15,8 @@ from paleo.specs.run import Run, updated
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import System, load_system
 from paleo.tables.kinds._networks import network_of
-from paleo.tables.kinds._systems import usual_system, with_device
 from paleo.tables.steps import (
+    STEPS,
     Row,
     Step,
     StepTable,
@@ -25,9 +25,10 @@ from paleo.tables.steps import (
     ran_out_of_memory,
     software_of,
     step_of_prediction,
+    usual_system,
     whole_cell,
+    with_device,
 )
-from paleo.tables.tables import STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

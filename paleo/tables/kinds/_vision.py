@@ -18,6 +18,7 @@ from paleo.tables.cells import Array, number_or_nan, text
 from paleo.tables.kinds._submissions import NetworkSteps
 from paleo.tables.steps import (
     EXAMPLES,
+    STEPS,
     Row,
     Step,
     filled,
@@ -26,7 +27,6 @@ from paleo.tables.steps import (
     step_of_prediction,
     whole_cell,
 )
-from paleo.tables.tables import STEPS
 from paleo.units import MILLISECOND
 
 if TYPE_CHECKING:
