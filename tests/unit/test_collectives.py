@@ -36,7 +36,7 @@ from paleo.specs.catalog import names
 from paleo.specs.system import System, load_system
 from paleo.studies.collective import collective
 from paleo.tables.kernels import KINDS
-from paleo.tables.tables import table_of
+from paleo.tables.steps import table_of
 
 L, G, S = 7e-6, 1 / 12.5e9, 244e6
 RANKS = np.array([2.0, 4.0, 8.0, 64.0, 1024.0])
