@@ -364,7 +364,13 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
             sys.stderr.write(f"fitting {', '.join([*map(str, only), *(Path(file).name for file in files)])}\n")
             fit(files, output_dir=output_dir, only=only, today=today)
             forget()
-    _print_sources_left_out(kernels)
+    lines = [
+        (job.subject, job.family, source, str(errors.rows), f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
+        for job in jobs(kernels)
+        for source, errors in kernel_sources(job)
+    ]
+    headings = ("subject", "family", "source", "rows", "MAPE", "bias")
+    console().print(_table(headings, lines, "kernels by source, with what the other sources give"))
     unfitted = [Path(file).name for file in tables if not any(file in files for files, _ in stages)]
     sys.stderr.write(f"not fitted: {', '.join(unfitted)}\n" if unfitted else "")
     return _write_ledger(steps, str(Path(output_dir) / "ledger.csv")) if dense else 0
@@ -377,16 +383,6 @@ def forget() -> None:
             for value in vars(module).values():
                 if callable(getattr(value, "cache_clear", None)):
                     value.cache_clear()
-
-
-def _print_sources_left_out(files: Sequence[str]) -> None:
-    lines = [
-        (job.subject, job.family, source, str(errors.rows), f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
-        for job in jobs(files)
-        for source, errors in kernel_sources(job)
-    ]
-    headings = ("subject", "family", "source", "rows", "MAPE", "bias")
-    console().print(_table(headings, lines, "kernels by source, with what the other sources give"))
 
 
 def _write_ledger(files: Sequence[str], output: str | None) -> int:

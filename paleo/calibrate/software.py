@@ -78,27 +78,6 @@ class SoftwareParameters:
         ratio = profile.host.backward / profile.host.forward if profile.host.forward else 1.0
         return cls(profile.host.forward, ratio, profile.overlap.contention, profile.slowdown_on(architecture))
 
-    def applied(self, profile: Software) -> Software:
-        """Write the numbers into a profile.
-
-        Parameters
-        ----------
-        profile : Software
-            Software profile.
-
-        Returns
-        -------
-        Software
-        """
-        return profile.changed(
-            {
-                "host.forward": self.host_forward,
-                "host.backward": self.host_forward * self.ratio,
-                "overlap.contention": self.contention,
-                "attention.slowdown": self.attention_slowdown,
-            }
-        )
-
 
 class _ProfileFigures(NamedTuple):
     """The kind of table whose rows are predicted, and the software profile before the fit."""
@@ -108,7 +87,14 @@ class _ProfileFigures(NamedTuple):
 
 
 def _priced(figures: _ProfileFigures, parameters: SoftwareParameters) -> Callable[[dict[str, Any]], float]:
-    profile = parameters.applied(figures.profile)
+    profile = figures.profile.changed(
+        {
+            "host.forward": parameters.host_forward,
+            "host.backward": parameters.host_forward * parameters.ratio,
+            "overlap.contention": parameters.contention,
+            "attention.slowdown": parameters.attention_slowdown,
+        }
+    )
     return lambda row: figures.table.step(row, profile).value
 
 

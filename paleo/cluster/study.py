@@ -606,7 +606,14 @@ class FleetSweep(Study):
             if name not in AXES:
                 raise SpecError(f"axes.{name}: unknown axis; {near(name, AXES)}")
             for value in values:
-                _check(name, value, self.systems[0])
+                # Raise SpecError for a value that an axis does not accept.
+                words = {"policy": list(POLICIES), "placement": list(PLACEMENTS)}
+                if name in words and value not in words[name]:
+                    raise SpecError(f"axes.{name}: {value!r:.40}: {near(str(value), words[name])}")
+                if name == "seed" and (type(value) is not int or value < 0):
+                    raise SpecError(f"axes.seed: {value!r:.40}: expected a whole number of zero or more")
+                if name == "nodes":
+                    parse_nodes(value, [load_system(self.systems[0])])
         if "nodes" not in self.axes:
             raise SpecError("axes.nodes: missing; expected numbers of nodes, such as [4, 8]")
         read_jobs(self.jobs)
@@ -636,17 +643,6 @@ class FleetSweep(Study):
             "cost_usd": study.usd,
             "problem": "",
         }
-
-
-def _check(name: str, value: Any, system: str) -> None:
-    """Raise SpecError for a value that an axis does not accept."""
-    words = {"policy": list(POLICIES), "placement": list(PLACEMENTS)}
-    if name in words and value not in words[name]:
-        raise SpecError(f"axes.{name}: {value!r:.40}: {near(str(value), words[name])}")
-    if name == "seed" and (type(value) is not int or value < 0):
-        raise SpecError(f"axes.seed: {value!r:.40}: expected a whole number of zero or more")
-    if name == "nodes":
-        parse_nodes(value, [load_system(system)])
 
 
 def load_any_study(path: str | Path) -> Study:

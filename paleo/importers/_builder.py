@@ -111,7 +111,13 @@ class Builder:
         self.network = ImportedNetwork([], {}, self.trace.probes, fixed_batch=self.trace.fixed_batch)
         for value in self.trace.inputs:
             role = "index" if value.index else "activation"
-            tensor = Tensor(value.name, self._input_dims(value), value.shape, role, grad=False)  # type: ignore[arg-type]
+            rank, probe = len(value.shape), self.trace.probes.get("batch")
+            names = list(_INPUT_DIMS.get(rank, ("batch", *(f"dim{i}" for i in range(1, rank)))))
+            if rank == 2:
+                names = ["batch", "seq" if value.index else "features"]
+            batch = value.shape.index(probe) if probe in value.shape else 0
+            names.insert(batch, names.pop(0))
+            tensor = Tensor(value.name, tuple(names), value.shape, role, grad=False)  # type: ignore[arg-type]
             self.network.inputs[value.name] = tensor
             self.placed[value] = Placed(value.name, tensor)
 
@@ -119,15 +125,6 @@ class Builder:
     def first(self) -> Placed:
         """First input of the network."""
         return Placed(*next(iter(self.network.inputs.items())))
-
-    def _input_dims(self, value: Value) -> tuple[str, ...]:
-        rank, probe = len(value.shape), self.trace.probes.get("batch")
-        names = list(_INPUT_DIMS.get(rank, ("batch", *(f"dim{i}" for i in range(1, rank)))))
-        if rank == 2:
-            names = ["batch", "seq" if value.index else "features"]
-        batch = value.shape.index(probe) if probe in value.shape else 0
-        names.insert(batch, names.pop(0))
-        return tuple(names)
 
     # Entries.
 
@@ -297,10 +294,6 @@ class Builder:
         self.network.last = place.holder
         if left:
             self.network.last = self.learned(left, place, "parameters that nothing reads", "")
-        self._drop_idle_views()
-        return self.network
-
-    def _drop_idle_views(self) -> None:
         read: set[LayerEntry | str] = {self.network.last}
         kept = []
         for entry in reversed(self.network.entries):
@@ -309,3 +302,4 @@ class Builder:
             kept.append(entry)
             read.update(ref for ref in (*entry.inputs, entry.share, entry.tie) if ref is not None)
         self.network.entries = kept[::-1]
+        return self.network

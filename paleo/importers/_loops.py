@@ -76,23 +76,19 @@ def _best(
 ) -> tuple[int, int, int, LayerEntry | str] | None:
     """Return the repetition that saves most entries: start, length, number of iterations, and input of the first
     iteration."""
-    repetitions = _candidates(marks, _last_readers(entries, consumers))
+    # Return for each boundary the last entry that reads across it, except from the entry just before it.
+    places = {entry: place for place, entry in enumerate(entries)}
+    over = np.full(len(entries) + 1, -1, dtype=np.int64)
+    for place, entry in enumerate(entries):
+        readers = [places.get(reader, len(entries)) for reader in consumers.get(entry, ())]
+        over[place + 2 : max(readers, default=0) + 1] = place
+    repetitions = _candidates(marks, over)
     candidates = sorted(repetitions, key=lambda r: (-r[1] * (r[2] - 1), r[1], r[0]))
     for start, length, times in candidates[:MOST_TRIALS]:
         carry = _carried(entries, start, length, times, consumers)
         if carry is not None:
             return start, length, times, carry
     return None
-
-
-def _last_readers(entries: list[LayerEntry], consumers: dict[LayerEntry, list[LayerEntry]]) -> Marks:
-    """Return for each boundary the last entry that reads across it, except from the entry just before it."""
-    places = {entry: place for place, entry in enumerate(entries)}
-    over = np.full(len(entries) + 1, -1, dtype=np.int64)
-    for place, entry in enumerate(entries):
-        readers = [places.get(reader, len(entries)) for reader in consumers.get(entry, ())]
-        over[place + 2 : max(readers, default=0) + 1] = place
-    return over
 
 
 def _candidates(marks: Marks, over: Marks) -> Iterator[tuple[int, int, int]]:

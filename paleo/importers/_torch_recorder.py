@@ -117,7 +117,9 @@ class Tape:
                 hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda packed: packed)
                 with hooks, self.counter, _recorder(self):
                     result = torch.func.functional_call(self.module, state, positional, keywords)
-                self._mark_parts()
+                kept = {key for key, _ in self.packed}
+                for call, key in self._parts:
+                    call.options["keeps_whole"] = key in kept
             except SpecError:
                 raise
             except Exception as error:
@@ -128,12 +130,6 @@ class Tape:
         if not leaves:
             raise SpecError(f"the module returned no tensor of real numbers, but a {type(result).__name__}")
         return [self.value(tensor) for tensor in leaves]
-
-    def _mark_parts(self) -> None:
-        """Count a part of a tensor as saved with the whole tensor if autograd saves their common storage."""
-        kept = {key for key, _ in self.packed}
-        for call, key in self._parts:
-            call.options["keeps_whole"] = key in kept
 
     def _pack(self, tensor: Any) -> Any:
         self.packed.append((storage_key(tensor), tensor.untyped_storage().nbytes()))
@@ -243,7 +239,8 @@ class Tape:
         kept, more = set[Value](), 0
         complex_storages = {storage_key(tensor) for tensor in (*outputs, *arguments) if tensor.dtype.is_complex}
         for tensor, value in (*zip(outputs, call.outputs, strict=False), *((t, self.value(t)) for t in arguments)):
-            if not _is_expanded(tensor):
+            is_expanded = int(tensor.numel() * tensor.element_size()) > int(tensor.untyped_storage().nbytes())
+            if not is_expanded:
                 places.setdefault(storage_key(tensor), []).append(value)
         for key, size in dict(self.packed[mark:]).items():
             if key in places:
@@ -282,11 +279,6 @@ def _trainable(parameter: Any) -> bool:
 def storage_key(tensor: Any) -> int:
     """Return the identity of a tensor's storage."""
     return int(tensor.untyped_storage()._cdata)
-
-
-def _is_expanded(tensor: Any) -> bool:
-    """Return True if a tensor repeats the same data (expand)."""
-    return int(tensor.numel() * tensor.element_size()) > int(tensor.untyped_storage().nbytes())
 
 
 def _described(tensor: Any) -> tuple[tuple[int, ...], bool]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from paleo.errors import SpecError
-from paleo.importers._trace import Call, Value
+from paleo.importers._trace import Value
 
 #: Functions that select boxes by their scores.
 BOX_SELECTIONS = (
@@ -155,17 +155,13 @@ def _router(tape: Guessing, mask: Any) -> tuple[int, int] | None:
         seen.add(value)
         if call.label == "one_hot" and call.out.shape[-1] > 1:
             return call.out.shape[-1], call.out.elements // call.out.shape[-1]
-        if (experts := _scored(call)) > 1:
+        # The number of scores in a row of which a call selects some; 0 for other calls.
+        scores = call.inputs[0] if call.inputs else None
+        chooses = call.label in _ROUTERS and call.outputs[-1].index and scores is not None and not scores.index
+        if (experts := scores.shape[-1] if chooses and scores is not None and scores.shape else 0) > 1:
             return experts, call.outputs[-1].elements
         stack.extend(source for source in call.inputs if source is not None and (source.index or source.static))
     return None
-
-
-def _scored(call: Call) -> int:
-    """Return the number of scores in a row of which a call selects some; 0 for other calls."""
-    scores = call.inputs[0] if call.inputs else None
-    chooses = call.label in _ROUTERS and call.outputs[-1].index and scores is not None and not scores.index
-    return scores.shape[-1] if chooses and scores is not None and scores.shape else 0
 
 
 def _mask(tape: Guessing, index: Any) -> Any:
@@ -188,20 +184,6 @@ def _all_selected(tensor: Any, index: Any, mask: Any, rows: int) -> Any:
     return flat[(*before, slice(None) if rows == mask.numel() else slice(rows), *behind)]
 
 
-def _counts(tape: Guessing, tokens: Any) -> list[int] | None:
-    """Return the tokens of each expert, or of each row of a mask, if the tensor counts them, else None."""
-    router = _router(tape, tokens)
-    if router is None or tokens.shape[0] != router[0]:
-        maker = tape.value(tokens).maker
-        mask = maker.inputs[0] if maker is not None and maker.label == "sum" else None
-        if mask is None or not mask.index or mask.root is None or mask.shape[:-1] != tuple(tokens.shape):
-            return None
-        return [mask.shape[-1]] * tokens.shape[0]
-    experts, choices = router
-    share = int(_share(tape, router, choices))
-    return [share + (index < choices - share * experts) for index in range(experts)]
-
-
 def guessed(tape: Guessing, function: Any, args: Any) -> Any:
     """Return what a module is told that asks for values without data; None where it does not ask.
 
@@ -209,7 +191,18 @@ def guessed(tape: Guessing, function: Any, args: Any) -> Any:
     """
     label = label_of(function)
     if label == "tolist" and args[0].device.type == "meta" and args[0].dim() == 1:
-        return _counts(tape, args[0])
+        # The tokens of each expert, or of each row of a mask, if the tensor counts them, else None.
+        tokens = args[0]
+        router = _router(tape, tokens)
+        if router is None or tokens.shape[0] != router[0]:
+            maker = tape.value(tokens).maker
+            mask = maker.inputs[0] if maker is not None and maker.label == "sum" else None
+            if mask is None or not mask.index or mask.root is None or mask.shape[:-1] != tuple(tokens.shape):
+                return None
+            return [mask.shape[-1]] * tokens.shape[0]
+        experts, choices = router
+        share = int(_share(tape, router, choices))
+        return [share + (index < choices - share * experts) for index in range(experts)]
     if label.endswith("nms") and args and tape.is_tensor(args[0]) and args[0].device.type == "meta":
         tape.notes.append("non-maximum suppression is taken to suppress nothing")
         return tape.torch.zeros(args[0].shape[0], dtype=tape.torch.int64, device="meta")

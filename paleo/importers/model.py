@@ -63,14 +63,9 @@ def _place(builder: Builder, call: Call) -> None:
         if not call.parts:
             _place_opaque(builder, call)
     if call.stops:
-        _stop_gradient(builder, call)
-
-
-def _stop_gradient(builder: Builder, call: Call) -> None:
-    """Mark the outputs of a call as needing no gradient."""
-    for value in call.outputs:
-        if value in builder.placed and not (value.static or value.index):
-            builder.placed[value] = Placed.of(builder.add("detach", {}, [builder.placed[value]], call.path))
+        for value in call.outputs:
+            if value in builder.placed and not (value.static or value.index):
+                builder.placed[value] = Placed.of(builder.add("detach", {}, [builder.placed[value]], call.path))
 
 
 def _translate(builder: Builder, call: Call) -> None:
@@ -154,7 +149,18 @@ def model_of(trace: Trace, *, title: str, source: str, sizes: Mapping[str, int],
     layers = writer.network_lines(fold(network.entries), ending)
     params = {name: size for name, size in sizes.items() if name != "batch"}
     model: dict[str, Any] = {"title": title, "task": "imported", "source": source}
-    model["notes"] = " ".join([_notes(network), *_trace_notes(trace)])
+    # Sentences about what the counts assume or leave out.
+    notes = [f"{note[:1].upper()}{note[1:]}." for note in trace.notes]
+    if trace.fixed_batch is not None:
+        notes.append(f"The module runs at a batch of {trace.fixed_batch} alone: a sample is that whole batch.")
+    if trace.checkpointed:
+        modules = sorted(set(trace.checkpointed))
+        names = ", ".join(name or "the module itself" for name in modules[:3]) + (", …" if len(modules) > 3 else "")
+        notes.append(f"The module computes activations again ({names}): predict with --recompute full.")
+    if trace.frozen:
+        count = sum(trace.parameters[name] for name in trace.frozen)
+        notes.append(f"{count} parameters are not trained.")
+    model["notes"] = " ".join([_notes(network), *notes])
     model |= {"params": params} if params else {}
     model |= {"tokens": "=seq"} if "seq" in params else {}
     inputs = {name: writer.input(name) for name in network.inputs}
@@ -178,21 +184,6 @@ def _notes(network: ImportedNetwork) -> str:
     if not opaque:
         return f"{RECOGNISED}."
     return f"{UNRECOGNISED}, priced as passes over memory: {', '.join(opaque[:20])}{', …' if len(opaque) > 20 else ''}."
-
-
-def _trace_notes(trace: Trace) -> list[str]:
-    """Return sentences about what the counts assume or leave out."""
-    notes = [f"{note[:1].upper()}{note[1:]}." for note in trace.notes]
-    if trace.fixed_batch is not None:
-        notes.append(f"The module runs at a batch of {trace.fixed_batch} alone: a sample is that whole batch.")
-    if trace.checkpointed:
-        modules = sorted(set(trace.checkpointed))
-        names = ", ".join(name or "the module itself" for name in modules[:3]) + (", …" if len(modules) > 3 else "")
-        notes.append(f"The module computes activations again ({names}): predict with --recompute full.")
-    if trace.frozen:
-        count = sum(trace.parameters[name] for name in trace.frozen)
-        notes.append(f"{count} parameters are not trained.")
-    return notes
 
 
 class _Writer:

@@ -71,20 +71,13 @@ def from_config(path: str | Path, *, seq: int | None = None) -> Model:
     if config.remote_code:
         model["notes"] = f"{model.get('notes') or ''} The model's own code ({config.remote_code}) was not run.".strip()
     source = model.pop("source", f"configuration {Path(config.path).name} of {config.get('_name_or_path') or kind}")
-    return {
-        "title": f"{kind} imported from {config.path}",
-        "task": model.pop("task"),
-        "source": source,
-    } | _without_title(model)
+    without_title = {key: value for key, value in model.items() if key != "title"}
+    return {"title": f"{kind} imported from {config.path}", "task": model.pop("task"), "source": source} | without_title
 
 
 def _in_library(kind: object) -> bool:
     """Return True if the library has the family; it is only asked if needed, because the library loads slowly."""
     return isinstance(kind, str) and known_to_library(kind)
-
-
-def _without_title(model: Model) -> dict[str, Any]:
-    return {key: value for key, value in model.items() if key != "title"}
 
 
 def _unknown(config: Config) -> SpecError:

@@ -357,27 +357,18 @@ def _halo_exchange(node: Node, split: Split, shards: Mapping[str, float], mesh: 
             source = operation.lhs if isinstance(operation, Contraction) else (*operation.inputs, operation.out)[0]
             for when, tensor in zip(WAYS, (source, operation.out), strict=True):
                 if operation.windows and (when == "forward" or source.grad):
-                    yield from _borders(operation, tensor, when, split, shards, mesh)
-
-
-def _borders(
-    operation: Contraction | MemoryPass,
-    tensor: Tensor,
-    when: When,
-    split: Split,
-    shards: Mapping[str, float],
-    mesh: Mesh,
-) -> Iterator[Communication]:
-    local = tensor.split(shards)
-    for window in operation.windows:
-        dim = window.source if when == "forward" else window.out
-        below, above = halo_of(operation, window, when)
-        for axis in split.get(window.out, ()):
-            ranks = mesh.degree(axis)
-            rows = (below, above) if ranks > 2 else (max(below, above),)
-            for count in filter(None, rows):
-                yield Communication(operation.name, "send_recv", axis, _resized(local, dim, count), when)
-            local = _resized(local, dim, local.size(dim) + sum(rows))
+                    local = tensor.split(shards)
+                    for window in operation.windows:
+                        dim = window.source if when == "forward" else window.out
+                        below, above = halo_of(operation, window, when)
+                        for axis in split.get(window.out, ()):
+                            ranks = mesh.degree(axis)
+                            rows = (below, above) if ranks > 2 else (max(below, above),)
+                            for count in filter(None, rows):
+                                yield Communication(
+                                    operation.name, "send_recv", axis, _resized(local, dim, count), when
+                                )
+                            local = _resized(local, dim, local.size(dim) + sum(rows))
 
 
 def _resized(tensor: Tensor, dim: str, size: float) -> Tensor:

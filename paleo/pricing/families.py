@@ -472,6 +472,8 @@ def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tu
     training = prices.parameters_of(TrainingParameters, f"training.attention.{kernel_name}")
     measured = training.origin != "default"
     formula = attention_prefill_time if group.endswith("forward") else attention_backward_time
+    tensor = prices.figures(prices.sixteen_bits).tensor_cores
+    products: GemmParameters = prices.parameters_of(GemmParameters, "gemm.tensor" if tensor else "gemm.simt").parameters
     times = formula(
         batch=column(kernels, "batch"),
         query_heads=column(kernels, "q_heads"),
@@ -485,18 +487,11 @@ def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tu
         kernel_name=kernel_name,
         element_bytes=float(BYTES[prices.sixteen_bits]),
         sustained=1.0,
-        activity=_attention_activity(prices),
+        activity=_activity(prices, products, prices.sixteen_bits) / operand_energy(prices.sixteen_bits),
         device=prices.figures(prices.sixteen_bits),
         parameters=trained_attention(entry.parameters, training.parameters) if measured else entry.parameters,
     )
     return entry, times * prices.software.slowdown_on(prices.device.architecture)
-
-
-def _attention_activity(prices: FamilyPrices) -> float:
-    """Return the energy of attention in training relative to the calibration's rows, as for its matrix products."""
-    tensor = prices.figures(prices.sixteen_bits).tensor_cores
-    products: GemmParameters = prices.parameters_of(GemmParameters, "gemm.tensor" if tensor else "gemm.simt").parameters
-    return _activity(prices, products, prices.sixteen_bits) / operand_energy(prices.sixteen_bits)
 
 
 def _activity(prices: FamilyPrices, products: GemmParameters, dtype: str) -> float:

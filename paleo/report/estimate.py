@@ -383,7 +383,18 @@ def table(
     verbose : bool
         Add the time of each section and stream, and every collective.
     """
-    parts: list[RenderableType] = [_headline(prediction), _breakdown(prediction), Text(), _memory(prediction), Text()]
+    table = grid("Step time by part", ("part", "time", "share"))
+    for words, seconds in step_parts(prediction).items():
+        if seconds > 0:
+            spoken = duration(seconds) if seconds >= MICROSECOND else "< 1 us"
+            table.add_row(words, spoken, percent(seconds / prediction.step_time))
+    hidden = max(0.0, prediction.breakdown.communication_total - prediction.breakdown.communication_exposed)
+    if hidden > ROUNDING * prediction.step_time:
+        table.add_row("(overlapped communication)", duration(hidden), "", style="dim")
+    if (pipeline := prediction.input_pipeline) is not None:
+        arrival = f"(input pipeline, limited by {pipeline.slowest})"
+        table.add_row(arrival, duration(float(pipeline.total)), "", style="dim")
+    parts: list[RenderableType] = [_headline(prediction), table, Text(), _memory(prediction), Text()]
     if advice:
         title = f"What would make it fit (global batch {advice[0].prediction.plan.global_batch})"
         parts += [listing(title, _ADVICE, advice[:MOST_ADVICE]), Text()]
@@ -479,21 +490,6 @@ def step_parts(prediction: Prediction) -> dict[str, float]:
     spent = asdict(prediction.breakdown)
     spent |= {"slowed": prediction.slowed, "communication_exposed": spent["communication_exposed"] - prediction.slowed}
     return {words: spent[key] for key, words in PARTS.items()}
-
-
-def _breakdown(prediction: Prediction) -> Table:
-    table = grid("Step time by part", ("part", "time", "share"))
-    for words, seconds in step_parts(prediction).items():
-        if seconds > 0:
-            spoken = duration(seconds) if seconds >= MICROSECOND else "< 1 us"
-            table.add_row(words, spoken, percent(seconds / prediction.step_time))
-    hidden = max(0.0, prediction.breakdown.communication_total - prediction.breakdown.communication_exposed)
-    if hidden > ROUNDING * prediction.step_time:
-        table.add_row("(overlapped communication)", duration(hidden), "", style="dim")
-    if (pipeline := prediction.input_pipeline) is not None:
-        arrival = f"(input pipeline, limited by {pipeline.slowest})"
-        table.add_row(arrival, duration(float(pipeline.total)), "", style="dim")
-    return table
 
 
 def _memory(prediction: Prediction) -> Table:

@@ -41,20 +41,17 @@ def html(output: RenderableType) -> str:
     if isinstance(output, Table):
         return _table(output)
     if isinstance(output, str | Text):
-        return _paragraph(Text(output) if isinstance(output, str) else output)
+        text = Text(output) if isinstance(output, str) else output
+        if not text.plain.strip():
+            return ""
+        marked, end = [], 0
+        spans = [(0, len(text))] if "bold" in str(text.style) else []
+        for first, last in spans or [(span.start, span.end) for span in text.spans if "bold" in str(span.style)]:
+            marked += [escape(text.plain[end:first]), f"<b>{escape(text.plain[first:last])}</b>"]
+            end = last
+        inner = "".join([*marked, escape(text.plain[end:])]).strip()
+        return f'<p style="white-space:pre-line;margin:.4em 0;max-width:70em">{inner}</p>'
     return f"<pre>{escape(_plain(output))}</pre>"
-
-
-def _paragraph(text: Text) -> str:
-    if not text.plain.strip():
-        return ""
-    marked, end = [], 0
-    spans = [(0, len(text))] if "bold" in str(text.style) else []
-    for first, last in spans or [(span.start, span.end) for span in text.spans if "bold" in str(span.style)]:
-        marked += [escape(text.plain[end:first]), f"<b>{escape(text.plain[first:last])}</b>"]
-        end = last
-    inner = "".join([*marked, escape(text.plain[end:])]).strip()
-    return f'<p style="white-space:pre-line;margin:.4em 0;max-width:70em">{inner}</p>'
 
 
 def _table(table: Table) -> str:

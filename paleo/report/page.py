@@ -419,10 +419,13 @@ def exchange_panels(study: Purchase, offer: Offer) -> Iterator[tuple[str, Chart,
         packed = study.request.curve(prediction, nodes="packed")
         if packed is not None:
             heading = f"Step time on {name}: packed nodes and {offer.curve.nodes}"
+            last, base = ([point for point in each.points if point.runs][-1] for each in (offer.curve, packed))
+            advice = placement_study(last.predicted)
+            step = f"{duration(last.step_time)}, {duration(base.step_time)} on packed nodes"
             yield (
                 heading,
                 _narrow(plots.placement([packed, offer.curve]), heading),
-                _placement_words(packed, offer.curve),
+                f"At {last.gpus:,} GPUs a step takes {step}." + ("" if advice is None else f" {advice.advice}"),
             )
 
 
@@ -452,13 +455,6 @@ def _consistency_words(curve: ScaleCurve) -> str:
         "Staleness: updates by others between a worker's read and its write, on average; a synchronous step has none."
     )
     return f"{late}{limit}"
-
-
-def _placement_words(packed: ScaleCurve, curve: ScaleCurve) -> str:
-    last, base = ([point for point in each.points if point.runs][-1] for each in (curve, packed))
-    advice = placement_study(last.predicted)
-    step = f"{duration(last.step_time)}, {duration(base.step_time)} on packed nodes"
-    return f"At {last.gpus:,} GPUs a step takes {step}." + ("" if advice is None else f" {advice.advice}")
 
 
 # failures

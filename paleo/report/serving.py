@@ -246,7 +246,11 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
         [Text(), Text(service.launch, no_wrap=True, overflow="ignore")] if service.launch else []
     )
     plans = listing("Plans", PLANS, service.result.plans[:SHOWN])
-    tables: list[RenderableType] = [_times(service), Text(), _memory(plan), Text(), plans]
+    memory = plan.candidate.memory
+    facts = grid("Memory of a GPU", ["part", "size", "share"])
+    for name, size in (*memory_parts(plan).items(), ("engine", memory.reserve)):
+        facts.add_row(name, gibibytes(size), percent(size / memory.capacity))
+    tables: list[RenderableType] = [_times(service), Text(), facts, Text(), plans]
     if len(systems) > 1:
         tables = [listing("Systems", SYSTEMS, systems), Text(), *tables]
     remarks: list[RenderableType] = [wrapped_text(Text(note)) for note in notes]
@@ -326,14 +330,6 @@ def memory_parts(plan: ServingPlan) -> dict[str, float]:
     """
     memory = plan.candidate.memory
     return {"weights": memory.weights, "KV cache": memory.cache, "activations": memory.activations}
-
-
-def _memory(plan: ServingPlan) -> RenderableType:
-    memory = plan.candidate.memory
-    facts = grid("Memory of a GPU", ["part", "size", "share"])
-    for name, size in (*memory_parts(plan).items(), ("engine", memory.reserve)):
-        facts.add_row(name, gibibytes(size), percent(size / memory.capacity))
-    return facts
 
 
 def audit_document(audit: ServiceAudit) -> dict[str, Any]:

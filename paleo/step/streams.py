@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.schedules.base import Numeric, Passes, distinct
-from paleo.step.exchange import Sends, bucket_count, exposed_gather, exposed_sends, sends_in_order
+from paleo.step.exchange import bucket_count, exposed_gather, exposed_sends, sends_in_order
 from paleo.step.memory import SUM_BYTES, Assignment, host_update
 from paleo.step.section_times import LayerTimes, section_values, sum_per_stage, with_contention
 
@@ -644,7 +644,12 @@ def _exposed_communication(batch: Batch, passes: Passes, *, summed: bool = True)
     if contention >= 1.0:  # as in `exposed_sends`: overlap gains nothing
         seconds += batch.per_case(following.sums.sum(axis=1))
     elif following.sums.any():
-        ordered = _sends_in_order(batch, following).of(batch.cases.layout)
+        # The gradient sums of a batch in the order of the schedule.
+        key = "sends", batch.assignment.key, min(batch.zero, 1) + (batch.zero == 3), batch.schedule.name
+        chunks = batch.assignment.chunks
+        ordered = batch.layouts.shared.once(
+            key, lambda: sends_in_order(following.sums, following.sum_buckets, batch.schedule, chunks)
+        ).of(batch.cases.layout)
         seconds += exposed_sends(ordered, batch.schedule, passes, batch.assignment.chunks, contention)
     return seconds
 
@@ -730,12 +735,3 @@ def batch_tails(batch: Batch, *, summed: bool = True) -> AfterBackward:
     scattered = batch.scattered and batch.assignment.stages > 1
     how: Summed = "none" if not summed else "tied" if scattered else "all"
     return after_backward(batch.layouts, batch.assignment, batch.zero, overlapped=batch.overlapped, summed=how)
-
-
-def _sends_in_order(batch: Batch, following: AfterBackward) -> Sends:
-    """Return the gradient sums of a batch in the order of the schedule."""
-    key = "sends", batch.assignment.key, min(batch.zero, 1) + (batch.zero == 3), batch.schedule.name
-    chunks = batch.assignment.chunks
-    return batch.layouts.shared.once(
-        key, lambda: sends_in_order(following.sums, following.sum_buckets, batch.schedule, chunks)
-    )

@@ -168,13 +168,6 @@ def _deviation(name: str, measured: _Evidence, predicted: _Evidence) -> float:
     return math.log((value + floor) / (expected + floor)) / _PART_DEVIATION
 
 
-def _late_share(log: Log, expected: Prediction) -> float:
-    """Share of the settled steps that take much longer than their median."""
-    settled = log.steps[_WARM_UP:] if len(log.steps) > _WARM_UP + 1 else log.steps
-    seconds = [value for record in settled if (value := _seconds(record, expected)) is not None]
-    return sum(value > _LATE_STEP * median(seconds) for value in seconds) / len(seconds)
-
-
 def _evidence_of_log(log: Log, expected: Prediction) -> dict[str, float]:
     """Return the medians of a log over its settled steps; raise SpecError if it states no step time."""
     settled = log.steps[_WARM_UP:] if len(log.steps) > _WARM_UP + 1 else log.steps
@@ -382,6 +375,8 @@ def audit(log: Log, expected: Prediction) -> Audit:
     best = faults[0] if faults else None
     ratio = known["step"] / (best.evidence if best else plain)["step"]
     scatter = known.get("unsteadiness", 1.0) - 1.0
+    settled = log.steps[_WARM_UP:] if len(log.steps) > _WARM_UP + 1 else log.steps
+    seconds = [value for record in settled if (value := _seconds(record, expected)) is not None]
     return Audit(
         log,
         expected,
@@ -391,7 +386,7 @@ def audit(log: Log, expected: Prediction) -> Audit:
         ratio=ratio,
         scatter=scatter,
         beyond=_beyond(expected, best, ratio, scatter),
-        late=_late_share(log, expected),
+        late=sum(value > _LATE_STEP * median(seconds) for value in seconds) / len(seconds),
     )
 
 

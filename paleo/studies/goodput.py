@@ -756,16 +756,6 @@ _COPY_RATE, _PAUSE = 10.0 * GIGA, 0.2
 _REPAIR = DAY
 
 
-def _failure_rate(text: str) -> float:
-    """Parse failures per node and second, such as ``4/knodeday`` or ``0.004/nodeday``; raise SpecError without such a
-    unit.
-
-    >>> round(_failure_rate("4/knodeday") * 86400 * 1000, 6)
-    4.0
-    """
-    return _quantity("failures", text, "failures")
-
-
 def _quantity(option: str, text: str, dimension: str, *, positive: bool = False) -> float:
     """Parse the value of an option with its unit; raise SpecError, which names the option, if it is wrong."""
     try:
@@ -930,7 +920,9 @@ def goodput_share(prediction: Prediction, options: LongRunOptions) -> float:
 def _reliability(prediction: Prediction, options: LongRunOptions) -> Reliability:
     if options.failures is None:
         return reliability_of(prediction.system)
-    rate = _failure_rate(options.failures)
+    # Parse failures per node and second, such as ``4/knodeday`` or ``0.004/nodeday``; raise SpecError without such a
+    # unit.
+    rate = _quantity("failures", options.failures, "failures")
     return Reliability.model_construct(failures=rate, low=rate, high=rate, source="as stated")
 
 

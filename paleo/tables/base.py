@@ -90,11 +90,6 @@ class EfficiencyPoint:
         """Points by which the prediction is too high."""
         return 100.0 * (self.predicted - self.measured)
 
-    @property
-    def sound(self) -> bool:
-        """True if the measured efficiency is possible."""
-        return self.measured <= IMPOSSIBLE
-
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
@@ -169,7 +164,7 @@ def summarise_efficiencies(points: Sequence[EfficiencyPoint]) -> Scaling:
     >>> summarise_efficiencies([EfficiencyPoint("a", 1, gpus, *pair) for gpus, pair in figures.items()])
     Scaling(points=2, mean_error=7.5, bias=-2.5, worst=10.0, within_goal=0.5, impossible=1)
     """
-    error = np.array([point.error for point in points if point.sound])
+    error = np.array([point.error for point in points if point.measured <= IMPOSSIBLE])
     left = len(points) - len(error)
     if not len(error):
         return Scaling(0, None, None, None, None, left)

@@ -218,21 +218,12 @@ DIARIES = {
 }  # fmt: skip
 
 
-def _diary_days(cited: str) -> Iterator[str]:
-    """Yield the day on which a run was written into a diary that a row cites by its line.
-
-    >>> list(_diary_days("train/tr11-176B-ml/chronicles-prequel.md#L884"))
-    ['2022-02-27']
-    """
-    line = re.search(r"([^/]+)#L(\d+)$", cited)
-    days = DIARIES.get(line[1], ()) if line else ()
-    yield from [day for last, day in days if line and int(line[2]) <= last][:1]
-
-
 def _versions(row: Row) -> Iterator[str]:
     """Yield what may be the release or the date of a row's software, the surest first."""
     texts = [str(row[key]).lower() for key in ("release", "framework", "source") if filled(row, key)]
-    yield from _diary_days(str(row.get("url_or_path", "")))
+    line = re.search(r"([^/]+)#L(\d+)$", str(row.get("url_or_path", "")))
+    days = DIARIES.get(line[1], ()) if line else ()
+    yield from [day for last, day in days if line and int(line[2]) <= last][:1]
     if filled(row, "release"):
         yield texts[0].strip()
     for words in texts:

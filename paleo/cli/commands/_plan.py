@@ -24,7 +24,6 @@ from paleo.cli.options import (
     Launch,
     OptionalModel,
     Plot,
-    RunOptions,
     Target,
     TrainingOptions,
     completes,
@@ -145,7 +144,8 @@ def plan_(
     if options.from_ and gpus is not None:
         options = replace(options, gpus=questions.gpu_counts(gpus)[0])
     path, names, run = picture_path(plot), _systems(system, systems), options.run(searched=True)
-    network, gpus = options.network(model), _counts(gpus, options)
+    stated = 0 if options.job is None else options.job.plan.gpus
+    network, gpus = options.network(model), gpus or (str(stated) if stated else None)
     page = page_path(explore)
     check_launch(launch, options.software)
     modes = staleness_cost is not None or noise_scale is not None
@@ -183,12 +183,6 @@ def _check_outputs(page: Path | None, path: Path | None, machines: int, per_laye
         raise SpecError("--plot: there is no plot of --per-layer; omit one of them")
     if priced and (machines > 1 or page is not None or path is not None):
         raise SpecError("--staleness-cost: only for one system and as a table; omit --systems, --plot and --explore")
-
-
-def _counts(gpus: str | None, options: RunOptions) -> str | None:
-    """Return the GPU counts of --gpus, or those of the job that --from describes."""
-    stated = 0 if options.job is None else options.job.plan.gpus
-    return gpus or (str(stated) if stated else None)
 
 
 def _other_search(

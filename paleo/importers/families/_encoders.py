@@ -22,14 +22,6 @@ from paleo.importers.configuration import (
 )
 
 
-def _encoder_blocks(*, dropout: bool = True) -> Entry:
-    """Return the post-norm layers of BERT."""
-    drop = [{"dropout": {"rate": "=dropout"}}] if dropout else []
-    halves = [residual({"attention": {"heads": "=heads", "dropout": "=attention_dropout"}}, *drop), "layer_norm"]
-    halves += [residual({"mlp": {"ffn": "=ffn", "activation": "=activation"}}, *drop), "layer_norm"]
-    return {"repeat": "=layers", "name": "block", "layers": halves}
-
-
 def _bert_head(config: Config, kind: str) -> list[Entry]:
     """Return the entries of the head that the configuration's architecture names."""
     roberta = config["model_type"] != "bert"
@@ -89,13 +81,16 @@ def bert(config: Config) -> Model:
         {"dropout": {"rate": "=dropout"}},
     ]
     kind = architecture(config, ("Bert", "Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM")
+    drop: Entry = {"dropout": {"rate": "=dropout"}}
+    post_norm = [residual({"attention": {"heads": "=heads", "dropout": "=attention_dropout"}}, drop), "layer_norm"]
+    post_norm += [residual({"mlp": {"ffn": "=ffn", "activation": "=activation"}}, drop), "layer_norm"]
     return {
         "task": "masked language modelling" if kind in ("ForMaskedLM", "ForPreTraining") else "text classification",
         "notes": "Every position is projected to the vocabulary, as the library does." if "M" in kind else "",
         "params": vocab_last(params),
         "tokens": "=seq",
         "inputs": {"tokens": index, "segments": index},
-        "layers": [*embed, _encoder_blocks(), *_bert_head(config, kind)],
+        "layers": [*embed, {"repeat": "=layers", "name": "block", "layers": post_norm}, *_bert_head(config, kind)],
     }
 
 

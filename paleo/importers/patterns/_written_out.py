@@ -161,7 +161,15 @@ def collapse_modules(trace: Trace) -> None:
         calls_of.setdefault(call.path, []).append(call)
     groups = []
     for scope in trace.scopes:
-        kind = _kind_of(scope)
+        name = scope.type.lower()
+        if (len(scope.parameters) == 1 and name.endswith("norm")) or "rmsnorm" in name:
+            kind = "rms_norm"
+        elif scope.parameters:
+            kind = None
+        elif "gelu" in name:
+            kind = "gelu"
+        else:
+            kind = "silu" if name in ("silu", "swish", "silinactivation", "siluactivation") else None
         if kind is None or scope.argument is None or scope.result is None or scope.argument.shape != scope.result.shape:
             continue
         calls = between(scope.argument, scope.result, calls_of.get(scope.path, []))
@@ -170,17 +178,6 @@ def collapse_modules(trace: Trace) -> None:
             if substitute is not None:
                 groups.append(CallGroup(calls, substitute, scope.result))
     replace(trace, groups)
-
-
-def _kind_of(scope: Scope) -> str | None:
-    name = scope.type.lower()
-    if (len(scope.parameters) == 1 and name.endswith("norm")) or "rmsnorm" in name:
-        return "rms_norm"
-    if scope.parameters:
-        return None
-    if "gelu" in name:
-        return "gelu"
-    return "silu" if name in ("silu", "swish", "silinactivation", "siluactivation") else None
 
 
 def _substitute(kind: str, scope: Scope, taken: Value, result: Value, calls: Sequence[Call]) -> Call | None:

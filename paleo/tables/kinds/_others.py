@@ -63,7 +63,14 @@ class OtherSteps(NetworkSteps):
 
     def network_step(self, row: Row, software: Software | None = None) -> Step:
         """Predict the step of the row's run; raise SpecError for models that the catalog lacks."""
-        model, system = _model(row), self.system(row)
+        name = _catalog_name(row)
+        if name is None:
+            known = {*MODELS, *names("models")}
+            raise SpecError(f"model {row['model']!r} is not in the catalog; {near(str(row['model']), known)}")
+        unit = str(row["batch_unit"])
+        if not unit.startswith(("seq", "sentence", "tok")):
+            raise SpecError(f"batches of {unit} do not say how many sequences there are")
+        model, system = load_model(name), self.system(row)
         return step_of_prediction(predict(model, system, self._run(row, model), software, self.calibration_of(system)))
 
     def measured(self, frame: pd.DataFrame) -> Array:
@@ -92,13 +99,14 @@ class OtherSteps(NetworkSteps):
         if str(row["batch_unit"]).startswith("tok"):
             batch = max(gpus, round(batch / int(model.params["seq"])))
         accumulated = max(1, whole_cell(row, "grad_accum", 1))
+        software, example = software_of(row, APEX), str(row.get("source", "")).startswith(EXAMPLES)
         return Run(
             gpus=gpus,
             global_batch=batch,
             microbatch=max(1, -(-batch // gpus) // accumulated),
             dtype=str(row["dtype"]),
             optimizer=_optimizer(row),
-            software=_profile(row),
+            software=APEX if example and software == "pytorch-eager" else software,
             model=sizes,
         )
 
@@ -121,27 +129,10 @@ def _tokens(row: Row, length: float) -> float:
     return stated or (length if length > 0 else float(model.params["seq"]))
 
 
-def _model(row: Row) -> ModelSpec:
-    name = _catalog_name(row)
-    if name is None:
-        known = {*MODELS, *names("models")}
-        raise SpecError(f"model {row['model']!r} is not in the catalog; {near(str(row['model']), known)}")
-    unit = str(row["batch_unit"])
-    if not unit.startswith(("seq", "sentence", "tok")):
-        raise SpecError(f"batches of {unit} do not say how many sequences there are")
-    return load_model(name)
-
-
 def _catalog_name(row: Mapping[Any, Any]) -> str | None:
     """Return the catalog's name of a row's network; None where it has none."""
     stated = str(row["model"]).strip().lower()
     return MODELS.get(stated) or (stated if stated in names("models") else None)
-
-
-def _profile(row: Row) -> str:
-    """Return the software profile of a row's run."""
-    software, example = software_of(row, APEX), str(row.get("source", "")).startswith(EXAMPLES)
-    return APEX if example and software == "pytorch-eager" else software
 
 
 def _optimizer(row: Row) -> str:

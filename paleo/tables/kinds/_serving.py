@@ -249,16 +249,13 @@ def _simulated(layout: ReplicaLayout, requests: Requests, users: int | None = No
 
 def _token_time(layout: ReplicaLayout) -> float:
     """Seconds in which a device reads its weights: what one token takes at least."""
-    bandwidth = system_bandwidth(layout)
-    return layout.memory.weights / bandwidth
-
-
-def system_bandwidth(layout: ReplicaLayout) -> float:
-    """Return the memory bandwidth of the layout's device, as its state prices imply it [byte/s]."""
+    # The memory bandwidth of the layout's device, as its state prices imply it [byte/s].
     states = layout.phases.state
     if states > 0:
-        return 8.0 * layout.phases.lowered.states / states
-    return layout.memory.weights / max(float(layout.phases.products(1.0)), 2.0**-20)
+        bandwidth = 8.0 * layout.phases.lowered.states / states
+    else:
+        bandwidth = layout.memory.weights / max(float(layout.phases.products(1.0)), 2.0**-20)
+    return layout.memory.weights / bandwidth
 
 
 def _latency(layout: ReplicaLayout, result: Simulated) -> Outcome:

@@ -101,17 +101,11 @@ def training_gpus(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[
     if rows >= gpus or any(filled(row, axis) for axis in ("tp", "pp", "cp")):
         return gpus, {}
     ranks = max(count for count in range(1, int(rows) + 1) if rows % count == 0)
-    axis, limit = SPREAD.get(task.code.software, ("spatial", _most_neighbours(row, task)))
+    most_neighbours = 16 if on_tpu(row) and task.model in SPATIAL else 4 if task.model == "unet3d" else 1
+    axis, limit = SPREAD.get(task.code.software, ("spatial", most_neighbours))
     degree = max(degree for degree in (1, 2, 4, 8, 16) if ranks * degree <= gpus and degree <= limit)
     more = ",zero=1,sp" if axis == "tp" else ""
     return ranks * degree, {} if degree == 1 else {"strategy": f"{axis}={degree},dp={ranks}{more}"}
-
-
-def _most_neighbours(row: Row, task: TrainingTask) -> int:
-    """Ranks that an image or a volume is spread over at most: the compiler of TPUs does so for any network."""
-    if on_tpu(row) and task.model in SPATIAL:
-        return 16
-    return 4 if task.model == "unet3d" else 1
 
 
 def on_tpu(row: Row) -> bool:

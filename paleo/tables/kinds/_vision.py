@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.predict import Prediction, predict
+from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.tables.cells import Array, number_or_nan, text
@@ -172,15 +172,6 @@ def run_of(row: Row) -> Run:
     )
 
 
-def _left_out(row: Row, prediction: Prediction) -> float:
-    """Compute the time of the update that a row's step does not include; at most so much that images still arrive in
-    time."""
-    share = 1.0 if without_update(row) else 1.0 - 1.0 / microbatches_of(row)
-    arrival = 0.0 if prediction.input_pipeline is None else float(prediction.input_pipeline.total)
-    spare = max(0.0, prediction.step_time - prediction.breakdown.input - arrival)
-    return min(share * prediction.breakdown.optimizer, spare)
-
-
 def _alone(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Return True for rows that state no step: their forward pass alone was timed."""
     return np.asarray(text(frame, "iteration_ms") == "")
@@ -227,7 +218,12 @@ class VisionSteps(NetworkSteps):
         accumulated it is one pass with its share of the update."""
         system = self.system(row)
         prediction = predict(load_model(model_of(row)), system, run_of(row), software, self.calibration_of(system))
-        return step_of_prediction(prediction, prediction.step_time - _left_out(row, prediction))
+        # Compute the time of the update that a row's step does not include; at most so much that images still arrive
+        # in time.
+        share = 1.0 if without_update(row) else 1.0 - 1.0 / microbatches_of(row)
+        arrival = 0.0 if prediction.input_pipeline is None else float(prediction.input_pipeline.total)
+        spare = max(0.0, prediction.step_time - prediction.breakdown.input - arrival)
+        return step_of_prediction(prediction, prediction.step_time - min(share * prediction.breakdown.optimizer, spare))
 
 
 STEPS.register("cnn_iterations")(VisionSteps())
