@@ -238,18 +238,10 @@ def _torch(source: str, inputs: Sequence[str], sizes: dict[str, int], loss: str)
     return from_module(load_module(source), specs, title=source, source=f"torch module {source}", loss=loss)
 
 
-def _onnx(source: str, inputs: Sequence[str], sizes: dict[str, int], loss: str) -> dict[str, Any]:
-    return onnx_mapping(source, sizes=sizes, loss=loss)
-
-
-def _hf(source: str, inputs: Sequence[str], sizes: dict[str, int], loss: str) -> dict[str, Any]:
-    return from_config(source, seq=sizes.get("seq"))
-
-
 _READERS: dict[str, Callable[[str, Sequence[str], dict[str, int], str], dict[str, Any]]] = {
     "torch": _torch,
-    "onnx": _onnx,
-    "hf": _hf,
+    "onnx": lambda source, inputs, sizes, loss: onnx_mapping(source, sizes=sizes, loss=loss),
+    "hf": lambda source, inputs, sizes, loss: from_config(source, seq=sizes.get("seq")),
 }
 
 

@@ -528,18 +528,13 @@ def target(system: str, curve: TargetScaling) -> Figure:
         axes.set_xticks(gpus, [f"{count:,}" for count in gpus])
         axes.xaxis.set_minor_locator(NullLocator())
         for formats in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            formats(FuncFormatter(_round_minutes))
+            formats(FuncFormatter(lambda value, _=None: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
         for count, words in ((curve.knee, "knee"), (curve.largest_useful, "largest useful")):
             if count is not None:
                 axes.axvline(count, linestyle="--", linewidth=0.8, color=GREY)
                 axes.text(count, 0.02, f" {words}", transform=axes.get_xaxis_transform(), color="#5b6068")
         axes.legend(loc="best")
     return picture
-
-
-def _round_minutes(value: float, _: object = None) -> str:
-    """Write a tick of a logarithmic axis: 1, 2 and 5 times a power of ten, nothing between."""
-    return f"{value:g}" if f"{value:e}"[0] in "125" else ""
 
 
 # how workers exchange
