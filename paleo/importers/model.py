@@ -19,9 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from paleo.errors import SpecError
-from paleo.importers._builder import Builder, ImportedNetwork, LayerEntry, Placed, UntranslatableError
+from paleo.importers._builder import TRANSLATIONS, Builder, ImportedNetwork, LayerEntry, Placed, UntranslatableError
 from paleo.importers._loops import Item, Loop, fold
-from paleo.importers._rules import TRANSLATIONS
 from paleo.importers._trace import Call, Trace, keeps_of
 from paleo.importers.patterns import recognise
 from paleo.layers.base import LAYERS

@@ -16,8 +16,8 @@ from typing import Any
 
 from paleo.errors import SpecError, near
 from paleo.files import read_bytes
+from paleo.importers._builder import OnnxNode, Reading, onnx_reading
 from paleo.importers._onnx_shapes import FLOATS, SINGLE, SMALL, WHOLE, shape_arithmetic, shape_of_output
-from paleo.importers._rules import OnnxNode, Reading, onnx_reading
 from paleo.importers._trace import Call, Shape, Trace, Value, probe_sizes, record
 from paleo.specs import loading
 

@@ -258,7 +258,7 @@ def _draw(answer: Planned | Searched, path: Path | None, page: Path | None) -> N
         draw(path, lambda: plots.plan(*names, answer.search, capacity))
     if page is not None:
         from paleo.files import write_text
-        from paleo.report.explorer import explored
+        from paleo.report.page import explored
 
         write_text(page, explored(answer.model, answer.system, answer.search, answer.wish))
 

@@ -7,8 +7,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from paleo.importers._builder import Builder, Placed, UntranslatableError
-from paleo.importers._rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
+from paleo.importers._builder import (
+    Builder,
+    Invocation,
+    OnnxNode,
+    Placed,
+    Reading,
+    UntranslatableError,
+    onnx_operators,
+    torch_functions,
+    translates,
+)
 from paleo.importers._trace import Call, Value, dropout_rate
 
 _HEADS = (

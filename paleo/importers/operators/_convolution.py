@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paleo.importers._builder import Builder, Placed, UntranslatableError
-from paleo.importers._rules import OnnxNode, Reading, onnx_operators, translates
+from paleo.importers._builder import Builder, OnnxNode, Placed, Reading, UntranslatableError, onnx_operators, translates
 from paleo.importers._trace import Call, Value, learns
 from paleo.importers.operators._pointwise import memory_pass
 

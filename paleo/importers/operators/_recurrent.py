@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paleo.importers._builder import Builder, LayerEntry, Placed, UntranslatableError
-from paleo.importers._rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
+from paleo.importers._builder import (
+    Builder,
+    Invocation,
+    LayerEntry,
+    OnnxNode,
+    Placed,
+    Reading,
+    UntranslatableError,
+    onnx_operators,
+    torch_functions,
+    translates,
+)
 from paleo.importers._trace import Call, dropout_rate
 
 #: Largest distance in entries between the first product of a cell and its last entry.

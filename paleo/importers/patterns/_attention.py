@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from paleo.importers._trace import Call, Trace, Value, dropout_rate, record
-from paleo.importers.patterns._group import LIGHT, NORMS, PLAIN, CallGroup, closed, foreign
+from paleo.importers.patterns._written_out import LIGHT, NORMS, PLAIN, CallGroup, closed, foreign
 
 
 def written_out_scores(trace: Trace) -> list[CallGroup]:
