@@ -425,7 +425,8 @@ def plan(
     from paleo.studies import purchase
 
     network = _model(model)
-    offers = _systems_to_search(systems, gpus)
+    common = [] if gpus is None else gpu_counts(gpus)
+    offers = [(system, [count] if count else common) for system, count in systems_with_counts(systems, 0)]
     question = _Question.of("plan", run, options)
     _check_top(top)
     stated = parse_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
@@ -1023,29 +1024,6 @@ def _offer(offered: Offered, gpus: int) -> tuple[System, int]:
     if isinstance(offered, str) and colon and count.strip().isdecimal():
         return loaded_system(name.strip()), gpu_counts(count)[0]
     return loaded_system(offered), gpus
-
-
-def _systems_to_search(systems: Offered | Sequence[Offered], gpus: Counts | None) -> list[tuple[System, list[int]]]:
-    """Return systems, each with the numbers of GPUs to search.
-
-    Parameters
-    ----------
-    systems : str, Path, System, tuple or sequence of these
-    gpus : int, str or sequence of int, optional
-        Numbers of GPUs of systems without one.
-
-    Returns
-    -------
-    list
-        Systems with their numbers, an empty list where none is stated.
-
-    Raises
-    ------
-    SpecError
-        If there is no system.
-    """
-    common = [] if gpus is None else gpu_counts(gpus)
-    return [(system, [count] if count else common) for system, count in systems_with_counts(systems, 0)]
 
 
 def _model(model: str | Path | ModelSpec) -> ModelSpec:

@@ -291,33 +291,21 @@ def _chosen_convolutions(
     )
     algorithms: tuple[str, ...] = stated.algorithms or tuple(AVAILABLE_FROM)
     if stated.algorithms is None and prices.figures().tensor_cores and "fp32" in prices.device.peak:
-        return entry, _convolved_by_either(prices, kernels, entry.parameters, algorithms)
+        # Compute time and share of FLOP on tensor cores or, if these are slower, on vector units.
+        products = tuple(name for name in algorithms if name not in NO_PRODUCT)
+        moved = np.array([kernel.bytes for kernel in kernels])
+        tensor, work = _convolved(prices, kernels, prices.figures(), entry.parameters, products)
+        share = moved / (prices.figures().memory_bandwidth * tensor)
+        tensor = _under_power_limit(prices, kernels, tensor, moved, share, operand_energy(prices.dtype))
+        if prices.channels_first:
+            operands = np.array([kernel.bytes_read for kernel in kernels])
+            width = precision(prices.dtype).operand
+            tensor = tensor + transposed_time(operands, operands / width, prices.figures(), loads=LIBRARY_LOADS)
+        vector = prices.parameters_of(ConvolutionParameters, "conv.vector").parameters
+        names = algorithms if prices.dtype == "tf32" else NARROW
+        ordinary, reduced = _convolved(prices, kernels, prices.figures("fp32"), vector, names)
+        return entry, (np.minimum(tensor, ordinary), np.where(ordinary < tensor, reduced, work))
     return entry, _convolved(prices, kernels, prices.figures(), entry.parameters, algorithms)
-
-
-def _convolved_by_either(
-    prices: FamilyPrices, kernels: Sequence[Kernel], parameters: ConvolutionParameters, algorithms: tuple[str, ...]
-) -> tuple[Array, Array]:
-    """Compute time and share of FLOP on tensor cores or, if these are slower, on vector units.
-
-    Few channels do not fill a step of tensor cores, and depthwise convolutions are no products. A library offers both
-    units for any dtype (cudnnFind… "attempts both the provided mathType and CUDNN_DEFAULT_MATH", its documentation).
-    Vector units compute in fp32, so tf32 has all their algorithms there, and tensors need no conversion to
-    channels-last.
-    """
-    products = tuple(name for name in algorithms if name not in NO_PRODUCT)
-    moved = np.array([kernel.bytes for kernel in kernels])
-    tensor, work = _convolved(prices, kernels, prices.figures(), parameters, products)
-    share = moved / (prices.figures().memory_bandwidth * tensor)
-    tensor = _under_power_limit(prices, kernels, tensor, moved, share, operand_energy(prices.dtype))
-    if prices.channels_first:
-        operands = np.array([kernel.bytes_read for kernel in kernels])
-        width = precision(prices.dtype).operand
-        tensor = tensor + transposed_time(operands, operands / width, prices.figures(), loads=LIBRARY_LOADS)
-    vector = prices.parameters_of(ConvolutionParameters, "conv.vector").parameters
-    names = algorithms if prices.dtype == "tf32" else NARROW
-    ordinary, reduced = _convolved(prices, kernels, prices.figures("fp32"), vector, names)
-    return np.minimum(tensor, ordinary), np.where(ordinary < tensor, reduced, work)
 
 
 def _under_power_limit(

@@ -77,7 +77,23 @@ class RunStudies:
         if self.compression is not None:
             keys["compression"] = _compression_document(self.compression)
         if self.placement is not None:
-            keys["placement"] = _placement_document(self.placement)
+            share = self.placement.share
+            keys["placement"] = {
+                "nodes": self.placement.prediction.run.fabric.nodes,
+                "background": self.placement.placement.background,
+                "neighbour": self.placement.prediction.run.fabric.neighbour,
+                "leaves": share.leaves,
+                "crossings": share.crossings,
+                "share": {
+                    "ring": share.ring_share,
+                    "all_to_all": share.exchange_share,
+                    "unsorted_ring": share.unsorted_share,
+                    "all_to_all_direct": share.direct_share,
+                },
+                "packed_step_time_s": self.placement.packed.step_time,
+                "slowdown": self.placement.slowdown,
+                "advice": self.placement.advice,
+            }
         return keys
 
     def tables(self) -> Iterator[RenderableType]:
@@ -283,26 +299,6 @@ def _compression_document(study: CompressionStudy) -> Document:
         "rate_bytes_per_s": study.rate if math.isfinite(study.rate) else None,
         "break_even_bytes_per_s": study.break_even if math.isfinite(study.break_even) else None,
         "pays": study.pays,
-    }
-
-
-def _placement_document(study: PlacementStudy) -> Document:
-    share = study.share
-    return {
-        "nodes": study.prediction.run.fabric.nodes,
-        "background": study.placement.background,
-        "neighbour": study.prediction.run.fabric.neighbour,
-        "leaves": share.leaves,
-        "crossings": share.crossings,
-        "share": {
-            "ring": share.ring_share,
-            "all_to_all": share.exchange_share,
-            "unsorted_ring": share.unsorted_share,
-            "all_to_all_direct": share.direct_share,
-        },
-        "packed_step_time_s": study.packed.step_time,
-        "slowdown": study.slowdown,
-        "advice": study.advice,
     }
 
 

@@ -945,7 +945,13 @@ def _checkpoints_of(
     )
     copy = total / plan.gpus / _COPY_RATE
     path = RestartPath()
-    replace = _replacement(prediction, options, in_repair, repair)
+    # Compute the seconds until a node is replaced: by a spare, by a cloud machine that boots, or by the first
+    # repaired one.
+    swap = RestartPath().replace
+    if options.spares is not None:
+        replace = replacement_wait(mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=swap)
+    else:
+        replace = ON_DEMAND_BOOT.seconds if prediction.system.price_per_node is not None else swap
     restart = path.restart(total / rate, replace)
     if options.restart is not None:
         restart = _quantity("restart", options.restart, "time")
@@ -960,7 +966,9 @@ def _checkpoints_of(
         return CheckpointSchedule(write, restart)
     if mode == "async":
         return CheckpointSchedule(_PAUSE + copy, restart, write)
-    _check_host_memory(prediction, total / nodes)
+    host = prediction.system.host
+    if host is not None and host.memory is not None:
+        _check_room("host memory of a node", (total / nodes), host.memory)
     memory_restart = min(path.restart(copy, 0.0), restart)
     return CheckpointSchedule(_PAUSE + copy, restart, write, survived=SURVIVED, restart_memory=memory_restart)
 
@@ -988,15 +996,6 @@ def storage_rate(options: LongRunOptions) -> float:
     return _quantity("storage", options.storage, "bandwidth", positive=True)
 
 
-def _replacement(prediction: Prediction, options: LongRunOptions, in_repair: float, repair: float) -> float:
-    """Compute the seconds until a node is replaced: by a spare, by a cloud machine that boots, or by the first repaired
-    one."""
-    swap = RestartPath().replace
-    if options.spares is not None:
-        return replacement_wait(mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=swap)
-    return ON_DEMAND_BOOT.seconds if prediction.system.price_per_node is not None else swap
-
-
 def _check_replicas(prediction: Prediction) -> None:
     """Raise SpecError if the run cannot lose a data-parallel replica."""
     plan = prediction.plan
@@ -1005,13 +1004,6 @@ def _check_replicas(prediction: Prediction) -> None:
             f"--elastic: {plan.strategy or 'one GPU'} has no replica that others can do without; expected dp of 2 or "
             "more whose states are not sharded (zero=0)"
         )
-
-
-def _check_host_memory(prediction: Prediction, needed: float) -> None:
-    """Raise CapacityError if the copy in memory is larger than the host memory that the run leaves free."""
-    host = prediction.system.host
-    if host is not None and host.memory is not None:
-        _check_room("host memory of a node", needed, host.memory)
 
 
 def _checkpointing_named(text: str | None) -> Checkpointing:

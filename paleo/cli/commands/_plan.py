@@ -149,7 +149,16 @@ def plan_(
     page = page_path(explore)
     check_launch(launch, options.software)
     modes = staleness_cost is not None or noise_scale is not None
-    _check_outputs(page, path, len(names), per_layer, modes)
+    # Raise SpecError if a page or a picture is requested for an answer that has none.
+    machines = len(names)
+    if page is not None and (machines > 1 or per_layer):
+        raise SpecError("--explore: the page holds the plans of one system; use --system, without --per-layer")
+    if path is not None and machines > 1:
+        raise SpecError("--plot: the plot has the plans of one system; use --system")
+    if per_layer and path is not None:
+        raise SpecError("--plot: there is no plot of --per-layer; omit one of them")
+    if modes and (machines > 1 or page is not None or path is not None):
+        raise SpecError("--staleness-cost: only for one system and as a table; omit --systems, --plot and --explore")
     if gpus is None and (modes or per_layer):
         raise SpecError("--gpus is missing; expected GPU counts such as 64 or 8..64")
     if per_layer or modes:
@@ -171,18 +180,6 @@ def plan_(
     written(launch, lambda: _first(answer))
     if answer.best is None:
         raise typer.Exit(NO)
-
-
-def _check_outputs(page: Path | None, path: Path | None, machines: int, per_layer: bool, priced: bool) -> None:
-    """Raise SpecError if a page or a picture is requested for an answer that has none."""
-    if page is not None and (machines > 1 or per_layer):
-        raise SpecError("--explore: the page holds the plans of one system; use --system, without --per-layer")
-    if path is not None and machines > 1:
-        raise SpecError("--plot: the plot has the plans of one system; use --system")
-    if per_layer and path is not None:
-        raise SpecError("--plot: there is no plot of --per-layer; omit one of them")
-    if priced and (machines > 1 or page is not None or path is not None):
-        raise SpecError("--staleness-cost: only for one system and as a table; omit --systems, --plot and --explore")
 
 
 def _other_search(

@@ -160,18 +160,6 @@ def layout_of(row: Row, offline: bool) -> ReplicaLayout:
     return ReplicaLayout(sharding, formats, engine, count, prices, memory, bound)
 
 
-def lengths_of(row: Row) -> Lengths:
-    """Return the lengths of a row's requests: those of ShareGPT where they may be, else exact."""
-    first, second = float(row["input_tokens"]), float(row["output_tokens"])
-    generated = first.is_integer() or first > LONGEST_PROMPT or second < SHORTEST_MEAN
-    exact = generated or filled(row, "distinct_prompts")
-    spread = (0.0, 0.0) if exact else SHARED_SPREAD
-    hit = 0.0
-    if filled(row, "distinct_prompts"):  # whole prompts lie in the cache but for their last page
-        hit = max(0.0, 1.0 - 16.0 / first)
-    return Lengths(first, second, *spread, hit)
-
-
 def outcome_of(row: Row, trace: Requests | None = None) -> Outcome:
     """Return the prediction of one row."""
     load = str(row["load"])
@@ -180,7 +168,15 @@ def outcome_of(row: Row, trace: Requests | None = None) -> Outcome:
     if trace is not None:
         result = _simulated(layout, trace)
         return _latency(layout, result)
-    lengths = lengths_of(row)
+    # The lengths of a row's requests: those of ShareGPT where they may be, else exact.
+    first, second = float(row["input_tokens"]), float(row["output_tokens"])
+    generated = first.is_integer() or first > LONGEST_PROMPT or second < SHORTEST_MEAN
+    exact = generated or filled(row, "distinct_prompts")
+    spread = (0.0, 0.0) if exact else SHARED_SPREAD
+    hit = 0.0
+    if filled(row, "distinct_prompts"):  # whole prompts lie in the cache but for their last page
+        hit = max(0.0, 1.0 - 16.0 / first)
+    lengths = Lengths(first, second, *spread, hit)
     if load == "closed loop":
         users = int(float(row["concurrency"]))
         count = int(float(row["requests"])) if filled(row, "requests") else OF_USER * users

@@ -73,11 +73,7 @@ def system_of_row(row: Row) -> System:
     if not system.levels:
         return system
     system = with_nodes_of(system, node_size) if nodes > 1 or node_size < system.devices_per_node else system
-    return _grown(system, node_size, nodes)
-
-
-def _grown(system: System, node_size: int, nodes: int) -> System:
-    """The system with levels that hold so many devices a node and so many nodes."""
+    # The system with levels that hold so many devices a node and so many nodes.
     levels = list(system.levels)
     if levels and levels[-1].ranks is not None and levels[-1].ranks < node_size:
         levels[-1] = levels[-1].model_copy(update={"ranks": node_size})
