@@ -1,8 +1,7 @@
 """``paleo calibrate --fit FILE…`` fits measured tables; ``paleo calibrate`` measures a device first.
 
-``paleo calibrate --fit … --only ledger``: what each source of measured rows would get had it been left out.
-
-A source of steps is predicted with constants of whole steps that were fitted to the others (`arithmetic`), inside
+``paleo calibrate --fit … --only ledger`` says what each source of measured rows would get had it been left out. A
+source of steps is predicted with constants of whole steps that were fitted to the others (`arithmetic`), inside
 intervals that were fitted to the others (`spreads`); one of served runs with what others suggest of the engines. A
 source of kernels is predicted with parameters that were fitted to the other sources of its family and device.
 """

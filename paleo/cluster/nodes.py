@@ -1,9 +1,7 @@
-"""Nodes of a cluster: which GPUs are free, and where a gang of them is placed.
+"""Nodes of a cluster, where gangs of GPUs are placed, and the scheduling policies.
 
-Scheduling policies: the order in which jobs start, and whether running jobs are stopped for others.
-
-A policy is an entry of a table: a sort key for the queue, and flags for everything else. `paleo.cluster.simulation`
-implements all of them.
+A policy tells in which order jobs start, and whether running jobs are stopped for others. It is an entry of a table: a
+sort key for the queue, and flags for everything else. `paleo.cluster.simulation` implements all of them.
 """
 
 from __future__ import annotations

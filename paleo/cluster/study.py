@@ -1,8 +1,7 @@
 """Study of many jobs on a cluster: smallest order of nodes, finishing times with intervals, effect of one more node.
 
-Sweeps of fleets: every combination of policies, nodes, placements and seeds as one table.
-
-They run like `paleo.studies.sweep`: in processes or on a Dask cluster, and continue where they were stopped.
+A sweep of fleets is one table of every combination of policies, nodes, placements and seeds. Sweeps run like
+`paleo.studies.sweep`: in processes or on a Dask cluster, and continue where they were stopped.
 """
 
 from __future__ import annotations

@@ -4,12 +4,11 @@ The calls are those of torch's own functions (linear, conv2d, scaled_dot_product
 so nothing has to be compiled or exported. torch's FLOP formulas are applied inside every call, so that a call without a
 rule still has its FLOP. autograd tells what every call saves for the backward pass.
 
-Answers for modules that read the data of tensors on the meta device, which has none.
-
-Masks are full, conditions are false, no box is suppressed, tensors of one shape are equal, and tokens are spread evenly
-over experts. Detectors select boxes by their scores. One-stage detectors are cut at this point. In two-stage detectors
-of torchvision the second stage runs with as many boxes for each image as in training (Ren et al., Faster R-CNN, 2015,
-section 3.1.3; He et al., Mask R-CNN, 2017, section 3.1).
+Modules that read the data of tensors get answers, since the meta device has no data. Masks are full, conditions are
+false, no box is suppressed, tensors of one shape are equal, and tokens are spread evenly over experts. Detectors select
+boxes by their scores. One-stage detectors are cut at this point. In two-stage detectors of torchvision the second stage
+runs with as many boxes for each image as in training (Ren et al., Faster R-CNN, 2015, section 3.1.3; He et al., Mask
+R-CNN, 2017, section 3.1).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Shapes come from ONNX's own inference. Weights are counted by their sizes; their data are not read. The bytes, nodes and
 nesting of a file are checked against limits before anything else is read.
 
-Conditions of ONNX files: the branch that shapes tell is read, or the longer one where only data would tell.
+Of a condition, the branch that shapes tell is read, or the longer one where only data would tell.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ A module of this folder reads one kind of log::
 
 A reader returns what a line states; the lines of one step are joined to a record. Values are in SI units.
 
-Reader of the logs of nccl-tests: one line for each payload, with out-of-place and in-place times.
+The logs of nccl-tests have one line for each payload, with out-of-place and in-place times.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A further family is a file in this folder that registers itself.
 
-Time of kernels in a framework's training step: products under long load, experts in a loop, attention.
+Kernels of a framework's training step are products under long load, experts in a loop, and attention:
 
     experts   = launches + products of ``STREAMS`` experts at a time, each on its own multiprocessors
     attention = the formula of `paleo.pricing.attention`, its rates scaled from an engine's kernel to training's

@@ -10,7 +10,7 @@ The output of a product of ``rows`` by ``columns`` with a sum over ``length`` is
 References: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantisation); Williams, Waterman and
 Patterson, Roofline, CACM 52(4), 2009.
 
-Time of fp8 and NVFP4 products in inference engines: scales by tensor, by blocks of 128 or of 16, with quantisation.
+Products in fp8 and NVFP4 have scales by tensor, by blocks of 128 or of 16, and quantise their inputs:
 
     time = launch + ((product's arithmetic)³ + (operands and result over the bandwidth)³)^(1/3) + quantisation
     quantisation = the activations read in 16 bits and written narrow, at a share of the bandwidth

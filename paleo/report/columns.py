@@ -4,7 +4,7 @@ A row of an answer (a point of a curve, a plan, a system) has one declaration fo
 ``--json`` and of data frames, the heading and unit of tables, and a function that reads the value. JSON, text tables
 and data frames follow from it; ``columns.csv`` holds the meaning of each key for schemas and documentation.
 
-The tables of the terminal as HTML, for notebooks.
+Notebooks show the tables of the terminal as HTML.
 """
 
 from __future__ import annotations

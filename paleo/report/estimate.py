@@ -1,8 +1,7 @@
 """One configuration, as a document and as tables: step, memory, training, and the studies that its options ask for.
 
-A prediction as a trace for Perfetto or chrome://tracing.
-
-Each class of ranks is a process, and each of its streams a track.
+A prediction can also be written as a trace for Perfetto or chrome://tracing. Each class of ranks is a process, and each
+of its streams a track.
 """
 
 from __future__ import annotations

@@ -4,12 +4,10 @@ It follows the warnings of Bailey (Twelve ways to fool the masses, 1991) and Hoe
 2015): rates and times to solution, every number with its calibration and number format, and a section on what is left
 out. Text and layout are in ``templates/report.html``.
 
-Pages as jinja2 templates, with their style sheets and scripts; a page holds all it needs and loads nothing.
+Pages are jinja2 templates with their style sheets and scripts; a page holds all it needs and loads nothing.
 
-One self-contained page of every evaluated plan of a search.
-
-It has sliders, the Pareto front of time, cost and memory, the breakdown and command of the chosen plan. It works
-without a server or network, by keyboard, on phones, dark and light.
+The page of every evaluated plan of a search has sliders, the Pareto front of time, cost and memory, the breakdown and
+command of the chosen plan. It works without a server or network, by keyboard, on phones, dark and light.
 
 Columns are typed arrays in base64, so that 200,000 plans take about 4 MB. Layout and script are in ``templates``.
 """

@@ -1,12 +1,10 @@
 """Answer about a service: its plans, the simulation of the best plan, its cost, and a verdict.
 
-Power of devices that serve: an idle fraction, an addition for running kernels, and the energy of FLOP and bytes.
+The power of devices that serve has an idle fraction, an addition for running kernels, and the energy of FLOP and bytes.
 
-Separate replicas for prefill and for decode, in numbers for which their rates match.
-
-A prefill replica is a queue with one server, whose service is an iteration with one prompt. A decode replica is the
-fixed point of a load whose prompts are already computed. Between them each rank sends its part of a prompt's KV cache
-over the link.
+Replicas may be separate for prefill and for decode, in numbers for which their rates match. A prefill replica is a
+queue with one server, whose service is an iteration with one prompt. A decode replica is the fixed point of a load
+whose prompts are already computed. Between them each rank sends its part of a prompt's KV cache over the link.
 """
 
 from __future__ import annotations

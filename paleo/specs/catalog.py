@@ -4,7 +4,7 @@ A catalog entry is a file whose stem is its name, so that finding it needs no pa
 the top level; an installed wheel has them in ``paleo/_data``. The working directory matters only for a path that the
 user writes.
 
-Commented templates of spec files, read from package data.
+Commented templates of spec files are read from package data.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Devices as their makers describe them, in SI units, with sources.
+"""Devices and links as their makers describe them, in SI units, with sources.
 
 Bandwidth is per direction and peaks are dense. A memory that is sold as "80 GB" has 80 GiB of HBM or GDDR, as
 ``nvidia-smi`` shows it (H100 80GB: 81559 MiB; H200 141GB: 143771 MiB), so the catalog writes GiB. Memory that the
 driver and ECC keep is not subtracted from the capacity. Cache sizes are binary too. Measured values are in
 calibrations.
 
-Links as their makers describe them, in SI units, with sources.
-
-Bandwidth is per direction. Measured values are in calibrations. The one exception is ``achieved_fraction``, which is
-stated here beside its source.
+The one exception is the ``achieved_fraction`` of a link, which is stated here beside its source.
 """
 
 from __future__ import annotations

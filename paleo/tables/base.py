@@ -1,6 +1,6 @@
 """What all kinds of measured tables share: their columns, their predictions, a user's calibration.
 
-How far predictions are from measured times.
+Errors say how far predictions are from measured times.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Tables of whole steps: each row becomes a run, and the run a prediction.
 
-Which system of the catalog a row ran on: by its own name, by what its device usually comes in, by the nodes and the
-network that it states.
-
-Measured tables and what predicts their rows: kernels by their pricing families, whole steps by the prediction.
+The system of a row is found in the catalog by its own name, by what its device usually comes in, and by the nodes and
+the network that the row states. Kernels are predicted by their pricing families, whole steps by the prediction.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from paleo.collectives.base import ALGORITHMS, LIBRARIES, OPERATIONS, Algorithm,
 from paleo.collectives.one_step import _parameter_server_all_reduce
 from paleo.errors import PlanError, SpecError
 from paleo.pricing.communication import Fabric, Nccl, Textbook, best, crossovers, link_parameters, prices
+from paleo.pricing.exchanges import CustomParameters, custom_time
 from paleo.pricing.links.alpha_beta import LevelCost, bus_factor, lower_bound, traffic_time
-from paleo.pricing.links.custom import CustomParameters, custom_time
 from paleo.pricing.links.fabric import FabricParameters, fabric_defaults, prefers_switch, prefers_tree
 from paleo.pricing.links.group import (
     LL,

@@ -18,7 +18,7 @@ from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.specs.task import task_of
 from paleo.tables.base import efficiency_points, summarise_efficiencies
-from paleo.tables.kinds._vision import (
+from paleo.tables.kinds._others import (
     ACCUMULATES,
     VisionSteps,
     cudnn_version,

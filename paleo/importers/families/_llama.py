@@ -3,7 +3,7 @@
 They have norms before (or around) each half, rotary positions, and gated feed-forward blocks or mixtures. A row states
 how the family differs from Llama.
 
-Readers of decoders of 2025 and 2026 whose layers differ in heads, windows or feed-forward blocks.
+Decoders of 2025 and 2026 whose layers differ in heads, windows or feed-forward blocks have readers of their own.
 """
 
 from __future__ import annotations

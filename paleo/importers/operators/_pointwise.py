@@ -1,9 +1,8 @@
 """Rules for calls without matrix products.
 
 They are functions of elements, activations, softmax, dropout, sums and products of two tensors, reductions, copies,
-views and Fourier transforms.
-
-Rules for norms (batch, layer, RMS, group, instance, and across channels) and lookups in learned tables.
+views and Fourier transforms; norms (batch, layer, RMS, group, instance, and across channels); and lookups in learned
+tables.
 """
 
 from __future__ import annotations

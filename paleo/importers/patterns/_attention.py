@@ -1,9 +1,8 @@
-"""Patterns of recorded calls that are recognised as attention.
+"""Patterns of recorded calls that are recognised as attention or feed-forward blocks.
 
 Projections, attention and output projection become one call ``attention``. Scores, softmax and weighted sum in separate
-calls become one call ``sdpa``.
-
-Pattern of feed-forward blocks: up projection, activation (with or without a gate) and down projection.
+calls become one call ``sdpa``. A feed-forward block has an up projection, an activation (with or without a gate) and a
+down projection.
 """
 
 from __future__ import annotations

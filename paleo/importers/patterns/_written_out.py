@@ -3,9 +3,8 @@
 They are GELU by erf, SiLU by sigmoid, and norms by means; products with a learned matrix; and modules whose name says
 what their calls compute.
 
-Groups of calls that one call replaces.
-
-A group is replaced only if no other call reads the values computed inside. Everything else stays as it is.
+One call replaces a group of calls only if no other call reads the values computed inside. Everything else stays as it
+is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Kernels as inference engines run them: products in narrow formats, the experts of a rank, latent attention.
 
-Kernels of training steps: products and products of experts by stage, attention forward and backward.
+Kernels of training steps are products, products of experts by stage, and attention forward and backward.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Synchronous successive halving and Hyperband: a rung is complete before any trial goes on to the next one.
+"""Successive halving: synchronous (with Hyperband) or asynchronous.
 
-Asynchronous successive halving: trials are promoted as soon as they are among the best of their rung.
+In the synchronous form a rung is complete before any trial goes on to the next one.
+
+In asynchronous successive halving trials are promoted as soon as they are among the best of their rung.
 """
 
 from __future__ import annotations

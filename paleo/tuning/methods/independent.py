@@ -1,6 +1,7 @@
-"""Random and grid search: every trial trains in full, independently of the others.
+"""Random and grid search, and the median stopping rule.
 
-Median stopping rule: a trial stops if it is worse than the median of the trials that have ended.
+Trials are independent of each other and train in full. By the median stopping rule a trial stops if it is worse than
+the median of the trials that have ended.
 """
 
 from __future__ import annotations

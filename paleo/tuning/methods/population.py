@@ -1,6 +1,7 @@
-"""Population-based training: all trials train, and the worst continue from checkpoints of the best.
+"""Population-based training and regularised evolution.
 
-Regularised evolution: the best of a sample of the population has a child, and the oldest member dies.
+In population-based training all trials train, and the worst continue from checkpoints of the best. In regularised
+evolution the best of a sample of the population has a child, and the oldest member dies.
 """
 
 from __future__ import annotations
