@@ -857,14 +857,11 @@ class Fabric:
         """
         if (stride, ranks) not in self._links:
             links = group_links(self.system, stride=stride, size=ranks)
-            self._links[stride, ranks] = unmeasured_links(links, self.system) if self._unmeasured else links
+            origin = link_parameters(self.system, "collective.fabric", self.user_calibration).origin
+            self._links[stride, ranks] = (
+                unmeasured_links(links, self.system) if self.rates is None and origin == "default" else links
+            )
         return self._links[stride, ranks]
-
-    @property
-    def _unmeasured(self) -> bool:
-        """True if the parameters of hops between nodes are defaults, not measured."""
-        origin = link_parameters(self.system, "collective.fabric", self.user_calibration).origin
-        return self.rates is None and origin == "default"
 
     @property
     def policy(self) -> CollectivePolicy:

@@ -18,7 +18,7 @@ from paleo.specs.software import load_software
 from paleo.step.backend import backend_of
 
 if TYPE_CHECKING:
-    from paleo.lowering.program import CountedKernel, Program, Section, Transfer
+    from paleo.lowering.program import Program, Section
     from paleo.operations.base import Kernel
     from paleo.specs.model import ModelSpec
     from paleo.specs.software import Software
@@ -340,7 +340,7 @@ def _last_mixer(program: Program) -> int:
     mixing = [
         index
         for index, section in enumerate(program.sections)
-        if section.repeat > 1 or any(_mixes(counted) for counted in section.kernels)
+        if section.repeat > 1 or any(counted.kernel.family in ("attention", "scan") for counted in section.kernels)
     ]
     if not mixing:
         raise SpecError("the network has neither fused attention nor state-space layers, so nothing is cached")
@@ -351,10 +351,6 @@ def _last_mixer(program: Program) -> int:
 
 def _is_norm(section: Section) -> bool:
     return "norm" in section.name and len(section.kernels) == 1
-
-
-def _mixes(counted: CountedKernel) -> bool:
-    return counted.kernel.family in ("attention", "scan")
 
 
 def _scans(program: Program) -> bool:
@@ -387,14 +383,10 @@ def _exchanges(short: Section, long: Section) -> Iterator[Exchange]:
     The sum of the output of another section is needed only once, before its first iteration.
     """
     for first, second in zip(short.transfers, long.transfers, strict=True):
-        foreign = _foreign(first, short)
+        _, arrow, source = first.name.partition("<")
+        foreign = bool(arrow) and not source.startswith(short.name.partition(".")[0])
         count = first.times * (1.0 if foreign else float(short.repeat))
         yield Exchange(first.operation, (second.payload_bytes - first.payload_bytes) / (LONG - SHORT), count)
-
-
-def _foreign(transfer: Transfer, section: Section) -> bool:
-    _, arrow, source = transfer.name.partition("<")
-    return bool(arrow) and not source.startswith(section.name.partition(".")[0])
 
 
 def _attending(program: Program) -> Iterator[Attending]:

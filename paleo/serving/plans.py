@@ -484,7 +484,9 @@ def parts_of(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
     """
     prices = candidate.phases
     batch = float(state.batch) / candidate.sharding.pp / candidate.sharding.attention_dp
-    exchanged = float(np.interp(batch, *_communication(prices)))
+    from paleo.serving.phases import TOKENS
+
+    exchanged = float(np.interp(batch, TOKENS, prices.communication))
     products = float(prices.products(batch)) - exchanged + float(prices.sampled(batch))
     attention = float(state.plain) - products - exchanged - candidate.engine.pause
     prompts = float(state.iteration) - float(state.plain)
@@ -495,12 +497,6 @@ def parts_of(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
         "collectives": exchanged,
         "the host": candidate.engine.pause,
     }
-
-
-def _communication(prices: Phases) -> tuple[Array, Array]:
-    from paleo.serving.phases import TOKENS
-
-    return TOKENS, prices.communication
 
 
 @dataclass(frozen=True, slots=True)

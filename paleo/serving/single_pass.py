@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paleo.operations.base import Kernel
-    from paleo.pricing.kernels import Calibrated, FamilyPrices
+    from paleo.pricing.kernels import Calibrated
     from paleo.serving.formats import Formats
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
@@ -149,21 +149,15 @@ def batchings(
         If a batch of one does not fit.
     """
     if length:
-        return _encoded(model, system, formats, length, between)
+        # Batches of an encoder, whose samples lie one behind the other without padding.
+        kernels = EngineKernels(encoder_bytes=between)
+        prices = phases(model, system, Sharding(), formats, kernels)
+        samples = np.maximum(ENCODED / length / 2.0 ** np.arange(5)[::-1], 1.0)
+        seconds = prices.products(samples * length) + prices.prefilling(samples, length)
+        return tuple(RequestBatch(*pair) for pair in zip(samples.tolist(), seconds.tolist(), strict=True))
     parts = passes_of(model)
     sizes = [batch for batch in BATCHES if batch <= largest_batch(parts, system, formats)]
     return tuple(RequestBatch(batch, request_seconds(parts, system, formats, batch, fused, between)) for batch in sizes)
-
-
-def _encoded(
-    model: ModelSpec, system: System, formats: Formats, length: float, between: float
-) -> tuple[RequestBatch, ...]:
-    """Batches of an encoder, whose samples lie one behind the other without padding."""
-    kernels = EngineKernels(encoder_bytes=between)
-    prices = phases(model, system, Sharding(), formats, kernels)
-    samples = np.maximum(ENCODED / length / 2.0 ** np.arange(5)[::-1], 1.0)
-    seconds = prices.products(samples * length) + prices.prefilling(samples, length)
-    return tuple(RequestBatch(*pair) for pair in zip(samples.tolist(), seconds.tolist(), strict=True))
 
 
 def best_of(tried: Sequence[RequestBatch], limit: float | None = None) -> RequestBatch | None:
@@ -282,7 +276,8 @@ def pass_seconds(
     """
     kernels, calibrated, _ = _lowered(model, system, samples)
     wide = calibrated.families
-    name = _arithmetic(weights, wide)
+    names = (weights, *(("fp8", "int8") if BYTES[weights] == 1.0 else ()))
+    name = next((name for name in names if name in wide.device.peak), wide.dtype)
     narrow, share = replace(wide, dtype=name), _INT8_SHARE if weights == "int8" else 1.0
     operand = BYTES[name] / BYTES["bf16"]
     repeats = np.array([repeat for repeat, _ in kernels])
@@ -306,12 +301,6 @@ def pass_seconds(
     seconds[places["narrow"]] = narrow.prices(products).seconds
     seconds[places["wide"]] = wide.prices(passes).seconds
     return float(repeats @ seconds)
-
-
-def _arithmetic(weights: str, prices: FamilyPrices) -> str:
-    """The format of the products: that of the weights, or another of eight bits that the device has."""
-    names = (weights, *(("fp8", "int8") if BYTES[weights] == 1.0 else ()))
-    return next((name for name in names if name in prices.device.peak), prices.dtype)
 
 
 def _kind(kernel: Kernel, before: Kernel | None, *, narrow: bool) -> str:

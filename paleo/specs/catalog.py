@@ -3,6 +3,8 @@
 A catalog entry is a file whose stem is its name, so that finding it needs no parsing. In a checkout the folders are at
 the top level; an installed wheel has them in ``paleo/_data``. The working directory matters only for a path that the
 user writes.
+
+Commented templates of spec files are read from package data.
 """
 
 from __future__ import annotations
@@ -618,3 +620,39 @@ def release() -> str:
     shipped = [path for kind in ("calibrations", "software") for path in (root / FOLDERS[kind]).glob("*.yaml")]
     files = sorted([*package.rglob("*.py"), *shipped])
     return digest(b"\0".join(file.name.encode() + b"\0" + file.read_bytes() for file in files))
+
+
+_FOLDER = Path(__file__).parent / "templates"
+
+
+def kinds() -> list[str]:
+    """List the kinds of spec files that have a template."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+def template(kind: str) -> str:
+    """Return the commented template of a kind of spec file.
+
+    Parameters
+    ----------
+    kind : str
+        ``device``, ``link``, ``system`` and so on.
+
+    Returns
+    -------
+    str
+        YAML.
+
+    Raises
+    ------
+    SpecError
+        If there is no template of that kind.
+
+    Examples
+    --------
+    >>> template("link").splitlines()[1]
+    'kind: ethernet # pcie, nvlink, nvswitch, infinity_fabric, ici, qpi, ethernet, infiniband, efa, slingshot, other'
+    """
+    if kind not in kinds():
+        raise SpecError(f"no template of {kind!r:.80}; {near(kind, kinds())}")
+    return (_FOLDER / f"{kind}.yaml").read_text(encoding="utf-8")

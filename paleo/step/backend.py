@@ -486,11 +486,13 @@ class Backend:
         once = self.software.parallelism.expert_dispatch != "nccl"
         spread = (rule.split["experts"] for rule in placement.rules if rule.split.get("experts"))
         axes = next(spread, ("ep",))
+        habit = self.software.overlap
+        latents = not habit.tensor_with_latents and any(node.type == "latent_attention" for node in graph.nodes)
         options = LoweringOptions(
             chains=self.chains,
             regather=self.software.parallelism.regather,
             softmax_multiple=self.software.fusion.softmax_multiple,
-            gather_pieces=mesh.degree("tp") if self._overlaps_tensor(graph) else 1,
+            gather_pieces=mesh.degree("tp") if habit.tensor and not latents else 1,
             dispatch=Dispatch(
                 self.fabric.targets(mesh.stride(axes), mesh.group_size(axes)) if once else None, self._beside_dispatch
             ),
@@ -498,12 +500,6 @@ class Backend:
         )
         program = lower(graph, placement, mesh, self.formats, options)
         return without_backward(program) if self.run.forward_only else program
-
-    def _overlaps_tensor(self, graph: Graph) -> bool:
-        """Return True if gathers and scatters over tp overlap with products."""
-        habit = self.software.overlap
-        latents = not habit.tensor_with_latents and any(node.type == "latent_attention" for node in graph.nodes)
-        return habit.tensor and not latents
 
     def calibration(self, mesh: Mesh) -> str:
         """Describe the sources of the kernel prices and, for several devices, of the link prices.

@@ -21,7 +21,7 @@ from paleo.specs.run import Run, updated
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import load_system
 from paleo.step.memory import Footprint
-from paleo.tables.kinds._memory import MemoryTable
+from paleo.tables.kinds._transformers import MemoryTable
 from paleo.tables.steps import profile_at_release
 
 

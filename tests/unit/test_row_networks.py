@@ -12,9 +12,7 @@ from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.tables.kinds._memory import MemoryTable
-from paleo.tables.kinds._networks import COLUMNS, NAMED, catalog_network, network_of
-from paleo.tables.kinds._transformers import TransformerSteps
+from paleo.tables.kinds._transformers import COLUMNS, NAMED, MemoryTable, TransformerSteps, catalog_network, network_of
 
 DENSE = {"model": "?", "layers": 2, "hidden": 256, "heads": 4, "vocab": 1024, "seq_len": 128, "gated_mlp": 1}
 DENSE |= {"ffn_hidden": 512, "kv_heads": 2, "notes": ""}

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paleo.collectives.base import Algorithm, Array, Numeric, Phase, Traffic, ranks_of
+from paleo.collectives.base import Algorithm, Array, Numeric, Traffic, ranks_of
 from paleo.errors import PlanError
 from paleo.pricing.links.alpha_beta import fill_time, hidden, latency_change, softly_largest, softly_least, with_skew
 from paleo.specs.calibration import parameter
@@ -235,14 +235,11 @@ class GroupLinks:
         """
         total = np.zeros(())
         for phase in traffic.phases:
-            total = total + self._slowest(phase, levels)
+            slowest = np.zeros(())
+            for sent, level in zip(phase[levels], self.levels[levels], strict=False):
+                slowest = np.maximum(slowest, sent.wire_bytes / level.bandwidth_of(sent.senders))
+            total = total + np.asarray(slowest)
         return np.asarray(total)
-
-    def _slowest(self, phase: Phase, levels: slice) -> Array:
-        slowest = np.zeros(())
-        for sent, level in zip(phase[levels], self.levels[levels], strict=False):
-            slowest = np.maximum(slowest, sent.wire_bytes / level.bandwidth_of(sent.senders))
-        return np.asarray(slowest)
 
     def rows(self, index: npt.NDArray[np.intp]) -> GroupLinks:
         """Select some rows of stacked groups.

@@ -18,8 +18,7 @@ from paleo.serving.steady import Lengths
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 from paleo.tables.kinds._serving import system_of_device
-from paleo.tables.steps import Row, Step, StepTable, filled
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import STEPS, Row, Step, StepTable, filled
 
 if TYPE_CHECKING:
     from paleo.serving.reinforcement import Rollouts
@@ -308,13 +307,18 @@ class LearningSteps(StepTable):
         missing = [column for column in needed if not filled(row, column)]
         if missing:
             raise SpecError(f"{missing[0]} is blank")
-        model, system = load_model(NETWORKS.get(str(row["model"]), str(row["model"]))), _rl_system(row)
+        name = str(row["system"])
+        if name not in SYSTEMS:
+            raise SpecError(f"system {name!r} is not known; {', '.join(SYSTEMS)} are")
+        model, system = load_model(NETWORKS.get(str(row["model"]), str(row["model"]))), load_system(SYSTEMS[name])
         trainer = degrees_of(row["training_layout"], ("tp", "cp", "ep", "pp", "vpp"))
         engine = degrees_of(row["generation_layout"], ("tp", "pp"))
         staleness = 0 if str(row["policy"]).lower() == "on policy" else int(str(row["policy"]).partition("-")[0])
+        parts = [f"{name}={trainer[name]}" for name in ("tp", "cp", "pp", "ep") if trainer[name] > 1]
+        folded = ["etp=1"] if trainer["ep"] > 1 and trainer["tp"] * trainer["cp"] > 1 else []
         question = LearningQuestion(
             model, system, int(float(row["n_gpus"])), _rollouts(row), staleness=staleness,
-            layouts=[Sharding(engine["tp"], engine["pp"])], strategies=[_trainer(trainer)],
+            layouts=[Sharding(engine["tp"], engine["pp"])], strategies=[",".join([*parts, *folded, "zero=1"])],
         )  # fmt: skip
         steps, refusals = best_step(question)
         if not steps:
@@ -324,13 +328,6 @@ class LearningSteps(StepTable):
         return Step(seconds, seconds * low, seconds * high, work, system.device.name, "step of reinforcement learning")
 
 
-def _rl_system(row: Row) -> System:
-    name = str(row["system"])
-    if name not in SYSTEMS:
-        raise SpecError(f"system {name!r} is not known; {', '.join(SYSTEMS)} are")
-    return load_system(SYSTEMS[name])
-
-
 def _rollouts(row: Row) -> Rollouts:
     from paleo.serving.reinforcement import Rollouts
 
@@ -338,13 +335,6 @@ def _rollouts(row: Row) -> Rollouts:
     prompt = min(PROMPT, PROMPT_SHARE * mean)
     count, batch = int(float(row["generation_batch"])), int(float(row["training_batch"]))
     return Rollouts(count, batch, prompt, mean - prompt, max(longest - prompt, 1.0))
-
-
-def _trainer(degrees: dict[str, int]) -> str:
-    """A strategy of such degrees, experts folded over tp and cp."""
-    parts = [f"{name}={degrees[name]}" for name in ("tp", "cp", "pp", "ep") if degrees[name] > 1]
-    folded = ["etp=1"] if degrees["ep"] > 1 and degrees["tp"] * degrees["cp"] > 1 else []
-    return ",".join([*parts, *folded, "zero=1"])
 
 
 STEPS.register("rl_steps")(LearningSteps())
