@@ -44,7 +44,7 @@ class Point:
 
     @property
     def key(self) -> str:
-        """The identity of the point among all points of its table."""
+        """Values of all columns but the time, by which the point is found in its table."""
         return "|".join(f"{name}={self.row[name]}" for name in sorted(self.row))
 
 
@@ -312,7 +312,7 @@ class WallClock:
         return Timing(statistics.median(samples[1:]), "back-to-back")
 
     def eager(self, call: Call) -> Timing:
-        """Time one call, repeated, the time of the host included.
+        """Time a call in eager mode by the wall clock, host overhead included.
 
         Parameters
         ----------

@@ -284,7 +284,7 @@ Loss = Literal["auto", "none"]
 
 
 def model_of(trace: Trace, *, title: str, source: str, sizes: Mapping[str, int], loss: Loss = "auto") -> dict[str, Any]:
-    """Make the mapping of a model file from a trace.
+    """Convert a trace to the content of a model file, a dict ready for YAML.
 
     Parameters
     ----------
@@ -295,7 +295,7 @@ def model_of(trace: Trace, *, title: str, source: str, sizes: Mapping[str, int],
     source : str
         Origin of the network.
     sizes : dict of str to int
-        Parameters of the model by name, such as ``seq``, for the sizes that were probed.
+        Default values of the sizes that the trace found to be variable, such as ``seq``.
     loss : Loss, optional
         ``auto`` ends a classifier with its loss, ``none`` does not.
 

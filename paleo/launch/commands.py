@@ -32,8 +32,8 @@ def supported_space(space: Space, software: str) -> Space:
     Returns
     -------
     Space
-        The smaller space; the whole space if the abilities are unknown, or stages are requested of a framework without
-        pipelines.
+        The smaller space. It is returned whole if nothing is recorded about the framework, or if the space asks for
+        pipeline stages and the framework has none: evaluating the plan then says so.
     """
     has, framework = load_software(software).parallelism, framework_of(software)
     if framework is not None:

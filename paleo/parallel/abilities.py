@@ -44,7 +44,7 @@ def framework_of(software: Software | str) -> Abilities | None:
 
 
 def network_quantities(graph: Graph) -> dict[str, Any]:
-    """Collect the quantities of a network that refusals refer to.
+    """Collect the sizes of a network against which restrictions of frameworks are checked.
 
     Parameters
     ----------

@@ -875,7 +875,7 @@ class Fabric:
         return Nccl(inside, exchange, between, switch_can_add=self.dtype not in NOT_IN_SWITCH)
 
     def parameters(self) -> dict[str, SourcedParameters[Any]]:
-        """Return the calibrated parameters by family, with their sources."""
+        """Return the calibrated parameters of each family of collectives (ring, tree, …), with their sources."""
         return {family: link_parameters(self.system, family, self.user_calibration) for family in LINK_FAMILIES}
 
 

@@ -305,7 +305,7 @@ def listing(title: str, columns: Iterable[Attribute], rows: Sequence[Any]) -> Ta
 
 @functools.cache
 def meanings() -> dict[str, tuple[str, str]]:
-    """Return the unit and the meaning of every key of JSON documents, by its last name (``step_time_s``)."""
+    """Return a dict from each key of JSON documents to its unit and meaning; of nested keys the last part counts."""
     with (Path(__file__).parent / "columns.csv").open(encoding="utf-8", newline="") as file:
         return {row["key"]: (row["unit"], row["meaning"]) for row in csv.DictReader(file)}
 
@@ -429,7 +429,7 @@ def wrapped_text(text: str | Text) -> Constrain:
 
 
 def chosen(choices: Mapping[str, str]) -> Iterator[Constrain]:
-    """Yield a line with what was chosen where the question left it open.
+    """Yield one line with the options that the user did not state and the values chosen for them, if there are any.
 
     Parameters
     ----------

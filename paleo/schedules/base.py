@@ -262,17 +262,18 @@ class Schedule:
     closed : ClosedForms
         Formulas that replace the evaluation of the order.
     chunks : int, optional
-        Pieces of each copy of the network on a stage. None: as many as the strategy says.
+        Model chunks of each replica on a stage; a bidirectional schedule (Chimera, DualPipe) holds a replica for each
+        direction. None: as many as the strategy says.
     splits_backward : bool
         True if weight gradients (W) are separate passes.
     multiple : bool
         True if the number of microbatches must be a multiple of the stages.
     least : int
-        Fewest microbatches per stage. All copies of the network process equally many microbatches.
+        Smallest ratio of microbatches to stages. Replicas process equally many microbatches.
     even : bool
         True if the number of stages must be even.
     paths : callable
-        (stages, chunks) -> stage and chunk of each piece of the network, once for each copy.
+        (stages, chunks) -> for each replica, the stage and chunk of its pieces in the order of the forward pass.
     fused : callable, optional
         Sizes of the groups of passes that start and end together: a forward pass and the next backward pass (with its
         weights), or a backward pass and its weights. None: every pass runs separately.

@@ -275,7 +275,9 @@ HIDING = ("nothing", "section", "core", "products", "shared experts", "microbatc
 
 @dataclass(frozen=True, slots=True)
 class SectionSums:
-    """Matrices that sum kernels and collectives by section, of shape (sections, kernels) and (sections, collectives).
+    """Matrices of zeros and ones that add up kernels and collectives by section (a run of layers on one stage).
+
+    Their shapes are (sections, kernels) and (sections, collectives); a product with times gives those of sections.
 
     Attributes
     ----------

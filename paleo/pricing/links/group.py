@@ -67,7 +67,7 @@ class LinkLevel:
 
     @property
     def bandwidth(self) -> Array:
-        """Bandwidth of one unit's links that the group may use [byte/s]."""
+        """Bandwidth, in one direction, of all links of one member of the level that the group can use [byte/s]."""
         return np.asarray(self.port_bandwidth) * self.ports
 
     def bandwidth_of(self, senders: Numeric | None) -> Array:
@@ -110,7 +110,7 @@ _STACKED = ("fan_out", "port_bandwidth", "ports", "rank_ports", "unit_ports")
 
 @dataclass(frozen=True, slots=True)
 class GroupLinks:
-    """The links of one group, or of rows of groups of one system; flags broadcast.
+    """Links that a communication group uses; arrays hold an entry for each of several groups of one system.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class GroupLinks:
     switch_reduces : bool
         True if the inner level's switches add and multicast (NVLink SHARP).
     switch_bandwidth : float
-        Largest bus bandwidth of such sums [byte/s].
+        Largest bus bandwidth of reductions in the switches [byte/s].
     many_hosts : bool
         True if a node is an NVLink domain of several machines.
     topologies : frozenset of str
