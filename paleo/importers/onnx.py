@@ -542,7 +542,7 @@ class _Reader:
         if len(inputs) >= self._fewest_inputs(node):
             reading = onnx_reading(OnnxNode(node.op_type, inputs, options, numbers))
         outputs = [shapes[name] for name in shaped]
-        path = _path(node.name)
+        path = ".".join(node.name.strip("/").split("/")[:-1])[:120]
         call = record(reading.kind, node.op_type, reading.inputs or [], outputs, options=reading.options, path=path)
         call.flops = _flops(call)
         for name, value in zip(shaped, call.outputs, strict=True):
@@ -647,8 +647,3 @@ def _flops(call: Call) -> float | None:
 def _word(name: str, place: int) -> str:
     word = "".join(char if char.isascii() and char.isalnum() else "_" for char in name)[:40].strip("_")
     return word if word and not word[0].isdigit() else f"input{place + 1}"
-
-
-def _path(name: str) -> str:
-    """Return the module of a node whose name is a path, as torch writes them."""
-    return ".".join(name.strip("/").split("/")[:-1])[:120]

@@ -273,7 +273,16 @@ def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) ->
     software = _graphs()
     short, backend = _program(model, system, sharding.tp, dtype, SHORT, software)
     long, _ = _program(model, system, sharding.tp, dtype, LONG, software)
-    last = _last_mixer(short)
+    # The index of the last section before the final norm and head, which all prompt tokens need.
+    mixing = [
+        index
+        for index, section in enumerate(short.sections)
+        if section.repeat > 1 or any(counted.kernel.family in ("attention", "scan") for counted in section.kernels)
+    ]
+    if not mixing:
+        raise SpecError("the network has neither fused attention nor state-space layers, so nothing is cached")
+    tail = [index for index, section in enumerate(short.sections) if _is_norm(section) and index > mixing[-1]]
+    last = tail[-1] - 1 if tail else mixing[-1]
     sections = list(zip(short.sections, long.sections, strict=True))
     layers = _of_engines([each for pair in sections[: last + 1] for each in _scaled(*pair)])
     head = [each for pair in sections[last + 1 :] for each in _scaled(*pair)]
@@ -333,20 +342,6 @@ def _program(
     backend = backend_of(system, run, layout.dtype, software)
     graph = backend.graph(model, 1)
     return backend.lowered(graph, backend.placement(graph, layout.parallel), layout.mesh), backend
-
-
-def _last_mixer(program: Program) -> int:
-    """Return the index of the last section before the final norm and head, which all prompt tokens need."""
-    mixing = [
-        index
-        for index, section in enumerate(program.sections)
-        if section.repeat > 1 or any(counted.kernel.family in ("attention", "scan") for counted in section.kernels)
-    ]
-    if not mixing:
-        raise SpecError("the network has neither fused attention nor state-space layers, so nothing is cached")
-    last = mixing[-1]
-    tail = [index for index, section in enumerate(program.sections) if _is_norm(section) and index > last]
-    return (tail[-1] - 1) if tail else last
 
 
 def _is_norm(section: Section) -> bool:

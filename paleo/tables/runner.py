@@ -388,7 +388,13 @@ def validate_frame(name: str, frame: pd.DataFrame, table: MeasuredTable) -> File
         for field in dataclasses.fields(Predictions):
             getattr(predictions, field.name)[rows] = getattr(of_part, field.name)
     _complete(predictions, measured, table)
-    baseline, efficiencies = _scaled_baseline(predictions, measured)
+    # Divide the rooflines by one efficiency a device, the one that suits these rows best: a favourable baseline.
+    baseline, efficiencies = np.full(len(measured), np.nan), dict[str, float]()
+    usable = (predictions.reasons == "") & np.isfinite(predictions.baseline) & (predictions.baseline > 0)
+    for subject in sorted({str(name) for name in predictions.subjects[usable]}):
+        subject_rows = usable & (predictions.subjects == subject)
+        efficiency = best_constant_efficiency(predictions.baseline[subject_rows], measured[subject_rows])
+        baseline[subject_rows], efficiencies[subject] = predictions.baseline[subject_rows] / efficiency, efficiency
     return FileReport(name, table, frame, predictions, measured, baseline, efficiencies, rows)
 
 
@@ -487,17 +493,6 @@ def compute_rows(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Array, Pred
         if isinstance(error, SpecError) and (predictions.reasons == str(error)).all():
             raise
         return np.concatenate([measured, others]), predictions
-
-
-def _scaled_baseline(predictions: Predictions, measured: Array) -> tuple[Array, dict[str, float]]:
-    """Divide the rooflines by one efficiency a device, the one that suits these rows best: a favourable baseline."""
-    baseline, efficiencies = np.full(len(measured), np.nan), dict[str, float]()
-    usable = (predictions.reasons == "") & np.isfinite(predictions.baseline) & (predictions.baseline > 0)
-    for subject in sorted({str(name) for name in predictions.subjects[usable]}):
-        subject_rows = usable & (predictions.subjects == subject)
-        efficiency = best_constant_efficiency(predictions.baseline[subject_rows], measured[subject_rows])
-        baseline[subject_rows], efficiencies[subject] = predictions.baseline[subject_rows] / efficiency, efficiency
-    return baseline, efficiencies
 
 
 def describe_row(frame: pd.DataFrame, row: int, table: MeasuredTable) -> str:
