@@ -322,6 +322,32 @@ class Schedule:
                 piece_of[stage][chunk] = piece
         return tuple(tuple(pieces[chunk] for chunk in range(len(pieces))) for pieces in piece_of)
 
+    def stages_of(self, stages: int, chunks: int) -> tuple[int, ...]:
+        """Return the stage of each piece of the network; the first one if copies of it are on several.
+
+        Parameters
+        ----------
+        stages : int
+            Stages of the pipeline.
+        chunks : int
+            Chunks of each copy of the network on a stage.
+
+        Returns
+        -------
+        tuple of int
+            One stage for each piece. Where no chunk holds a piece, which `check_schedule` refuses, it is the next one.
+
+        Examples
+        --------
+        >>> SCHEDULES["interleaved"].stages_of(2, 2)
+        (0, 1, 0, 1)
+        >>> SCHEDULES["zb-v"].stages_of(2, 2)
+        (0, 1, 1, 0)
+        """
+        places = list(enumerate(self.pieces(stages, chunks)))
+        held = {piece: stage for stage, pieces in reversed(places) for piece in pieces}
+        return tuple(held.get(piece, piece % stages) for piece in range(stages * chunks))
+
     def sends_output(self, stages: int, chunks: int) -> tuple[tuple[bool, ...], ...]:
         """List for each chunk of each stage if its output leaves the stage, or the network.
 

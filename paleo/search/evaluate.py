@@ -366,15 +366,11 @@ class _Members:
         for sharded in (False, True) if self.space.sharded_pipelines else (False,):
             bounds = self._bounds(sharded=sharded)
             for chunks in chunk_counts(self.programs[0], stages, self.space, self.backend):
-                ways = [
-                    (each, self._wanted(bounds, chunks, each, limits, sharded))
-                    for each in self._schedules_by_assignment(chunks)
-                ]
-                inside = np.logical_or.reduce([mask for _, mask in ways]) if ways else np.zeros(0, dtype=bool)
-                if not inside.any():
-                    continue
-                for pieces, cases, stated in bounds.cuts.of(stages * chunks, inside):
-                    for schedules, mask in ways:
+                for schedules in self._schedules_by_assignment(chunks):
+                    mask = self._wanted(bounds, chunks, schedules, limits, sharded)
+                    if not mask.any():
+                        continue
+                    for pieces, cases, stated in bounds.cuts.of(schedules[0].stages_of(stages, chunks), mask):
                         if mask[cases].any():
                             assignment = Assignment.of(pieces, schedules[0], stages, chunks, ties, kinds)
                             yield _Cut(cases[mask[cases]], sharded, schedules, assignment, stated)

@@ -248,7 +248,7 @@ class Backend:
         each_pass = in_pipelines or (stages == 1 and habit.gradient_scatters != "step")
         return zero == 3 or (zero == 2 and each_pass)
 
-    def cut(self, program: Program, iteration: Array, pieces: int) -> list[Chunk]:
+    def cut(self, program: Program, iteration: Array, stages: Sequence[int]) -> list[Chunk]:
         """Cut a network into pieces for pipeline stages, by the rule of the software.
 
         Parameters
@@ -257,19 +257,19 @@ class Backend:
             One rank's program.
         iteration : ndarray, shape (sections,)
             Time of one layer iteration of each section [s].
-        pieces : int
-            Number of pieces.
+        stages : sequence of int, shape (pieces,)
+            Stage of each piece.
 
         Returns
         -------
         list of Chunk
             Sections and numbers of layers of each piece.
         """
-        by_work = self.run.pipeline.cut is None and self.software.parallelism.stages == "work" and pieces > 1
+        by_work = self.run.pipeline.cut is None and self.software.parallelism.stages == "work" and len(stages) > 1
         return (
-            cut_by_work(program, pieces)
+            cut_by_work(program, len(stages))
             if by_work
-            else cut_into_stages(program, iteration.tolist(), pieces, self.run.pipeline.cut)
+            else cut_into_stages(program, iteration.tolist(), stages, self.run.pipeline.cut)
         )
 
     def coded(self, counts: Array, gradient: SummedGradient) -> Array:

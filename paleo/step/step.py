@@ -379,6 +379,7 @@ def price_program(program: Program, layout: Plan, backend: Backend) -> PricedPro
         The priced program.
     """
     run, pieces = backend.run, layout.stages * layout.parallel.chunks
+    stages = _schedule_of(layout, backend).stages_of(layout.stages, layout.parallel.chunks)
     program = program if run.forward_only else with_recompute(program, run.recompute.policy)
     kernels, costs = _costs(program, layout.mesh, backend)
 
@@ -390,10 +391,10 @@ def price_program(program: Program, layout: Plan, backend: Backend) -> PricedPro
         return iteration_seconds(batch.times, batch.layouts, batch.cases.layout, sharded=sharded)[:, 0]
 
     if not has_mixed_recompute(run):
-        return PricedProgram(program, backend.cut(program, weights(Policies.of(program)), pieces), kernels, costs)
+        return PricedProgram(program, backend.cut(program, weights(Policies.of(program)), stages), kernels, costs)
     shares = policy_shares(program, run, pieces).items()
     mean = np.sum([weights(Policies.for_each_section(len(costs.repeat), how)) * share for how, share in shares], axis=0)
-    split = split_by_policy(program, backend.cut(program, mean, pieces), run)
+    split = split_by_policy(program, backend.cut(program, mean, stages), run)
     kernels, costs = _costs(split.program, layout.mesh, backend)
     return PricedProgram(split.program, split.pieces, kernels, costs)
 
