@@ -15,8 +15,7 @@ import time
 
 import numpy as np
 
-from paleo.cluster.nodes import NodePool
-from paleo.cluster.policies import POLICIES
+from paleo.cluster.nodes import POLICIES, NodePool
 from paleo.cluster.simulation import ClusterJob, simulate_cluster
 
 JOBS, NODES, LOAD = 100_000, 250, 0.95

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from paleo.tables.cells import read_table
-from paleo.tables.tables import table_of
+from paleo.tables.steps import table_of
 from paleo.units import MEGA
 
 #: Devices with the dtypes that their tables hold, and the sources that timed them.

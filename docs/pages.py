@@ -173,7 +173,7 @@ def _keys(schema: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
 def table_columns() -> str:
     """The columns of every kind of measured table, from the declarations that `paleo validate` reads by."""
     from paleo.tables.columns import COLUMNS
-    from paleo.tables.tables import tables
+    from paleo.tables.steps import tables
 
     parts = ["# Columns of measured tables\n\nA cell may be blank unless its kind cannot do without it.\n"]
     for name, kind in sorted(tables().items()):
@@ -190,9 +190,8 @@ def table_columns() -> str:
 
 def spec_files() -> str:
     """The keys of every kind of YAML file."""
-    from paleo.specs.device import Device, Memory, Price
+    from paleo.specs.device import Device, Link, Memory, Price
     from paleo.specs.fields import field_table
-    from paleo.specs.link import Link
     from paleo.specs.model import Dataset, Expect, Input, ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.software import Software

@@ -92,7 +92,7 @@ class StudyResult:
         return f"<{type(self).__name__}: {self.headline}>"
 
     def _repr_html_(self) -> str:
-        from paleo.report.notebook import html
+        from paleo.report.columns import html
 
         return html(self.table())
 

@@ -68,7 +68,7 @@ class EventQueue:
         return next(reversed(self._due))
 
     def pop(self) -> tuple[float, int]:
-        """Remove the next event and return its time and number."""
+        """Remove the earliest event and return its time and the number with which it was pushed."""
         while True:
             time, event = heapq.heappop(self._heap)
             if self._due.get(event) == time:

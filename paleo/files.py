@@ -148,7 +148,14 @@ def write_whole(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
     """
     try:
         if _kind(str(path), "-o") in ("device", "pipe"):
-            _write_through(str(path), write)
+            # Write directly into a device or a pipe; a pipe without a reader is refused.
+            with tempfile.TemporaryFile() as draft:
+                write(draft)
+                draft.seek(0)
+                handle = os.open(str(path), os.O_WRONLY | os.O_NONBLOCK)
+                os.set_blocking(handle, True)
+                with os.fdopen(handle, "wb") as file:
+                    shutil.copyfileobj(draft, file)
         else:
             _write_beside(Path(os.path.realpath(path)), write)
     except OSError as error:
@@ -187,17 +194,6 @@ def _write_beside(place: Path, write: Callable[[BinaryIO], object]) -> None:
         draft.replace(place)
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _write_through(path: str, write: Callable[[BinaryIO], object]) -> None:
-    """Write directly into a device or a pipe; a pipe without a reader is refused."""
-    with tempfile.TemporaryFile() as draft:
-        write(draft)
-        draft.seek(0)
-        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-        os.set_blocking(handle, True)
-        with os.fdopen(handle, "wb") as file:
-            shutil.copyfileobj(draft, file)
 
 
 def read_bytes(path: str | Path, *, most: int, expected: str) -> bytes:

@@ -425,7 +425,8 @@ def plan(
     from paleo.studies import purchase
 
     network = _model(model)
-    offers = _systems_to_search(systems, gpus)
+    common = [] if gpus is None else gpu_counts(gpus)
+    offers = [(system, [count] if count else common) for system, count in systems_with_counts(systems, 0)]
     question = _Question.of("plan", run, options)
     _check_top(top)
     stated = parse_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
@@ -646,7 +647,7 @@ def fleet(
     nodes : int, str or sequence of int
         Nodes of each system, or ``auto``: the smallest order that keeps deadlines and ``wait``.
     policy : str
-        A name of `paleo.cluster.policies.POLICIES`: backfill, elastic, fair, fifo, las, priority, srtf.
+        A name of `paleo.cluster.nodes.POLICIES`: backfill, elastic, fair, fifo, las, priority, srtf.
     placement : str
         ``packed`` on few racks, or ``spread`` over all.
     wait : str or float, optional
@@ -774,7 +775,7 @@ def sweep(study: str | Path | Mapping[str, Any] | Study, *, jobs: int = 1) -> pd
     DataFrame
         In SI units; the last axis changes fastest. A row that cannot be planned has its reason in ``problem``.
     """
-    from paleo.cluster.sweep import FleetSweep, load_any_study
+    from paleo.cluster.study import FleetSweep, load_any_study
     from paleo.studies.sweep import MOST_JOBS, Study, check_study, frame, local_evaluator
 
     if isinstance(study, str | Path):
@@ -822,8 +823,7 @@ def audit(
     SpecError
         For a log that cannot be read.
     """
-    from paleo.logs.base import read_log
-    from paleo.logs.nccl_tests import operation_of, read_collectives
+    from paleo.logs.base import operation_of, read_collectives, read_log
     from paleo.studies import audit as audits
 
     stated = _Question.of("audit", run, options, priced=False, long_run=False).run
@@ -1024,29 +1024,6 @@ def _offer(offered: Offered, gpus: int) -> tuple[System, int]:
     if isinstance(offered, str) and colon and count.strip().isdecimal():
         return loaded_system(name.strip()), gpu_counts(count)[0]
     return loaded_system(offered), gpus
-
-
-def _systems_to_search(systems: Offered | Sequence[Offered], gpus: Counts | None) -> list[tuple[System, list[int]]]:
-    """Return systems, each with the numbers of GPUs to search.
-
-    Parameters
-    ----------
-    systems : str, Path, System, tuple or sequence of these
-    gpus : int, str or sequence of int, optional
-        Numbers of GPUs of systems without one.
-
-    Returns
-    -------
-    list
-        Systems with their numbers, an empty list where none is stated.
-
-    Raises
-    ------
-    SpecError
-        If there is no system.
-    """
-    common = [] if gpus is None else gpu_counts(gpus)
-    return [(system, [count] if count else common) for system, count in systems_with_counts(systems, 0)]
 
 
 def _model(model: str | Path | ModelSpec) -> ModelSpec:

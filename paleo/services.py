@@ -103,7 +103,7 @@ def serve(
     percentile: int | str = 99,
     engine: str | Path = "vllm",
     strategy: str | None = None,
-    weights: str = "bf16",
+    weights: str | None = None,
     cache: str | None = None,
     prefix_hit: float = 0.0,
     length_variation: float = 0.0,
@@ -148,8 +148,9 @@ def serve(
     strategy : str, optional
         Degrees of a replica (``tp=4``, ``tp=8,pp=2``, ``tp=8,ep=8``, ``attention_dp=8``); searched by default.
     weights, cache : str
-        Formats of weights and cache; several weights with commas are compared. fp8 weights leave the cache in bf16
-        unless ``cache`` says otherwise.
+        Formats of weights and cache; several weights with commas are compared. By default weights have the format in
+        which they are published (``released:`` of the model file), and the cache is in bf16. ``fp8+mxfp4`` is fp8 with
+        experts in another format.
     prefix_hit : float
         Share of the prompts' tokens that is found in the prefix cache.
     length_variation : float
@@ -177,13 +178,14 @@ def serve(
         stated = _stated(command)
         model = model or stated["model"]
         engine, strategy = (stated["engine"] or engine) if engine == "vllm" else engine, strategy or stated["strategy"]
-        weights, cache = stated["weights"] if weights == "bf16" else weights, cache or stated["cache"]
+        weights, cache = weights or stated["weights"], cache or stated["cache"]
         batch_tokens, sequences = batch_tokens or stated["tokens"], sequences or stated["sequences"]
         drafts = {} if speculate else stated["speculation"]
         speculate = speculate or drafts["drafted"]
     if not model:
         raise SpecError("no network is named; state MODEL, such as llama3-8b")
     network = model if isinstance(model, ModelSpec) else load_model(model)
+    weights = str(weights or network.released)
     machines = _machines(system, gpus)
     if is_single_pass(network, machines[0][0]):
         others: dict[str, Any] = {
@@ -194,14 +196,14 @@ def serve(
         unfit = [name for name, value in others.items() if value is not None]
         if unfit:
             raise SpecError(f"--{unfit[0]}: {network.name} generates no tokens; state --weights, --latency or --input")
-        return _batched(network, machines, str(weights), _seconds("latency", latency), input, tariff)
+        return _batched(network, machines, weights, _seconds("latency", latency), input, tariff)
     changes = drafts | _speculation(speculate, acceptance)
     names = ENGINES if engine == "auto" else (engine,)
     profiles = [load_engine(each).model_copy(update=changes) for each in names]
     load = _load(input, output, trace, rate, concurrency or users, think, arrivals, prefix_hit, length_variation)
     first, further, whole = _seconds("ttft", ttft), _seconds("tpot", tpot), _seconds("latency", latency)
     limits = ServingLimits(first, further, whole, _percentile(percentile))
-    formats = [parse_formats(each, cache) for each in str(weights).split(",")]
+    formats = [parse_formats(each, cache) for each in weights.split(",")]
     layouts = None if str(strategy) in ("None", "auto") else [parse_sharding(str(strategy))]
     answers = []
     for machine, count in machines:
@@ -287,7 +289,7 @@ def _stated(text: str) -> dict[str, Any]:
     degrees = stated.sharding
     return {
         "model": stated.model, "engine": stated.engine, "strategy": degrees.text if degrees.gpus > 1 else None,
-        "weights": stated.weights or "bf16", "cache": stated.cache, "tokens": stated.tokens,
+        "weights": stated.weights, "cache": stated.cache, "tokens": stated.tokens,
         "sequences": stated.sequences, "speculation": stated.speculation,
     }  # fmt: skip
 

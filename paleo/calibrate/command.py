@@ -1,4 +1,10 @@
-"""``paleo calibrate --fit FILE…`` fits measured tables; ``paleo calibrate`` measures a device first."""
+"""``paleo calibrate --fit FILE…`` fits measured tables; ``paleo calibrate`` measures a device first.
+
+``paleo calibrate --fit … --only ledger`` says what each source of measured rows would get had it been left out. A
+source of steps is predicted with constants of whole steps that were fitted to the others (`arithmetic`), inside
+intervals that were fitted to the others (`spreads`); one of served runs with what others suggest of the engines. A
+source of kernels is predicted with parameters that were fitted to the other sources of its family and device.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +17,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import pandas as pd
 
-from paleo.calibrate import arithmetic, ledger, spreads
+from paleo.calibrate import arithmetic, spreads
 from paleo.calibrate.files import (
     LEAST_ROWS,
+    FitJob,
     FittedEntry,
     asked_exclusively,
     calibrations,
     fit_boards,
     fit_each,
+    fit_of,
     fits,
     jobs,
     skipped_rows,
     table_name,
     yaml_text,
 )
+from paleo.calibrate.fit import Rows, count, predictions
 from paleo.calibrate.links import LinkJob, asked_for_links, fit_links, link_jobs, numbers
 from paleo.calibrate.measure import (
     USUAL,
@@ -63,14 +73,136 @@ from paleo.files import checked_output, is_folder, write_text
 from paleo.specs.device import find_device
 from paleo.specs.system import load_system
 from paleo.step.interval import INTERVALS
+from paleo.tables.base import ResidualErrors, residual
+from paleo.tables.cells import text
 from paleo.tables.kinds._clusters import PowerTable
 from paleo.tables.report import console
-from paleo.tables.runner import sound_table
+from paleo.tables.runner import FileReport, sound_table, validate_file
 from paleo.units import counted
 
 if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration, Residual
-    from paleo.tables.errors import ResidualErrors as FittedResidual
+    from paleo.tables.base import ResidualErrors as FittedResidual
+
+Report = Callable[[str], object]
+#: What `--only` asks for.
+LEDGER = "ledger"
+#: Kinds of tables of steps of networks, and the one whose steps tell what sustained arithmetic costs.
+TRANSFORMERS = "llm_iterations"
+LEDGER_TABLES = (TRANSFORMERS, "cnn_iterations", "other_iterations", "serving", "mlperf/inference")
+#: Columns of the ledger; errors, biases and coverages as fractions.
+LEDGER_COLUMNS = (
+    "table", "source", "rows", "mean_error", "bias", "left_out_error", "left_out_bias", "coverage",
+    "left_out_coverage", "one_constant",
+)  # fmt: skip
+#: Fewest rows of a source in the ledger, and digits of its numbers.
+LEAST, DIGITS = 6, 4
+
+
+def step_ledger(files: Sequence[str], report: Report = str) -> pd.DataFrame:
+    """Set down the errors of each source of steps, fitted and left out.
+
+    Parameters
+    ----------
+    files : sequence of str
+        Tables of steps of networks.
+    report : callable
+        Called with a label as each part of the work starts.
+
+    Returns
+    -------
+    DataFrame
+        Columns as in `LEDGER_COLUMNS`, one source of `LEAST` rows or more a line.
+    """
+    from paleo.calibrate import arithmetic, spreads
+
+    known = arithmetic.dense_steps([file for file in files if table_name(file) == TRANSFORMERS], report)
+    calibrations = {name: arithmetic.calibration(arithmetic.fitted(others)) for name, _, others in known.by_source()}
+    coverages = spreads.cross_validated(spreads.evidence(files, report)).set_index("source")
+    lines = []
+    for file in files:
+        report(f"{Path(file).name}: each source left out")
+        whole = validate_file(file)
+        for source, errors in whole.by(whole.sources).items():
+            if errors.rows >= LEAST:
+                tested = _left_out(whole, source, calibrations.get(source)) or errors
+                inside = coverages["inside"].get(f"{whole.table.name}: {source}", np.nan)
+                shares = errors.coverage, inside, errors.baseline_mape
+                values = (errors.mape, errors.bias, tested.mape, tested.bias, *shares)
+                numbers = [np.nan if value is None else round(float(value), DIGITS) for value in values]
+                lines.append((Path(file).name, source, errors.rows, *numbers))
+    return pd.DataFrame(lines, columns=LEDGER_COLUMNS)
+
+
+def _left_out(whole: FileReport, source: str, calibration: Calibration | None) -> ResidualErrors | None:
+    """Return the errors on a source's rows with arithmetic or engines fitted without it; None where they are the
+    same."""
+    chosen = whole.predicted & (whole.sources == source)
+    table: Any = whole.table
+    other = table.without(source) if calibration is None else table.with_calibration(calibration)
+    if other is table:
+        return None
+    seconds = other.predict(whole.frame[chosen]).seconds
+    return residual(seconds, whole.measured[chosen])
+
+
+def kernel_sources(job: FitJob) -> Iterator[tuple[str, ResidualErrors]]:
+    """Predict each source of a family's rows with what the other sources give.
+
+    Parameters
+    ----------
+    job : FitJob
+        Rows of a family on a device.
+
+    Yields
+    ------
+    tuple of (str, ResidualErrors)
+        Source, and the errors of its rows.
+    """
+    names = np.concatenate([text(rows.frame, "source").to_numpy() for rows in job.rows])
+    for name in np.unique(names):
+        parts = [_split(rows, str(name)) for rows in job.rows]
+        remainder = tuple(complement for _, complement in parts if len(complement.measured))
+        tested = [part for part, complement in parts if len(part.measured) and len(complement.measured)]
+        if tested and count(remainder) >= LEAST_ROWS:
+            result = fit_of(FitJob(job.kind, job.file, job.subject, job.family, job.stack, remainder), {}).result()
+            yield str(name), residual(*predictions(job.kind, tested, result.parameters))
+
+
+def _split(rows: Rows, source: str) -> tuple[Rows, Rows]:
+    chosen = (text(rows.frame, "source") == source).to_numpy()
+    return rows.take(chosen), rows.take(~chosen)
+
+
+def worse(before: pd.DataFrame, after: pd.DataFrame, points: float = 0.02) -> list[tuple[str, str]]:
+    """Name the sources whose error, left out, has grown by more than some points.
+
+    Parameters
+    ----------
+    before, after : DataFrame
+        Ledgers, with columns as in `LEDGER_COLUMNS`.
+    points : float, default 0.02
+        Growth that is let pass, as a fraction.
+
+    Returns
+    -------
+    list of tuple of (str, str)
+        Source, and a sentence with both errors; a source that is no longer there is named as well.
+
+    Examples
+    --------
+    >>> line = pd.DataFrame([("t", "lab", 9, *[0.1] * 7)], columns=LEDGER_COLUMNS)
+    >>> worse(line, line.assign(left_out_error=0.13))
+    [('lab', 't, lab: 13.0 % where the ledger has 10.0 %')]
+    """
+    both = before.merge(after, on=["table", "source"], how="left", suffixes=("", "_now"))
+    grown = both[~(both["left_out_error_now"] <= both["left_out_error"] + points)]
+    errors, stored = (100.0 * grown[name] for name in ("left_out_error_now", "left_out_error"))
+    return [
+        (source, f"{table}, {source}: {new:.1f} % where the ledger has {old:.1f} %")
+        for table, source, new, old in zip(grown["table"], grown["source"], errors, stored, strict=True)
+    ]
+
 
 Job = TypeVar("Job", SoftwareJob, LinkJob)
 Constants = TypeVar("Constants", arithmetic.ArithmeticFitted, spreads.SpreadsFitted)
@@ -178,7 +310,7 @@ def fit(
         return _fit_arithmetic(request)
     if asked_exclusively(WAITING, only, free):
         return _fit_waiting(request)
-    if asked_exclusively(ledger.ASKED, only, free):
+    if asked_exclusively(LEDGER, only, free):
         return _write_ledger(files, output)
     columns = [_columns(file) for file in files]
     if all(is_of_tasks(names) for names in columns):
@@ -218,8 +350,8 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
     tables = [file for files in listed for file in files]
     names = {file: table_name(file) for file in tables}
     kernels = [file for file in tables if fits(file)]
-    steps = [file for file in tables if names[file] in ledger.TABLES]
-    dense = [file for file in steps if names[file] == ledger.TRANSFORMERS]
+    steps = [file for file in tables if names[file] in LEDGER_TABLES]
+    dense = [file for file in steps if names[file] == TRANSFORMERS]
     stages = (
         (kernels, ()),
         ([file for file in tables if names[file] == PowerTable.name], ()),
@@ -231,7 +363,13 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
             sys.stderr.write(f"fitting {', '.join([*map(str, only), *(Path(file).name for file in files)])}\n")
             fit(files, output_dir=output_dir, only=only, today=today)
             forget()
-    _print_sources_left_out(kernels)
+    lines = [
+        (job.subject, job.family, source, str(errors.rows), f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
+        for job in jobs(kernels)
+        for source, errors in kernel_sources(job)
+    ]
+    headings = ("subject", "family", "source", "rows", "MAPE", "bias")
+    console().print(_table(headings, lines, "kernels by source, with what the other sources give"))
     unfitted = [Path(file).name for file in tables if not any(file in files for files, _ in stages)]
     sys.stderr.write(f"not fitted: {', '.join(unfitted)}\n" if unfitted else "")
     return _write_ledger(steps, str(Path(output_dir) / "ledger.csv")) if dense else 0
@@ -246,26 +384,16 @@ def forget() -> None:
                     value.cache_clear()
 
 
-def _print_sources_left_out(files: Sequence[str]) -> None:
-    lines = [
-        (job.subject, job.family, source, str(errors.rows), f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
-        for job in jobs(files)
-        for source, errors in ledger.kernel_sources(job)
-    ]
-    headings = ("subject", "family", "source", "rows", "MAPE", "bias")
-    console().print(_table(headings, lines, "kernels by source, with what the other sources give"))
-
-
 def _write_ledger(files: Sequence[str], output: str | None) -> int:
     """Print what each source of steps would get had it been left out, and write it where a file is named."""
     place = None if output is None else checked_output(output, (".csv",))
     with _progress(3 * len(files) + len(arithmetic.GRID)) as report:
-        errors = ledger.step_ledger(files, report)
+        errors = step_ledger(files, report)
     shares = [
         (line[0], line[1], str(line[2]), *(f"{100 * value:.1f}" for value in line[3:]))
         for line in errors.itertuples(index=False)
     ]
-    console().print(_table([name.replace("_", " ") for name in ledger.COLUMNS], shares, "steps by source, %"))
+    console().print(_table([name.replace("_", " ") for name in LEDGER_COLUMNS], shares, "steps by source, %"))
     if place is not None:
         write_text(place, errors.to_csv(index=False))
     return 0
@@ -358,8 +486,8 @@ def _fit_links(request: _Request) -> int:
         unwritten = "not written: the steps held out are not predicted better"
         terminal.print(f"links of {result.job.system.name} {where if result.better else unwritten}")
         terminal.print(_table(("number", "before", "after", "± one sigma", ""), numbers(result)))
-        for word, residual in (("before", result.before), ("after", result.after)):
-            terminal.print(f"on the {residual.rows} steps held out, {word}: {_errors(residual)}")
+        for word, errors in (("before", result.before), ("after", result.after)):
+            terminal.print(f"on the {errors.rows} steps held out, {word}: {_errors(errors)}")
         if result.job.skipped:
             terminal.print(f"{result.job.skipped} rows could not be predicted; `paleo validate` says why")
     return 0 if any(result.better for result in results) else 1

@@ -25,13 +25,12 @@ from paleo.predict import Prediction
 from paleo.pricing.power import BOARD, PowerParameters
 from paleo.specs.calibration import Calibration, Entry, IntervalBin, Residual
 from paleo.specs.loading import parse_yaml, validate
+from paleo.tables.base import ResidualErrors, residual
 from paleo.tables.cells import number, read_table, text
-from paleo.tables.errors import ResidualErrors, residual
 from paleo.tables.kernels import KINDS, Fitted, TableKind, measured_time, row_groups
 from paleo.tables.kinds._clusters import PowerTable, drawn, seconds_of
 from paleo.tables.runner import compute_rows, named_table, sound_table
-from paleo.tables.steps import CELL_ERRORS, Row, StepTable, row_dicts
-from paleo.tables.tables import table_of
+from paleo.tables.steps import CELL_ERRORS, Row, StepTable, row_dicts, table_of
 from paleo.units import counted
 
 #: Order of the fits: stacks with many rows first, since others set out from them.

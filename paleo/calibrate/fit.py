@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import SpecError, near
-from paleo.tables.errors import ResidualErrors, residual
+from paleo.tables.base import ResidualErrors, residual
 from paleo.tables.steps import row_dicts
 
 if TYPE_CHECKING:

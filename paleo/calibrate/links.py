@@ -26,11 +26,10 @@ from paleo.pricing.communication import LINK_FAMILIES, link_parameters
 from paleo.specs.calibration import Calibration, Entry
 from paleo.specs.catalog import is_path, names
 from paleo.specs.system import System, load_system
+from paleo.tables.base import ResidualErrors, residual
 from paleo.tables.cells import read_table, text
-from paleo.tables.errors import ResidualErrors, residual
 from paleo.tables.runner import compute_rows, sound_table
-from paleo.tables.steps import StepTable, row_dicts, whole_cell
-from paleo.tables.tables import table_of
+from paleo.tables.steps import StepTable, row_dicts, table_of, whole_cell
 from paleo.units import MICROSECOND, MILLISECOND
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ class Point:
 
     @property
     def key(self) -> str:
-        """The identity of the point among all points of its table."""
+        """Values of all columns but the time, by which the point is found in its table."""
         return "|".join(f"{name}={self.row[name]}" for name in sorted(self.row))
 
 
@@ -312,7 +312,7 @@ class WallClock:
         return Timing(statistics.median(samples[1:]), "back-to-back")
 
     def eager(self, call: Call) -> Timing:
-        """Time one call, repeated, the time of the host included.
+        """Time a call in eager mode by the wall clock, host overhead included.
 
         Parameters
         ----------
@@ -651,7 +651,9 @@ def bench(text: str, name: str | None, date: str) -> Bench:
         torch.cuda.set_device(device)
     clock: _Stopwatch = _CudaClock(torch) if on_cuda else WallClock()
     more = {"device_reported": reported, "driver": _nvidia_smi("driver_version") if on_cuda else "", "date": date}
-    return Bench(torch, device, catalog_name(reported, name), clock, _library(torch), more)
+    version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    cudnn = f" (cuDNN {version // 10000}.{version // 100 % 100}.{version % 100})" if version else ""
+    return Bench(torch, device, catalog_name(reported, name), clock, f"PyTorch {torch.__version__}{cudnn}", more)
 
 
 def catalog_name(reported: str, name: str | None) -> str:
@@ -681,12 +683,6 @@ def catalog_name(reported: str, name: str | None) -> str:
         raise SpecError(
             f"the device calls itself {reported!r}, which the catalog does not know; say --name NAME: {error}"
         ) from None
-
-
-def _library(torch: Any) -> str:
-    version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-    cudnn = f" (cuDNN {version // 10000}.{version // 100 % 100}.{version % 100})" if version else ""
-    return f"PyTorch {torch.__version__}{cudnn}"
 
 
 def _nvidia_smi(query: str) -> str:

@@ -31,11 +31,10 @@ from paleo.specs.device import find_device
 from paleo.specs.loading import Spec
 from paleo.specs.software import Software, SoftwareFit, load_software
 from paleo.step.section_times import AHEAD
+from paleo.tables.base import ResidualErrors, residual
 from paleo.tables.cells import text
-from paleo.tables.errors import ResidualErrors, residual
 from paleo.tables.runner import compute_rows, sound_table
-from paleo.tables.steps import StepTable, is_substitute_profile, profile_at_release, row_dicts
-from paleo.tables.tables import table_of
+from paleo.tables.steps import StepTable, is_substitute_profile, profile_at_release, row_dicts, table_of
 from paleo.units import GIGA, MEBIBYTE, MICROSECOND, MILLISECOND, Quantity, counted
 
 Array = npt.NDArray[np.float64]
@@ -79,27 +78,6 @@ class SoftwareParameters:
         ratio = profile.host.backward / profile.host.forward if profile.host.forward else 1.0
         return cls(profile.host.forward, ratio, profile.overlap.contention, profile.slowdown_on(architecture))
 
-    def applied(self, profile: Software) -> Software:
-        """Write the numbers into a profile.
-
-        Parameters
-        ----------
-        profile : Software
-            Software profile.
-
-        Returns
-        -------
-        Software
-        """
-        return profile.changed(
-            {
-                "host.forward": self.host_forward,
-                "host.backward": self.host_forward * self.ratio,
-                "overlap.contention": self.contention,
-                "attention.slowdown": self.attention_slowdown,
-            }
-        )
-
 
 class _ProfileFigures(NamedTuple):
     """The kind of table whose rows are predicted, and the software profile before the fit."""
@@ -109,7 +87,14 @@ class _ProfileFigures(NamedTuple):
 
 
 def _priced(figures: _ProfileFigures, parameters: SoftwareParameters) -> Callable[[dict[str, Any]], float]:
-    profile = parameters.applied(figures.profile)
+    profile = figures.profile.changed(
+        {
+            "host.forward": parameters.host_forward,
+            "host.backward": parameters.host_forward * parameters.ratio,
+            "overlap.contention": parameters.contention,
+            "attention.slowdown": parameters.attention_slowdown,
+        }
+    )
     return lambda row: figures.table.step(row, profile).value
 
 

@@ -67,21 +67,6 @@ class Evidence(SourceRows):
         low, high = self.uncertainty.half_widths(spreads)
         return np.asarray(np.where(self.errors > 0, low, high))
 
-    def mean_widths(self, spreads: Spreads) -> Array:
-        """Return the mean half-width of both sides of each row's interval.
-
-        Parameters
-        ----------
-        spreads : Spreads
-            Spreads of the interval.
-
-        Returns
-        -------
-        ndarray, shape (rows,)
-            Logarithms.
-        """
-        return np.asarray(self.uncertainty.half_widths(spreads).mean(axis=0))
-
     def of(self, rows: Flags) -> Evidence:
         """Return the same record with some of its rows.
 
@@ -207,7 +192,8 @@ def coverage(rows: Evidence, spreads: Spreads) -> dict[str, str | float]:
         Name, rows, the share inside, the mean half-width.
     """
     inside = float((np.abs(rows.errors) <= rows.half_widths(spreads)).mean())
-    width = float(rows.mean_widths(spreads).mean())
+    mean_widths = np.asarray(rows.uncertainty.half_widths(spreads).mean(axis=0))
+    width = float(mean_widths.mean())
     return {"source": str(rows.sources[0]), "rows": len(rows.errors), "inside": inside, "half_width": width}
 
 

@@ -236,6 +236,8 @@ def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
         value = float(cells[name]) if filled(cells, name) else float("nan")
         return value * unit if value > 0 else float("nan")
 
+    # Seconds that are neither steps nor evaluations; nan where they are not known, or counted as evaluation (TPUs).
+    on_tpu = point.prediction.system.device.kind == "tpu"
     return Row(
         index=index,
         point=point,
@@ -247,7 +249,7 @@ def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
         evaluation=_beside_steps(cells, point),
         evaluations=measured("evaluations"),
         seconds=measured("minutes_to_target", MINUTE),
-        other=_neither(cells, point),
+        other=float("nan") if on_tpu or not filled(cells, "other_s") else float(cells["other_s"]),
     )
 
 
@@ -261,12 +263,6 @@ def _tells_apart(cells: dict[str, Any], point: TargetTime) -> bool:
     if point.prediction.system.device.kind != "tpu" or not filled(cells, "train_s"):
         return True
     return float(cells["train_s"]) > _LEAST_TRAINING * float(cells["minutes_to_target"]) * MINUTE
-
-
-def _neither(cells: dict[str, Any], point: TargetTime) -> float:
-    """Seconds that are neither steps nor evaluations; nan where they are not known, or counted as evaluation (TPUs)."""
-    on_tpu = point.prediction.system.device.kind == "tpu"
-    return float("nan") if on_tpu or not filled(cells, "other_s") else float(cells["other_s"])
 
 
 def _beside_steps(cells: dict[str, Any], point: TargetTime) -> float:
@@ -478,12 +474,7 @@ def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str)
     seconds = np.array([row.evaluation for row in fitted]) / np.array(counts)
     passes = np.array([_retimed(row, neutral).evaluation_time for row in fitted])
     weights = _weights(fitted, rounds, towards)
-    work, fixed = _work_and_fixed(seconds, passes, weights)
-    return evaluation.model_copy(update={"work": round(work, 4), "fixed": round(fixed, 3)})
-
-
-def _work_and_fixed(seconds: Array, passes: Array, weights: Array) -> tuple[float, float]:
-    """Return work and fixed seconds in that mixture of both that scatters least about the measured values."""
+    # Return work and fixed seconds in that mixture of both that scatters least about the measured values.
     usual, best = float(np.median(passes)), (float("inf"), 1.0, 0.0)
     for share in MIXTURES:
         mixture = share * passes / usual + (1.0 - share)
@@ -491,7 +482,8 @@ def _work_and_fixed(seconds: Array, passes: Array, weights: Array) -> tuple[floa
         logs = np.abs(np.log(seconds[seconds > 0] / mixture[seconds > 0] / max(scale, TINY)))
         scatter = float(np.median(logs)) if len(logs) and scale > 0 else float("inf")
         best = min(best, (scatter, share * scale / usual, (1.0 - share) * scale))
-    return (0.0, 0.0) if _weighted_median(seconds, weights) <= 0 else best[1:]
+    work, fixed = (0.0, 0.0) if _weighted_median(seconds, weights) <= 0 else best[1:]
+    return evaluation.model_copy(update={"work": round(work, 4), "fixed": round(fixed, 3)})
 
 
 #: Shares of passes in the seconds of an evaluation that are tried, and seconds that are none.

@@ -35,7 +35,16 @@ class Command(TyperCommand):
         super().__init__(*arguments, **options)
         for parameter in self.params:
             if isinstance(parameter, TyperOption | TyperArgument) and not parameter.required:
-                _show_default(parameter)
+                # Show the words in brackets at the end of a help text as the default; hide those of flags and other
+                # options.
+                text = parameter.help or ""
+                stated = _BRACKETS.search(text)
+                if stated is not None:
+                    parameter.help, parameter.show_default = text[: stated.start()], stated.group(1)
+                elif parameter.default is False:
+                    parameter.show_default = "off"
+                elif parameter.default is None:
+                    parameter.show_default = "none"
 
     def make_parser(self, ctx: Any) -> Any:
         """Make the parser of a command line; it refuses an option of one value that occurs twice.
@@ -70,18 +79,6 @@ def _check_single_values(parameters: Sequence[Any]) -> None:
     for option, count in times.items():
         if count > 1:
             raise SpecError(f"{max(option.opts, key=len)} occurs {count} times; it takes one value")
-
-
-def _show_default(parameter: TyperOption | TyperArgument) -> None:
-    """Show the words in brackets at the end of a help text as the default; hide those of flags and other options."""
-    text = parameter.help or ""
-    stated = _BRACKETS.search(text)
-    if stated is not None:
-        parameter.help, parameter.show_default = text[: stated.start()], stated.group(1)
-    elif parameter.default is False:
-        parameter.show_default = "off"
-    elif parameter.default is None:
-        parameter.show_default = "none"
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -306,7 +306,9 @@ class RunOptions:
         from paleo.specs.loading import validate
         from paleo.specs.run import Run, by_path, name_of
 
-        data = by_path(self._stated_fields())
+        apart = ("set_", "seq", "run_file", "from_")
+        options = _options_of(self, RunOptions).items()
+        data = by_path({name: value for name, value in options if value is not None and name not in apart})
         for key, value in self._settings().items():
             _put(data, key, value)
         file = {**self._job_fields(searched=searched), **by_path(self._file())}
@@ -314,11 +316,6 @@ class RunOptions:
         if "batch" in data or "global_batch" in data:
             file = {key: value for key, value in file.items() if key not in ("batch", "global_batch")}
         return validate(Run, {name_of(path): value for path, value in {**file, **data}.items()}, "options")
-
-    def _stated_fields(self) -> dict[str, Any]:
-        apart = ("set_", "seq", "run_file", "from_")
-        options = _options_of(self, RunOptions).items()
-        return {name: value for name, value in options if value is not None and name not in apart}
 
     @functools.cached_property
     def job(self) -> FileJob | None:

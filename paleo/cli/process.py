@@ -251,7 +251,11 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
         return UNREAD
     except OSError as error:
-        return _fail_of_system(error)
+        # Print an error of the operating system, such as a full disk, and return the exit code.
+        place = f"{error.filename}: " if error.filename else "output: "
+        if error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EDQUOT, errno.EFBIG):
+            return _fail(f"{place}cannot be written ({error.strerror})", WRONG)
+        return _fault(error)
     except Exception as error:
         return INTERRUPTED if _INTERRUPTS else _fault(error)
     return code
@@ -276,14 +280,6 @@ def _command(arguments: Sequence[str]) -> int:
         if isinstance(stop.__context__, BrokenPipeError):
             raise BrokenPipeError from None
         raise
-
-
-def _fail_of_system(error: OSError) -> int:
-    """Print an error of the operating system, such as a full disk, and return the exit code."""
-    place = f"{error.filename}: " if error.filename else "output: "
-    if error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EDQUOT, errno.EFBIG):
-        return _fail(f"{place}cannot be written ({error.strerror})", WRONG)
-    return _fault(error)
 
 
 #: The folder of this package, in whatever folder it was cloned or installed to.

@@ -135,40 +135,6 @@ def read_jobs(path: str | Path) -> tuple[JobSpec, ...]:
     return _named(validate(FleetSpec, {"name": place.stem, **read_yaml(path)}, path).jobs, path)
 
 
-def check_jobs(jobs: Sequence[JobSpec], where: str | Path) -> None:
-    """Check that names of jobs are unique and that predecessors exist and form no circle.
-
-    Parameters
-    ----------
-    jobs : sequence of JobSpec
-        Jobs of a file.
-    where : str | Path
-        File name for messages.
-
-    Raises
-    ------
-    SpecError
-        For the first fault.
-    """
-    numbers: dict[str, int] = {}
-    for number, job in enumerate(jobs):
-        if job.name in numbers:
-            raise SpecError(f"{where}: jobs: the name {job.name!r:.60} occurs twice; expected one job of each name")
-        numbers[job.name] = number
-    for job in jobs:
-        for name in job.after:
-            if name not in numbers:
-                raise SpecError(f"{where}: job {job.name!r:.60}: after: no job {name!r:.60}; {near(name, numbers)}")
-    remaining = {job.name: set(job.after) for job in jobs if job.after}
-    while remaining:
-        ready = [name for name, before in remaining.items() if not before & remaining.keys()]
-        if not ready:
-            circle = ", ".join(sorted(remaining)[:5])
-            raise SpecError(f"{where}: after: jobs wait for each other in a circle: {circle:.200}")
-        for name in ready:
-            del remaining[name]
-
-
 def _trace(path: Path) -> Iterator[JobSpec]:
     """Read the jobs of a table with submission times, GPUs and durations. Numbers are seconds; times may be dates."""
     content = read_bytes(path, most=_MOST_BYTES, expected="a table of jobs")
@@ -284,5 +250,22 @@ def given_jobs(jobs: Sequence[Mapping[str, Any]]) -> tuple[JobSpec, ...]:
 def _named(jobs: Sequence[JobSpec], where: str | Path) -> tuple[JobSpec, ...]:
     """Give names to jobs without one, and check all jobs."""
     named = tuple(job if job.name else job.model_copy(update={"name": f"job {n + 1}"}) for n, job in enumerate(jobs))
-    check_jobs(named, where)
+    # Check that names of jobs are unique and that predecessors exist and form no circle.
+    numbers: dict[str, int] = {}
+    for number, job in enumerate(named):
+        if job.name in numbers:
+            raise SpecError(f"{where}: jobs: the name {job.name!r:.60} occurs twice; expected one job of each name")
+        numbers[job.name] = number
+    for job in named:
+        for name in job.after:
+            if name not in numbers:
+                raise SpecError(f"{where}: job {job.name!r:.60}: after: no job {name!r:.60}; {near(name, numbers)}")
+    remaining = {job.name: set(job.after) for job in named if job.after}
+    while remaining:
+        ready = [name for name, before in remaining.items() if not before & remaining.keys()]
+        if not ready:
+            circle = ", ".join(sorted(remaining)[:5])
+            raise SpecError(f"{where}: after: jobs wait for each other in a circle: {circle:.200}")
+        for name in ready:
+            del remaining[name]
     return named

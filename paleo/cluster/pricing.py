@@ -289,7 +289,7 @@ def _service(spec: JobSpec, network: ModelSpec, system: System) -> Pricer:
     _check_keys("serve", options, _SERVE)
     lengths = Lengths(_positive("input", options.get("input", 1000)), _positive("output", options.get("output", 300)))
     load = ServingLoad("poisson", lengths, rate=_positive("rate", options.get("rate")))
-    formats = [parse_formats(str(options.get("weights", "bf16")), None)]
+    formats = [parse_formats(str(options.get("weights", network.released)), None)]
     engine = load_engine(str(options.get("engine", "vllm")))
 
     def price(gpus: int) -> JobPrice:

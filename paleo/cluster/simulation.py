@@ -21,8 +21,7 @@ from paleo.errors import SpecError
 from paleo.events import EventQueue
 
 if TYPE_CHECKING:
-    from paleo.cluster.nodes import Counts, Gang, NodePool
-    from paleo.cluster.policies import Policy
+    from paleo.cluster.nodes import Counts, Gang, NodePool, Policy
 
 Array = npt.NDArray[np.float64]
 #: GPU-seconds of the first level of attained service, and the ratio of each level to the one before, as in Tiresias.
@@ -218,7 +217,8 @@ class ClusterSimulation:
                 elif event < 2 * count:
                     self._arrive(event - count)
             self._schedule()
-            self._note_queue()
+            if not self.lengths or self.lengths[-1][1] != self.waiters:
+                self.lengths.append((self.now, self.waiters))
 
     # quantities that policies use
 
@@ -392,7 +392,17 @@ class ClusterSimulation:
         if not self.waiters and not self.policy.elastic:
             return
         if self.policy.elastic:
-            self._resize()
+            # Give every job its fewest GPUs in the order of arrival, then the rest where each saves most time.
+            goal = self._goal()
+            changed = [job for job, (_, gpus) in goal.items() if job in self.running and self.running[job].gpus != gpus]
+            for job in changed:
+                self._stop(job)
+            for job in sorted((job for job in goal if job not in self.running), key=lambda job: (-goal[job][1], job)):
+                p, most = goal[job]
+                for gpus in sorted((g for g in self.jobs[job].seconds[p] if g <= most), reverse=True):
+                    if self.pools[p].fits(gpus):
+                        self._start(job, p, gpus, self.pools[p].gang(gpus))
+                        break
         elif self.policy.preempts:
             self._preempt()
         else:
@@ -401,10 +411,6 @@ class ClusterSimulation:
         if head is not None:
             enough = any(self.sizes[p][head] <= self.pools[p].free.sum() for p in self.choices[head])
             self.blocked = "fragmentation" if enough else "waiting"
-
-    def _note_queue(self) -> None:
-        if not self.lengths or self.lengths[-1][1] != self.waiters:
-            self.lengths.append((self.now, self.waiters))
 
     def _first_waiting(self) -> int | None:
         """Return the waiting job that arrived first."""
@@ -535,19 +541,6 @@ class ClusterSimulation:
         gaps = [gap for gap in gaps if gap > _ROUNDING * self.quantum]
         if gaps:
             self.queue.push(self.now + min(gaps), 2 * len(self.jobs))
-
-    def _resize(self) -> None:
-        """Give every job its fewest GPUs in the order of arrival, then the rest where each saves most time."""
-        goal = self._goal()
-        changed = [job for job, (_, gpus) in goal.items() if job in self.running and self.running[job].gpus != gpus]
-        for job in changed:
-            self._stop(job)
-        for job in sorted((job for job in goal if job not in self.running), key=lambda job: (-goal[job][1], job)):
-            p, most = goal[job]
-            for gpus in sorted((g for g in self.jobs[job].seconds[p] if g <= most), reverse=True):
-                if self.pools[p].fits(gpus):
-                    self._start(job, p, gpus, self.pools[p].gang(gpus))
-                    break
 
     def _goal(self) -> dict[int, tuple[int, int]]:
         """Return the kind of nodes and the number of GPUs of each job that should run."""

@@ -175,7 +175,7 @@ class Consistency(Protocol):
         """True if workers exchange through parameter servers when the run states some (`Workload.server`)."""
 
     def cycle(self, workload: Workload) -> Cycle:
-        """Compute seconds, updates and staleness of a workload.
+        """Compute one cycle of this consistency model: its seconds, its updates, and the staleness of their gradients.
 
         Parameters
         ----------

@@ -1,21 +1,30 @@
-"""Builder of the entries of a model file from a trace; it knows which entry holds each value of the trace."""
+"""Builder of the entries of a model file from a trace, and the registries of rules for its calls.
+
+The builder knows which entry holds each value of the trace. Rules read functions of torch and operators of ONNX; they
+are found by folder. ``operators/_table.py`` states for most of them which kind of call they are, with one row for each
+kind. The other files of ``paleo/importers/operators`` have rules for calls whose arguments decide (``TORCH``,
+``ONNX``), and say which layers a kind of call becomes (``TRANSLATIONS``). A rule for another function is a row, or one
+more file there.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
 from paleo.errors import PaleoError, SpecError
+from paleo.importers._trace import Call, Value
 from paleo.layers.base import LAYERS, Choices, frozen, with_gradients_as_needed
 from paleo.operations.base import Operation, parameters_of
 from paleo.operations.tensor import Size, Tensor, precision
+from paleo.registry import Registry
 
 if TYPE_CHECKING:
-    from paleo.importers._trace import Call, Shape, Trace, Value
+    from paleo.importers._trace import Shape, Trace
 
 _FP32, _UNFUSED = precision("fp32"), Choices(attention="unfused")
 #: Names of the dims of an input, by their number.
@@ -111,7 +120,13 @@ class Builder:
         self.network = ImportedNetwork([], {}, self.trace.probes, fixed_batch=self.trace.fixed_batch)
         for value in self.trace.inputs:
             role = "index" if value.index else "activation"
-            tensor = Tensor(value.name, self._input_dims(value), value.shape, role, grad=False)  # type: ignore[arg-type]
+            rank, probe = len(value.shape), self.trace.probes.get("batch")
+            names = list(_INPUT_DIMS.get(rank, ("batch", *(f"dim{i}" for i in range(1, rank)))))
+            if rank == 2:
+                names = ["batch", "seq" if value.index else "features"]
+            batch = value.shape.index(probe) if probe in value.shape else 0
+            names.insert(batch, names.pop(0))
+            tensor = Tensor(value.name, tuple(names), value.shape, role, grad=False)  # type: ignore[arg-type]
             self.network.inputs[value.name] = tensor
             self.placed[value] = Placed(value.name, tensor)
 
@@ -119,15 +134,6 @@ class Builder:
     def first(self) -> Placed:
         """First input of the network."""
         return Placed(*next(iter(self.network.inputs.items())))
-
-    def _input_dims(self, value: Value) -> tuple[str, ...]:
-        rank, probe = len(value.shape), self.trace.probes.get("batch")
-        names = list(_INPUT_DIMS.get(rank, ("batch", *(f"dim{i}" for i in range(1, rank)))))
-        if rank == 2:
-            names = ["batch", "seq" if value.index else "features"]
-        batch = value.shape.index(probe) if probe in value.shape else 0
-        names.insert(batch, names.pop(0))
-        return tuple(names)
 
     # Entries.
 
@@ -297,10 +303,6 @@ class Builder:
         self.network.last = place.holder
         if left:
             self.network.last = self.learned(left, place, "parameters that nothing reads", "")
-        self._drop_idle_views()
-        return self.network
-
-    def _drop_idle_views(self) -> None:
         read: set[LayerEntry | str] = {self.network.last}
         kept = []
         for entry in reversed(self.network.entries):
@@ -309,3 +311,137 @@ class Builder:
             kept.append(entry)
             read.update(ref for ref in (*entry.inputs, entry.share, entry.tie) if ref is not None)
         self.network.entries = kept[::-1]
+        return self.network
+
+
+OPERATORS = "paleo.importers.operators"
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A call in Paleo's terms: its kind, its inputs (None: all tensors of the call, in order) and its options."""
+
+    kind: str
+    inputs: list[Value | None] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Values(Protocol):
+    """Source of the trace values of tensors."""
+
+    def value(self, tensor: Any) -> Value: ...
+
+    def is_tensor(self, argument: Any) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """A call of a torch function: its name without underscores, its arguments and its result."""
+
+    name: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    result: Any
+    values: Values
+
+    def bound(self, *names: str) -> dict[str, Any]:
+        """Return the arguments by these names, in the order of the signature."""
+        return dict(zip(names, self.args, strict=False)) | {k: v for k, v in self.kwargs.items() if k in names}
+
+    def tensor(self, argument: Any) -> Value | None:
+        """Return the value of an argument, or None if it is no tensor."""
+        return self.values.value(argument) if self.values.is_tensor(argument) else None
+
+    def reading(self, kind: str, names: Sequence[str], tensors: Sequence[str], **more: Any) -> Reading:
+        """Make a reading with arguments by name: ``tensors`` as inputs, the others as options."""
+        arguments = self.bound(*names)
+        inputs = [self.tensor(arguments.get(name)) for name in tensors]
+        return Reading(kind, inputs, {k: v for k, v in arguments.items() if k not in tensors} | more)
+
+    def joins_tensors(self) -> bool:
+        """Return True if the first two arguments are tensors."""
+        return len(self.args) >= 2 and all(self.values.is_tensor(argument) for argument in self.args[:2])
+
+
+Numbers = list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxNode:
+    """A node of an ONNX file: operator, inputs, attributes, and the values of small constant inputs."""
+
+    name: str
+    inputs: list[Value | None]
+    options: Mapping[str, Any]
+    numbers: Sequence[Numbers | None]
+
+    def input(self, place: int) -> Value | None:
+        """Return the input at a position, or None if it is omitted."""
+        return self.inputs[place] if len(self.inputs) > place else None
+
+
+TorchRule = Callable[[Invocation], Reading]
+OnnxRule = Callable[[OnnxNode], Reading]
+Translation = Callable[[Builder, Call], None]
+TORCH: Registry[TorchRule] = Registry("torch function", OPERATORS)
+ONNX: Registry[OnnxRule] = Registry("ONNX operator", OPERATORS)
+TRANSLATIONS: Registry[Translation] = Registry("kind of call", OPERATORS)
+
+
+def torch_functions(names: str) -> Callable[[TorchRule], TorchRule]:
+    """Register a rule for these functions; names are separated by spaces."""
+    return _several(TORCH, names)
+
+
+def onnx_operators(names: str) -> Callable[[OnnxRule], OnnxRule]:
+    """Register a rule for these operators; names are separated by spaces."""
+    return _several(ONNX, names)
+
+
+def translates(kinds: str) -> Callable[[Translation], Translation]:
+    """Register a translation of these kinds of calls; names are separated by spaces."""
+    return _several(TRANSLATIONS, kinds)
+
+
+def _several(registry: Registry[Rule], names: str) -> Callable[[Rule], Rule]:
+    def add(rule: Rule) -> Rule:
+        for name in names.split():
+            registry.register(name)(rule)
+        return rule
+
+    return add
+
+
+_INVERTED = ("add", "sub", "mul", "truediv", "div", "pow", "matmul", "floordiv", "mod", "and", "or", "xor")
+_SAME = {"truediv": "div", "true_divide": "div", "divide": "div", "subtract": "sub", "multiply": "mul"}
+
+
+def plain_name(label: str) -> str:
+    """Return ``add`` for ``add_``, ``__add__``, ``__iadd__`` and ``__radd__``; known names stay as they are.
+
+    >>> plain_name("__iadd__"), plain_name("__rtruediv__"), plain_name("relu_")
+    ('add', 'div', 'relu')
+    """
+    label = label.partition(".")[0] if not label.startswith("_") else label
+    if label in TORCH:
+        return label
+    name = label.strip("_") or label
+    if label.startswith("__") and name[0] in "ir" and name[1:] in _INVERTED:
+        name = name[1:]
+    return _SAME.get(name, name)
+
+
+def torch_reading(invocation: Invocation) -> Reading:
+    """Read a torch call by the rule of its function.
+
+    The kind is ``create`` for a call without tensor arguments, and ``unknown`` if there is no rule.
+    """
+    if invocation.name in TORCH:
+        return TORCH[invocation.name](invocation)
+    return Reading("unknown")
+
+
+def onnx_reading(node: OnnxNode) -> Reading:
+    """Read an ONNX node by the rule of its operator; the kind is ``unknown`` if there is none."""
+    return ONNX[node.name](node) if node.name in ONNX else Reading("unknown", node.inputs)

@@ -193,10 +193,6 @@ def _features(config: Any) -> str:
     return f"input_features=2x{mels}x{2 * _number(config, 'max_source_positions', default=1500)}"
 
 
-def _mono(config: Any) -> str:
-    return f"input_values=2x1x{SOUND}"
-
-
 def _frames(config: Any) -> str:
     mels = _number(config, "num_mel_bins", "input_feat_per_channel", default=80)
     return f"input_features=2x{FRAMES_OF_SOUND}x{mels}"
@@ -206,6 +202,6 @@ def _frames(config: Any) -> str:
 _LAYOUTS: dict[str, tuple[Callable[[Any], str], ...]] = {
     "pixel_values": (_image,),
     "pixel_values_videos": (_video,),
-    "input_values": (_wave, _mono),
+    "input_values": (_wave, lambda config: f"input_values=2x1x{SOUND}"),
     "input_features": (_features, _frames),
 }

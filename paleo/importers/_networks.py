@@ -14,11 +14,11 @@ from typing import Any
 
 from paleo.errors import SpecError
 from paleo.files import exists, is_file, is_folder
-from paleo.specs.catalog import entries, hub_ids, nearest, resolve_spelling
+from paleo.specs.catalog import SIXTEEN_BITS, entries, hub_ids, named_format, nearest, resolve_spelling
 from paleo.specs.loading import parse_yaml
 from paleo.specs.model import SOURCES, ModelSpec, load_model, model_from
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*\Z")
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*\Z")
 #: Endings of hub ids that denote other weights or number formats with the same layers.
 _VARIANT = re.compile(
     r"[-_](instruct|chat|it|pt|base|hf|thinking|preview|turbo|reasoning|distilled|dpo|sft|rl|fp8|fp4|nvfp4|mxfp4|bf16|"
@@ -77,9 +77,12 @@ def _hub_id(text: str) -> ModelSpec | None:
     if not _HUB_ID.match(text) or exists(text):
         return None
     cached, twin, problem = _cached_configuration(text), _catalog_model(text), ""
+    if "/" not in text:  # a folder of weights on another machine
+        return None if twin is None else load_model(twin).asked_as(text)
     if cached is not None:
         try:
-            return _from_configuration(cached, text, text.rpartition("/")[2]).model_copy(update={"asked": text})
+            network = _from_configuration(cached, text, text.rpartition("/")[2])
+            return network.model_copy(update={"asked": text})
         except SpecError as error:
             problem = f" ({error})"
             if twin is None:
@@ -92,13 +95,14 @@ def _hub_id(text: str) -> ModelSpec | None:
         )
     lacking = "is not in the local cache" if cached is None else f"is refused{problem}"
     remark = f"{text}: its configuration {lacking}; this is {twin} of the catalog"
-    return load_model(twin).model_copy(update={"remarks": (remark,), "asked": text})
+    return load_model(twin).asked_as(text, remark)
 
 
 def _from_configuration(file: Path, text: str, name: str) -> ModelSpec:
     from paleo.importers.sources import from_config
 
-    return _read_back(from_config(file), text, name)
+    mapping = from_config(file)
+    return _read_back({"released": named_format(name) or SIXTEEN_BITS} | mapping, text, name)
 
 
 def _read_back(mapping: Mapping[str, Any], text: str, name: str, remarks: Sequence[str] = ()) -> ModelSpec:

@@ -120,7 +120,15 @@ def shape_of_output(
     if target is None:
         return None
     if op == "Reshape":
-        return _reshaped(first, target, keeps_zero=bool(options.get("allowzero")))
+        sizes = [int(size) for size in target]
+        if not bool(options.get("allowzero")):
+            if any(size == 0 and place >= len(first) for place, size in enumerate(sizes)):
+                return None
+            sizes = [first[place] if size == 0 else size for place, size in enumerate(sizes)]
+        stated, total = math.prod(size for size in sizes if size != -1), math.prod(first)
+        if sizes.count(-1) == 1 and stated > 0 and total % stated == 0:
+            sizes[sizes.index(-1)] = total // stated
+        return tuple(sizes) if min(sizes, default=0) >= 0 and math.prod(sizes) == total else None
     return _padded(first, target, numbers[3] if len(numbers) > 3 else None) if op == "Pad" else None
 
 
@@ -136,18 +144,6 @@ def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
         return np.broadcast_shapes(*known) if len(known) == len(shapes) else None
     except ValueError:
         return None
-
-
-def _reshaped(shape: Shape, target: Numbers, *, keeps_zero: bool) -> Shape | None:
-    sizes = [int(size) for size in target]
-    if not keeps_zero:
-        if any(size == 0 and place >= len(shape) for place, size in enumerate(sizes)):
-            return None
-        sizes = [shape[place] if size == 0 else size for place, size in enumerate(sizes)]
-    stated, total = math.prod(size for size in sizes if size != -1), math.prod(shape)
-    if sizes.count(-1) == 1 and stated > 0 and total % stated == 0:
-        sizes[sizes.index(-1)] = total // stated
-    return tuple(sizes) if min(sizes, default=0) >= 0 and math.prod(sizes) == total else None
 
 
 def _padded(shape: Shape, pads: Numbers, axes: Numbers | None) -> Shape | None:

@@ -1,33 +1,290 @@
-"""Writer of model files from imported networks.
+"""Translation of traced networks into model files.
 
 Entries get names where others refer to them, sizes become expressions of batch and seq, repeated entries become loops,
 and a classifier gets a loss at its end. The YAML is made readable: short values on one line, one layer on each line,
 long texts folded.
+
+A trace is first translated into entries. Every call becomes layers with named dims. The FLOP of the layers are compared
+with those that the source counted. If the layers do not reproduce shape and FLOP of the call, the call becomes an
+opaque layer with its bytes and FLOP, so that nothing is lost.
+
+Repeated entries are folded into loops. Repetitions are found by comparing the chain of entries with itself, shifted. A
+loop carries one tensor from each iteration to the next.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.importers._builder import ImportedNetwork, LayerEntry
-from paleo.importers._loops import Item, Loop, fold
-from paleo.importers._translate import translated
+from paleo.importers._builder import TRANSLATIONS, Builder, ImportedNetwork, LayerEntry, Placed, UntranslatableError
+from paleo.importers._trace import Call, Trace, keeps_of
 from paleo.importers.patterns import recognise
 from paleo.layers.base import LAYERS
+from paleo.operations.tensor import precision
 from paleo.specs.loading import MAX_FILE_BYTES, parse_yaml
 
-if TYPE_CHECKING:
-    from paleo.importers._trace import Trace
+#: Most places that are tried for a repetition, in all and in one run, and the longest iteration.
+MOST_TRIALS, MOST_STARTS, LONGEST_BODY = 4000, 16, 3000
+
+
+@dataclass(eq=False)
+class Loop:
+    """``times`` iterations of ``body``: ``carry`` is the input of the first, ``last`` the output of the last one."""
+
+    times: int
+    body: list[Item]
+    carry: LayerEntry | str
+    last: LayerEntry
+
+
+Marks = npt.NDArray[np.int64]
+Item = LayerEntry | Loop
+Ref = LayerEntry | str | None
+
+
+def fold(entries: Sequence[LayerEntry]) -> list[Item]:
+    """Fold every repeated part of the entries, starting with the largest saving."""
+    consumers: dict[LayerEntry, list[LayerEntry]] = {}
+    for entry in entries:
+        for ref in _refs(entry):
+            if isinstance(ref, LayerEntry):
+                consumers.setdefault(ref, []).append(entry)
+    kinds: dict[str, int] = {}
+    marks = np.array([kinds.setdefault(_signature(entry), len(kinds)) for entry in entries], dtype=np.int64)
+    return _folded(list(entries), marks, consumers)
+
+
+def _refs(entry: LayerEntry) -> list[Ref]:
+    return [*entry.inputs, entry.share, entry.tie]
+
+
+def _signature(entry: LayerEntry) -> str:
+    lent = [entry.share is None, entry.tie is None, entry.frozen, entry.flops_backward]
+    return json.dumps(
+        [entry.kind, entry.options, len(entry.inputs), lent, entry.out.dims, entry.out.sizes], default=str
+    )
+
+
+def _folded(entries: list[LayerEntry], marks: Marks, consumers: dict[LayerEntry, list[LayerEntry]]) -> list[Item]:
+    best = _best(entries, marks, consumers)
+    if best is None:
+        return list(entries)
+    start, length, times, carry = best
+    stop = start + length * times
+    body = _folded(entries[start : start + length], marks[start : start + length], consumers)
+    loop = Loop(times, body, carry, entries[stop - 1])
+    left = _folded(entries[:start], marks[:start], consumers)
+    right = _folded(entries[stop:], marks[stop:], consumers)
+    return list(chain(left, [loop], right))
+
+
+def _best(
+    entries: list[LayerEntry], marks: Marks, consumers: dict[LayerEntry, list[LayerEntry]]
+) -> tuple[int, int, int, LayerEntry | str] | None:
+    """Return the repetition that saves most entries: start, length, number of iterations, and input of the first
+    iteration."""
+    # Return for each boundary the last entry that reads across it, except from the entry just before it.
+    places = {entry: place for place, entry in enumerate(entries)}
+    over = np.full(len(entries) + 1, -1, dtype=np.int64)
+    for place, entry in enumerate(entries):
+        readers = [places.get(reader, len(entries)) for reader in consumers.get(entry, ())]
+        over[place + 2 : max(readers, default=0) + 1] = place
+    repetitions = _candidates(marks, over)
+    candidates = sorted(repetitions, key=lambda r: (-r[1] * (r[2] - 1), r[1], r[0]))
+    for start, length, times in candidates[:MOST_TRIALS]:
+        carry = _carried(entries, start, length, times, consumers)
+        if carry is not None:
+            return start, length, times, carry
+    return None
+
+
+def _candidates(marks: Marks, over: Marks) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, length, times) where the chain repeats and an iteration passes on only its last output."""
+    count = len(marks)
+    for length in range(1, min(count // 2, LONGEST_BODY) + 1):
+        same = np.concatenate(([False], marks[:-length] == marks[length:], [False]))
+        edges = np.flatnonzero(same[1:] != same[:-1])
+        for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            starts = np.arange(begin, min(begin + length + 1, end - length + 1))
+            for start in starts[over[starts + length] < starts][:MOST_STARTS].tolist():
+                times = (end - start) // length + 1
+                if times >= 2 and length * (times - 1) >= 2:
+                    yield start, length, times
+
+
+def _carried(
+    entries: list[LayerEntry], start: int, length: int, times: int, consumers: dict[LayerEntry, list[LayerEntry]]
+) -> LayerEntry | str | None:
+    """Return the tensor that each iteration takes from the one before and the first one from outside; None if not a
+    loop."""
+    places = {entry: place for place, entry in enumerate(entries[start : start + length * times])}
+    carry: LayerEntry | str | None = None
+    for place in range(length):
+        iterations = [_refs(entries[start + iteration * length + place]) for iteration in range(times)]
+        for refs in zip(*iterations, strict=True):
+            kind = _relation(refs, place, length, places)
+            if kind is None:
+                return None
+            if kind == "carried":
+                first = refs[0]
+                if first is None or (carry is not None and carry is not first):
+                    return None
+                carry = first
+    last = entries[start + length - 1]
+    if carry is None or not _has_same_shape(carry, last):
+        return None
+    return carry if _is_self_contained(entries, start, length, times, places, consumers) else None
+
+
+def _has_same_shape(carry: LayerEntry | str, last: LayerEntry) -> bool:
+    """Return True if the tensor entering an iteration has the shape of the one leaving it.
+
+    The graph checks the inputs of the network.
+    """
+    return isinstance(carry, str) or (carry.out.dims, carry.out.sizes) == (last.out.dims, last.out.sizes)
+
+
+def _relation(refs: tuple[Ref, ...], place: int, length: int, places: dict[LayerEntry, int]) -> str | None:
+    """Say where an input comes from in every iteration: inside, outside, or the iteration before."""
+    inside = [places.get(ref) if isinstance(ref, LayerEntry) else None for ref in refs]
+    if all(position is None for position in inside):
+        return "outside" if all(ref is refs[0] or ref == refs[0] for ref in refs) else None
+    if all(
+        position is not None and position // length == iteration and position % length == inside[0]
+        for iteration, position in enumerate(inside)
+    ):
+        return "inside"
+    carried = all(position == iteration * length - 1 for iteration, position in enumerate(inside) if iteration)
+    return "carried" if inside[0] is None and carried else None
+
+
+def _is_self_contained(
+    entries: list[LayerEntry],
+    start: int,
+    length: int,
+    times: int,
+    places: dict[LayerEntry, int],
+    consumers: dict[LayerEntry, list[LayerEntry]],
+) -> bool:
+    """Return True if only the last output of an iteration is read outside it."""
+    for entry, position in places.items():
+        iteration, place = divmod(position, length)
+        for reader in consumers.get(entry, ()):
+            read_at = places.get(reader)
+            if read_at is not None and read_at // length == iteration:
+                continue
+            follows = iteration == times - 1 if read_at is None else read_at // length == iteration + 1
+            if place != length - 1 or not follows:
+                return False
+    return True
+
+
+_FP32 = precision("fp32")
+#: Largest relative difference between the FLOP of layers and those that the source counted.
+TOLERANCE = 0.0005
+#: Calls that move data without computing.
+_WITHOUT_FLOPS = frozenset({"cat", "view", "slice"})
+
+
+def translated(trace: Trace) -> ImportedNetwork:
+    """Translate all calls of a trace to entries, in their order."""
+    builder = Builder(trace)
+    for call in trace.calls:
+        try:
+            _place(builder, call)
+        except UntranslatableError as error:
+            raise SpecError(f"{call.path or 'the network'}: cannot place {call.label}: {error}") from None
+    return builder.finished()
+
+
+def _place(builder: Builder, call: Call) -> None:
+    if all(value.static or value.index for value in call.outputs):
+        return
+    names = {name for value in call.inputs if value is not None for name in value.sources}
+    builder.untrained = bool(names) and (names <= builder.trace.frozen or not call.trains)
+    mark = len(builder.network.entries)
+    known = dict(builder.placed), dict(builder.owners), dict(builder.bases)
+    try:
+        _translate(builder, call)
+    except UntranslatableError:
+        del builder.network.entries[mark:]
+        builder.placed, builder.owners, builder.bases = known
+        for part in call.parts:
+            _place(builder, part)
+        if not call.parts:
+            _place_opaque(builder, call)
+    if call.stops:
+        for value in call.outputs:
+            if value in builder.placed and not (value.static or value.index):
+                builder.placed[value] = Placed.of(builder.add("detach", {}, [builder.placed[value]], call.path))
+
+
+def _translate(builder: Builder, call: Call) -> None:
+    if call.kind not in TRANSLATIONS:
+        raise UntranslatableError(call.kind)
+    mark = len(builder.network.entries)
+    before = set(builder.owners)
+    TRANSLATIONS[call.kind](builder, call)
+    entries = builder.network.entries[mark:]
+    if call.flops is not None and call.kind not in _WITHOUT_FLOPS:
+        kernels = (kernel for e in entries for operation in e.operations for kernel in operation.forward(_FP32))
+        counted = sum(kernel.flops for kernel in kernels)
+        if abs(counted - call.flops) > TOLERANCE * max(counted, call.flops):
+            raise UntranslatableError(f"{counted} FLOP, not {call.flops}")
+    _check_parameters(builder, call, entries, before)
+
+
+def _check_parameters(builder: Builder, call: Call, entries: Sequence[LayerEntry], before: set[str]) -> None:
+    """Check that the entries of a call hold as many new parameters as the call is the first to read."""
+    names = frozenset[str]().union(*(v.sources for v in call.inputs if v is not None))
+    new = sum(builder.trace.parameters[name] for name in names if name not in before)
+    stated = sum(entry.own_parameters for entry in entries)
+    learned = [entry for entry in entries if entry.own_parameters]
+    owners = learned if len(learned) == 1 else (entries or builder.network.entries)[-1:]
+    if names and not owners:
+        raise UntranslatableError("weights before the first layer")
+    for name in names:
+        builder.owners.setdefault(name, owners[0])
+    if stated > new:
+        raise UntranslatableError(f"{stated:g} parameters, not {new}")
+    if stated < new and entries:
+        last = entries[-1]
+        builder.move(last, builder.learned(int(new - stated), Placed.of(last), call.label, call.path))
+
+
+def _place_opaque(builder: Builder, call: Call) -> None:
+    """Add a call that no layer describes as an opaque layer with its bytes, FLOP and parameters."""
+    sources = builder.sources(call) or [builder.first]
+    largest = max(sources, key=lambda source: source.tensor.elements).tensor
+    values = [value for value in call.outputs if not (value.static or value.index) and value.elements]
+    for value in values:
+        options: dict[str, Any] = {"of": call.label, "parameters": builder.parameters(call.inputs) or None}
+        options["dims"] = dict(zip(builder.names(value.shape, largest), value.shape, strict=True)) or {"batch": 1}
+        options["keeps"] = "nothing"
+        if value is values[0]:
+            kept = {"keeps": keeps_of(call) or "nothing", "kept_per_element": builder.kept_per_element(call, value)}
+            options |= kept | {"flops_per_element": call.flops / value.elements if call.flops else None}
+        entry = builder.add("opaque", options, sources, call.path)
+        builder.placed[value] = Placed.of(entry)
+        for name in frozenset[str]().union(*(v.sources for v in call.inputs if v is not None)):
+            builder.owners.setdefault(name, entry)
+
 
 Loss = Literal["auto", "none"]
 
 
 def model_of(trace: Trace, *, title: str, source: str, sizes: Mapping[str, int], loss: Loss = "auto") -> dict[str, Any]:
-    """Make the mapping of a model file from a trace.
+    """Convert a trace to the content of a model file, a dict ready for YAML.
 
     Parameters
     ----------
@@ -38,7 +295,7 @@ def model_of(trace: Trace, *, title: str, source: str, sizes: Mapping[str, int],
     source : str
         Origin of the network.
     sizes : dict of str to int
-        Parameters of the model by name, such as ``seq``, for the sizes that were probed.
+        Default values of the sizes that the trace found to be variable, such as ``seq``.
     loss : Loss, optional
         ``auto`` ends a classifier with its loss, ``none`` does not.
 
@@ -53,7 +310,18 @@ def model_of(trace: Trace, *, title: str, source: str, sizes: Mapping[str, int],
     layers = writer.network_lines(fold(network.entries), ending)
     params = {name: size for name, size in sizes.items() if name != "batch"}
     model: dict[str, Any] = {"title": title, "task": "imported", "source": source}
-    model["notes"] = " ".join([_notes(network), *_trace_notes(trace)])
+    # Sentences about what the counts assume or leave out.
+    notes = [f"{note[:1].upper()}{note[1:]}." for note in trace.notes]
+    if trace.fixed_batch is not None:
+        notes.append(f"The module runs at a batch of {trace.fixed_batch} alone: a sample is that whole batch.")
+    if trace.checkpointed:
+        modules = sorted(set(trace.checkpointed))
+        names = ", ".join(name or "the module itself" for name in modules[:3]) + (", …" if len(modules) > 3 else "")
+        notes.append(f"The module computes activations again ({names}): predict with --recompute full.")
+    if trace.frozen:
+        count = sum(trace.parameters[name] for name in trace.frozen)
+        notes.append(f"{count} parameters are not trained.")
+    model["notes"] = " ".join([_notes(network), *notes])
     model |= {"params": params} if params else {}
     model |= {"tokens": "=seq"} if "seq" in params else {}
     inputs = {name: writer.input(name) for name in network.inputs}
@@ -77,21 +345,6 @@ def _notes(network: ImportedNetwork) -> str:
     if not opaque:
         return f"{RECOGNISED}."
     return f"{UNRECOGNISED}, priced as passes over memory: {', '.join(opaque[:20])}{', …' if len(opaque) > 20 else ''}."
-
-
-def _trace_notes(trace: Trace) -> list[str]:
-    """Return sentences about what the counts assume or leave out."""
-    notes = [f"{note[:1].upper()}{note[1:]}." for note in trace.notes]
-    if trace.fixed_batch is not None:
-        notes.append(f"The module runs at a batch of {trace.fixed_batch} alone: a sample is that whole batch.")
-    if trace.checkpointed:
-        modules = sorted(set(trace.checkpointed))
-        names = ", ".join(name or "the module itself" for name in modules[:3]) + (", …" if len(modules) > 3 else "")
-        notes.append(f"The module computes activations again ({names}): predict with --recompute full.")
-    if trace.frozen:
-        count = sum(trace.parameters[name] for name in trace.frozen)
-        notes.append(f"{count} parameters are not trained.")
-    return notes
 
 
 class _Writer:

@@ -2,23 +2,109 @@
 
 Shapes come from ONNX's own inference. Weights are counted by their sizes; their data are not read. The bytes, nodes and
 nesting of a file are checked against limits before anything else is read.
+
+Of a condition, the branch that shapes tell is read, or the longer one where only data would tell.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, near
 from paleo.files import read_bytes
-from paleo.importers._onnx_branches import graphs_of, longer, take_branches
+from paleo.importers._builder import OnnxNode, Reading, onnx_reading
 from paleo.importers._onnx_shapes import FLOATS, SINGLE, SMALL, WHOLE, shape_arithmetic, shape_of_output
-from paleo.importers._rules import OnnxNode, Reading, onnx_reading
 from paleo.importers._trace import Call, Shape, Trace, Value, probe_sizes, record
 from paleo.specs import loading
+
+
+def take_branches(onnx: Any, graph: Any, truth: Callable[[Any], bool | None]) -> list[Any]:
+    """Put the nodes of one branch in the place of every `If` whose condition is told.
+
+    Parameters
+    ----------
+    onnx : Any
+        The library.
+    graph : Any
+        The graph, which is changed.
+    truth : callable
+        Tells the condition of a node, or None.
+
+    Returns
+    -------
+    list
+        The branches that were taken.
+    """
+    nodes, taken = [], []
+    for place, node in enumerate(graph.node):
+        chosen = truth(node) if node.op_type == "If" else None
+        name = "then_branch" if chosen else "else_branch"
+        branch = next((item.g for item in node.attribute if item.name == name and item.HasField("g")), None)
+        if chosen is None or branch is None or len(branch.output) != len(node.output):
+            nodes.append(node)
+            continue
+        _rename(branch, {tensor: f"{tensor}@{place}" for tensor in _made_in(branch)})
+        nodes += branch.node
+        ends = zip(branch.output, node.output, strict=True)
+        nodes += [onnx.helper.make_node("Identity", [inner.name], [outer]) for inner, outer in ends if outer]
+        taken.append(branch)
+    if taken:
+        copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
+        initializers = [tensor for branch in taken for tensor in branch.initializer]
+        graph.initializer.extend(initializers)
+        del graph.node[:]
+        graph.node.extend(copies)
+    return taken
+
+
+def longer(node: Any) -> bool:
+    """Return True if the branch taken where a condition is true has at least as many nodes as the other."""
+    sizes = {attribute.name: _size(attribute.g) for attribute in node.attribute if attribute.HasField("g")}
+    return sizes.get("then_branch", 0) >= sizes.get("else_branch", 0)
+
+
+def graphs_of(node: Any) -> Iterator[Any]:
+    """Yield the graphs that a node holds.
+
+    Parameters
+    ----------
+    node : Any
+        The node.
+
+    Yields
+    ------
+    Any
+        A graph of an attribute.
+    """
+    for attribute in node.attribute:
+        yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
+
+
+def _size(graph: Any) -> int:
+    """Nodes of a graph and of all graphs within."""
+    return sum(1 + sum(_size(inner) for inner in graphs_of(node)) for node in graph.node)
+
+
+def _made_in(graph: Any) -> set[str]:
+    """Names that a graph gives: those of its nodes' outputs and of its constants."""
+    outputs = {name for node in graph.node for name in node.output if name}
+    return outputs | {tensor.name for tensor in graph.initializer}
+
+
+def _rename(graph: Any, names: Mapping[str, str]) -> None:
+    """Give other names to tensors wherever a graph, or one within, states them."""
+    for tensor in (*graph.initializer, *graph.output):
+        tensor.name = names.get(tensor.name, tensor.name)
+    for node in graph.node:
+        for texts in (node.input, node.output):
+            texts[:] = [names.get(name, name) for name in texts]
+        for inner in graphs_of(node):
+            _rename(inner, names)
+
 
 MOST_FILE_BYTES, MOST_NODES, MOST_DEPTH, MOST_RANK = 700_000_000, 50_000, 4, 8
 #: Most nested calls of functions.
@@ -456,7 +542,7 @@ class _Reader:
         if len(inputs) >= self._fewest_inputs(node):
             reading = onnx_reading(OnnxNode(node.op_type, inputs, options, numbers))
         outputs = [shapes[name] for name in shaped]
-        path = _path(node.name)
+        path = ".".join(node.name.strip("/").split("/")[:-1])[:120]
         call = record(reading.kind, node.op_type, reading.inputs or [], outputs, options=reading.options, path=path)
         call.flops = _flops(call)
         for name, value in zip(shaped, call.outputs, strict=True):
@@ -561,8 +647,3 @@ def _flops(call: Call) -> float | None:
 def _word(name: str, place: int) -> str:
     word = "".join(char if char.isascii() and char.isalnum() else "_" for char in name)[:40].strip("_")
     return word if word and not word[0].isdigit() else f"input{place + 1}"
-
-
-def _path(name: str) -> str:
-    """Return the module of a node whose name is a path, as torch writes them."""
-    return ".".join(name.strip("/").split("/")[:-1])[:120]

@@ -21,6 +21,7 @@ from paleo.importers.configuration import INDEXED, Config, Model, UnreadHeadErro
 from paleo.importers.model import RECOGNISED, UNRECOGNISED, checked
 from paleo.importers.onnx import LARGEST
 from paleo.importers.onnx import from_onnx as onnx_mapping
+from paleo.importers.quantized import configured_format
 from paleo.importers.torch import InputSpec, build_module, from_module, load_module, parse_input, torch_module
 from paleo.layers.opaque import Unmodelled
 from paleo.network.graph import Graph, build_graph
@@ -71,20 +72,18 @@ def from_config(path: str | Path, *, seq: int | None = None) -> Model:
     if config.remote_code:
         model["notes"] = f"{model.get('notes') or ''} The model's own code ({config.remote_code}) was not run.".strip()
     source = model.pop("source", f"configuration {Path(config.path).name} of {config.get('_name_or_path') or kind}")
+    without_title = {key: value for key, value in model.items() if key != "title"}
     return {
         "title": f"{kind} imported from {config.path}",
         "task": model.pop("task"),
         "source": source,
-    } | _without_title(model)
+        **({"released": released} if (released := configured_format(config)) else {}),
+    } | without_title
 
 
 def _in_library(kind: object) -> bool:
     """Return True if the library has the family; it is only asked if needed, because the library loads slowly."""
     return isinstance(kind, str) and known_to_library(kind)
-
-
-def _without_title(model: Model) -> dict[str, Any]:
-    return {key: value for key, value in model.items() if key != "title"}
 
 
 def _unknown(config: Config) -> SpecError:
@@ -245,18 +244,10 @@ def _torch(source: str, inputs: Sequence[str], sizes: dict[str, int], loss: str)
     return from_module(load_module(source), specs, title=source, source=f"torch module {source}", loss=loss)
 
 
-def _onnx(source: str, inputs: Sequence[str], sizes: dict[str, int], loss: str) -> dict[str, Any]:
-    return onnx_mapping(source, sizes=sizes, loss=loss)
-
-
-def _hf(source: str, inputs: Sequence[str], sizes: dict[str, int], loss: str) -> dict[str, Any]:
-    return from_config(source, seq=sizes.get("seq"))
-
-
 _READERS: dict[str, Callable[[str, Sequence[str], dict[str, int], str], dict[str, Any]]] = {
     "torch": _torch,
-    "onnx": _onnx,
-    "hf": _hf,
+    "onnx": lambda source, inputs, sizes, loss: onnx_mapping(source, sizes=sizes, loss=loss),
+    "hf": lambda source, inputs, sizes, loss: from_config(source, seq=sizes.get("seq")),
 }
 
 

@@ -23,9 +23,10 @@ SHORTEST_SEQ = 16
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Inputs at the sizes of one attempt.
+    """Sizes of the inputs in one attempt to trace a network.
 
-    ``probes`` are sizes that identify a dim. ``fixed_batch`` is the batch if it cannot be identified in this way.
+    ``probes`` gives each variable dim an uncommon size, by which it is recognised in the shapes of the trace.
+    ``fixed_batch`` is the batch where it cannot be recognised in this way.
     """
 
     inputs: tuple[InputSpec, ...]

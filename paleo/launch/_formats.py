@@ -239,7 +239,7 @@ def _inside(text: str) -> str:
 
 def _statements(text: str) -> Iterator[str]:
     """Yield the statements of a script: lines, joined after a backslash and inside quotes or brackets."""
-    lines = [_uncommented(line) for line in text.replace("\\\n", " ").splitlines()]
+    lines = [re.sub(r"(^|\s)#.*$", r"\1", line) for line in text.replace("\\\n", " ").splitlines()]
     open_text = ""
     for line in lines:
         open_text = f"{open_text} {line}" if open_text else line
@@ -254,15 +254,6 @@ def _balanced(text: str) -> bool:
     unquoted = re.sub(r"'[^']*'", "", text)
     outside = re.sub(r'"[^"]*"', "", unquoted)
     return outside.count('"') % 2 == 0 and outside.count("(") <= outside.count(")")
-
-
-def _uncommented(line: str) -> str:
-    """Return a line without its comment.
-
-    >>> _uncommented("--tp 8 # ranks"), _uncommented("# all")
-    ('--tp 8 ', '')
-    """
-    return re.sub(r"(^|\s)#.*$", r"\1", line)
 
 
 def _expanded(text: str, variables: Mapping[str, str], depth: int = 0) -> str:

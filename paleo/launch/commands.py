@@ -15,7 +15,6 @@ from paleo.specs.software import load_software
 
 if TYPE_CHECKING:
     from paleo.search.space import Space
-    from paleo.specs.abilities import Abilities
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
 
@@ -33,28 +32,24 @@ def supported_space(space: Space, software: str) -> Space:
     Returns
     -------
     Space
-        The smaller space; the whole space if the abilities are unknown, or stages are requested of a framework without
-        pipelines.
+        The smaller space. It is returned whole if nothing is recorded about the framework, or if the space asks for
+        pipeline stages and the framework has none: evaluating the plan then says so.
     """
     has, framework = load_software(software).parallelism, framework_of(software)
     if framework is not None:
-        return _run_by(framework, space)
+        # The part of a space that a framework's lists allow; the search checks the rest by the framework's name.
+        zero = tuple(stage for stage in space.zero if stage in framework.zero.values) or space.zero
+        schedules = tuple(name for name in space.schedules if name in framework.schedules.values)
+        # the user states a schedule that the framework lacks: the search reports it
+        if not schedules and space.schedules != tuple(SCHEDULES):
+            schedules = space.schedules
+        shards = space.sharded_pipelines or framework.shards_pipelines
+        return replace(space, zero=zero, schedules=schedules, sharded_pipelines=shards, framework=framework.name)
     if has.zero_stages is not None and len(space.zero) > 1:
         space = replace(space, zero=tuple(stage for stage in space.zero if stage in has.zero_stages))
     if has.schedules is None or (not has.schedules and space.degrees.get("pp", 1) > 1):
         return space
     return replace(space, schedules=has.schedules)
-
-
-def _run_by(framework: Abilities, space: Space) -> Space:
-    """Return the part of a space that a framework's lists allow; the search checks the rest by the framework's name."""
-    zero = tuple(stage for stage in space.zero if stage in framework.zero.values) or space.zero
-    schedules = tuple(name for name in space.schedules if name in framework.schedules.values)
-    # the user states a schedule that the framework lacks: the search reports it
-    if not schedules and space.schedules != tuple(SCHEDULES):
-        schedules = space.schedules
-    shards = space.sharded_pipelines or framework.shards_pipelines
-    return replace(space, zero=zero, schedules=schedules, sharded_pipelines=shards, framework=framework.name)
 
 
 def estimate_command(model: ModelSpec, system: System, run: Run) -> str:

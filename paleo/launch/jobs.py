@@ -558,26 +558,22 @@ def _network(
             "tie_word_embeddings": bool(settings.get("model.model_config.tie_word_embeddings", False)),
         }
     if launcher.name == "llm-foundry" and "model.d_model" in settings:
-        return _mpt(settings)
+        # The configuration of an MPT by its sizes, as GPT-2; other positions and biases change hardly anything.
+        size = {name: settings[f"model.{name}"] for name in MPT if isinstance(settings.get(f"model.{name}"), int)}
+        width = checked_count("model.d_model", settings["model.d_model"])
+        return {
+            "model_type": "gpt2",
+            "architectures": ["GPT2LMHeadModel"],
+            "vocab_size": size.get("vocab_size", 50368),
+            "n_embd": width,
+            "n_layer": size.get("n_layers", 24),
+            "n_head": size.get("n_heads", 16),
+            "n_inner": size.get("expansion_ratio", 4) * width,
+            "n_positions": size.get("max_seq_len") or checked_count("max_seq_len", settings.get("max_seq_len") or 2048),
+        }
     if launcher.name == "torchtitan-python":
         return str(settings["config"]) if settings.get("config") else None
     return None
-
-
-def _mpt(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the configuration of an MPT by its sizes, as GPT-2; other positions and biases change hardly anything."""
-    size = {name: settings[f"model.{name}"] for name in MPT if isinstance(settings.get(f"model.{name}"), int)}
-    width = checked_count("model.d_model", settings["model.d_model"])
-    return {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": size.get("vocab_size", 50368),
-        "n_embd": width,
-        "n_layer": size.get("n_layers", 24),
-        "n_head": size.get("n_heads", 16),
-        "n_inner": size.get("expansion_ratio", 4) * width,
-        "n_positions": size.get("max_seq_len") or checked_count("max_seq_len", settings.get("max_seq_len") or 2048),
-    }
 
 
 def network_of(job: FileJob) -> ModelSpec | None:

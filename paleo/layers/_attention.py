@@ -455,7 +455,21 @@ class AdditiveAttention(Layer):
         tanh = MemoryPass(f"{name}.tanh", "elementwise", (query, key), mixed, extra, (mixed,), flops_per_element=6.0)
         mixing: tuple[Operation, ...] = (tanh,)
         if choices.recurrence == "looped":
-            mixing, mixed = _step_by_step(name, query, mixed, extra, source)
+            # Build tanh(query + key + b) times v for one query step at a time, in four separate passes a step.
+            steps = float(query.sizes[1])
+            calls = CALLS_OF_STEP[0] * steps, CALLS_OF_STEP[1] * steps
+            keys, summed, shifted, weighted = (
+                mixed.like(f"{name}.{part}") for part in ("keys", "sum", "shifted", "weighted")
+            )
+            passes = (
+                MemoryPass(summed.name, "elementwise", (query, keys), summed, calls=calls),
+                MemoryPass(shifted.name, "elementwise", (summed,), shifted, extra, calls=calls),
+                MemoryPass(mixed.name, "elementwise", (shifted,), mixed, (), (mixed,), 5.0, calls=calls),
+                MemoryPass(weighted.name, "elementwise", (mixed,), weighted, (), (mixed,), calls=calls),
+            )
+            sizes: dict[str, Size] = {query.dims[1]: query.sizes[1]} | dict(zip(source.dims, source.sizes, strict=True))
+            sums = (SteppedGradient(each, steps) for each in (keys, source.reshaped(sizes, name=f"{name}.memory")))
+            mixing, mixed = (*passes, *sums), weighted
         weight, scores = vector(f"{name}.weight", pairs, "units"), pairs.without("units", name=f"{name}.scores")
         weights, context = scores.like(f"{name}.softmax"), Tensor(name, x.dims, (*x.sizes[:2], memory.sizes[-1]))
         length = (Tensor(f"{name}.length", ("one",), (1,), "parameter"),) if self.normalized else ()
@@ -468,27 +482,6 @@ class AdditiveAttention(Layer):
 #: products, softmax, sums, reshapes and the concatenation to the cell's input, a step has 16 and 28 operations
 #: (TensorFlow's attention_wrapper.py, by name).
 CALLS_OF_STEP = (4.0, 7.0)
-
-
-def _step_by_step(
-    name: str, query: Tensor, mixed: Tensor, bias: tuple[Tensor, ...], memory: Tensor
-) -> tuple[tuple[Operation, ...], Tensor]:
-    """Build tanh(query + key + b) times v for one query step at a time, in four separate passes a step.
-
-    Every step reads all keys, and adds its gradients of keys and memory to those of the other steps.
-    """
-    steps = float(query.sizes[1])
-    calls = CALLS_OF_STEP[0] * steps, CALLS_OF_STEP[1] * steps
-    keys, summed, shifted, weighted = (mixed.like(f"{name}.{part}") for part in ("keys", "sum", "shifted", "weighted"))
-    passes = (
-        MemoryPass(summed.name, "elementwise", (query, keys), summed, calls=calls),
-        MemoryPass(shifted.name, "elementwise", (summed,), shifted, bias, calls=calls),
-        MemoryPass(mixed.name, "elementwise", (shifted,), mixed, (), (mixed,), 5.0, calls=calls),
-        MemoryPass(weighted.name, "elementwise", (mixed,), weighted, (), (mixed,), calls=calls),
-    )
-    sizes: dict[str, Size] = {query.dims[1]: query.sizes[1]} | dict(zip(memory.dims, memory.sizes, strict=True))
-    sums = (SteppedGradient(each, steps) for each in (keys, memory.reshaped(sizes, name=f"{name}.memory")))
-    return (*passes, *sums), weighted
 
 
 @LAYERS.register("relative_attention")

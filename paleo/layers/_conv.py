@@ -73,18 +73,13 @@ class Conv(Layer):
         space = tuple(map(window_count, x.sizes[2:], kernel, stride, dilation, padding))
         if self.padding == "same":
             space = tuple(int(-(-n // s)) for n, s in zip(x.sizes[2:], stride, strict=True))
-        return contract(
-            name, x, self.channels, kernel, stride, dilation, padding, space, self._groups(name, x), self.bias
-        )
-
-    def _groups(self, name: str, x: Tensor) -> int:
         channels = int(x.sizes[1])
         groups = channels if self.groups == "depthwise" else self.groups
         if channels % groups or self.channels % groups:
             raise GraphError(
                 f"{name}: {channels} input and {self.channels} output channels cannot be cut into {groups} groups"
             )
-        return groups
+        return contract(name, x, self.channels, kernel, stride, dilation, padding, space, groups, self.bias)
 
 
 @LAYERS.register("transposed_conv")

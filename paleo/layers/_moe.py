@@ -124,7 +124,17 @@ class MixtureOfExperts(Layer):
         self.check_rank(name, x, (3,))
         if self.top_k > self.experts:
             raise GraphError(f"{name}: top_k {self.top_k} exceeds the {self.experts} experts")
-        route, scores = self._route(name, x, choices)
+        # Build the router: scores of every expert for every token, their softmax and the top k.
+        more = (choices.grouped_router, self.groups is not None), (choices.sigmoid_router, self.scores == "sigmoid")
+        forward, backward = (1.0 + sum(count[phase] for count, present in more if present) for phase in (0, 1))
+        router, logits = project(f"{name}.router", x, {"choices": self.experts}, bias=self.router_bias)
+        scores = logits.like(f"{name}.scores", role="statistic")
+        extra = (Tensor(f"{name}.score_bias", ("choices",), (self.experts,), "parameter"),) if self.score_bias else ()
+        soft = MemoryPass(
+            f"{name}.top_k", "softmax", (logits,), scores, extra, (scores,), flops_per_element=6.0,
+            reduces=("choices",), calls=(forward, backward),
+        )  # fmt: skip
+        route = (router, soft)
         narrowed, routed = self._narrowed(name, x)
         hidden = routed.dims[-1]
         capacity = x.sizes[0] * x.sizes[1] * self.top_k * self.capacity_factor / self.experts
@@ -166,19 +176,6 @@ class MixtureOfExperts(Layer):
         operations, inner = feed_forward(name, sent, self.ffn, self.activation, choices, bias=self.bias, shared=shared)
         down, out = project(f"{name}.down", inner, back, bias=self.bias, shared=shared)
         return (*operations, down), out
-
-    def _route(self, name: str, x: Tensor, choices: Choices) -> tuple[tuple[Operation, ...], Tensor]:
-        """Build the router: scores of every expert for every token, their softmax and the top k."""
-        more = (choices.grouped_router, self.groups is not None), (choices.sigmoid_router, self.scores == "sigmoid")
-        forward, backward = (1.0 + sum(count[phase] for count, present in more if present) for phase in (0, 1))
-        router, logits = project(f"{name}.router", x, {"choices": self.experts}, bias=self.router_bias)
-        scores = logits.like(f"{name}.scores", role="statistic")
-        extra = (Tensor(f"{name}.score_bias", ("choices",), (self.experts,), "parameter"),) if self.score_bias else ()
-        soft = MemoryPass(
-            f"{name}.top_k", "softmax", (logits,), scores, extra, (scores,), flops_per_element=6.0,
-            reduces=("choices",), calls=(forward, backward),
-        )  # fmt: skip
-        return (router, soft), scores
 
     def _shared(
         self, name: str, x: Tensor, out: Tensor, choices: Choices

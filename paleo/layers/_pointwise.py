@@ -240,19 +240,17 @@ class Crop(Layer):
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         x = inputs[0]
-        target = self._target_sizes(name, inputs)
+        if (self.size is None) == (len(inputs) == 1):
+            raise GraphError(f"{name}: crop takes either a size or a second input to be like")
+        if self.size is None:
+            target = list(inputs[1].sizes[2:])
+        else:
+            target = list(self.size) if isinstance(self.size, list) else [self.size] * (len(inputs[0].dims) - 2)
         if len(target) != len(x.dims) - 2 or any(w > n for w, n in zip(target, x.sizes[2:], strict=True)):
             raise GraphError(f"{name}: {describe(x)} cannot be cropped to {target}")
         sizes: dict[str, Size] = dict(zip(x.dims, (*x.sizes[:2], *target), strict=True))
         out = x.reshaped(sizes).like(name)
         return Expansion((MemoryPass(name, "copy", (x.reshaped(sizes),), out, flops_per_element=0.0),), out)
-
-    def _target_sizes(self, name: str, inputs: tuple[Tensor, ...]) -> list[Size]:
-        if (self.size is None) == (len(inputs) == 1):
-            raise GraphError(f"{name}: crop takes either a size or a second input to be like")
-        if self.size is None:
-            return list(inputs[1].sizes[2:])
-        return list(self.size) if isinstance(self.size, list) else [self.size] * (len(inputs[0].dims) - 2)
 
 
 @LAYERS.register("detach")

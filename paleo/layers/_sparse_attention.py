@@ -259,7 +259,8 @@ class CompressedAttention(Layer):
     def _compressed(self, name: str, x: Tensor, latent: Tensor) -> tuple[tuple[Operation, ...], Tensor | None, int]:
         """Build the compressed keys, and count how many of them a query attends to at most."""
         if not self.ratio or x.sizes[1] < self.ratio:
-            return self._unused_compressor(name, x), None, 0
+            unused_compressor = () if not self.ratio else self._pooled(f"{name}.compressor", x, self.head_dim)[0]
+            return unused_compressor, None, 0
         operations, entries = self._pooled(f"{name}.compressor", x, self.head_dim)
         if self.top_k is None:
             return operations, entries, int(entries.sizes[1])
@@ -269,12 +270,6 @@ class CompressedAttention(Layer):
             f"{name}.index", x, latent, index_keys.renamed({"entries": "keys", "head_dim": "index_dim"})
         )
         return (*operations, *index_ops, *choice), entries, min(self.top_k, int(entries.sizes[1]))
-
-    def _unused_compressor(self, name: str, x: Tensor) -> tuple[Operation, ...]:
-        """Build the compressor for a sequence too short for it: its weights exist, its output is not used."""
-        if not self.ratio:
-            return ()
-        return self._pooled(f"{name}.compressor", x, self.head_dim)[0]
 
     def _pooled(self, name: str, x: Tensor, dim: int) -> tuple[tuple[Operation, ...], Tensor]:
         """Build compressed keys (batch, entries, dim): means of ``ratio`` positions, weighted by a learned softmax."""

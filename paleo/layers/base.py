@@ -440,7 +440,7 @@ def frozen(expansion: Expansion) -> Expansion:
 
 
 def with_gradients_as_needed(expansion: Expansion, inputs: tuple[Tensor, ...]) -> Expansion:
-    """Remove gradients of a layer's tensors that no trained weight needs.
+    """Mark the tensors of a layer that need no gradient, as no trained weight depends on them.
 
     If no input needs a gradient, the layer computes none before its first trained weight, and the operations before it
     save nothing.

@@ -174,7 +174,7 @@ add_kind(Kind("opaque", "a function that an importer did not know"))
 
 @LAYERS.register("opaque")
 class Opaque(Pass):
-    """Function that an importer does not know: priced by its bytes and by the FLOP recorded inside it, as one product.
+    """Function that an importer does not know, priced as one matrix product of the FLOP that its trace recorded.
 
     ``flops_per_element`` are FLOP of contractions per element of the output. The backward pass is assumed to be one
     product of the same FLOP for each tensor that needs a gradient, at most two. Predictions list the function as

@@ -8,7 +8,7 @@ sections, so that times, bytes and timeline have one policy for each section.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -32,12 +32,14 @@ Chunk = tuple[tuple[int, int], ...]
 _SLACK = 1.0 + 2.0**-40
 
 
-def cut_into_stages(program: Program, weights: Sequence[float], pieces: int, how: Cut | None = None) -> list[Chunk]:
+def cut_into_stages(
+    program: Program, weights: Sequence[float], stages: Sequence[int], how: Cut | None = None
+) -> list[Chunk]:
     """Cut a network into contiguous pieces for pipeline stages.
 
     By default, as in Megatron, each piece has equally many layers of the heaviest block if their number is divisible.
     Layers before the block are on the first piece and those after it on the last. Otherwise the time of the slowest
-    piece is minimised.
+    stage is minimised.
 
     Parameters
     ----------
@@ -45,8 +47,8 @@ def cut_into_stages(program: Program, weights: Sequence[float], pieces: int, how
         The lowered network.
     weights : sequence of float, shape (sections,)
         Time of one layer iteration of each section, forward and backward [s].
-    pieces : int
-        Number of pieces.
+    stages : sequence of int, shape (pieces,)
+        Stage of each piece (`Schedule.stages_of`).
     how : Cut, optional
         ``uniform``, ``time``, or the number of layers of each piece; by default as above.
 
@@ -63,6 +65,7 @@ def cut_into_stages(program: Program, weights: Sequence[float], pieces: int, how
     sections = program.sections
     if isinstance(how, tuple):
         return _stated(program, how)
+    pieces = len(stages)
     if pieces == 1:
         return [tuple((index, section.repeat) for index, section in enumerate(sections))]
     heaviest = max(range(len(sections)), key=lambda i: weights[i] * sections[i].repeat)
@@ -72,7 +75,7 @@ def cut_into_stages(program: Program, weights: Sequence[float], pieces: int, how
     if how == "uniform":
         problem = f"the {layers} layers of {sections[heaviest].name!r} cannot be divided evenly over {pieces} pieces"
         raise PlanError(f"pipeline.cut 'uniform': {problem}; use pipeline.cut=time, or state the layers of each piece")
-    return _balanced(program, weights, pieces)
+    return _balanced(program, weights, stages)
 
 
 def layer_counts(program: Program) -> list[int]:
@@ -134,8 +137,8 @@ def _check_empty(program: Program, layers: Sequence[int], counts: Sequence[int])
             )
 
 
-def balanced_cut(program: Program, weights: Sequence[float], pieces: int) -> tuple[int, ...]:
-    """Cut a network so that its heaviest piece is as light as possible; earlier pieces are the lighter ones.
+def balanced_cut(program: Program, weights: Sequence[float], stages: Sequence[int]) -> tuple[int, ...]:
+    """Cut a network so that its heaviest stage is as light as possible; earlier pieces are the lighter ones.
 
     Parameters
     ----------
@@ -143,32 +146,32 @@ def balanced_cut(program: Program, weights: Sequence[float], pieces: int) -> tup
         The lowered network.
     weights : sequence of float, shape (sections,)
         Time of one layer iteration of each section, forward and backward [s].
-    pieces : int
-        Number of pieces.
+    stages : sequence of int, shape (pieces,)
+        Stage of each piece.
 
     Returns
     -------
     tuple of int
         Layers of each piece, for `cut_into_stages`; empty if there are fewer layers than pieces.
     """
-    return _balanced_layers(_units(program, weights), pieces)
+    return _balanced_layers(_units(program, weights), tuple(stages))
 
 
 @lru_cache(maxsize=2**16)
-def _balanced_layers(runs: tuple[tuple[float, int, int], ...], pieces: int) -> tuple[int, ...]:
+def _balanced_layers(runs: tuple[tuple[float, int, int], ...], stages: tuple[int, ...]) -> tuple[int, ...]:
     """Compute `balanced_cut` of `_units`; cached, as a search asks for the same units at many numbers of stages."""
     units = [(weight, count) for weight, count, times in runs for _ in range(times)]
-    if len(units) < pieces:
+    if len(units) < len(stages):
         return ()
     layers = np.cumsum([count for _, count in units])
-    ends = np.cumsum(
-        _with_longest_halved(_balanced_lengths([weight for weight, _ in reversed(units)], pieces)[::-1], pieces)
-    )
-    return tuple(np.diff(layers[ends - 1], prepend=0).tolist())
+    ends = _balanced_ends([weight for weight, _ in units], stages)
+    return tuple(np.diff(layers[np.array(ends) - 1], prepend=0).tolist())
 
 
-def slowest_piece_time(program: Program, weights: Sequence[float], chunks: Sequence[Chunk]) -> float:
-    """Return the time of the slowest piece.
+def slowest_stage_time(
+    program: Program, weights: Sequence[float], chunks: Sequence[Chunk], stages: Sequence[int]
+) -> float:
+    """Return the time of the slowest stage.
 
     Parameters
     ----------
@@ -178,13 +181,16 @@ def slowest_piece_time(program: Program, weights: Sequence[float], chunks: Seque
         Time of one layer iteration of each section [s].
     chunks : sequence of Chunk
         Pieces, as `cut_into_stages` returns them.
+    stages : sequence of int, shape (pieces,)
+        Stage of each piece.
 
     Returns
     -------
     float
         Seconds.
     """
-    return max(sum(weights[section] * layers for section, layers in chunk) for chunk in chunks)
+    seconds = [sum(weights[section] * layers for section, layers in chunk) for chunk in chunks]
+    return float(np.bincount(stages, seconds).max())
 
 
 def _units(program: Program, weights: Sequence[float]) -> tuple[tuple[float, int, int], ...]:
@@ -208,45 +214,76 @@ def _units(program: Program, weights: Sequence[float]) -> tuple[tuple[float, int
     return tuple(units)
 
 
-def _balanced_lengths(weights: Sequence[float], pieces: int) -> list[int]:
-    """Count the units of each of at most ``pieces`` contiguous pieces whose heaviest is as light as possible.
+def _balanced_ends(weights: Sequence[float], stages: Sequence[int]) -> list[int]:
+    """Return the ends of contiguous pieces whose heaviest stage is as light as possible, then whose heaviest piece is.
 
-    Pieces are filled from the front. The heaviest weight is found by bisection, between the weight that a filling
-    reaches and the next larger one. It is at least the mean of the pieces, and exceeds it by less than the heaviest
-    unit.
+    Stages that hold several pieces share out their weight over them. Where units differ, that may leave a stage
+    heavier than pieces do that are balanced one by one, or that have equally many units; then those are taken.
     """
-    sums = np.cumsum(weights, dtype=np.longdouble).astype(float).tolist()  # each sum rounded once
-    heaviest, mean = max(weights), sums[-1] / pieces
-    low, high = max(heaviest, mean), min(sums[-1], heaviest + mean)
+    pieces = len(stages)
+    found = [_least_filled(weights, each) for each in dict.fromkeys((tuple(stages), tuple(range(pieces))))]
+    found.append([len(weights) * (piece + 1) // pieces for piece in range(pieces)])
+    return min(found, key=lambda ends: _loads(weights, ends, stages))
+
+
+def _loads(weights: Sequence[float], ends: Sequence[int], stages: Sequence[int]) -> tuple[float, float]:
+    """Return the weights of the heaviest stage and of the heaviest piece, without the last bits of sums."""
+    pieces = np.add.reduceat(weights, [0, *ends[:-1]])
+    return float(np.float32(np.bincount(stages, pieces).max())), float(np.float32(pieces.max()))
+
+
+def _least_filled(weights: Sequence[float], stages: Sequence[int]) -> list[int]:
+    """Return the ends of pieces that are filled up to the least weight of a stage that suffices.
+
+    Pieces are filled from the back, so that the output layer is placed before the layers that make up for it. The least
+    weight is found by bisection, between the weight that a filling reaches and the next larger one. Where stages can be
+    less than full at that weight, pieces share the rest evenly.
+    """
+    sums = np.cumsum(weights[::-1], dtype=np.longdouble).astype(float).tolist()  # each sum rounded once
+    low, high, order = sums[-1] / len(set(stages)), sums[-1], stages[::-1]
+    ends, _, _ = _filled(sums, order, high)
     while low * _SLACK < high:
         middle = (low + high) / 2
-        ends = _filled_ends(sums, middle)
-        starts = [0.0, *(sums[end - 1] for end in ends[:-1])]
-        if len(ends) <= pieces:
-            high = min(middle, max(sums[end - 1] - start for start, end in zip(starts, ends, strict=True)))
+        filled, reached, following = _filled(sums, order, middle)
+        if reached <= middle * _SLACK:
+            ends, high = filled, min(middle, reached)
         else:
-            low = max(middle, min(sums[end] - start for start, end in zip(starts, ends[:-1], strict=False)))
-    lengths: list[int] = np.diff(_filled_ends(sums, high), prepend=0).tolist()
-    return lengths
+            low = max(middle, min(following, reached))
+    spread, reached, _ = _filled(sums, order, high, even=True)
+    ends = spread if reached <= high * _SLACK else ends
+    return [len(weights) - end for end in (0, *ends[:-1])][::-1]
 
 
-def _with_longest_halved(lengths: list[int], pieces: int) -> list[int]:
-    """Split the longest piece in halves until there are ``pieces`` pieces."""
-    while len(lengths) < pieces:
-        longest = lengths.index(max(lengths))
-        half = lengths[longest] // 2
-        lengths[longest : longest + 1] = [half, lengths[longest] - half]
-    return lengths
+def _filled(
+    sums: Sequence[float], stages: Sequence[int], most: float, *, even: bool = False
+) -> tuple[list[int], float, float]:
+    """Fill pieces one after another so that no stage exceeds a weight, where that is possible.
 
+    A piece takes its share of what its stage has left, and at least one unit; the last piece takes all that is left.
+    With ``even`` it stops where it holds the mean of the pieces that are not yet filled.
 
-def _filled_ends(sums: Sequence[float], most: float) -> list[int]:
-    """Return the ends of pieces filled one after another up to the weight ``most``, from cumulative weights."""
-    ends, base = list[int](), 0.0
-    while not ends or ends[-1] < len(sums):
-        start = ends[-1] if ends else 0
-        ends.append(max(bisect_right(sums, base + most * _SLACK, start), start + 1))
-        base = sums[ends[-1] - 1]
-    return ends
+    Returns
+    -------
+    tuple of (list of int, float, float)
+        Ends of pieces, weight of the heaviest stage, least weight at which a piece would take another unit.
+    """
+    ends, base, following, open_pieces = list[int](), 0.0, np.inf, Counter(stages)
+    taken = dict.fromkeys(stages, 0.0)
+    for number, stage in enumerate(stages):
+        start, last = ends[-1] if ends else 0, len(sums) - len(stages) + number + 1
+        share = (most - taken[stage]) / open_pieces[stage]
+        end = min(max(bisect_right(sums, base + share * _SLACK, start), start + 1), last)
+        if end < last:
+            following = min(following, taken[stage] + (sums[end] - base) * open_pieces[stage])
+        if even:
+            mean = (sums[-1] - base) / (len(stages) - number)
+            end = min(end, bisect_left(sums, base + mean / _SLACK, start) + 1)
+        end = last if last == len(sums) else end
+        ends.append(end)
+        taken[stage] += sums[end - 1] - base
+        open_pieces[stage] -= 1
+        base = sums[end - 1]
+    return ends, max(taken.values()), following
 
 
 def cut_by_work(program: Program, pieces: int) -> list[Chunk]:
@@ -278,7 +315,7 @@ def cut_by_work(program: Program, pieces: int) -> list[Chunk]:
             if len(filled) < pieces and done > total * len(filled) / pieces * _SLACK:
                 filled.append([])
     complete = len(filled) == pieces and filled[-1]
-    return [_counted(piece) for piece in filled] if complete else cut_into_stages(program, work, pieces)
+    return [_counted(piece) for piece in filled] if complete else cut_into_stages(program, work, range(pieces))
 
 
 def product_flops(section: Section) -> float:
@@ -307,18 +344,16 @@ def _even(program: Program, block: int, pieces: int) -> list[Chunk]:
     return [tuple(chunk) for chunk in chunks]
 
 
-def _balanced(program: Program, weights: Sequence[float], pieces: int) -> list[Chunk]:
-    """Cut into contiguous pieces whose heaviest is as light as possible.
+def _balanced(program: Program, weights: Sequence[float], stages: Sequence[int]) -> list[Chunk]:
+    """Cut into contiguous pieces whose heaviest stage is as light as possible.
 
     The output layer and its loss stay together: on another stage the loss would receive all logits (Megatron's
     account_for_loss_in_pipeline_split also counts both as one layer).
     """
     units = _divisible(program, weights)
-    if len(units) < pieces:
-        raise PlanError(f"{len(units)} layers cannot be cut into {pieces} pipeline stages")
-    ends = np.cumsum(
-        [0, *_with_longest_halved(_balanced_lengths([weight for _, weight in units], pieces), pieces)]
-    ).tolist()
+    if len(units) < len(stages):
+        raise PlanError(f"{len(units)} layers cannot be cut into {len(stages)} pipeline stages")
+    ends = [0, *_balanced_ends([weight for _, weight in units], stages)]
     return [
         _counted([index for sections, _ in units[start:end] for index in sections]) for start, end in pairwise(ends)
     ]

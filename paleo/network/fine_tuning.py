@@ -182,7 +182,19 @@ def fine_tuned(graph: Graph, run: Run) -> Graph:
     nodes = [_fine_tuned_layer(node, tuning, node.name in frozen) for node in graph.nodes]
     if not any(_trains(node) for node in nodes):
         raise PlanError(_nothing_trained(graph, tuning))
-    live = _with_gradients(graph, nodes)
+    # Find the names of the tensors that need a gradient: all that are computed from a trained weight.
+    import networkx as nx
+
+    reads: nx.DiGraph[str | tuple[str, str]] = nx.DiGraph()
+    for node in nodes:
+        names = [tensor.name for tensor in node.inputs if tensor.grad] + [_TRAINED] * _trains(node)
+        reads.add_edges_from((name, node.out.name) for name in names)
+        reads.add_edges_from(((loop, name), node.out.name) for loop, _ in node.repeats for name in names)
+    repeated = {loop for node in nodes for loop, times in node.repeats if times > 1}
+    reads.add_edges_from(
+        (changed, (loop, enters)) for loop, (enters, changed) in graph.carried.items() if loop in repeated
+    )
+    live = set(nx.descendants(reads, _TRAINED))
     dead = {node.out.name for node in nodes if node.out.name not in live}
     return replace(graph, nodes=tuple(_without_dead_gradients(node, live, dead) for node in nodes))
 
@@ -294,25 +306,6 @@ Live = set[str | tuple[str, str]]
 _TRAINED = ""
 
 
-def _with_gradients(graph: Graph, nodes: list[Node]) -> Live:
-    """Find the names of the tensors that need a gradient: all that are computed from a trained weight.
-
-    A tensor that a loop carries may need one only from the second iteration on.
-    """
-    import networkx as nx
-
-    reads: nx.DiGraph[str | tuple[str, str]] = nx.DiGraph()
-    for node in nodes:
-        names = [tensor.name for tensor in node.inputs if tensor.grad] + [_TRAINED] * _trains(node)
-        reads.add_edges_from((name, node.out.name) for name in names)
-        reads.add_edges_from(((loop, name), node.out.name) for loop, _ in node.repeats for name in names)
-    repeated = {loop for node in nodes for loop, times in node.repeats if times > 1}
-    reads.add_edges_from(
-        (changed, (loop, enters)) for loop, (enters, changed) in graph.carried.items() if loop in repeated
-    )
-    return set(nx.descendants(reads, _TRAINED))
-
-
 def _is_live(node: Node, tensor: Tensor, live: Live) -> bool:
     return tensor.name in live or any((loop, tensor.name) in live for loop, _ in node.repeats)
 
@@ -348,7 +341,17 @@ def _split_by_frozen_layers(graph: Graph, patterns: Sequence[str]) -> tuple[Grap
 
     Returns the graph and the names of its frozen layers. Raises PlanError for a pattern that matches no layer.
     """
-    _check_patterns(graph, patterns)
+    names = {
+        name
+        for node in graph.nodes
+        if node.operations
+        for iteration in range(node.repeats[0][1] if node.repeats else 1)
+        for name in _names(node, iteration)
+    }
+    for pattern in patterns:
+        if not any(_matches(name, pattern) for name in names):
+            hint = near(pattern, dict.fromkeys(node.name for node in graph.nodes))
+            raise PlanError(f"freeze: no layer of {graph.name} is called {pattern!r}; {hint}")
     frozen = {node.name for node in graph.nodes if not node.repeats and _is_frozen((node.name,), patterns)}
     for loop, times in dict.fromkeys(node.repeats[0] for node in graph.nodes if node.repeats):
         inside = [node for node in graph.nodes if node.repeats[:1] == ((loop, times),)]
@@ -363,20 +366,6 @@ def _split_by_frozen_layers(graph: Graph, patterns: Sequence[str]) -> tuple[Grap
             part + name.removeprefix(loop) for (names, _), part in zip(groups, parts, strict=True) for name in names
         }
     return graph, frozenset(frozen)
-
-
-def _check_patterns(graph: Graph, patterns: Sequence[str]) -> None:
-    names = {
-        name
-        for node in graph.nodes
-        if node.operations
-        for iteration in range(node.repeats[0][1] if node.repeats else 1)
-        for name in _names(node, iteration)
-    }
-    for pattern in patterns:
-        if not any(_matches(name, pattern) for name in names):
-            hint = near(pattern, dict.fromkeys(node.name for node in graph.nodes))
-            raise PlanError(f"freeze: no layer of {graph.name} is called {pattern!r}; {hint}")
 
 
 def _names(node: Node, iteration: int) -> tuple[str, ...]:

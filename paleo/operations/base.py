@@ -883,7 +883,11 @@ class Optimizer:
         (64.0, 48.0)
         """
         if self.stepwise:
-            return self._stepwise_bytes(precision)
+            # Count the bytes per parameter if each term is a pass in the format of the states, with casts.
+            read, written = (count * precision.state for count in self.accesses)
+            if not precision.master:
+                return read, written
+            return read + precision.summed + precision.master, written + precision.state + precision.parameter
         weight = precision.master or precision.parameter
         read = precision.summed + weight + self.states * precision.state
         narrow = precision.parameter if precision.master else 0.0
@@ -908,13 +912,6 @@ class Optimizer:
         (1.0, 4800.0)
         """
         return self.accesses[1] * tensors if self.stepwise else 1.0
-
-    def _stepwise_bytes(self, precision: Precision) -> tuple[float, float]:
-        """Count the bytes per parameter if each term is a pass in the format of the states, with casts."""
-        read, written = (count * precision.state for count in self.accesses)
-        if not precision.master:
-            return read, written
-        return read + precision.summed + precision.master, written + precision.state + precision.parameter
 
 
 OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", "paleo.operations")

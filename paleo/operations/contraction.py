@@ -189,15 +189,11 @@ class Contraction:
         else:
             operation, shape = "narrow" if precision.narrow else "gemm", _gemm_shape(left, right, out)
         family: Family = "conv" if self.windows else "gemm"
-        experts = float(self.rhs.size("experts")) if self._of_experts else 0.0
+        of_experts = self.rhs.role == "parameter" and "experts" in self.rhs.dims and "experts" in self.lhs.dims
+        experts = float(self.rhs.size("experts")) if of_experts else 0.0
         return Kernel(
             self.name, family, operation, phase, self.flops, 0.0, float(read), float(written), shape, experts=experts
         )
-
-    @property
-    def _of_experts(self) -> bool:
-        """True if the weight holds one matrix per expert of a mixture."""
-        return self.rhs.role == "parameter" and "experts" in self.rhs.dims and "experts" in self.lhs.dims
 
     def _border(self, tensor: Tensor, phase: Phase) -> float:
         """Compute the ratio of rows that a windowed operand needs, with those of neighbouring ranks, to its

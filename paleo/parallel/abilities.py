@@ -16,7 +16,6 @@ from paleo.specs.software import load_software
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph
-    from paleo.parallel.placement import Strategy
     from paleo.parallel.plan import Plan
     from paleo.specs.run import Run
     from paleo.specs.software import Software
@@ -45,7 +44,7 @@ def framework_of(software: Software | str) -> Abilities | None:
 
 
 def network_quantities(graph: Graph) -> dict[str, Any]:
-    """Collect the quantities of a network that refusals refer to.
+    """Collect the sizes of a network against which restrictions of frameworks are checked.
 
     Parameters
     ----------
@@ -113,16 +112,6 @@ def run_quantities(run: Run, system: System, software: Software, dtype: str) -> 
     }
 
 
-def _of_strategy(strategy: Strategy) -> dict[str, Any]:
-    """Collect the quantities of a strategy's flags and numbers; degrees are taken from a mesh."""
-    return {
-        "sp": int(strategy.sequence_parallel and strategy.degrees.get("tp", 1) > 1),
-        "etp": strategy.etp or 0,
-        "zero": strategy.zero,
-        "vp": strategy.chunks,
-    }
-
-
 def pipeline_order_name(schedule: str, pp: int, vp: int) -> str:
     """Return the name of a pipeline's order, by which refusals refer to it.
 
@@ -173,10 +162,17 @@ def quantities(
     mesh, parallel = plan.mesh, plan.parallel
     pp, cp = plan.stages, mesh.degree("cp")
     ep = mesh.group_size(parallel.expert_axes) if parallel.etp is not None else mesh.degree("ep")
+    # Collect the quantities of a strategy's flags and numbers; degrees are taken from a mesh.
+    of_strategy = {
+        "sp": int(parallel.sequence_parallel and parallel.degrees.get("tp", 1) > 1),
+        "etp": parallel.etp or 0,
+        "zero": parallel.zero,
+        "vp": parallel.chunks,
+    }
     return {
         **network_quantities(graph),
         **run_quantities(run, system, software, plan.dtype),
-        **_of_strategy(parallel),
+        **of_strategy,
         **{axis: mesh.degree(axis) for axis in AXES},
         "gpus": plan.gpus,
         "dp": plan.dp,

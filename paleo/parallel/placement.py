@@ -530,7 +530,13 @@ def with_overrides(preset: Placement, graph: Graph, stated: Stated) -> Placement
     """
     splits: dict[str, Split] = {}
     for pattern, dims in stated.items():
-        nodes = _named(graph, pattern)
+        computing = [node for node in graph.nodes if node.operations]
+        nodes = [
+            node for node in computing if fnmatchcase(layer_label(node), pattern) or fnmatchcase(node.name, pattern)
+        ]
+        if not nodes:
+            hint = near(pattern, dict.fromkeys(map(layer_label, computing)))
+            raise PlanError(f"placement: no layer of {graph.name} is called {pattern!r}; {hint}")
         changes = {dim: _axes(pattern, dim, axes) for dim, axes in dims.items()}
         _check_dims(pattern, changes, nodes)
         for node in nodes:
@@ -566,17 +572,6 @@ def layer_label(node: Node) -> str:
         if name.startswith(f"{loop}."):
             name = f"{loop}.*{name.removeprefix(loop)}"
     return name
-
-
-def _named(graph: Graph, pattern: str) -> list[Node]:
-    computing = [node for node in graph.nodes if node.operations]
-    matching = [
-        node for node in computing if fnmatchcase(layer_label(node), pattern) or fnmatchcase(node.name, pattern)
-    ]
-    if not matching:
-        hint = near(pattern, dict.fromkeys(map(layer_label, computing)))
-        raise PlanError(f"placement: no layer of {graph.name} is called {pattern!r}; {hint}")
-    return matching
 
 
 def _dims(node: Node) -> set[str]:

@@ -112,7 +112,15 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
         If degrees or batches contradict each other or the system.
     """
     strategy = parse_strategy(run.strategy)
-    _check_names(run)
+    # Raise an error for unknown names in a run, even if this plan does not use them.
+    SCHEDULES[run.pipeline.schedule]
+    if optimizer(run.optimizer).matrices is not None and "optimizer" in run.offload.states:
+        raise PlanError(f"offload: the matrix products of {run.optimizer} are not priced on a host")
+    if run.exchange.algorithm is not None and "all_reduce" not in ALGORITHMS[run.exchange.algorithm].formulas:
+        known = [algorithm.name for algorithm in algorithms_for("all_reduce")]
+        raise PlanError(
+            f"exchange.algorithm: {run.exchange.algorithm!r} is no all_reduce; {near(run.exchange.algorithm, known)}"
+        )
     replicas = _replicas(run, strategy)
     strategy = _within_nodes(strategy, system, replicas) if strategy.within_nodes else strategy
     if run.gpus > 1 and not system.levels:
@@ -167,18 +175,6 @@ def _check_cut(run: Run, stages: int, chunks: int) -> None:
         stages_and_chunks = f"pp={stages} times {chunks} chunks a stage" if chunks > 1 else f"pp={stages}"
         states = f"pipeline.cut: {list(cut)} states {len(cut)} pieces"
         raise PlanError(f"{states}; {stages_and_chunks} has {stages * chunks}")
-
-
-def _check_names(run: Run) -> None:
-    """Raise an error for unknown names in a run, even if this plan does not use them."""
-    SCHEDULES[run.pipeline.schedule]
-    if optimizer(run.optimizer).matrices is not None and "optimizer" in run.offload.states:
-        raise PlanError(f"offload: the matrix products of {run.optimizer} are not priced on a host")
-    if run.exchange.algorithm is not None and "all_reduce" not in ALGORITHMS[run.exchange.algorithm].formulas:
-        known = [algorithm.name for algorithm in algorithms_for("all_reduce")]
-        raise PlanError(
-            f"exchange.algorithm: {run.exchange.algorithm!r} is no all_reduce; {near(run.exchange.algorithm, known)}"
-        )
 
 
 def _replicas(run: Run, strategy: Strategy) -> int:

@@ -29,6 +29,7 @@ def _data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
     """
     inside = _BATCH | {"seq": ("cp",)}
     between = _BATCH | {"seq": ("tp", "cp") if strategy.sequence_parallel else ("cp",), "height": ("spatial",)}
+    types = dict.fromkeys(node.type for node in graph.nodes if node.type in LAYERS)
     rules = (
         Rule(between),
         *(
@@ -36,17 +37,11 @@ def _data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
                 inside | dict.fromkeys(LAYERS[name].token_dims, between["seq"]) | _model_split(LAYERS[name], strategy),
                 layer=name,
             )
-            for name in _divisible(graph)
+            for name in [name for name in types if LAYERS[name].tensor_dims or LAYERS[name].expert_dims]
         ),
     )
     placement = Placement(rules, strategy.context)
     return replace(placement, rules=(*rules, *_without_space(graph, placement, strategy.degrees.get("spatial", 1))))
-
-
-def _divisible(graph: Graph) -> list[str]:
-    """List the types of the graph's layers that tensor or expert parallelism splits."""
-    types = dict.fromkeys(node.type for node in graph.nodes if node.type in LAYERS)
-    return [name for name in types if LAYERS[name].tensor_dims or LAYERS[name].expert_dims]
 
 
 def _model_split(layer: type[Layer], strategy: Strategy) -> dict[str, Axes]:

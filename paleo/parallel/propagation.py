@@ -357,27 +357,18 @@ def _halo_exchange(node: Node, split: Split, shards: Mapping[str, float], mesh: 
             source = operation.lhs if isinstance(operation, Contraction) else (*operation.inputs, operation.out)[0]
             for when, tensor in zip(WAYS, (source, operation.out), strict=True):
                 if operation.windows and (when == "forward" or source.grad):
-                    yield from _borders(operation, tensor, when, split, shards, mesh)
-
-
-def _borders(
-    operation: Contraction | MemoryPass,
-    tensor: Tensor,
-    when: When,
-    split: Split,
-    shards: Mapping[str, float],
-    mesh: Mesh,
-) -> Iterator[Communication]:
-    local = tensor.split(shards)
-    for window in operation.windows:
-        dim = window.source if when == "forward" else window.out
-        below, above = halo_of(operation, window, when)
-        for axis in split.get(window.out, ()):
-            ranks = mesh.degree(axis)
-            rows = (below, above) if ranks > 2 else (max(below, above),)
-            for count in filter(None, rows):
-                yield Communication(operation.name, "send_recv", axis, _resized(local, dim, count), when)
-            local = _resized(local, dim, local.size(dim) + sum(rows))
+                    local = tensor.split(shards)
+                    for window in operation.windows:
+                        dim = window.source if when == "forward" else window.out
+                        below, above = halo_of(operation, window, when)
+                        for axis in split.get(window.out, ()):
+                            ranks = mesh.degree(axis)
+                            rows = (below, above) if ranks > 2 else (max(below, above),)
+                            for count in filter(None, rows):
+                                yield Communication(
+                                    operation.name, "send_recv", axis, _resized(local, dim, count), when
+                                )
+                            local = _resized(local, dim, local.size(dim) + sum(rows))
 
 
 def _resized(tensor: Tensor, dim: str, size: float) -> Tensor:
@@ -571,7 +562,9 @@ def _place(
     gathered |= {
         c.tensor.name: mesh.degree(c.axis) for c in filter(_gathers, inner) if moves._saved_transfers(node, c.tensor)
     }
-    owed += (*_regather(node, [*owed, *inner]), *inner)
+    kept = {tensor.name for operation in node.operations for tensor in operation.saves}
+    again = (each for each in filter(_gathers, [*owed, *inner]) if each.tensor.name in kept)
+    owed += (*[replace(each, name=f"{each.name}{AGAIN}", phase="backward", overlapped=True) for each in again], *inner)
     owed += (
         *statistics_exchange(node, split, shards),
         *_key_exchange(node, split, core, shards, mesh),
@@ -579,7 +572,13 @@ def _place(
         *expert_exchange(node, split, shards),
         *_halo_exchange(node, split, shards, mesh),
     )
-    _record_output_layout(node, split, partial, layouts)
+    # Record the layout of the output. A view, or a layer that returns its input, keeps the input's layout.
+    written = next((op.out for op in reversed(node.operations) if op.out.name == node.out.name), None)
+    if written is not None or node.out.name not in layouts:
+        dims = node.out.dims if written is None else written.dims
+        layouts[node.out.name] = TensorLayout(
+            tuple(split.get(d, ()) if d in dims else () for d in node.out.dims), partial
+        )
     gathered |= _ring_saved(node, split, core, mesh)
     parameters = tuple(_parameters(node, split, shards))
     local = layer, *(tuple([pair for pair in each.items() if pair[0] != "batch"]) for each in (shards, core_shards))
@@ -662,16 +661,6 @@ def _gathers(communication: Communication) -> bool:
     """Return True for an all-gather of which each rank saves only its own shard; tokens of experts stay gathered."""
     kept_apart = communication.phase == "forward" and not communication.of_experts
     return kept_apart and communication.operation == "all_gather"
-
-
-def _record_output_layout(node: Node, split: Split, partial: frozenset[str], layouts: dict[str, TensorLayout]) -> None:
-    """Record the layout of the output. A view, or a layer that returns its input, keeps the input's layout."""
-    written = next((op.out for op in reversed(node.operations) if op.out.name == node.out.name), None)
-    if written is not None or node.out.name not in layouts:
-        dims = node.out.dims if written is None else written.dims
-        layouts[node.out.name] = TensorLayout(
-            tuple(split.get(d, ()) if d in dims else () for d in node.out.dims), partial
-        )
 
 
 def _summed(target: Tensor, operation: Operation, split: Split) -> frozenset[str]:
@@ -811,13 +800,6 @@ def _transition(
             place, lies = (after, want) if after != MERGED else (before, have)
             shares[tensor.dims[place]] = mesh.group_size(lies.dims[place])
         yield Communication(name, operation, axis, tensor.split(shares), when)
-
-
-def _regather(node: Node, owed: list[Communication]) -> list[Communication]:
-    """List second gathers of inputs that the weight gradients need, overlapped with the input gradients."""
-    kept = {tensor.name for operation in node.operations for tensor in operation.saves}
-    again = (each for each in filter(_gathers, owed) if each.tensor.name in kept)
-    return [replace(each, name=f"{each.name}{AGAIN}", phase="backward", overlapped=True) for each in again]
 
 
 def without_regather(placed: PlacedNode) -> PlacedNode:

@@ -275,7 +275,7 @@ def balanced_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float, most
 
 
 def filling_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float) -> Array:
-    """Compute the most splits with which there are no more parts than multiprocessors.
+    """Compute the most parts of each tile with which tiles times parts do not exceed the multiprocessors.
 
     Parameters
     ----------
@@ -309,11 +309,11 @@ def decode_splits(
     blocks: Array,
     multiprocessors: float,
 ) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Compute the number of splits of the keys of each tile in decode.
+    """Compute into how many parts decoding splits the keys of each tile (split-KV), by the rule of the kernel.
 
     ``waves`` fills waves of two blocks per multiprocessor (`wave_splits`), ``balanced`` one wave (`balanced_splits`).
-    ``captured`` launches the largest number whenever graphs are captured for the batch size. ``filling`` has no more
-    parts than multiprocessors (`filling_splits`).
+    ``captured`` launches the largest number at any length where a CUDA graph was captured for the batch size.
+    ``filling`` has no more parts than multiprocessors (`filling_splits`).
 
     Parameters
     ----------

@@ -857,14 +857,11 @@ class Fabric:
         """
         if (stride, ranks) not in self._links:
             links = group_links(self.system, stride=stride, size=ranks)
-            self._links[stride, ranks] = unmeasured_links(links, self.system) if self._unmeasured else links
+            origin = link_parameters(self.system, "collective.fabric", self.user_calibration).origin
+            self._links[stride, ranks] = (
+                unmeasured_links(links, self.system) if self.rates is None and origin == "default" else links
+            )
         return self._links[stride, ranks]
-
-    @property
-    def _unmeasured(self) -> bool:
-        """True if the parameters of hops between nodes are defaults, not measured."""
-        origin = link_parameters(self.system, "collective.fabric", self.user_calibration).origin
-        return self.rates is None and origin == "default"
 
     @property
     def policy(self) -> CollectivePolicy:
@@ -878,7 +875,7 @@ class Fabric:
         return Nccl(inside, exchange, between, switch_can_add=self.dtype not in NOT_IN_SWITCH)
 
     def parameters(self) -> dict[str, SourcedParameters[Any]]:
-        """Return the calibrated parameters by family, with their sources."""
+        """Return the calibrated parameters of each family of collectives (ring, tree, …), with their sources."""
         return {family: link_parameters(self.system, family, self.user_calibration) for family in LINK_FAMILIES}
 
 

@@ -1,15 +1,25 @@
 """The families of kernels: the calibration and the formula by which each is priced on a device.
 
 A further family is a file in this folder that registers itself.
+
+Kernels of a framework's training step are products under long load, experts in a loop, and attention:
+
+    experts   = launches + products of ``STREAMS`` experts at a time, each on its own multiprocessors
+    attention = the formula of `paleo.pricing.attention`, its rates scaled from an engine's kernel to training's
+
+Transformer Engine's GroupedLinear issues the products of a rank's experts one after the other on four streams
+(transformer_engine/common/gemm/cublaslt_gemm.cu, ``num_streams``). A weight gradient that is accumulated reads and
+writes the sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paleo.errors import SpecError
 from paleo.operations.tensor import BYTES, precision
@@ -39,14 +49,91 @@ from paleo.pricing.memory import (
     softmax_passes,
     transposed_time,
 )
-from paleo.pricing.power import operand_energy, slow_down, switching_activity
+from paleo.pricing.power import felt, operand_energy, slow_down, switching_activity
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
-from paleo.pricing.training import STREAMS, TrainingParameters, trained_attention
+from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
     from paleo.pricing.store import SourcedParameters
     from paleo.specs.software import Software
+
+#: Experts whose products run concurrently.
+STREAMS = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingParameters:
+    """Calibration of one kind of training kernel on one device."""
+
+    launch: float = parameter("5 us", "0.1..300 us", "what a call takes beside its kernel; of experts: each of them")
+    ramp: float = parameter("0.1 ms", "1 us..10 ms", "kernel time that feels half the power limit in a test run")
+    forward: float = parameter("1", "0.4..2", "rate of attention's products over that of an engine's kernel")
+    backward: float = parameter("0.7", "0.2..1.5", "rate of backward attention's products over forward's")
+
+
+def experts_product_time(*, experts: npt.ArrayLike, launch: float, **product: Any) -> Array:
+    """Compute the time of one product for each of a rank's experts.
+
+    Parameters
+    ----------
+    experts : array-like
+        Experts of the rank.
+    launch : float
+        Seconds that each expert adds.
+    **product
+        Arguments of `paleo.pricing.gemm.gemm_time`, but for ``batch``.
+
+    Returns
+    -------
+    ndarray
+        Seconds of all experts.
+    """
+    count = np.asarray(experts, dtype=np.float64)
+    together = np.minimum(count, STREAMS)
+    return np.asarray(count / together * gemm_time(batch=together, **product) + count * launch)
+
+
+def hardened(cold: Array, hot: Array, ramp: float) -> Array:
+    """Interpolate between a kernel's times at the clock of short runs and of long load, by the length of a test run.
+
+    Parameters
+    ----------
+    cold, hot : ndarray
+        Times at the clock of a short run and of long load [s].
+    ramp : float
+        Kernel time at which half of the difference applies [s].
+
+    Returns
+    -------
+    ndarray
+        Seconds.
+
+    Examples
+    --------
+    >>> float(hardened(np.array(1.0), np.array(3.0), ramp=1.0))
+    2.0
+    """
+    return np.asarray(cold + (hot - cold) * felt(cold, 0.0, ramp))
+
+
+def trained_attention(engine: PrefillParameters, training: TrainingParameters) -> PrefillParameters:
+    """Convert the parameters of an engine's attention kernel to those of attention in training.
+
+    Parameters
+    ----------
+    engine : PrefillParameters
+        Calibration of the kernel as inference engines run it.
+    training : TrainingParameters
+        Calibration of training. Its ``launch`` is that of single calls, which other kernels hide in a step.
+
+    Returns
+    -------
+    PrefillParameters
+    """
+    rate = engine.mma_efficiency * training.forward
+    return replace(engine, mma_efficiency=rate, backward_efficiency=training.backward)
+
 
 #: Functions that count how passes over rows keep a row in registers and read it again.
 _ROW_PASSES = {"memory.softmax": softmax_passes, "memory.layernorm": layer_norm_passes}
@@ -204,33 +291,21 @@ def _chosen_convolutions(
     )
     algorithms: tuple[str, ...] = stated.algorithms or tuple(AVAILABLE_FROM)
     if stated.algorithms is None and prices.figures().tensor_cores and "fp32" in prices.device.peak:
-        return entry, _convolved_by_either(prices, kernels, entry.parameters, algorithms)
+        # Compute time and share of FLOP on tensor cores or, if these are slower, on vector units.
+        products = tuple(name for name in algorithms if name not in NO_PRODUCT)
+        moved = np.array([kernel.bytes for kernel in kernels])
+        tensor, work = _convolved(prices, kernels, prices.figures(), entry.parameters, products)
+        share = moved / (prices.figures().memory_bandwidth * tensor)
+        tensor = _under_power_limit(prices, kernels, tensor, moved, share, operand_energy(prices.dtype))
+        if prices.channels_first:
+            operands = np.array([kernel.bytes_read for kernel in kernels])
+            width = precision(prices.dtype).operand
+            tensor = tensor + transposed_time(operands, operands / width, prices.figures(), loads=LIBRARY_LOADS)
+        vector = prices.parameters_of(ConvolutionParameters, "conv.vector").parameters
+        names = algorithms if prices.dtype == "tf32" else NARROW
+        ordinary, reduced = _convolved(prices, kernels, prices.figures("fp32"), vector, names)
+        return entry, (np.minimum(tensor, ordinary), np.where(ordinary < tensor, reduced, work))
     return entry, _convolved(prices, kernels, prices.figures(), entry.parameters, algorithms)
-
-
-def _convolved_by_either(
-    prices: FamilyPrices, kernels: Sequence[Kernel], parameters: ConvolutionParameters, algorithms: tuple[str, ...]
-) -> tuple[Array, Array]:
-    """Compute time and share of FLOP on tensor cores or, if these are slower, on vector units.
-
-    Few channels do not fill a step of tensor cores, and depthwise convolutions are no products. A library offers both
-    units for any dtype (cudnnFind… "attempts both the provided mathType and CUDNN_DEFAULT_MATH", its documentation).
-    Vector units compute in fp32, so tf32 has all their algorithms there, and tensors need no conversion to
-    channels-last.
-    """
-    products = tuple(name for name in algorithms if name not in NO_PRODUCT)
-    moved = np.array([kernel.bytes for kernel in kernels])
-    tensor, work = _convolved(prices, kernels, prices.figures(), parameters, products)
-    share = moved / (prices.figures().memory_bandwidth * tensor)
-    tensor = _under_power_limit(prices, kernels, tensor, moved, share, operand_energy(prices.dtype))
-    if prices.channels_first:
-        operands = np.array([kernel.bytes_read for kernel in kernels])
-        width = precision(prices.dtype).operand
-        tensor = tensor + transposed_time(operands, operands / width, prices.figures(), loads=LIBRARY_LOADS)
-    vector = prices.parameters_of(ConvolutionParameters, "conv.vector").parameters
-    names = algorithms if prices.dtype == "tf32" else NARROW
-    ordinary, reduced = _convolved(prices, kernels, prices.figures("fp32"), vector, names)
-    return np.minimum(tensor, ordinary), np.where(ordinary < tensor, reduced, work)
 
 
 def _under_power_limit(
@@ -385,6 +460,8 @@ def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tu
     training = prices.parameters_of(TrainingParameters, f"training.attention.{kernel_name}")
     measured = training.origin != "default"
     formula = attention_prefill_time if group.endswith("forward") else attention_backward_time
+    tensor = prices.figures(prices.sixteen_bits).tensor_cores
+    products: GemmParameters = prices.parameters_of(GemmParameters, "gemm.tensor" if tensor else "gemm.simt").parameters
     times = formula(
         batch=column(kernels, "batch"),
         query_heads=column(kernels, "q_heads"),
@@ -398,18 +475,11 @@ def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tu
         kernel_name=kernel_name,
         element_bytes=float(BYTES[prices.sixteen_bits]),
         sustained=1.0,
-        activity=_attention_activity(prices),
+        activity=_activity(prices, products, prices.sixteen_bits) / operand_energy(prices.sixteen_bits),
         device=prices.figures(prices.sixteen_bits),
         parameters=trained_attention(entry.parameters, training.parameters) if measured else entry.parameters,
     )
     return entry, times * prices.software.slowdown_on(prices.device.architecture)
-
-
-def _attention_activity(prices: FamilyPrices) -> float:
-    """Return the energy of attention in training relative to the calibration's rows, as for its matrix products."""
-    tensor = prices.figures(prices.sixteen_bits).tensor_cores
-    products: GemmParameters = prices.parameters_of(GemmParameters, "gemm.tensor" if tensor else "gemm.simt").parameters
-    return _activity(prices, products, prices.sixteen_bits) / operand_energy(prices.sixteen_bits)
 
 
 def _activity(prices: FamilyPrices, products: GemmParameters, dtype: str) -> float:

@@ -438,8 +438,8 @@ def quantisation_time(
 ) -> Array:
     """Compute the time to convert activations to a narrower format: two reads and one write.
 
-    Data within ``capacity`` bytes of cache cost nothing here. The launches of these kernels are part of the fp8
-    family's ``launch``.
+    Only bytes beyond ``capacity`` are charged, since the rest stays in cache. Launches are part of the parameter
+    ``launch`` of fp8 products.
 
     Parameters
     ----------

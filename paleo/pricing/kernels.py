@@ -649,7 +649,7 @@ class FamilyPrices:
         return "tensor" if self.figures().tensor_cores else "vector"
 
     def figures(self, dtype: str | None = None) -> DeviceFigures:
-        """Return the device's figures for the arithmetic of the run.
+        """Return the peaks and bandwidths of the device's datasheet for a number format.
 
         Parameters
         ----------

@@ -125,12 +125,8 @@ def sparse_attention_time(work: SparseWork, device: DeviceFigures, parameters: S
         work.pairs * p.pair * _PICOSECOND,
         work.sequences * p.sequence,
     )
-    return smooth_maximum(_launches(work, p), sum(parts), p.order)
-
-
-def _launches(work: SparseWork, p: SparseParameters) -> Array:
-    """Sum the launches of a call by its formats and by the kernels that it runs [s]."""
+    # Sum the launches of a call by its formats and by the kernels that it runs [s].
     narrow = np.select([work.element_bytes < 1.0, work.element_bytes < 2.0], [p.launch_fp4, p.launch_fp8], 0.0)
     stored = np.where(work.stored_bytes < 2.0, p.launch_cache, 0.0)
     scored = np.select([work.dense, work.indexed], [p.launch_dense, p.launch_indexer], 0.0)
-    return np.asarray(p.launch + narrow + stored + scored)
+    return smooth_maximum(np.asarray(p.launch + narrow + stored + scored), sum(parts), p.order)

@@ -401,7 +401,10 @@ _LEAST_SHARE = 1e-4
 
 
 def rates(text: str) -> Rates | None:
-    """Parse ``ideal`` or ``ppp=0.6`` / ``ppp=0.6,0.75`` (computation, communication).
+    """Parse a calibration of constant efficiency: ``ideal`` (the peaks), or ``ppp=C,L``.
+
+    C is the share of peak that computation reaches (the platform percent of peak of Paleo, 2017), L that of links; L
+    is C if it is absent.
 
     Parameters
     ----------

@@ -13,9 +13,8 @@ import matplotlib
 from paleo import __version__
 from paleo.report.charts import Bar, Chart, bars, svg
 from paleo.report.columns import Attribute
-from paleo.report.page import sortable
+from paleo.report.page import rendered, sortable
 from paleo.report.plots import BLUE, GREY, STYLE, figure_of
-from paleo.report.rendering import rendered
 from paleo.units import duration, gibibytes
 
 if TYPE_CHECKING:

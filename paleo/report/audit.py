@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from paleo.report.columns import Attribute, Document, grid, listing, percent, record, wrapped_text
@@ -124,7 +123,13 @@ def table(audit: Audit | CollectiveAudit) -> RenderableType:
     """
     if isinstance(audit, CollectiveAudit):
         return _collective_table(audit)
-    parts: list[RenderableType] = [wrapped_text(Text(verdict(audit), style="bold")), Text(), _quantities(audit)]
+    explained = audit.faults[0].evidence if audit.faults else audit.predicted
+    columns = ["measured", "predicted", "difference", *(["with the fault"] if audit.faults else [])]
+    table = grid(f"{len(audit.log.steps)} steps of {audit.log.kind}", ["", *columns])
+    for name, value in audit.measured.items():
+        cells = [_cell(name, value), _cell(name, audit.predicted[name]), percent(value / audit.predicted[name] - 1.0)]
+        table.add_row(_NAMES[name], *cells, *([_cell(name, explained[name])] if audit.faults else []))
+    parts: list[RenderableType] = [wrapped_text(Text(verdict(audit), style="bold")), Text(), table]
     parts += [part for note in audit.notes for part in (Text(), wrapped_text(f"{note[:1].upper()}{note[1:]}."))]
     for fault in audit.faults:
         parts += [Text(), wrapped_text(f"{fault.text}: {fault.advice}.")]
@@ -147,16 +152,6 @@ def _next(audit: Audit) -> str | None:
         return f"The log does not tell {' and '.join(fault.name for fault in faults)} apart: check both."
     values = " and ".join(f"{_cell(name, fault.evidence[name])} with {fault.name}" for fault in faults)
     return f"Log {_NAMES[name]} next: it is {values}."
-
-
-def _quantities(audit: Audit) -> Table:
-    explained = audit.faults[0].evidence if audit.faults else audit.predicted
-    columns = ["measured", "predicted", "difference", *(["with the fault"] if audit.faults else [])]
-    table = grid(f"{len(audit.log.steps)} steps of {audit.log.kind}", ["", *columns])
-    for name, value in audit.measured.items():
-        cells = [_cell(name, value), _cell(name, audit.predicted[name]), percent(value / audit.predicted[name] - 1.0)]
-        table.add_row(_NAMES[name], *cells, *([_cell(name, explained[name])] if audit.faults else []))
-    return table
 
 
 def _cell(name: str, value: float) -> str:

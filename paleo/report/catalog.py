@@ -19,9 +19,8 @@ from paleo.report.columns import facts_table as fact_table
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.calibration import Calibration, load_calibration
 from paleo.specs.catalog import is_path, kind_of, names, resolve_spelling
-from paleo.specs.device import Device, HostLink, Price, load_device
+from paleo.specs.device import Device, HostLink, Link, Price, load_device, load_link
 from paleo.specs.fields import FieldRow, field_table, format_value
-from paleo.specs.link import Link, load_link
 from paleo.specs.loading import Spec
 from paleo.specs.model import ModelSpec, load_model, names_other_source
 from paleo.specs.prices import rent_quote
@@ -113,7 +112,7 @@ KINDS: dict[str, Lines] = {
 
 def _table_lines() -> dict[str, str]:
     """List the kinds of measured tables, with the columns that identify each and the column of measured values."""
-    from paleo.tables.tables import tables
+    from paleo.tables.steps import tables
 
     return {name: _table_line(table) for name, table in sorted(tables().items())}
 
@@ -360,6 +359,7 @@ def _model(model: ModelSpec) -> list[Fact]:
     return _known(
         ("title", model.title),
         ("also known as", ", ".join(model.aliases)),
+        ("weights published in", model.released if model.hub else ""),
         ("task", model.task),
         ("parameters", f"{counts.graph.parameters:,}"),
         (

@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.cluster.policies import POLICIES
+from paleo.cluster.nodes import POLICIES
 from paleo.report.columns import Attribute, facts_table, listing, money, record, wrapped_text
 from paleo.units import HOUR, counted, duration
 

@@ -210,16 +210,16 @@ def units_below(system: System, level: Level) -> tuple[int, int]:
 
 
 def level_graph(system: System, level: Level, units: int) -> nx.Graph[Vertex]:
-    """Build the graph of some units of a level.
+    """Build the graph of the first members (devices, nodes, …) of one level of a system's interconnect.
 
     Parameters
     ----------
     system : System
         Nodes, devices and links.
     level : Level
-        One of its levels. Of a mesh whose pairs are not all joined alike each pair gets the mean.
+        One of its levels. In a mesh with unequal links every pair gets the mean rate.
     units : int
-        Units of the level below, which are the vertices 0, 1, 2, …; of a torus the next larger box of them.
+        Number of members, which are the vertices 0, 1, 2, …; in a torus it is rounded up to a full box.
 
     Returns
     -------

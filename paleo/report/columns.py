@@ -3,24 +3,28 @@
 A row of an answer (a point of a curve, a plan, a system) has one declaration for each of its quantities: the key of
 ``--json`` and of data frames, the heading and unit of tables, and a function that reads the value. JSON, text tables
 and data frames follow from it; ``columns.csv`` holds the meaning of each key for schemas and documentation.
+
+Notebooks show the tables of the terminal as HTML.
 """
 
 from __future__ import annotations
 
 import csv
 import functools
+import io
 import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.constrain import Constrain
 from rich.table import Column as TableColumn
 from rich.table import Table
@@ -301,7 +305,7 @@ def listing(title: str, columns: Iterable[Attribute], rows: Sequence[Any]) -> Ta
 
 @functools.cache
 def meanings() -> dict[str, tuple[str, str]]:
-    """Return the unit and the meaning of every key of JSON documents, by its last name (``step_time_s``)."""
+    """Return a dict from each key of JSON documents to its unit and meaning; of nested keys the last part counts."""
     with (Path(__file__).parent / "columns.csv").open(encoding="utf-8", newline="") as file:
         return {row["key"]: (row["unit"], row["meaning"]) for row in csv.DictReader(file)}
 
@@ -425,7 +429,7 @@ def wrapped_text(text: str | Text) -> Constrain:
 
 
 def chosen(choices: Mapping[str, str]) -> Iterator[Constrain]:
-    """Yield a line with what was chosen where the question left it open.
+    """Yield one line with the options that the user did not state and the values chosen for them, if there are any.
 
     Parameters
     ----------
@@ -534,3 +538,81 @@ def _finite(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+#: Characters of a cell that stay on one line.
+LONGEST_LINE = 60
+
+
+def html(output: RenderableType) -> str:
+    """Return what a command prints as HTML, in the colours of the notebook.
+
+    Parameters
+    ----------
+    output : RenderableType
+        Tables and paragraphs.
+
+    Returns
+    -------
+    str
+        HTML.
+
+    Examples
+    --------
+    >>> html("a < b")
+    '<p style="white-space:pre-line;margin:.4em 0;max-width:70em">a &lt; b</p>'
+    """
+    if isinstance(output, Group):
+        return "\n".join(filter(None, (html(part) for part in output.renderables)))
+    if isinstance(output, Constrain):
+        return html(output.renderable)
+    if isinstance(output, Table):
+        return _html_table(output)
+    if isinstance(output, str | Text):
+        text = Text(output) if isinstance(output, str) else output
+        if not text.plain.strip():
+            return ""
+        marked, end = [], 0
+        spans = [(0, len(text))] if "bold" in str(text.style) else []
+        for first, last in spans or [(span.start, span.end) for span in text.spans if "bold" in str(span.style)]:
+            marked += [escape(text.plain[end:first]), f"<b>{escape(text.plain[first:last])}</b>"]
+            end = last
+        inner = "".join([*marked, escape(text.plain[end:])]).strip()
+        return f'<p style="white-space:pre-line;margin:.4em 0;max-width:70em">{inner}</p>'
+    return f"<pre>{escape(_plain(output))}</pre>"
+
+
+def _html_table(table: Table) -> str:
+    sides = [str(column.justify) for column in table.columns]
+    heads = "".join(
+        _html_cell("th", side, _plain(column.header)) for side, column in zip(sides, table.columns, strict=True)
+    )
+    rows = zip(*([_plain(cell) for cell in column.cells] for column in table.columns), strict=True)
+    body = "".join(f"<tr>{''.join(map(_html_cell, ['td'] * len(row), sides, row))}</tr>" for row in rows)
+    title = (
+        f'<caption style="text-align:left;font-weight:bold;padding-top:.6em">{escape(_plain(table.title))}</caption>'
+        if table.title
+        else ""
+    )
+    head = f"<thead><tr>{heads}</tr></thead>" if table.show_header else ""
+    return f"<table>{title}{head}<tbody>{body}</tbody></table>"
+
+
+def _html_cell(tag: str, side: str, text: str) -> str:
+    wrap = "normal" if len(text) > LONGEST_LINE else "nowrap"
+    return f'<{tag} style="text-align:{side};white-space:{wrap};padding:.15em .7em">{escape(text)}</{tag}>'
+
+
+def _plain(output: RenderableType) -> str:
+    """Return a text without its style."""
+    if isinstance(output, str):
+        return output
+    if isinstance(output, Text):
+        return output.plain
+    # in a notebook, a console displays whatever it prints unless told otherwise
+    console = Console(
+        file=io.StringIO(), width=PLAIN_WIDTH, highlight=False, markup=False, emoji=False, force_jupyter=False
+    )
+    with console.capture() as captured:
+        console.print(output)
+    return captured.get().rstrip("\n")

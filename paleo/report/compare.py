@@ -173,13 +173,26 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     if ends:
         yield f"90 % interval of the time: {'; '.join(ends)}."
     yield from prices(comparison)
-    yield from _unknown(comparison)
+    # A sentence for each quantity that some systems lack.
+    if names := _without(comparison, "cost"):
+        yield f"No price is known for {', '.join(names)}; give one with --price {names[0]}=2.5 (USD an hour per GPU)."
+    bills = [each.training for each in comparison.candidates if each.runs and each.training is not None]
+    if any(bill.rent is None and bill.electricity is not None for bill in bills):
+        yield f"Cost is electricity; rent is {OWNED}."
+    if names := _without(comparison, "energy"):
+        yield f"No design power is known for {', '.join(names)}: no energy is modelled."
     yield from (f"{each.system.name}: {each.problem}" for each in candidates if each.problem)
     formats = {each.system.name: each.prediction.plan.dtype for each in candidates if each.prediction}
     if len(set(formats.values())) > 1:
         yield f"Number formats differ: {', '.join(f'{name} {dtype}' for name, dtype in formats.items())}."
     yield "* best of those that fit. Energy is modelled from the work of the GPUs; hosts and PUE as given."
-    yield from (f"Warning ({', '.join(names)}): {text}" for text, names in _warnings(comparison).items())
+    # Collect the systems of each warning.
+    systems: dict[str, list[str]] = {}
+    for candidate in comparison.candidates:
+        for warning in () if candidate.prediction is None else candidate.prediction.warnings:
+            if candidate.name not in systems.setdefault(warning, []):
+                systems[warning].append(candidate.name)
+    yield from (f"Warning ({', '.join(names)}): {text}" for text, names in systems.items())
     failing = {each.name: each.training.goodput for each in candidates if each.training is not None}
     shares = [f"{name} {percent(run.share)}" for name, run in failing.items() if run is not None]
     if shares:
@@ -190,27 +203,6 @@ def _without(comparison: Comparison, objective: Objective) -> list[str]:
     """List systems that run, but whose value of an objective is not known."""
     runs = [candidate for candidate in comparison.candidates if candidate.runs]
     return [each.system.name for each in runs if getattr(each.training, objective) is None]
-
-
-def _warnings(comparison: Comparison) -> dict[str, list[str]]:
-    """Collect the systems of each warning."""
-    systems: dict[str, list[str]] = {}
-    for candidate in comparison.candidates:
-        for warning in () if candidate.prediction is None else candidate.prediction.warnings:
-            if candidate.name not in systems.setdefault(warning, []):
-                systems[warning].append(candidate.name)
-    return systems
-
-
-def _unknown(comparison: Comparison) -> Iterator[str]:
-    """Yield a sentence for each quantity that some systems lack."""
-    if names := _without(comparison, "cost"):
-        yield f"No price is known for {', '.join(names)}; give one with --price {names[0]}=2.5 (USD an hour per GPU)."
-    bills = [each.training for each in comparison.candidates if each.runs and each.training is not None]
-    if any(bill.rent is None and bill.electricity is not None for bill in bills):
-        yield f"Cost is electricity; rent is {OWNED}."
-    if names := _without(comparison, "energy"):
-        yield f"No design power is known for {', '.join(names)}: no energy is modelled."
 
 
 def prices(comparison: Comparison) -> list[str]:

@@ -1,4 +1,8 @@
-"""One configuration, as a document and as tables: step, memory, training, and the studies that its options ask for."""
+"""One configuration, as a document and as tables: step, memory, training, and the studies that its options ask for.
+
+A prediction can also be written as a trace for Perfetto or chrome://tracing. Each class of ranks is a process, and each
+of its streams a track.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,7 @@ from paleo.units import MICROSECOND, duration, engineering, gibibytes
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
+    from paleo.schedules.engine import Event
     from paleo.studies.advice import Advice
     from paleo.studies.cost import Training
     from paleo.studies.goodput import Goodput
@@ -71,7 +76,23 @@ class RunStudies:
         if self.compression is not None:
             keys["compression"] = _compression_document(self.compression)
         if self.placement is not None:
-            keys["placement"] = _placement_document(self.placement)
+            share = self.placement.share
+            keys["placement"] = {
+                "nodes": self.placement.prediction.run.fabric.nodes,
+                "background": self.placement.placement.background,
+                "neighbour": self.placement.prediction.run.fabric.neighbour,
+                "leaves": share.leaves,
+                "crossings": share.crossings,
+                "share": {
+                    "ring": share.ring_share,
+                    "all_to_all": share.exchange_share,
+                    "unsorted_ring": share.unsorted_share,
+                    "all_to_all_direct": share.direct_share,
+                },
+                "packed_step_time_s": self.placement.packed.step_time,
+                "slowdown": self.placement.slowdown,
+                "advice": self.placement.advice,
+            }
         return keys
 
     def tables(self) -> Iterator[RenderableType]:
@@ -280,26 +301,6 @@ def _compression_document(study: CompressionStudy) -> Document:
     }
 
 
-def _placement_document(study: PlacementStudy) -> Document:
-    share = study.share
-    return {
-        "nodes": study.prediction.run.fabric.nodes,
-        "background": study.placement.background,
-        "neighbour": study.prediction.run.fabric.neighbour,
-        "leaves": share.leaves,
-        "crossings": share.crossings,
-        "share": {
-            "ring": share.ring_share,
-            "all_to_all": share.exchange_share,
-            "unsorted_ring": share.unsorted_share,
-            "all_to_all_direct": share.direct_share,
-        },
-        "packed_step_time_s": study.packed.step_time,
-        "slowdown": study.slowdown,
-        "advice": study.advice,
-    }
-
-
 def document(
     prediction: Prediction,
     training: Training | None,
@@ -377,7 +378,18 @@ def table(
     verbose : bool
         Add the time of each section and stream, and every collective.
     """
-    parts: list[RenderableType] = [_headline(prediction), _breakdown(prediction), Text(), _memory(prediction), Text()]
+    table = grid("Step time by part", ("part", "time", "share"))
+    for words, seconds in step_parts(prediction).items():
+        if seconds > 0:
+            spoken = duration(seconds) if seconds >= MICROSECOND else "< 1 us"
+            table.add_row(words, spoken, percent(seconds / prediction.step_time))
+    hidden = max(0.0, prediction.breakdown.communication_total - prediction.breakdown.communication_exposed)
+    if hidden > ROUNDING * prediction.step_time:
+        table.add_row("(overlapped communication)", duration(hidden), "", style="dim")
+    if (pipeline := prediction.input_pipeline) is not None:
+        arrival = f"(input pipeline, limited by {pipeline.slowest})"
+        table.add_row(arrival, duration(float(pipeline.total)), "", style="dim")
+    parts: list[RenderableType] = [_headline(prediction), table, Text(), _memory(prediction), Text()]
     if advice:
         title = f"What would make it fit (global batch {advice[0].prediction.plan.global_batch})"
         parts += [listing(title, _ADVICE, advice[:MOST_ADVICE]), Text()]
@@ -473,21 +485,6 @@ def step_parts(prediction: Prediction) -> dict[str, float]:
     spent = asdict(prediction.breakdown)
     spent |= {"slowed": prediction.slowed, "communication_exposed": spent["communication_exposed"] - prediction.slowed}
     return {words: spent[key] for key, words in PARTS.items()}
-
-
-def _breakdown(prediction: Prediction) -> Table:
-    table = grid("Step time by part", ("part", "time", "share"))
-    for words, seconds in step_parts(prediction).items():
-        if seconds > 0:
-            spoken = duration(seconds) if seconds >= MICROSECOND else "< 1 us"
-            table.add_row(words, spoken, percent(seconds / prediction.step_time))
-    hidden = max(0.0, prediction.breakdown.communication_total - prediction.breakdown.communication_exposed)
-    if hidden > ROUNDING * prediction.step_time:
-        table.add_row("(overlapped communication)", duration(hidden), "", style="dim")
-    if (pipeline := prediction.input_pipeline) is not None:
-        arrival = f"(input pipeline, limited by {pipeline.slowest})"
-        table.add_row(arrival, duration(float(pipeline.total)), "", style="dim")
-    return table
 
 
 def _memory(prediction: Prediction) -> Table:
@@ -642,3 +639,75 @@ def _placement(study: PlacementStudy) -> RenderableType:
         ("step time", packed),
     ])  # fmt: skip
     return Group(table, Text(), wrapped_text(study.advice))
+
+
+def trace(prediction: Prediction) -> Document:
+    """Return a prediction in the Trace Event Format of Perfetto and chrome://tracing.
+
+    Events are complete events in microseconds with FLOP and bytes as arguments. Ranks that do the same at the same time
+    are one class: all of them, or those of a pipeline stage.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of a run.
+
+    Returns
+    -------
+    Document
+        The trace as a JSON document.
+    """
+    events = prediction.timeline.events
+    streams = list(dict.fromkeys(_stream(event) for event in events))
+    places = {
+        stream: (list(dict.fromkeys(group for group, *_ in streams)).index(stream[0]), i)
+        for i, stream in enumerate(streams)
+    }
+    ranks = prediction.plan.mesh.size // prediction.plan.stages
+    named = [_named(places[stream], stream, ranks) for stream in streams]
+    return {
+        "traceEvents": [*(event for pair in named for event in pair), *_complete(events, places)],
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "model": prediction.model.name,
+            "system": prediction.system.name,
+            "gpus": prediction.plan.gpus,
+            "strategy": prediction.plan.strategy or "dp",
+            "step_time_s": prediction.step_time,
+            "traced_s": prediction.timeline.end,
+            "calibration": prediction.calibration,
+        },
+    }
+
+
+def _stream(event: Event) -> tuple[str, str]:
+    """Return the class of ranks and the stream of an event."""
+    resource, _, stream = event.task.resource.partition(" ")
+    if not resource.startswith("stage"):
+        return "ranks", resource
+    return f"stage {resource.removeprefix('stage')}", stream or "compute"
+
+
+def _named(place: tuple[int, int], stream: tuple[str, str], ranks: int) -> Iterator[Document]:
+    process, thread = place
+    process_name = f"{stream[0]} ({ranks} alike)" if ranks > 1 else stream[0]
+    yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": process_name}}
+    yield {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": stream[1]}}
+
+
+def _complete(events: tuple[Event, ...], places: dict[tuple[str, str], tuple[int, int]]) -> Iterator[Document]:
+    for event in events:
+        if event.end > event.start:
+            process, thread = places[_stream(event)]
+            task = event.task
+            counts = {name: value for name, value in (("flops", task.flops), ("bytes", task.bytes)) if value > 0}
+            yield {
+                "ph": "X",
+                "name": task.name,
+                "cat": task.kind,
+                "pid": process,
+                "tid": thread,
+                "ts": event.start / MICROSECOND,
+                "dur": (event.end - event.start) / MICROSECOND,
+                "args": counts,
+            }

@@ -16,8 +16,7 @@ from pydantic import BaseModel
 from paleo.errors import SpecError, near
 from paleo.report.columns import meanings
 from paleo.specs.calibration import Calibration
-from paleo.specs.device import Device
-from paleo.specs.link import Link
+from paleo.specs.device import Device, Link
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import MAIN_FIELDS, SHORT_NAMES, Run
 from paleo.specs.software import Software
@@ -69,19 +68,15 @@ def schema_of(kind: str) -> dict[str, Any]:
     if kind in documents():
         return _described(json.loads((_FOLDER / f"{kind}.json").read_text(encoding="utf-8")))
     if kind.startswith("table:"):
-        return _of_table(kind.partition(":")[2])
+        from paleo.tables.columns import schema
+        from paleo.tables.steps import tables
+
+        name = kind.partition(":")[2]
+        if name not in tables():
+            raise SpecError(f"no kind of table is called {name!r:.80}; {near(name, tables())}")
+        return schema(name, tables()[name].header, tables()[name].columns)
     known = [*FILES, *documents(), "table:KIND"]
     raise SpecError(f"no schema of {kind!r:.80}; {near(kind, known)} (all: {', '.join(sorted(known))})")
-
-
-def _of_table(name: str) -> dict[str, Any]:
-    """Return the schema of one row of a kind of measured table."""
-    from paleo.tables.columns import schema
-    from paleo.tables.tables import tables
-
-    if name not in tables():
-        raise SpecError(f"no kind of table is called {name!r:.80}; {near(name, tables())}")
-    return schema(name, tables()[name].header, tables()[name].columns)
 
 
 def _described(schema: dict[str, Any]) -> dict[str, Any]:

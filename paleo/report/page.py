@@ -3,38 +3,84 @@
 It follows the warnings of Bailey (Twelve ways to fool the masses, 1991) and Hoefler and Belli (Scientific benchmarking,
 2015): rates and times to solution, every number with its calibration and number format, and a section on what is left
 out. Text and layout are in ``templates/report.html``.
+
+Pages are jinja2 templates with their style sheets and scripts; a page holds all it needs and loads nothing.
+
+The page of every evaluated plan of a search has sliders, the Pareto front of time, cost and memory, the breakdown and
+command of the chosen plan. It works without a server or network, by keyboard, on phones, dark and light.
+
+Columns are typed arrays in base64, so that 200,000 plans take about 4 MB. Layout and script are in ``templates``.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jinja2
 import numpy as np
 import numpy.typing as npt
+from markupsafe import Markup
 
 from paleo import __version__
-from paleo.errors import PlanError
+from paleo.errors import PlanError, SpecError
 from paleo.launch.commands import estimate_command
 from paleo.lowering.policies import recompute_summary
+from paleo.predict import Prediction, predict
 from paleo.report import plots
 from paleo.report.charts import WIDTH, Bar, Chart, Curve, bars, curves, deviations, heat_map, stacks, svg
-from paleo.report.columns import NONE, Attribute, energy, money, percent
+from paleo.report.columns import NONE, Attribute, energy, money, percent, tenths
 from paleo.report.estimate import step_parts, utilisation_warnings
-from paleo.report.rendering import rendered
+from paleo.search.columns import PlanColumns, columns
+from paleo.specs.prices import devices_per_machine
+from paleo.specs.run import Run, path_of, updated
+from paleo.studies.cost import rent, training
 from paleo.studies.exchange import bandwidth_curve
 from paleo.studies.purchase import CHANGE, Objective, Offer, Purchase
 from paleo.studies.scale import placement_study, scaling_verdict
-from paleo.units import GIB, HOUR, duration, engineering, gibibytes
+from paleo.units import GIB, HOUR, counted, duration, engineering, gibibytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from paleo.predict import Prediction
     from paleo.report.columns import Document
+    from paleo.search.plans import Search
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.system import System
     from paleo.studies.cost import Training
     from paleo.studies.goodput import Goodput
+    from paleo.studies.purchase import Requirements
     from paleo.studies.scale import ScaleCurve, ScalePoint
+
+_FOLDER = Path(__file__).parent / "templates"
+
+
+def rendered(template: str, **context: Any) -> str:
+    """Render a page; values are escaped.
+
+    Parameters
+    ----------
+    template : str
+        Name of a file in the folder `templates`.
+    **context
+        What the template names; ``source`` reads a style sheet or script into the page.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    for function in (counted, duration, gibibytes, percent, tenths):
+        environment.filters[function.__name__] = function
+    environment.globals["source"] = lambda name: Markup((_FOLDER / name).read_text(encoding="utf-8"))
+    return environment.get_template(template).render(**context)
+
 
 #: Objective -> heading of its card, and how a sentence calls it.
 _GOALS: dict[Objective, tuple[str, str]] = {
@@ -389,10 +435,13 @@ def exchange_panels(study: Purchase, offer: Offer) -> Iterator[tuple[str, Chart,
         packed = study.request.curve(prediction, nodes="packed")
         if packed is not None:
             heading = f"Step time on {name}: packed nodes and {offer.curve.nodes}"
+            last, base = ([point for point in each.points if point.runs][-1] for each in (offer.curve, packed))
+            advice = placement_study(last.predicted)
+            step = f"{duration(last.step_time)}, {duration(base.step_time)} on packed nodes"
             yield (
                 heading,
                 _narrow(plots.placement([packed, offer.curve]), heading),
-                _placement_words(packed, offer.curve),
+                f"At {last.gpus:,} GPUs a step takes {step}." + ("" if advice is None else f" {advice.advice}"),
             )
 
 
@@ -422,13 +471,6 @@ def _consistency_words(curve: ScaleCurve) -> str:
         "Staleness: updates by others between a worker's read and its write, on average; a synchronous step has none."
     )
     return f"{late}{limit}"
-
-
-def _placement_words(packed: ScaleCurve, curve: ScaleCurve) -> str:
-    last, base = ([point for point in each.points if point.runs][-1] for each in (curve, packed))
-    advice = placement_study(last.predicted)
-    step = f"{duration(last.step_time)}, {duration(base.step_time)} on packed nodes"
-    return f"At {last.gpus:,} GPUs a step takes {step}." + ("" if advice is None else f" {advice.advice}")
 
 
 # failures
@@ -467,3 +509,90 @@ def goodput_map(run: Goodput, factors: Sequence[float]) -> npt.NDArray[np.float6
     """
     scale = np.asarray(factors)
     return run.checkpoints.goodput(run.interval * scale[None, :], run.mtbf * scale[:, None])
+
+
+#: Plans that a page holds; of more, only the best.
+MOST_PLANS = 200_000
+#: Column -> its type in the browser.
+_TYPES = {
+    "step_time": "<f4", "memory": "<f4", "gpus": "<u4", "microbatch": "<u4", "strategy": "<u2", "policy": "u1",
+    "schedule": "u1", "overlapped": "u1", "run": "<u2",
+}  # fmt: skip
+
+
+def explored(model: ModelSpec, system: System, search: Search, wish: Requirements) -> str:
+    """Return the page of all plans of a search.
+
+    Parameters
+    ----------
+    model : ModelSpec
+    system : System
+    search : Search
+        Its first plan is chosen when the page opens.
+    wish : Requirements
+        Amount of training, tariff and objective.
+
+    Raises
+    ------
+    SpecError
+        The search has no plans.
+    """
+    if search.ranking is None or not search.plans:
+        raise SpecError("--explore: the search found no plans")
+    best = predict(model, system, search.plans[0].run)
+    whole = None if wish.amount is None else training(best, wish.amount, wish.tariff, long_run=wish.long_run)
+    table = columns(search.ranking, MOST_PLANS)
+    machine = devices_per_machine(system)
+    rate, _ = rent(system, machine, wish.tariff)
+    searched = ("gpus", "microbatch", "strategy", "recompute", "schedule")
+    unset = {name: attrgetter(path_of(name))(Run()) for name in searched}
+    facts = {
+        "model": model.name,
+        "system": system.name,
+        "objective": wish.objective,
+        "globalBatch": search.global_batch,
+        "count": len(table),
+        "evaluated": table.evaluated,
+        "strategies": table.strategies,
+        "policies": table.policies,
+        "schedules": table.schedules,
+        "capacity": system.device.memory.usable,
+        "perNode": machine,
+        "gpuHour": None if rate is None else rate / machine * HOUR,
+        "steps": None if whole is None else whole.steps,
+        "amount": None if whole is None else whole.amount.words,
+        "samplesPerStep": search.global_batch,
+        "tokensPerSample": best.graph.tokens_per_sample,
+        "command": estimate_command(model, system, best.run),
+        "commands": [estimate_command(model, system, updated(run, unset)) for run in table.runs],
+        "breakdown": step_parts(best),
+        "bestIndex": _place(table, best),
+        "bestStep": best.step_time,
+        "interval": list(best.interval),
+        "columns": {
+            name.removesuffix("_time"): _packed(getattr(table, name).astype(kind)) for name, kind in _TYPES.items()
+        },
+    }
+    data = json.dumps(facts, allow_nan=False).replace("</", "<\\/")
+    return rendered("explorer.html", title=f"Plans of {model.name} on {system.name}", data=Markup(data))
+
+
+def _place(table: PlanColumns, best: Prediction) -> int:
+    """Return the index of a plan among the columns, -1 if it is not among them."""
+    run = best.run
+    equal = (table.gpus == run.gpus) & (table.microbatch == best.plan.microbatch)
+    equal &= np.array(table.strategies)[table.strategy] == run.strategy
+    equal &= np.array(table.policies)[table.policy] == recompute_summary(
+        run
+    )  # no plan of the table recomputes single layers
+    if run.exchange.when is not None:
+        equal &= table.overlapped == (run.exchange.when == "overlapped")
+    names = np.array(table.schedules)[table.schedule]
+    pipelined = best.plan.stages > 1 and best.plan.parallel.chunks > 1 and run.pipeline.schedule == "1f1b"
+    equal &= names == ("interleaved" if pipelined else run.pipeline.schedule)
+    places = np.flatnonzero(equal)
+    return int(places[0]) if len(places) else -1
+
+
+def _packed(values: npt.NDArray[np.generic]) -> str:
+    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii")

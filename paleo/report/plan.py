@@ -245,7 +245,9 @@ def _priced_columns(reply: PurchasePlans) -> Iterator[Attribute]:
     tokens = any(plan.tokens_per_s is not None for plan in reply.plans)
     trained = reply.wish.amount is not None
     rows = [plan.row for plan in reply.plans]
-    numbers = dict(zip(map(id, reply.plans), _classes_of(reply), strict=True))
+    keys = [(plan.system.name, plan.row.gpus, plan.row.class_step or plan.row.step_time) for plan in reply.plans]
+    known = list(dict.fromkeys(keys))
+    numbers = dict(zip(map(id, reply.plans), [known.index(key) + 1 for key in keys], strict=True))
     grouped = len(set(numbers.values())) < len(rows)
     yield Attribute("", lambda plan: [each is plan for each in reply.plans].index(True) + 1, "plan", "count")
     yield Attribute("class", lambda plan: numbers[id(plan)], "class" if grouped else "", "count")
@@ -271,13 +273,6 @@ def _priced_columns(reply: PurchasePlans) -> Iterator[Attribute]:
     yield Attribute("schedule", lambda plan: "1f1b" if plan.row.schedule == "none" else plan.row.schedule)
     yield Attribute("cut", lambda plan: _cut(plan.row))
     yield Attribute("overlapped", lambda plan: plan.row.overlapped)
-
-
-def _classes_of(reply: PurchasePlans) -> list[int]:
-    """Return the class of each plan: plans on the same GPUs of the same system whose steps cannot be told apart."""
-    keys = [(plan.system.name, plan.row.gpus, plan.row.class_step or plan.row.step_time) for plan in reply.plans]
-    known = list(dict.fromkeys(keys))
-    return [known.index(key) + 1 for key in keys]
 
 
 def purchase_document(reply: PurchasePlans) -> Document:

@@ -153,7 +153,20 @@ def estimate(prediction: Prediction) -> Figure:
         machines = prediction.system.share(prediction.plan.gpus)
         figure.suptitle(f"{prediction.model.name} on {machines}: {prediction.plan.strategy or 'dp'}")
         _timeline(line, events)
-        _memory(memory, prediction)
+        # Draw stacked parts up to the total, or up to the capacity where that is not far away.
+        parts = {name: size / GIB for name, size in prediction.memory.parts.items() if size > 0}
+        left = 0.0
+        for (name, size), colour in zip(parts.items(), _MEMORY, strict=False):
+            memory.barh(0, size, left=left, color=colour, label=name, height=0.6)
+            left += size
+        capacity = prediction.memory.capacity / GIB
+        if capacity < 3 * left:
+            memory.axvline(capacity, color=BLACK, linestyle="--", label="capacity")
+            left = max(left, capacity)
+        memory.set_xlim(0, 1.05 * left)
+        memory.set_yticks([])
+        memory.set_xlabel(f"memory of the fullest GPU [GiB]; capacity {capacity:.4g}")
+        memory.legend(loc="upper center", bbox_to_anchor=(0.5, -0.45), ncols=len(parts) + 1)
     return figure
 
 
@@ -185,23 +198,6 @@ def _row(stream: str) -> tuple[object, ...]:
     ['compute', 'stage2', 'stage2 communication', 'stage10']
     """
     return stream != COMPUTE, *(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", stream))
-
-
-def _memory(axes: Axes, prediction: Prediction) -> None:
-    """Draw stacked parts up to the total, or up to the capacity where that is not far away."""
-    parts = {name: size / GIB for name, size in prediction.memory.parts.items() if size > 0}
-    left = 0.0
-    for (name, size), colour in zip(parts.items(), _MEMORY, strict=False):
-        axes.barh(0, size, left=left, color=colour, label=name, height=0.6)
-        left += size
-    capacity = prediction.memory.capacity / GIB
-    if capacity < 3 * left:
-        axes.axvline(capacity, color=BLACK, linestyle="--", label="capacity")
-        left = max(left, capacity)
-    axes.set_xlim(0, 1.05 * left)
-    axes.set_yticks([])
-    axes.set_xlabel(f"memory of the fullest GPU [GiB]; capacity {capacity:.4g}")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.45), ncols=len(parts) + 1)
 
 
 def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Figure:
@@ -528,18 +524,13 @@ def target(system: str, curve: TargetScaling) -> Figure:
         axes.set_xticks(gpus, [f"{count:,}" for count in gpus])
         axes.xaxis.set_minor_locator(NullLocator())
         for formats in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            formats(FuncFormatter(_round_minutes))
+            formats(FuncFormatter(lambda value, _=None: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
         for count, words in ((curve.knee, "knee"), (curve.largest_useful, "largest useful")):
             if count is not None:
                 axes.axvline(count, linestyle="--", linewidth=0.8, color=GREY)
                 axes.text(count, 0.02, f" {words}", transform=axes.get_xaxis_transform(), color="#5b6068")
         axes.legend(loc="best")
     return picture
-
-
-def _round_minutes(value: float, _: object = None) -> str:
-    """Write a tick of a logarithmic axis: 1, 2 and 5 times a power of ten, nothing between."""
-    return f"{value:g}" if f"{value:e}"[0] in "125" else ""
 
 
 # how workers exchange

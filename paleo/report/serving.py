@@ -48,6 +48,7 @@ def document(service: Service, systems: Sequence[Service] = ()) -> dict[str, Any
     head = {
         "verdict": service.verdict,
         "model": service.model.name,
+        "released": service.model.released,
         "system": service.system.name,
         "gpus": service.gpus,
         "engine": {"name": service.engine.name, "release": service.engine.release},
@@ -107,7 +108,7 @@ PLANS = (
     Attribute("strategy", lambda plan: plan.strategy, "plan"),
     Attribute("gpus", lambda plan: plan.gpus),
     Attribute("replicas", lambda plan: plan.candidate.replicas),
-    Attribute("weights", lambda plan: plan.candidate.formats.weights, "weights"),
+    Attribute("weights", lambda plan: plan.candidate.formats.text, "weights"),
     Attribute("cache", lambda plan: plan.candidate.formats.cache),
     Attribute("batch_tokens", lambda plan: float(np.asarray(plan.batching.tokens))),
     Attribute("sequences", lambda plan: float(np.asarray(plan.batching.sequences))),
@@ -151,6 +152,8 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
     low, high = INTERVAL
     memory = plan.candidate.memory
     length = float(np.asarray(service.load.lengths.resident))
+    # List what the steady-state model says without simulation.
+    state = plan.state
     return {
         "requests_per_s": plan.requests_per_s,
         "requests_per_s_interval": [plan.requests_per_s * low, plan.requests_per_s * high],
@@ -178,23 +181,18 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         "strategy": plan.strategy,
         "capacity_requests_per_s": capacity_of(plan.candidate, service.load),
         "breakdown_s": parts_of(plan.candidate, plan.state),
-        "steady": _steady(plan) | {"simulated_requests_per_s": service.simulated_rate},
+        "steady": {
+            "iteration_s": float(state.iteration),
+            "utilisation": float(state.utilisation),
+            "ttft_s": {"mean": _finite(state.ttft), "p99": _finite(state.percentile("ttft", 99))},
+            "tpot_s": {"mean": float(state.tpot), "p99": _finite(state.percentile("tpot", 99))},
+            "latency_s": {"mean": _finite(state.latency), "p99": _finite(state.percentile("latency", 99))},
+        }
+        | {"simulated_requests_per_s": service.simulated_rate},
         "launch": service.launch,
         "calibration": plan.candidate.phases.calibration,
         "plans": [record(PLANS, each) for each in service.result.plans],
         "curve": _curve(service, plan),
-    }
-
-
-def _steady(plan: ServingPlan) -> dict[str, Any]:
-    """List what the steady-state model says without simulation."""
-    state = plan.state
-    return {
-        "iteration_s": float(state.iteration),
-        "utilisation": float(state.utilisation),
-        "ttft_s": {"mean": _finite(state.ttft), "p99": _finite(state.percentile("ttft", 99))},
-        "tpot_s": {"mean": float(state.tpot), "p99": _finite(state.percentile("tpot", 99))},
-        "latency_s": {"mean": _finite(state.latency), "p99": _finite(state.percentile("latency", 99))},
     }
 
 
@@ -238,7 +236,7 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
     plan = service.best
     if plan is None:
         reasons: list[RenderableType] = [
-            wrapped_text(Text(f"- {each}")) for each in dict.fromkeys(service.result.refusals)
+            wrapped_text(Text(f"- {each}")) for each in dict.fromkeys(service.result.refusals[1:])
         ]
         return Group(head, Text(), *reasons[:SHOWN])
     notes = [*assumptions(service), f"Not modelled: {'; '.join(UNMODELLED)}."]
@@ -246,7 +244,11 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
         [Text(), Text(service.launch, no_wrap=True, overflow="ignore")] if service.launch else []
     )
     plans = listing("Plans", PLANS, service.result.plans[:SHOWN])
-    tables: list[RenderableType] = [_times(service), Text(), _memory(plan), Text(), plans]
+    memory = plan.candidate.memory
+    facts = grid("Memory of a GPU", ["part", "size", "share"])
+    for name, size in (*memory_parts(plan).items(), ("engine", memory.reserve)):
+        facts.add_row(name, gibibytes(size), percent(size / memory.capacity))
+    tables: list[RenderableType] = [_times(service), Text(), facts, Text(), plans]
     if len(systems) > 1:
         tables = [listing("Systems", SYSTEMS, systems), Text(), *tables]
     remarks: list[RenderableType] = [wrapped_text(Text(note)) for note in notes]
@@ -326,14 +328,6 @@ def memory_parts(plan: ServingPlan) -> dict[str, float]:
     """
     memory = plan.candidate.memory
     return {"weights": memory.weights, "KV cache": memory.cache, "activations": memory.activations}
-
-
-def _memory(plan: ServingPlan) -> RenderableType:
-    memory = plan.candidate.memory
-    facts = grid("Memory of a GPU", ["part", "size", "share"])
-    for name, size in (*memory_parts(plan).items(), ("engine", memory.reserve)):
-        facts.add_row(name, gibibytes(size), percent(size / memory.capacity))
-    return facts
 
 
 def audit_document(audit: ServiceAudit) -> dict[str, Any]:

@@ -45,7 +45,7 @@ BATCHES = (
 SYSTEMS = (
     Attribute("system", lambda service: service.system.name, "system"),
     Attribute("gpus", lambda service: service.gpus, "GPUs", "count"),
-    Attribute("weights", lambda service: service.formats.weights, "weights"),
+    Attribute("weights", lambda service: service.formats.text, "weights"),
     Attribute("batch", lambda service: service.best and service.best.batch, "batch", "count"),
     Attribute("requests_per_s", lambda service: service.requests_per_s, "requests/s", "words", _rate),
     Attribute("usd_per_million_requests", lambda service: service.usd_per_million, "USD/1M requests", "price"),
@@ -78,6 +78,7 @@ def document(service: BatchedService, systems: Sequence[BatchedService] = ()) ->
     return fields | {
         "verdict": service.verdict,
         "model": service.model.name,
+        "released": service.model.released,
         "system": service.system.name,
         "gpus": service.gpus,
         "engine": {"name": "tensorrt", "release": ""},
@@ -140,7 +141,7 @@ def _request(service: BatchedService) -> str:
     if service.length:
         return f"A request is {counted(round(service.length), 'token')} long, and is answered in one forward pass."
     parts = passes_of(service.model)
-    if len(parts) == 1 and parts[0].count == 1:
+    if len(parts) == parts[0].count == parts[0].samples == 1:
         return f"A request is one forward pass of {service.model.name}; a diffusion takes one for each of its steps."
     passes = [f"{part.model} {counted(part.count, 'time')} with {counted(part.samples, 'sample')}" for part in parts]
     return f"A request runs {' and '.join(passes)}."

@@ -262,17 +262,18 @@ class Schedule:
     closed : ClosedForms
         Formulas that replace the evaluation of the order.
     chunks : int, optional
-        Pieces of each copy of the network on a stage. None: as many as the strategy says.
+        Model chunks of each replica on a stage; a bidirectional schedule (Chimera, DualPipe) holds a replica for each
+        direction. None: as many as the strategy says.
     splits_backward : bool
         True if weight gradients (W) are separate passes.
     multiple : bool
         True if the number of microbatches must be a multiple of the stages.
     least : int
-        Fewest microbatches per stage. All copies of the network process equally many microbatches.
+        Smallest ratio of microbatches to stages. Replicas process equally many microbatches.
     even : bool
         True if the number of stages must be even.
     paths : callable
-        (stages, chunks) -> stage and chunk of each piece of the network, once for each copy.
+        (stages, chunks) -> for each replica, the stage and chunk of its pieces in the order of the forward pass.
     fused : callable, optional
         Sizes of the groups of passes that start and end together: a forward pass and the next backward pass (with its
         weights), or a backward pass and its weights. None: every pass runs separately.
@@ -320,6 +321,32 @@ class Schedule:
             for piece, (stage, chunk) in enumerate(path):
                 piece_of[stage][chunk] = piece
         return tuple(tuple(pieces[chunk] for chunk in range(len(pieces))) for pieces in piece_of)
+
+    def stages_of(self, stages: int, chunks: int) -> tuple[int, ...]:
+        """Return the stage of each piece of the network; the first one if copies of it are on several.
+
+        Parameters
+        ----------
+        stages : int
+            Stages of the pipeline.
+        chunks : int
+            Chunks of each copy of the network on a stage.
+
+        Returns
+        -------
+        tuple of int
+            One stage for each piece. Where no chunk holds a piece, which `check_schedule` refuses, it is the next one.
+
+        Examples
+        --------
+        >>> SCHEDULES["interleaved"].stages_of(2, 2)
+        (0, 1, 0, 1)
+        >>> SCHEDULES["zb-v"].stages_of(2, 2)
+        (0, 1, 1, 0)
+        """
+        places = list(enumerate(self.pieces(stages, chunks)))
+        held = {piece: stage for stage, pieces in reversed(places) for piece in pieces}
+        return tuple(held.get(piece, piece % stages) for piece in range(stages * chunks))
 
     def sends_output(self, stages: int, chunks: int) -> tuple[tuple[bool, ...], ...]:
         """List for each chunk of each stage if its output leaves the stage, or the network.

@@ -30,7 +30,7 @@ from paleo.schedules.base import (
     add_schedule,
     all_at_once,
 )
-from paleo.schedules.zero_bubble import v_paths
+from paleo.schedules.one_f_one_b import v_paths
 
 
 def _two_way_paths(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:

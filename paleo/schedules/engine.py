@@ -261,7 +261,14 @@ def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: 
                     source = len(position) + len(sends) - 1
                 previous = previous if source is None else (*previous, source)
             for action in group:
-                passes.append(_pass_task(chosen, stages, stage, action, previous))
+                # Build the task of one pass on its stage.
+                chunk = stages[stage][action.chunk]
+                label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if len(stages[stage]) > 1 else "")
+                seconds, flops, moved = (
+                    _of_pass(values, action, chosen.splits_backward)
+                    for values in ((chunk.forward, chunk.backward, chunk.weights), chunk.flops, chunk.bytes)
+                )
+                passes.append(Task(label, f"stage{stage}", seconds, previous, action.kind, flops, moved))
                 previous = (len(passes) - 1,)
     line = schedule([*passes, *sends])
     ends = [0.0] * depth
@@ -279,19 +286,6 @@ def _positions(orders: Sequence[Sequence[Sequence[Action]]]) -> dict[_PassKey, i
             last = len(positions) + len(group) - 1
             positions |= {(action.kind, stage, action.microbatch, action.chunk): last for action in group}
     return positions
-
-
-def _pass_task(
-    chosen: Schedule, stages: Sequence[Sequence[StageTime]], stage: int, action: Action, after: tuple[int, ...]
-) -> Task:
-    """Build the task of one pass on its stage."""
-    chunk = stages[stage][action.chunk]
-    label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if len(stages[stage]) > 1 else "")
-    seconds, flops, moved = (
-        _of_pass(values, action, chosen.splits_backward)
-        for values in ((chunk.forward, chunk.backward, chunk.weights), chunk.flops, chunk.bytes)
-    )
-    return Task(label, f"stage{stage}", seconds, after, action.kind, flops, moved)
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,15 +237,7 @@ def _dependencies(
     if schedule.fused is None:
         return rows, codes, sources, [np.full_like(codes_of_stage, -1) for codes_of_stage in sources]
     sizes = [np.array(schedule.fused(stage, stages, microbatches, chunks)) for stage in range(stages)]
-    return rows, codes, *_group_sources(codes, sources, sizes)
-
-
-def _group_sources(codes: list[Index], sources: list[Index], sizes: list[Index]) -> tuple[list[Index], list[Index]]:
-    """Return the sources of all passes if groups of ``sizes`` passes run as one.
-
-    A pass waits for the last pass of its source's group. The first pass of a group also waits for the source of the
-    second, since both start together.
-    """
+    # The sources of all passes if groups of ``sizes`` passes run as one.
     last_of_group = np.full(max(code.max() for code in codes) + 2, -1, dtype=np.intp)
     for code, size in zip(codes, sizes, strict=True):
         last_of_group[code] = np.repeat(code[np.cumsum(size) - 1], size)
@@ -254,7 +246,7 @@ def _group_sources(codes: list[Index], sources: list[Index], sizes: list[Index])
         of_second, first = np.full_like(source, -1), np.cumsum(size) - size
         of_second[first[size > 1]] = source[first[size > 1] + 1]
         fused_sources.append(of_second)
-    return group_sources, fused_sources
+    return rows, codes, group_sources, fused_sources
 
 
 def _source_rows(schedule: Schedule, stages: int, chunks: int) -> Index:
@@ -268,7 +260,13 @@ def _source_rows(schedule: Schedule, stages: int, chunks: int) -> Index:
     sources = np.full(3 * stages * width, -1, dtype=np.intp)
     for place in itertools.product(range(stages), range(width)):
         for kind in _KINDS:
-            source = _source(kind, place, previous, following)
+            # The kind and place of the pass whose output a pass reads; None if it reads no other pass.
+            if kind == "F":
+                source = ("F", previous[place]) if place in previous else None
+            elif kind == "B":
+                source = ("B", following[place]) if place in following else ("F", place)
+            else:
+                source = None
             if source is not None:
                 sources[_row(kind, place, stages, width)] = _row(*source, stages, width)
     return sources
@@ -277,20 +275,6 @@ def _source_rows(schedule: Schedule, stages: int, chunks: int) -> Index:
 def _row(kind: str, place: Place, stages: int, width: int) -> int:
     """Return the row of a pass's times."""
     return (_KINDS[kind] * stages + place[0]) * width + place[1]
-
-
-def _source(
-    kind: str, place: Place, previous: dict[Place, Place], following: dict[Place, Place]
-) -> tuple[str, Place] | None:
-    """Return the kind and place of the pass whose output a pass reads; None if it reads no other pass.
-
-    The first backward pass reads the output of the forward pass at its own place.
-    """
-    if kind == "F":
-        return ("F", previous[place]) if place in previous else None
-    if kind == "B":
-        return ("B", following[place]) if place in following else ("F", place)
-    return None
 
 
 def _wave_numbers(codes: list[list[int]], sources: list[list[int]], fused_sources: list[list[int]]) -> list[list[int]]:

@@ -130,7 +130,7 @@ class Bounds:
         self.reserved = cases.layouts.reserved()[cases.layout]
         self._states: dict[tuple[int, int], tuple[Array, Array]] = {}
         self._owned: dict[int, Array] = {}
-        self._even: dict[int, Mask] = {}
+        self._even: dict[tuple[int, ...], Mask] = {}
         self._seconds: dict[tuple[str, int, bool], Array] = {}
         self._travels: dict[int, Array] = {}
 
@@ -143,22 +143,25 @@ class Bounds:
             sent[inside] = self.cases.send(block)[inside]
         return sent
 
-    def even(self, pieces: int) -> Mask:
-        """Tell for which cases an even cut is certain (`Cuts.even`); computed once for each number of pieces.
+    def even(self, schedule: Schedule, chunks: int) -> Mask:
+        """Tell for which cases an even cut is certain (`Cuts.even`); computed once for each placement of pieces.
 
         Parameters
         ----------
-        pieces : int
-            Pieces of the network.
+        schedule : Schedule
+            Order of the pipeline's passes.
+        chunks : int
+            Chunks of each stage.
 
         Returns
         -------
         Mask, shape (cases,)
             True for these cases.
         """
-        if pieces not in self._even:
-            self._even[pieces] = self.cuts.even(pieces)
-        return self._even[pieces]
+        stages = schedule.stages_of(self.stages, chunks)
+        if stages not in self._even:
+            self._even[stages] = self.cuts.even(stages)
+        return self._even[stages]
 
     def under_any_schedule(self, zero: int, *, expected: bool = False) -> tuple[Array, Array]:
         """Compute the least time and memory under any schedule.
@@ -243,7 +246,7 @@ class Bounds:
         if from_the_front and not schedule.splits_backward:
             filling = self.block * (stages - 1) / (stages * chunks)
             slowest = np.maximum(slowest, filling + count * (busy + ends[-1]))
-        even = self.even(stages * chunks) | expected
+        even = self.even(schedule, chunks) | expected
         return np.asarray(np.where(even, np.maximum(least, slowest), least) * (1.0 - _ROUNDING))
 
     def bytes(self, schedule: Schedule, chunks: int, zero: int, *, expected: bool = False) -> Array:
@@ -281,7 +284,7 @@ class Bounds:
         fullest = times.saved_bytes[block, columns] * living.sum(axis=1).max(axis=0) * layers / chunks
         moment = times.workspace_bytes[block, columns] + times.transient[block, columns]
         known = states[block, columns] * copies * layers + fullest + moment
-        even = self.even(stages * chunks) | expected
+        even = self.even(schedule, chunks) | expected
         return np.asarray((np.where(even, np.maximum(known, least), least) + self.reserved) * (1.0 - _ROUNDING))
 
     def _state_bytes(self, zero: int, copies: int) -> tuple[Array, Array]:

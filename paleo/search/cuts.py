@@ -1,6 +1,6 @@
 """Cuts of a network into the pieces of a pipeline that a search tries.
 
-An even cut is tried first. A balanced cut makes the heaviest piece as light as possible; it is tried where the layers
+An even cut is tried first. A balanced cut makes the heaviest stage as light as possible; it is tried where the layers
 do not divide evenly, or where the layers outside the repeated blocks weigh much.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import Chunk, balanced_cut, cut_into_stages, layer_counts, slowest_piece_time
+from paleo.lowering.policies import Chunk, balanced_cut, cut_into_stages, layer_counts, slowest_stage_time
 from paleo.schedules.base import distinct
 from paleo.search.space import Space, divisors
 
@@ -24,7 +24,7 @@ Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
 #: Weights of sections are rounded to this fraction of the weight of one layer of the heaviest block.
 _STEP = 1 / 20
-#: Largest ratio of the heaviest pieces (balanced over even cut) at which a balanced cut is worth trying.
+#: Largest ratio of the heaviest stages (balanced over even cut) at which a balanced cut is worth trying.
 _GAIN = 0.995
 #: Numbers of chunks that are tried besides those that divide the layers evenly: two for schedules that need two chunks,
 #: and a few more where hardly any number divides the layers.
@@ -102,13 +102,13 @@ class Cuts:
         self.relative = np.rint(seconds / seconds[self.heaviest, columns] / _STEP) * _STEP
         self._profiles: list[tuple[list[float], Index]] | None = None
 
-    def even(self, pieces: int) -> npt.NDArray[np.bool_]:
+    def even(self, stages: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Tell for which cases only one cut is tried: whole blocks, equally many in each piece.
 
         Parameters
         ----------
-        pieces : int
-            Pieces of the network.
+        stages : sequence of int, shape (pieces,)
+            Stage of each piece of the network.
 
         Returns
         -------
@@ -118,23 +118,23 @@ class Cuts:
         run, backend = self.backend.run, self.backend
         if isinstance(run.pipeline.cut, tuple) or backend.offload.parts or not self.folded:
             return np.zeros(len(self.heaviest), dtype=bool)
-        divides = self.repeat[self.heaviest] % pieces == 0
+        divides = self.repeat[self.heaviest] % len(stages) == 0
         if run.pipeline.cut is not None:
             return np.asarray(divides)
         if backend.software.parallelism.stages == "work":
             return np.zeros(len(self.heaviest), dtype=bool)
         work, rows = self.relative * self.repeat[:, None], np.arange(len(self.repeat))[:, None]
         ends = (work * (rows < self.heaviest)).sum(axis=0), (work * (rows > self.heaviest)).sum(axis=0)
-        most = 1.0 + (1.0 - _GAIN) * self.repeat[self.heaviest] / pieces
-        return np.asarray(divides & (np.maximum(*ends) <= most * (1.0 - 2.0**-30)))
+        most = 1.0 + (1.0 - _GAIN) * self.repeat[self.heaviest] / len(set(stages))
+        return np.asarray(divides & (_heavier(*ends, stages) <= most * (1.0 - 2.0**-30)))
 
-    def of(self, pieces: int, inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
+    def of(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
         """List the cuts that a search tries, each with the cases for which it is used.
 
         Parameters
         ----------
-        pieces : int
-            Pieces of the network.
+        stages : sequence of int, shape (pieces,)
+            Stage of each piece of the network.
         inside : ndarray, shape (cases,)
             True for the cases to cut.
 
@@ -145,57 +145,61 @@ class Cuts:
         """
         run, program = self.backend.run, self.programs[0]
         if isinstance(run.pipeline.cut, tuple):
-            stated = cut_into_stages(program, self.seconds[:, 0].tolist(), pieces, run.pipeline.cut)
+            stated = cut_into_stages(program, self.seconds[:, 0].tolist(), stages, run.pipeline.cut)
             yield Partition(tuple(stated), np.arange(self.seconds.shape[1]))
         elif self.backend.offload.parts:  # offload to the host adds time that depends on the ZeRO stage
-            yield from self._balanced(pieces, inside)
+            yield from self._balanced(stages, inside)
         elif self.backend.software.parallelism.stages == "work" and run.pipeline.cut is None:
-            yield from self._by_work(pieces)
+            yield from self._by_work(stages)
         elif self.folded:
-            yield from self._even(pieces)
+            yield from self._even(stages)
             if run.pipeline.cut is None:
-                yield from self._balanced(pieces, inside)
+                yield from self._balanced(stages, inside)
         else:
-            yield from self._each_case(pieces, inside)
+            yield from self._each_case(stages, inside)
 
-    def _even(self, pieces: int) -> Iterator[Partition]:
+    def _even(self, stages: Sequence[int]) -> Iterator[Partition]:
         """Yield even cuts of whole blocks, one for all cases with the same heaviest block."""
         for block in distinct(self.heaviest):
-            if self.repeat[block] % pieces == 0:
+            if self.repeat[block] % len(stages) == 0:
                 cases = np.flatnonzero(self.heaviest == block)
                 weights = self.seconds[:, cases[0]].tolist()
-                yield Partition(tuple(cut_into_stages(self.programs[0], weights, pieces)), cases)
+                yield Partition(tuple(cut_into_stages(self.programs[0], weights, stages)), cases)
 
-    def _balanced(self, pieces: int, inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
-        """Yield cuts whose heaviest piece is as light as possible, where it is lighter than that of an even cut."""
+    def _balanced(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
+        """Yield cuts whose heaviest stage is as light as possible, where it is lighter than that of an even cut."""
         by_layers: dict[tuple[int, ...], list[Index]] = {}
         program = self.programs[0]
         for weights, cases in self.profiles:
             if not inside[cases].any():
                 continue
             block = int(np.argmax(np.array(weights) * self.repeat))
-            even = self.repeat[block] % pieces == 0 and not self.backend.offload.parts
-            if even and self._light_ends(weights, block, pieces):
+            even = self.repeat[block] % len(stages) == 0 and not self.backend.offload.parts
+            if even and self._light_ends(weights, block, stages):
                 continue
-            layers = balanced_cut(program, weights, pieces)
+            layers = balanced_cut(program, weights, stages)
             if not layers:
                 continue
             if even:
-                balanced = slowest_piece_time(program, weights, cut_into_stages(program, weights, pieces, layers))
-                if balanced > _GAIN * slowest_piece_time(program, weights, cut_into_stages(program, weights, pieces)):
+                balanced, plain = (
+                    slowest_stage_time(program, weights, cut_into_stages(program, weights, stages, how), stages)
+                    for how in (layers, None)
+                )
+                if balanced > _GAIN * plain:
                     continue
             by_layers.setdefault(layers, []).append(cases)
         for layers, cases_of in by_layers.items():
-            chunks = cut_into_stages(program, self.seconds[:, 0].tolist(), pieces, layers)
+            chunks = cut_into_stages(program, self.seconds[:, 0].tolist(), stages, layers)
             yield Partition(tuple(chunks), np.sort(np.concatenate(cases_of)), layers)
 
-    def _light_ends(self, weights: Sequence[float], block: int, pieces: int) -> bool:
-        """Return True if the layers before and after a block are too light to shift a layer to another piece."""
+    def _light_ends(self, weights: Sequence[float], block: int, stages: Sequence[int]) -> bool:
+        """Return True if the layers before and after a block are too light to shift a layer to another stage."""
         ends = [
             sum(w * r for w, r in zip(weights[part], self.repeat[part], strict=True))
             for part in _before_and_after(block)
         ]
-        return bool(max(ends) <= weights[block] * (1.0 + (1.0 - _GAIN) * self.repeat[block] / pieces))
+        most = weights[block] * (1.0 + (1.0 - _GAIN) * self.repeat[block] / len(set(stages)))
+        return bool(_heavier(np.array(ends[0]), np.array(ends[1]), stages) <= most)
 
     @property
     def profiles(self) -> list[tuple[list[float], Index]]:
@@ -206,26 +210,31 @@ class Cuts:
             self._profiles = [(kinds[:, kind].tolist(), each) for kind, each in enumerate(cases)]
         return self._profiles
 
-    def _by_work(self, pieces: int) -> Iterator[Partition]:
+    def _by_work(self, stages: Sequence[int]) -> Iterator[Partition]:
         """Yield cuts that balance the FLOP of contractions, one for all microbatches of a layout."""
-        if pieces > self.repeat.sum():
+        if len(stages) > self.repeat.sum():
             return
         known: dict[Pieces, list[Index]] = {}
         for number in distinct(self.program_of):
             cases = np.flatnonzero(self.program_of == number)
-            chunks = self.backend.cut(self.programs[number], self.seconds[:, cases[0]], pieces)
+            chunks = self.backend.cut(self.programs[number], self.seconds[:, cases[0]], stages)
             known.setdefault(tuple(chunks), []).append(cases)
         yield from (Partition(chunks, np.sort(np.concatenate(cases))) for chunks, cases in known.items())
 
-    def _each_case(self, pieces: int, inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
+    def _each_case(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
         """Yield a cut for each case by itself, for networks without repeated layers."""
-        if pieces > len(self.repeat):
+        if len(stages) > len(self.repeat):
             return
         known: dict[Pieces, list[int]] = {}
         for case in np.flatnonzero(inside).tolist():
-            chunks = self.backend.cut(self.programs[int(self.program_of[case])], self.seconds[:, case], pieces)
+            chunks = self.backend.cut(self.programs[int(self.program_of[case])], self.seconds[:, case], stages)
             known.setdefault(tuple(chunks), []).append(case)
         yield from (Partition(chunks, np.array(cases, dtype=np.intp)) for chunks, cases in known.items())
+
+
+def _heavier(before: Array, behind: Array, stages: Sequence[int]) -> Array:
+    """Return what the layers before and behind a block add to one stage at most."""
+    return before + behind if stages[0] == stages[-1] else np.maximum(before, behind)
 
 
 def _before_and_after(block: int) -> tuple[slice, slice]:

@@ -221,16 +221,23 @@ class _Members:
         assignment = Assignment.of(
             whole, schedule, 1, 1, self.programs[0].ties, AssignmentKinds(StageKinds(), StageKinds())
         )
-        indices, several = np.arange(len(self.cases)), np.flatnonzero(self.several)
-        sharing = {False: (self.cases, ResultCache()), True: (self.cases.of(several), ResultCache())}
+        chosen = {zero: self._chosen_whole(schedule, zero, limits) for zero in self.zero}
+        kept = {index.tobytes(): (self.cases.of(index), ResultCache()) for index in chosen.values()}
         for overlapped in modes(self.space, self.backend):
-            for zero in self.zero:
-                cases, shared = sharing[zero > 0]
-                index = several if zero else indices
-                if not len(index):
-                    continue
-                steps = self._steps(index, cases, assignment, schedule, shared, zero=zero, overlapped=overlapped)
-                yield self._solved(index, steps)
+            for zero, index in chosen.items():
+                if len(index):
+                    cases, shared = kept[index.tobytes()]
+                    steps = self._steps(index, cases, assignment, schedule, shared, zero=zero, overlapped=overlapped)
+                    yield self._solved(index, steps)
+
+    def _chosen_whole(self, schedule: Schedule, zero: int, limits: Limits | None) -> Index:
+        """Return the cases without a pipeline that a ZeRO stage allows and that may reach the limits under it."""
+        inside = self.several if zero else np.ones(len(self.cases), dtype=bool)
+        if limits is not None:
+            bounds = self._bounds(sharded=False)
+            seconds, memory = (bound(schedule, 1, zero) for bound in (bounds.seconds, bounds.bytes))
+            inside = inside & self._reached(limits, seconds, memory, exact=True)
+        return np.flatnonzero(inside)
 
     def pipelined(self, limits: Limits | None) -> Iterator[Solved]:
         """Evaluate the configurations with two stages or more."""
@@ -366,15 +373,11 @@ class _Members:
         for sharded in (False, True) if self.space.sharded_pipelines else (False,):
             bounds = self._bounds(sharded=sharded)
             for chunks in chunk_counts(self.programs[0], stages, self.space, self.backend):
-                ways = [
-                    (each, self._wanted(bounds, chunks, each, limits, sharded))
-                    for each in self._schedules_by_assignment(chunks)
-                ]
-                inside = np.logical_or.reduce([mask for _, mask in ways]) if ways else np.zeros(0, dtype=bool)
-                if not inside.any():
-                    continue
-                for pieces, cases, stated in bounds.cuts.of(stages * chunks, inside):
-                    for schedules, mask in ways:
+                for schedules in self._schedules_by_assignment(chunks):
+                    mask = self._wanted(bounds, chunks, schedules, limits, sharded)
+                    if not mask.any():
+                        continue
+                    for pieces, cases, stated in bounds.cuts.of(schedules[0].stages_of(stages, chunks), mask):
                         if mask[cases].any():
                             assignment = Assignment.of(pieces, schedules[0], stages, chunks, ties, kinds)
                             yield _Cut(cases[mask[cases]], sharded, schedules, assignment, stated)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from paleo.errors import SpecError
 from paleo.serving.formats import Formats, parse_formats
 from paleo.serving.lowered import Sharding
+from paleo.specs.catalog import SIXTEEN_BITS, folder_name, named_format
 
 if TYPE_CHECKING:
     from paleo.serving.plans import ServingPlan
+    from paleo.specs.model import ModelSpec
 
 #: Flags by what they state, the first one of an engine being what is written for it: vLLM, SGLang, TensorRT-LLM.
 _FLAGS = {
@@ -57,10 +59,15 @@ class EngineCommand:
     draft_vocabulary: float = 0.0
     replicas: int = 1
 
-    @property
-    def formats(self) -> Formats:
-        """Formats of weights and KV cache: sixteen bits by default."""
-        return parse_formats(self.weights, self.cache)
+    def formats(self, model: ModelSpec) -> Formats:
+        """Return the formats of weights and KV cache: by default those of the published weights, and sixteen bits.
+
+        Parameters
+        ----------
+        model : ModelSpec
+            The network.
+        """
+        return parse_formats(self.weights or model.released, self.cache)
 
     @property
     def speculation(self) -> dict[str, float]:
@@ -151,11 +158,7 @@ def _model(words: list[str]) -> str | None:
 def _weights(words: list[str]) -> str | None:
     """Return the format of weights that a flag states, or the name of the network."""
     others = [word for before, word in zip(["", *words], words, strict=False) if before not in _CACHE_FLAGS]
-    text = " ".join(others).lower()
-    for pattern, name in (("nvfp4|modelopt_fp4", "fp4"), ("mxfp4|gpt-oss", "mxfp4"), ("fp8", "fp8")):
-        if re.search(pattern, text):
-            return name
-    return "int4" if re.search("awq|gptq|w4a16|int4", text) else None
+    return named_format(" ".join(others))
 
 
 def _drafted(words: list[str]) -> int:
@@ -169,15 +172,47 @@ def _drafted(words: list[str]) -> int:
     return int(_number("drafted", value) or 0)
 
 
-def written_command(engine: str, model: str, plan: ServingPlan) -> str:
+def quantises(engine: str, weights: str, released: str) -> bool:
+    """Return True if an engine itself makes the weights of a format from the published ones, when it starts.
+
+    vLLM and SGLang make fp8 from sixteen bits (``--quantization fp8``); other formats need converted weights.
+
+    Parameters
+    ----------
+    engine : str
+        Name of the engine.
+    weights, released : str
+        The format, and that of the published weights.
+    """
+    return (weights, released) == ("fp8", SIXTEEN_BITS) and engine.startswith(("vllm", "sglang"))
+
+
+def served_weights(engine: str, model: ModelSpec, weights: str) -> str:
+    """Return the id of the weights that an engine loads, or the name of a folder of converted ones.
+
+    Parameters
+    ----------
+    engine : str
+        Name of the engine.
+    model : ModelSpec
+        The network.
+    weights : str
+        Format of the weights.
+    """
+    name = model.hub or model.name
+    published = weights == model.released or quantises(engine, weights, model.released)
+    return name if published else folder_name(name, weights)
+
+
+def written_command(engine: str, model: ModelSpec, plan: ServingPlan) -> str:
     """Write the command line of an engine for a plan.
 
     Parameters
     ----------
     engine : str
         Name of the engine.
-    model : str
-        Name of the model.
+    model : ModelSpec
+        The network.
     plan : ServingPlan
         The plan.
 
@@ -192,7 +227,8 @@ def written_command(engine: str, model: str, plan: ServingPlan) -> str:
     if kind < 0:
         return ""
     limits = {"tokens": plan.batching.tokens, "sequences": plan.batching.sequences}
-    start = (f"vllm serve {model}", f"python -m sglang.launch_server --model-path {model}", f"trtllm-serve {model}")
+    loaded = served_weights(engine, model, formats.text)
+    start = (f"vllm serve {loaded}", f"python -m sglang.launch_server --model-path {loaded}", f"trtllm-serve {loaded}")
     ranks, replicas = sharding.attention_dp, plan.candidate.replicas if kind < 2 else 1
     tp = sharding.group if kind == 1 else sharding.tp
     degrees = {"tp": tp, "pp": sharding.pp, "dp": ranks if ranks > 1 else replicas}
@@ -204,8 +240,8 @@ def written_command(engine: str, model: str, plan: ServingPlan) -> str:
         flags.append("--enable-expert-parallel")
     if ranks > 1 and kind == 1:
         flags.append("--enable-dp-attention")
-    if kind < 2 and formats.weights in ("fp8", "int4", "mxfp4"):
-        flags.append(f"--quantization {formats.weights.replace('int4', 'awq')}")
+    if quantises(engine, formats.text, model.released):
+        flags.append("--quantization fp8")
     if formats.cache == "fp8" and kind < 2:
         flags.append("--kv-cache-dtype " + ("fp8", "fp8_e4m3")[kind])
     if profile.drafted and kind == 0:

@@ -7,10 +7,12 @@ bits in registers and multiply those (weight-only kernels such as Marlin).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError, near
+from paleo.specs.catalog import joined_format
 
 if TYPE_CHECKING:
     from paleo.specs.device import Device
@@ -45,18 +47,32 @@ class Formats:
         Format of the weights of matrix products; embeddings, norms and the head stay in sixteen bits.
     cache : str
         Format of the KV cache.
-    experts_only : bool
-        Only the experts of a mixture are quantised (gpt-oss in MXFP4).
+    own_experts : str or None
+        Format of the experts of a mixture where it is another one: gpt-oss has experts in MXFP4 alone.
     """
 
     weights: str = "bf16"
     cache: str = "bf16"
-    experts_only: bool = False
+    own_experts: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Word for the formats of the weights, as ``--weights`` takes it.
+
+        >>> Formats("fp8").text, Formats("bf16", own_experts="mxfp4").text, Formats("fp8", own_experts="mxfp4").text
+        ('fp8', 'mxfp4', 'fp8+mxfp4')
+        """
+        return joined_format(self.weights, self.own_experts)
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of one quantised weight."""
+        """Bytes of one weight of the products outside experts."""
         return WEIGHT_BYTES[self.weights]
+
+    @property
+    def experts(self) -> Formats:
+        """Formats of the products of experts."""
+        return Formats(self.own_experts or self.weights, self.cache)
 
     @property
     def cache_bytes(self) -> float:
@@ -84,7 +100,7 @@ class Formats:
         """
         narrow = ARITHMETIC.get(self.weights)
         wide = self.weights if self.weights in ("fp32", "fp16") else device.training_dtype
-        return narrow if narrow in device.peak and not self.experts_only else wide
+        return narrow if narrow in device.peak else wide
 
     def untimed(self, device: Device) -> bool:
         """Return True if a device multiplies MXFP4 experts with kernels for which no table has measurements.
@@ -99,7 +115,7 @@ class Formats:
         bool
             True for MXFP4 on a device without FP4 arithmetic.
         """
-        return self.experts_only and "fp4" not in device.peak
+        return self.own_experts == "mxfp4" and "fp4" not in device.peak
 
 
 def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
@@ -108,7 +124,8 @@ def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
     Parameters
     ----------
     weights : str or None
-        Format of weights, perhaps by the name of a method (``nvfp4``, ``awq``); None is bf16.
+        Format of weights, perhaps by the name of a method (``nvfp4``, ``awq``), and perhaps with that of experts
+        (``fp8+mxfp4``); None is bf16. ``mxfp4`` is that of experts.
     cache : str or None
         Format of the KV cache; None is bf16, which engines take unless told otherwise.
 
@@ -118,11 +135,18 @@ def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
         Unknown name, with the nearest ones.
 
     >>> parse_formats("nvfp4", "fp8")
-    Formats(weights='fp4', cache='fp8', experts_only=False)
+    Formats(weights='fp4', cache='fp8', own_experts=None)
     """
-    names = (str(each or "bf16").lower() for each in (weights, cache))
-    first, second = (ALIASES.get(name, name) or "bf16" for name in names)
-    for name, value, known in (("weights", first, WEIGHT_BYTES), ("cache", second, CACHE_BYTES)):
-        if value not in known:
-            raise SpecError(f"--{name} {value!r}: unknown format; {near(value, [*known, *ALIASES])}")
-    return Formats(first, second, experts_only=first == "mxfp4")
+    dense, _, experts = str(weights or "bf16").lower().partition("+")
+    first, second = _known("weights", dense, WEIGHT_BYTES), _known("cache", str(cache or "bf16").lower(), CACHE_BYTES)
+    narrow = _known("weights", experts, WEIGHT_BYTES) if experts else first
+    first = "bf16" if first == "mxfp4" else first
+    return Formats(first, second, None if narrow == first else narrow)
+
+
+def _known(option: str, name: str, known: Mapping[str, float]) -> str:
+    """Return the format that a name or the name of a method means; SpecError names the option."""
+    value = ALIASES.get(name, name) or "bf16"
+    if value not in known:
+        raise SpecError(f"--{option} {value!r}: unknown format; {near(value, [*known, *ALIASES])}")
+    return value

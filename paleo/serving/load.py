@@ -211,7 +211,15 @@ def _rows(path: Path, lines: IO[str]) -> Iterator[tuple[float, float, float]]:
     else:
         reader = csv.DictReader(chain([start], lines))
         first, header, rows = 2, reader.fieldnames or (), (dict(row) for row in reader)
-    names = _columns(path, header)
+    lowered = {name.strip().lower(): name for name in header}
+    names: dict[str, str] = {}
+    for part, known in COLUMNS.items():
+        name = next((lowered[each] for each in known if each in lowered), None)
+        if name is None:
+            raise SpecError(
+                f"trace {path}: no column of the {part}, such as {known[0]}; {near(known[0], list(header))}"
+            )
+        names[part] = name
     unit = MILLISECOND if names["input"].strip().lower() == "input_length" else 1.0
     for number, row in enumerate(rows, start=first):
         if number - first >= MOST_REQUESTS:
@@ -227,19 +235,6 @@ def _parsed(path: Path, number: int, line: str) -> dict[str, str]:
     if not isinstance(data, dict):
         raise SpecError(f"trace {path}: line {number}: {line.strip()[:60]!r}: expected a JSON object")
     return data
-
-
-def _columns(path: Path, header: Sequence[str]) -> Mapping[str, str]:
-    lowered = {name.strip().lower(): name for name in header}
-    columns: dict[str, str] = {}
-    for part, known in COLUMNS.items():
-        name = next((lowered[each] for each in known if each in lowered), None)
-        if name is None:
-            raise SpecError(
-                f"trace {path}: no column of the {part}, such as {known[0]}; {near(known[0], list(header))}"
-            )
-        columns[part] = name
-    return columns
 
 
 def _row(

@@ -18,7 +18,7 @@ from paleo.specs.software import load_software
 from paleo.step.backend import backend_of
 
 if TYPE_CHECKING:
-    from paleo.lowering.program import CountedKernel, Program, Section, Transfer
+    from paleo.lowering.program import Program, Section
     from paleo.operations.base import Kernel
     from paleo.specs.model import ModelSpec
     from paleo.specs.software import Software
@@ -273,7 +273,16 @@ def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) ->
     software = _graphs()
     short, backend = _program(model, system, sharding.tp, dtype, SHORT, software)
     long, _ = _program(model, system, sharding.tp, dtype, LONG, software)
-    last = _last_mixer(short)
+    # The index of the last section before the final norm and head, which all prompt tokens need.
+    mixing = [
+        index
+        for index, section in enumerate(short.sections)
+        if section.repeat > 1 or any(counted.kernel.family in ("attention", "scan") for counted in section.kernels)
+    ]
+    if not mixing:
+        raise SpecError("the network has neither fused attention nor state-space layers, so nothing is cached")
+    tail = [index for index, section in enumerate(short.sections) if _is_norm(section) and index > mixing[-1]]
+    last = tail[-1] - 1 if tail else mixing[-1]
     sections = list(zip(short.sections, long.sections, strict=True))
     layers = _of_engines([each for pair in sections[: last + 1] for each in _scaled(*pair)])
     head = [each for pair in sections[last + 1 :] for each in _scaled(*pair)]
@@ -335,26 +344,8 @@ def _program(
     return backend.lowered(graph, backend.placement(graph, layout.parallel), layout.mesh), backend
 
 
-def _last_mixer(program: Program) -> int:
-    """Return the index of the last section before the final norm and head, which all prompt tokens need."""
-    mixing = [
-        index
-        for index, section in enumerate(program.sections)
-        if section.repeat > 1 or any(_mixes(counted) for counted in section.kernels)
-    ]
-    if not mixing:
-        raise SpecError("the network has neither fused attention nor state-space layers, so nothing is cached")
-    last = mixing[-1]
-    tail = [index for index, section in enumerate(program.sections) if _is_norm(section) and index > last]
-    return (tail[-1] - 1) if tail else last
-
-
 def _is_norm(section: Section) -> bool:
     return "norm" in section.name and len(section.kernels) == 1
-
-
-def _mixes(counted: CountedKernel) -> bool:
-    return counted.kernel.family in ("attention", "scan")
 
 
 def _scans(program: Program) -> bool:
@@ -387,14 +378,10 @@ def _exchanges(short: Section, long: Section) -> Iterator[Exchange]:
     The sum of the output of another section is needed only once, before its first iteration.
     """
     for first, second in zip(short.transfers, long.transfers, strict=True):
-        foreign = _foreign(first, short)
+        _, arrow, source = first.name.partition("<")
+        foreign = bool(arrow) and not source.startswith(short.name.partition(".")[0])
         count = first.times * (1.0 if foreign else float(short.repeat))
         yield Exchange(first.operation, (second.payload_bytes - first.payload_bytes) / (LONG - SHORT), count)
-
-
-def _foreign(transfer: Transfer, section: Section) -> bool:
-    _, arrow, source = transfer.name.partition("<")
-    return bool(arrow) and not source.startswith(section.name.partition(".")[0])
 
 
 def _attending(program: Program) -> Iterator[Attending]:

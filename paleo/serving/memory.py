@@ -137,7 +137,7 @@ class ServingMemory:
         taken = "weights {}, activations {} and {} of the engine".format(*parts)
         if self.cache <= 0:
             return (
-                f"{taken} do not fit into {gibibytes(self.capacity)}; more devices a replica or narrower weights would"
+                f"{taken} do not fit into {gibibytes(self.capacity)}; more devices per replica or narrower weights help"
             )
         ratio = needed / self.cache
         return (
@@ -162,7 +162,9 @@ def serving_memory(
     """
     bound = limit or engine.limit(device)
     weights = _weights(work, sharding, formats)
-    activations = _activations(work, bound)
+    widest = max((_written(each.at(1.0).bytes_written, each.at(2.0).bytes_written) for each in work.layers), default=0)
+    logits = max((_written(each.at(1.0).bytes_written, each.at(2.0).bytes_written) for each in work.head), default=0)
+    activations = ALIVE * widest * bound.tokens + LOGIT_BYTES / 4.0 * logits * min(bound.sequences, bound.tokens)
     total = device.memory.usable
     if engine.share_of == "total":
         left = engine.memory_share * total - weights - activations - engine.reserve
@@ -190,17 +192,9 @@ def _weights(work: Lowered, sharding: Sharding, formats: Formats) -> float:
     """Return the bytes of weights on a device: products in the quantised format, everything else in sixteen bits."""
     experts = work.experts
     dense = sum(each.weights * each.count for each in work.layers if not each.of_experts)
-    quantised = experts / sharding.attention_dp + (0.0 if formats.experts_only else dense)
-    others = work.parameters - experts - (0.0 if formats.experts_only else dense)
+    quantised = experts / sharding.attention_dp * formats.experts.weight_bytes + dense * formats.weight_bytes
     wide = 4.0 if formats.weights == "fp32" else 2.0
-    return (quantised * formats.weight_bytes + max(others, 0.0) * wide) / sharding.pp
-
-
-def _activations(work: Lowered, bound: BatchLimit) -> float:
-    """Return the bytes of the activations of the largest iteration: the widest outputs of its layers, and logits."""
-    widest = max((_written(each.at(1.0).bytes_written, each.at(2.0).bytes_written) for each in work.layers), default=0)
-    logits = max((_written(each.at(1.0).bytes_written, each.at(2.0).bytes_written) for each in work.head), default=0)
-    return ALIVE * widest * bound.tokens + LOGIT_BYTES / 4.0 * logits * min(bound.sequences, bound.tokens)
+    return (quantised + max(work.parameters - experts - dense, 0.0) * wide) / sharding.pp
 
 
 def _written(first: float, second: float) -> float:

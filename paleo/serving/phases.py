@@ -497,7 +497,7 @@ class _Pricing:
             seconds = experts_time(
                 tokens=TOKENS * ranks, hidden=ones * first["k"], inner=ones * second["k"] * self.sharding.tp,
                 top_k=ones * top_k, experts=ones * first["batch"], tp=ones * slices, ep=ones * places,
-                gated=ones * gated, exponent=ones * POPULARITY, element_bytes=self.formats.weight_bytes,
+                gated=ones * gated, exponent=ones * POPULARITY, element_bytes=self.formats.experts.weight_bytes,
                 **self._grouped(),
             )  # fmt: skip
             width = second["k"] * self.sharding.tp / slices
@@ -509,7 +509,7 @@ class _Pricing:
         """Seconds of grouped products at the clock that the limit of power leaves them after long load; their
         calibration is from short runs."""
         device, families = self.backend.system.device, self._families
-        dtype = self.formats.arithmetic(device)
+        dtype = self.formats.experts.arithmetic(device)
         family = f"gemm.{dtype}" if precision(dtype).narrow else "gemm.tensor"
         products, card = families.parameters_of(GemmParameters, family).parameters, figures(device, dtype)
         activity = switching_activity(products.training_activity, dtype, card, families.user_calibration)
@@ -522,16 +522,17 @@ class _Pricing:
         In fp8, weights have scales by block where SGLang's Triton multiplies them, and in networks with latent
         attention (DeepSeek-V3 technical report, arXiv:2412.19437, section 3.3: blocks of 128 x 128)."""
         device, families = self.backend.system.device, self._families
-        dtype = self.formats.arithmetic(device)
+        dtype = self.formats.experts.arithmetic(device)
+        packed = self.formats.own_experts is not None and not precision(dtype).narrow
         kernel = _of_architecture(self.engine.experts, device) or "cutlass"
-        if self.formats.experts_only:
+        if packed:
             kernel = _of_architecture(self.engine.packed_experts, device) or kernel
         blocks = kernel == "triton-sglang" or self._latent
         if blocks and kernel == "cutlass" and dtype == "fp8" and device.architecture.startswith("Blackwell"):
             kernel = "deepgemm"
         name = {"fp8": "block8" if blocks else "tensor8", "fp4": "block4"}.get(dtype, "bf16")
         parameters = families.parameters_of(TileParameters, f"experts.{kernel}.{name}").parameters
-        if self.formats.experts_only and kernel == "cutlass":
+        if packed and kernel == "cutlass":
             parameters = replace(parameters, efficiency=DEQUANTISED_SHARE * parameters.efficiency)
         return {"device": figures(device, dtype), "parameters": parameters}
 
@@ -607,11 +608,7 @@ class _Pricing:
         They take as long as a product that reads as many bytes, and at least the time of their 16-bit arithmetic.
         """
         ratio = self.formats.weight_bytes / 2.0
-        chosen = [
-            index
-            for index, each in enumerate(scaled)
-            if each.weights and not self.formats.experts_only and "head" not in each.short.name
-        ]
+        chosen = [index for index, each in enumerate(scaled) if each.weights and "head" not in each.short.name]
         if not chosen:
             return seconds
         smaller = [replace(kernels[i], shape={**kernels[i].shape, "k": kernels[i].shape["k"] * ratio}) for i in chosen]

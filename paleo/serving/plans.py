@@ -291,7 +291,7 @@ def candidates(
     layouts: Sequence[Sharding] | None = None,
     limit: BatchLimit | None = None,
 ) -> tuple[list[ReplicaLayout], list[str]]:
-    """Return the layouts that hold the network and one long request, and why other layouts do not.
+    """Return the layouts that hold the network and one long request, and why others do not, the nearest first.
 
     Parameters
     ----------
@@ -310,24 +310,25 @@ def candidates(
     """
     bound = limit or engine.limit(system.device)
     fitting: list[ReplicaLayout] = []
-    refusals: list[str] = []
+    refusals: list[tuple[float, str]] = []
     for sharding in layouts or list(shardings(model, system, gpus)):
         if sharding.gpus > gpus:
-            refusals.append(f"{sharding.text}: needs {sharding.gpus} GPUs, there are {gpus}")
+            refusals.append((math.inf, f"{sharding.text}: needs {sharding.gpus} GPUs, there are {gpus}"))
             continue
         for each in formats:
             try:
                 prices = phases(model, system, sharding, each, engine.kernels)
             except (PlanError, SpecError) as error:
-                refusals.append(f"{sharding.text}: {error}")
+                refusals.append((math.inf, f"{sharding.text}: {error}"))
                 continue
             memory = serving_memory(prices.lowered, sharding, each, engine, system.device, bound)
             why = memory.refusal(load.longest)
             if why:
-                refusals.append(f"{sharding.text} in {each.weights}: {why}")
+                lacking = float(memory.sequence(load.longest)) - float(memory.cache)
+                refusals.append((lacking, f"{sharding.text} in {each.text}: {why}"))
                 continue
             fitting.append(ReplicaLayout(sharding, each, engine, gpus // sharding.gpus, prices, memory, bound))
-    return fitting, refusals
+    return fitting, [text for _, text in sorted(refusals, key=lambda each: each[0])]
 
 
 def plan_of(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> ServingPlan | None:
@@ -483,7 +484,9 @@ def parts_of(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
     """
     prices = candidate.phases
     batch = float(state.batch) / candidate.sharding.pp / candidate.sharding.attention_dp
-    exchanged = float(np.interp(batch, *_communication(prices)))
+    from paleo.serving.phases import TOKENS
+
+    exchanged = float(np.interp(batch, TOKENS, prices.communication))
     products = float(prices.products(batch)) - exchanged + float(prices.sampled(batch))
     attention = float(state.plain) - products - exchanged - candidate.engine.pause
     prompts = float(state.iteration) - float(state.plain)
@@ -494,12 +497,6 @@ def parts_of(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
         "collectives": exchanged,
         "the host": candidate.engine.pause,
     }
-
-
-def _communication(prices: Phases) -> tuple[Array, Array]:
-    from paleo.serving.phases import TOKENS
-
-    return TOKENS, prices.communication
 
 
 @dataclass(frozen=True, slots=True)

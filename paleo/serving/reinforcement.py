@@ -47,6 +47,7 @@ UNMODELLED = (
     "environments, tools and verifiers that answer during generation",
     "resharding of weights beyond their bytes, start of engines",
     "speculative decoding",
+    "generation in fewer than the sixteen bits of the trainer",
 )
 #: Factors within which eight of nine measured steps of NeMo RL lie.
 INTERVAL = (0.7, 1.5)
@@ -139,6 +140,9 @@ def engine_replicas(
     model: ModelSpec, system: System, sharding: Sharding, gpus: int, engine: Engine, longest: float
 ) -> ReplicaLayout:
     """Return the replicas of an engine on some GPUs.
+
+    Its weights are in bf16, whatever format the network is published in: they are those that the trainer sends, and
+    NeMo RL and verl generate in the trainer's sixteen bits unless told otherwise.
 
     Parameters
     ----------

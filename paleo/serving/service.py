@@ -1,4 +1,11 @@
-"""Answer about a service: its plans, the simulation of the best plan, its cost, and a verdict."""
+"""Answer about a service: its plans, the simulation of the best plan, its cost, and a verdict.
+
+The power of devices that serve has an idle fraction, an addition for running kernels, and the energy of FLOP and bytes.
+
+Replicas may be separate for prefill and for decode, in numbers for which their rates match. A prefill replica is a
+queue with one server, whose service is an iteration with one prompt. A decode replica is the fixed point of a load
+whose prompts are already computed. Between them each rank sends its part of a prompt's KV cache over the link.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.serving.commands import written_command
-from paleo.serving.energy import watts_of
+from paleo.pricing.gemm import GemmParameters
+from paleo.pricing.power import BOARD, PICO, PowerParameters
+from paleo.pricing.store import STEP_STACKS, lookup
+from paleo.serving.commands import served_weights, written_command
 from paleo.serving.plans import (
     DISAGREEMENT,
     LIMIT_NAMES,
+    SHARES,
     ReplicaLayout,
     ServicePlans,
     ServingLimits,
@@ -27,16 +37,178 @@ from paleo.serving.plans import (
     simulated,
     steady_part,
 )
+from paleo.serving.steady import at_rate, saturated
+from paleo.specs.catalog import SIXTEEN_BITS
 from paleo.units import MEGA, duration
 
 if TYPE_CHECKING:
-    from paleo.serving.disaggregation import Disaggregation
     from paleo.serving.engines import BatchLimit, Engine
     from paleo.serving.formats import Formats
     from paleo.serving.lowered import Sharding
     from paleo.serving.simulation import Simulated
+    from paleo.specs.device import Device
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
+
+#: Share of a link's rate at which caches move, and loads of a replica of prefill that are tried.
+_TRANSFER_SHARE = 0.7
+_LOADS = np.linspace(0.05, 0.95, 19)
+
+
+@dataclass(frozen=True, slots=True)
+class Disaggregation:
+    """Numbers of prefill and decode replicas, and the requests that they serve.
+
+    Attributes
+    ----------
+    prefill, decode : ReplicaLayout
+        Layout of a replica of each.
+    prefillers, decoders : int
+        Replicas of each.
+    requests_per_s : float
+        Requests a second of all, the smaller of both rates.
+    ttft, tpot : float
+        Mean seconds to the first token, the move of the cache included, and of a further token.
+    transfer : float
+        Seconds in which the cache of a prompt moves.
+    """
+
+    prefill: ReplicaLayout
+    decode: ReplicaLayout
+    prefillers: int
+    decoders: int
+    requests_per_s: float
+    ttft: float
+    tpot: float
+    transfer: float
+
+    @property
+    def gpus(self) -> int:
+        """Number of devices in use."""
+        return self.prefillers * self.prefill.sharding.gpus + self.decoders * self.decode.sharding.gpus
+
+    @property
+    def text(self) -> str:
+        """Layouts and numbers of replicas as text."""
+        first, second = self.prefill.sharding.text, self.decode.sharding.text
+        return f"{self.prefillers} x {first} prefill, {self.decoders} x {second} decode"
+
+
+def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimits, sent: float) -> tuple[float, float]:
+    """Return the highest rate of a prefill replica [1/s], and its mean time to the first token [s]."""
+    lengths, engine = load.lengths, layout.engine
+    piece = np.minimum(lengths.computed, float(layout.limit.tokens))
+    pieces = lengths.computed / piece
+    before = np.maximum(np.asarray(lengths.input) - piece, 0.0) / 2.0
+    each = layout.phases.iteration(decoded=0.0, cached=1.0, chunks=1.0, length=piece, before=before)
+    service = float(pieces * (each + engine.pause))
+    waits = 0.5 * _LOADS * service * (load.variation + lengths.input_variation**2) / (1.0 - _LOADS)
+    mean = engine.request + waits + service + sent
+    slow = mean + waits * (np.log(100.0) - 1.0) if limits.percentile == 99 else mean
+    kept = slow <= limits.ttft if limits.ttft is not None else np.ones(len(_LOADS), dtype=bool)
+    if not kept.any():
+        return 0.0, float(mean[0])
+    chosen = int(np.flatnonzero(kept)[-1])
+    return float(_LOADS[chosen] / service), float(mean[chosen])
+
+
+def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> tuple[float, float]:
+    """Return the highest rate of a decode replica [1/s], and its mean time per token [s]."""
+    first = float(np.asarray(load.lengths.input))
+    lengths = replace(load.lengths, hit=1.0 - 1.0 / max(first, 2.0))
+    places = layout.places(lengths)
+    batching = replace(layout.batching(), request=0.0)
+    full = float(saturated(layout.phases, batching, lengths, places).requests_per_s)
+    state = at_rate(layout.phases, batching, lengths, places, full * SHARES, arrivals=load.variation)
+    bounds = replace(limits, ttft=None)
+    kept = np.flatnonzero(bounds.excess(state) * np.ones(len(SHARES)) <= 1.0)
+    if not len(kept):
+        return 0.0, float(state.tpot[0])
+    return float(state.requests_per_s[kept[-1]]), float(state.tpot[kept[-1]])
+
+
+def disaggregated(
+    fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: ServingLimits, gpus: int, system: System
+) -> Disaggregation | None:
+    """Return the division into prefill and decode that serves the most requests a second within limits.
+
+    Parameters
+    ----------
+    fitting : sequence of ReplicaLayout
+        Layouts that hold the network.
+    load, limits : ServingLoad, ServingLimits
+        Lengths of requests, and within what they are to be answered.
+    gpus : int
+        Total number of devices.
+    system : System
+        Its outermost link moves the caches.
+
+    Returns
+    -------
+    Disaggregation or None
+        None where no division of the devices keeps the limits.
+    """
+    link = system.levels[-1].link.bandwidth if system.levels else system.device.memory.bandwidth
+    decoders = [(layout, *_decode_rate(layout, load, limits)) for layout in fitting]
+    best: Disaggregation | None = None
+    for first in fitting:
+        moved = float(first.memory.sequence(np.asarray(load.lengths.input))) / (_TRANSFER_SHARE * link)
+        each, ttft = _prefill_rate(first, load, limits, moved)
+        each = min(each, 1.0 / moved)
+        for second, rate, tpot in decoders:
+            if first.formats != second.formats or not each * rate:
+                continue
+            for count in range(1, (gpus - second.sharding.gpus) // first.sharding.gpus + 1):
+                others = (gpus - count * first.sharding.gpus) // second.sharding.gpus
+                served = min(count * each, others * rate)
+                if best is None or served > best.requests_per_s:
+                    best = Disaggregation(first, second, count, others, served, ttft, tpot, moved)
+    return best
+
+
+def watts_of(plan: ServingPlan, device: Device) -> float | None:
+    """Return the mean power of one device of a plan [W], at most its design power; None where it states none.
+
+    Parameters
+    ----------
+    plan : ServingPlan
+        Its replica's state says how much is computed and read in a second.
+    device : Device
+        The device that serves.
+    """
+    if device.tdp is None:
+        return None
+    name, architecture, kind = device.name, device.architecture, device.memory.kind
+    board = lookup(
+        PowerParameters, subject=name, architecture=architecture, family="power", memory_kind=kind,
+        stacks=(*STEP_STACKS, BOARD),
+    ).parameters  # fmt: skip
+    product = lookup(
+        GemmParameters, subject=name, architecture=architecture, family="gemm.tensor", memory_kind=kind
+    ).parameters
+    flops, moved = _work(plan)
+    idle = board.idle_watts(device.tdp, device.memory.kind, device.memory.bandwidth)
+    demand = (
+        idle
+        + board.busy * device.tdp
+        + PICO * (board.arithmetic * product.training_energy * flops + board.dram * moved)
+    )
+    return min(demand, device.tdp)
+
+
+def _work(plan: ServingPlan) -> tuple[float, float]:
+    """Return the FLOP and the memory traffic [bytes] of one device in a second."""
+    candidate, state = plan.candidate, plan.state
+    work, stages = candidate.phases.lowered, candidate.sharding.pp
+    per_token = 2.0 * sum(each.weights * each.count for each in work.layers if not each.of_experts)
+    per_token += sum((each.at(2.0).flops - each.at(1.0).flops) * each.count for each in work.layers if each.of_experts)
+    output = float(np.asarray(state.output))
+    prompt = float(state.pieces) * float(np.asarray(plan.batching.tokens)) if float(state.pieces) > 1 else 0.0
+    tokens = float(state.requests_per_s) * (output + prompt)
+    iterations = stages / max(float(state.iteration), PICO)
+    cached = float(state.batch) / stages * float(candidate.memory.sequence(output)) / candidate.memory.ranks
+    return tokens * per_token / stages, iterations * (candidate.memory.weights + cached)
+
 
 #: Percentiles that an answer has.
 PERCENTILES = (50, 90, 99)
@@ -174,7 +346,7 @@ class Service:
         """Command line of the engine that is the first plan; empty without one."""
         if self.best is None:
             return ""
-        return written_command(self.engine.name, self.model.hub or self.model.name, self.best)
+        return written_command(self.engine.name, self.model, self.best)
 
     @property
     def verdict(self) -> str:
@@ -200,6 +372,7 @@ class Service:
                 "kernels of MXFP4 experts were never timed on devices without FP4 arithmetic: runs of SGLang and "
                 "TensorRT-LLM took 3 to 19 times as long as predicted"
             )
+        notes += _converted(self.engine.name, self.model, self.best.candidate.formats.text)
         if self.gpus > self.best.gpus:
             notes.append(f"{self.gpus - self.best.gpus} GPUs are idle: replicas of {self.best.candidate.sharding.gpus}")
         if self.simulation.preemptions:
@@ -209,6 +382,14 @@ class Service:
                 "--sequences bounds how many run at once"
             )
         return tuple(notes)
+
+
+def _converted(engine: str, model: ModelSpec, weights: str) -> list[str]:
+    """Return a sentence about weights that must be converted before the engine starts, if there are any."""
+    loaded = served_weights(engine, model, weights)
+    if loaded == (model.hub or model.name):
+        return []
+    return [f"the published weights are in {model.released}: {loaded} stands for a folder with weights in {weights}"]
 
 
 def _late(service: Service, part: str) -> str:
@@ -226,12 +407,13 @@ def _verdict(service: Service, plan: ServingPlan) -> str:
     limits = " and ".join(f"{duration(limit)} {NAMES[part]}" for part, limit in service.limits.bounds.items())
     at = f"p{service.limits.percentile}" if service.limits.percentile else "the mean"
     within = f" within {limits} at {at}" if limits else ""
-    formats = plan.candidate.formats
+    formats, published = plan.candidate.formats, service.model.released
+    weights = f"{formats.text} (as released)" if formats.text == published != SIXTEEN_BITS else formats.text
     subject = f"{service.gpus} x {service.system.device.name}"
     verb = "serves" if service.gpus == 1 else "serve"
     return (
         f"{subject} {verb} {plan.requests_per_s:.3g} requests/s ({plan.tokens_per_s:,.0f} output tokens/s) of "
-        f"{service.model.title} in {formats.weights}{within}{cost}; limited by {_article(str(service.limited_by))}. "
+        f"{service.model.title} in {weights}{within}{cost}; limited by {_article(str(service.limited_by))}. "
         f"Plan: {plan.strategy} under {service.engine.title} {service.engine.release}.{_conditions(service)}"
     )
 
@@ -302,8 +484,8 @@ def refusal(service: Service) -> str:
     """
     title, gpus = service.model.title, f"{service.gpus} x {service.system.device.name}"
     if not service.fitting:
-        reasons = "; ".join(dict.fromkeys(service.result.refusals[-3:]))
-        return f"No: {title} does not fit on {gpus}: {reasons}."
+        nearest_layout = next(iter(service.result.refusals), "no layout divides it")
+        return f"No: {title} does not fit on {gpus}. The nearest layout is {nearest_layout}."
     load, limits = service.load, service.limits
     top = max(service.fitting, key=lambda each: capacity_of(each, load))
     capacity = capacity_of(top, load)
@@ -329,7 +511,7 @@ def refusal(service: Service) -> str:
     texts = [f"{duration(values[part])} {NAMES[part]} (asked: {duration(limits.bounds[part])})" for part in missed]
     return (
         f"No: no plan of {gpus} answers within these limits. The nearest, {candidate.sharding.text} in "
-        f"{candidate.formats.weights} with one request at a time, takes {' and '.join(texts)} at {at}."
+        f"{candidate.formats.text} with one request at a time, takes {' and '.join(texts)} at {at}."
     )
 
 
@@ -371,7 +553,5 @@ def service_of(
     result = ServicePlans(plans.plans, tuple(refusals), plans.late)
     division = None
     if disaggregate:
-        from paleo.serving.disaggregation import disaggregated
-
         division = disaggregated(fitting, load, limits, gpus, system)
     return Service(model, system, gpus, engine, load, limits, result, tuple(fitting), usd_per_s, division)

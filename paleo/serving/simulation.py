@@ -230,14 +230,7 @@ class Replica:
         self.state = _State()
         self.ends = self.promised = 0.0
         self.front = 0.0
-        self._enter_all()
-
-    def _enter_all(self) -> None:
-        """Return when each request enters the queue, after the server, which takes them one by one.
-
-        Those that arrive at one instant are coroutines of one event loop: each has its turn after the others, so that
-        none is through before all are.
-        """
+        # Return when each request enters the queue, after the server, which takes them one by one.
         self.entered: list[float] = []
         first = len(self.arrival) if self.users is None else min(self.users, len(self.arrival))
         if self.users is not None:
@@ -269,10 +262,6 @@ class Replica:
             state.arrived += 1
         state.queue.append((state.now, len(state.waiting)))
 
-    def _needs(self, request: int) -> float:
-        """Return the tokens that must be free for a request: prompt, generated tokens, and a fraction of the rest."""
-        return self.input[request] + self.generated[request] + self._promise(request)
-
     def _shared(self, request: int) -> float:
         """Return the tokens of a request that are in pages shared with others."""
         return self.input[request] - self.computed[request] if self.requests.shared else 0.0
@@ -287,9 +276,8 @@ class Replica:
         if len(state.running) + state.starting >= self.places:
             return False
         coming = max(self.reservation * (self.ends - state.turn * len(state.running)), float(len(state.running)))
-        return (
-            state.cache - state.shared + self._rest() + self.promised + coming + self._needs(request) <= self.capacity
-        )
+        needs = self.input[request] + self.generated[request] + self._promise(request)
+        return state.cache - state.shared + self._rest() + self.promised + coming + needs <= self.capacity
 
     def _rest(self) -> float:
         """Return the tokens of a partly computed prompt that are not in the cache yet."""

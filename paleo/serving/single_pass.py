@@ -1,4 +1,4 @@
-"""Networks that answer a request in forward passes alone: encoders, image networks, diffusion.
+"""Networks that answer a request in forward passes alone: encoders, image networks, diffusion, recommendation.
 
 Nothing is cached between requests, so a device computes batches of requests, one after the other. The forward pass is
 priced as an inference compiler runs it (TensorRT). Convolutions and products are in the format of the weights.
@@ -20,6 +20,7 @@ from paleo.errors import SpecError
 from paleo.operations.tensor import BYTES
 from paleo.parallel.plan import plan
 from paleo.pricing.families import single_pass_convolutions, streamed_between_kernels
+from paleo.serving.formats import WEIGHT_BYTES
 from paleo.serving.lowered import Sharding, attends_backwards
 from paleo.serving.phases import EngineKernels, phases
 from paleo.specs.model import load_model
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paleo.operations.base import Kernel
-    from paleo.pricing.kernels import Calibrated, FamilyPrices
+    from paleo.pricing.kernels import Calibrated
     from paleo.serving.formats import Formats
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
@@ -59,7 +60,8 @@ class ForwardPasses:
     count : int
         Passes after one another: steps of a diffusion.
     samples : int
-        Samples that a request has in each pass: 2 with classifier-free guidance (Ho and Salimans, arXiv:2207.12598).
+        Samples that a request has in each pass: 2 with classifier-free guidance (Ho and Salimans, arXiv:2207.12598),
+        the pairs of a user and an item that a recommendation ranks.
     wide : bool
         Whether the pass stays in sixteen bits whatever the weights of the others have.
     """
@@ -70,8 +72,12 @@ class ForwardPasses:
     wide: bool = False
 
 
+#: Mean pairs of a user and an item in a sample of MLPerf Inference's recommendation, which has 100 to 700: the
+#: 89,137,319 of the second half of the data's last day make 330,067 samples (recommendation/dlrm_v2/pytorch of its
+#: reference code).
+PAIRS = 270
 #: Passes of a request where these are not one pass of the network. 20 steps: MLPerf Inference's, text-to-image.
-REQUESTS = {
+REQUESTS = {name: (ForwardPasses(name, samples=PAIRS),) for name in ("dlrm", "dlrm-sharded", "dlrm-dcnv2")} | {
     "stable-diffusion-xl": (
         ForwardPasses("stable-diffusion-xl", count=20, samples=2),
         ForwardPasses("sdxl-vae-decoder", wide=True),
@@ -129,7 +135,8 @@ def batchings(
     length : float
         Mean tokens of a request to an encoder; 0 for networks without tokens.
     between : float
-        Bytes of a number between the kernels of an encoder.
+        Bytes of a number between the kernels of an encoder. Other networks at 2 multiply in sixteen bits, too, so that
+        only embedding tables have the format of the weights.
 
     Returns
     -------
@@ -142,21 +149,15 @@ def batchings(
         If a batch of one does not fit.
     """
     if length:
-        return _encoded(model, system, formats, length, between)
+        # Batches of an encoder, whose samples lie one behind the other without padding.
+        kernels = EngineKernels(encoder_bytes=between)
+        prices = phases(model, system, Sharding(), formats, kernels)
+        samples = np.maximum(ENCODED / length / 2.0 ** np.arange(5)[::-1], 1.0)
+        seconds = prices.products(samples * length) + prices.prefilling(samples, length)
+        return tuple(RequestBatch(*pair) for pair in zip(samples.tolist(), seconds.tolist(), strict=True))
     parts = passes_of(model)
-    sizes = [batch for batch in BATCHES if batch <= largest_batch(parts, system)]
-    return tuple(RequestBatch(batch, request_seconds(parts, system, formats, batch, fused)) for batch in sizes)
-
-
-def _encoded(
-    model: ModelSpec, system: System, formats: Formats, length: float, between: float
-) -> tuple[RequestBatch, ...]:
-    """Batches of an encoder, whose samples lie one behind the other without padding."""
-    kernels = EngineKernels(encoder_bytes=between)
-    prices = phases(model, system, Sharding(), formats, kernels)
-    samples = np.maximum(ENCODED / length / 2.0 ** np.arange(5)[::-1], 1.0)
-    seconds = prices.products(samples * length) + prices.prefilling(samples, length)
-    return tuple(RequestBatch(*pair) for pair in zip(samples.tolist(), seconds.tolist(), strict=True))
+    sizes = [batch for batch in BATCHES if batch <= largest_batch(parts, system, formats)]
+    return tuple(RequestBatch(batch, request_seconds(parts, system, formats, batch, fused, between)) for batch in sizes)
 
 
 def best_of(tried: Sequence[RequestBatch], limit: float | None = None) -> RequestBatch | None:
@@ -179,7 +180,7 @@ def best_of(tried: Sequence[RequestBatch], limit: float | None = None) -> Reques
     return max(kept, key=lambda each: each.rate, default=None)
 
 
-def largest_batch(parts: tuple[ForwardPasses, ...], system: System) -> int:
+def largest_batch(parts: tuple[ForwardPasses, ...], system: System, formats: Formats) -> int:
     """Return the largest batch whose weights and widest layer fit into memory.
 
     Parameters
@@ -188,6 +189,8 @@ def largest_batch(parts: tuple[ForwardPasses, ...], system: System) -> int:
         Passes of a request.
     system : System
         The machine.
+    formats : Formats
+        Formats of the weights.
 
     Raises
     ------
@@ -197,8 +200,10 @@ def largest_batch(parts: tuple[ForwardPasses, ...], system: System) -> int:
     fits = []
     for part in parts:
         kernels, backend, weights = _lowered(part.model, system, 1)
-        widest = max((kernel.bytes for _, kernel in kernels), default=0.0) * part.samples
-        left = backend.families.device.memory.usable - weights * BYTES["bf16"]
+        doubled, _, _ = _lowered(part.model, system, 2)
+        added = [large.bytes - small.bytes for (_, small), (_, large) in zip(kernels, doubled, strict=True)]
+        widest = max(added, default=0.0) * part.samples
+        left = backend.families.device.memory.usable - weights * formats.weight_bytes
         fits.append(left / widest if widest else np.inf)
     if min(fits) < 1.0:
         raise SpecError(f"{parts[0].model} does not fit into the memory of {system.device.name}")
@@ -206,7 +211,12 @@ def largest_batch(parts: tuple[ForwardPasses, ...], system: System) -> int:
 
 
 def request_seconds(
-    parts: tuple[ForwardPasses, ...], system: System, formats: Formats, batch: int, fused: str = ""
+    parts: tuple[ForwardPasses, ...],
+    system: System,
+    formats: Formats,
+    batch: int,
+    fused: str = "",
+    between: float = 1.0,
 ) -> float:
     """Return the time in which a device answers a batch of requests.
 
@@ -222,6 +232,8 @@ def request_seconds(
         Requests that are computed together.
     fused : str
         Beginning of the names of layers that run as one kernel.
+    between : float
+        As for `batchings`.
 
     Returns
     -------
@@ -230,13 +242,16 @@ def request_seconds(
     """
     seconds = 0.0
     for part in parts:
-        weights = "bf16" if part.wide else formats.weights
-        seconds += part.count * pass_seconds(part.model, system, weights, batch * part.samples, fused)
+        tables = "bf16" if part.wide else formats.weights
+        weights = "bf16" if between == BYTES["bf16"] else tables
+        seconds += part.count * pass_seconds(part.model, system, weights, batch * part.samples, fused, tables)
     return seconds
 
 
 @cache
-def pass_seconds(model: str, system: System, weights: str, samples: int, fused: str = "") -> float:
+def pass_seconds(
+    model: str, system: System, weights: str, samples: int, fused: str = "", tables: str = "bf16"
+) -> float:
     """Return the time of a forward pass under an inference compiler.
 
     Parameters
@@ -251,6 +266,8 @@ def pass_seconds(model: str, system: System, weights: str, samples: int, fused: 
         Samples of the pass.
     fused : str
         Beginning of the names of layers that run as one kernel.
+    tables : str
+        Format of embedding tables.
 
     Returns
     -------
@@ -259,7 +276,8 @@ def pass_seconds(model: str, system: System, weights: str, samples: int, fused: 
     """
     kernels, calibrated, _ = _lowered(model, system, samples)
     wide = calibrated.families
-    name = _arithmetic(weights, wide)
+    names = (weights, *(("fp8", "int8") if BYTES[weights] == 1.0 else ()))
+    name = next((name for name in names if name in wide.device.peak), wide.dtype)
     narrow, share = replace(wide, dtype=name), _INT8_SHARE if weights == "int8" else 1.0
     operand = BYTES[name] / BYTES["bf16"]
     repeats = np.array([repeat for repeat, _ in kernels])
@@ -279,16 +297,10 @@ def pass_seconds(model: str, system: System, weights: str, samples: int, fused: 
     operands = share * np.array([_operands(every[place], fused) for place in places["sum"]])
     seconds[places["sum"]], _ = streamed_between_kernels(narrow, operands)
     products = [replace(every[place], operation="narrow") for place in places["narrow"]]
-    passes = [_narrowed(every[place], share) for place in places["wide"]]
+    passes = [_narrowed(every[place], share, WEIGHT_BYTES[tables] / BYTES["bf16"]) for place in places["wide"]]
     seconds[places["narrow"]] = narrow.prices(products).seconds
     seconds[places["wide"]] = wide.prices(passes).seconds
     return float(repeats @ seconds)
-
-
-def _arithmetic(weights: str, prices: FamilyPrices) -> str:
-    """The format of the products: that of the weights, or another of eight bits that the device has."""
-    names = (weights, *(("fp8", "int8") if BYTES[weights] == 1.0 else ()))
-    return next((name for name in names if name in prices.device.peak), prices.dtype)
 
 
 def _kind(kernel: Kernel, before: Kernel | None, *, narrow: bool) -> str:
@@ -314,11 +326,12 @@ def _operands(kernel: Kernel, fused: str) -> float:
     return 0.0 if fused and kernel.name.startswith(fused) else max(kernel.bytes_read - kernel.bytes_written, 0.0) / 2.0
 
 
-def _narrowed(kernel: Kernel, share: float) -> Kernel:
-    """A pass over numbers of another width; other kernels as they are."""
+def _narrowed(kernel: Kernel, share: float, tables: float) -> Kernel:
+    """A pass over numbers, or rows of embedding tables, of another width; other kernels as they are."""
     if kernel.family != "memory":
         return kernel
-    return replace(kernel, bytes_read=kernel.bytes_read * share, bytes_written=kernel.bytes_written * share)
+    read = kernel.bytes_read * (tables if kernel.operation == "gather" else share)
+    return replace(kernel, bytes_read=read, bytes_written=kernel.bytes_written * share)
 
 
 @cache

@@ -3,6 +3,8 @@
 A catalog entry is a file whose stem is its name, so that finding it needs no parsing. In a checkout the folders are at
 the top level; an installed wheel has them in ``paleo/_data``. The working directory matters only for a path that the
 user writes.
+
+Commented templates of spec files are read from package data.
 """
 
 from __future__ import annotations
@@ -171,6 +173,76 @@ def systems_with(device: str) -> list[str]:
     return [name for name, path in entries("systems").items() if line.search(path.read_text(encoding="utf-8"))]
 
 
+#: Format of weights that are published in sixteen bits, or in more, which engines round as they load them.
+SIXTEEN_BITS = "bf16"
+#: Formats by the words that name them in ids of weights and in flags of engines; the first that occurs decides.
+_WORDS = {
+    "fp4": r"nvfp4|(?<![a-z])fp4",
+    "mxfp4": "mxfp4",
+    "fp8": "fp8",
+    "int8": "int8",
+    "int4": "awq|gptq|w4a16|int4",
+    "bf16": "bf16",
+}
+#: Endings of folders of weights by their format.
+_ENDINGS = {"fp4": "NVFP4", "int4": "AWQ"}
+_BOTH = re.compile(r"(fp8|bf16)-(nvfp4|mxfp4|awq)\b")
+_ENDING = re.compile(r"[-_](nvfp4|fp4|mxfp4|fp8|int8|awq|gptq|w4a16|int4|bf16)\Z", re.IGNORECASE)
+
+
+def named_format(text: str) -> str | None:
+    """Return the format that an id of weights or a command line names, or None.
+
+    Parameters
+    ----------
+    text : str
+        Id, name of a folder, or flags.
+
+    Examples
+    --------
+    >>> [named_format(name) for name in ("Qwen/Qwen3-8B-FP8", "DeepSeek-V4-Pro-FP8-NVFP4", "Qwen/Qwen3-8B")]
+    ['fp8', 'fp8+fp4', None]
+    """
+    lower = text.lower()
+    if both := _BOTH.search(lower):
+        return "+".join(_word(part) or "" for part in both.groups())
+    return _word(lower)
+
+
+def _word(text: str) -> str | None:
+    return next((name for name, pattern in _WORDS.items() if re.search(pattern, text)), None)
+
+
+def folder_name(model: str, weights: str = "") -> str:
+    """Name a folder of a network's weights in a format other than the published one, or in any.
+
+    Parameters
+    ----------
+    model : str
+        Id of the published weights, or a name.
+    weights : str
+        Format of the weights; empty for any.
+
+    Examples
+    --------
+    >>> folder_name("deepseek-ai/DeepSeek-V3", "bf16"), folder_name("org/Some-7B-BF16", "int4")
+    ('DeepSeek-V3-BF16', 'Some-7B-AWQ')
+    """
+    name = _ENDING.sub("", model.rpartition("/")[2])
+    return "-".join([name, *(_ENDINGS.get(each, each.upper()) for each in weights.split("+") if each)])
+
+
+def joined_format(dense: str, experts: str | None) -> str:
+    """Return the word for the formats of products and of experts.
+
+    >>> joined_format("fp8", None), joined_format("fp8", "mxfp4"), joined_format("bf16", "mxfp4")
+    ('fp8', 'fp8+mxfp4', 'mxfp4')
+    """
+    if experts in (None, dense):
+        return dense
+    return experts if (dense, experts) == (SIXTEEN_BITS, "mxfp4") else f"{dense}+{experts}"
+
+
 #: Kinds whose names may be spelt in several ways. The names of software profiles are compared as they are written.
 SPELT = ("models", "systems")
 
@@ -194,12 +266,16 @@ def _by_spelling(kind: str) -> Mapping[str, Path]:
 
 @cache
 def _model_aliases() -> Mapping[str, Path]:
-    """Return models by the aliases of their files. Dots count: llama3.1-70b is not llama3-170b."""
-    return {_spelling(alias, "-_ "): path for alias, path in _listed_names()}
+    """Return models by the aliases of their files, and by ids without their owner and format. Dots count: llama3.1-70b
+    is not llama3-170b."""
+    listed = _listed_names()
+    named = [*((folder_name(alias), path) for alias, path in listed), *listed]
+    return {_spelling(alias, "-_ "): path for alias, path in named}
 
 
-def _listed_names() -> list[tuple[str, Path]]:
-    return [(alias, path) for path in entries("models").values() for alias in _listed_aliases(path)]
+@cache
+def _listed_names() -> tuple[tuple[str, Path], ...]:
+    return tuple((alias, path) for path in entries("models").values() for alias in _listed_aliases(path))
 
 
 def hub_ids() -> list[str]:
@@ -265,7 +341,8 @@ def read_entry(kind: str, name_or_path: str | Path) -> tuple[Path, dict[str, Any
     """Read a catalog entry or file, merged over the entry that its ``extend:`` names.
 
     Mappings merge key by key; everything else, lists too, is replaced, and a key set to null is dropped. A path in
-    ``extend:`` is relative to the file that it stands in. ``name:`` is never inherited, nor is ``aliases:``.
+    ``extend:`` is relative to the file that it stands in. ``name:``, ``aliases:`` and
+    ``released:`` are never inherited.
 
     Parameters
     ----------
@@ -404,6 +481,10 @@ def _with_scaled_fields(kind: str, below: Mapping[str, Any], above: Mapping[str,
     return above
 
 
+#: Keys that no entry inherits.
+_OWN = ("name", "aliases", "released")
+
+
 def _extended(kind: str, data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     layers = _layers(kind, data, path)
     merged: dict[str, Any] = {}
@@ -432,7 +513,7 @@ def _layers(kind: str, data: Mapping[str, Any], path: Path) -> list[Mapping[str,
         if len(chain) > MAX_EXTENDS:
             raise SpecError(f"{path}: extend: more than {MAX_EXTENDS} files extend one another")
         chain.append(below)
-        layers.append({key: value for key, value in data.items() if key not in ("name", "aliases")})
+        layers.append({key: value for key, value in data.items() if key not in _OWN})
     return layers
 
 
@@ -539,3 +620,39 @@ def release() -> str:
     shipped = [path for kind in ("calibrations", "software") for path in (root / FOLDERS[kind]).glob("*.yaml")]
     files = sorted([*package.rglob("*.py"), *shipped])
     return digest(b"\0".join(file.name.encode() + b"\0" + file.read_bytes() for file in files))
+
+
+_FOLDER = Path(__file__).parent / "templates"
+
+
+def kinds() -> list[str]:
+    """List the kinds of spec files that have a template."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+def template(kind: str) -> str:
+    """Return the commented template of a kind of spec file.
+
+    Parameters
+    ----------
+    kind : str
+        ``device``, ``link``, ``system`` and so on.
+
+    Returns
+    -------
+    str
+        YAML.
+
+    Raises
+    ------
+    SpecError
+        If there is no template of that kind.
+
+    Examples
+    --------
+    >>> template("link").splitlines()[1]
+    'kind: ethernet # pcie, nvlink, nvswitch, infinity_fabric, ici, qpi, ethernet, infiniband, efa, slingshot, other'
+    """
+    if kind not in kinds():
+        raise SpecError(f"no template of {kind!r:.80}; {near(kind, kinds())}")
+    return (_FOLDER / f"{kind}.yaml").read_text(encoding="utf-8")

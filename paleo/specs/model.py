@@ -14,7 +14,7 @@ from paleo.errors import SpecError
 from paleo.files import exists, is_folder
 from paleo.operations.tensor import Role
 from paleo.registry import Registry
-from paleo.specs.catalog import entries, hub_id, is_path, read_entry, resolve_spelling
+from paleo.specs.catalog import SIXTEEN_BITS, entries, hub_id, is_path, named_format, read_entry, resolve_spelling
 from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate, with_path
 
 
@@ -88,6 +88,8 @@ class ModelSpec(Spec):
     notes: str | None = None
     #: Other names of the network, including releases that differ only in their weights.
     aliases: tuple[Text, ...] = ()
+    #: Format of the published weights, such as ``fp8``, or ``fp8+mxfp4`` where experts have another.
+    released: Text = SIXTEEN_BITS
     params: dict[str, int | float | str | bool] = Field(default_factory=dict)
     inputs: dict[str, Input] = Field(min_length=1)
     blocks: dict[str, Block] = Field(default_factory=dict)
@@ -104,8 +106,14 @@ class ModelSpec(Spec):
 
     @property
     def hub(self) -> str:
-        """Id on the Hugging Face hub of the weights that the user named, else of the first release, else empty."""
-        return hub_id(self.name, self.asked)
+        """Id on the Hugging Face hub, or folder, of the weights that the user named, else id of the first release,
+        else empty."""
+        return self.asked if named_format(self.asked) else hub_id(self.name, self.asked)
+
+    def asked_as(self, name: str, *remarks: str) -> ModelSpec:
+        """Return the network with the weights that a name of the user means, and warnings beside its own."""
+        released = named_format(name) or self.released
+        return self.model_copy(update={"asked": name, "released": released, "remarks": (*self.remarks, *remarks)})
 
     @property
     def reference(self) -> str:
@@ -154,7 +162,8 @@ def _model(model: str | Path) -> ModelSpec:
             if (network := SOURCES[source](text)) is not None:
                 return network
     path, data = read_entry("models", model)
-    return model_from(data, path).model_copy(update={"asked": "" if exists(text) else text})
+    network = model_from(data, path)
+    return network if exists(text) else network.asked_as(text)
 
 
 def names_other_source(model: str | Path) -> bool:
@@ -178,7 +187,7 @@ def names_other_source(model: str | Path) -> bool:
         return False
     if suffix in (".json", ".onnx") or ":" in text or is_path(model):
         return True
-    return resolve_spelling("models", text) is None and is_folder(text)
+    return resolve_spelling("models", text) is None and (is_folder(text) or named_format(text) is not None)
 
 
 _models = FileCache(_model)

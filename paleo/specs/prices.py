@@ -343,19 +343,15 @@ def reliability_of(system: System) -> Reliability:
         ([other for other in known if other.device.architecture == system.device.architecture], "its architecture"),
     ):
         if relatives:
-            return _inherited(relatives, words)
+            stated = [system.reliability for system in relatives if system.reliability is not None]
+            mean = math.exp(sum(math.log(entry.failures) for entry in stated) / len(stated))
+            return Reliability.model_construct(
+                failures=mean,
+                low=min(USUAL.low, *(entry.low for entry in stated)),
+                high=max(USUAL.high, *(entry.high for entry in stated)),
+                source=f"of other systems with {words}: {', '.join(system.name for system in relatives)}",
+            )
     return USUAL
-
-
-def _inherited(systems: list[System], words: str) -> Reliability:
-    stated = [system.reliability for system in systems if system.reliability is not None]
-    mean = math.exp(sum(math.log(entry.failures) for entry in stated) / len(stated))
-    return Reliability.model_construct(
-        failures=mean,
-        low=min(USUAL.low, *(entry.low for entry in stated)),
-        high=max(USUAL.high, *(entry.high for entry in stated)),
-        source=f"of other systems with {words}: {', '.join(system.name for system in systems)}",
-    )
 
 
 @cache

@@ -15,8 +15,7 @@ from pydantic import Field, model_validator
 
 from paleo.errors import PlanError, SpecError
 from paleo.specs.catalog import entries, is_path, kind_of, read_entry, read_inline
-from paleo.specs.device import Device, Price, load_device, with_names
-from paleo.specs.link import Link, load_link
+from paleo.specs.device import Device, Link, Price, load_device, load_link, with_names
 from paleo.specs.loading import NOT_STATED, FileCache, Flag, PositiveCount, Spec, Text, Year, below, validate, with_path
 from paleo.units import Bytes, BytesPerSecond, FailuresPerSecond, counted
 
@@ -278,7 +277,13 @@ class System(Spec):
         >>> [(span.level.name, span.fan_out, span.groups_sharing) for span in node.group(stride=8, size=4)]
         [('NVSwitch', 1, 1), ('fabric', 4, 8)]
         """
-        self._check_group(stride, size)
+        if stride < 1 or size < 1:
+            raise PlanError(f"system {self.name}: a group of {size} ranks with stride {stride}; both must be 1 or more")
+        reach, capacity = (size - 1) * stride + 1, self.capacity
+        if capacity is not None and reach > capacity:
+            raise PlanError(
+                f"system {self.name} has {capacity} devices; {size} ranks with stride {stride} need at least {reach}"
+            )
         spans, ranks_below, members_below = [], 1, 1
         for level in self._flat_levels(stride * size):
             members = size if level.ranks is None else min(size, -(-level.ranks // stride))
@@ -297,15 +302,6 @@ class System(Spec):
             below = flat[-1].ranks if flat else 1
             flat.extend([level] if level.shape is None else torus_levels(level, below or 1, reach))
         return tuple(flat)
-
-    def _check_group(self, stride: int, size: int) -> None:
-        if stride < 1 or size < 1:
-            raise PlanError(f"system {self.name}: a group of {size} ranks with stride {stride}; both must be 1 or more")
-        reach, capacity = (size - 1) * stride + 1, self.capacity
-        if capacity is not None and reach > capacity:
-            raise PlanError(
-                f"system {self.name} has {capacity} devices; {size} ranks with stride {stride} need at least {reach}"
-            )
 
 
 def torus_levels(level: Level, below: int, reach: int) -> list[Level]:
@@ -436,7 +432,11 @@ def loaded_system(system: str | Path | System) -> System:
 def _system(name_or_path: str | Path) -> System:
     file = str(name_or_path) if is_path(name_or_path) else ""
     if _means_device(name_or_path):
-        return _single_device_system(load_device(name_or_path), file)
+        device = load_device(name_or_path)
+        return System(
+            name=device.name, full_name=f"one {device.full_name}", year=device.year, device=device, devices_per_node=1,
+            source=device.source, path=file,
+        )  # fmt: skip
     path, data = read_entry("systems", name_or_path)
     data = with_names(with_path(data, path, file), path.stem)
     if "device" in data:
@@ -477,10 +477,3 @@ def _part(kind: Literal["devices", "links"], value: object, where: Path, key: st
     except SpecError as error:
         raise SpecError(f"{where}: {key}: {error}") from None
     return value
-
-
-def _single_device_system(device: Device, path: str) -> System:
-    return System(
-        name=device.name, full_name=f"one {device.full_name}", year=device.year, device=device, devices_per_node=1,
-        source=device.source, path=path,
-    )  # fmt: skip

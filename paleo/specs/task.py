@@ -101,10 +101,11 @@ class Code(Spec):
 
 
 class Submissions(Spec):
-    """Samples that submissions need relative to the law of the task.
+    """Samples that submissions to MLPerf need, relative to the task's law of samples by batch size.
 
-    ``ratio`` is the geometric mean of measured samples over those of the law; the rules allow none that needs fewer
-    than its reference. ``residual`` is the rms of the logarithm about it, with each round left out in turn.
+    ``ratio`` is the geometric mean of measured over fitted samples; it is at least 1, since the rules forbid to
+    converge faster than the reference. ``residual`` is the rms of log(measured / fitted / ratio), each round left out
+    in turn.
     """
 
     ratio: Ratio

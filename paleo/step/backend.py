@@ -248,7 +248,7 @@ class Backend:
         each_pass = in_pipelines or (stages == 1 and habit.gradient_scatters != "step")
         return zero == 3 or (zero == 2 and each_pass)
 
-    def cut(self, program: Program, iteration: Array, pieces: int) -> list[Chunk]:
+    def cut(self, program: Program, iteration: Array, stages: Sequence[int]) -> list[Chunk]:
         """Cut a network into pieces for pipeline stages, by the rule of the software.
 
         Parameters
@@ -257,19 +257,19 @@ class Backend:
             One rank's program.
         iteration : ndarray, shape (sections,)
             Time of one layer iteration of each section [s].
-        pieces : int
-            Number of pieces.
+        stages : sequence of int, shape (pieces,)
+            Stage of each piece.
 
         Returns
         -------
         list of Chunk
             Sections and numbers of layers of each piece.
         """
-        by_work = self.run.pipeline.cut is None and self.software.parallelism.stages == "work" and pieces > 1
+        by_work = self.run.pipeline.cut is None and self.software.parallelism.stages == "work" and len(stages) > 1
         return (
-            cut_by_work(program, pieces)
+            cut_by_work(program, len(stages))
             if by_work
-            else cut_into_stages(program, iteration.tolist(), pieces, self.run.pipeline.cut)
+            else cut_into_stages(program, iteration.tolist(), stages, self.run.pipeline.cut)
         )
 
     def coded(self, counts: Array, gradient: SummedGradient) -> Array:
@@ -486,11 +486,13 @@ class Backend:
         once = self.software.parallelism.expert_dispatch != "nccl"
         spread = (rule.split["experts"] for rule in placement.rules if rule.split.get("experts"))
         axes = next(spread, ("ep",))
+        habit = self.software.overlap
+        latents = not habit.tensor_with_latents and any(node.type == "latent_attention" for node in graph.nodes)
         options = LoweringOptions(
             chains=self.chains,
             regather=self.software.parallelism.regather,
             softmax_multiple=self.software.fusion.softmax_multiple,
-            gather_pieces=mesh.degree("tp") if self._overlaps_tensor(graph) else 1,
+            gather_pieces=mesh.degree("tp") if habit.tensor and not latents else 1,
             dispatch=Dispatch(
                 self.fabric.targets(mesh.stride(axes), mesh.group_size(axes)) if once else None, self._beside_dispatch
             ),
@@ -498,12 +500,6 @@ class Backend:
         )
         program = lower(graph, placement, mesh, self.formats, options)
         return without_backward(program) if self.run.forward_only else program
-
-    def _overlaps_tensor(self, graph: Graph) -> bool:
-        """Return True if gathers and scatters over tp overlap with products."""
-        habit = self.software.overlap
-        latents = not habit.tensor_with_latents and any(node.type == "latent_attention" for node in graph.nodes)
-        return habit.tensor and not latents
 
     def calibration(self, mesh: Mesh) -> str:
         """Describe the sources of the kernel prices and, for several devices, of the link prices.

@@ -19,7 +19,7 @@ configurations the last.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -461,11 +461,6 @@ class _Matrices:
         self.summed += rows * columns * summed * count
 
 
-def _window(shape: Mapping[str, float]) -> float:
-    """Count the elements of one filter and channel, for any number of spatial dims."""
-    return math.prod(size for name, size in shape.items() if name.startswith("kernel_"))
-
-
 def unit_gradient(program: Program, ranks: float, width: float, ranks_per_node: float = 1.0) -> SummedGradient:
     """Describe the gradient of a rank's program per element, with its share of weight matrices.
 
@@ -502,7 +497,8 @@ def unit_gradient(program: Program, ranks: float, width: float, ranks_per_node: 
                 products.add(shape["m"], shape["n"], shape["k"], shape.get("batch", 1.0) * count)
             elif counted.kernel.family == "conv":
                 groups = shape.get("groups", 1.0)
-                filters.add(shape["k"], shape["c"] / groups * _window(shape), 1.0, count)
+                window = math.prod(size for name, size in shape.items() if name.startswith("kernel_"))
+                filters.add(shape["k"], shape["c"] / groups * window, 1.0, count)
     whole, matrices = max(elements, 1.0), products.elements + filters.elements
     share = min(1.0, elements / max(matrices, 1.0)) / whole
     return SummedGradient(

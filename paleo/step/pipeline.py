@@ -432,28 +432,20 @@ def _sharded_chunks(batch: Batch) -> ShardedChunks:
             piece = assignment.pieces[number]
             if (stage_key, piece) not in known:
                 slowed = sharded_passes(piece, figures[stage_key], gathered[row], has_backward, splits=splits)
-                known[stage_key, piece] = _at_most_without_overlap(slowed, piece, batch.times, gathers, has_backward)
+                # Limit passes to the time without any overlap, which contention never exceeds.
+                gather, regather, gradients = gathers
+                forward = sum(layers * (batch.times.forwards[i] + gather[i]) for i, layers in piece)
+                both = sum(
+                    layers
+                    * (batch.times.backwards[i] + batch.times.weights[i] + regather[i] * has_backward[i] + gradients[i])
+                    for i, layers in piece
+                )
+                backward = np.minimum(slowed.backward, np.maximum(both - slowed.weights, 0.0))
+                known[stage_key, piece] = Passes(np.minimum(slowed.forward, forward), backward, slowed.weights)
             for place, seconds in zip(passes, known[stage_key, piece], strict=True):
                 place[row, chunk] = seconds
     passes[2 if splits else 1] += owed.late
     return ShardedChunks(passes, owed.kind)
-
-
-def _at_most_without_overlap(
-    passes: Passes, piece: Chunk, times: LayerTimes, gathers: tuple[Array, Array, Array], has_backward: Mask
-) -> Passes:
-    """Limit passes to the time without any overlap, which contention never exceeds.
-
-    ``gathers`` are the times of the gathers before both passes and of gradient sums, shape (sections, cases or 1) [s].
-    """
-    gather, regather, gradients = gathers
-    forward = sum(layers * (times.forwards[i] + gather[i]) for i, layers in piece)
-    both = sum(
-        layers * (times.backwards[i] + times.weights[i] + regather[i] * has_backward[i] + gradients[i])
-        for i, layers in piece
-    )
-    backward = np.minimum(passes.backward, np.maximum(both - passes.weights, 0.0))
-    return Passes(np.minimum(passes.forward, forward), backward, passes.weights)
 
 
 def sharded_communication(batch: Batch) -> Array:

@@ -275,7 +275,9 @@ HIDING = ("nothing", "section", "core", "products", "shared experts", "microbatc
 
 @dataclass(frozen=True, slots=True)
 class SectionSums:
-    """Matrices that sum kernels and collectives by section, of shape (sections, kernels) and (sections, collectives).
+    """Matrices of zeros and ones that add up kernels and collectives by section (a run of layers on one stage).
+
+    Their shapes are (sections, kernels) and (sections, collectives); a product with times gives those of sections.
 
     Attributes
     ----------
@@ -443,6 +445,10 @@ def section_costs(
     gradients = backward + weights
     slower = issued(gradients, in_backward.waited, (sums.backward + sums.weights) @ host + backward_calls)
     share = np.divide(slower, gradients, out=np.ones_like(gradients), where=gradients > 0)
+    # Sum kernel times by their limit and by run, as in `SectionCosts.limits`.
+    work = kernels.total - kernels.launch
+    by_limit = (work * kernels.arithmetic, work * ~kernels.arithmetic, kernels.launch)
+    runs = (sums.forward + sums.backward + sums.weights, sums.recomputed, sums.selected)
     return SectionCosts(
         section_values(program, "repeat"),
         forward=issued(forward, in_forward.waited, sums.forward @ host + forward_calls),
@@ -457,7 +463,7 @@ def section_costs(
         hidden=in_forward.hidden + in_backward.hidden,
         forward_paired=in_forward.paired,
         backward_paired=in_backward.paired,
-        limits=_limits(sums, kernels),
+        limits=np.stack([np.stack([matrix @ seconds for matrix in runs]) for seconds in by_limit]),
         **dict(zip(BYTES, sizes, strict=True)),
     )
 
@@ -523,14 +529,6 @@ def _waited(collectives: CollectiveSums, transfers: Array, pieces: float, beside
     ]
     uncovered = [seconds - covered for seconds, covered in zip(travelling, hidden, strict=True)]
     return _Overlapped(sum(uncovered, collectives.exposed @ transfers), sum(hidden, np.zeros(())), hidden[-1])
-
-
-def _limits(sums: SectionSums, kernels: KernelTimes) -> Array:
-    """Sum kernel times by their limit and by run, as in `SectionCosts.limits`."""
-    work = kernels.total - kernels.launch
-    by_limit = (work * kernels.arithmetic, work * ~kernels.arithmetic, kernels.launch)
-    runs = (sums.forward + sums.backward + sums.weights, sums.recomputed, sums.selected)
-    return np.stack([np.stack([matrix @ seconds for matrix in runs]) for seconds in by_limit])
 
 
 def host_paced_time(

@@ -192,7 +192,8 @@ def _parts(batch: Batch) -> dict[str, Array]:
     hidden = _of_stage(sum_per_stage(computed, times.hidden), stage) * count
     computing, worked = arithmetic + moving + launch + update, _time_without_waits(batch)
     if batch.assignment.stages == 1:
-        total = waited + hidden + stream_seconds(batch).communication + _state_gathers(batch)
+        state_gathers = np.asarray(batch.per_case(batch_tails(batch, summed=False).total)[0])
+        total = waited + hidden + stream_seconds(batch).communication + state_gathers
         exposed = np.where(total > 0, np.maximum(0.0, worked - computing), 0.0)  # without any it is a rounding error
         total, bubble = np.maximum(total, exposed), np.zeros_like(worked)  # contention counts, too
     else:
@@ -231,11 +232,6 @@ def _kernel_parts(batch: Batch, stage: Index) -> tuple[Array, Array, Array]:
         _of_stage(sum_per_stage(computed, times.forward + times.backward + times.weights), stage) * batch.microbatches
     )
     return arithmetic, moving, launch + np.maximum(0.0, kernels - arithmetic - moving - launch)
-
-
-def _state_gathers(batch: Batch) -> Array:
-    """Return the time of gathers of updated parameters without a pipeline, exposed or hidden [s]."""
-    return np.asarray(batch.per_case(batch_tails(batch, summed=False).total)[0])
 
 
 def _communication_after_passes(batch: Batch, stage: Index) -> _Communication:
@@ -383,6 +379,7 @@ def price_program(program: Program, layout: Plan, backend: Backend) -> PricedPro
         The priced program.
     """
     run, pieces = backend.run, layout.stages * layout.parallel.chunks
+    stages = _schedule_of(layout, backend).stages_of(layout.stages, layout.parallel.chunks)
     program = program if run.forward_only else with_recompute(program, run.recompute.policy)
     kernels, costs = _costs(program, layout.mesh, backend)
 
@@ -394,10 +391,10 @@ def price_program(program: Program, layout: Plan, backend: Backend) -> PricedPro
         return iteration_seconds(batch.times, batch.layouts, batch.cases.layout, sharded=sharded)[:, 0]
 
     if not has_mixed_recompute(run):
-        return PricedProgram(program, backend.cut(program, weights(Policies.of(program)), pieces), kernels, costs)
+        return PricedProgram(program, backend.cut(program, weights(Policies.of(program)), stages), kernels, costs)
     shares = policy_shares(program, run, pieces).items()
     mean = np.sum([weights(Policies.for_each_section(len(costs.repeat), how)) * share for how, share in shares], axis=0)
-    split = split_by_policy(program, backend.cut(program, mean, pieces), run)
+    split = split_by_policy(program, backend.cut(program, mean, stages), run)
     kernels, costs = _costs(split.program, layout.mesh, backend)
     return PricedProgram(split.program, split.pieces, kernels, costs)
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.schedules.base import Numeric, Passes, distinct
-from paleo.step.exchange import Sends, bucket_count, exposed_gather, exposed_sends, sends_in_order
+from paleo.step.exchange import bucket_count, exposed_gather, exposed_sends, sends_in_order
 from paleo.step.memory import SUM_BYTES, Assignment, host_update
 from paleo.step.section_times import LayerTimes, section_values, sum_per_stage, with_contention
 
@@ -611,7 +611,24 @@ def after_passes(batch: Batch, passes: Passes, *, summed: bool = True) -> Array:
     ndarray, shape (stages, cases)
         Seconds.
     """
-    exposed = _exposed_communication(batch, passes, summed=summed)
+    # The same as `after_passes` without updates on the host.
+    following, contention = batch_tails(batch, summed=summed), batch.backend.software.overlap.contention
+    exposed = batch.per_case(following.fixed)
+    if batch.zero == 3 and batch.backend.compression is not None:  # gradients are coded with every microbatch
+        kinds, rows = batch.assignment.kinds.stages, batch.assignment.stage_kind
+        exposed = exposed + batch.per_case(batch.layouts.coding(kinds)[rows]) * (batch.microbatches - 1.0)
+    if following.gathers.any():
+        exposed += _overlapped_gathers(batch, following, passes)
+    if contention >= 1.0:  # as in `exposed_sends`: overlap gains nothing
+        exposed += batch.per_case(following.sums.sum(axis=1))
+    elif following.sums.any():
+        # The gradient sums of a batch in the order of the schedule.
+        key = "sends", batch.assignment.key, min(batch.zero, 1) + (batch.zero == 3), batch.schedule.name
+        chunks = batch.assignment.chunks
+        ordered = batch.layouts.shared.once(
+            key, lambda: sends_in_order(following.sums, following.sum_buckets, batch.schedule, chunks)
+        ).of(batch.cases.layout)
+        exposed += exposed_sends(ordered, batch.schedule, passes, batch.assignment.chunks, contention)
     return exposed + _host_updates(batch) if batch.backend.offload.holds("optimizer") else exposed
 
 
@@ -630,23 +647,6 @@ def after_streams(batch: Batch) -> Array:
     """
     forward = sum_per_stage(batch.assignment.computed, batch.times.forwards)
     return np.asarray(after_passes(batch, Passes(forward, forward, forward), summed=False)[0])
-
-
-def _exposed_communication(batch: Batch, passes: Passes, *, summed: bool = True) -> Array:
-    """Return the same as `after_passes` without updates on the host."""
-    following, contention = batch_tails(batch, summed=summed), batch.backend.software.overlap.contention
-    seconds = batch.per_case(following.fixed)
-    if batch.zero == 3 and batch.backend.compression is not None:  # gradients are coded with every microbatch
-        kinds, rows = batch.assignment.kinds.stages, batch.assignment.stage_kind
-        seconds = seconds + batch.per_case(batch.layouts.coding(kinds)[rows]) * (batch.microbatches - 1.0)
-    if following.gathers.any():
-        seconds += _overlapped_gathers(batch, following, passes)
-    if contention >= 1.0:  # as in `exposed_sends`: overlap gains nothing
-        seconds += batch.per_case(following.sums.sum(axis=1))
-    elif following.sums.any():
-        ordered = _sends_in_order(batch, following).of(batch.cases.layout)
-        seconds += exposed_sends(ordered, batch.schedule, passes, batch.assignment.chunks, contention)
-    return seconds
 
 
 def _overlapped_gathers(batch: Batch, following: AfterBackward, passes: Passes) -> Array:
@@ -730,12 +730,3 @@ def batch_tails(batch: Batch, *, summed: bool = True) -> AfterBackward:
     scattered = batch.scattered and batch.assignment.stages > 1
     how: Summed = "none" if not summed else "tied" if scattered else "all"
     return after_backward(batch.layouts, batch.assignment, batch.zero, overlapped=batch.overlapped, summed=how)
-
-
-def _sends_in_order(batch: Batch, following: AfterBackward) -> Sends:
-    """Return the gradient sums of a batch in the order of the schedule."""
-    key = "sends", batch.assignment.key, min(batch.zero, 1) + (batch.zero == 3), batch.schedule.name
-    chunks = batch.assignment.chunks
-    return batch.layouts.shared.once(
-        key, lambda: sends_in_order(following.sums, following.sum_buckets, batch.schedule, chunks)
-    )

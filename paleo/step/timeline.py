@@ -303,7 +303,9 @@ def _pipeline(batch: Batch, program: Program) -> Timeline:
     for event in pipeline_events(batch.schedule.name, chunks, count, ends):
         stage, chunk = _place(event.task)
         events += _pass_events(event, float(sent[stage, chunk]), collectives[stage][chunk])
-    for name, after in _after(batch).items():
+    passes, update = stage_passes(batch), update_times(batch)
+    total, gathers = after_passes(batch, passes)[:, 0], exposed_gathers(batch, passes)[:, 0]
+    for name, after in {"exchange": total - update[:, 0] - gathers, "update": update[:, 0], "gather": gathers}.items():
         for stage, duration in enumerate(after.tolist()):
             if duration > 0:
                 task = Task(name, f"stage{stage}", duration, (), name)
@@ -340,13 +342,6 @@ def _pass_events(event: Event, send: float, collectives: dict[str, list[_NamedCo
         )
         yield Event(named, start, start + collective.seconds)
         start += collective.seconds
-
-
-def _after(batch: Batch) -> dict[str, Array]:
-    """Return the times of each stage after its last pass by part, shape (stages,) each [s]."""
-    passes, update = stage_passes(batch), update_times(batch)
-    total, gathers = after_passes(batch, passes)[:, 0], exposed_gathers(batch, passes)[:, 0]
-    return {"exchange": total - update[:, 0] - gathers, "update": update[:, 0], "gather": gathers}
 
 
 def _chunk_time(program: Program, chunk: Chunk, send: float, seconds: Array) -> StageTime:

@@ -131,7 +131,24 @@ def _tried(prediction: Prediction, base: Run, tries: list[list[_Change]]) -> lis
     for changes in tries:
         merged = {key: value for change in changes for key, value in change.items()}
         try:
-            advice.append(_predicted(prediction, base, merged))
+            # Predict the changed run; raise SpecError or PlanError if it cannot be changed so, or its framework
+            # cannot run that.
+            plan = prediction.plan
+            degrees: _Change = {key: merged[key] for key in ("tp", "pp", "zero") if key in merged}
+            fields = {key: value for key, value in merged.items() if key not in degrees}
+            words = [_word(key, value) for key, value in fields.items()]
+            if degrees:
+                has: _Change = {axis: degree for axis, degree in plan.mesh.degrees if axis != "dp" and degree > 1}
+                has |= {"zero": plan.parallel.zero} if plan.parallel.zero else {}
+                parts = [f"{axis}={degree}" for axis, degree in {**has, **degrees}.items()]
+                parts += [f"vp={plan.parallel.chunks}"] if plan.parallel.chunks > 1 else []
+                parts += ["sp"] if plan.parallel.sequence_parallel or "tp" in degrees else []
+                fields["strategy"] = ",".join(parts)
+                words.insert(0, f"--strategy {fields['strategy']}")
+            changed = predict(prediction.model, prediction.system, updated(base, fields))
+            if len(changed.objections) > len(prediction.objections):
+                raise PlanError(changed.objections[0])
+            advice.append(Advice(" ".join(words), changed))
         except PaleoError:
             continue
     return advice
@@ -139,24 +156,3 @@ def _tried(prediction: Prediction, base: Run, tries: list[list[_Change]]) -> lis
 
 def _word(key: str, value: object) -> str:
     return f"--set offload={value}" if key == "offload" else f"--{key.replace('_', '-')} {value}"
-
-
-def _predicted(prediction: Prediction, base: Run, merged: _Change) -> Advice:
-    """Predict the changed run; raise SpecError or PlanError if it cannot be changed so, or its framework cannot run
-    that."""
-    plan = prediction.plan
-    degrees: _Change = {key: merged[key] for key in ("tp", "pp", "zero") if key in merged}
-    fields = {key: value for key, value in merged.items() if key not in degrees}
-    words = [_word(key, value) for key, value in fields.items()]
-    if degrees:
-        has: _Change = {axis: degree for axis, degree in plan.mesh.degrees if axis != "dp" and degree > 1}
-        has |= {"zero": plan.parallel.zero} if plan.parallel.zero else {}
-        parts = [f"{axis}={degree}" for axis, degree in {**has, **degrees}.items()]
-        parts += [f"vp={plan.parallel.chunks}"] if plan.parallel.chunks > 1 else []
-        parts += ["sp"] if plan.parallel.sequence_parallel or "tp" in degrees else []
-        fields["strategy"] = ",".join(parts)
-        words.insert(0, f"--strategy {fields['strategy']}")
-    changed = predict(prediction.model, prediction.system, updated(base, fields))
-    if len(changed.objections) > len(prediction.objections):
-        raise PlanError(changed.objections[0])
-    return Advice(" ".join(words), changed)

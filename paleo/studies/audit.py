@@ -35,8 +35,7 @@ from paleo.studies.what_if import HARDWARE_PARAMETERS
 from paleo.units import MEBIBYTE, counted
 
 if TYPE_CHECKING:
-    from paleo.logs.base import Log, StepRecord
-    from paleo.logs.nccl_tests import CollectiveLog
+    from paleo.logs.base import CollectiveLog, Log, StepRecord
     from paleo.specs.system import System
 
 #: Relative standard deviation of a quantity where model and machine agree.
@@ -169,13 +168,6 @@ def _deviation(name: str, measured: _Evidence, predicted: _Evidence) -> float:
     return math.log((value + floor) / (expected + floor)) / _PART_DEVIATION
 
 
-def _late_share(log: Log, expected: Prediction) -> float:
-    """Share of the settled steps that take much longer than their median."""
-    settled = log.steps[_WARM_UP:] if len(log.steps) > _WARM_UP + 1 else log.steps
-    seconds = [value for record in settled if (value := _seconds(record, expected)) is not None]
-    return sum(value > _LATE_STEP * median(seconds) for value in seconds) / len(seconds)
-
-
 def _evidence_of_log(log: Log, expected: Prediction) -> dict[str, float]:
     """Return the medians of a log over its settled steps; raise SpecError if it states no step time."""
     settled = log.steps[_WARM_UP:] if len(log.steps) > _WARM_UP + 1 else log.steps
@@ -272,47 +264,11 @@ def _hardware(figure: str) -> Callable[[Prediction, float], Prediction]:
     return lambda expected, factor: expected.variant(HARDWARE_PARAMETERS[figure](expected.system, factor))
 
 
-def _clock(expected: Prediction, factor: float) -> Prediction:
-    return expected.variant(HARDWARE_PARAMETERS["arithmetic (FLOP/s)"](expected.system, factor))
-
-
 def _slower_host(expected: Prediction, factor: float) -> Prediction:
     software = load_software(expected.run.software)
     host = software.host
     slower = host.model_copy(update={"forward": host.forward * factor, "backward": host.backward * factor})
     return expected.variant(software=software.model_copy(update={"host": slower}))
-
-
-def _without_overlap(expected: Prediction, factor: float) -> Prediction:
-    return expected.variant(exchange="after")
-
-
-def _eager_attention(expected: Prediction, factor: float) -> Prediction:
-    return expected.variant(kernels={"attention": "unfused"})
-
-
-def _another_batch(expected: Prediction, factor: float) -> Prediction:
-    return expected.variant(global_batch=max(1, round(expected.plan.global_batch * factor)), batch=None)
-
-
-def _recomputing(expected: Prediction, factor: float) -> Prediction:
-    return expected.variant(recompute="none" if expected.run.recompute.policy == "full" else "full")
-
-
-def _as_is(expected: Prediction, factor: float) -> Prediction:
-    return expected
-
-
-def _below_one(measured: _Evidence, expected: Prediction) -> Sequence[float]:
-    return (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
-
-
-def _link_factors(measured: _Evidence, expected: Prediction) -> Sequence[float]:
-    return (0.7, 0.5, 0.35, 0.25, 0.125, 0.0625) if expected.plan.gpus > 1 else ()
-
-
-def _above_one(measured: _Evidence, expected: Prediction) -> Sequence[float]:
-    return (1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def _once(measured: _Evidence, expected: Prediction) -> Sequence[float]:
@@ -327,35 +283,64 @@ def _batches(measured: _Evidence, expected: Prediction) -> Sequence[float]:
     return (logged,) if abs(logged - 1.0) > _DEVIATION["samples"] else ()
 
 
-def _slow_ranks(measured: _Evidence, expected: Prediction) -> Sequence[float]:
-    return (measured["spread"],) if measured.get("spread", 1.0) > 1.0 and expected.plan.gpus > 1 else ()
-
-
 #: Single faults, by what people call them.
 _HYPOTHESES: tuple[_Hypothesis, ...] = (
     _Hypothesis(
-        "capped clock", "look at clocks and power limits (nvidia-smi -q -d CLOCK,POWER), at heat, and at other jobs",
-        _below_one, _clock,
+        "capped clock",
+        "look at clocks and power limits (nvidia-smi -q -d CLOCK,POWER), at heat, and at other jobs",
+        lambda measured, expected: (0.9, 0.8, 0.7, 0.6, 0.5, 0.4),
+        _hardware("arithmetic (FLOP/s)"),
     ),
     _Hypothesis(
-        "slow link", "run nccl-tests: a port that is down, a cable, TCP in place of RDMA, or other jobs on the fabric",
-        _link_factors, _hardware("link bandwidth"),
+        "slow link",
+        "run nccl-tests: a port that is down, a cable, TCP in place of RDMA, or other jobs on the fabric",
+        lambda measured, expected: (0.7, 0.5, 0.35, 0.25, 0.125, 0.0625) if expected.plan.gpus > 1 else (),
+        _hardware("link bandwidth"),
     ),
     _Hypothesis(
-        "missing overlap", "switch on the overlap of gradient exchange with the backward pass", _once, _without_overlap
+        "missing overlap",
+        "switch on the overlap of gradient exchange with the backward pass",
+        _once,
+        lambda expected, factor: expected.variant(exchange="after"),
     ),
     _Hypothesis(
-        "host-bound", "launches limit it: CUDA graphs, a compiled model, fewer Python hooks, pinned CPU cores",
-        _above_one, _slower_host,
+        "host-bound",
+        "launches limit it: CUDA graphs, a compiled model, fewer Python hooks, pinned CPU cores",
+        lambda measured, expected: (1.5, 2.0, 3.0, 4.0, 6.0),
+        _slower_host,
     ),
-    _Hypothesis("eager attention", "use a fused attention kernel (flash)", _once, _eager_attention),
-    _Hypothesis("wrong batch", "the run's global batch is not the one stated", _batches, _another_batch),
-    _Hypothesis("another recomputation", "the run recomputes other layers than stated", _once, _recomputing),
     _Hypothesis(
-        "straggler", "one rank is slower than the others: find it by the timers of each rank, and replace it",
-        _slow_ranks, _as_is, slows_a_rank=True,
+        "eager attention",
+        "use a fused attention kernel (flash)",
+        _once,
+        lambda expected, factor: expected.variant(kernels={"attention": "unfused"}),
     ),
-)  # fmt: skip
+    _Hypothesis(
+        "wrong batch",
+        "the run's global batch is not the one stated",
+        _batches,
+        lambda expected, factor: expected.variant(
+            global_batch=max(1, round(expected.plan.global_batch * factor)), batch=None
+        ),
+    ),
+    _Hypothesis(
+        "another recomputation",
+        "the run recomputes other layers than stated",
+        _once,
+        lambda expected, factor: expected.variant(
+            recompute="none" if expected.run.recompute.policy == "full" else "full"
+        ),
+    ),
+    _Hypothesis(
+        "straggler",
+        "one rank is slower than the others: find it by the timers of each rank, and replace it",
+        lambda measured, expected: (
+            (measured["spread"],) if measured.get("spread", 1.0) > 1.0 and expected.plan.gpus > 1 else ()
+        ),
+        lambda expected, factor: expected,
+        slows_a_rank=True,
+    ),
+)
 
 
 def audit(log: Log, expected: Prediction) -> Audit:
@@ -383,6 +368,8 @@ def audit(log: Log, expected: Prediction) -> Audit:
     best = faults[0] if faults else None
     ratio = known["step"] / (best.evidence if best else plain)["step"]
     scatter = known.get("unsteadiness", 1.0) - 1.0
+    settled = log.steps[_WARM_UP:] if len(log.steps) > _WARM_UP + 1 else log.steps
+    seconds = [value for record in settled if (value := _seconds(record, expected)) is not None]
     return Audit(
         log,
         expected,
@@ -392,7 +379,7 @@ def audit(log: Log, expected: Prediction) -> Audit:
         ratio=ratio,
         scatter=scatter,
         beyond=_beyond(expected, best, ratio, scatter),
-        late=_late_share(log, expected),
+        late=sum(value > _LATE_STEP * median(seconds) for value in seconds) / len(seconds),
     )
 
 

@@ -156,7 +156,9 @@ def collective(
         If the system has no links or fewer ranks.
     """
     operation, payload_bytes = str(operation).replace("-", "_"), _payload(payload_bytes)
-    ranks, system = _group_size(ranks), loaded_system(system)
+    if not isinstance(ranks, Integral) or ranks < 2:
+        raise SpecError(f"ranks {ranks!r:.80}: expected a whole number, 2 or more")
+    ranks, system = int(ranks), loaded_system(system)
     if not system.levels:
         raise PlanError(f"system {system.name} is one device alone; {operation} over {ranks} ranks needs links")
     constant = constants(system.device.kind, calibration)
@@ -189,13 +191,6 @@ def _payload(payload_bytes: object) -> float:
         return Quantity("bytes", positive=True).parsed(payload_bytes)
     except SpecError as error:
         raise SpecError(f"payload_bytes: {error}") from None
-
-
-def _group_size(ranks: object) -> int:
-    """Check that a group is a whole number of ranks, two or more."""
-    if not isinstance(ranks, Integral) or ranks < 2:
-        raise SpecError(f"ranks {ranks!r:.80}: expected a whole number, 2 or more")
-    return int(ranks)
 
 
 def _rows(

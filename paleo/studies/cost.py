@@ -131,7 +131,11 @@ def parse_tariff(
     """
     by_system = isinstance(price, str) and "=" in price
     if price is not None and not by_system:
-        _check_rate(price)
+        # Raise SpecError where a rate has no unit of its own.
+        try:
+            Quantity("price_per_s").parsed(price)
+        except SpecError as error:
+            raise SpecError(f"--price {error}; or by system in USD an hour: dgx-h100=2.5") from None
     if buy is not None and (isinstance(buy, str) or not 0 < buy <= _MOST_YEARS):
         raise SpecError(f"--buy {buy!r:.80}: expected the years in which a machine is written off, up to {_MOST_YEARS}")
     stated = {
@@ -144,14 +148,6 @@ def parse_tariff(
         "years": None if buy is None else f"{buy * YEAR} s",
     }
     return validate(Tariff, {key: value for key, value in stated.items() if value is not None}, "options")
-
-
-def _check_rate(text: str) -> None:
-    """Raise SpecError where a rate has no unit of its own."""
-    try:
-        Quantity("price_per_s").parsed(text)
-    except SpecError as error:
-        raise SpecError(f"--price {error}; or by system in USD an hour: dgx-h100=2.5") from None
 
 
 def _prices_by_system(text: str) -> dict[str, str]:
@@ -728,7 +724,14 @@ def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float
         price = Price.model_construct(rate=stated, date="as stated", source=source)
         return stated * billed(system, gpus).devices, price
     if terms.years is not None:
-        return _written_off(system, billed(system, gpus).devices, terms.years)
+        # Compute USD per second of machines that are bought: their price spread evenly over their lifetime.
+        quote = purchase_quote(system)
+        if quote is None:
+            return None, None
+        rate = quote.value / terms.years
+        purchase = f"bought at {quote.value:,.0f} USD for each GPU, written off over {terms.years / YEAR:.3g} years"
+        source = f"{purchase}; {quote.price.source}"
+        return rate * billed(system, gpus).devices, quote.price.model_copy(update={"rate": rate, "source": source})
     offer = rented(system, gpus, terms.term)
     if offer is None or (terms.electricity is not None and not (offer[2] or terms.market)):
         return None, None
@@ -752,14 +755,3 @@ def comparable_tariff(tariff: Tariff, systems: Iterable[System]) -> Tariff:
     """
     hired = any(rent(system, 1, tariff)[0] is not None for system in systems)
     return tariff.model_copy(update={"market": True}) if hired else tariff
-
-
-def _written_off(system: System, gpus: int, seconds: float) -> tuple[float | None, Price | None]:
-    """Compute USD per second of machines that are bought: their price spread evenly over their lifetime."""
-    quote = purchase_quote(system)
-    if quote is None:
-        return None, None
-    rate = quote.value / seconds
-    purchase = f"bought at {quote.value:,.0f} USD for each GPU, written off over {seconds / YEAR:.3g} years"
-    source = f"{purchase}; {quote.price.source}"
-    return rate * gpus, quote.price.model_copy(update={"rate": rate, "source": source})

@@ -756,16 +756,6 @@ _COPY_RATE, _PAUSE = 10.0 * GIGA, 0.2
 _REPAIR = DAY
 
 
-def _failure_rate(text: str) -> float:
-    """Parse failures per node and second, such as ``4/knodeday`` or ``0.004/nodeday``; raise SpecError without such a
-    unit.
-
-    >>> round(_failure_rate("4/knodeday") * 86400 * 1000, 6)
-    4.0
-    """
-    return _quantity("failures", text, "failures")
-
-
 def _quantity(option: str, text: str, dimension: str, *, positive: bool = False) -> float:
     """Parse the value of an option with its unit; raise SpecError, which names the option, if it is wrong."""
     try:
@@ -930,7 +920,9 @@ def goodput_share(prediction: Prediction, options: LongRunOptions) -> float:
 def _reliability(prediction: Prediction, options: LongRunOptions) -> Reliability:
     if options.failures is None:
         return reliability_of(prediction.system)
-    rate = _failure_rate(options.failures)
+    # Parse failures per node and second, such as ``4/knodeday`` or ``0.004/nodeday``; raise SpecError without such a
+    # unit.
+    rate = _quantity("failures", options.failures, "failures")
     return Reliability.model_construct(failures=rate, low=rate, high=rate, source="as stated")
 
 
@@ -953,7 +945,13 @@ def _checkpoints_of(
     )
     copy = total / plan.gpus / _COPY_RATE
     path = RestartPath()
-    replace = _replacement(prediction, options, in_repair, repair)
+    # Compute the seconds until a node is replaced: by a spare, by a cloud machine that boots, or by the first
+    # repaired one.
+    swap = RestartPath().replace
+    if options.spares is not None:
+        replace = replacement_wait(mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=swap)
+    else:
+        replace = ON_DEMAND_BOOT.seconds if prediction.system.price_per_node is not None else swap
     restart = path.restart(total / rate, replace)
     if options.restart is not None:
         restart = _quantity("restart", options.restart, "time")
@@ -968,7 +966,9 @@ def _checkpoints_of(
         return CheckpointSchedule(write, restart)
     if mode == "async":
         return CheckpointSchedule(_PAUSE + copy, restart, write)
-    _check_host_memory(prediction, total / nodes)
+    host = prediction.system.host
+    if host is not None and host.memory is not None:
+        _check_room("host memory of a node", (total / nodes), host.memory)
     memory_restart = min(path.restart(copy, 0.0), restart)
     return CheckpointSchedule(_PAUSE + copy, restart, write, survived=SURVIVED, restart_memory=memory_restart)
 
@@ -996,15 +996,6 @@ def storage_rate(options: LongRunOptions) -> float:
     return _quantity("storage", options.storage, "bandwidth", positive=True)
 
 
-def _replacement(prediction: Prediction, options: LongRunOptions, in_repair: float, repair: float) -> float:
-    """Compute the seconds until a node is replaced: by a spare, by a cloud machine that boots, or by the first repaired
-    one."""
-    swap = RestartPath().replace
-    if options.spares is not None:
-        return replacement_wait(mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=swap)
-    return ON_DEMAND_BOOT.seconds if prediction.system.price_per_node is not None else swap
-
-
 def _check_replicas(prediction: Prediction) -> None:
     """Raise SpecError if the run cannot lose a data-parallel replica."""
     plan = prediction.plan
@@ -1013,13 +1004,6 @@ def _check_replicas(prediction: Prediction) -> None:
             f"--elastic: {plan.strategy or 'one GPU'} has no replica that others can do without; expected dp of 2 or "
             "more whose states are not sharded (zero=0)"
         )
-
-
-def _check_host_memory(prediction: Prediction, needed: float) -> None:
-    """Raise CapacityError if the copy in memory is larger than the host memory that the run leaves free."""
-    host = prediction.system.host
-    if host is not None and host.memory is not None:
-        _check_room("host memory of a node", needed, host.memory)
 
 
 def _checkpointing_named(text: str | None) -> Checkpointing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
@@ -745,9 +745,12 @@ class PurchasePlans:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why counts have no plan: a sentence for all counts of a system that have the same reason."""
-        return tuple(
-            f"{', '.join(map(str, counts))} GPUs of {name}: {why}" for (name, why), counts in _by_reason(self.skipped)
-        )
+        # Group the counts of each system by the reason why they have no plan.
+        reasons: dict[tuple[str, str], list[int]] = {}
+        for system, gpus, why in self.skipped:
+            words = re.sub(rf"^{gpus} gpus: | of {gpus} gpus\b", "", why)
+            reasons.setdefault((system.name, words), []).append(gpus)
+        return tuple(f"{', '.join(map(str, counts))} GPUs of {name}: {why}" for (name, why), counts in reasons.items())
 
     @property
     def best(self) -> PricedPlan | None:
@@ -951,15 +954,6 @@ def _runs_at_all_batches(run: Run, wish: Requirements) -> list[Run]:
     return [run.model_copy(update={"global_batch": batch}) for batch in batches] or [run]
 
 
-def _by_reason(skipped: Iterable[tuple[System, int, str]]) -> Iterable[tuple[tuple[str, str], list[int]]]:
-    """Group the counts of each system by the reason why they have no plan."""
-    reasons: dict[tuple[str, str], list[int]] = {}
-    for system, gpus, why in skipped:
-        words = re.sub(rf"^{gpus} gpus: | of {gpus} gpus\b", "", why)
-        reasons.setdefault((system.name, words), []).append(gpus)
-    return reasons.items()
-
-
 def _search(model: ModelSpec, system: System, gpus: int, run: Run, space: Space | None, top: int) -> Search:
     """Search the plans of one count of GPUs, fastest first; the fastest also take the least money and energy."""
     from paleo.search.counts import search_counts
@@ -1046,7 +1040,12 @@ def purchase_finding(reply: PurchasePlans) -> str:
         The sentence.
     """
     wish, best = reply.wish, reply.best
-    limits = _limits(wish)
+    parts = []
+    if wish.deadline is not None:
+        parts.append(format_days(wish.deadline))
+    if wish.budget is not None:
+        parts.append(f"{wish.budget:,.0f} USD")
+    limits = " within " + " and ".join(parts) if parts else ""
     if best is not None:
         title = {"time": "Fastest", "cost": "Cheapest", "energy": "Least energy", "gpus": "Fewest GPUs"}[wish.objective]
         return f"{title}{limits}: {_summary(best)}{_deadline_warning(wish, best)}"
@@ -1055,15 +1054,6 @@ def purchase_finding(reply: PurchasePlans) -> str:
         nothing = "Nothing fits into memory"
         return nothing if reply.remedies else f"{nothing}, and no larger count or offload that was tried does"
     return f"Nothing is done{limits}. Nearest: {_summary(fitting[0])}"
-
-
-def _limits(wish: Requirements) -> str:
-    parts = []
-    if wish.deadline is not None:
-        parts.append(format_days(wish.deadline))
-    if wish.budget is not None:
-        parts.append(f"{wish.budget:,.0f} USD")
-    return " within " + " and ".join(parts) if parts else ""
 
 
 def _deadline_warning(wish: Requirements, plan: PricedPlan) -> str:

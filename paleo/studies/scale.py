@@ -615,7 +615,23 @@ class PlacementStudy:
     @property
     def advice(self) -> str:
         """Advice on whether the placement matters, in a sentence or two."""
-        return _advice(self)
+        share = self.share
+        if share.leaves <= 1:
+            return f"All nodes lie on one {self.unit}: what lies above it does not matter.{_direct_rails_words(share)}"
+        rings = f"rings sorted by leaf keep {whole_percent(share.ring_share)} of the nodes' ports"
+        exchanges = f"all-to-alls {whole_percent(share.exchange_share)}"
+        unsorted = f"rings in the order of the ranks would keep {whole_percent(share.unsorted_share)}"
+        if self.matters:
+            longer = f"The step is {100 * (self.slowdown - 1):.0f} % longer than on packed nodes of one's own"
+            ask = f"Ask for nodes that share {self.units}"
+            return f"Placement matters: {longer}; {rings}, {exchanges}. {ask}.{_direct_rails_words(share)}"
+        if self.slowdown < 1.0 - _NOTABLE:
+            shorter = f"The step is {100 * (1 - self.slowdown):.0f} % shorter than on packed nodes"
+            reason = f"{exchanges} over the links of {share.leaves:.3g} {self.units}, as long as others leave them idle"
+            return f"Spread nodes are faster here: {shorter}; {rings}, {reason}.{_direct_rails_words(share)}"
+        if share.exchange_share < 1.0 - _NOTABLE or share.unsorted_share < 1.0 - _NOTABLE:
+            return f"Placement does not matter to this run: {rings}. It would to others: {exchanges}, and {unsorted}."
+        return f"Placement does not matter: the links above a {self.unit} carry what its nodes can send; {rings}."
 
 
 def placement_study(prediction: Prediction) -> PlacementStudy | None:
@@ -638,26 +654,6 @@ def placement_study(prediction: Prediction) -> PlacementStudy | None:
     nodes = math.ceil(prediction.plan.gpus / system.devices_per_node)
     packed = prediction.variant(nodes="packed", background=0.0, neighbour=None)
     return PlacementStudy(prediction, packed, placement, placed(system, nodes, placement), nodes)
-
-
-def _advice(study: PlacementStudy) -> str:
-    share = study.share
-    if share.leaves <= 1:
-        return f"All nodes lie on one {study.unit}: what lies above it does not matter.{_direct_rails_words(share)}"
-    rings = f"rings sorted by leaf keep {whole_percent(share.ring_share)} of the nodes' ports"
-    exchanges = f"all-to-alls {whole_percent(share.exchange_share)}"
-    unsorted = f"rings in the order of the ranks would keep {whole_percent(share.unsorted_share)}"
-    if study.matters:
-        longer = f"The step is {100 * (study.slowdown - 1):.0f} % longer than on packed nodes of one's own"
-        ask = f"Ask for nodes that share {study.units}"
-        return f"Placement matters: {longer}; {rings}, {exchanges}. {ask}.{_direct_rails_words(share)}"
-    if study.slowdown < 1.0 - _NOTABLE:
-        shorter = f"The step is {100 * (1 - study.slowdown):.0f} % shorter than on packed nodes"
-        reason = f"{exchanges} over the links of {share.leaves:.3g} {study.units}, as long as others leave them idle"
-        return f"Spread nodes are faster here: {shorter}; {rings}, {reason}.{_direct_rails_words(share)}"
-    if share.exchange_share < 1.0 - _NOTABLE or share.unsorted_share < 1.0 - _NOTABLE:
-        return f"Placement does not matter to this run: {rings}. It would to others: {exchanges}, and {unsorted}."
-    return f"Placement does not matter: the links above a {study.unit} carry what its nodes can send; {rings}."
 
 
 def _direct_rails_words(share: NetworkShare) -> str:

@@ -342,7 +342,15 @@ def _paid(study: Study, known: Mapping[str, Any], accounts: Sequence[_Point]) ->
     systems = [load_system(name) for name in study.systems]
     tariffs = [comparable_tariff(_tariff_of(account), systems) for account in accounts]
     numbers = {name: known[name] for name in _NUMBERS}
-    samples = _samples(study, numbers, accounts)
+    # The samples of every point under every account; NaN where the model has no data set, or no tokens.
+    name = next(name for name in _AMOUNTS if name in study.accounts)
+    amounts = np.array([account[name] for account in accounts], dtype=np.float64)
+    if name == "epochs":
+        samples = numbers["dataset_samples"] * amounts
+    elif name == "tokens":
+        samples = amounts / numbers["tokens_per_sample"]
+    else:
+        samples = np.broadcast_to(amounts, (len(numbers["world"]), len(accounts)))
     critical = np.array([account.get("critical_batch") or math.inf for account in accounts], dtype=np.float64)
     samples = samples * (1.0 + numbers["global_batch_size"] / critical)
     steps = np.ceil(samples / numbers["global_batch_size"])
@@ -359,17 +367,6 @@ def _paid(study: Study, known: Mapping[str, Any], accounts: Sequence[_Point]) ->
     cost = np.where(np.isnan(hired) & np.isnan(power_bill), math.nan, np.nan_to_num(hired) + np.nan_to_num(power_bill))
     values = (samples, steps, seconds, cost, energy / JOULES_PER_KWH)
     return {name: value.ravel() for name, value in zip(_PAID, values, strict=True)}
-
-
-def _samples(study: Study, numbers: Mapping[str, Any], accounts: Sequence[_Point]) -> Any:
-    """Return the samples of every point under every account; NaN where the model has no data set, or no tokens."""
-    name = next(name for name in _AMOUNTS if name in study.accounts)
-    amounts = np.array([account[name] for account in accounts], dtype=np.float64)
-    if name == "epochs":
-        return numbers["dataset_samples"] * amounts
-    if name == "tokens":
-        return amounts / numbers["tokens_per_sample"]
-    return np.broadcast_to(amounts, (len(numbers["world"]), len(accounts)))
 
 
 def _table_writer(output: Path) -> _Writer:

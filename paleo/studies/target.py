@@ -753,12 +753,7 @@ def run_for_target(
     if stated is not None:
         raise SpecError(_EXCLUDE)
     task = _task_of(network, target)
-    return Run(**_usual(task.on(_kind_of_all(systems, target))) | explicit_fields(run)), _target_amount(task)
-
-
-def _kind_of_all(systems: Sequence[System], target: str) -> str:
-    """Return the kind of device that all systems have; raise SpecError, which names a system of each kind, if they
-    differ."""
+    # The kind of device that all systems have; raise SpecError, which names a system of each kind, if they differ.
     by_kind = {system.device.kind: system.name for system in reversed(systems)}
     if len(by_kind) > 1:
         examples = " and ".join(f"{name} ({kind})" for kind, name in sorted(by_kind.items()))
@@ -767,7 +762,7 @@ def _kind_of_all(systems: Sequence[System], target: str) -> str:
             "cannot state both; ask for systems of one kind of device at a time"
         )
     (kind,) = by_kind
-    return kind
+    return Run(**_usual(task.on(kind)) | explicit_fields(run)), _target_amount(task)
 
 
 def _task_of(network: ModelSpec, target: str) -> TrainingTask:

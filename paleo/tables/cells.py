@@ -44,7 +44,11 @@ def read_table(path: str | Path) -> pd.DataFrame:
     raw = read_bytes(path, most=MOST_TABLE_BYTES, expected="a CSV or CSV.gz table")
     try:
         names = pd.read_csv(io.BytesIO(raw), header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
-        _check_separator(path, names)
+        # Raise SpecError for a header of one name that holds another separator.
+        separators = [mark for mark in ";\t|" if len(names) == 1 and mark in names.iloc[0]]
+        if separators:
+            decimals = ", and points for decimals" if separators[0] == ";" else ""
+            raise SpecError(f"{path}: its cells are separated by {separators[0]!r}; expected commas{decimals}")
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(io.BytesIO(raw), low_memory=False, index_col=False)
@@ -64,14 +68,6 @@ def read_table(path: str | Path) -> pd.DataFrame:
         frame[column] = frame[column].fillna("").astype(str)
     frame.attrs["path"] = str(path)
     return frame
-
-
-def _check_separator(path: str | Path, names: pd.Series[str]) -> None:
-    """Raise SpecError for a header of one name that holds another separator."""
-    separators = [mark for mark in ";\t|" if len(names) == 1 and mark in names.iloc[0]]
-    if separators:
-        decimals = ", and points for decimals" if separators[0] == ";" else ""
-        raise SpecError(f"{path}: its cells are separated by {separators[0]!r}; expected commas{decimals}")
 
 
 def word_codes(frame: pd.DataFrame, column: str, default: str = "") -> tuple[npt.NDArray[np.integer[Any]], list[str]]:

@@ -158,7 +158,11 @@ class Column:
     def _wrong(self, cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
         """Return True for cells that cannot be used."""
         if self.type == "text":
-            return _controls(cells)
+            # True for cells that hold a control character, such as a NUL, which numpy drops from names.
+            if cells.dtype.kind in "ifb":
+                return np.zeros(len(cells), dtype=bool)
+            codes, words = pd.factorize(cells.astype(str), use_na_sentinel=False)
+            return np.array([any(ord(mark) < 32 for mark in str(word)) for word in words], dtype=bool)[codes]
         if self.type in RANGES:
             wrong: npt.NDArray[np.bool_] = ~RANGES[self.type].holds(_numbers(cells)) & ~blank_cells(cells)
             return wrong
@@ -167,14 +171,6 @@ class Column:
         parts = (str(word).split("+") if self.type == "words" else [str(word)] for word in words)
         unknown = np.array([not known.issuperset(part) for part in parts], dtype=bool)
         return unknown[codes] & ~blank_cells(cells)
-
-
-def _controls(cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
-    """Return True for cells that hold a control character, such as a NUL, which numpy drops from names."""
-    if cells.dtype.kind in "ifb":
-        return np.zeros(len(cells), dtype=bool)
-    codes, words = pd.factorize(cells.astype(str), use_na_sentinel=False)
-    return np.array([any(ord(mark) < 32 for mark in str(word)) for word in words], dtype=bool)[codes]
 
 
 def blank_cells(cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from paleo.files import csv_cell, write_whole
+from paleo.tables.base import GOAL, IMPOSSIBLE, Scaling, summarise_efficiencies
 from paleo.tables.cells import text
-from paleo.tables.errors import GOAL, IMPOSSIBLE, Scaling, summarise_efficiencies
 from paleo.tables.runner import Errors, FileReport, with_predictions
 from paleo.units import counted, duration, engineering, gibibytes
 
@@ -59,6 +59,7 @@ def document(reports: Sequence[FileReport]) -> dict[str, Any]:
 
 def _file(report: FileReport) -> dict[str, Any]:
     predicted = int(report.predicted.sum())
+    points = report.scaling
     return {
         "file": report.file,
         "kind": report.table.name,
@@ -73,14 +74,9 @@ def _file(report: FileReport) -> dict[str, Any]:
         },
         "by_source": {name: dataclasses.asdict(errors) for name, errors in report.by(report.sources).items()},
         "worst": [dataclasses.asdict(errors) for errors in report.worst()],
-        **_scaling(report),
+        **({"scaling": dataclasses.asdict(summarise_efficiencies(points))} if points else {}),
         **_parts(report),
     }
-
-
-def _scaling(report: FileReport) -> dict[str, Any]:
-    points = report.scaling
-    return {"scaling": dataclasses.asdict(summarise_efficiencies(points))} if points else {}
 
 
 def _parts(report: FileReport) -> dict[str, Any]:
@@ -144,7 +140,16 @@ def renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
     if suspect := _suspect_unit(report):
         blocks.append(Text(suspect))
     if worst and report.predicted.any():
-        blocks.append(_worst_table(report, worst))
+        from rich.table import Table
+
+        table = Table(title="worst rows (row 0 is the first below the header)", title_justify="left", show_lines=False)
+        for heading in ("row", "on", "measured", "predicted"):
+            table.add_column(heading, justify="right" if heading != "on" else "left")
+        table.add_column("what, and why", overflow="fold")
+        for miss in report.worst(worst):
+            measured, predicted = (_amount(report, value) for value in (miss.measured, miss.predicted))
+            table.add_row(str(miss.row), miss.subject, measured, predicted, f"{miss.what}\n  {miss.reason}")
+        blocks.append(table)
     return blocks
 
 
@@ -207,19 +212,6 @@ def _cells(errors: Errors) -> list[str]:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
-
-
-def _worst_table(report: FileReport, most: int) -> RenderableType:
-    from rich.table import Table
-
-    table = Table(title="worst rows (row 0 is the first below the header)", title_justify="left", show_lines=False)
-    for heading in ("row", "on", "measured", "predicted"):
-        table.add_column(heading, justify="right" if heading != "on" else "left")
-    table.add_column("what, and why", overflow="fold")
-    for miss in report.worst(most):
-        measured, predicted = (_amount(report, value) for value in (miss.measured, miss.predicted))
-        table.add_row(str(miss.row), miss.subject, measured, predicted, f"{miss.what}\n  {miss.reason}")
-    return table
 
 
 def _amount(report: FileReport, value: float) -> str:

@@ -14,12 +14,19 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import PaleoError, SpecError
-from paleo.tables.base import MeasuredTable, Predictions, Words
+from paleo.tables.base import (
+    EfficiencyPoint,
+    MeasuredTable,
+    Predictions,
+    ResidualErrors,
+    Words,
+    efficiency_points,
+    residual,
+)
 from paleo.tables.cells import Array, read_table, text
 from paleo.tables.columns import cell_reasons, not_read, typed
-from paleo.tables.errors import EfficiencyPoint, ResidualErrors, efficiency_points, residual
 from paleo.tables.kernels import best_constant_efficiency
-from paleo.tables.tables import table_of
+from paleo.tables.steps import table_of
 
 if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration
@@ -381,7 +388,13 @@ def validate_frame(name: str, frame: pd.DataFrame, table: MeasuredTable) -> File
         for field in dataclasses.fields(Predictions):
             getattr(predictions, field.name)[rows] = getattr(of_part, field.name)
     _complete(predictions, measured, table)
-    baseline, efficiencies = _scaled_baseline(predictions, measured)
+    # Divide the rooflines by one efficiency a device, the one that suits these rows best: a favourable baseline.
+    baseline, efficiencies = np.full(len(measured), np.nan), dict[str, float]()
+    usable = (predictions.reasons == "") & np.isfinite(predictions.baseline) & (predictions.baseline > 0)
+    for subject in sorted({str(name) for name in predictions.subjects[usable]}):
+        subject_rows = usable & (predictions.subjects == subject)
+        efficiency = best_constant_efficiency(predictions.baseline[subject_rows], measured[subject_rows])
+        baseline[subject_rows], efficiencies[subject] = predictions.baseline[subject_rows] / efficiency, efficiency
     return FileReport(name, table, frame, predictions, measured, baseline, efficiencies, rows)
 
 
@@ -468,7 +481,11 @@ def compute_rows(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Array, Pred
             return table.measured(frame), table.predict(frame)
     except Exception as error:
         if len(frame) == 1:
-            return _uncomputable(error)
+            # The result of one row whose prediction raises an error.
+            predictions = Predictions.none(1)
+            words = " ".join(str(error).split())[:200]
+            predictions.reasons[0] = words if isinstance(error, PaleoError) else f"the row cannot be computed ({words})"
+            return np.full(1, np.nan), predictions
         halves = [rows_of(frame, rows, table) for rows in np.array_split(np.arange(len(frame)), 2)]
         (measured, first), (others, second) = (compute_rows(table, half) for half in halves)
         pairs = ((getattr(first, field.name), getattr(second, field.name)) for field in dataclasses.fields(first))
@@ -476,25 +493,6 @@ def compute_rows(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Array, Pred
         if isinstance(error, SpecError) and (predictions.reasons == str(error)).all():
             raise
         return np.concatenate([measured, others]), predictions
-
-
-def _uncomputable(error: Exception) -> tuple[Array, Predictions]:
-    """Return the result of one row whose prediction raises an error."""
-    predictions = Predictions.none(1)
-    words = " ".join(str(error).split())[:200]
-    predictions.reasons[0] = words if isinstance(error, PaleoError) else f"the row cannot be computed ({words})"
-    return np.full(1, np.nan), predictions
-
-
-def _scaled_baseline(predictions: Predictions, measured: Array) -> tuple[Array, dict[str, float]]:
-    """Divide the rooflines by one efficiency a device, the one that suits these rows best: a favourable baseline."""
-    baseline, efficiencies = np.full(len(measured), np.nan), dict[str, float]()
-    usable = (predictions.reasons == "") & np.isfinite(predictions.baseline) & (predictions.baseline > 0)
-    for subject in sorted({str(name) for name in predictions.subjects[usable]}):
-        subject_rows = usable & (predictions.subjects == subject)
-        efficiency = best_constant_efficiency(predictions.baseline[subject_rows], measured[subject_rows])
-        baseline[subject_rows], efficiencies[subject] = predictions.baseline[subject_rows] / efficiency, efficiency
-    return baseline, efficiencies
 
 
 def describe_row(frame: pd.DataFrame, row: int, table: MeasuredTable) -> str:
@@ -515,11 +513,7 @@ def describe_row(frame: pd.DataFrame, row: int, table: MeasuredTable) -> str:
         For example ``m=4096 n=4096``.
     """
     cells = ((name, frame[name].iloc[row]) for name in table.described_by if name in frame.columns)
-    return " ".join(f"{name}={_cell(value)}" for name, value in cells if _filled(value))
-
-
-def _filled(value: object) -> bool:
-    return value == value and value not in ("", None)
+    return " ".join(f"{name}={_cell(value)}" for name, value in cells if value == value and value not in ("", None))
 
 
 def _cell(value: object) -> str:

@@ -1,31 +1,39 @@
-"""Tables of whole steps: each row becomes a run, and the run a prediction."""
+"""Tables of whole steps: each row becomes a run, and the run a prediction.
+
+The system of a row is found in the catalog by its own name, by what its device usually comes in, and by the nodes and
+the network that the row states. Kernels are predicted by their pricing families, whole steps by the prediction.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from paleo.errors import PaleoError, SpecError, near
+from paleo.registry import Registry
 from paleo.specs.catalog import names
+from paleo.specs.device import find_device, load_link
 from paleo.specs.software import TPU_PROFILE, Software, load_software
+from paleo.specs.system import System, load_system
 from paleo.step.interval import INTERVALS, Uncertainty
 from paleo.tables.base import MeasuredTable, Predictions
 from paleo.tables.cells import Array, number_or_nan, text
+from paleo.tables.columns import best_match
+from paleo.tables.kernels import KINDS
 from paleo.units import MILLISECOND
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.specs.calibration import Calibration
-    from paleo.specs.system import System
     from paleo.step.memory import Footprint
-
 
 #: What reading a malformed cell, or computing with an absurd one, raises.
 CELL_ERRORS = (KeyError, ValueError, OverflowError, ZeroDivisionError)
@@ -208,21 +216,12 @@ DIARIES = {
 }  # fmt: skip
 
 
-def _diary_days(cited: str) -> Iterator[str]:
-    """Yield the day on which a run was written into a diary that a row cites by its line.
-
-    >>> list(_diary_days("train/tr11-176B-ml/chronicles-prequel.md#L884"))
-    ['2022-02-27']
-    """
-    line = re.search(r"([^/]+)#L(\d+)$", cited)
-    days = DIARIES.get(line[1], ()) if line else ()
-    yield from [day for last, day in days if line and int(line[2]) <= last][:1]
-
-
 def _versions(row: Row) -> Iterator[str]:
     """Yield what may be the release or the date of a row's software, the surest first."""
     texts = [str(row[key]).lower() for key in ("release", "framework", "source") if filled(row, key)]
-    yield from _diary_days(str(row.get("url_or_path", "")))
+    line = re.search(r"([^/]+)#L(\d+)$", str(row.get("url_or_path", "")))
+    days = DIARIES.get(line[1], ()) if line else ()
+    yield from [day for last, day in days if line and int(line[2]) <= last][:1]
     if filled(row, "release"):
         yield texts[0].strip()
     for words in texts:
@@ -590,3 +589,128 @@ def step_of_prediction(prediction: Prediction, seconds: float | None = None) -> 
         prediction.run.software,
         prediction.uncertainty,
     )
+
+
+#: Systems for rows that name a device alone.
+DEFAULT_SYSTEMS = {
+    "a100-sxm4-40gb": "dgx-a100-40gb",
+    "a100-sxm4-80gb": "dgx-a100-80gb",
+    "a100-pcie-40gb": "pcie4-8gpu",
+    "h100-sxm5-80gb": "dgx-h100",
+    "h200-sxm": "dgx-h200",
+    "b200": "dgx-b200",
+    "v100-sxm2-16gb": "dgx-1-v100",
+    "v100-sxm2-32gb": "dgx-1-v100",
+}
+
+#: Ethernet links, with their Gb/s, that stand for those of the same kind at other speeds.
+TCP, ROCE = ("ethernet-10g-tcp", 10.0), ("ethernet-100g-roce", 100.0)
+
+
+@cache
+def usual_system(device: str) -> str:
+    """The system that rows of many such devices most likely mean: the usual one, else the first of the catalog that
+    has them, else the device alone."""
+    if device in DEFAULT_SYSTEMS:
+        return DEFAULT_SYSTEMS[device]
+    systems = (name for name in names("systems") if load_system(name).device.name == device)
+    return next(systems, device)
+
+
+def with_device(system: System, row: Row) -> System:
+    """The system with the very device of the row: a node comes with 16 GB and with 32 GB cards.
+
+    Tables put a name in parentheses where their authors' catalog lacked the device."""
+    device = find_device(str(row["device"]).strip("()"))
+    return system if device.name == system.device.name else system.model_copy(update={"device": device})
+
+
+def system_of(row: Row) -> System:
+    """Return the row's system by name, else a server of its device, else the device alone; with the nodes and the
+    network that the row states."""
+    device, gpus = str(row["device"]), whole_cell(row, "n_gpus", 1)
+    usual = DEFAULT_SYSTEMS.get(device, "pcie3-8gpu") if gpus > 1 else device
+    system = with_device(load_system(str(row["system"]) if filled(row, "system") else usual), row)
+    nodes = whole_cell(row, "nodes", 1)
+    return with_network(with_nodes_of(system, -(-gpus // nodes)), row) if nodes > 1 else system
+
+
+def with_nodes_of(system: System, devices: int) -> System:
+    """The system with so many devices in a node, where its own nodes have more (half a server rented)."""
+    if not system.levels or devices >= system.devices_per_node:
+        return system
+    inside = [level for level in system.levels if level.ranks is not None and level.ranks < devices]
+    bounded = [
+        level for level in system.levels[len(inside) :] if level.ranks and level.ranks <= system.devices_per_node
+    ]
+    cut = [bounded[0].model_copy(update={"ranks": devices})] if bounded and devices > 1 else []
+    beyond = system.levels[len(inside) + len(bounded) :]
+    return system.model_copy(update={"levels": (*inside, *cut, *beyond), "devices_per_node": devices})
+
+
+def with_network(system: System, row: Row) -> System:
+    """The system with the Ethernet between its nodes whose speed the row states, one port a node; InfiniBand as it
+    is."""
+    interconnect = str(row.get("interconnect", ""))
+    speed = re.search(r"(\d+) ?Gb(?:/s|ps|it/s|E)", interconnect)
+    if not speed or "infiniband" in interconnect.lower() or not system.levels:
+        return system
+    name, usual = ROCE if re.search(r"(?i)roce|rdma", interconnect) else TCP
+    link = load_link(name)
+    stated = link.model_copy(update={"bandwidth": link.bandwidth * float(speed.group(1)) / usual})
+    outer = system.levels[-1].model_copy(update={"link": stated, "ports": 1})
+    return system.model_copy(update={"levels": (*system.levels[:-1], outer)})
+
+
+#: Columns of tables that describe the rows of another: the networks of placements.
+DESCRIPTIONS = {frozenset({"network", "group_a", "group_b", "pair_bytes_per_s"}): "placement"}
+
+
+#: Tables of whole steps; a module of ``paleo/tables/kinds`` registers an instance under its kind's name.
+STEPS: Registry[MeasuredTable] = Registry("step table", "paleo.tables.kinds")
+
+
+def tables(calibration: Calibration | None = None) -> Mapping[str, MeasuredTable]:
+    """Return every kind of table by its name.
+
+    Parameters
+    ----------
+    calibration : Calibration, optional
+        Calibration to use for its device or system.
+
+    Returns
+    -------
+    dict of str to MeasuredTable
+        Tables.
+    """
+    known: dict[str, MeasuredTable] = {**dict(KINDS.items()), **dict(STEPS.items())}
+    return known if calibration is None else {name: kind.with_calibration(calibration) for name, kind in known.items()}
+
+
+def table_of(columns: Iterable[str], calibration: Calibration | None = None) -> MeasuredTable:
+    """Find the kind of table that has some columns.
+
+    Parameters
+    ----------
+    columns : iterable of str
+        Column names.
+    calibration : Calibration, optional
+        Calibration to use for its device or system.
+
+    Returns
+    -------
+    MeasuredTable
+        The table.
+
+    Raises
+    ------
+    SpecError
+        If no header is complete; the message names the nearest kind and what it lacks.
+    """
+    present = {str(column).strip() for column in columns}
+    for header, kind in DESCRIPTIONS.items():
+        if header <= present:
+            raise SpecError(f"describes the rows of a table of kind {kind!r} that lies beside it; nothing measured")
+    known = tables(calibration)
+    headers = {name: table.header for name, table in known.items()}
+    return known[best_match(present, headers, {name: frozenset(table.columns) for name, table in known.items()})]

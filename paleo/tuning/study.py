@@ -441,7 +441,18 @@ def tuning_study(
     options = long_run or LongRunOptions()
     run, reason = with_one_software(model, system, run, per_trial or gpus)
     fixed = with_usual_batch(model, system, run, per_trial or min(gpus, system.devices_per_node))
-    prices, refusals = _prices(model, system, fixed, tuning, options, [per_trial] if per_trial else _widths(gpus))
+    # Price trials by their number of GPUs until a doubling saves too little.
+    prices: list[TrialPrice] = []
+    refusals: list[str] = []
+    for width in [per_trial] if per_trial else _widths(gpus):
+        try:
+            price = price_trials(model, system, fixed.model_copy(update={"gpus": width}), tuning, options)
+        except (PlanError, CapacityError) as error:
+            refusals.append(f"{counted(width, 'GPU')}: {error}")
+            continue
+        if prices and max(price.costs.unit) > (1.0 - _LEAST_GAIN) * max(prices[-1].costs.unit):
+            break
+        prices.append(price)
     if not prices:
         raise PlanError(f"no number of GPUs runs a trial: {refusals[-1]}")
     counts = [gpus] if per_trial else [gpus // 2**halvings for halvings in range(gpus.bit_length())][:6]
@@ -459,24 +470,6 @@ def tuning_study(
 def _widths(gpus: int) -> list[int]:
     """Return the numbers of GPUs per trial that are tried: powers of two."""
     return [2**power for power in range(gpus.bit_length())]
-
-
-def _prices(
-    model: ModelSpec, system: System, run: Run, tuning: Tuning, options: LongRunOptions, widths: Sequence[int]
-) -> tuple[list[TrialPrice], list[str]]:
-    """Price trials by their number of GPUs until a doubling saves too little; also return why some do not run."""
-    prices: list[TrialPrice] = []
-    refusals: list[str] = []
-    for width in widths:
-        try:
-            price = price_trials(model, system, run.model_copy(update={"gpus": width}), tuning, options)
-        except (PlanError, CapacityError) as error:
-            refusals.append(f"{counted(width, 'GPU')}: {error}")
-            continue
-        if prices and max(price.costs.unit) > (1.0 - _LEAST_GAIN) * max(prices[-1].costs.unit):
-            break
-        prices.append(price)
-    return prices, refusals
 
 
 def _margin(best: SearchTime, system: System, deadline: float) -> DeadlineMargin:

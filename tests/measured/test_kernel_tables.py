@@ -11,7 +11,7 @@ import pytest
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.links.group import ExchangeParameters
 from paleo.pricing.store import lookup
-from paleo.tables.errors import residual
+from paleo.tables.base import residual
 from paleo.tables.kernels import KINDS
 from paleo.tables.runner import Errors, FileReport, Flags
 from paleo.units import MEBIBYTE, MICROSECOND

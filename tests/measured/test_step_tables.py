@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from paleo.tables.errors import GOAL, EfficiencyPoint, summarise_efficiencies
+from paleo.tables.base import GOAL, EfficiencyPoint, summarise_efficiencies
 from paleo.tables.runner import FileReport
 from tests.replay.freeze import WHOLE_TABLES, differences, error_figures, load, rounded
 

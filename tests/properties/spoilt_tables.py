@@ -27,7 +27,7 @@ from paleo.cli import run
 from paleo.tables.cells import read_table
 from paleo.tables.columns import COLUMNS, RANGES
 from paleo.tables.runner import FileReport, validate_frame
-from paleo.tables.tables import table_of
+from paleo.tables.steps import table_of
 
 SPOILT = ["", "abc", "nan", "inf", "-inf", "-1", "0", "1e308", "-1e308", "1e-308", "0.5", "9007199254740993", "\x00"]
 FILES = [

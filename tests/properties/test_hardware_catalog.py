@@ -13,8 +13,7 @@ from paleo.errors import SpecError
 from paleo.pricing.communication import Fabric, best
 from paleo.pricing.store import constants
 from paleo.specs.catalog import entries, names
-from paleo.specs.device import Device, find_device, load_device
-from paleo.specs.link import load_link
+from paleo.specs.device import Device, find_device, load_device, load_link
 from paleo.specs.loading import NOT_STATED, read_yaml
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system

@@ -223,7 +223,7 @@ OPERATOR = '''
 from __future__ import annotations
 
 from paleo.importers._builder import Builder
-from paleo.importers._rules import Invocation, Reading, torch_functions, translates
+from paleo.importers._builder import Invocation, Reading, torch_functions, translates
 from paleo.importers._trace import Call
 
 

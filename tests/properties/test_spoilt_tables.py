@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paleo.tables.cells import read_table
-from paleo.tables.tables import table_of, tables
+from paleo.tables.steps import table_of, tables
 from tests.properties.spoilt_tables import FILES, SPOILT, broken_fit, cells, one_evaluation, spoil
 
 

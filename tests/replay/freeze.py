@@ -206,7 +206,7 @@ def sampled(table: str) -> Case:
 
 def tables() -> list[str]:
     """The measured tables that ``paleo validate`` reads."""
-    from paleo.tables.tables import table_of
+    from paleo.tables.steps import table_of
 
     def read(path: Path) -> bool:
         try:

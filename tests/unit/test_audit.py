@@ -16,8 +16,7 @@ import paleo
 from paleo import Prediction, Run, load_model, load_system, predict
 from paleo.cli import run as command
 from paleo.errors import SpecError
-from paleo.logs.base import READERS, lines_of, read_log
-from paleo.logs.nccl_tests import PROGRAMS, operation_of, read_collectives
+from paleo.logs.base import PROGRAMS, READERS, lines_of, operation_of, read_collectives, read_log
 from paleo.report.audit import verdict
 from paleo.specs.run import updated
 from paleo.specs.software import load_software

@@ -34,7 +34,7 @@ from paleo.pricing.kernels import figures
 from paleo.specs.calibration import load_calibration
 from paleo.specs.device import load_device
 from paleo.tables.kernels import KINDS
-from paleo.tables.tables import table_of
+from paleo.tables.steps import table_of
 
 TRUE = GemmParameters(launch=5e-6, efficiency=0.8, bandwidth_efficiency=0.7)
 

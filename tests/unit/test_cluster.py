@@ -9,8 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from paleo.cluster.nodes import NodePool
-from paleo.cluster.policies import POLICIES
+from paleo.cluster.nodes import POLICIES, NodePool
 from paleo.cluster.simulation import ClusterJob, simulate_cluster
 
 

@@ -13,8 +13,8 @@ from paleo.collectives.base import ALGORITHMS, LIBRARIES, OPERATIONS, Algorithm,
 from paleo.collectives.one_step import _parameter_server_all_reduce
 from paleo.errors import PlanError, SpecError
 from paleo.pricing.communication import Fabric, Nccl, Textbook, best, crossovers, link_parameters, prices
+from paleo.pricing.exchanges import CustomParameters, custom_time
 from paleo.pricing.links.alpha_beta import LevelCost, bus_factor, lower_bound, traffic_time
-from paleo.pricing.links.custom import CustomParameters, custom_time
 from paleo.pricing.links.fabric import FabricParameters, fabric_defaults, prefers_switch, prefers_tree
 from paleo.pricing.links.group import (
     LL,
@@ -36,7 +36,7 @@ from paleo.specs.catalog import names
 from paleo.specs.system import System, load_system
 from paleo.studies.collective import collective
 from paleo.tables.kernels import KINDS
-from paleo.tables.tables import table_of
+from paleo.tables.steps import table_of
 
 L, G, S = 7e-6, 1 / 12.5e9, 244e6
 RANKS = np.array([2.0, 4.0, 8.0, 64.0, 1024.0])

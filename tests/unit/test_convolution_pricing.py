@@ -34,7 +34,7 @@ from paleo.pricing.kernels import DeviceFigures, figures
 from paleo.specs.device import load_device
 from paleo.tables.kernels import KINDS
 from paleo.tables.kinds._conv import SCATTER, framework_of, layer_shape, library_version
-from paleo.tables.tables import table_of
+from paleo.tables.steps import table_of
 from paleo.units import GIGA, MEGA, TERA
 
 V100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1380 * MEGA, 14 * TERA, 900 * GIGA, 6.3 * MEGA, 250, False)

@@ -11,8 +11,7 @@ import pytest
 from paleo.pricing.experts import CLASSES, experts_time, popularity
 from paleo.pricing.kernels import figures
 from paleo.pricing.latent_kernels import LatentParameters, latent_attention_time
-from paleo.pricing.narrow_products import narrow_product_time
-from paleo.pricing.tiles import TileParameters, behind_host, product_time
+from paleo.pricing.tiles import TileParameters, behind_host, narrow_product_time, product_time
 from paleo.specs.device import load_device
 from paleo.tables.kinds._engine_kernels import Experts, LatentAttentionTable, NarrowProducts
 

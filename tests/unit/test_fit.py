@@ -12,7 +12,7 @@ import pytest
 from paleo.calibrate.fit import Array, Fit, Rows, conformal_bins, conformal_factors, split
 from paleo.errors import SpecError
 from paleo.specs.calibration import parameter
-from paleo.tables.errors import ResidualErrors, residual
+from paleo.tables.base import ResidualErrors, residual
 
 
 @dataclass(frozen=True, slots=True)

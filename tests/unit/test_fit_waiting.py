@@ -12,7 +12,7 @@ from paleo.calibrate.software import fitted_waiting, leave_one_source_out, waiti
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.specs.software import load_software
-from paleo.tables.errors import residual
+from paleo.tables.base import residual
 from paleo.tables.kinds._transformers import TransformerSteps
 from paleo.units import MILLISECOND
 

@@ -8,7 +8,7 @@ import pytest
 
 import paleo
 from paleo.cli import run
-from paleo.cluster import sweep as fleets
+from paleo.cluster import study as fleets
 from paleo.errors import SpecError
 from paleo.studies.sweep import frame, local_evaluator, sweep
 

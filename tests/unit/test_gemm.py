@@ -31,7 +31,7 @@ from paleo.specs.software import load_software
 from paleo.tables.cells import number, read_table
 from paleo.tables.kernels import KINDS, best_constant_efficiency, row_groups
 from paleo.tables.kinds._gemm import GemmTable
-from paleo.tables.tables import table_of
+from paleo.tables.steps import table_of
 from paleo.units import GIGA, MEGA, MICROSECOND, MILLISECOND, TERA
 
 DEVICE = DeviceFigures("d", "Ampere", "HBM2e", 100, GIGA, 200 * TERA, 2 * TERA, 40 * MEGA, math.inf, True)

@@ -13,8 +13,7 @@ from paleo.predict import predict
 from paleo.pricing.kernels import figures
 from paleo.report.catalog import _device_line
 from paleo.specs.catalog import kind_of
-from paleo.specs.device import find_device, load_device
-from paleo.specs.link import load_link
+from paleo.specs.device import find_device, load_device, load_link
 from paleo.specs.loading import NOT_STATED
 from paleo.specs.model import load_model
 from paleo.specs.run import Run

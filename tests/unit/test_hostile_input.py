@@ -19,7 +19,7 @@ from paleo.errors import SpecError
 from paleo.search.space import divisors
 from paleo.tables.cells import MOST_TABLE_BYTES, read_table
 from paleo.tables.kinds._clusters import seconds_of
-from paleo.tables.tables import table_of
+from paleo.tables.steps import table_of
 
 HEADER = "source,device,library,dtype,m,n,k,batch,time_us\n"
 

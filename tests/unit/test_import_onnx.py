@@ -12,8 +12,8 @@ import pytest
 
 import paleo
 from paleo.errors import PaleoError, SpecError
+from paleo.importers._builder import ONNX
 from paleo.importers._onnx_shapes import shape_of_output
-from paleo.importers._rules import ONNX
 from paleo.importers.onnx import shape_arithmetic
 from paleo.importers.sources import Import, imported
 

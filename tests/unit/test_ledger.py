@@ -9,14 +9,14 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate import command
+from paleo.calibrate.command import LEDGER_COLUMNS, kernel_sources, worse
 from paleo.calibrate.files import jobs
-from paleo.calibrate.ledger import COLUMNS, kernel_sources, worse
 from paleo.errors import SpecError
 from tests.unit.test_calibrate import table
 
 
 def ledger(left_out: float, source: str = "lab") -> pd.DataFrame:
-    return pd.DataFrame([("steps.csv", source, 20, 0.05, 0.0, left_out, 0.0, 0.9, 0.85, 0.3)], columns=COLUMNS)
+    return pd.DataFrame([("steps.csv", source, 20, 0.05, 0.0, left_out, 0.0, 0.9, 0.85, 0.3)], columns=LEDGER_COLUMNS)
 
 
 @pytest.fixture

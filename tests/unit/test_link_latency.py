@@ -12,7 +12,7 @@ from paleo.predict import predict
 from paleo.pricing.communication import Fabric, link_parameters
 from paleo.pricing.links.alpha_beta import latency_change
 from paleo.specs.catalog import names
-from paleo.specs.link import load_link
+from paleo.specs.device import load_link
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system

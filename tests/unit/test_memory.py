@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -10,18 +12,27 @@ import pandas as pd
 import pytest
 
 from paleo.layers.base import LAYERS, Choices
-from paleo.lowering.policies import _balanced, balanced_cut, cut_by_work, cut_into_stages, slowest_piece_time
+from paleo.lowering.policies import (
+    _balanced,
+    _balanced_ends,
+    _loads,
+    balanced_cut,
+    cut_by_work,
+    cut_into_stages,
+    slowest_stage_time,
+)
 from paleo.lowering.program import CountedKernel, Program, Section
 from paleo.network.graph import build_graph
 from paleo.operations.base import Kernel
 from paleo.operations.tensor import Tensor, precision
 from paleo.predict import Prediction, predict
+from paleo.schedules.base import SCHEDULES
 from paleo.specs.model import load_model
 from paleo.specs.run import Run, updated
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import load_system
 from paleo.step.memory import Footprint
-from paleo.tables.kinds._memory import MemoryTable
+from paleo.tables.kinds._transformers import MemoryTable
 from paleo.tables.steps import profile_at_release
 
 
@@ -226,18 +237,56 @@ def test_the_heaviest_piece_is_as_light_as_of_all_cuts(weights: tuple[float, ...
     every = combinations(range(1, len(each)), pieces - 1)
     lightest = min(max(sum(each[a:b]) for a, b in pairwise((0, *ends, len(each)))) for ends in every)
     network = program((1, 1.0), (8, 1.0), (1, 1.0))
-    chunks = _balanced(network, weights, pieces)
-    assert slowest_piece_time(network, weights, chunks) == pytest.approx(lightest, rel=1e-9)
-    layers = balanced_cut(network, weights, pieces)
+    chunks = _balanced(network, weights, range(pieces))
+    assert slowest_stage_time(network, weights, chunks, range(pieces)) == pytest.approx(lightest, rel=1e-9)
+    layers = balanced_cut(network, weights, range(pieces))
     assert sum(layers) == 8 and len(layers) == pieces
-    assert slowest_piece_time(network, weights, cut_into_stages(network, weights, pieces, layers)) == pytest.approx(
-        lightest, rel=1e-9
-    )
+    assert time_of_layers(network, weights, layers, range(pieces)) == pytest.approx(lightest, rel=1e-9)
+
+
+def time_of_layers(
+    network: Program, weights: tuple[float, ...], layers: tuple[int, ...], stages: Sequence[int]
+) -> float:
+    return slowest_stage_time(network, weights, cut_into_stages(network, weights, stages, layers), stages)
+
+
+def test_chunks_of_a_stage_make_up_for_a_heavy_output_layer() -> None:
+    """94 layers in 12 chunks on 4 stages, and an output layer of 3.1: 25 + 24 + 24 + (21 + 3.1) is the lightest.
+
+    Chunks that are balanced one by one come to 29.1: the last one has 5 layers, the three others of its stage 8 or 9.
+    """
+    network, weights = program((1, 0.0), (94, 1.0), (1, 3.1)), (0.0, 1.0, 3.1)
+    stages = SCHEDULES["interleaved"].stages_of(4, 3)
+    layers = balanced_cut(network, weights, stages)
+    assert sum(layers) == 94 and sum(layers[3::4]) == 21 and max(layers) == 9
+    assert time_of_layers(network, weights, layers, stages) == pytest.approx(25.0)
+    assert slowest_stage_time(network, weights, _balanced(network, weights, stages), stages) == pytest.approx(25.0)
+
+
+PLACEMENTS = {"interleaved": 3, "zb-v": 2, "dualpipev": 2, "dualpipe": 1, "1f1b": 1}
+
+
+@pytest.mark.parametrize("schedule", PLACEMENTS)
+def test_no_stage_is_heavier_than_of_other_cuts(schedule: str) -> None:
+    """Layers of one kind beside an embedding and an output layer: the lightest of all cuts. Layers of any weights: at
+    most what chunks balanced one by one, or equally many layers for each chunk, come to."""
+    drawn = random.Random(schedule)
+    for _ in range(20):
+        stages = SCHEDULES[schedule].stages_of(4 if PLACEMENTS[schedule] == 1 else 2, PLACEMENTS[schedule])
+        middle, (first, last) = drawn.randint(len(stages), 11), (drawn.random(), 4 * drawn.random())
+        uniform = [1.0 + first, *[1.0] * middle, 1.0 + last]
+        every = [[*ends, len(uniform)] for ends in combinations(range(1, len(uniform)), len(stages) - 1)]
+        lightest = min(_loads(uniform, ends, stages)[0] for ends in every)
+        assert _loads(uniform, _balanced_ends(uniform, stages), stages)[0] == pytest.approx(lightest)
+        mixed = [drawn.random() for _ in uniform]
+        even = [len(mixed) * (piece + 1) // len(stages) for piece in range(len(stages))]
+        reached, alone = _balanced_ends(mixed, stages), _balanced_ends(mixed, range(len(stages)))
+        assert _loads(mixed, reached, stages) <= min(_loads(mixed, each, stages) for each in (alone, even))
 
 
 def test_pieces_of_thousands_of_layers_are_filled_evenly() -> None:
     network = program((1, 1.0), (4999, 1.0))
-    layers = balanced_cut(network, (1.0, 1.0), 512)
+    layers = balanced_cut(network, (1.0, 1.0), range(512))
     assert sum(layers) == 4999 and max(layers) == 10 and min(layers) > 0
 
 

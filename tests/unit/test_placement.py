@@ -24,7 +24,7 @@ from paleo.pricing.links.topology import (
     rail_exchange_share,
     ring_crossings,
 )
-from paleo.specs.link import load_link
+from paleo.specs.device import load_link
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import Level, System, load_system

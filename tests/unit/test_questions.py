@@ -19,7 +19,7 @@ import paleo
 from paleo import questions
 from paleo.cli import run as command
 from paleo.errors import PaleoError, SpecError
-from paleo.report.notebook import html
+from paleo.report.columns import html
 
 NODE = "dgx-a100-80gb"
 SAMPLES = Path(__file__).parents[1] / "fuzz" / "samples"

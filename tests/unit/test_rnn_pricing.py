@@ -25,7 +25,7 @@ from paleo.pricing.rnn import (
 from paleo.specs.calibration import load_calibration
 from paleo.specs.device import load_device
 from paleo.tables.kernels import KINDS
-from paleo.tables.tables import table_of
+from paleo.tables.steps import table_of
 from paleo.units import GIGA, MEGA, MICROSECOND, TERA
 
 TITAN_X = DeviceFigures(

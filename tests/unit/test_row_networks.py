@@ -12,9 +12,7 @@ from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.tables.kinds._memory import MemoryTable
-from paleo.tables.kinds._networks import COLUMNS, NAMED, catalog_network, network_of
-from paleo.tables.kinds._transformers import TransformerSteps
+from paleo.tables.kinds._transformers import COLUMNS, NAMED, MemoryTable, TransformerSteps, catalog_network, network_of
 
 DENSE = {"model": "?", "layers": 2, "hidden": 256, "heads": 4, "vocab": 1024, "seq_len": 128, "gated_mlp": 1}
 DENSE |= {"ffn_hidden": 512, "kv_heads": 2, "notes": ""}
@@ -175,10 +173,18 @@ def test_steps_of_runs_that_ran_out_of_memory() -> None:
     assert reasons == ["ran out of memory; predicted: does not fit", "ran out of memory; predicted: fits, WRONGLY"]
 
 
-@pytest.mark.parametrize("name", ["DeepSeek-V3.2", "DeepSeek V4 Flash"])
-def test_sparse_attention_is_refused(name: str) -> None:
-    with pytest.raises(SpecError, match="sparse attention, whose keys an indexer chooses, is not modelled"):
-        network_of({"model": name, "layers": 61, "hidden": 7168, "heads": 128, "seq_len": 4096})
+@pytest.mark.parametrize(
+    ("name", "network"),
+    [
+        ("DeepSeek-V3.2", "deepseek_v3.2"),
+        ("DeepSeekV4 Flash", "deepseek_v4-flash"),
+        ("Nemotron_3_Super", "nemotron-3-super-120b-a12b"),
+        ("Nemotron V3 Super 120B (26.02)", "nemotron-3-super-120b-a12b"),
+    ],
+)
+def test_networks_of_the_catalog_need_no_sizes(name: str, network: str) -> None:
+    model, sizes = network_of({"model": name, "seq_len": 4096})
+    assert (model.name, sizes) == (network, {"seq": 4096})
 
 
 NANOTRON = {

@@ -11,8 +11,7 @@ import typer
 
 from paleo.cli import every_command, run
 from paleo.report.json_schemas import FILES, documents, schema_of
-from paleo.specs.catalog import kind_of
-from paleo.specs.spec_templates import kinds, template
+from paleo.specs.catalog import kind_of, kinds, template
 from tests.json_documents import CALLS, printed, violations
 
 

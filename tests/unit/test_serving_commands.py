@@ -11,7 +11,7 @@ import paleo
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.serving.benchmark import read_benchmark
-from paleo.serving.commands import read_command, written_command
+from paleo.serving.commands import read_command
 from paleo.serving.formats import Formats
 from paleo.serving.lowered import Sharding
 from paleo.serving.phases import EngineKernels, phases
@@ -29,8 +29,8 @@ def test_a_written_command_is_read_as_the_plan(engine, strategy):
     options = {"weights": "fp8", "cache": "fp8", "sequences": 96, "batch_tokens": 4096, "speculate": 3}
     options = options if engine != "tensorrt-llm" else {"sequences": 96, "batch_tokens": 4096}
     answer = paleo.serve(*NODE, gpus=4, strategy=strategy, engine=engine, **options)
-    stated = read_command(written_command(engine, "llama3-8b", answer.service.best))
-    assert (stated.engine, stated.model, stated.sharding.text) == (engine, "llama3-8b", strategy)
+    stated = read_command(answer.service.launch)
+    assert (stated.engine, stated.model, stated.sharding.text) == (engine, "meta-llama/Meta-Llama-3-8B", strategy)
     assert (stated.tokens, stated.sequences) == (4096, 96)
     if engine != "tensorrt-llm":
         assert (stated.weights, stated.cache, stated.drafted) == ("fp8", "fp8", 3)
@@ -38,8 +38,7 @@ def test_a_written_command_is_read_as_the_plan(engine, strategy):
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_written_command_starts_all_replicas(engine):
-    best = paleo.serve(*NODE, gpus=4, strategy="tp=2", engine=engine).service.best
-    stated = read_command(written_command(engine, "llama3-8b", best))
+    stated = read_command(paleo.serve(*NODE, gpus=4, strategy="tp=2", engine=engine).service.launch)
     assert (stated.sharding, stated.replicas) == (Sharding(2), 2)
     shared = read_command("vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel")
     assert (shared.sharding, shared.replicas) == (Sharding(1, 1, 8, expert_parallel=True), 1)

@@ -116,7 +116,7 @@ def test_experts_with_narrow_weights_only_have_a_kernel_of_their_own():
     usual = engine.model_copy(update={"packed_experts": {}})
 
     def body(system, kernels):
-        return phases(model, load_system(system), Sharding(), Formats("mxfp4", experts_only=True), kernels).body
+        return phases(model, load_system(system), Sharding(), parse_formats("mxfp4"), kernels).body
 
     assert np.all(body("dgx-a100-80gb", engine.kernels) < body("dgx-a100-80gb", usual.kernels))
     assert np.array_equal(body("dgx-h100", engine.kernels), body("dgx-h100", usual.kernels))

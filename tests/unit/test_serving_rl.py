@@ -139,7 +139,7 @@ def test_commands_say_formats_and_degrees():
     assert formats_of(row).weights == "fp8"
     assert sharding_of({**row, "command": "x --enable-expert-parallel", "tp": "8"}).expert_parallel
     assert sharding_of({**row, "dp_attention": "8"}).attention_dp == 8
-    assert formats_of({**row, "model": "gpt-oss-20b"}).experts_only
+    assert formats_of({**row, "model": "gpt-oss-20b", "command": ""}).own_experts == "mxfp4"
 
 
 def test_attention_over_padding_is_added_where_samples_come_in_any_order():

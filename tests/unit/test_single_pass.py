@@ -12,13 +12,16 @@ from paleo.network.graph import build_graph
 from paleo.operations.base import Kernel
 from paleo.serving.formats import Formats
 from paleo.serving.single_pass import (
+    ForwardPasses,
     RequestBatch,
     _operands,
     batchings,
     best_of,
     is_single_pass,
+    largest_batch,
     pass_seconds,
     passes_of,
+    request_seconds,
 )
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
@@ -29,7 +32,12 @@ H100 = load_system("dgx-h100")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "weights", "rate"),
-    [("resnet50", "int8", 88_500.0), ("retinanet", "int8", 1_800.0), ("stable-diffusion-xl", "fp8", 2.04)],
+    [
+        ("resnet50", "int8", 88_500.0),
+        ("retinanet", "int8", 1_800.0),
+        ("stable-diffusion-xl", "fp8", 2.04),
+        ("dlrm-dcnv2", "int8", 74_500.0),
+    ],
 )
 def test_rates_are_near_those_of_mlperf(model: str, weights: str, rate: float) -> None:
     """Offline samples a second of an H100 SXM in MLPerf Inference v4.1 (closed division); nothing was fitted."""
@@ -64,6 +72,27 @@ def test_two_batches_fit_into_the_limit() -> None:
 def test_an_image_takes_all_steps_of_a_diffusion_and_one_decoding() -> None:
     unet, decoder = passes_of(load_model("stable-diffusion-xl"))
     assert (unet.count, unet.samples, decoder.count, decoder.wide) == (20, 2, 1, True)
+
+
+def test_a_recommendation_ranks_pairs_and_keeps_its_tables_in_the_format_of_the_weights() -> None:
+    network = load_model("dlrm-dcnv2")
+    assert passes_of(network)[0].samples == 270
+    exact, wide, narrow = (
+        request_seconds(passes_of(network), H100, Formats(weights), 256, between=between)
+        for weights, between in (("int8", 2.0), ("bf16", 1.0), ("int8", 1.0))
+    )
+    assert narrow < exact < wide
+    small = load_system("aws-g6e.48xlarge")
+    with pytest.raises(SpecError, match="does not fit into the memory of l40s"):
+        batchings(network, small, Formats("bf16"))
+    assert largest_batch(passes_of(network), small, Formats("int8")) > 64
+
+
+def test_weights_count_once_however_many_samples_a_pass_has() -> None:
+    one, pair = ((ForwardPasses("dlrm-dcnv2", samples=samples),) for samples in (1, 2))
+    small = load_system("aws-g6e.48xlarge")
+    most = [largest_batch(parts, small, Formats("int8")) for parts in (one, pair)]
+    assert most == [2048, 2048]
 
 
 def test_the_decoder_has_the_parameters_of_the_published_one() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from paleo.cli import run as command
 from paleo.predict import predict
-from paleo.report.trace import trace
+from paleo.report.estimate import trace
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system

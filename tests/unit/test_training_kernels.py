@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from paleo.pricing.attention import PrefillParameters, attention_prefill_time
+from paleo.pricing.families import STREAMS, TrainingParameters, experts_product_time, trained_attention
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import figures
-from paleo.pricing.training import STREAMS, TrainingParameters, experts_product_time, trained_attention
 from paleo.specs.device import load_device
 from paleo.tables.kernels import KINDS
 

@@ -21,7 +21,7 @@ from paleo.tables.cells import map_words, word_codes
 from paleo.tables.kernels import KINDS
 from paleo.tables.report import document, figure
 from paleo.tables.runner import Errors, errors, explain_miss, validate_file, validate_frame, with_predictions
-from paleo.tables.tables import table_of
+from paleo.tables.steps import table_of
 
 
 def products(**columns: object) -> pd.DataFrame:

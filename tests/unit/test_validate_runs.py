@@ -18,6 +18,7 @@ from paleo.studies.goodput import checkpoint_seconds, storage_of
 from paleo.studies.target import _code_ratio, _evaluations, target_scaling, task_run, time_to_target
 from paleo.tables.kinds._clusters import rank_means
 from paleo.tables.kinds._learning import StaleRuns
+from paleo.tables.kinds._others import VisionSteps
 from paleo.tables.kinds._submissions import (
     TrainingRuns,
     copies,
@@ -28,10 +29,9 @@ from paleo.tables.kinds._submissions import (
     target_of_row,
     training_gpus,
 )
-from paleo.tables.kinds._vision import VisionSteps
 from paleo.tables.report import document
 from paleo.tables.runner import validate_frame
-from paleo.tables.tables import table_of
+from paleo.tables.steps import table_of
 
 RUN = {
     "benchmark": "resnet", "round": "v2.1", "submitter": "somebody", "system": "dgx-a100-80gb",

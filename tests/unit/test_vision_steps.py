@@ -17,9 +17,8 @@ from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.specs.task import task_of
-from paleo.tables.errors import efficiency_points, summarise_efficiencies
-from paleo.tables.kinds._systems import system_of
-from paleo.tables.kinds._vision import (
+from paleo.tables.base import efficiency_points, summarise_efficiencies
+from paleo.tables.kinds._others import (
     ACCUMULATES,
     VisionSteps,
     cudnn_version,
@@ -33,7 +32,7 @@ from paleo.tables.kinds._vision import (
 )
 from paleo.tables.report import document, renderables
 from paleo.tables.runner import FileReport, validate_frame
-from paleo.tables.tables import table_of
+from paleo.tables.steps import system_of, table_of
 
 
 def step(model: str, system: str = "v100-sxm2-16gb", **more: object) -> Prediction:

@@ -46,7 +46,7 @@ def init(kind: TemplateKind, output: TemplateFile = None) -> None:
     """
     from paleo.errors import SpecError
     from paleo.files import checked_output, write_text
-    from paleo.specs.spec_templates import template
+    from paleo.specs.catalog import template
 
     text = template(kind.strip().lower())
     if output is None:

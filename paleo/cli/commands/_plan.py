@@ -24,7 +24,6 @@ from paleo.cli.options import (
     Launch,
     OptionalModel,
     Plot,
-    RunOptions,
     Target,
     TrainingOptions,
     completes,
@@ -145,11 +144,21 @@ def plan_(
     if options.from_ and gpus is not None:
         options = replace(options, gpus=questions.gpu_counts(gpus)[0])
     path, names, run = picture_path(plot), _systems(system, systems), options.run(searched=True)
-    network, gpus = options.network(model), _counts(gpus, options)
+    stated = 0 if options.job is None else options.job.plan.gpus
+    network, gpus = options.network(model), gpus or (str(stated) if stated else None)
     page = page_path(explore)
     check_launch(launch, options.software)
     modes = staleness_cost is not None or noise_scale is not None
-    _check_outputs(page, path, len(names), per_layer, modes)
+    # Raise SpecError if a page or a picture is requested for an answer that has none.
+    machines = len(names)
+    if page is not None and (machines > 1 or per_layer):
+        raise SpecError("--explore: the page holds the plans of one system; use --system, without --per-layer")
+    if path is not None and machines > 1:
+        raise SpecError("--plot: the plot has the plans of one system; use --system")
+    if per_layer and path is not None:
+        raise SpecError("--plot: there is no plot of --per-layer; omit one of them")
+    if modes and (machines > 1 or page is not None or path is not None):
+        raise SpecError("--staleness-cost: only for one system and as a table; omit --systems, --plot and --explore")
     if gpus is None and (modes or per_layer):
         raise SpecError("--gpus is missing; expected GPU counts such as 64 or 8..64")
     if per_layer or modes:
@@ -171,24 +180,6 @@ def plan_(
     written(launch, lambda: _first(answer))
     if answer.best is None:
         raise typer.Exit(NO)
-
-
-def _check_outputs(page: Path | None, path: Path | None, machines: int, per_layer: bool, priced: bool) -> None:
-    """Raise SpecError if a page or a picture is requested for an answer that has none."""
-    if page is not None and (machines > 1 or per_layer):
-        raise SpecError("--explore: the page holds the plans of one system; use --system, without --per-layer")
-    if path is not None and machines > 1:
-        raise SpecError("--plot: the plot has the plans of one system; use --system")
-    if per_layer and path is not None:
-        raise SpecError("--plot: there is no plot of --per-layer; omit one of them")
-    if priced and (machines > 1 or page is not None or path is not None):
-        raise SpecError("--staleness-cost: only for one system and as a table; omit --systems, --plot and --explore")
-
-
-def _counts(gpus: str | None, options: RunOptions) -> str | None:
-    """Return the GPU counts of --gpus, or those of the job that --from describes."""
-    stated = 0 if options.job is None else options.job.plan.gpus
-    return gpus or (str(stated) if stated else None)
 
 
 def _other_search(
@@ -264,7 +255,7 @@ def _draw(answer: Planned | Searched, path: Path | None, page: Path | None) -> N
         draw(path, lambda: plots.plan(*names, answer.search, capacity))
     if page is not None:
         from paleo.files import write_text
-        from paleo.report.explorer import explored
+        from paleo.report.page import explored
 
         write_text(page, explored(answer.model, answer.system, answer.search, answer.wish))
 

@@ -86,9 +86,12 @@ class ServiceOptions:
         str | None, typer.Option(help="Parallelism of a replica: tp=4, tp=8,pp=2, tp=8,ep=8. [searched]")
     ] = None
     weights: Annotated[
-        str,
-        typer.Option(help="Number format of weights: bf16, fp8, nvfp4, int4, mxfp4; several with commas are compared."),
-    ] = "bf16"
+        str | None,
+        typer.Option(
+            help="Number format of weights: bf16, fp8, nvfp4, int4, mxfp4, or with that of experts: fp8+mxfp4; several "
+            "with commas are compared. [as released]"
+        ),
+    ] = None
     cache: Annotated[str | None, typer.Option(help="Number format of the KV cache: bf16, fp8. [bf16]")] = None
     prefix_hit: Annotated[float, typer.Option(help="Fraction of prompt tokens found in the prefix cache.")] = 0.0
     length_variation: Annotated[float, typer.Option(help="Coefficient of variation of prompt and answer lengths.")] = (

@@ -33,7 +33,7 @@ def sweep(
     from rich.console import Console
     from rich.progress import Progress
 
-    from paleo.cluster.sweep import load_any_study
+    from paleo.cluster.study import load_any_study
     from paleo.studies import sweep as studies
     from paleo.studies.sweep import dask_evaluator, local_evaluator
     from paleo.units import counted

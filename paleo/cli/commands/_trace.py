@@ -26,7 +26,7 @@ def trace(*, model: OptionalModel = None, system: SystemName, options: RunOption
     """
     from paleo.questions import estimate
     from paleo.report.columns import json_text
-    from paleo.report.trace import trace as traced
+    from paleo.report.estimate import trace as traced
 
     checked_output(output)
     answer = estimate(options.network(model), system, run=options.run())

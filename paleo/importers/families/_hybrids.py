@@ -105,7 +105,11 @@ def nemotron_h(config: Config) -> Model:
     kinds = kinds or [_LETTERS.get(letter, letter) for letter in str(config.get("hybrid_override_pattern") or "")]
     if config.get("num_hidden_layers") is None and kinds:
         config = Config({**config, "num_hidden_layers": len(kinds)}, config.path)
-    params = _nemotron_parameters(config)
+    params = base_parameters(config)
+    params["kv_heads"] = config.integer("num_key_value_heads", default=params["heads"])
+    params["head_dim"] = config.integer("head_dim", "attention_head_dim", default=params["hidden"] // params["heads"])
+    params |= {"ssm_heads": config.integer("mamba_num_heads"), "ssm_head_dim": config.integer("mamba_head_dim")}
+    params |= {"ssm_groups": config.integer("n_groups", default=8), "state": config.integer("ssm_state_size")}
     if len(kinds) != params["layers"] or not set(kinds) <= set(_LETTERS.values()):
         raise SpecError(
             f"{config.path}: hybrid_override_pattern: expected {params['layers']} of M, E, * and -, one for each layer"
@@ -121,15 +125,6 @@ def nemotron_h(config: Config) -> Model:
         notes="Squared rectifiers are priced as rectifiers; modules for multi-token prediction are left out.",
     )  # fmt: skip
     return language_model(config, decoder, [])
-
-
-def _nemotron_parameters(config: Config) -> dict[str, Any]:
-    params = base_parameters(config)
-    params["kv_heads"] = config.integer("num_key_value_heads", default=params["heads"])
-    params["head_dim"] = config.integer("head_dim", "attention_head_dim", default=params["hidden"] // params["heads"])
-    params |= {"ssm_heads": config.integer("mamba_num_heads"), "ssm_head_dim": config.integer("mamba_head_dim")}
-    params |= {"ssm_groups": config.integer("n_groups", default=8), "state": config.integer("ssm_state_size")}
-    return params
 
 
 def _nemotron_mixers(config: Config, params: dict[str, Any], kinds: set[str]) -> dict[str, Entry]:

@@ -1,1 +1,1 @@
-"""Rules for each family of operations: their calls in torch and ONNX, and their layers (`paleo.importers._rules`)."""
+"""Rules for each family of operations: their calls in torch and ONNX, and their layers (`paleo.importers._builder`)."""

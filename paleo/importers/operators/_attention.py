@@ -5,14 +5,20 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from paleo.importers._builder import Builder, Placed, UntranslatableError
-from paleo.importers._rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
+from paleo.importers._builder import (
+    Builder,
+    Invocation,
+    OnnxNode,
+    Placed,
+    Reading,
+    UntranslatableError,
+    onnx_operators,
+    torch_functions,
+    translates,
+)
 from paleo.importers._trace import Call, Value, dropout_rate
-
-if TYPE_CHECKING:
-    from paleo.operations.tensor import Size
 
 _HEADS = (
     "query", "key", "value", "in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias", "q_proj_weight",
@@ -60,7 +66,7 @@ def core(b: Builder, call: Call) -> None:
     transposed = bool(call.options.get("transposed_key"))
     if key.tensor.sizes[1] != query.tensor.sizes[1]:
         heads = query.tensor.sizes[1]
-        key, value = (b.view(x, _with_heads(x, heads), call.path) for x in (key, value))
+        key, value = (b.view(x, x.dims | {x.tensor.dims[1]: heads}, call.path) for x in (key, value))
     lead = query.tensor.dims[:2]
     key_letters = "b h d k" if transposed else "b h k d"
     dims = [*lead, *(_free(name, lead) for name in ("seq", "keys"))]
@@ -79,10 +85,6 @@ def _four_dims(b: Builder, place: Placed, value: Value, call: Call) -> Placed:
     """Return a tensor as (batch, heads, rows, columns)."""
     *lead, rows, columns = value.shape
     return b.shaped(place, (lead[0] if lead else 1, math.prod(lead[1:]), rows, columns), call.path)
-
-
-def _with_heads(place: Placed, heads: Size) -> dict[str, Size]:
-    return place.dims | {place.tensor.dims[1]: heads}
 
 
 def _free(name: str, taken: Sequence[str]) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paleo.importers._builder import Builder, Placed, UntranslatableError
-from paleo.importers._rules import OnnxNode, Reading, onnx_operators, translates
+from paleo.importers._builder import Builder, OnnxNode, Placed, Reading, UntranslatableError, onnx_operators, translates
 from paleo.importers._trace import Call, Value, learns
 from paleo.importers.operators._pointwise import memory_pass
 
@@ -48,17 +47,14 @@ def convolution(b: Builder, call: Call) -> None:
         source = b.view(source, dict(zip(names, (1, *source.tensor.sizes), strict=True)), call.path)
     if len(source.tensor.dims) != len(weight.shape):
         raise UntranslatableError("an image of another rank")
-    source = b.view(source, dict(zip(_image_dims(source.tensor), source.tensor.sizes, strict=True)), call.path)
+    image_dims = ("batch", "channels", *SPACE[len(source.tensor.dims) - 2])
+    source = b.view(source, dict(zip(image_dims, source.tensor.sizes, strict=True)), call.path)
     entry = b.add(call.kind, _conv_options(call, weight, source.tensor), [source], call.path)
     b.lend(owner, entry)
     if len(call.out.shape) == len(weight.shape):
         b.put(call.out, entry)
     else:
         b.placed[call.out] = b.shaped(Placed.of(entry), call.out.shape, call.path)
-
-
-def _image_dims(x: Tensor) -> tuple[str, ...]:
-    return ("batch", "channels", *SPACE[len(x.dims) - 2])
 
 
 def _conv_options(call: Call, weight: Value, x: Tensor) -> dict[str, Any]:

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paleo.importers._builder import Builder, LayerEntry, UntranslatableError
-from paleo.importers._rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
+from paleo.importers._builder import (
+    Builder,
+    Invocation,
+    LayerEntry,
+    OnnxNode,
+    Reading,
+    UntranslatableError,
+    onnx_operators,
+    torch_functions,
+    translates,
+)
 from paleo.importers._trace import Call, Shape, Value, learns
 from paleo.importers.operators._pointwise import memory_pass
 

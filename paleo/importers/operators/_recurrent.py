@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paleo.importers._builder import Builder, LayerEntry, Placed, UntranslatableError
-from paleo.importers._rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions, translates
+from paleo.importers._builder import (
+    Builder,
+    Invocation,
+    LayerEntry,
+    OnnxNode,
+    Placed,
+    Reading,
+    UntranslatableError,
+    onnx_operators,
+    torch_functions,
+    translates,
+)
 from paleo.importers._trace import Call, dropout_rate
 
 #: Largest distance in entries between the first product of a cell and its last entry.
@@ -93,25 +103,18 @@ def rnn(b: Builder, call: Call) -> None:
     if options["projected"]:
         hidden = next(v for v in call.inputs[1:] if v is not None).shape[0] // 4
         settings |= {"hidden": hidden, "projection": last}
-    settings["kept_per_state"] = _kept_per_state(call, x, settings)
+    # The elements that autograd saves over all steps, for each element of the states.
+    steps = float(x.tensor.sizes[0] * x.tensor.sizes[1]) * (1 + call.options["both"])
+    states, layers = steps * settings["hidden"], call.options["layers"]
+    between = steps * settings.get("projection", settings["hidden"]) * (layers - 1)
+    kept = (call.kept_elements - between) / (states * layers)
+    settings["kept_per_state"] = round(kept, 2) if call.saved is not None and kept > 0 else None
     rate = dropout_rate(options.get("dropout"))
     for layer in range(options["layers"]):
         x = Placed.of(b.add(options["cell"], settings, [x], call.path))
         if rate and layer + 1 < options["layers"]:
             x = Placed.of(b.add("dropout", {"rate": rate}, [x], call.path))
     _place_outputs(b, call, x)
-
-
-def _kept_per_state(call: Call, x: Placed, settings: dict[str, Any]) -> float | None:
-    """Return the elements that autograd saves over all steps, for each element of the states.
-
-    Outputs between layers are counted by the layers that read them.
-    """
-    steps = float(x.tensor.sizes[0] * x.tensor.sizes[1]) * (1 + call.options["both"])
-    states, layers = steps * settings["hidden"], call.options["layers"]
-    between = steps * settings.get("projection", settings["hidden"]) * (layers - 1)
-    kept = (call.kept_elements - between) / (states * layers)
-    return round(kept, 2) if call.saved is not None and kept > 0 else None
 
 
 def _batch_first(b: Builder, call: Call) -> Placed:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paleo.importers._rules import Invocation, OnnxNode, Reading, onnx_operators, torch_functions
+from paleo.importers._builder import Invocation, OnnxNode, Reading, onnx_operators, torch_functions
 
 
 @dataclass(frozen=True, slots=True)

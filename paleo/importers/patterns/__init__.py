@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paleo.importers.patterns._attention import attention_layers, written_out_scores
-from paleo.importers.patterns._feed_forward import feed_forward_blocks
-from paleo.importers.patterns._group import replace
-from paleo.importers.patterns._written_out import collapse_modules, products_with_weights, written_out_functions
+from paleo.importers.patterns._attention import attention_layers, feed_forward_blocks, written_out_scores
+from paleo.importers.patterns._written_out import (
+    collapse_modules,
+    products_with_weights,
+    replace,
+    written_out_functions,
+)
 
 if TYPE_CHECKING:
     from paleo.importers._trace import Trace

@@ -2,14 +2,99 @@
 
 They are GELU by erf, SiLU by sigmoid, and norms by means; products with a learned matrix; and modules whose name says
 what their calls compute.
+
+One call replaces a group of calls only if no other call reads the values computed inside. Everything else stays as it
+is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from paleo.importers._trace import Call, Scope, Trace, Value, record
-from paleo.importers.patterns._group import NORMS, CallGroup, between, closed, replace
+
+#: Kinds of calls without weights that may be between a projection and the scores: views, rotations, scales.
+LIGHT = frozenset(
+    [
+        "view",
+        "slice",
+        "copy",
+        "cat",
+        "elementwise",
+        "add",
+        "multiply",
+        "dropout",
+        "activation",
+        "rms_norm",
+        "layer_norm",
+    ]
+)
+#: Kinds of calls that move data without changing it.
+PLAIN = frozenset({"view", "slice", "copy"})
+NORMS = frozenset({"rms_norm", "layer_norm"})
+
+
+class CallGroup:
+    """Calls that one call replaces."""
+
+    def __init__(self, calls: Iterable[Call], substitute: Call, output: Value) -> None:
+        self.calls, self.substitute, self.output = set(calls), substitute, output
+
+
+def replace(trace: Trace, groups: Sequence[CallGroup]) -> None:
+    """Put each substitute in the place of its group's last call; a group that overlaps an earlier one is skipped."""
+    places = {call: place for place, call in enumerate(trace.calls)}
+    gone: set[Call] = set()
+    last: dict[Call, CallGroup] = {}
+    for group in groups:
+        if not group.calls & gone and _trained_alike(group.calls, trace):
+            gone |= group.calls
+            last[max(group.calls, key=places.__getitem__)] = group
+    calls = []
+    for call in trace.calls:
+        if call in last:
+            substitute, output = last[call].substitute, last[call].output
+            substitute.parts = sorted(last[call].calls, key=places.__getitem__)
+            substitute.trains = any(part.trains for part in substitute.parts)
+            substitute.stops = substitute.parts[-1].stops
+            substitute.outputs, output.maker = [output], substitute
+            calls.append(substitute)
+        elif call not in gone:
+            calls.append(call)
+    trace.calls = calls
+
+
+def _trained_alike(calls: Iterable[Call], trace: Trace) -> bool:
+    """Return True if all weights that the calls read are trained, or if none is."""
+    weights = ((call, name) for call in calls for v in call.inputs if v is not None for name in v.sources)
+    return len({call.trains and name not in trace.frozen for call, name in weights}) < 2
+
+
+def between(start: Value, end: Value, calls: Sequence[Call]) -> list[Call]:
+    """Return those of ``calls`` that lie on the way back from ``end`` to ``start``."""
+    allowed, reached, stack = set(calls), dict[Call, None](), [end]
+    while stack:
+        value = stack.pop()
+        if value is start or value.maker is None or value.maker not in allowed or value.maker in reached:
+            continue
+        reached[value.maker] = None
+        stack.extend(v for v in value.maker.inputs if v is not None)
+    return list(reached)
+
+
+def closed(calls: Iterable[Call], output: Value, consumers: dict[Value, list[Call]], outputs: set[Value]) -> bool:
+    """Return True if no other call reads a value of the group except its output."""
+    inside = set(calls)
+    values = [value for call in inside for value in call.outputs if value is not output and not value.static]
+    readers = (reader for value in values for reader in consumers.get(value, ()))
+    return not any(value in outputs for value in values) and all(reader in inside for reader in readers)
+
+
+def foreign(calls: Iterable[Call], inputs: Sequence[Value]) -> bool:
+    """Return True if a group reads a value that depends on the network's inputs, besides its own inputs."""
+    inside = set(calls)
+    read = {v for call in inside for v in call.inputs if v is not None}
+    return any(not (v.static or v.index or v in inputs or v.maker in inside) for v in read)
 
 
 def written_out_functions(trace: Trace) -> list[CallGroup]:
@@ -161,7 +246,15 @@ def collapse_modules(trace: Trace) -> None:
         calls_of.setdefault(call.path, []).append(call)
     groups = []
     for scope in trace.scopes:
-        kind = _kind_of(scope)
+        name = scope.type.lower()
+        if (len(scope.parameters) == 1 and name.endswith("norm")) or "rmsnorm" in name:
+            kind = "rms_norm"
+        elif scope.parameters:
+            kind = None
+        elif "gelu" in name:
+            kind = "gelu"
+        else:
+            kind = "silu" if name in ("silu", "swish", "silinactivation", "siluactivation") else None
         if kind is None or scope.argument is None or scope.result is None or scope.argument.shape != scope.result.shape:
             continue
         calls = between(scope.argument, scope.result, calls_of.get(scope.path, []))
@@ -170,17 +263,6 @@ def collapse_modules(trace: Trace) -> None:
             if substitute is not None:
                 groups.append(CallGroup(calls, substitute, scope.result))
     replace(trace, groups)
-
-
-def _kind_of(scope: Scope) -> str | None:
-    name = scope.type.lower()
-    if (len(scope.parameters) == 1 and name.endswith("norm")) or "rmsnorm" in name:
-        return "rms_norm"
-    if scope.parameters:
-        return None
-    if "gelu" in name:
-        return "gelu"
-    return "silu" if name in ("silu", "swish", "silinactivation", "siluactivation") else None
 
 
 def _substitute(kind: str, scope: Scope, taken: Value, result: Value, calls: Sequence[Call]) -> Call | None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paleo.collectives.base import Algorithm, Array, Numeric, Phase, Traffic, ranks_of
+from paleo.collectives.base import Algorithm, Array, Numeric, Traffic, ranks_of
 from paleo.errors import PlanError
 from paleo.pricing.links.alpha_beta import fill_time, hidden, latency_change, softly_largest, softly_least, with_skew
 from paleo.specs.calibration import parameter
@@ -67,7 +67,7 @@ class LinkLevel:
 
     @property
     def bandwidth(self) -> Array:
-        """Bandwidth of one unit's links that the group may use [byte/s]."""
+        """Bandwidth, in one direction, of all links of one member of the level that the group can use [byte/s]."""
         return np.asarray(self.port_bandwidth) * self.ports
 
     def bandwidth_of(self, senders: Numeric | None) -> Array:
@@ -110,7 +110,7 @@ _STACKED = ("fan_out", "port_bandwidth", "ports", "rank_ports", "unit_ports")
 
 @dataclass(frozen=True, slots=True)
 class GroupLinks:
-    """The links of one group, or of rows of groups of one system; flags broadcast.
+    """Links that a communication group uses; arrays hold an entry for each of several groups of one system.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class GroupLinks:
     switch_reduces : bool
         True if the inner level's switches add and multicast (NVLink SHARP).
     switch_bandwidth : float
-        Largest bus bandwidth of such sums [byte/s].
+        Largest bus bandwidth of reductions in the switches [byte/s].
     many_hosts : bool
         True if a node is an NVLink domain of several machines.
     topologies : frozenset of str
@@ -235,14 +235,11 @@ class GroupLinks:
         """
         total = np.zeros(())
         for phase in traffic.phases:
-            total = total + self._slowest(phase, levels)
+            slowest = np.zeros(())
+            for sent, level in zip(phase[levels], self.levels[levels], strict=False):
+                slowest = np.maximum(slowest, sent.wire_bytes / level.bandwidth_of(sent.senders))
+            total = total + np.asarray(slowest)
         return np.asarray(total)
-
-    def _slowest(self, phase: Phase, levels: slice) -> Array:
-        slowest = np.zeros(())
-        for sent, level in zip(phase[levels], self.levels[levels], strict=False):
-            slowest = np.maximum(slowest, sent.wire_bytes / level.bandwidth_of(sent.senders))
-        return np.asarray(slowest)
 
     def rows(self, index: npt.NDArray[np.intp]) -> GroupLinks:
         """Select some rows of stacked groups.

@@ -32,8 +32,7 @@ from paleo.studies.goodput import (
     mean_time_between_failures,
     storage_of,
 )
-from paleo.tables.steps import QuantityTable, Row, Step, filled, software_of, whole_cell
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import STEPS, QuantityTable, Row, Step, filled, software_of, whole_cell
 from paleo.units import HOUR, KILO, MILLISECOND
 
 if TYPE_CHECKING:

@@ -15,15 +15,16 @@ from paleo.errors import PaleoError, near
 from paleo.pricing.communication import NOT_IN_SWITCH, Nccl, best
 from paleo.pricing.exchanges import (
     MULTIPROCESSORS,
+    CustomParameters,
     ExchangeLinks,
     TokenExchangeParameters,
+    custom_time,
     exchange_links,
     expert_exchange_time,
     visited_groups,
 )
 from paleo.pricing.kernels import DeviceFigures
 from paleo.pricing.links.alpha_beta import NANOSECOND, bus_factor
-from paleo.pricing.links.custom import CustomParameters, custom_time
 from paleo.pricing.links.fabric import INJECTED, FabricParameters, measured_fabric
 from paleo.pricing.links.group import (
     EXCHANGES,

@@ -24,9 +24,7 @@ from paleo.specs.software import Software, load_software
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan, text
 from paleo.tables.kinds._consistency import BACKWARD, HOST_MEMORY_RING, TCP_LIMIT
-from paleo.tables.kinds._systems import with_device
-from paleo.tables.steps import QuantityTable, Row, Step, filled, row_dicts, whole_cell
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import STEPS, QuantityTable, Row, Step, filled, row_dicts, whole_cell, with_device
 from paleo.units import MEBIBYTE, TERA
 
 if TYPE_CHECKING:
@@ -247,7 +245,16 @@ def _sharded(row: Row) -> Step:
         gpus=whole_cell(row, "gpus"), batch=1, microbatch=1, dtype=_dtype(row), strategy="zero=3", recompute="full",
         software="deepspeed-zero3", exchange={"compress": method}, model=_stack(parameters, tokens),
     )  # fmt: skip
-    prediction = predict(model, _sharded_system(row), run)
+    # The catalog's node of so many GPUs, with the links that the row states between nodes.
+    node_size = whole_cell(row, "gpus_per_node")
+    if node_size not in NODES:
+        raise SpecError(f"gpus_per_node {node_size}: no system of the catalog; known are {', '.join(map(str, NODES))}")
+    system = with_device(load_system(NODES[node_size]), row)
+    fabric, stated = system.levels[-1], _positive(row, "link_bytes_per_s")
+    ports = max(1, round(stated / fabric.link.bandwidth))
+    link = fabric.link.model_copy(update={"bandwidth": stated / ports})
+    levels = (*system.levels[:-1], fabric.model_copy(update={"ports": ports, "link": link}))
+    prediction = predict(model, system.model_copy(update={"levels": levels}), run)
     flops = counted_flops(parameters, tokens)
     value, low, high = (flops / seconds for seconds in (prediction.step_time, *reversed(prediction.interval)))
     return Step(value, low, high, value, str(row["device"]), "a predicted step")
@@ -280,19 +287,6 @@ def _stack(parameters: float, tokens: int) -> dict[str, int]:
     width = HEAD * max(1, round((WIDTH_OF_A_LAYER * parameters / 12.0) ** (1.0 / 3.0) / HEAD))
     layers = max(1, round(parameters / (12.0 * width**2)))
     return {"hidden": width, "layers": layers, "heads": width // HEAD, "seq": tokens, "positions": tokens}
-
-
-def _sharded_system(row: Row) -> System:
-    """Return the catalog's node of so many GPUs, with the links that the row states between nodes."""
-    node_size = whole_cell(row, "gpus_per_node")
-    if node_size not in NODES:
-        raise SpecError(f"gpus_per_node {node_size}: no system of the catalog; known are {', '.join(map(str, NODES))}")
-    system = with_device(load_system(NODES[node_size]), row)
-    fabric, stated = system.levels[-1], _positive(row, "link_bytes_per_s")
-    ports = max(1, round(stated / fabric.link.bandwidth))
-    link = fabric.link.model_copy(update={"bandwidth": stated / ports})
-    levels = (*system.levels[:-1], fabric.model_copy(update={"ports": ports, "link": link}))
-    return system.model_copy(update={"levels": levels})
 
 
 STEPS.register("compression")(CompressionSteps())

@@ -17,15 +17,13 @@ from paleo.consistency.asynchronous import mixed_queue, service_time
 from paleo.consistency.base import Server, Workload, consistency
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.specs.device import find_device
-from paleo.specs.link import load_link
+from paleo.specs.device import find_device, load_link
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import SERVER_CALL, Software
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan, text
-from paleo.tables.steps import QuantityTable, Row, Step, filled, whole_cell
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import STEPS, QuantityTable, Row, Step, filled, whole_cell
 
 if TYPE_CHECKING:
     from paleo.tables.base import Predictions
@@ -94,7 +92,16 @@ class ConsistencySteps(QuantityTable):
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Predict the step time under the row's consistency model."""
         if filled(row, "worker_devices"):
-            seconds = self._mixed(row)
+            # Predict the seconds between updates of workers of several kinds around one server.
+            kinds = re.findall(r"(\d+) x ([\w-]+)", str(row["worker_devices"]))
+            payload, tensors = 4.0 * _number(row, "parameters"), _number(row, "tensors")
+            service = float(service_time(payload, tensors, CLOUD_SERVER))
+            missing = [device for _, device in kinds if (str(row["model"]), device) not in self._alone]
+            if missing or not kinds:
+                raise SpecError(f"the table has no step of one worker on {', '.join(missing) or 'any of the workers'}")
+            think = [max(self._alone[str(row["model"]), device] - service, 0.0) for _, device in kinds]
+            counts = np.array([float(count) for count, _ in kinds])
+            seconds = float(1.0 / mixed_queue(counts, np.array(think), np.full(len(kinds), service)).sum())
             return _step(seconds, seconds, "workers of several kinds")
         work = self._workload(row)
         cycle = consistency(_model_name(row)).cycle(work)
@@ -134,18 +141,6 @@ class ConsistencySteps(QuantityTable):
             raise SpecError("neither the step of one worker is stated nor a network of the catalog")
         run = Run(gpus=1, batch=whole_cell(row, "batch_per_gpu"), dtype=str(row["dtype"]), software="pytorch-eager")
         return predict(load_model(str(row["model_slug"])), self.system(row), run).step_time
-
-    def _mixed(self, row: Row) -> float:
-        """Predict the seconds between updates of workers of several kinds around one server."""
-        kinds = re.findall(r"(\d+) x ([\w-]+)", str(row["worker_devices"]))
-        payload, tensors = 4.0 * _number(row, "parameters"), _number(row, "tensors")
-        service = float(service_time(payload, tensors, CLOUD_SERVER))
-        missing = [device for _, device in kinds if (str(row["model"]), device) not in self._alone]
-        if missing or not kinds:
-            raise SpecError(f"the table has no step of one worker on {', '.join(missing) or 'any of the workers'}")
-        think = [max(self._alone[str(row["model"]), device] - service, 0.0) for _, device in kinds]
-        counts = np.array([float(count) for count, _ in kinds])
-        return float(1.0 / mixed_queue(counts, np.array(think), np.full(len(kinds), service)).sum())
 
 
 def _step(seconds: float, ideal: float, subject: str) -> Step:

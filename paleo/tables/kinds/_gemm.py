@@ -199,12 +199,18 @@ class GemmTable(TableKind[DeviceFigures]):
         column_major = map_words(frame, ("source",), lambda source: source in COLUMN_MAJOR, bool)
         if column_major.any():
             m, n = np.where(column_major, n, m), np.where(column_major, m, n)
+
+        # Share of the two operands that lie contiguous along k, from the layout letters of row- or column-major BLAS.
+        def share(source: str, left: str, right: str) -> float:
+            column_major = source in COLUMN_MAJOR
+            return (((left == "T") == column_major) + ((right == "T") != column_major)) / 2.0
+
         seconds = gemm_time(
             m=m, n=n, k=k, batch=batch,
             element_bytes=OPERAND_BYTES[dtype], result_bytes=RESULT_BYTES[dtype],
             weight_copies=_weight_copies(stack, batch * n * k * OPERAND_BYTES[dtype], figures.l2_bytes),
             activity=ACTIVITY.get((stack, dtype), 1.0),
-            k_contiguous=_k_contiguous(frame),
+            k_contiguous=np.asarray(map_words(frame, ("source", "trans_a", "trans_b"), share, np.float64)),
             device=figures, parameters=parameters,
         )  # fmt: skip
         if dtype not in NARROW:
@@ -244,16 +250,6 @@ def _weight_copies(stack: str, weight_bytes: Array, l2_bytes: float) -> Array:
 
 def _bytes(frame: pd.DataFrame, table: Mapping[str, float]) -> Array:
     return np.asarray(map_words(frame, ("dtype",), lambda dtype: table.get(dtype, math.nan), np.float64))
-
-
-def _k_contiguous(frame: pd.DataFrame) -> Array:
-    """Share of the two operands that lie contiguous along k, from the layout letters of row- or column-major BLAS."""
-
-    def share(source: str, left: str, right: str) -> float:
-        column_major = source in COLUMN_MAJOR
-        return (((left == "T") == column_major) + ((right == "T") != column_major)) / 2.0
-
-    return np.asarray(map_words(frame, ("source", "trans_a", "trans_b"), share, np.float64))
 
 
 KINDS.register(GemmTable.name)(GemmTable())

@@ -18,8 +18,7 @@ from paleo.serving.steady import Lengths
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 from paleo.tables.kinds._serving import system_of_device
-from paleo.tables.steps import Row, Step, StepTable, filled
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import STEPS, Row, Step, StepTable, filled
 
 if TYPE_CHECKING:
     from paleo.serving.reinforcement import Rollouts
@@ -52,7 +51,7 @@ class Benchmark:
 
 @dataclass(frozen=True, slots=True)
 class ImageBenchmark:
-    """A benchmark of images: network, format of its weights, and the layers that submissions run as one kernel."""
+    """A benchmark without tokens: network, format of its weights, and the layers that submissions run as one kernel."""
 
     model: str
     weights: str
@@ -73,12 +72,10 @@ IMAGES = {
     "resnet50": ImageBenchmark("resnet50", "int8", "stage1"),
     "retinanet": ImageBenchmark("retinanet", "int8"),
     "stable-diffusion": ImageBenchmark("stable-diffusion-xl", "fp8"),
+    "dlrm": ImageBenchmark("dlrm-dcnv2", "int8"),
 }
 #: Why the others are not priced.
-REASONS = {
-    "3d-unet": "the windows of a scan, which differ in number, are not stated",
-    "dlrm": "recommendation is not modelled as a service",
-}
+REASONS = {"3d-unet": "the windows of a scan, which differ in number, are not stated"}
 #: Tokens of the longest question that BERT reads (SQuAD with its paragraph, MLPerf Inference), and share of the peak in
 #: sixteen bits at which Hopper's fused attention computes the padding to these: what the server scenario adds to the
 #: offline time of a sample is 28 us on H100 and 30 on H200 in either accuracy, 44 on H100 PCIe (0.38, 0.36, 0.32).
@@ -186,14 +183,15 @@ def _limit(row: Row, column: str) -> float | None:
 def _passed(row: Row, benchmark: Benchmark | ImageBenchmark, gpus: int, scenario: str) -> float:
     """Samples a second of a network that answers in forward passes alone.
 
-    Numbers between the kernels of an encoder have eight bits, and sixteen where 99.9 % of the accuracy is asked.
+    Numbers between the kernels of an encoder have eight bits, and sixteen where 99.9 % of the accuracy is asked; a
+    recommendation then multiplies in sixteen bits as well.
     """
     system, formats = system_of_device(str(row["device"])), Formats(benchmark.weights)
     limit = None if scenario == "offline" else _limit(row, "latency_limit_s")
+    between = 2.0 if str(row["model"]).endswith("99.9") else 1.0
     if isinstance(benchmark, ImageBenchmark):
-        tried = batchings(load_model(benchmark.model), system, formats, benchmark.fused)
+        tried = batchings(load_model(benchmark.model), system, formats, benchmark.fused, between=between)
     else:
-        between = 2.0 if str(row["model"]).endswith("99.9") else 1.0
         length = benchmark.prompt
         network = load_model(benchmark.model)
         tried = batchings(network, system, formats, length=length, between=between)
@@ -309,13 +307,18 @@ class LearningSteps(StepTable):
         missing = [column for column in needed if not filled(row, column)]
         if missing:
             raise SpecError(f"{missing[0]} is blank")
-        model, system = load_model(NETWORKS.get(str(row["model"]), str(row["model"]))), _rl_system(row)
+        name = str(row["system"])
+        if name not in SYSTEMS:
+            raise SpecError(f"system {name!r} is not known; {', '.join(SYSTEMS)} are")
+        model, system = load_model(NETWORKS.get(str(row["model"]), str(row["model"]))), load_system(SYSTEMS[name])
         trainer = degrees_of(row["training_layout"], ("tp", "cp", "ep", "pp", "vpp"))
         engine = degrees_of(row["generation_layout"], ("tp", "pp"))
         staleness = 0 if str(row["policy"]).lower() == "on policy" else int(str(row["policy"]).partition("-")[0])
+        parts = [f"{name}={trainer[name]}" for name in ("tp", "cp", "pp", "ep") if trainer[name] > 1]
+        folded = ["etp=1"] if trainer["ep"] > 1 and trainer["tp"] * trainer["cp"] > 1 else []
         question = LearningQuestion(
             model, system, int(float(row["n_gpus"])), _rollouts(row), staleness=staleness,
-            layouts=[Sharding(engine["tp"], engine["pp"])], strategies=[_trainer(trainer)],
+            layouts=[Sharding(engine["tp"], engine["pp"])], strategies=[",".join([*parts, *folded, "zero=1"])],
         )  # fmt: skip
         steps, refusals = best_step(question)
         if not steps:
@@ -325,13 +328,6 @@ class LearningSteps(StepTable):
         return Step(seconds, seconds * low, seconds * high, work, system.device.name, "step of reinforcement learning")
 
 
-def _rl_system(row: Row) -> System:
-    name = str(row["system"])
-    if name not in SYSTEMS:
-        raise SpecError(f"system {name!r} is not known; {', '.join(SYSTEMS)} are")
-    return load_system(SYSTEMS[name])
-
-
 def _rollouts(row: Row) -> Rollouts:
     from paleo.serving.reinforcement import Rollouts
 
@@ -339,13 +335,6 @@ def _rollouts(row: Row) -> Rollouts:
     prompt = min(PROMPT, PROMPT_SHARE * mean)
     count, batch = int(float(row["generation_batch"])), int(float(row["training_batch"]))
     return Rollouts(count, batch, prompt, mean - prompt, max(longest - prompt, 1.0))
-
-
-def _trainer(degrees: dict[str, int]) -> str:
-    """A strategy of such degrees, experts folded over tp and cp."""
-    parts = [f"{name}={degrees[name]}" for name in ("tp", "cp", "pp", "ep") if degrees[name] > 1]
-    folded = ["etp=1"] if degrees["ep"] > 1 and degrees["tp"] * degrees["cp"] > 1 else []
-    return ",".join([*parts, *folded, "zero=1"])
 
 
 STEPS.register("rl_steps")(LearningSteps())

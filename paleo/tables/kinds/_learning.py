@@ -13,8 +13,7 @@ from paleo.errors import SpecError
 from paleo.learning.laws import CHINCHILLA, RESNET32, STEP_LAW, ReferencePoints, leave_out
 from paleo.specs.task import task_of
 from paleo.studies.cost import NINETY
-from paleo.tables.steps import QuantityTable, Row, Step, filled, whole_cell
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import STEPS, QuantityTable, Row, Step, filled, whole_cell
 
 if TYPE_CHECKING:
     from paleo.specs.software import Software

@@ -138,10 +138,11 @@ class ElementwiseTable(TableKind[DeviceFigures]):
         warm = (stack == "graph") | ((stack == "kernel") & operation.isin(WARM_KERNELS))
         stated = text(frame, "cache")
         warm = warm.where(stated == "", stated == "warm")
+        by_row = (~text(frame, "op").map(FAMILY_OF).isin(["elementwise", "quantize"])).to_numpy(dtype=np.bool_)
         return memory_time(
             moved_bytes=number(frame, "bytes_moved"), elements=passes.elements, device=figures, parameters=parameters,
             reread_bytes=passes.reread_bytes, reread_footprint=passes.reread_footprint,
-            rows=np.where(_by_row(frame), rows, 0.0), threads_per_row=passes.threads_per_row,
+            rows=np.where(by_row, rows, 0.0), threads_per_row=passes.threads_per_row,
             steps_per_row=passes.steps_per_row, warm=warm.to_numpy(),
             host_calls=calls,
         )  # fmt: skip
@@ -158,10 +159,6 @@ def _passes(frame: pd.DataFrame, rows: Array, length: Array, figures: DeviceFigu
         rows=rows, length=length, element_bytes=width, moved_bytes=number(frame, "bytes_moved"),
         reduces=(family == "rmsnorm").to_numpy(),
     )  # fmt: skip
-
-
-def _by_row(frame: pd.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    return (~text(frame, "op").map(FAMILY_OF).isin(["elementwise", "quantize"])).to_numpy(dtype=np.bool_)
 
 
 def _input_dtype(frame: pd.DataFrame) -> pd.Series[str]:

@@ -1,11 +1,13 @@
-"""Rows of other measured training steps: BERT, GNMT, Transformer, Transformer-XL."""
+"""Rows of measured training steps of convolutional networks, BERT, GNMT, Transformer and Transformer-XL, as runs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import SpecError, near
@@ -13,14 +15,24 @@ from paleo.predict import predict
 from paleo.specs.catalog import names
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
-from paleo.tables.cells import Array, number_or_nan
+from paleo.tables.cells import Array, number_or_nan, text
 from paleo.tables.kinds._submissions import NetworkSteps
-from paleo.tables.steps import EXAMPLES, Row, Step, filled, row_dicts, software_of, step_of_prediction, whole_cell
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import (
+    EXAMPLES,
+    STEPS,
+    Row,
+    Step,
+    filled,
+    profile_at_release,
+    row_dicts,
+    software_of,
+    step_of_prediction,
+    whole_cell,
+)
+from paleo.units import MILLISECOND
 
 if TYPE_CHECKING:
     from paleo.specs.software import Software
-
 
 #: Names of the tables -> models of the catalog; BERT without more is BERT-large in these sources.
 MODELS = {
@@ -54,7 +66,14 @@ class OtherSteps(NetworkSteps):
 
     def network_step(self, row: Row, software: Software | None = None) -> Step:
         """Predict the step of the row's run; raise SpecError for models that the catalog lacks."""
-        model, system = _model(row), self.system(row)
+        name = _catalog_name(row)
+        if name is None:
+            known = {*MODELS, *names("models")}
+            raise SpecError(f"model {row['model']!r} is not in the catalog; {near(str(row['model']), known)}")
+        unit = str(row["batch_unit"])
+        if not unit.startswith(("seq", "sentence", "tok")):
+            raise SpecError(f"batches of {unit} do not say how many sequences there are")
+        model, system = load_model(name), self.system(row)
         return step_of_prediction(predict(model, system, self._run(row, model), software, self.calibration_of(system)))
 
     def measured(self, frame: pd.DataFrame) -> Array:
@@ -83,13 +102,14 @@ class OtherSteps(NetworkSteps):
         if str(row["batch_unit"]).startswith("tok"):
             batch = max(gpus, round(batch / int(model.params["seq"])))
         accumulated = max(1, whole_cell(row, "grad_accum", 1))
+        software, example = software_of(row, APEX), str(row.get("source", "")).startswith(EXAMPLES)
         return Run(
             gpus=gpus,
             global_batch=batch,
             microbatch=max(1, -(-batch // gpus) // accumulated),
             dtype=str(row["dtype"]),
             optimizer=_optimizer(row),
-            software=_profile(row),
+            software=APEX if example and software == "pytorch-eager" else software,
             model=sizes,
         )
 
@@ -112,27 +132,10 @@ def _tokens(row: Row, length: float) -> float:
     return stated or (length if length > 0 else float(model.params["seq"]))
 
 
-def _model(row: Row) -> ModelSpec:
-    name = _catalog_name(row)
-    if name is None:
-        known = {*MODELS, *names("models")}
-        raise SpecError(f"model {row['model']!r} is not in the catalog; {near(str(row['model']), known)}")
-    unit = str(row["batch_unit"])
-    if not unit.startswith(("seq", "sentence", "tok")):
-        raise SpecError(f"batches of {unit} do not say how many sequences there are")
-    return load_model(name)
-
-
 def _catalog_name(row: Mapping[Any, Any]) -> str | None:
     """Return the catalog's name of a row's network; None where it has none."""
     stated = str(row["model"]).strip().lower()
     return MODELS.get(stated) or (stated if stated in names("models") else None)
-
-
-def _profile(row: Row) -> str:
-    """Return the software profile of a row's run."""
-    software, example = software_of(row, APEX), str(row.get("source", "")).startswith(EXAMPLES)
-    return APEX if example and software == "pytorch-eager" else software
 
 
 def _optimizer(row: Row) -> str:
@@ -162,3 +165,199 @@ def _sizes(row: Row) -> dict[str, int | float | str]:
 
 
 STEPS.register("other_iterations")(OtherSteps())
+
+
+#: What the measured harnesses did without: only forward and backward were timed.
+WITHOUT_UPDATE = "no weight update"
+#: What notes say of steps that waited for images to be read and decoded; others ran on synthetic ones.
+WITH_LOADING = "incl. data loading"
+
+
+#: Profiles of kernels that a row names beside its framework, by a word of the latter; the first that fits.
+OWN_KERNELS = (("convnet2", "cuda-convnet2"), ("fbfft", "fbfft"), ("torch-7", "torch7-native"), ("neon", "neon"))
+#: The same of frameworks without a profile: Paddle in NVIDIA's containers has MXNet's fused normalisations.
+LIKE_FRAMEWORKS = (("paddle", "mxnet-nvidia"),)
+#: Profiles that rows of NVIDIA's examples mean by a plain one: their PyTorch scripts lay images out channels-last in
+#: sixteen bits (--memory-format nhwc of their configurations).
+IN_CONTAINERS = (("pytorch", "pytorch-ngc-channels-last"), ("tensorflow2", "tensorflow2-ngc"))
+#: Release of those containers that rows which name none are taken to be of: the one that other rows of the pages name.
+CONTAINER_RELEASE = "21.03"
+#: Frameworks by a word of their name whose convolutions are OpenCL programs.
+OPENCL = ("cl-nn", "greentea", "deepcl")
+#: Columns in which the rows of one scaling curve agree.
+CURVE = ("source", "device", "framework", "cudnn", "model", "dtype", "batch_per_gpu")
+#: Networks that are trained by RMSprop (Tan and Le, ICML 2019, section 5.2); others are by stochastic gradients.
+BY_RMSPROP = "efficientnet"
+#: What notes say of recipes that add up gradients until so many images were seen, and how many, by a word of the
+#: network, in the 256 of the first ResNets: one to four thousand by the table; which is which by the configurations of
+#: NVIDIA's recipes, by name.
+ACCUMULATES = "accumulates gradients to a fixed optimizer batch"
+OPTIMIZER_BATCH, FIRST_BATCH = (("efficientnet", 16), ("resnext", 4), ("resnet", 8)), 256
+#: What tf_cnn_benchmarks calls ResNet is the paper's own, with the stride in the first 1 x 1 of a block.
+FIRST_RESNETS = {f"resnet{depth}": f"resnet{depth}-v1" for depth in (50, 101, 152)}
+#: Its AlexNet has 384 channels in the fourth convolution where torchvision's has 256, by name; rows say so (fp32 on
+#: A100: 15 % too fast with 256, 2 to 7 with 384) but those of its page of 2017 (6 and 20 % off), which keep 256.
+WIDER_ALEXNET, EARLIER_PAGE = {"alexnet": "alexnet-tf"}, "2017"
+#: cuDNN of the sources that name none, by what they begin with: their pages are older than the next release.
+LIBRARY_OF_SOURCE = (("convnet-benchmarks Dec-2014", 1.0), ("convnet-benchmarks", 4.0))
+
+
+def model_of(row: Row) -> str:
+    """The model of a row, in the variant that its harness or its own words say."""
+    slug = str(row["model_slug"])
+    if "tf_cnn_benchmarks" in f"{row.get('framework', '')} {row.get('notes', '')}":
+        variants = FIRST_RESNETS if EARLIER_PAGE in str(row.get("source", "")) else FIRST_RESNETS | WIDER_ALEXNET
+        return variants.get(slug, slug)
+    return f"se-{slug}" if str(row.get("model", "")).lower().startswith("se-") else slug
+
+
+def sizes_of(row: Row) -> dict[str, int | float | str]:
+    """Parameters of the model that a row states: the side of its images, where it is not the network's own."""
+    side = re.search(r"(\d+)x\1$", str(row.get("input_shape", "")).strip())
+    usual = load_model(model_of(row)).params.get("resolution")
+    return {"resolution": int(side.group(1))} if side and usual not in (None, int(side.group(1))) else {}
+
+
+def library_of(row: Row) -> float | None:
+    """The cuDNN release of a row: the stated one, else that of its framework's name, else that of its source's date."""
+    stated = cudnn_version(str(row.get("cudnn", "")))
+    if stated is not None:
+        return stated
+    named = re.search(r"(?i)cudnn\W*[rv](\d)", str(row.get("framework", "")))
+    if named:
+        return float(named.group(1))
+    source = str(row.get("source", ""))
+    return next((release for word, release in LIBRARY_OF_SOURCE if source.startswith(word)), None)
+
+
+def profile_of(row: Row) -> str:
+    """The software profile of a row. Caffe that names no cuDNN ran its own kernels; SpecError for OpenCL ones."""
+    framework, cudnn = str(row.get("framework", "")).lower(), str(row.get("cudnn", "")).lower()
+    if any(word in framework for word in OPENCL):
+        raise SpecError(f"OpenCL kernels of {row['framework']} are not modelled")
+    native_profile = next((profile for word, profile in (*OWN_KERNELS, *LIKE_FRAMEWORKS) if word in framework), None)
+    if native_profile is not None:
+        return native_profile
+    software = software_of(row, "cudnn-library")
+    if str(row.get("source", "")).startswith(EXAMPLES):
+        software = next((profile for plain, profile in IN_CONTAINERS if software.startswith(plain)), software)
+    native = software == "caffe" and cudnn_version(cudnn) in (None, 1.0)
+    return "caffe-native" if native else software
+
+
+def profile_of_its_day(row: Row) -> str:
+    """Return the software profile of a row as `profile_of` does, in the release of the time of the measurement."""
+    source = str(row.get("source", ""))
+    release = f" {CONTAINER_RELEASE}" if source.startswith(EXAMPLES) else ""
+    return profile_at_release({**row, "source": source + release}, profile_of(row))
+
+
+def cudnn_version(text: str) -> float | None:
+    """The cuDNN release that a cell names: 5105, R4, v3, ``5.1 (CUDA 8.0)``; 1 for none; None where nothing is said.
+
+    A number as cudnnGetVersion gives it has the minor release in its hundreds.
+
+    >>> cudnn_version("5105"), cudnn_version("R4"), cudnn_version("5.1 (CUDA 8.0)"), cudnn_version("")
+    (5.1, 4.0, 5.1, None)
+    """
+    text = text.strip()
+    if not text or text.lower() == "nan":
+        return None
+    if text.lower().startswith("none"):
+        return 1.0
+    match = re.match(r"[vVrR]?(\d+(?:\.\d+)?)", text)
+    if not match:
+        return None
+    number = float(match.group(1))
+    if number < 1000:
+        return number
+    return number // 1000 + number // 100 % 10 / 10 if number < 10000 else number // 10000 + number // 100 % 100 / 10
+
+
+def without_update(row: Row) -> bool:
+    """Return True if only forward and backward were timed."""
+    return WITHOUT_UPDATE in str(row.get("notes", ""))
+
+
+def microbatches_of(row: Row) -> int:
+    """Passes until the row's recipe updates the parameters."""
+    slug = str(row["model_slug"])
+    images = FIRST_BATCH * next((batches for word, batches in OPTIMIZER_BATCH if word in slug), 1)
+    if ACCUMULATES not in str(row.get("notes", "")):
+        return 1
+    return max(1, round(images / (float(row["batch_per_gpu"]) * whole_cell(row, "n_gpus", 1))))
+
+
+def run_of(row: Row) -> Run:
+    """The run that a row of ``cnn_iterations`` describes; a row without an iteration time is its forward pass alone."""
+    batch = float(row["batch_per_gpu"])
+    if batch != int(batch) or batch < 1:
+        raise SpecError(f"batch_per_gpu {row['batch_per_gpu']!r} is not a whole number")
+    return Run(
+        gpus=whole_cell(row, "n_gpus", 1),
+        batch=int(batch),
+        dtype=str(row["dtype"]),
+        optimizer="rmsprop" if str(row["model_slug"]).startswith(BY_RMSPROP) else "momentum",
+        software=profile_of_its_day(row),
+        kernels={"cudnn": library_of(row)},
+        forward_only=not filled(row, "iteration_ms"),
+        input=None if WITH_LOADING in str(row.get("notes", "")) else "none",
+        model=sizes_of(row),
+    )
+
+
+def _alone(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Return True for rows that state no step: their forward pass alone was timed."""
+    return np.asarray(text(frame, "iteration_ms") == "")
+
+
+class VisionSteps(NetworkSteps):
+    """Table of training steps of convolutional networks, one per row; of forward passes where only those were timed."""
+
+    name = "cnn_iterations"
+    header = frozenset({"model_slug", "device", "n_gpus", "batch_per_gpu", "framework", "iteration_ms"})
+    reads = "cudnn dtype forward_ms backward_ms input_shape interconnect model nodes notes software source system"
+    configuration = (
+        *("system", "nodes", "interconnect", "dtype", "cudnn", "software"),
+        *("source", "model", "input_shape", "forward_ms", "notes"),
+    )
+
+    def measured(self, frame: pd.DataFrame) -> Array:
+        """Return the seconds of the step; of the forward pass where the row has no step."""
+        return np.where(_alone(frame), number_or_nan(frame, "forward_ms") * MILLISECOND, super().measured(frame))
+
+    def unmeasured(self, row: Mapping[Any, Any]) -> str:
+        """Return why a row has no measured time; one without a step is compared by its forward pass."""
+        if filled(row, "iteration_ms") or not filled(row, "forward_ms"):
+            return super().unmeasured(row)
+        return f"forward_ms {str(row['forward_ms'])[:40]!r} is not a number above zero"
+
+    def profile(self, row: Row) -> str:
+        """Return the software profile of a row (`profile_of`); where there is none, what the row names."""
+        try:
+            return profile_of(row)
+        except SpecError:
+            return software_of(row)
+
+    def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
+        """Return whole steps by number of devices; notes say how weights are exchanged and where images come from."""
+        gpus, alone = number_or_nan(frame, "n_gpus"), _alone(frame)
+        patterns = {"data": r"^(synthetic|real)", "exchange": r"variable_update[:=] ?([^;,]*)"}
+        words = {name: text(frame, "notes").str.extract(pattern)[0].fillna("") for name, pattern in patterns.items()}
+        same = {name: text(frame, name) for name in CURVE}
+        return pd.DataFrame({"gpus": np.where(alone, np.nan, gpus), **same, **words})
+
+    def network_step(self, row: Row, software: Software | None = None) -> Step:
+        """Predict the step of the row's run, without the update where the harness left it out. Where gradients are
+        accumulated it is one pass with its share of the update."""
+        system = self.system(row)
+        prediction = predict(load_model(model_of(row)), system, run_of(row), software, self.calibration_of(system))
+        # Compute the time of the update that a row's step does not include; at most so much that images still arrive
+        # in time.
+        share = 1.0 if without_update(row) else 1.0 - 1.0 / microbatches_of(row)
+        arrival = 0.0 if prediction.input_pipeline is None else float(prediction.input_pipeline.total)
+        spare = max(0.0, prediction.step_time - prediction.breakdown.input - arrival)
+        return step_of_prediction(prediction, prediction.step_time - min(share * prediction.breakdown.optimizer, spare))
+
+
+STEPS.register("cnn_iterations")(VisionSteps())

@@ -28,8 +28,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, read_table
-from paleo.tables.steps import QuantityTable, Row, Step, ideal_seconds, row_dicts, whole_cell
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import STEPS, QuantityTable, Row, Step, ideal_seconds, row_dicts, whole_cell
 
 if TYPE_CHECKING:
     from paleo.pricing.links.fabric import FabricParameters

@@ -26,8 +26,7 @@ from paleo.specs.catalog import systems_with
 from paleo.specs.model import load_model
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan
-from paleo.tables.steps import Row, Step, StepTable, filled, row_dicts
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import STEPS, Row, Step, StepTable, filled, row_dicts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,10 +86,7 @@ def formats_of(row: Row) -> Formats:
     dtype = str(row.get("dtype") or "").lower() if filled(row, "dtype") else ""
     if dtype in ("fp8", "fp4"):
         return Formats(dtype, "fp8" if str(row["engine"]) == "tensorrt-llm" else "bf16")
-    stated, model = read_command(_command(row)).formats, str(row["model"])
-    if model.startswith("gpt-oss"):
-        return Formats("mxfp4", stated.cache, experts_only=True)
-    return replace(stated, weights="fp8") if model.startswith("deepseek") else stated
+    return read_command(_command(row)).formats(load_model(MODELS.get(str(row["model"]), str(row["model"]))))
 
 
 def _command(row: Row) -> str:
@@ -161,18 +157,6 @@ def layout_of(row: Row, offline: bool) -> ReplicaLayout:
     return ReplicaLayout(sharding, formats, engine, count, prices, memory, bound)
 
 
-def lengths_of(row: Row) -> Lengths:
-    """Return the lengths of a row's requests: those of ShareGPT where they may be, else exact."""
-    first, second = float(row["input_tokens"]), float(row["output_tokens"])
-    generated = first.is_integer() or first > LONGEST_PROMPT or second < SHORTEST_MEAN
-    exact = generated or filled(row, "distinct_prompts")
-    spread = (0.0, 0.0) if exact else SHARED_SPREAD
-    hit = 0.0
-    if filled(row, "distinct_prompts"):  # whole prompts lie in the cache but for their last page
-        hit = max(0.0, 1.0 - 16.0 / first)
-    return Lengths(first, second, *spread, hit)
-
-
 def outcome_of(row: Row, trace: Requests | None = None) -> Outcome:
     """Return the prediction of one row."""
     load = str(row["load"])
@@ -181,7 +165,15 @@ def outcome_of(row: Row, trace: Requests | None = None) -> Outcome:
     if trace is not None:
         result = _simulated(layout, trace)
         return _latency(layout, result)
-    lengths = lengths_of(row)
+    # The lengths of a row's requests: those of ShareGPT where they may be, else exact.
+    first, second = float(row["input_tokens"]), float(row["output_tokens"])
+    generated = first.is_integer() or first > LONGEST_PROMPT or second < SHORTEST_MEAN
+    exact = generated or filled(row, "distinct_prompts")
+    spread = (0.0, 0.0) if exact else SHARED_SPREAD
+    hit = 0.0
+    if filled(row, "distinct_prompts"):  # whole prompts lie in the cache but for their last page
+        hit = max(0.0, 1.0 - 16.0 / first)
+    lengths = Lengths(first, second, *spread, hit)
     if load == "closed loop":
         users = int(float(row["concurrency"]))
         count = int(float(row["requests"])) if filled(row, "requests") else OF_USER * users
@@ -250,16 +242,13 @@ def _simulated(layout: ReplicaLayout, requests: Requests, users: int | None = No
 
 def _token_time(layout: ReplicaLayout) -> float:
     """Seconds in which a device reads its weights: what one token takes at least."""
-    bandwidth = system_bandwidth(layout)
-    return layout.memory.weights / bandwidth
-
-
-def system_bandwidth(layout: ReplicaLayout) -> float:
-    """Return the memory bandwidth of the layout's device, as its state prices imply it [byte/s]."""
+    # The memory bandwidth of the layout's device, as its state prices imply it [byte/s].
     states = layout.phases.state
     if states > 0:
-        return 8.0 * layout.phases.lowered.states / states
-    return layout.memory.weights / max(float(layout.phases.products(1.0)), 2.0**-20)
+        bandwidth = 8.0 * layout.phases.lowered.states / states
+    else:
+        bandwidth = layout.memory.weights / max(float(layout.phases.products(1.0)), 2.0**-20)
+    return layout.memory.weights / bandwidth
 
 
 def _latency(layout: ReplicaLayout, result: Simulated) -> Outcome:

@@ -15,17 +15,28 @@ import pandas as pd
 
 from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.predict import predict
-from paleo.specs.device import find_device
-from paleo.specs.link import load_link
+from paleo.specs.device import find_device, load_link
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import Level, System, load_system
 from paleo.specs.task import TrainingTask, task_of
 from paleo.studies.target import MODEL_PARALLEL, TargetTime, first_that_fits, task_run, time_to_target
 from paleo.tables.cells import Array, number_or_nan
-from paleo.tables.kinds._systems import DEFAULT_SYSTEMS, system_of, with_device, with_nodes_of
 from paleo.tables.kinds._transformers import strategy_of
-from paleo.tables.steps import Row, Step, StepTable, filled, ideal_seconds, row_dicts, step_of_prediction, whole_cell
-from paleo.tables.tables import STEPS
+from paleo.tables.steps import (
+    DEFAULT_SYSTEMS,
+    STEPS,
+    Row,
+    Step,
+    StepTable,
+    filled,
+    ideal_seconds,
+    row_dicts,
+    step_of_prediction,
+    system_of,
+    whole_cell,
+    with_device,
+    with_nodes_of,
+)
 from paleo.units import MILLISECOND
 
 if TYPE_CHECKING:
@@ -62,11 +73,7 @@ def system_of_row(row: Row) -> System:
     if not system.levels:
         return system
     system = with_nodes_of(system, node_size) if nodes > 1 or node_size < system.devices_per_node else system
-    return _grown(system, node_size, nodes)
-
-
-def _grown(system: System, node_size: int, nodes: int) -> System:
-    """The system with levels that hold so many devices a node and so many nodes."""
+    # The system with levels that hold so many devices a node and so many nodes.
     levels = list(system.levels)
     if levels and levels[-1].ranks is not None and levels[-1].ranks < node_size:
         levels[-1] = levels[-1].model_copy(update={"ranks": node_size})
@@ -90,17 +97,11 @@ def training_gpus(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[
     if rows >= gpus or any(filled(row, axis) for axis in ("tp", "pp", "cp")):
         return gpus, {}
     ranks = max(count for count in range(1, int(rows) + 1) if rows % count == 0)
-    axis, limit = SPREAD.get(task.code.software, ("spatial", _most_neighbours(row, task)))
+    most_neighbours = 16 if on_tpu(row) and task.model in SPATIAL else 4 if task.model == "unet3d" else 1
+    axis, limit = SPREAD.get(task.code.software, ("spatial", most_neighbours))
     degree = max(degree for degree in (1, 2, 4, 8, 16) if ranks * degree <= gpus and degree <= limit)
     more = ",zero=1,sp" if axis == "tp" else ""
     return ranks * degree, {} if degree == 1 else {"strategy": f"{axis}={degree},dp={ranks}{more}"}
-
-
-def _most_neighbours(row: Row, task: TrainingTask) -> int:
-    """Ranks that an image or a volume is spread over at most: the compiler of TPUs does so for any network."""
-    if on_tpu(row) and task.model in SPATIAL:
-        return 16
-    return 4 if task.model == "unet3d" else 1
 
 
 def on_tpu(row: Row) -> bool:

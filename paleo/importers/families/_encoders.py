@@ -1,0 +1,215 @@
+"""Readers of text encoders.
+
+Reader of vision transformers, whose tokens are patches of images.
+
+Reader of encoder-decoder networks for text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paleo.importers._decoder import base_parameters, residual, vocab_last
+from paleo.importers.configuration import (
+    FAMILIES,
+    LONGEST_SEQ,
+    Config,
+    Entry,
+    Model,
+    UnreadHeadError,
+    architecture,
+    labels,
+)
+
+
+def _bert_head(config: Config, kind: str) -> list[Entry]:
+    """Return the entries of the head that the configuration's architecture names."""
+    roberta = config["model_type"] != "bert"
+    pooler = ["select", {"name": "pooler", "linear": {"features": "=hidden", "dim": "hidden"}}, "tanh"]
+    masked: list[Entry] = [
+        {"name": "transform", "linear": {"features": "=hidden", "dim": "hidden"}},
+        "=activation",
+        "layer_norm",
+    ]
+    masked[1] = "gelu" if roberta else config.activation("hidden_act", default="gelu")
+    tie = {"tie": "embed"} if config.flag("tie_word_embeddings", True) else {}
+    masked += [{"name": "head", "linear": {"features": "=vocab", "dim": "vocab"} | tie}, "cross_entropy"]
+    classes: Entry = {"linear": {"features": labels(config), "dim": "classes"}}
+    heads: dict[str, list[Entry]] = {
+        "ForMaskedLM": masked,
+        "ForPreTraining": [
+            {"name": "encoded", "identity": {}},
+            *pooler,
+            {"name": "next_sentence", "linear": {"features": 2}},
+            "cross_entropy",
+            {"name": "masked", "inputs": ["encoded"], "identity": {}},
+            *masked,
+        ],
+        "ForSequenceClassification": [*pooler, {"dropout": {"rate": "=dropout"}}, classes, "cross_entropy"],
+        "ForTokenClassification": [{"dropout": {"rate": "=dropout"}}, classes, "cross_entropy"],
+        "Model": pooler,
+    }
+    if kind not in heads or (roberta and kind == "ForPreTraining"):
+        raise UnreadHeadError(kind)
+    return heads[kind]
+
+
+@FAMILIES.register("bert")
+def bert(config: Config) -> Model:
+    """Read a BERT or RoBERTa. Every position is projected to the vocabulary.
+
+    References: Devlin et al., BERT, 2019; Liu et al., RoBERTa, 2019.
+    """
+    params = base_parameters(
+        config,
+        ffn=config.integer("intermediate_size"),
+        positions=config.integer("max_position_embeddings", default=512),
+    )
+    spare = 0 if config["model_type"] == "bert" else 2
+    params["seq"] = max(1, params["positions"] - spare) if params["positions"] <= LONGEST_SEQ else LONGEST_SEQ
+    params["dropout"] = config.share("hidden_dropout_prob", default=0.1)
+    params["attention_dropout"] = config.share("attention_probs_dropout_prob", default=0.1)
+    params["activation"] = config.activation("hidden_act", default="gelu")
+    index = {"dims": {"batch": "=batch", "seq": "=seq"}, "role": "index"}
+    kinds = {"entries": config.integer("type_vocab_size", default=2), "features": "=hidden", "rows": "kinds"}
+    embed: list[Entry] = [
+        {"name": "embed", "embedding": {"entries": "=vocab", "features": "=hidden"}},
+        {"name": "segment", "inputs": ["segments"], "embedding": kinds},
+        {"inputs": ["embed", "segment"], "add": {}},
+        {"position_embedding": {"positions": f"=max(positions, seq + {spare})" if spare else "=max(positions, seq)"}},
+        "layer_norm",
+        {"dropout": {"rate": "=dropout"}},
+    ]
+    kind = architecture(config, ("Bert", "Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM")
+    drop: Entry = {"dropout": {"rate": "=dropout"}}
+    post_norm = [residual({"attention": {"heads": "=heads", "dropout": "=attention_dropout"}}, drop), "layer_norm"]
+    post_norm += [residual({"mlp": {"ffn": "=ffn", "activation": "=activation"}}, drop), "layer_norm"]
+    return {
+        "task": "masked language modelling" if kind in ("ForMaskedLM", "ForPreTraining") else "text classification",
+        "notes": "Every position is projected to the vocabulary, as the library does." if "M" in kind else "",
+        "params": vocab_last(params),
+        "tokens": "=seq",
+        "inputs": {"tokens": index, "segments": index},
+        "layers": [*embed, {"repeat": "=layers", "name": "block", "layers": post_norm}, *_bert_head(config, kind)],
+    }
+
+
+@FAMILIES.register("roberta")
+def roberta(config: Config) -> Model:
+    """Read a BERT with RoBERTa's two-layer head for classification."""
+    model = bert(config)
+    if architecture(config, ("Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM") == "ForSequenceClassification":
+        drop = {"dropout": {"rate": "=dropout"}}
+        head = ["select", drop, {"name": "dense", "linear": {"features": "=hidden", "dim": "hidden"}}, "tanh", drop]
+        start = model["layers"].index("select")
+        model["layers"][start:] = [*head, {"linear": {"features": labels(config), "dim": "classes"}}, "cross_entropy"]
+    return model
+
+
+FAMILIES.register("xlm-roberta")(roberta)
+FAMILIES.register("camembert")(roberta)
+
+
+@FAMILIES.register("vit")
+def vit(config: Config) -> Model:
+    """Read ViT (Dosovitskiy et al., 2021)."""
+    kind = architecture(config, ("ViT",), "ForImageClassification")
+    if kind not in ("ForImageClassification", "Model"):
+        raise UnreadHeadError(kind)
+    keys = {"image": "image_size", "patch": "patch_size", "colours": "num_channels", "hidden": "hidden_size"}
+    keys |= {"heads": "num_attention_heads", "layers": "num_hidden_layers", "ffn": "intermediate_size"}
+    usual = {"colours": 3, "image": 224, "patch": 16}
+    params: dict[str, Any] = {name: config.integer(key, default=usual.get(name)) for name, key in keys.items()}
+    params["classes"] = labels(config)
+    bias = config.flag("qkv_bias", True)
+    attention: dict[str, Any] = {"heads": "=heads"} | ({} if bias else {"bias": False, "out_bias": True})
+    feed = {"mlp": {"ffn": "=ffn", "activation": config.activation("hidden_act", default="gelu")}}
+    head: list[Entry] = ["select", {"name": "pooler", "linear": {"features": "=hidden", "dim": "hidden"}}, "tanh"]
+    if kind == "ForImageClassification":
+        head = ["select", {"name": "head", "linear": {"features": "=classes", "dim": "classes"}}, "cross_entropy"]
+    body = {"repeat": "=layers", "name": "block"}
+    layers = [residual("layer_norm", {"attention": attention}), residual("layer_norm", feed)]
+    patches = {"name": "patches", "conv": {"channels": "=hidden", "kernel": "=patch", "stride": "=patch"}}
+    image = {"batch": "=batch", "channels": "=colours", "height": "=image", "width": "=image"}
+    return {
+        "task": "image classification",
+        "notes": "",
+        "params": params,
+        "inputs": {"image": {"dims": image}},
+        "layers": [
+            patches,
+            "to_sequence",
+            "class_token",
+            "position_embedding",
+            body | {"layers": layers},
+            "layer_norm",
+            *head,
+        ],
+    }
+
+
+@FAMILIES.register("t5")
+def t5(config: Config) -> Model:
+    """Read T5 (Raffel et al., 2020): encoder and decoder, with a table of learned score biases by distance for each."""
+    kind = architecture(config, ("T5", "MT5"), "ForConditionalGeneration")
+    if kind not in ("ForConditionalGeneration", "WithLMHeadModel"):
+        raise UnreadHeadError(kind)
+    source = {"dims": {"batch": "=batch", "source_seq": "=seq"}, "role": "index"}
+    target = {"dims": {"batch": "=batch", "seq": "=target_seq"}, "role": "index"}
+    return {
+        "task": "translation",
+        "notes": "A sample is a source and a target of equal length; tokens are those of the target.",
+        "params": _parameters(config),
+        "tokens": "=target_seq",
+        "inputs": {"source": source, "target": target},
+        "layers": _layers(config),
+    }
+
+
+def _parameters(config: Config) -> dict[str, Any]:
+    layers = config.integer("num_layers", default=6)
+    return {
+        "seq": 512,
+        "target_seq": "=seq",
+        "hidden": config.integer("d_model"),
+        "heads": config.integer("num_heads"),
+        "head_dim": config.integer("d_kv"),
+        "layers": layers,
+        "decoder_layers": config.integer("num_decoder_layers", default=layers),
+        "ffn": config.integer("d_ff"),
+        "buckets": config.integer("relative_attention_num_buckets", default=32),
+        "vocab": config.integer("vocab_size"),
+        "dropout": config.share("dropout_rate", default=0.1),
+    }
+
+
+def _layers(config: Config) -> list[Entry]:
+    drop = {"dropout": {"rate": "=dropout"}}
+    attention = {"heads": "=heads", "head_dim": "=head_dim", "bias": False, "dropout": "=dropout"}
+    bias = {"relative_bias": {"buckets": "=buckets", "heads": "=heads"}}
+    seen = residual("rms_norm", {"attention": attention}, drop)
+    self_attention = residual("rms_norm", {"attention": attention | {"causal": True}}, drop)
+    cross = {"inputs": ["query", "memory"], "attention": attention}
+    other = residual({"name": "query", "rms_norm": {}}, cross, drop)
+    feed = residual("rms_norm", _feed(config), drop)
+    table: dict[str, Any] = {"entries": "=vocab", "features": "=hidden"}
+    head: dict[str, Any] = {"features": "=vocab", "dim": "vocab", "bias": False}
+    head |= {"tie": "embed"} if config.flag("tie_word_embeddings", True) else {}
+    encoder = {"repeat": "=layers", "name": "encoder", "layers": [seen, feed]}
+    decoder = {"repeat": "=decoder_layers", "name": "decoder", "layers": [self_attention, other, feed]}
+    first = {"name": "embed", "inputs": ["source"], "embedding": table}
+    second = {"name": "target_embed", "inputs": ["target"], "embedding": table | {"tie": "embed"}}
+    last = [{"name": "head", "linear": head}, "cross_entropy"]
+    memory = {"name": "memory", **drop}
+    return [first, drop, bias, encoder, "rms_norm", memory, second, drop, bias, decoder, "rms_norm", drop, *last]
+
+
+def _feed(config: Config) -> Entry:
+    """Return the feed-forward block, with a gate in T5 1.1."""
+    stated = str(config.get("feed_forward_proj") or "relu")
+    words = Config({"feed_forward_proj": stated.removeprefix("gated-")}, config.path)
+    function = words.activation("feed_forward_proj", default="relu", gated=stated.startswith("gated-"))
+    return {"mlp": {"ffn": "=ffn", "activation": function, "bias": False, "dropout": "=dropout"}}
+
+
+FAMILIES.register("mt5")(t5)

@@ -1,0 +1,48 @@
+"""Formats of weights as configurations of transformers state them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paleo.specs.catalog import SIXTEEN_BITS, joined_format, named_format
+
+
+def configured_format(config: Mapping[str, Any]) -> str | None:
+    """Return the format of the weights that belong to a configuration of transformers; None where it states none.
+
+    Parameters
+    ----------
+    config : dict of str to Any
+        The configuration; its ``quantization_config`` counts, or that of its text model.
+    """
+    within = config.get("text_config")
+    both = (config, within if isinstance(within, Mapping) else {})
+    stated = next((each["quantization_config"] for each in both if each.get("quantization_config")), None)
+    if not isinstance(stated, Mapping):
+        return None
+    method = named_format(str(stated.get("quant_method")))
+    if method == "int4":  # AWQ or GPTQ
+        return "int8" if stated.get("bits") == 8 else "int4"
+    experts = _of_groups(stated) or named_format(str(stated.get("quant_algo")))
+    experts = "mxfp4" if experts is None and config.get("expert_dtype") == "fp4" else experts
+    dense = method or (SIXTEEN_BITS if _leaves_attention(stated) else experts)
+    return joined_format(dense, experts) if dense else None
+
+
+def _of_groups(stated: Mapping[str, Any]) -> str | None:
+    """Return the format of the first group of weights, as compressed-tensors and ModelOpt state them."""
+    groups = stated.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    if not isinstance(weights, Mapping):
+        return None
+    name = f"{weights.get('type')}{weights.get('num_bits')}"
+    four = "fp4" if weights.get("group_size") == 16 else "mxfp4"
+    return {"float4": four, "float8": "fp8", "int8": "int8", "int4": "int4"}.get(name)
+
+
+def _leaves_attention(stated: Mapping[str, Any]) -> bool:
+    """Return True if the weights of attention stay in sixteen bits."""
+    left = stated.get("ignore") or ()
+    return isinstance(left, list) and any("attn" in str(each) for each in left)
