@@ -5,10 +5,13 @@
     selection   = scores in fp32 / (share · bandwidth) + waves of queries · (start + time of a key · keys)
     attention   = joined(FLOP over the selected keys, their bytes from caches)
     passes      = inputs, latents, queries and contexts / (share · bandwidth)
-    pairs       = (new tokens of a paged indexer)² · time of a pair
-    device      = projections + scores + selection + attention + passes + pairs
+    pairs       = queries of a prompt · keys of all sequences of the batch · time of a pair; of a paged indexer queries²
+    starts      = sequences with several new tokens · time of a sequence
+    device      = projections + scores + selection + attention + passes + pairs + starts
     time        = (launches^order + device^order)^(1/order)
 
+A kernel that gathers keys computes whole tiles of heads (64 or 128), so a rank with fewer heads is no faster; some
+multiply all slots of a selection, those without a key too. Attention over all keys has keys and values for each head.
 Launches add to the device's time in a CUDA graph (order 1), and hide behind it where a host issues them ahead. Their
 number grows where operands are converted first: projections in 8 and 4 bits, and keys for a cache in 8 bits.
 
