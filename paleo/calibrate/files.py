@@ -288,7 +288,8 @@ def fit_of(job: FitJob, fitted: Fitted) -> Fit[Any]:
     plan = job.kind.fit_plan(job.subject, job.family, job.stack, job.rows[0].figures, fitted)
     return Fit(
         job.kind, job.rows, plan.start, alternatives=plan.alternatives, per_stack=plan.per_stack, fixed=plan.fixed,
-        training_rows=plan.training_rows, starts=plan.starts, prior=plan.prior, hold_out=_divisible(job),
+        training_rows=plan.training_rows, starts=plan.starts, prior=plan.prior, excess=plan.excess,
+        hold_out=_divisible(job),
     )  # fmt: skip
 
 

@@ -5,10 +5,13 @@
     selection   = scores in fp32 / (share · bandwidth) + waves of queries · (start + time of a key · keys)
     attention   = joined(FLOP over the selected keys, their bytes from caches)
     passes      = inputs, latents, queries and contexts / (share · bandwidth)
-    pairs       = (new tokens of a paged indexer)² · time of a pair
-    device      = projections + scores + selection + attention + passes + pairs
+    pairs       = queries of a prompt · keys of all sequences of the batch · time of a pair; of a paged indexer queries²
+    starts      = sequences with several new tokens · time of a sequence
+    device      = projections + scores + selection + attention + passes + pairs + starts
     time        = (launches^order + device^order)^(1/order)
 
+A kernel that gathers keys computes whole tiles of heads (64 or 128), so a rank with fewer heads is no faster; some
+multiply all slots of a selection, those without a key too. Attention over all keys has keys and values for each head.
 Launches add to the device's time in a CUDA graph (order 1), and hide behind it where a host issues them ahead. Their
 number grows where operands are converted first: projections in 8 and 4 bits, and keys for a cache in 8 bits.
 
@@ -47,6 +50,7 @@ class SparseParameters:
     products: float = parameter("0.5", "0.02..1.2", "share of peak of projections")
     bandwidth: float = parameter("0.7", "0.05..1.1", "share of the memory bandwidth of weights and keys")
     attention: float = parameter("0.3", "0.005..2", "share of peak of the attention over selected keys")
+    narrow_attention: float = parameter("0.3", "0.005..2", "share of peak of the kernel that reads a cache in 8 bits")
     indexer: float = parameter("0.4", "0.005..3", "share of the narrow peak of the indexer's scores")
     selection: float = parameter("0.5", "0.00001..20", "share of the bandwidth at which scores are written")
     passes: float = parameter("0.5", "0.005..50", "share of the bandwidth of passes over tokens")
@@ -59,7 +63,8 @@ class SparseParameters:
     launch_indexer: float = parameter("20 us", "0.01..2000 us", "launches of indexer and selection")
     launch_dense: float = parameter("20 us", "0.01..2000 us", "launches more of attention over all keys")
     order: float = parameter("2", "1..10", "order of the norm of launches and device time; 1: their sum")
-    pair: float = parameter("0.1", "0.00001..100", "picoseconds of each pair of tokens in a paged indexer")
+    pair: float = parameter("0.1", "0.00001..100", "picoseconds of each pair of a query and any key of the batch")
+    sequence: float = parameter("0.02 us", "0.0001..20 us", "time of each sequence with several new tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ class SparseWork:
     stored_bytes: Array
     indexed: npt.NDArray[np.bool_]
     dense: npt.NDArray[np.bool_]
-    tokens: Array
+    pairs: Array
     score_flops: Array
     index_bytes: Array
     score_bytes: Array
@@ -85,7 +90,8 @@ class SparseWork:
     walked: Array
     attention_flops: Array
     key_bytes: Array
-    heads: Array
+    narrow: npt.NDArray[np.bool_]
+    sequences: Array
     pass_bytes: Array
 
 
@@ -109,7 +115,7 @@ def sparse_attention_time(work: SparseWork, device: DeviceFigures, parameters: S
     p, peak, bandwidth = parameters, device.peak_flops_per_s, device.memory_bandwidth
     streamed = p.bandwidth * bandwidth
     product_peak = p.products * peak * np.where(work.element_bytes < 2.0, NARROW, 1.0)
-    padded = np.maximum(work.heads, LEAST_HEADS) / np.maximum(work.heads, 1.0)
+    rate = np.where(work.narrow, p.narrow_attention, p.attention) * peak
     scores = joined(work.score_flops / (p.indexer * NARROW * peak), work.index_bytes / streamed)
     occupied = work.searching / (RESIDENT * device.multiprocessors)
     waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, np.minimum(work.searching, 1.0))
@@ -117,9 +123,10 @@ def sparse_attention_time(work: SparseWork, device: DeviceFigures, parameters: S
         joined(work.projection_flops / product_peak, work.weight_bytes / streamed),
         joined(scores, work.walked * p.depth / device.clock_hz),
         work.score_bytes / (p.selection * bandwidth) + waves * (p.row + work.searched * p.search * _PICOSECOND),
-        joined(work.attention_flops * padded / (p.attention * peak), work.key_bytes / (CACHED * streamed)),
+        joined(work.attention_flops / rate, work.key_bytes / (CACHED * streamed)),
         work.pass_bytes / (p.passes * bandwidth),
-        work.tokens**2 * p.pair * _PICOSECOND,
+        work.pairs * p.pair * _PICOSECOND,
+        work.sequences * p.sequence,
     )
     # Sum the launches of a call by its formats and by the kernels that it runs [s].
     narrow = np.select([work.element_bytes < 1.0, work.element_bytes < 2.0], [p.launch_fp4, p.launch_fp8], 0.0)

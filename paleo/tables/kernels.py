@@ -42,7 +42,8 @@ class FitPlan:
 
     ``fixed`` parameters stay at ``start``; those ``per_stack`` are one per stack, all others shared by the stacks that
     are fitted together. ``starts`` counts searches from random points besides those from ``alternatives``; ``prior`` is
-    the inverse width of the pull to the start, in log units (see ``paleo.calibrate.fit.fit``).
+    the inverse width of the pull to the start, in log units, ``excess`` the weight of errors above the measured time
+    (see ``paleo.calibrate.fit.Fit``).
     """
 
     start: Any
@@ -52,6 +53,7 @@ class FitPlan:
     training_rows: int = 1000
     starts: int = 2
     prior: float = 0.5
+    excess: float = 1.0
 
 
 #: Parameters fitted so far in one run: (subject, family, stack) -> parameters.

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from paleo.pricing.attention import (
@@ -20,7 +21,7 @@ from paleo.pricing.attention import (
 )
 from paleo.pricing.kernels import DeviceFigures
 from paleo.pricing.power import WHOLE_SHARE, energy, surviving_share
-from paleo.pricing.sparse_kernels import SparseParameters, SparseWork, sparse_attention_time
+from paleo.pricing.sparse_kernels import LEAST_HEADS, SparseParameters, SparseWork, sparse_attention_time
 from paleo.tables.cells import Array, number, text
 from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words, timing_keys, unpriced_reason
 
@@ -55,6 +56,8 @@ LATENT, PLAIN, INDEX, OUT_RANK, KEY_HEADS, WINDOW = 576.0, 512.0, 128.0, 2.0**10
 RATIO = {"csa": 4.0, "hca": 128.0}
 #: Bytes of a weight.
 WEIGHT = {"fp8_block": 1.0, "bfloat16": 2.0, "nvfp4": 0.5625}
+#: Weight of a prediction above a measured time where most rows hold a compilation, so that the fast rows tell.
+COMPILED = 3.0
 PARTS = ("module", "attention", "indexer_logits", "topk")
 LIBRARIES = ("trtllm", "sglang", "vllm")
 
@@ -64,7 +67,7 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
 
     name = "sparse_attention"
     header = frozenset({"kind", "part", "phase", "num_heads", "batch_size", "q_len", "past_len", "kv_dtype", "time_us"})
-    reads = "device library kernel_source model weight_dtype"
+    reads = "device library version kernel_source model weight_dtype"
     configuration = (
         "kind", "part", "phase", "model", "num_heads", "batch_size", "q_len", "past_len",
     )  # fmt: skip
@@ -101,17 +104,22 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
         absent = {
             "module": (),
             "attention": ("products", "indexer", "selection", "search", "row", "depth", "pair", *of_weights),
-            "indexer_logits": ("products", "attention", "passes", "search", "row", "launch_cache", *of_weights),
+            "indexer_logits": (
+                "products", "attention", "narrow_attention", "passes", "search", "row", "sequence", "launch_cache",
+                *of_weights,
+            ),
             "topk": (
-                "products", "bandwidth", "attention", "indexer", "passes", "depth", "pair", "launch_cache", *of_weights,
+                "products", "bandwidth", "attention", "narrow_attention", "indexer", "passes", "depth", "pair",
+                "sequence", "launch_cache", *of_weights,
             ),
         }  # fmt: skip
         start = SparseParameters()
         fallback = (replace(start, selection=1.0 / 1000.0),) if "msa" in family else ()
         host = replace(start, launch=0.0005, launch_fp8=0.0002, launch_fp4=0.0005, launch_indexer=0.0004, order=4.0)
         return FitPlan(
-            start, alternatives=(*fallback, host), fixed=absent[part], starts=1, prior=0.2, training_rows=500
-        )
+            start, alternatives=(*fallback, host), fixed=absent[part], starts=1, prior=0.2, training_rows=500,
+            excess=COMPILED if family == "sparse.msa.module.context.trtllm" else 1.0,
+        )  # fmt: skip
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count the FLOP of all parts, and the bytes of weights, index, scores and tokens, each moved once."""
@@ -129,6 +137,52 @@ def _sizes_of(model: str) -> AttentionSizes | None:
     return next((sizes for part, sizes in NETWORKS.items() if part in model), None)
 
 
+class GatheringKernel(NamedTuple):
+    """Kernel that gathers the selected keys of each row: heads that it computes, and whether it multiplies all slots of
+    a selection, those without a key too, and whether it reads a cache in 8 bits."""
+
+    rows: Array
+    whole: npt.NDArray[np.bool_]
+    narrow: npt.NDArray[np.bool_]
+
+
+def _gathering(frame: pd.DataFrame, heads: Array) -> GatheringKernel:
+    """Return the kernel of each row by engine, release and device.
+
+    FlashMLA computes 64 heads at once on Hopper, 128 on Blackwell. vLLM runs it on Hopper; on Blackwell it does so from
+    17 heads or with a cache in 8 bits, unless a row names FlashInfer. With a cache in 8 bits and fewer than 32 heads,
+    vLLM prefills by the kernel of decoding. That kernel, and all of them before vLLM 0.24, multiply empty slots of a
+    selection, as TensorRT-LLM's does on Hopper.
+
+    References: vLLM, v1/attention/backends/mla/flashmla_sparse.py (padding, MIN_HEADS_FOR_BF16_PREFILL).
+    """
+    hopper = text(frame, "device").str.startswith(HOPPER).to_numpy(dtype=bool)
+    vllm, tensorrt = ((text(frame, "library") == each).to_numpy(dtype=bool) for each in ("vllm", "trtllm"))
+    stored = text(frame, "kv_dtype").str.startswith("fp8").to_numpy(dtype=bool)
+    context, latent = (
+        (text(frame, name) == each).to_numpy(dtype=bool) for name, each in (("phase", "context"), ("kind", "dsa"))
+    )
+    unnamed = vllm & _has(frame, "default") & (stored | (heads > 16.0))
+    gathers = np.where(
+        latent,
+        ~_has(frame, "dense_mha") & (hopper | context & (_has(frame, "flashmla") | unnamed)),
+        _has(frame, "flashmla"),
+    )
+    tile = np.where(hopper, 64.0, 128.0)
+    narrow = gathers & latent & stored & (_has(frame, "flashmla_kv") | vllm & ((heads < 32.0) | ~hopper))
+    early = vllm & (text(frame, "version") < "0.24").to_numpy(dtype=bool)
+    return GatheringKernel(
+        rows=np.where(gathers, np.ceil(heads / tile) * tile, np.maximum(heads, LEAST_HEADS)),
+        whole=gathers & latent & (narrow | tensorrt | early),
+        narrow=narrow,
+    )
+
+
+def _has(frame: pd.DataFrame, word: str) -> npt.NDArray[np.bool_]:
+    """Return True for rows whose kernel has a word in its name."""
+    return text(frame, "kernel_source").str.contains(word, case=False, regex=False).to_numpy(dtype=bool)
+
+
 def _work(frame: pd.DataFrame) -> SparseWork:
     """Return the work of each row by the sizes of its network; a row of one part has the work of that part."""
     sizes = [_sizes_of(model) or NETWORKS["V3.2"] for model in text(frame, "model")]
@@ -140,10 +194,12 @@ def _work(frame: pd.DataFrame) -> SparseWork:
     latent, grouped = kind == "dsa", kind == "msa"
     entries, near = keys / ratio, np.minimum(WINDOW, keys)
     chosen = np.minimum(entries, top_k)
-    seen = np.select([kind == "hca", kind == "csa"], [entries + near, chosen + near], chosen)
-    source = text(frame, "kernel_source")
-    skips = source.str.contains("skip_indexer").to_numpy(dtype=bool) | (kind == "hca")
-    dense = source.str.contains("dense_mha").to_numpy(dtype=bool)
+    kernel, context = _gathering(frame, heads), (text(frame, "phase") == "context").to_numpy(dtype=bool)
+    skips, dense = _has(frame, "skip_indexer") | (kind == "hca"), _has(frame, "dense_mha")
+    element = np.where(text(frame, "kv_dtype").str.startswith("fp8").to_numpy(dtype=bool), 1.0, 2.0)
+    seen = np.select(
+        [kind == "hca", kind == "csa", kernel.whole, dense], [entries + near, chosen + near, top_k, keys], chosen
+    )
     key_heads = np.where(grouped, np.maximum(KEY_HEADS * heads / all_heads, 1.0), 1.0)
     scorers = np.where(grouped, key_heads, index_heads)
     up = q_rank * heads * query
@@ -163,28 +219,29 @@ def _work(frame: pd.DataFrame) -> SparseWork:
     module = part == "module"
     scoring, selecting = ((module | (part == each)) & ~skips for each in ("indexer_logits", "topk"))
     attending = module | (part == "attention")
-    element = np.where(text(frame, "kv_dtype").str.startswith("fp8").to_numpy(dtype=bool), 1.0, 2.0)
     width = np.select([grouped, latent], [2.0 * INDEX * key_heads, np.full(len(frame), LATENT)], PLAIN)
-    products = np.select([grouped, latent], [2.0 * INDEX, LATENT + PLAIN], 2.0 * PLAIN)
+    products = np.select([grouped, dense, latent], [2.0 * INDEX, query + value, LATENT + PLAIN], 2.0 * PLAIN)
+    expanded = dense * batch * past * heads * PLAIN * (query - 64.0 + value)
     stored = text(frame, "weight_dtype").map(WEIGHT).fillna(2.0).to_numpy(dtype=np.float64)
     scores = tokens * entries * np.where(grouped, key_heads, 1.0) * 4.0
     return SparseWork(
-        projection_flops=module * 2.0 * tokens * weights,
+        projection_flops=module * 2.0 * (tokens * weights + expanded),
         weight_bytes=module * weights * stored,
         element_bytes=np.where(module, stored, 2.0),
         stored_bytes=np.where(attending, element, 2.0),
         indexed=module & ~skips & ~dense,
         dense=module & dense,
-        tokens=scoring * tokens,
+        pairs=scoring * ~dense * tokens * np.where(context, batch * (past + queries) / ratio, tokens),
         score_flops=scoring * 2.0 * tokens * entries * scorers * INDEX,
         index_bytes=scoring * batch * (past + queries) / ratio * INDEX,
         score_bytes=((part == "indexer_logits") | (selecting & ~dense)) * scores,
         searched=entries,
         searching=(selecting & ~dense) * tokens * np.clip((past + queries - top_k * ratio) / queries, 0.0, 1.0),
         walked=scoring * entries,
-        attention_flops=attending * 2.0 * tokens * heads * seen * products,
-        key_bytes=attending * tokens * seen * width * element,
-        heads=heads,
+        attention_flops=attending * 2.0 * tokens * np.where(dense, heads, kernel.rows) * seen * products,
+        narrow=kernel.narrow,
+        key_bytes=attending * np.where(dense, batch * (past + queries), tokens * seen) * width * element,
+        sequences=attending * (queries > 1.0) * batch,
         pass_bytes=attending * tokens * (2.0 * hidden + q_rank + heads * (query + PLAIN)) * 2.0,
     )
 
