@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError
+from paleo.lowering.program import dispatched
 from paleo.operations.base import Kernel
 from paleo.operations.contraction import PADDED
 from paleo.parallel.placement import BATCH_AXES, Context, Mesh, Placement, Strategy
@@ -39,6 +40,7 @@ from paleo.step.section_times import (
 )
 
 if TYPE_CHECKING:
+    from paleo.lowering.launches import Dispatch
     from paleo.lowering.program import Program, Section
     from paleo.network.graph import Graph
     from paleo.operations.tensor import Size
@@ -130,6 +132,22 @@ class PricedBlock:
         kernels, payloads, outputs, sizes = np.split(self.values.T, np.cumsum(lengths))
         return kernels, payloads, outputs, sizes
 
+    def at(self, sizes: Sequence[int]) -> PricedBlock:
+        """Return the block at some of its microbatches.
+
+        Parameters
+        ----------
+        sizes : sequence of int
+            Microbatches.
+
+        Returns
+        -------
+        PricedBlock
+            The smaller block.
+        """
+        rows = [self.microbatches.index(size) for size in sizes]
+        return replace(self, microbatches=tuple(sizes), values=self.values[rows])
+
     @property
     def mesh(self) -> Mesh:
         """Mesh of the layout without pp; its dp may be smaller than that of the layout."""
@@ -200,7 +218,7 @@ def priced(
     families: dict[tuple[object, ...], dict[Key, list[int]]] = {}
     for key, counts in sizes_of.items():
         families.setdefault(_family(key), {})[key] = sorted(counts)
-    priced_blocks = [block for family in families.values() for block in blocks.of(family)]
+    priced_blocks = [blocks.dispatched(block) for family in families.values() for block in blocks.of(family)]
     if not priced_blocks:
         raise PlanError(f"{blocks.problem or 'no way to lay the network over these gpus'}")
     positions: dict[tuple[Key, int], int] = {}
@@ -229,8 +247,30 @@ class Graphs:
         self._graphs: dict[int, Graph] = {}
         self._family: dict[Hashable, object] = {}
         self._numbers: dict[int, tuple[Section, Numbers]] = {}
-        #: Counts that were found by interpolation, by token dispatcher, layout and microbatch.
-        self.rows: dict[tuple[str, Key, int], Array] = {}
+        #: Lowered programs, and counts that were found by interpolation. Both send a token to each of its experts.
+        self.programs: dict[tuple[Key, int], Program] = {}
+        self.blocks: dict[Key, PricedBlock] = {}
+        self._dispatched: dict[tuple[int, Dispatch], tuple[Program, Program]] = {}
+
+    def dispatched(self, program: Program, dispatch: Dispatch) -> Program:
+        """Return a program whose tokens are sent to their experts in another way; see `dispatched`.
+
+        Parameters
+        ----------
+        program : Program
+            Lowered network.
+        dispatch : Dispatch
+            How tokens are sent.
+
+        Returns
+        -------
+        Program
+            The same object for the same program and dispatch.
+        """
+        key = id(program), dispatch
+        if key not in self._dispatched:
+            self._dispatched[key] = dispatched(program, dispatch), program
+        return self._dispatched[key][0]
 
     def numbers(self, section: Section) -> Numbers:
         """Return the counts of a section, computed once for a section that several programs share.
@@ -278,7 +318,6 @@ class _Blocks:
         space = space or Space()
         self.graphs, self.backend = graphs, backend
         self.problem = ""
-        self._known: dict[tuple[Key, int], Program] = {}
         self._placements: dict[tuple[object, ...], Placement] = {}
         self.uneven = backend.software.fusion.softmax_multiple > 1
         self.counts_dp = space.preset != "dp" or bool(backend.run.placement)
@@ -316,10 +355,7 @@ class _Blocks:
         """
         surface = self._repeated(family) or self._surface(family)
         if surface is not None:
-            dispatch = self.backend.software.parallelism.expert_dispatch
-            for block in surface:
-                rows = zip(block.microbatches, block.values, strict=True)
-                self.graphs.rows.update({(dispatch, block.key, size): row for size, row in rows})
+            self.graphs.blocks.update({block.key: block for block in surface})
             return surface
         if not groupings:
             points = [(key, size, self._lower(key, size)) for key, sizes in family.items() for size in sizes]
@@ -341,13 +377,11 @@ class _Blocks:
         return True
 
     def _repeated(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock] | None:
-        """Return counts that a backend with the same token dispatcher has found before; None if some are missing."""
-        dispatch, rows = self.backend.software.parallelism.expert_dispatch, self.graphs.rows
-        if any((dispatch, key, size) not in rows for key, sizes in family.items() for size in sizes):
+        """Return counts that another backend has found before; None if some are missing."""
+        known = self.graphs.blocks
+        if not all(key in known and {*sizes} <= {*known[key].microbatches} for key, sizes in family.items()):
             return None
-        first = {key.tp: self._lower(key, sizes[0]) for key, sizes in family.items()}
-        values = {key: np.stack([rows[dispatch, key, size] for size in sizes]) for key, sizes in family.items()}
-        return [PricedBlock(key, first[key.tp], tuple(sizes), values[key]) for key, sizes in family.items()]
+        return [known[key].at(sizes) for key, sizes in family.items()]
 
     def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock] | None:
         """Count all layouts by interpolation between a few lowered ones.
@@ -444,11 +478,19 @@ class _Blocks:
         return [share for share in shares if len({share(tp) for tp in tps}) == len(tps)]
 
     def _lower(self, key: Key, microbatch: int) -> Program:
-        if (key, microbatch) not in self._known:
+        known = self.graphs.programs
+        if (key, microbatch) not in known:
             mesh = _mesh(key)
             graph = self.graphs.at(microbatch * mesh.replicas)
-            self._known[key, microbatch] = self.backend.lowered(graph, self._placement(graph, key), mesh)
-        return self._known[key, microbatch]
+            known[key, microbatch] = self.backend.lowered_to_all(graph, self._placement(graph, key), mesh)
+        return known[key, microbatch]
+
+    def dispatched(self, block: PricedBlock) -> PricedBlock:
+        """Return a block whose tokens are sent to their experts as the backend sends them."""
+        placement = self._placement(self.graphs.at(block.mesh.replicas), block.key)
+        dispatch = self.backend.dispatch(placement, block.mesh)
+        values = block.values if dispatch.targets is None else _sent_once(block, dispatch)
+        return replace(block, program=self.graphs.dispatched(block.program, dispatch), values=values)
 
     def _placement(self, graph: Graph, key: Key) -> Placement:
         known, chosen = self._placements, (graph.batch, *key[4:])
@@ -458,6 +500,16 @@ class _Blocks:
             strategy = Strategy(self.preset, degrees, 0, key.sequence_parallel, 1, key.context, key.etp)
             known[chosen] = self.backend.placement(graph, strategy)
         return known[chosen]
+
+
+def _sent_once(block: PricedBlock, dispatch: Dispatch) -> Array:
+    """Return the counts of a block whose tokens are sent once to each target: no sorts, and smaller payloads."""
+    sections = block.program.sections
+    kernels = [counted for section in sections for counted in section.kernels]
+    sorts = np.repeat([each.sorts for each in kernels], [_COUNTS + len(each.kernel.shape) for each in kernels])
+    shares = [transfer.share(dispatch) for section in sections for transfer in section.transfers]
+    counts, payloads, others = np.split(block.values, [len(sorts), len(sorts) + len(shares)], axis=1)
+    return np.concatenate([counts[:, ~sorts], payloads * shares, others], axis=1)
 
 
 def _mesh(key: Key) -> Mesh:

@@ -318,7 +318,7 @@ def test_counts_between_lowerings_are_those_of_lowerings(sequence_parallel: bool
     sizes = (1, 2, 3, 8, 48, 96, 1024, 4096)
     family = {Key(tp, cp, 1, 2, sequence_parallel): sizes for tp in (2, 3, 4, 6, 12) for cp in (2, 4, 8)}
     found = blocks.of(family)
-    lowered = len(blocks._known)
+    lowered = len(blocks.graphs.programs)
     assert {block.key for block in found} == {key for key in family if blocks._divides(key)} and lowered < 30
     for block in found:
         exact = np.stack([_values(blocks._lower(block.key, size), blocks.graphs.numbers) for size in sizes])
@@ -338,7 +338,7 @@ def test_counts_of_folded_experts_lie_on_surfaces(whole: bool) -> None:
     ]
     family = {key: sizes for key in keys if key is not None}
     surfaces = blocks.of(family)
-    assert len(surfaces) == len(family) > 5 and len(blocks._known) < 5 * len(family)
+    assert len(surfaces) == len(family) > 5 and len(blocks.graphs.programs) < 5 * len(family)
     for block in surfaces:
         exact = np.stack([_values(blocks._lower(block.key, size), blocks.graphs.numbers) for size in sizes])
         assert np.allclose(block.values, exact, rtol=1e-12, atol=0.0), block.key
