@@ -496,10 +496,6 @@ class Dispatch:
     beside: BesideDispatch | None = None
 
 
-#: Dispatch that sends a copy of a token to each of its experts.
-ALL_TO_ALL = Dispatch()
-
-
 @dataclass(frozen=True, slots=True)
 class LoweringOptions:
     """Choices of the software for how a rank's work runs."""
@@ -512,7 +508,6 @@ class LoweringOptions:
     softmax_multiple: int = 1
     #: Pieces into which gathers and scatters over tp are cut to overlap with products.
     gather_pieces: int = 1
-    dispatch: Dispatch = ALL_TO_ALL
     #: How the framework recomputes.
     checkpoints: Checkpoints = WHOLE_BLOCKS
 

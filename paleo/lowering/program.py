@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.lowering.launches import (
-    ALL_TO_ALL,
     BesideDispatch,
+    Dispatch,
     LoweringOptions,
     OperationKernels,
     SavedTensorCounter,
@@ -58,7 +58,8 @@ class CountedKernel:
     """Kernel of one iteration of its section, with the number of its runs.
 
     ``times`` is above 1 for a block folded inside the section's block, and below 1 for a kernel of some iterations
-    only. ``recomputed`` and ``selected`` are additional runs per run under full and selective recomputation.
+    only. ``recomputed`` and ``selected`` are additional runs per run under full and selective recomputation. ``sorts``
+    is True for sorts of tokens that arrive from other ranks.
     """
 
     kernel: Kernel
@@ -66,6 +67,7 @@ class CountedKernel:
     times: float
     recomputed: float = 1.0
     selected: float = 0.0
+    sorts: bool = False
 
     @property
     def core(self) -> bool:
@@ -102,6 +104,8 @@ class Transfer:
         Computation that overlaps with the exchange of tokens with experts.
     dispatches : bool
         True if it sends tokens to experts or back.
+    spread : tuple of int, optional
+        Experts that a token visits, all experts, and ranks that share them, for tokens sorted by expert.
     carries : {'', 'dispatch', 'combine'}
         Direction of tokens in a library that sends each of them separately.
     """
@@ -118,7 +122,26 @@ class Transfer:
     selected: bool = False
     beside: BesideDispatch | None = None
     dispatches: bool = False
+    spread: tuple[int, int, int] | None = None
     carries: Literal["", "dispatch", "combine"] = ""
+
+    def share(self, dispatch: Dispatch) -> float:
+        """Return the share of the payload that is sent if a token is sent once to each target of a dispatch.
+
+        Parameters
+        ----------
+        dispatch : Dispatch
+            How tokens are sent to their experts.
+
+        Returns
+        -------
+        float
+            Share, at most 1.
+        """
+        if self.spread is None or dispatch.targets is None:
+            return 1.0
+        visited, experts, devices = self.spread
+        return distinct_target_share(visited, experts, dispatch.targets if self.dispatches else devices)
 
     @property
     def hides_behind(self) -> Literal["nothing", "section", "core", "products", BesideDispatch]:
@@ -286,7 +309,6 @@ class _Lowering:
     def __init__(self, graph: Graph, precision: Precision, options: LoweringOptions) -> None:
         self.graph, self.precision, self.options = graph, precision, options
         self.checkpoints, chains = options.checkpoints, options.chains
-        self._options_without_dispatch = replace(options, dispatch=ALL_TO_ALL)
         self._readers = graph.once("readers", lambda: _readers(graph.nodes), any_batch=True)
         self._reads = graph.once("reads", lambda: _reads(graph.nodes), any_batch=True)
         self._newly_saved = graph.once(("kept anew", precision), lambda: _newly_saved(graph, precision), any_batch=True)
@@ -300,20 +322,8 @@ class _Lowering:
 
     def section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[TiedParameter, ...]]:
         """Return the section of some layers with its ties; equal sections are one cached object."""
-        key = number, members, self.precision, self._options_without_dispatch
-        section, ties = self.graph.once(key, lambda: self._section(number, members), any_batch=True)
-        if any(each.of_experts for layer in members for each in layer.communications):
-            section = self.graph.once(
-                (*key, self.options.dispatch), lambda: self._routed(section, members), any_batch=True
-            )
-        return section, ties
-
-    def _routed(self, section: Section, members: Sequence[PlacedNode]) -> Section:
-        """Return a section with experts after the choice of dispatch, with its sorts and collectives."""
-        policy = self._policy([layer.node for layer in members])
-        sorts = [sort for layer in members for sort in self._token_sorts(layer, section.repeat, policy.spared)]
-        transfers = tuple(owed for layer in members for owed in self._transfers(layer, section.repeat, policy))
-        return replace(section, kernels=(*section.kernels, *sorts), transfers=transfers)
+        key = number, members, self.precision, self.options
+        return self.graph.once(key, lambda: self._section(number, members), any_batch=True)
 
     def _section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[TiedParameter, ...]]:
         first, last = members[0], members[-1]
@@ -347,6 +357,7 @@ class _Lowering:
             kernels=(
                 *self._kernels(members, repeat, policy),
                 *self._gradient_passes(name, sum(gradients.values()), tensors),
+                *(sort for layer in members for sort in self._token_sorts(layer, repeat, policy.spared)),
             ),
             transfers=tuple(transfer for layer in members for transfer in self._transfers(layer, repeat, policy)),
             gradients=tuple(Gradient(axes, elements) for axes, elements in gradients.items()),
@@ -449,11 +460,10 @@ class _Lowering:
     def _token_sorts(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[CountedKernel]:
         """Yield the sorts of tokens by local expert after dispatch, and back before the return.
 
-        Tokens arrive in the order of the ranks that sent them. With a single local expert no sort is needed. If each
-        token is sent once per device, its copies are written in sorted order.
+        Tokens arrive in the order of the ranks that sent them. With a single local expert no sort is needed.
         """
         owed = {each.tensor.name for each in placed.communications if each.of_experts}
-        for operation in placed.operations if self.options.dispatch.targets is None else ():
+        for operation in placed.operations:
             tokens = dispatched_tokens(operation)
             if tokens is None or tokens.name not in owed or tokens.size("experts") <= 1:
                 continue
@@ -467,7 +477,7 @@ class _Lowering:
             phases: tuple[Phase, Phase] = ("forward", "backward")
             for phase in phases:
                 kernel = flat_pass(f"{operation.name}.sort", "copy", phase, arrived.elements, size, size, flops=0.0)
-                yield CountedKernel(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
+                yield CountedKernel(kernel, placed.node.name, placed.node.repeat // repeat, *flags, sorts=True)
 
     def _gradient_passes(self, section: str, elements: float, tensors: float) -> Iterable[CountedKernel]:
         """Yield the framework's passes over each gradient after the backward pass has computed it.
@@ -526,11 +536,6 @@ class _Lowering:
             payload, times = owed.tensor.bytes(self.precision), placed.node.repeat // repeat
             needed = {owed.name} if owed.name in names else names
             again = not self.checkpoints.stops_early or not needed <= policy.spared
-            targets = self.options.dispatch.targets if owed.of_experts else None
-            if targets is not None:
-                visited, experts = experts_per_token(placed.node)
-                devices = round(experts / owed.tensor.size("experts"))
-                payload *= distinct_target_share(visited, experts, targets if owed.dispatches else devices)
             pieces = (
                 self.options.gather_pieces if placed.node.repeats and not owed.overlapped and _divisible(owed) else 1
             )
@@ -545,10 +550,15 @@ class _Lowering:
                 pieces=pieces,
                 recomputed=again,
                 selected=phase == "forward" and not owed.overlapped and (owed.name in recomputed or wholly),
-                beside=self.options.dispatch.beside if owed.dispatches else None,
                 dispatches=owed.dispatches,
-                carries="" if targets is None else "dispatch" if owed.dispatches else "combine",
+                spread=_spread(placed.node, owed) if owed.of_experts else None,
             )
+
+
+def _spread(node: Node, owed: Communication) -> tuple[int, int, int]:
+    """Return the experts that a token visits, all experts, and the ranks that share them."""
+    visited, experts = experts_per_token(node)
+    return visited, experts, round(experts / owed.tensor.size("experts"))
 
 
 class _LayerShare(NamedTuple):
@@ -669,6 +679,43 @@ def _local_bytes(placed: PlacedNode, tensor: Tensor, precision: Precision) -> fl
     """Return the bytes of an input on this rank."""
     local = next((t for op in placed.operations for t in op.reads if t.name == tensor.name), tensor)
     return local.bytes(precision) / placed.gathered.get(tensor.name, 1)
+
+
+def dispatched(program: Program, dispatch: Dispatch) -> Program:
+    """Return a program whose tokens are sent to their experts in another way than one copy to each expert.
+
+    If each token is sent once to a node or device, its copies are written in sorted order there.
+
+    Parameters
+    ----------
+    program : Program
+        The lowered network.
+    dispatch : Dispatch
+        How tokens are sent.
+
+    Returns
+    -------
+    Program
+        Program with other payloads, and without sorts where none are needed.
+    """
+    return replace(program, sections=tuple([_dispatched(section, dispatch) for section in program.sections]))
+
+
+def _dispatched(section: Section, dispatch: Dispatch) -> Section:
+    if not any(transfer.spread for transfer in section.transfers):
+        return section
+    once = dispatch.targets is not None
+    kernels = tuple([counted for counted in section.kernels if not (once and counted.sorts)])
+    transfers = (
+        replace(
+            owed,
+            payload_bytes=owed.payload_bytes * owed.share(dispatch),
+            beside=dispatch.beside if owed.dispatches else None,
+            carries=("dispatch" if owed.dispatches else "combine") if once and owed.spread else "",
+        )
+        for owed in section.transfers
+    )
+    return replace(section, kernels=kernels, transfers=tuple(transfers))
 
 
 def without_backward(program: Program) -> Program:

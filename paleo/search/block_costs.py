@@ -1,13 +1,13 @@
 """Times and bytes of the sections of one rank's layers, for every layout and microbatch of a search.
 
-Most counts of a rank (FLOP, bytes, payloads) are affine in its microbatch, in 1/tp and in 1/cp. A few lowered programs
-at the corners of a range of degrees therefore give the counts of all layouts between them by interpolation, and some
-lowered programs inside the range check the result. A sparse count, such as the rows of an embedding that a small batch
-reads, is the lower of two such interpolations: one from small microbatches and one from large ones.
+Most counts of a rank (FLOP, bytes, payloads) are affine in its microbatch, in 1/tp, in 1/cp and in 1/ep or ep. A few
+lowered programs at the corners of a range of degrees therefore give the counts of all layouts between them by
+interpolation, and some lowered programs inside the range check the result. A sparse count, such as the rows of an
+embedding that a small batch reads, is the lower of two such interpolations: one from small microbatches and one from
+large ones.
 
-Where the check fails, because of rounding or a mixture of experts, smaller groups of layouts are interpolated; what
-still fails is lowered point by point. Layouts with folded experts are interpolated together if a rank holds equally
-many experts. Kernels that occur several times are priced once, all in one call.
+Where the check fails, because of rounding, smaller groups of layouts are interpolated; what still fails is lowered
+point by point. Kernels that occur several times are priced once, all in one call.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError
+from paleo.lowering.program import dispatched
 from paleo.operations.base import Kernel
 from paleo.operations.contraction import PADDED
 from paleo.parallel.placement import BATCH_AXES, Context, Mesh, Placement, Strategy
@@ -39,6 +40,7 @@ from paleo.step.section_times import (
 )
 
 if TYPE_CHECKING:
+    from paleo.lowering.launches import Dispatch
     from paleo.lowering.program import Program, Section
     from paleo.network.graph import Graph
     from paleo.operations.tensor import Size
@@ -46,6 +48,10 @@ if TYPE_CHECKING:
     from paleo.step.backend import Backend
 
 Array = npt.NDArray[np.float64]
+#: Products of shares, of which counts are sums; with more digits than counts, because weights come from small
+#: differences.
+Terms = npt.NDArray[np.longdouble]
+Share = Callable[[int], float]
 #: Counts of one section: those of its kernels, payloads of its collectives [bytes], workspaces of its operations
 #: [bytes], and the byte counts that `SIZES` names.
 Numbers = tuple[Array, Array, Array, Array]
@@ -55,6 +61,10 @@ SIZES = tuple(name for name in BYTES if name != "workspace_bytes")
 _COUNTS = 4
 #: Largest relative difference between an interpolated and a lowered count that are taken to be equal.
 _SAME = 2.0**-36
+#: Length of the part of a row of terms that other rows do not give, above which the row is independent of them.
+_INDEPENDENT = 1e-12
+#: Number of rounds in which the weights of samples are computed, each from what the one before leaves.
+_REFINED = 3
 #: Microbatches so large that every sparse count has reached its limit (all rows of an embedding are read).
 _FULL = (2**16, 2**17)
 
@@ -78,27 +88,6 @@ class Key(NamedTuple):
     def expert_ranks(self) -> int:
         """Number of ranks over which the experts are spread; folded experts are also spread over tp and cp."""
         return self.ep if self.etp is None else self.ep * self.cp * (self.tp if self.etp == 1 else 1)
-
-    def at(self, tp: int, cp: int) -> Key | None:
-        """Return the key that differs from this one in tp and cp only, with equally many experts on each rank.
-
-        Parameters
-        ----------
-        tp : int
-            Tensor-parallel ranks.
-        cp : int
-            Context-parallel ranks.
-
-        Returns
-        -------
-        Key, optional
-            The key; None if there is no such layout.
-        """
-        if self.etp is None:
-            return self._replace(tp=tp, cp=cp)
-        ep, left = divmod(self.expert_ranks, cp * (tp if self.etp == 1 else 1))
-        alike = left == 0 and ep > 0 and (ep > 1) == (self.ep > 1)
-        return self._replace(tp=tp, cp=cp, ep=ep, etp=1 if self.etp == 1 else tp) if alike else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +118,22 @@ class PricedBlock:
         )
         kernels, payloads, outputs, sizes = np.split(self.values.T, np.cumsum(lengths))
         return kernels, payloads, outputs, sizes
+
+    def at(self, sizes: Sequence[int]) -> PricedBlock:
+        """Return the block at some of its microbatches.
+
+        Parameters
+        ----------
+        sizes : sequence of int
+            Microbatches.
+
+        Returns
+        -------
+        PricedBlock
+            The smaller block.
+        """
+        rows = [self.microbatches.index(size) for size in sizes]
+        return replace(self, microbatches=tuple(sizes), values=self.values[rows])
 
     @property
     def mesh(self) -> Mesh:
@@ -200,7 +205,7 @@ def priced(
     families: dict[tuple[object, ...], dict[Key, list[int]]] = {}
     for key, counts in sizes_of.items():
         families.setdefault(_family(key), {})[key] = sorted(counts)
-    priced_blocks = [block for family in families.values() for block in blocks.of(family)]
+    priced_blocks = [blocks.dispatched(block) for family in families.values() for block in blocks.of(family)]
     if not priced_blocks:
         raise PlanError(f"{blocks.problem or 'no way to lay the network over these gpus'}")
     positions: dict[tuple[Key, int], int] = {}
@@ -213,12 +218,8 @@ def priced(
 
 
 def _family(key: Key) -> tuple[object, ...]:
-    """Return what layouts must have in common to be interpolated together.
-
-    Layouts with folded experts need equally many experts on a rank.
-    """
-    alike = key.tp > 1, key.cp > 1, key.ep > 1, key.expert_ranks, *key[3:-1]
-    return (*alike, None if key.etp is None else key.etp == 1)
+    """Return what layouts must have in common to be interpolated together."""
+    return key.tp > 1, key.cp > 1, key.ep > 1, *key[3:-1], None if key.etp is None else key.etp == 1
 
 
 class Graphs:
@@ -229,8 +230,30 @@ class Graphs:
         self._graphs: dict[int, Graph] = {}
         self._family: dict[Hashable, object] = {}
         self._numbers: dict[int, tuple[Section, Numbers]] = {}
-        #: Counts that were found by interpolation, by token dispatcher, layout and microbatch.
-        self.rows: dict[tuple[str, Key, int], Array] = {}
+        #: Lowered programs, and counts that were found by interpolation. Both send a token to each of its experts.
+        self.programs: dict[tuple[Key, int], Program] = {}
+        self.blocks: dict[Key, PricedBlock] = {}
+        self._dispatched: dict[tuple[int, Dispatch], tuple[Program, Program]] = {}
+
+    def dispatched(self, program: Program, dispatch: Dispatch) -> Program:
+        """Return a program whose tokens are sent to their experts in another way; see `dispatched`.
+
+        Parameters
+        ----------
+        program : Program
+            Lowered network.
+        dispatch : Dispatch
+            How tokens are sent.
+
+        Returns
+        -------
+        Program
+            The same object for the same program and dispatch.
+        """
+        key = id(program), dispatch
+        if key not in self._dispatched:
+            self._dispatched[key] = dispatched(program, dispatch), program
+        return self._dispatched[key][0]
 
     def numbers(self, section: Section) -> Numbers:
         """Return the counts of a section, computed once for a section that several programs share.
@@ -278,7 +301,7 @@ class _Blocks:
         space = space or Space()
         self.graphs, self.backend = graphs, backend
         self.problem = ""
-        self._known: dict[tuple[Key, int], Program] = {}
+        self._known_lengths: dict[object, Hashable] = {}
         self._placements: dict[tuple[object, ...], Placement] = {}
         self.uneven = backend.software.fusion.softmax_multiple > 1
         self.counts_dp = space.preset != "dp" or bool(backend.run.placement)
@@ -301,10 +324,22 @@ class _Blocks:
         return key
 
     def of(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock]:
-        """Count the layers of layouts that differ in tp and cp only; layouts that cannot divide the layers are left
+        """Count the layers of layouts that differ in tp, cp and ep only; layouts that cannot divide the layers are left
         out."""
-        divisible = {key: sizes for key, sizes in family.items() if self._divides(key)}
-        return self._blocks(divisible, (lambda key: key.tp, lambda key: key)) if divisible else []
+        alike: dict[object, dict[Key, Sequence[int]]] = {}
+        for key, sizes in family.items():
+            if self._divides(key):
+                alike.setdefault(self._lengths(key, sizes[0]), {})[key] = sizes
+        finer = (lambda key: key.expert_ranks), (lambda key: key.tp), (lambda key: key)
+        return [block for part in alike.values() for block in self._blocks(part, finer)]
+
+    def _lengths(self, key: Key, microbatch: int) -> Hashable:
+        """Return the lengths of the counts of a layout's sections; layouts with equal shares have equal ones."""
+        shares = *_family(key), *_shares_of(key)
+        if shares not in self._known_lengths:
+            sections = self._lower(key, microbatch).sections
+            self._known_lengths[shares] = tuple(tuple(map(len, self.graphs.numbers(each))) for each in sections)
+        return self._known_lengths[shares]
 
     def _blocks(
         self, family: Mapping[Key, Sequence[int]], groupings: Sequence[Callable[[Key], object]]
@@ -316,10 +351,7 @@ class _Blocks:
         """
         surface = self._repeated(family) or self._surface(family)
         if surface is not None:
-            dispatch = self.backend.software.parallelism.expert_dispatch
-            for block in surface:
-                rows = zip(block.microbatches, block.values, strict=True)
-                self.graphs.rows.update({(dispatch, block.key, size): row for size, row in rows})
+            self.graphs.blocks.update({block.key: block for block in surface})
             return surface
         if not groupings:
             points = [(key, size, self._lower(key, size)) for key, sizes in family.items() for size in sizes]
@@ -341,53 +373,38 @@ class _Blocks:
         return True
 
     def _repeated(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock] | None:
-        """Return counts that a backend with the same token dispatcher has found before; None if some are missing."""
-        dispatch, rows = self.backend.software.parallelism.expert_dispatch, self.graphs.rows
-        if any((dispatch, key, size) not in rows for key, sizes in family.items() for size in sizes):
+        """Return counts that another backend has found before; None if some are missing."""
+        known = self.graphs.blocks
+        if not all(key in known and {*sizes} <= {*known[key].microbatches} for key, sizes in family.items()):
             return None
-        first = {key.tp: self._lower(key, sizes[0]) for key, sizes in family.items()}
-        values = {key: np.stack([rows[dispatch, key, size] for size in sizes]) for key, sizes in family.items()}
-        return [PricedBlock(key, first[key.tp], tuple(sizes), values[key]) for key, sizes in family.items()]
+        return [known[key].at(sizes) for key, sizes in family.items()]
 
     def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock] | None:
         """Count all layouts by interpolation between a few lowered ones.
 
-        Lowered are the corners of the range, one layout of each other tp (whose program is needed for its parameters),
-        and a few layouts between them. All lowered programs check the interpolation. Returns None if a count disagrees,
-        or if this takes as many lowerings as there are points.
+        Lowered are as many layouts as there are terms (`_terms`), at two small and at two full microbatches, and one
+        layout of each other share of the weights, whose program is needed for its parameters. All lowered programs
+        check the interpolation. Returns None if a count disagrees, or if this takes as many lowerings as there are
+        points.
         """
         sizes = sorted({size for counts in family.values() for size in counts})
-        corners = self._corners(family, most_cp=True), self._corners(family, most_cp=False)
-        if self.uneven or len(sizes) < 2 or not all(corners):
+        if self.uneven or len(sizes) < 2:
             return None
-        ends = list(product(corners[0], sizes[:2])), list(product(corners[1], _FULL))
-        corner_degrees = {key[0] for points in corners for key in points}
-        other_degrees = {key[0]: key for key in sorted(family, reverse=True) if key[0] not in corner_degrees}
-        between = [(key, -1) for key in (min(family), *other_degrees.values())] + [(min(family), 0), (max(family), 0)]
-        lowered = dict.fromkeys([*ends[0], *ends[1], *((key, family[key][at]) for key, at in between)])
+        orders = sorted(family, key=_small_first), sorted(family, key=_full_first)
+        chosen = [[keys[row] for row in _spanning(_terms(keys, _even_share, _even_share))] for keys in orders]
+        ends = list(product(chosen[0], sizes[:2])), list(product(chosen[1], _FULL))
+        owners: dict[object, Key] = {}
+        for key in family:
+            owners.setdefault(_shares_of(key), key)
+        checked = [(key, family[key][at]) for key in (min(family), max(family)) for at in (0, -1)]
+        lowered = dict.fromkeys([*((key, family[key][0]) for key in owners.values()), *ends[0], *ends[1], *checked])
         if len(lowered) >= sum(map(len, family.values())):
             return None
         values = self._interpolated(family, sizes, ends, lowered)
         if values is None:
             return None
-        programs = {key[0]: self._lower(key, size) for key, size in lowered}
-        return [PricedBlock(key, programs[key[0]], tuple(family[key]), values[key]) for key in family]
-
-    def _corners(self, family: Mapping[Key, Sequence[int]], *, most_cp: bool) -> list[Key]:
-        """Return the layouts at the corners of the range: two values of tp and up to two values of cp.
-
-        With ``most_cp`` they have the fewest tp and the most cp ranks, where a small microbatch does not fill sparse
-        counts; otherwise the most tp and the fewest cp ranks. The list is empty if the corners cannot be laid out.
-        """
-        any_key = next(iter(family))
-        tps, cps = sorted({key.tp for key in family}), sorted({key.cp for key in family})
-        tps, least = tps[:2] if most_cp else tps[-2:], min(len(cps), 2)
-        whole: list[list[Key]] = []
-        for cp in reversed(cps) if most_cp else cps:
-            keys = [key for key in (any_key.at(tp, cp) for tp in tps) if key is not None]
-            if len(whole) < least and len(keys) == len(tps) and all(k in family or self._divides(k) for k in keys):
-                whole.append(keys)
-        return [key for keys in whole for key in keys] if len(whole) == least else []
+        programs = {shares: self._lower(key, family[key][0]) for shares, key in owners.items()}
+        return [PricedBlock(key, programs[_shares_of(key)], tuple(family[key]), values[key]) for key in family]
 
     def _interpolated(
         self,
@@ -398,28 +415,34 @@ class _Blocks:
     ) -> dict[Key, Array] | None:
         """Interpolate the counts of each layout at its microbatches.
 
-        ``ends`` are the corner layouts at small microbatches and at full ones. Returns None if the ``lowered`` programs
-        differ in structure, or if no kind of interpolation reproduces them.
+        ``ends`` are the sampled layouts at small microbatches and at full ones. Returns None if the ``lowered``
+        programs differ in structure, or if no kind of interpolation reproduces them.
         """
         rows = {point: _values(self._lower(*point), self.graphs.numbers) for point in lowered}
         if len({len(row) for row in rows.values()}) > 1:
             return None
-        columns = [(points, size) for points, size_of in zip(ends, (sizes[:2], _FULL), strict=True) for size in size_of]
-        count = len(next(iter(rows.values())))
+        samples = [
+            [point for point in end if point[1] == size] for end in ends for size in dict.fromkeys(n for _, n in end)
+        ]
+        count, place = len(next(iter(rows.values()))), {key: number for number, key in enumerate(family)}
         values = {key: np.empty((len(family[key]), count)) for key in family}
         wrong = np.ones(count, dtype=bool)
-        for share in self._shares({key[0] for key in family}):
-            corners = [
-                {key: rows[key, size][wrong] for key, microbatch in points if microbatch == size}
-                for points, size in columns
-            ]
-            keys = {*family, *(key for key, _ in rows)}
-            between = {key: np.stack([_at_degrees(key, corner, share) for corner in corners]) for key in keys}
-            lower = _concave(sizes, between[min(family)])
-            for key in family:
-                values[key][:, wrong] = _at_microbatches(family[key], sizes, between[key], lower)
+        for share, share_of_ep in product(self._shares({key.tp for key in family}), _SHARES_OF_EP):
+            terms = _terms(list(family), share, share_of_ep)
+            corners = [[place[key] for key, _ in points] for points in samples]
+            if any(len(_spanning(terms[corner])) < len(corner) for corner in corners):
+                continue
+            between = np.stack(
+                [
+                    _weights(terms[corner], terms) @ np.stack([rows[point][wrong] for point in points])
+                    for corner, points in zip(corners, samples, strict=True)
+                ]
+            )
+            lower = _concave(sizes, between[:, place[min(family)]])
+            for key, number in place.items():
+                values[key][:, wrong] = _at_microbatches(family[key], sizes, between[:, number], lower)
             deviations = [
-                _distinct(_at_microbatches((size,), sizes, between[key], lower)[0], rows[key, size][wrong])
+                _distinct(_at_microbatches((size,), sizes, between[:, place[key]], lower)[0], rows[key, size][wrong])
                 for key, size in rows
             ]
             wrong[wrong] = np.any(deviations, axis=0)
@@ -427,7 +450,7 @@ class _Blocks:
                 return values
         return None
 
-    def _shares(self, tps: Collection[int]) -> list[Callable[[int], float]]:
+    def _shares(self, tps: Collection[int]) -> list[Share]:
         """List the functions of tp in which a count may be affine: 1/tp, or the padded share of an uneven dim."""
         graph = self.graphs.at(1)
         laid = self._placement(graph, Key(1, 1, 1, 1, False))
@@ -440,15 +463,23 @@ class _Blocks:
             for tensor in (*operation.reads, operation.out)
             if dim in tensor.dims
         }
-        shares: list[Callable[[int], float]] = [_even_share, *(partial(_padded_share, size) for size in sorted(padded))]
+        shares: list[Share] = [_even_share, *(partial(_padded_share, size) for size in sorted(padded))]
         return [share for share in shares if len({share(tp) for tp in tps}) == len(tps)]
 
     def _lower(self, key: Key, microbatch: int) -> Program:
-        if (key, microbatch) not in self._known:
+        known = self.graphs.programs
+        if (key, microbatch) not in known:
             mesh = _mesh(key)
             graph = self.graphs.at(microbatch * mesh.replicas)
-            self._known[key, microbatch] = self.backend.lowered(graph, self._placement(graph, key), mesh)
-        return self._known[key, microbatch]
+            known[key, microbatch] = self.backend.lowered_to_all(graph, self._placement(graph, key), mesh)
+        return known[key, microbatch]
+
+    def dispatched(self, block: PricedBlock) -> PricedBlock:
+        """Return a block whose tokens are sent to their experts as the backend sends them."""
+        placement = self._placement(self.graphs.at(block.mesh.replicas), block.key)
+        dispatch = self.backend.dispatch(placement, block.mesh)
+        values = block.values if dispatch.targets is None else _sent_once(block, dispatch)
+        return replace(block, program=self.graphs.dispatched(block.program, dispatch), values=values)
 
     def _placement(self, graph: Graph, key: Key) -> Placement:
         known, chosen = self._placements, (graph.batch, *key[4:])
@@ -460,26 +491,82 @@ class _Blocks:
         return known[chosen]
 
 
+def _sent_once(block: PricedBlock, dispatch: Dispatch) -> Array:
+    """Return the counts of a block whose tokens are sent once to each target: no sorts, and smaller payloads."""
+    sections = block.program.sections
+    kernels = [counted for section in sections for counted in section.kernels]
+    sorts = np.repeat([each.sorts for each in kernels], [_COUNTS + len(each.kernel.shape) for each in kernels])
+    shares = [transfer.share(dispatch) for section in sections for transfer in section.transfers]
+    counts, payloads, others = np.split(block.values, [len(sorts), len(sorts) + len(shares)], axis=1)
+    return np.concatenate([counts[:, ~sorts], payloads * shares, others], axis=1)
+
+
 def _mesh(key: Key) -> Mesh:
     return Mesh.of({"tp": key.tp, "cp": key.cp, "ep": key.ep, "dp": key.dp, **dict(key.stated)})
 
 
-def _at_degrees(key: Key, corners: Mapping[Key, Array], share: Callable[[int], float]) -> Array:
-    """Interpolate the counts of a layout between the corners, affine in 1/cp and in a ``share`` of tp."""
-    numbers_between = np.zeros(())
-    for corner, numbers in corners.items():
-        weight = 1.0
-        for axis, share_of in (("tp", share), ("cp", _even_share)):
-            degree, at = getattr(key, axis), getattr(corner, axis)
-            for other in {getattr(each, axis) for each in corners} - {at}:
-                weight *= (share_of(degree) - share_of(other)) / (share_of(at) - share_of(other))
-        numbers_between = numbers_between + weight * numbers
-    return np.asarray(numbers_between)
+def _shares_of(key: Key) -> tuple[int, int]:
+    """Return what decides a rank's share of the weights within a family of layouts."""
+    return key.tp, key.expert_ranks
+
+
+def _small_first(key: Key) -> tuple[int, int, int]:
+    """Order layouts so that a small microbatch does not fill the sparse counts of the first ones."""
+    return key.tp, -key.cp, key.ep
+
+
+def _full_first(key: Key) -> tuple[int, int, int]:
+    """Order layouts so that a large microbatch fills the sparse counts of the first ones."""
+    return -key.tp, key.cp, key.ep
+
+
+def _terms(keys: Sequence[Key], share: Share, share_of_ep: Share) -> Terms:
+    """Return the products of shares of tp, cp and ep of which counts are sums, shape (layouts, 8).
+
+    Counts contain 1/ep, except the tokens of an expert, which come from ep ranks.
+    """
+    shares = np.array([(share(key.tp), 1.0 / key.cp, share_of_ep(key.ep)) for key in keys], dtype=np.longdouble)
+    terms = np.ones((len(keys), 1), dtype=np.longdouble)
+    for column in (shares / shares.max(axis=0)).T:
+        terms = np.concatenate([terms, terms * column[:, None]], axis=1)
+    return terms
+
+
+def _spanning(terms: Terms) -> list[int]:
+    """Return the positions of the first rows whose sums give all other rows."""
+    left, chosen = terms.copy(), list[int]()
+    for row in range(len(terms)):
+        length = np.sqrt(left[row] @ left[row])
+        if length > _INDEPENDENT:
+            chosen.append(row)
+            unit = left[row] / length
+            left = left - np.outer(left @ unit, unit)
+    return chosen
+
+
+def _weights(samples: Terms, targets: Terms) -> Array:
+    """Return the weights with which independent samples sum to the targets, shape (targets, samples)."""
+    units = np.zeros((0, samples.shape[1]), dtype=np.longdouble)
+    for sample in samples:
+        left = sample - sample @ units.T @ units
+        units = np.concatenate([units, [left / np.sqrt(left @ left)]])
+    triangle, weights = samples @ units.T, np.zeros((len(targets), len(samples)), dtype=np.longdouble)
+    for _ in range(_REFINED):
+        more = (targets - weights @ samples) @ units.T
+        for column in reversed(range(len(samples))):
+            later = more[:, column + 1 :] @ triangle[column + 1 :, column]
+            more[:, column] = (more[:, column] - later) / triangle[column, column]
+        weights = weights + more
+    return weights.astype(np.float64)
 
 
 def _even_share(shards: int) -> float:
     """Return the fraction of a dim that one shard holds if the dim divides evenly."""
     return 1.0 / shards
+
+
+#: Shares of ep in counts: that of experts on a rank, and the ranks from which the tokens of an expert come.
+_SHARES_OF_EP: tuple[Share, Share] = _even_share, float
 
 
 def _padded_share(size: Size, shards: int) -> float:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from paleo.layers.base import Choices
 from paleo.lowering.launches import BesideDispatch, Chains, Checkpoints, Dispatch, LoweringOptions
 from paleo.lowering.policies import Chunk, cut_by_work, cut_into_stages
-from paleo.lowering.program import Program, lower, without_backward
+from paleo.lowering.program import Program, dispatched, lower, without_backward
 from paleo.network.graph import Graph, apply_graph_changes, build_graph
 from paleo.operations.base import Matrix, Optimizer, optimizer, update_kernel
 from paleo.operations.tensor import Precision, autocast, precision, scaled
@@ -483,23 +483,61 @@ class Backend:
         Program
             The program.
         """
-        once = self.software.parallelism.expert_dispatch != "nccl"
-        spread = (rule.split["experts"] for rule in placement.rules if rule.split.get("experts"))
-        axes = next(spread, ("ep",))
-        habit = self.software.overlap
-        latents = not habit.tensor_with_latents and any(node.type == "latent_attention" for node in graph.nodes)
+        return dispatched(self.lowered_to_all(graph, placement, mesh), self.dispatch(placement, mesh))
+
+    def lowered_to_all(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
+        """Lower a network to one rank's program in which a copy of each token is sent to each of its experts.
+
+        Parameters
+        ----------
+        graph : Graph
+            The network at the samples of a microbatch.
+        placement : Placement
+            Split of every layer.
+        mesh : Mesh
+            Degrees of the axes.
+
+        Returns
+        -------
+        Program
+            The program.
+        """
         options = LoweringOptions(
             chains=self.chains,
             regather=self.software.parallelism.regather,
             softmax_multiple=self.software.fusion.softmax_multiple,
-            gather_pieces=mesh.degree("tp") if habit.tensor and not latents else 1,
-            dispatch=Dispatch(
-                self.fabric.targets(mesh.stride(axes), mesh.group_size(axes)) if once else None, self._beside_dispatch
-            ),
+            gather_pieces=mesh.degree("tp") if self._overlaps_tensor(graph) else 1,
             checkpoints=self._checkpoints,
         )
         program = lower(graph, placement, mesh, self.formats, options)
         return without_backward(program) if self.run.forward_only else program
+
+    def dispatch(self, placement: Placement, mesh: Mesh) -> Dispatch:
+        """Return the way in which tokens are sent to their experts.
+
+        Parameters
+        ----------
+        placement : Placement
+            Split of every layer.
+        mesh : Mesh
+            Degrees of the axes.
+
+        Returns
+        -------
+        Dispatch
+            Nodes or devices that get one copy of a token, and what overlaps with the exchange.
+        """
+        if self.software.parallelism.expert_dispatch == "nccl":
+            return Dispatch(None, self._beside_dispatch)
+        spread = (rule.split["experts"] for rule in placement.rules if rule.split.get("experts"))
+        axes = next(spread, ("ep",))
+        return Dispatch(self.fabric.targets(mesh.stride(axes), mesh.group_size(axes)), self._beside_dispatch)
+
+    def _overlaps_tensor(self, graph: Graph) -> bool:
+        """Return True if gathers and scatters over tp overlap with products."""
+        habit = self.software.overlap
+        latents = not habit.tensor_with_latents and any(node.type == "latent_attention" for node in graph.nodes)
+        return habit.tensor and not latents
 
     def calibration(self, mesh: Mesh) -> str:
         """Describe the sources of the kernel prices and, for several devices, of the link prices.
