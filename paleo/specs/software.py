@@ -362,6 +362,9 @@ class Overlap(Spec):
         description="whether gathers and scatters over tp run piece by piece during the products before or "
         "after them (Wang et al., ASPLOS 2023)",
     )
+    tensor_over_nodes: Flag = Field(
+        True, description="whether that also holds where the ranks of tp are not all joined inside one node (NVLink)"
+    )
     tensor_with_latents: Flag = Field(
         True, description="whether this overlap also exists for networks with latent attention"
     )

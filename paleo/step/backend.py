@@ -506,7 +506,7 @@ class Backend:
             chains=self.chains,
             regather=self.software.parallelism.regather,
             softmax_multiple=self.software.fusion.softmax_multiple,
-            gather_pieces=mesh.degree("tp") if self._overlaps_tensor(graph) else 1,
+            gather_pieces=mesh.degree("tp") if self._overlaps_tensor(graph, mesh) else 1,
             checkpoints=self._checkpoints,
         )
         program = lower(graph, placement, mesh, self.formats, options)
@@ -533,9 +533,12 @@ class Backend:
         axes = next(spread, ("ep",))
         return Dispatch(self.fabric.targets(mesh.stride(axes), mesh.group_size(axes)), self._beside_dispatch)
 
-    def _overlaps_tensor(self, graph: Graph) -> bool:
+    def _overlaps_tensor(self, graph: Graph, mesh: Mesh) -> bool:
         """Return True if gathers and scatters over tp overlap with products."""
         habit = self.software.overlap
+        nodes = self.fabric.links(mesh.stride(("tp",)), mesh.degree("tp")).nodes
+        if not habit.tensor_over_nodes and float(nodes) > 1.0:
+            return False
         latents = not habit.tensor_with_latents and any(node.type == "latent_attention" for node in graph.nodes)
         return habit.tensor and not latents
 

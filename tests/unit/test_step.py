@@ -198,6 +198,18 @@ def test_tensor_overlap_hides_gathers_and_scatters_but_no_sums() -> None:
     assert made("tp=8", True).breakdown == made("tp=8", False).breakdown
 
 
+@pytest.mark.parametrize(("system", "overlapping"), [("dgx-h100", False), ("gb200-nvl72", True)])
+def test_tensor_overlap_of_transformer_engine_ends_at_nvlink(system: str, overlapping: bool) -> None:
+    """Its buffers are mapped over NVLink: two nodes of a DGX have none in common, sixteen GPUs of an NVL72 do."""
+
+    def exposed(overlap: bool) -> float:
+        profile = load_software("megatron-core").changed({"overlap.tensor": overlap})
+        run = Run(gpus=16, batch=1, strategy="tp=16,sp", software="megatron-core", model={"layers": 4})
+        return predict(load_model("llama2-7b"), load_system(system), run, profile).breakdown.communication_exposed
+
+    assert (exposed(True) < exposed(False)) == overlapping
+
+
 def test_the_latest_networks_are_kept() -> None:
     """One for each model, batch and set of parameters; of three the one that was asked for longest ago is built anew,
     and so is that of a model which was read again."""
