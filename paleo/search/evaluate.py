@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -35,12 +36,11 @@ Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
 
 
-def evaluate(
-    points: Points, layouts: Sequence[Layout], space: Space, backend: Backend, limits: Limits | None = None
-) -> Results:
-    """Evaluate the configurations of a space over some layouts.
+@dataclass(frozen=True)
+class Searched:
+    """Layouts whose configurations a search evaluates, bounds and counts.
 
-    Parameters
+    Attributes
     ----------
     points : Points
         Priced layers of the layouts.
@@ -50,69 +50,71 @@ def evaluate(
         Choices of the search.
     backend : Backend
         Prices of a run.
-    limits : Limits, optional
-        What a configuration has to reach; those that cannot are left out. None: all are evaluated.
-
-    Returns
-    -------
-    Results
-        One entry for each configuration.
     """
-    solved: list[Solved] = []
-    case_groups: list[CaseGroup] = []
-    for group in groups(points, layouts, space):
-        members = _Members.of(points, layouts, space, backend, group)
-        for part in [members] if limits is None else members.narrowed(points, layouts, limits):
-            before = sum(map(len, case_groups))
-            part = part if part.group.before == before else replace(part, group=replace(part.group, before=before))
-            solved += part.single(limits) if group.stages == 1 else part.pipelined(limits)
-            case_groups.append(part.group)
-            part.cases.shared.forget()
-            part.cases.layouts.shared.forget()
-    return Results.of(case_groups, solved)
 
+    points: Points
+    layouts: Sequence[Layout]
+    space: Space
+    backend: Backend
 
-def best_bounds(
-    points: Points, layouts: Sequence[Layout], space: Space, backend: Backend, capacity: float, count: int
-) -> Candidates:
-    """Return the best lower bounds: those of the shortest steps, and those of plans that may be on the Pareto front.
+    @cached_property
+    def _members(self) -> tuple[_Members, ...]:
+        """Cases by number of pipeline stages."""
+        each = (self.points, self.layouts, self.space, self.backend)
+        return tuple(_Members.of(*each, group) for group in groups(self.points, self.layouts, self.space))
 
-    Parameters
-    ----------
-    points, layouts, space, backend
-        See `evaluate`.
-    capacity : float
-        Memory of a device [bytes].
-    count : int
-        Number of configurations.
+    def evaluate(self, limits: Limits | None = None) -> Results:
+        """Evaluate the configurations.
 
-    Returns
-    -------
-    Candidates
-    """
-    candidates = []
-    for group in groups(points, layouts, space):
-        members = _Members.of(points, layouts, space, backend, group)
-        promising = members.promising(capacity, count)
-        if len(promising):
-            members = _Members.of(points, layouts, space, backend, group.chosen(promising, 0))
-            candidates.append(members.best_bounds(capacity, count))
-    return Candidates.joined(candidates, count)
+        Parameters
+        ----------
+        limits : Limits, optional
+            What a configuration has to reach; those that cannot are left out. None: all are evaluated.
 
+        Returns
+        -------
+        Results
+            One entry for each configuration.
+        """
+        solved: list[Solved] = []
+        case_groups: list[CaseGroup] = []
+        for members in self._members:
+            for part in [members] if limits is None else members.narrowed(self.points, self.layouts, limits):
+                before = sum(map(len, case_groups))
+                part = part if part.group.before == before else replace(part, group=replace(part.group, before=before))
+                solved += part.single(limits) if part.group.stages == 1 else part.pipelined(limits)
+                case_groups.append(part.group)
+                part.cases.shared.forget()
+                part.cases.layouts.shared.forget()
+        return Results.of(case_groups, solved)
 
-def covered(points: Points, layouts: Sequence[Layout], space: Space, backend: Backend) -> int:
-    """Count the configurations of a space, with one cut of the network for each.
+    def best_bounds(self, capacity: float, count: int) -> Candidates:
+        """Return the best lower bounds: those of the shortest steps, and those of possible plans of the Pareto front.
 
-    Parameters
-    ----------
-    points, layouts, space, backend
-        See `evaluate`.
+        Parameters
+        ----------
+        capacity : float
+            Memory of a device [bytes].
+        count : int
+            Number of configurations.
 
-    Returns
-    -------
-    int
-    """
-    return sum(_Members.of(points, layouts, space, backend, group).covered for group in groups(points, layouts, space))
+        Returns
+        -------
+        Candidates
+        """
+        candidates = []
+        for members in self._members:
+            promising = members.promising(capacity, count)
+            if len(promising):
+                chosen = members.group.chosen(promising, 0)
+                part = _Members.of(self.points, self.layouts, self.space, self.backend, chosen)
+                candidates.append(part.best_bounds(capacity, count))
+        return Candidates.joined(candidates, count)
+
+    @property
+    def covered(self) -> int:
+        """Number of configurations, with one cut of the network for each."""
+        return sum(members.covered for members in self._members)
 
 
 class Candidates(NamedTuple):
@@ -271,9 +273,7 @@ class _Members:
         least = any(modes(self.space, self.backend))
         batch = self._batch(cut.cases, cases, cut.assignment, schedule, shared, zero=0, overlapped=least)
         (seconds, memory), reached = np.full((2, len(self.cases)), np.inf), dict[int, npt.NDArray[np.bool_]]()
-        seconds[cut.cases] = pipeline_ends(batch).max(axis=0)
-        if limits.expected:
-            seconds[cut.cases] = 0.0
+        seconds[cut.cases] = 0.0 if limits.expected else pipeline_ends(batch).max(axis=0)
         for zero in self._zeros(cut.sharded):
             memory[cut.cases] = memory_total(replace(batch, zero=zero))
             reached[zero] = self._reached(limits, seconds, memory, exact=self._exact(schedule))[cut.cases]
@@ -362,6 +362,9 @@ class _Members:
 
     def _bounds(self, *, sharded: bool) -> Bounds:
         """Return the bounds of the cases, with the ways to cut the network for them."""
+        return self.cases.shared.once(("bounds", sharded), lambda: self._uncached_bounds(sharded))
+
+    def _uncached_bounds(self, sharded: bool) -> Bounds:
         times, layouts = self.cases.times, self.cases.layouts
         seconds = iteration_seconds(times, layouts, self.cases.layout, sharded=sharded)
         return Bounds(self.cases, Cuts(self.programs, self.block_of, seconds, self.backend), self.group.stages)

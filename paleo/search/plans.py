@@ -22,9 +22,9 @@ from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
 from paleo.predict import HEADROOM, Prediction, predict
 from paleo.schedules.base import SCHEDULES
-from paleo.search.block_costs import Graphs, Points, priced
+from paleo.search.block_costs import Graphs, priced
 from paleo.search.bounds import Limits, pareto_front
-from paleo.search.evaluate import Candidates, best_bounds, covered, evaluate, pairs_imply_overlap
+from paleo.search.evaluate import Candidates, Searched, pairs_imply_overlap
 from paleo.search.partial_recompute import partly_recomputed
 from paleo.search.ranking import Part, PlanRow, Ranking
 from paleo.search.space import Layout, Space, batch, check_searched, divisors, layouts, microbatches
@@ -233,7 +233,7 @@ def search(
     runner_up = ranking.runner_up(plans[0])
     evaluated = len(ranking.step)
     return Search(
-        max(evaluated, sum(source.covered for source in sources) if ranking.bounded else 0),
+        max(evaluated, sum(source.searched.covered for source in sources) if ranking.bounded else 0),
         len(ranking.fitting),
         seconds=time.perf_counter() - started,
         objective=objective,
@@ -253,7 +253,9 @@ def _bounded(sources: Sequence[_Source], system: System, objective: str, count: 
     first ``count`` plans leaves memory free, the ranking evaluates further ones.
     """
     capacity = system.device.memory.usable
-    first = Candidates.joined([source.best_bounds(capacity, _FIRST_BOUNDS) for source in sources], _FIRST_BOUNDS)
+    first = Candidates.joined(
+        [source.searched.best_bounds(capacity, _FIRST_BOUNDS) for source in sources], _FIRST_BOUNDS
+    )
     limits = Limits(float(first.seconds.max(initial=0.0)), capacity, first.front, expected=True)
     tried = Ranking([source.part(limits) for source in sources], system, objective)
     exact = tried.fitting[tried.exact[tried.fitting]]
@@ -312,11 +314,13 @@ class _Source:
     pairs: bool = False
 
     @cached_property
-    def _points(self) -> Points:
-        sizes = self.space
-        return priced(
-            self.graphs, self.backend, self.layouts, lambda layout: microbatches(layout.local_batch, sizes), sizes
+    def searched(self) -> Searched:
+        """The layouts with the prices of their layers."""
+        space, backend = self.space, self.backend
+        points = priced(
+            self.graphs, backend, self.layouts, lambda layout: microbatches(layout.local_batch, space), space
         )
+        return Searched(points, self.layouts, space, backend)
 
     @property
     def bounded(self) -> bool:
@@ -332,18 +336,9 @@ class _Source:
         sizes = sum(len(microbatches(layout.local_batch, self.space)) for layout in self.layouts)
         return sizes * len(self.space.recompute)
 
-    @property
-    def covered(self) -> int:
-        """Number of configurations of the layouts."""
-        return covered(self._points, self.layouts, self.space, self.backend)
-
-    def best_bounds(self, capacity: float, count: int) -> Candidates:
-        """Return the configurations with the best lower bounds."""
-        return best_bounds(self._points, self.layouts, self.space, self.backend, capacity, count)
-
     def part(self, limits: Limits | None = None) -> Part:
         """Evaluate the configurations that the framework runs and that may reach the limits (all, without limits)."""
-        results = evaluate(self._points, self.layouts, self.space, self.backend, limits)
+        results = self.searched.evaluate(limits)
         return Part(
             self.backend.run,
             self.layouts,
