@@ -344,8 +344,8 @@ class Schedule:
         (0, 1, 1, 0)
         """
         places = list(enumerate(self.pieces(stages, chunks)))
-        held = {piece: stage for stage, pieces in reversed(places) for piece in pieces}
-        return tuple(held.get(piece, piece % stages) for piece in range(stages * chunks))
+        stage_of = {piece: stage for stage, pieces in reversed(places) for piece in pieces}
+        return tuple(stage_of.get(piece, piece % stages) for piece in range(stages * chunks))
 
     def sends_output(self, stages: int, chunks: int) -> tuple[tuple[bool, ...], ...]:
         """List for each chunk of each stage if its output leaves the stage, or the network.
