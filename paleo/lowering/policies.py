@@ -221,9 +221,9 @@ def _balanced_ends(weights: Sequence[float], stages: Sequence[int]) -> list[int]
     heavier than pieces do that are balanced one by one, or that have equally many units; then those are taken.
     """
     pieces = len(stages)
-    choices = [_least_filled(weights, each) for each in dict.fromkeys((tuple(stages), tuple(range(pieces))))]
-    choices.append([len(weights) * (piece + 1) // pieces for piece in range(pieces)])
-    return min(choices, key=lambda ends: _loads(weights, ends, stages))
+    cuts = [_least_filled(weights, each) for each in dict.fromkeys((tuple(stages), tuple(range(pieces))))]
+    cuts.append([len(weights) * (piece + 1) // pieces for piece in range(pieces)])
+    return min(cuts, key=lambda ends: _loads(weights, ends, stages))
 
 
 def _loads(weights: Sequence[float], ends: Sequence[int], stages: Sequence[int]) -> tuple[float, float]:

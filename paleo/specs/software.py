@@ -165,6 +165,11 @@ class Fusion(Spec):
     """Operations that the software runs as one kernel."""
 
     passes: Flag = Field(False, description="whether chains of element-wise passes are fused into one kernel")
+    compiles: Flag = Field(
+        False,
+        description="whether users may turn on a compiler that fuses passes which this profile runs one by one (XLA); "
+        "it widens the intervals of steps",
+    )
     convolutions: Flag = Field(
         False,
         description="with passes: whether passes that only convolutions read are fused too and recomputed "

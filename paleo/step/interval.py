@@ -63,6 +63,7 @@ class Spreads:
     scale: float = parameter("0.04", "0.001..0.3", "half-width of each tenfold of GPUs beyond a node")
     device: float = parameter("0.08", "0.005..0.5", "half-width of a device whose kernels nobody measured")
     experts: float = parameter("0.08", "0.005..0.5", "half-width of a network that sends its tokens to experts")
+    passes: float = parameter("0.3", "0.01..2", "half-width of element-wise passes that a compiler may fuse")
     update: float = parameter("0.6", "0.01..3", "half-width of the update, for its share of the step")
     skew: float = parameter("1.2", "0.5..2", "root of the half-width above over that below")
 
@@ -116,6 +117,9 @@ class Uncertainty:
     experts : float or ndarray
         1 if tokens are sent to experts, else 0. The load of each expert depends on the router and the data, and
         frameworks differ in their kernels for it more than in those of other layers.
+    passes : float or ndarray
+        Share of passes over memory that the software runs one by one unless its users turn a compiler on. Publications
+        seldom say if they did, and no table holds kernels of either kind.
     spreads : Spreads
         Weight of each part.
     """
@@ -131,6 +135,7 @@ class Uncertainty:
     scale: Numeric = 0.0
     device: Numeric = 0.0
     experts: Numeric = 0.0
+    passes: Numeric = 0.0
     spreads: Spreads = field(default_factory=spreads)
 
     def half_widths(self, known: Spreads | None = None) -> Array:
@@ -155,7 +160,7 @@ class Uncertainty:
         variance = (known.products * self.products) ** 2 + self.unknown**2 + (known.links * self.links) ** 2
         variance = variance + known.software**2 + (1.0 - self.tested) * known.untested**2
         variance = variance + (known.scale * self.scale) ** 2 + (known.device * self.device) ** 2
-        variance = variance + (known.experts * self.experts) ** 2
+        variance = variance + (known.experts * self.experts) ** 2 + (known.passes * self.passes) ** 2
         variance = variance + (known.library * self.library) ** 2 + (known.update * self.update) ** 2
         above = (known.host * self.short) ** 2
         low, high = variance[0], variance[1] + above
@@ -208,6 +213,7 @@ def uncertainty(
         scale=float(np.log10(max(layout.gpus / NODE, 1.0))),
         device=float(calibration_of(device.name) is None and backend.prices.user_calibration is None),
         experts=float(any(each.kernel.experts > 0 for each, _ in counted)),
+        passes=float(shares[families == "memory"].sum()) * software.fusion.compiles,
         spreads=spreads(backend.prices.user_calibration),
     )
 

@@ -45,13 +45,15 @@ def predicted(model: str = "gpt2", system: str = "dgx-a100-80gb", **fields: obje
         ({"library": 0.8}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
         ({"update": 0.2}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
         ({"experts": 1.0}, 0.3**2 + 0.2**2, 0.3**2 + 0.2**2),
+        ({"passes": 0.5}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
         ({"products": np.array([0.5, 1.0])}, 0.3**2 + 0.3**2, 0.3**2 + 0.6**2),
     ],
 )
 def test_squares_of_the_parts_add_up(part: dict[str, Any], low: float, high: float) -> None:
     each = Spreads(
-        products=0.6, links=0.5, software=0.3, untested=0.4, host=1.0, library=0.5, experts=0.2, update=2.0, skew=1.0
-    )
+        products=0.6, links=0.5, software=0.3, untested=0.4, host=1.0, library=0.5, experts=0.2, update=2.0, skew=1.0,
+        passes=0.8,
+    )  # fmt: skip
     known = replace(KNOWN, **part)
     assert known.half_widths(each) == pytest.approx(np.sqrt([low, high]))
     assert known.half_widths(replace(each, skew=1.25)) == pytest.approx([np.sqrt(low) / 1.25, np.sqrt(high) * 1.25])
@@ -153,6 +155,17 @@ def test_sending_tokens_to_experts_widens_the_interval_of_a_step() -> None:
     assert (mixture.half_widths() > replace(mixture, experts=0.0).half_widths()).all()
 
 
+def test_a_compiler_that_may_have_run_widens_the_interval_by_the_passes_that_it_would_fuse() -> None:
+    """TensorFlow by its share of passes, which is larger in sixteen bits; not with XLA, nor where none is to be had."""
+    shares = {
+        (software, dtype): predicted("bert_large", "dgx-1-v100", dtype=dtype, software=software).uncertainty.passes
+        for software in ("tensorflow1", "tensorflow-xla", "pytorch-eager")
+        for dtype in ("fp16", "fp32")
+    }
+    assert shares["tensorflow1", "fp16"] > shares["tensorflow1", "fp32"] > 0.1
+    assert {share for (software, _), share in shares.items() if software != "tensorflow1"} == {0.0}
+
+
 def test_constant_rates_bring_their_own_factors() -> None:
     ideal = predicted(calibration="ideal")
     assert ideal.interval == pytest.approx((ideal.step_time, 2.0 * ideal.step_time))
@@ -168,7 +181,7 @@ def made_up(known: Spreads, sources: int = 24, rows: int = 40) -> Evidence:
         links=np.tile(generator.uniform(0.0, 0.2, count), (2, 1)), short=generator.uniform(0.0, 0.2, count),
         library=np.where(old_library, 0.9, 0.0), update=generator.uniform(0.0, 0.2, count),
         tested=np.where(tested, 1.0, 0.0), constants=False, scale=np.zeros(count), device=np.zeros(count),
-        experts=np.where(routed, 1.0, 0.0),
+        experts=np.where(routed, 1.0, 0.0), passes=np.zeros(count),
     )  # fmt: skip
     normal = generator.normal(0.0, 1.0 / 1.645, count)
     low, high = parts.half_widths(known)
