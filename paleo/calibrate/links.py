@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.calibrate.files import FittedEntry, rounded, rounded_residual
+from paleo.calibrate.files import FittedEntry, rounded_residual, significant_digits
 from paleo.calibrate.fit import CONFIGURATION, Fit, PricedSteps, Rows, bounded, count, joined, log_errors, sample, split
 from paleo.errors import PaleoError, SpecError, near
 from paleo.pricing.communication import LINK_FAMILIES, link_parameters
@@ -380,7 +380,7 @@ def _settled(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[Lin
             _kind(moving), job.fitted, parameters, fixed=[name for name in NUMBERS if name not in moving],
             training_rows=TRAINING_ROWS, starts=1, prior=0.0, emphasis=0.0, evaluations=EVALUATIONS, hold_out=False,
         ).result().parameters[STACK]  # fmt: skip
-        sigma = sigmas(job, parameters, moving)
+        sigma = log_sigmas(job, parameters, moving)
         open_numbers = [name for name in sigma if sigma[name] > LOOSEST or _bound(parameters, name) is not None]
         if not open_numbers:
             return parameters, sigma
@@ -391,7 +391,7 @@ def _settled(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[Lin
     return parameters, {}
 
 
-def sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
+def log_sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
     """Compute one sigma of each number's logarithm over the fitted rows.
 
     sqrt(diag(s² (JᵀJ)⁻¹)), where s is the spread of the rows, and `REPEATED` at least.
@@ -465,9 +465,9 @@ def _fitted(
         before, after = tested(numbers)
         fitted = int((~job.held_out & np.any([job.spoken[name] for name in numbers], axis=0)).sum())
         update = {
-            "parameters": {name: rounded(value) for name, value in entry.parameters.items()},
+            "parameters": {name: significant_digits(value) for name, value in entry.parameters.items()},
             "source": job.source, "date": date, "rows_fitted": min(fitted, TRAINING_ROWS), "rows_held_out": after.rows,
-            "uncertainty": {NUMBERS[name].leads: rounded(sigma[name], 2) for name in numbers},
+            "uncertainty": {NUMBERS[name].leads: significant_digits(sigma[name], 2) for name in numbers},
             "residual": rounded_residual(after) if after.rows else None,
             "notes": _notes(job, parameters, numbers, before),
         }  # fmt: skip

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paleo.errors import PaleoError, SpecError, near
-from paleo.files import append_row, header, is_file, read_rows
+from paleo.files import append_row, csv_columns, is_file, read_rows
 from paleo.specs.device import find_device
 from paleo.units import MICROSECOND, MILLISECOND
 
@@ -758,7 +758,7 @@ class Tables:
         return sorted(self.folder.glob(f"{self.device}.*.csv"))
 
     def _header(self, path: Path) -> list[str] | None:
-        return header(path) if is_file(path) else None
+        return csv_columns(path) if is_file(path) else None
 
     def _keys(self, table: str) -> Iterator[str]:
         path = self.path(table)

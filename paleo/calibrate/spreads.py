@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from paleo.calibrate.files import cited, entry_of_steps, rounded, steps_table
+from paleo.calibrate.files import entry_of_steps, significant_digits, steps_table, table_citation
 from paleo.calibrate.fit import WHOLE_SOURCE, Array, Flags, SourceRows, conformal_factors, least_loss
 from paleo.errors import SpecError
 from paleo.specs.calibration import Entry, IntervalBin
 from paleo.step.interval import INTERVAL_FAMILY, Spreads, Uncertainty
 from paleo.tables.cells import text
 from paleo.tables.steps import Step
-from paleo.units import counted
+from paleo.units import with_noun
 
 Report = Callable[[str], object]
 #: What `--only` asks for.
@@ -120,7 +120,7 @@ def _rows(file: str, report: Report) -> Iterator[tuple[str, float, Uncertainty]]
             yield f"{table.name}: {names[index]}", math.log(step.value / measured[index]), step.uncertainty
 
 
-def fitted(evidence: Evidence, level: float = _LEVEL) -> Spreads:
+def fitted_spreads(evidence: Evidence, level: float = _LEVEL) -> Spreads:
     """Fit spreads whose intervals hold a share of a source's rows on average, each as narrow as may be.
 
     Parameters
@@ -171,7 +171,7 @@ def cross_validated(known: Evidence, level: float = _LEVEL) -> pd.DataFrame:
         raise SpecError(f"rows of one source alone ({', '.join(names)}): nothing is left when it is left out")
     lines = []
     for _, rows, others in known.by_source(WHOLE_SOURCE):
-        spreads = fitted(others, level)
+        spreads = fitted_spreads(others, level)
         lines.append({**coverage(rows, spreads), **asdict(spreads)})
     return pd.DataFrame(lines)
 
@@ -228,12 +228,14 @@ class SpreadsFitted:
         """
         low, high = conformal_factors(np.exp(-self.known.errors))
         return entry_of_steps(
-            INTERVAL_FAMILY, self.spreads, cited(files, len(np.unique(self.known.sources))), date,
+            INTERVAL_FAMILY, self.spreads, table_citation(files, len(np.unique(self.known.sources))), date,
             np.exp(self.known.errors),
             rows_fitted=len(self.known.errors),
             rows_held_out=int(self.tested["rows"].sum()),
-            uncertainty={field.name: rounded(self._sigma(field.name), 2) for field in fields(Spreads)},
-            interval=(IntervalBin(low=rounded(min(low, 1.0), 4), high=rounded(max(high, 1.0), 4)),),
+            uncertainty={field.name: significant_digits(self._sigma(field.name), 2) for field in fields(Spreads)},
+            interval=(
+                IntervalBin(low=significant_digits(min(low, 1.0), 4), high=significant_digits(max(high, 1.0), 4)),
+            ),
             notes=f"each source of {WHOLE_SOURCE} rows or more left out in turn: {verdict(self.tested)}",
         )  # fmt: skip
 
@@ -283,7 +285,7 @@ def fit_spreads(files: Sequence[str], report: Report = str, level: float = _LEVE
     SpreadsFitted
     """
     known = evidence(files, report)
-    report(f"spreads of {counted(len(known.errors), 'step')}")
-    tested, spreads = cross_validated(known, level), fitted(known, level)
+    report(f"spreads of {with_noun(len(known.errors), 'step')}")
+    tested, spreads = cross_validated(known, level), fitted_spreads(known, level)
     inside = [coverage(rows, spreads) for _, rows, _ in known.by_source(WHOLE_SOURCE)]
     return SpreadsFitted(known, spreads, pd.DataFrame(inside), tested)

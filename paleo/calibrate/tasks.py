@@ -32,7 +32,7 @@ from paleo.specs.task import Code, Evaluation, Platform, Submissions, TrainingTa
 from paleo.studies.target import TargetTime, time_from_prediction
 from paleo.tables.kinds._submissions import MINUTE, TrainingRuns, copies, left_out_baselines, pairs_of, target_of_row
 from paleo.tables.runner import sound_table
-from paleo.tables.steps import CELL_ERRORS, filled, row_dicts
+from paleo.tables.steps import CELL_ERRORS, has_value, row_dicts
 from paleo.units import MILLISECOND
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def rows_of(frame: pd.DataFrame) -> list[Row]:
 
 def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
     def measured(name: str, unit: float = 1.0) -> float:
-        value = float(cells[name]) if filled(cells, name) else float("nan")
+        value = float(cells[name]) if has_value(cells, name) else float("nan")
         return value * unit if value > 0 else float("nan")
 
     # Seconds that are neither steps nor evaluations; nan where they are not known, or counted as evaluation (TPUs).
@@ -244,12 +244,12 @@ def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
         round_name=str(cells["round"]),
         exact=cells.get("config_match") == "exact",
         runs=measured("runs"),
-        step=measured("step_ms", MILLISECOND) if filled(cells, "step_ms") else _implied_step(cells, point),
+        step=measured("step_ms", MILLISECOND) if has_value(cells, "step_ms") else _implied_step(cells, point),
         samples=pairs_of(cells, "samples_to_target"),
         evaluation=_beside_steps(cells, point),
         evaluations=measured("evaluations"),
         seconds=measured("minutes_to_target", MINUTE),
-        other=float("nan") if on_tpu or not filled(cells, "other_s") else float(cells["other_s"]),
+        other=float("nan") if on_tpu or not has_value(cells, "other_s") else float(cells["other_s"]),
     )
 
 
@@ -260,7 +260,7 @@ _LEAST_TRAINING = 0.1
 def _tells_apart(cells: dict[str, Any], point: TargetTime) -> bool:
     """Tell whether a row without logged steps separates training from evaluation; some logs on TPUs have blocks of
     neither."""
-    if point.prediction.system.device.kind != "tpu" or not filled(cells, "train_s"):
+    if point.prediction.system.device.kind != "tpu" or not has_value(cells, "train_s"):
         return True
     return float(cells["train_s"]) > _LEAST_TRAINING * float(cells["minutes_to_target"]) * MINUTE
 
@@ -270,10 +270,10 @@ def _beside_steps(cells: dict[str, Any], point: TargetTime) -> float:
 
     The result is nan where they are not known.
     """
-    stated = float(cells["evaluation_s"]) if filled(cells, "evaluation_s") else float("nan")
+    stated = float(cells["evaluation_s"]) if has_value(cells, "evaluation_s") else float("nan")
     if point.prediction.system.device.kind != "tpu":
         return stated
-    if not filled(cells, "step_ms"):
+    if not has_value(cells, "step_ms"):
         return stated if _tells_apart(cells, point) else float("nan")
     steps = pairs_of(cells, "samples_to_target") / point.global_batch
     return max(float(cells["minutes_to_target"]) * MINUTE - steps * float(cells["step_ms"]) * MILLISECOND, 0.0)
@@ -285,7 +285,7 @@ def _implied_step(cells: dict[str, Any], point: TargetTime) -> float:
     The result is nan where they are not known.
     """
     names = ("minutes_to_target", "evaluation_s")
-    if not all(filled(cells, name) for name in (*names, "samples_to_target")) or not _tells_apart(cells, point):
+    if not all(has_value(cells, name) for name in (*names, "samples_to_target")) or not _tells_apart(cells, point):
         return float("nan")
     minutes, evaluation = (float(cells[name]) for name in names)
     left, samples = minutes * MINUTE - evaluation, pairs_of(cells, "samples_to_target")

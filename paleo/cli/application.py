@@ -277,7 +277,7 @@ def check_launch(file: str | None, software: str | None) -> None:
         jobs.check_launch(file, software)
 
 
-def written(file: str | None, plan: Callable[[], Prediction]) -> None:
+def write_launch_files(file: str | None, plan: Callable[[], Prediction]) -> None:
     """Write the launch files of a plan if the user asked for them.
 
     Parameters

@@ -26,7 +26,7 @@ from paleo.specs.loading import Text, read_yaml
 from paleo.specs.system import load_system
 from paleo.studies.cost import NINETY, Tariff, rent
 from paleo.studies.sweep import Study, study_of
-from paleo.units import HOUR, counted, duration, listed, whole_number, whole_percent
+from paleo.units import HOUR, comma_separated, duration, whole_number, whole_percent, with_noun
 
 if TYPE_CHECKING:
     from paleo.cluster.jobs import JobSpec
@@ -209,7 +209,7 @@ class FleetStudy:
     def order(self) -> str:
         """The machines of the order in words."""
         parts = [
-            f"{counted(count, 'node')} of {system.name}"
+            f"{with_noun(count, 'node')} of {system.name}"
             for system, count in zip(self.fleet.systems, self.nodes, strict=True)
             if count
         ]
@@ -226,13 +226,13 @@ class FleetStudy:
     @property
     def verdict(self) -> str:
         """Answer of the study in a few sentences."""
-        result, jobs = self.result, counted(len(self.fleet.jobs), "job")
+        result, jobs = self.result, with_noun(len(self.fleet.jobs), "job")
         deadlines = sum(math.isfinite(job.deadline) for job in self.fleet.cluster_jobs)
         deadline = (
             ""
             if not deadlines
             else (
-                f", {counted(len(self.missed), 'deadline')} of {deadlines} missed"
+                f", {with_noun(len(self.missed), 'deadline')} of {deadlines} missed"
                 if self.missed
                 else ", all deadlines hold"
             )
@@ -260,7 +260,7 @@ class FleetStudy:
         if self.on_time is None or self.missed:
             return ""
         unsafe = int(np.nansum(self.on_time < 0.95))
-        return f"{counted(unsafe, 'deadline')} may be missed (below 95 % of samples)." if unsafe else ""
+        return f"{with_noun(unsafe, 'deadline')} may be missed (below 95 % of samples)." if unsafe else ""
 
 
 def waiting_time(result: ClusterRun, measure: str) -> float:
@@ -530,7 +530,7 @@ def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> 
     SpecError
         For what is no number of nodes, or more than a system has.
     """
-    parts = [nodes] if isinstance(nodes, int) else listed(nodes) if isinstance(nodes, str) else list(nodes)
+    parts = [nodes] if isinstance(nodes, int) else comma_separated(nodes) if isinstance(nodes, str) else list(nodes)
     counts = tuple(
         (whole_number(part, MOST_NODES) if isinstance(part, str) else part if type(part) is int else None)
         for part in parts
@@ -539,7 +539,7 @@ def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> 
     if len(known) != len(counts) or not any(known):
         raise SpecError(f"--nodes {str(nodes)[:60]!r}: expected a number of nodes up to {MOST_NODES:,}, or auto")
     if len(known) != len(systems):
-        raise SpecError(f"--nodes {str(nodes)[:60]!r}: {counted(len(systems), 'system')}; expected a number for each")
+        raise SpecError(f"--nodes {str(nodes)[:60]!r}: {with_noun(len(systems), 'system')}; expected a number for each")
     for count, system in zip(known, systems, strict=True):
         if system.capacity is not None and count * per_node(system) > system.capacity:
             raise SpecError(f"--nodes {count}: system {system.name} has {system.capacity // per_node(system)}")

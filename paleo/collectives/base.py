@@ -388,7 +388,7 @@ def units_above(group: tuple[Array, ...]) -> tuple[Array, ...]:
     return tuple(ranks_of(group[index + 1 :]) for index in range(len(group)))
 
 
-def rounds(fan_out: Array) -> Array:
+def doubling_rounds(fan_out: Array) -> Array:
     """Count the rounds of doubling that reach ``fan_out`` units: ceil(log2(fan_out)).
 
     Parameters
@@ -404,7 +404,7 @@ def rounds(fan_out: Array) -> Array:
     return np.asarray(np.ceil(np.log2(fan_out)))
 
 
-def active(fan_out: Array) -> Array:
+def has_several_units(fan_out: Array) -> Array:
     """Return 1 where a level joins several units of the group, else 0: a level with one unit carries no traffic.
 
     Parameters

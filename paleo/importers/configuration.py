@@ -344,7 +344,7 @@ def chosen_keys(config: Config) -> tuple[str, int] | None:
     return None
 
 
-def labels(config: Config) -> int:
+def class_count(config: Config) -> int:
     """Return the number of classes of a classifier.
 
     Parameters

@@ -18,7 +18,7 @@ from paleo.importers._decoder import folded as folded
 from paleo.importers._library_models import known_to_library, traced
 from paleo.importers.configuration import FAMILIES as FAMILIES
 from paleo.importers.configuration import INDEXED, Config, Model, UnreadHeadError, chosen_keys, read_config
-from paleo.importers.model import RECOGNISED, UNRECOGNISED, checked
+from paleo.importers.model import RECOGNISED, UNRECOGNISED, validated_yaml
 from paleo.importers.onnx import LARGEST
 from paleo.importers.onnx import from_onnx as onnx_mapping
 from paleo.importers.quantized import configured_format
@@ -211,7 +211,7 @@ def imported_mapping(mapping: Mapping[str, Any], name: str = "imported.yaml") ->
     Import
         The model, its text and its graph.
     """
-    text = checked(mapping)
+    text = validated_yaml(mapping)
     model = model_from(parse_yaml(text, where=name), name)
     return Import(text, model, build_graph(model, batch=1))
 

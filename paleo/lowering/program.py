@@ -40,8 +40,8 @@ from paleo.operations.contraction import Contraction, FusedAttention, weight_mat
 from paleo.parallel.propagation import (
     Communication,
     PlacedNode,
+    deduplicated_dispatch_share,
     dispatched_tokens,
-    distinct_target_share,
     experts_per_token,
     propagate,
     without_regather,
@@ -530,7 +530,7 @@ class _Lowering:
             if targets is not None:
                 visited, experts = experts_per_token(placed.node)
                 devices = round(experts / owed.tensor.size("experts"))
-                payload *= distinct_target_share(visited, experts, targets if owed.dispatches else devices)
+                payload *= deduplicated_dispatch_share(visited, experts, targets if owed.dispatches else devices)
             pieces = (
                 self.options.gather_pieces if placed.node.repeats and not owed.overlapped and _divisible(owed) else 1
             )

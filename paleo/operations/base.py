@@ -28,7 +28,7 @@ from paleo.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OperationKind:
     """Traits that all memory passes of one name share."""
 
     name: str
@@ -61,10 +61,10 @@ class Kind:
     free_in_paleo: bool = False
 
 
-KINDS: Registry[Kind] = Registry("kind of pass")
+KINDS: Registry[OperationKind] = Registry("kind of pass")
 
 
-def add_kind(kind: Kind) -> Kind:
+def add_kind(kind: OperationKind) -> OperationKind:
     """Register a kind of memory pass under its own name.
 
     Parameters
@@ -80,19 +80,19 @@ def add_kind(kind: Kind) -> Kind:
     return KINDS.register(kind.name)(kind)
 
 
-add_kind(Kind("elementwise", "a function of each element", pointwise=True, free_in_paleo=True))
-add_kind(Kind("eager", "a function of each element in a kernel of its own, whatever compilers do"))
-add_kind(Kind("dropout", "zeroes a share of the elements at random", pointwise=True))
-add_kind(Kind("copy", "the same elements elsewhere", moves=True, merges_dims=True, free_in_paleo=True))
-add_kind(Kind("gather", "rows of a table, or tokens on their way to experts", moves=True, routes=True))
-add_kind(Kind("scatter", "tokens on their way back from experts", moves=True, routes=True))
-add_kind(Kind("reduce", "sums, means or maxima along dims", reduces=True, free_in_paleo=True))
-add_kind(Kind("select", "rows that are kept by their values", reduces=True, selects=True))
-add_kind(Kind("pool", "one number for each position of a sliding window"))
-add_kind(Kind("softmax", "softmax along rows", price="memory.softmax", row_statistics=3, free_in_paleo=True))
-add_kind(Kind("norm", "normalisation of rows", price="memory.layernorm", norm=True, free_in_paleo=True))
+add_kind(OperationKind("elementwise", "a function of each element", pointwise=True, free_in_paleo=True))
+add_kind(OperationKind("eager", "a function of each element in a kernel of its own, whatever compilers do"))
+add_kind(OperationKind("dropout", "zeroes a share of the elements at random", pointwise=True))
+add_kind(OperationKind("copy", "the same elements elsewhere", moves=True, merges_dims=True, free_in_paleo=True))
+add_kind(OperationKind("gather", "rows of a table, or tokens on their way to experts", moves=True, routes=True))
+add_kind(OperationKind("scatter", "tokens on their way back from experts", moves=True, routes=True))
+add_kind(OperationKind("reduce", "sums, means or maxima along dims", reduces=True, free_in_paleo=True))
+add_kind(OperationKind("select", "rows that are kept by their values", reduces=True, selects=True))
+add_kind(OperationKind("pool", "one number for each position of a sliding window"))
+add_kind(OperationKind("softmax", "softmax along rows", price="memory.softmax", row_statistics=3, free_in_paleo=True))
+add_kind(OperationKind("norm", "normalisation of rows", price="memory.layernorm", norm=True, free_in_paleo=True))
 add_kind(
-    Kind(
+    OperationKind(
         "batch_norm",
         "normalisation of channels by the statistics of a batch",
         norm=True,
@@ -101,9 +101,9 @@ add_kind(
         free_in_paleo=True,
     )
 )
-add_kind(Kind("feed", "states that the host copies out of one step and into the next", through_host=True))
-add_kind(Kind("rope", "rotary position embedding", price="memory.rope", free_in_paleo=True))
-add_kind(Kind("optimizer", "the update of parameters"))
+add_kind(OperationKind("feed", "states that the host copies out of one step and into the next", through_host=True))
+add_kind(OperationKind("rope", "rotary position embedding", price="memory.rope", free_in_paleo=True))
+add_kind(OperationKind("optimizer", "the update of parameters"))
 
 
 Phase = Literal["forward", "backward", "backward_weight", "update"]
@@ -141,7 +141,7 @@ class Kernel:
             _ = self.kind
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> OperationKind:
         """Kind of a memory pass. Raises SpecError, with the nearest names, if it is not registered."""
         return KINDS[self.operation]
 
@@ -429,7 +429,7 @@ class MemoryPass:
         _ = self.kind
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> OperationKind:
         """Traits of its kind. Raises SpecError, with the nearest names, if the kind is not registered."""
         return KINDS[self.operation]
 

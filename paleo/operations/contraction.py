@@ -490,7 +490,7 @@ _LOOPED = {
 
 
 @dataclass(frozen=True, slots=True)
-class SteppedGradient:
+class LoopGradientSum:
     """Sum over the steps of a loop of the gradient of a tensor that every step reads, such as encoder outputs.
 
     ``out`` has one entry for each of the ``steps``.
@@ -515,7 +515,7 @@ class SteppedGradient:
     def private_dims(self) -> frozenset[str]:
         return frozenset()
 
-    def split(self, ways: Mapping[str, float]) -> SteppedGradient:
+    def split(self, ways: Mapping[str, float]) -> LoopGradientSum:
         """Divide the gradient among ranks.
 
         Parameters

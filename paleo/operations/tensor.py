@@ -160,7 +160,7 @@ def precision(dtype: str) -> Precision:
     return Precision(dtype, 2.0, float(BYTES[dtype]), 2.0, 2.0, 4.0)
 
 
-def scaled(formats: Precision, scaling: Scaling, *, fused: bool) -> Precision:
+def with_scale_bytes(formats: Precision, scaling: Scaling, *, fused: bool) -> Precision:
     """Add the scales of narrow operands to a precision.
 
     Parameters

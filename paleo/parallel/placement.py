@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.errors import PlanError, near
 from paleo.registry import Registry
-from paleo.units import listed, whole_number
+from paleo.units import comma_separated, whole_number
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
@@ -390,7 +390,7 @@ def without_replicas(text: str) -> str:
     >>> without_replicas("tp=2,dp=4,zero=1"), without_replicas("dp=4")
     ('tp=2,zero=1', 'dp')
     """
-    return ",".join(part for part in listed(text) if not part.startswith("dp=")) or "dp"
+    return ",".join(part for part in comma_separated(text) if not part.startswith("dp=")) or "dp"
 
 
 def parse_strategy(text: str) -> Strategy:
@@ -421,7 +421,7 @@ def parse_strategy(text: str) -> Strategy:
     """
     words: list[str] = []
     numbers: dict[str, int] = {}
-    for part in listed(text):
+    for part in comma_separated(text):
         key, equals, value = part.partition("=")
         if not equals:
             words.append(key)

@@ -311,7 +311,7 @@ def experts_per_token(node: Node) -> tuple[int, int]:
     return max(1, round(experts * dispatch.out.size("capacity") / tokens)), int(experts)
 
 
-def distinct_target_share(chosen: int, experts: int, targets: int) -> float:
+def deduplicated_dispatch_share(chosen: int, experts: int, targets: int) -> float:
     """Compute the share of a token's copies that is sent if each node (or device) with its experts gets one copy.
 
     The targets hold equal parts of the experts. The share is the expected number of targets that hold the chosen
@@ -333,8 +333,8 @@ def distinct_target_share(chosen: int, experts: int, targets: int) -> float:
 
     Examples
     --------
-    >>> distinct_target_share(2, 8, 8), round(distinct_target_share(8, 256, 8), 3), distinct_target_share(8, 256, 1)
-    (1.0, 0.662, 0.125)
+    >>> [round(deduplicated_dispatch_share(*each), 3) for each in ((2, 8, 8), (8, 256, 8), (8, 256, 1))]
+    [1.0, 0.662, 0.125]
     """
     missed = math.prod(
         (experts - experts / targets - drawn) / (experts - drawn) for drawn in range(min(chosen, experts))

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from paleo.errors import SpecError, near
 from paleo.pricing.kernels import DeviceFigures, floats
-from paleo.pricing.power import felt, slow_down
+from paleo.pricing.power import slow_down, throttled_share
 from paleo.specs.calibration import parameter
 
 Array = npt.NDArray[np.float64]
@@ -598,7 +598,7 @@ def attention_prefill_time(
     moved = traffic_factor * widths * element_bytes * b * (hq * nq + hk * nk)
     body = _norm(busy / device.clock_hz, _traffic_time(moved, device, p), p.norm_order)
     hot = slow_down(busy=body, flops=flops * work.blocks, dram=moved, energy=p.energy, activity=activity, device=device)
-    body = body * (1.0 + (hot - 1.0) * felt(body, sustained))
+    body = body * (1.0 + (hot - 1.0) * throttled_share(body, sustained))
     split = work.splits > 1
     merge = split * (p.combine_time + 8.0 * work.splits * b * hq * nq * d / bandwidth)
     write = cache_write_time(

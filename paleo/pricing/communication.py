@@ -45,7 +45,7 @@ from paleo.pricing.links.group import (
     stack_links,
     switch_time,
 )
-from paleo.pricing.links.topology import NodePlacement, placed
+from paleo.pricing.links.topology import NodePlacement, placement_port_share
 from paleo.pricing.store import RELATIVE_WIDENING, Rates, SourcedParameters, lookup
 from paleo.units import TERA
 
@@ -225,7 +225,7 @@ class CollectivePolicy(Protocol):
         ...
 
 
-def named(operation: str, links: GroupLinks, names: Sequence[str]) -> list[Algorithm]:
+def algorithms_by_name(operation: str, links: GroupLinks, names: Sequence[str]) -> list[Algorithm]:
     """Look up algorithms by name.
 
     Parameters
@@ -286,7 +286,7 @@ def prices(
         Seconds by algorithm; infinite where the policy would not run one.
     """
     if names is not None:
-        chosen = named(operation, links, names)
+        chosen = algorithms_by_name(operation, links, names)
         return {each.name: policy.seconds(each, operation, payload_bytes, links) for each in chosen}
     return {
         each.name: np.where(
@@ -766,7 +766,7 @@ class Fabric:
         links, node_stride = self.links(stride, ranks), max(1.0, stride / self.system.devices_per_node)
         if self.placement is None or links.fabric_levels == 0:
             return links
-        share = placed(self.system, int(links.nodes), self.placement, node_stride).share(operation)
+        share = placement_port_share(self.system, int(links.nodes), self.placement, node_stride).share(operation)
         inside, outside = links.levels[: links.inner_levels], links.levels[links.inner_levels :]
         left = (replace(level, port_bandwidth=level.port_bandwidth * share) for level in outside)
         return replace(links, levels=(*inside, *left))

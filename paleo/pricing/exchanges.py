@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.collectives.base import ALGORITHMS, Numeric
-from paleo.pricing.links.alpha_beta import bus_factor, fill_time, hidden, with_skew
+from paleo.pricing.links.alpha_beta import bus_factor, fill_time, partly_overlapped_time, with_skew
 from paleo.pricing.links.group import SWITCH_RANKS, GroupLinks
 from paleo.pricing.store import lookup
 from paleo.specs.calibration import parameter
@@ -238,7 +238,9 @@ def _ring_beyond(payload: Array, wire: Array, links: GroupLinks, p: CustomParame
     """Compute the time of NCCL's ring, or of in-switch reduction if that is faster."""
     copied = 0.5 * p.copy * payload / links.ranks / links.levels[0].bandwidth
     moved = wire / p.ring_fraction + copied
-    time = p.ring_start + hidden(2.0 * (links.ranks - 1.0) * p.ring_step, moved) + fill_time(moved, p.fill)
+    time = (
+        p.ring_start + partly_overlapped_time(2.0 * (links.ranks - 1.0) * p.ring_step, moved) + fill_time(moved, p.fill)
+    )
     if not links.switch_reduces:
         return np.asarray(time)
     traffic = ALGORITHMS["in_switch"].traffic("all_reduce", payload, links.fan_outs)

@@ -36,7 +36,7 @@ from paleo.pricing.convolution import (
     convolution_shape,
     fastest,
     l2_resident_share,
-    overlapped,
+    overlap_with_loss,
 )
 from paleo.pricing.gemm import GemmParameters, gemm_time, unaligned_time
 from paleo.pricing.kernels import FAMILIES, REDUCTIONS, Array, DeviceFigures, FamilyPrices, column, pointwise_format
@@ -49,7 +49,7 @@ from paleo.pricing.memory import (
     softmax_passes,
     transposed_time,
 )
-from paleo.pricing.power import felt, operand_energy, slow_down, switching_activity
+from paleo.pricing.power import operand_energy, slow_down, switching_activity, throttled_share
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
 from paleo.specs.calibration import parameter
 
@@ -94,7 +94,7 @@ def experts_product_time(*, experts: npt.ArrayLike, launch: float, **product: An
     return np.asarray(count / together * gemm_time(batch=together, **product) + count * launch)
 
 
-def hardened(cold: Array, hot: Array, ramp: float) -> Array:
+def sustained_load_time(cold: Array, hot: Array, ramp: float) -> Array:
     """Interpolate between a kernel's times at the clock of short runs and of long load, by the length of a test run.
 
     Parameters
@@ -111,10 +111,10 @@ def hardened(cold: Array, hot: Array, ramp: float) -> Array:
 
     Examples
     --------
-    >>> float(hardened(np.array(1.0), np.array(3.0), ramp=1.0))
+    >>> float(sustained_load_time(np.array(1.0), np.array(3.0), ramp=1.0))
     2.0
     """
-    return np.asarray(cold + (hot - cold) * felt(cold, 0.0, ramp))
+    return np.asarray(cold + (hot - cold) * throttled_share(cold, 0.0, ramp))
 
 
 def trained_attention(engine: PrefillParameters, training: TrainingParameters) -> PrefillParameters:
@@ -372,7 +372,7 @@ def single_pass_convolutions(prices: FamilyPrices, kernels: Sequence[Kernel], mo
     parameters = prices.parameters_of(ConvolutionParameters, convolution_family(prices)).parameters
     arithmetic, _ = _convolved(prices, kernels, device, replace(parameters, bandwidth_fraction=np.inf), ("implicit",))
     streamed, dram = streamed_between_kernels(prices, moved)
-    busy = overlapped(arithmetic, streamed)
+    busy = overlap_with_loss(arithmetic, streamed)
     operands = precision(prices.dtype).operand / BYTES["fp16"]
     return _under_power_limit(prices, kernels, busy, dram, streamed / busy, operands)
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.power import RAMP, felt, slow_down
+from paleo.pricing.power import RAMP, slow_down, throttled_share
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _step(element: Array, device: DeviceFigures) -> Array | float:
     return (OLDER_STEP if device.architecture in _BEFORE_HOPPER else TENSOR_STEP) / element
 
 
-def likelihood(seconds: Array, reference: Array) -> Array:
+def kernel_choice_odds(seconds: Array, reference: Array) -> Array:
     """Compute how often a library chooses one kernel relative to another, given the error of its estimates.
 
     Parameters
@@ -212,7 +212,7 @@ def likelihood(seconds: Array, reference: Array) -> Array:
 
     Examples
     --------
-    >>> likelihood(np.array([1.0, 1.1, 2.0]), np.array(1.0)).round(2)
+    >>> kernel_choice_odds(np.array([1.0, 1.1, 2.0]), np.array(1.0)).round(2)
     array([1.  , 0.22, 0.  ])
     """
     return _fourth_power(_fourth_power(reference / seconds))
@@ -254,7 +254,7 @@ def _busy_time(
             )
             joining = 0.0 if index == 0 else np.where(split > 1, p.split_time + parts * split, 0.0)
             reference = expected + joining if reference is None else reference
-            weight = likelihood(expected + joining, reference) * (1.0 if index == 0 else split > 1)
+            weight = kernel_choice_odds(expected + joining, reference) * (1.0 if index == 0 else split > 1)
             weights += weight
             seconds += weight * (busy + joining)
             arithmetic += weight * compute / busy
@@ -360,7 +360,7 @@ def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParame
     busy = busy + latency
     flops = 2.0 * m * n * k * batch
     slowed = slow_down(busy=busy, flops=flops, dram=dram, energy=p.energy, activity=activity, device=device)
-    return np.asarray(p.launch + busy * (1.0 + share * (slowed - 1.0) * felt(busy, heated, p.ramp)))
+    return np.asarray(p.launch + busy * (1.0 + share * (slowed - 1.0) * throttled_share(busy, heated, p.ramp)))
 
 
 def gemm_time(

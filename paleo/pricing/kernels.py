@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from paleo.errors import SpecError
 from paleo.operations.tensor import BYTES, precision
-from paleo.pricing.store import Rates, SourcedParameters, constants, lookup, rates
+from paleo.pricing.store import Rates, SourcedParameters, constant_rates, lookup, rates
 from paleo.registry import Registry
 from paleo.specs.calibration import Calibration, load_calibration
 from paleo.units import GIGA
@@ -419,7 +419,7 @@ class Pricer(Protocol):
         """The user's calibration, if there is one."""
 
     @property
-    def foreign(self) -> frozenset[str]:
+    def unmeasured_families(self) -> frozenset[str]:
         """Families of the kernels priced so far that were not measured on a device of the architecture."""
 
     def work(self, kernels: Sequence[Kernel]) -> Array:
@@ -475,7 +475,7 @@ class _ConstantRates:
         return None
 
     @property
-    def foreign(self) -> frozenset[str]:
+    def unmeasured_families(self) -> frozenset[str]:
         """Empty, as constant rates have no measured families."""
         return frozenset()
 
@@ -563,7 +563,7 @@ class FamilyPrices:
         return f"{label}: {'; '.join(parts)}" if parts else label
 
     @property
-    def foreign(self) -> frozenset[str]:
+    def unmeasured_families(self) -> frozenset[str]:
         """Families in use whose parameters come from another architecture or from the formula's defaults."""
         measured = ("measured", f"inherited ({self.device.architecture})")
         return frozenset(
@@ -722,9 +722,9 @@ class Calibrated:
         return self.families.user_calibration
 
     @property
-    def foreign(self) -> frozenset[str]:
+    def unmeasured_families(self) -> frozenset[str]:
         """Families in use whose parameters come from another architecture or from the formula's defaults."""
-        return self.families.foreign
+        return self.families.unmeasured_families
 
     def work(self, kernels: Sequence[Kernel]) -> Array:
         """Return the share of the direct FLOP that each kernel's algorithm executes.
@@ -803,7 +803,7 @@ def pricer(
     -------
     Pricer
     """
-    constant = constants(device.kind, calibration) if user_calibration is None else rates(calibration)
+    constant = constant_rates(device.kind, calibration) if user_calibration is None else rates(calibration)
     if constant is not None:
         return _ConstantRates(device, dtype, constant)
     named = user_calibration if user_calibration is not None or calibration == "auto" else load_calibration(calibration)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.tiles import Array, behind_host, joined
+from paleo.pricing.tiles import Array, behind_host, roofline_with_overlap_loss
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def latent_attention_time(
     flop = 2.0 * block_rows * np.where(single, CACHED + LATENT, QUERY + VALUE) * seen
     compute = waves * (flop / (p.efficiency * device.flops_per_clock) + p.epilogue) / device.clock_hz
     read = np.where(single, CACHED * cache_bytes, 2.0 * heads * (QUERY + VALUE)) * batch * keys
-    body = joined(compute, read / (p.bandwidth_efficiency * device.memory_bandwidth))
+    body = roofline_with_overlap_loss(compute, read / (p.bandwidth_efficiency * device.memory_bandwidth))
     each = np.where(single, CACHED + LATENT, QUERY + 2.0 * VALUE)
     passed = 2.0 * rows * each + batch * queries * CACHED * (2.0 + cache_bytes)
     busy = p.launch + body + passed / (p.staging * device.memory_bandwidth) + seen * p.depth / device.clock_hz

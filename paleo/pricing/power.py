@@ -115,7 +115,7 @@ def slow_down(
     return throttle(power, np.maximum(left, LEAST_SHARE * device.power_watts))
 
 
-def felt(busy: Numbers, sustained: Numbers, ramp: float = RAMP) -> Array:
+def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = RAMP) -> Array:
     """Compute the share of a slow-down that applies to a kernel.
 
     Parameters
@@ -134,7 +134,7 @@ def felt(busy: Numbers, sustained: Numbers, ramp: float = RAMP) -> Array:
 
     Examples
     --------
-    >>> [round(float(share), 2) for share in felt([RAMP, RAMP], [0.0, 1.0])]
+    >>> [round(float(share), 2) for share in throttled_share([RAMP, RAMP], [0.0, 1.0])]
     [0.5, 1.0]
     """
     seconds, long = floats(busy, sustained)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.convolution import L2_OVER_MEMORY, PRESENT, overlapped, waves
+from paleo.pricing.convolution import L2_OVER_MEMORY, PRESENT, overlap_with_loss, waves
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.specs.calibration import parameter
 
@@ -141,7 +141,9 @@ def _product_time(
         for parts in splits:
             depth = np.ceil(k / (8.0 * parts)) * 8.0
             arithmetic = waves(blocks * parts, device.multiprocessors) * flops
-            cycles = overlapped(arithmetic / (p.gemm_efficiency * device.flops_per_clock), np.asarray(p.depth_cycles))
+            cycles = overlap_with_loss(
+                arithmetic / (p.gemm_efficiency * device.flops_per_clock), np.asarray(p.depth_cycles)
+            )
             total = depth * cycles + (p.split_cycles if parts > 1 else 0.0)
             best = np.where((parts == 1) | (blocks * parts <= most_blocks), np.minimum(best, total), best)
     return best / device.clock_hz
@@ -403,7 +405,7 @@ def filter_time(
     arithmetic = _product_time(gate_count * hidden, hidden, depth, _FILTER_TILES, _FILTER_SPLITS, device, p)
     elements = gate_count * hidden**2 + (gate_count + 1.0) * hidden * depth
     memory = elements * element_bytes / (p.bandwidth_fraction * device.memory_bandwidth)
-    early = overlapped(arithmetic * p.filter_factor, memory)
+    early = overlap_with_loss(arithmetic * p.filter_factor, memory)
     if products is None:
         return early
     plain = _plain_product_time(

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.pricing.kernels import FAMILIES, column
-from paleo.pricing.tiles import behind_host, joined
+from paleo.pricing.tiles import behind_host, roofline_with_overlap_loss
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
@@ -120,7 +120,11 @@ def chunked_scan_time(
     moved = batch * length * token_bytes + states * (2.0 * STATE + BETWEEN * chunks * p.state)
     lanes = batch * heads * values / LANE / (LANES * device.multiprocessors)
     chain = chunks * p.step / clock * np.maximum(lanes, 1.0)
-    return p.launch + joined(compute, moved / (p.bandwidth_efficiency * device.memory_bandwidth)) + chain
+    return (
+        p.launch
+        + roofline_with_overlap_loss(compute, moved / (p.bandwidth_efficiency * device.memory_bandwidth))
+        + chain
+    )
 
 
 def token_scan_time(
@@ -158,7 +162,7 @@ def token_scan_time(
     moved = batch * tokens * token_bytes + states * (p.first + tokens * p.state)
     lanes = batch * heads * values / LANE / (TOKEN_LANES * device.multiprocessors)
     steps = np.maximum(lanes, 1.0) * p.step * tokens / device.clock_hz
-    return p.launch + joined(moved / (p.bandwidth_efficiency * device.memory_bandwidth), steps)
+    return p.launch + roofline_with_overlap_loss(moved / (p.bandwidth_efficiency * device.memory_bandwidth), steps)
 
 
 def short_convolution_time(
@@ -185,7 +189,7 @@ def short_convolution_time(
     p, rows = parameters, batch * channels
     moved = 2.0 * ELEMENT * rows * (length + (taps - 1.0) * p.state)
     blocks = rows / device.multiprocessors * p.block / device.clock_hz
-    busy = p.launch + joined(moved / (p.bandwidth_efficiency * device.memory_bandwidth), blocks)
+    busy = p.launch + roofline_with_overlap_loss(moved / (p.bandwidth_efficiency * device.memory_bandwidth), blocks)
     return behind_host(busy, p.host)
 
 

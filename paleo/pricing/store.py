@@ -202,7 +202,7 @@ def _with_host_parameters(entry: Entry, stacks: Sequence[str], architecture: str
     for rule in _rules(entry.family, architecture):
         for stack in better:
             if stack in rule.stacks and _memory_distance(rule, memory_kind) < 2:
-                host = resolved(rule, entry.family, stack, architecture, memory_kind)
+                host = inherited_entry(rule, entry.family, stack, architecture, memory_kind)
                 return entry.model_copy(update={"parameters": entry.parameters | host_parameters(host)})
     return entry
 
@@ -232,7 +232,7 @@ def _inherited(family: str, architecture: str, memory_kind: str, stacks: Sequenc
         choices = [(rule, stack) for rule in _rules(family, relative) for stack in rule.stacks]
         if choices:
             rule, stack = min(choices, key=lambda c: (_memory_distance(c[0], memory_kind), _rank(c[1], stacks)))
-            entry = resolved(rule, family, stack, relative, memory_kind)
+            entry = inherited_entry(rule, family, stack, relative, memory_kind)
             subject = ", ".join(rule.inherits) if rule.foreign else relative
             return _widened(entry, RELATIVE_WIDENING**steps), subject
     return None
@@ -261,7 +261,7 @@ def _memory_distance(rule: InheritanceRule, memory_kind: str) -> int:
     return 2 if any(kind[:3] == memory_kind[:3] for kind in rule.memory_kinds) else 3
 
 
-def resolved(rule: InheritanceRule, family: str, stack: str, architecture: str, memory_kind: str) -> Entry:
+def inherited_entry(rule: InheritanceRule, family: str, stack: str, architecture: str, memory_kind: str) -> Entry:
     """Build an entry by a rule of inheritance.
 
     Parameters
@@ -378,7 +378,7 @@ COMPILED = Rates(
 )  # fmt: skip
 
 
-def constants(device_kind: str, text: str) -> Rates | None:
+def constant_rates(device_kind: str, text: str) -> Rates | None:
     """Return the constant rates that a calibration names, or those of ``auto`` for devices without measurements.
 
     Parameters

@@ -109,7 +109,7 @@ def product_time(
     return np.asarray(cycles / device.clock_hz)
 
 
-def joined(compute: Array, traffic: Array) -> Array:
+def roofline_with_overlap_loss(compute: Array, traffic: Array) -> Array:
     """Combine times of arithmetic and memory traffic, which overlap with some loss if they are nearly equal.
 
     Parameters
@@ -126,7 +126,7 @@ def joined(compute: Array, traffic: Array) -> Array:
 
     Examples
     --------
-    >>> float(joined(np.array(1.0), np.array(1.0)).round(2))
+    >>> float(roofline_with_overlap_loss(np.array(1.0), np.array(1.0)).round(2))
     1.26
     """
     return np.asarray((compute**OVERLAP + traffic**OVERLAP) ** (1.0 / OVERLAP))
@@ -182,5 +182,5 @@ def narrow_product_time(
     )
     traffic = ((m + n) * k * element_bytes + 2.0 * m * n) / device.memory_bandwidth
     quantised = m * k * (2.0 + element_bytes) / (parameters.staging * device.memory_bandwidth)
-    body = joined(compute, traffic / parameters.bandwidth_efficiency)
+    body = roofline_with_overlap_loss(compute, traffic / parameters.bandwidth_efficiency)
     return behind_host(parameters.launch + body + quantised, parameters.host)

@@ -30,7 +30,7 @@ from paleo.specs.system import Level, System, load_system
 from paleo.specs.task import load_task
 from paleo.studies.summary import Summary, summarise
 from paleo.studies.sweep import load_study
-from paleo.units import HOUR, counted, duration, engineering, gibibytes
+from paleo.units import HOUR, duration, engineering, gibibytes, with_noun
 
 if TYPE_CHECKING:
     from paleo.tables.base import MeasuredTable
@@ -78,7 +78,7 @@ def _software_line(name: str) -> str:
     if profile.fit is None:
         return f"{profile.title}. Nothing fitted"
     tested = f"MAPE {100 * profile.fit.residual.mape:.1f} % on {profile.fit.residual.rows:,} held out"
-    return f"{profile.title}. Fitted to {counted(profile.fit.rows_fitted, 'row')}: {tested}"
+    return f"{profile.title}. Fitted to {with_noun(profile.fit.rows_fitted, 'row')}: {tested}"
 
 
 def _task_line(name: str) -> str:

@@ -19,7 +19,7 @@ from paleo.pricing.links.topology import USUAL_LEAF, USUAL_NODES, dragonfly
 from paleo.report.columns import Attribute, Document, listing, record, wrapped_text
 from paleo.report.plots import BLACK, BLUE, CYCLE, STYLE, figure_of
 from paleo.specs.system import torus_box
-from paleo.units import GIGA, counted, duration, engineering
+from paleo.units import GIGA, duration, engineering, with_noun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,11 +100,13 @@ def table(study: CollectiveStudy) -> RenderableType:
     rows = listing("", (*_ALGORITHM, Attribute("", choice, "choice")), study.rows)
     steps = [f"{crossover.above} from {engineering(crossover.payload_bytes, 'B')}" for crossover in study.crossovers]
     if steps:
-        words = f"{study.chooser} chooses by payload" if study.chooser else "Fastest by payload"
+        words = f"{study.algorithm_selector} chooses by payload" if study.algorithm_selector else "Fastest by payload"
         changes = f"{words}: {study.crossovers[0].below}, {', '.join(steps)}.\n"
     else:
         chosen = study.best.algorithm
-        words = f"{study.chooser} chooses {chosen}" if study.chooser else f"{chosen} is the fastest"
+        words = (
+            f"{study.algorithm_selector} chooses {chosen}" if study.algorithm_selector else f"{chosen} is the fastest"
+        )
         changes = f"{words} for every payload.\n"
     levels = listing("Levels of the group, inner to outer", _LEVEL, study.spans)
     return Group(wrapped_text(_headline(study)), rows, Text(), wrapped_text(changes), levels)
@@ -115,10 +117,15 @@ def _headline(study: CollectiveStudy) -> Text:
     best, size = study.best, engineering(study.payload_bytes, "B")
     head = Text(f"{study.operation} of {size} over {study.ranks} ranks of {study.system.name}\n", style="bold")
     reduction = "with in-network reduction" if best.in_network else "without in-network reduction"
-    chosen = f"{study.chooser} chooses {best.algorithm}" if study.chooser else f"best: {best.algorithm}"
+    chosen = (
+        f"{study.algorithm_selector} chooses {best.algorithm}"
+        if study.algorithm_selector
+        else f"best: {best.algorithm}"
+    )
     head.append(f"{chosen}, {duration(best.time)}; lower bound {reduction}: {duration(study.lower_bound)}\n")
     for row in study.passed_over:
-        reason = f"{study.chooser} {'uses it for other payloads or groups' if row.candidate else 'does not have it'}"
+        use = "uses it for other payloads or groups" if row.candidate else "does not have it"
+        reason = f"{study.algorithm_selector} {use}"
         head.append(f"faster, but not chosen: {row.algorithm}, {duration(row.time)} ({reason})\n")
     return head.append(f"Calibration: {study.calibration}\n", style="dim")
 
@@ -174,7 +181,7 @@ def compressed_table(study: CompressedCollective) -> RenderableType:
         f"Uncompressed: {study.dense.best.algorithm}, {duration(study.time)}, {engineering(study.sent, 'B')} "
     )
     uncompressed += f"per rank at {engineering(study.rate, 'B/s')}. "
-    assumed = f"The gradient is assumed to consist of {counted(study.tensors, 'square tensor')} (--tensors)."
+    assumed = f"The gradient is assumed to consist of {with_noun(study.tensors, 'square tensor')} (--tensors)."
     return Group(rows, Text(), wrapped_text(uncompressed + assumed))
 
 
@@ -336,7 +343,7 @@ def _panel(axes: Axes, system: System, level: Level) -> None:
             axes.annotate(vertex, places[vertex], (0, 7), textcoords="offset points", ha="center", fontsize=7)
     count = sum(isinstance(vertex, int) for vertex in graph)
     unit = "device" if below == 1 else "node" if below == system.devices_per_node else "unit"
-    words = f"{counted(count, unit)}{' here' if count < most else ''}{f' of {below:,} devices' if below > 1 else ''}"
+    words = f"{with_noun(count, unit)}{' here' if count < most else ''}{f' of {below:,} devices' if below > 1 else ''}"
     axes.set_title(f"{level.name} ({level.topology}): {words}, {level.ports} × {level.link.name} each", fontsize=9)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7)
     axes.margins(0.05, 0.2)

@@ -14,21 +14,21 @@ from paleo.report.columns import (
     Attribute,
     Document,
     Pasted,
-    chosen,
+    default_choices_line,
+    format_rate,
+    format_tenths,
     grid,
     layers_per_stage,
     listing,
     percent,
-    rate,
     record,
-    tenths,
     wrapped_text,
 )
 from paleo.report.estimate import OWNED
 from paleo.search.classes import class_numbers
 from paleo.studies.cost import JOULES_PER_KWH
 from paleo.studies.purchase import PricedPlan, PurchasePlans, format_days, purchase_finding, purchase_verdict
-from paleo.units import DAY, counted, duration, shortest
+from paleo.units import DAY, duration, unit_reference_time, with_noun
 
 if TYPE_CHECKING:
     from paleo.search.hybrid import Hybrid
@@ -172,7 +172,7 @@ def table(
     RenderableType
         Tables for the console.
     """
-    searched = counted(ranking.configurations, "configuration")
+    searched = with_noun(ranking.configurations, "configuration")
     by_bounds = "" if ranking.evaluated == ranking.configurations else f"{ranking.evaluated:,} evaluated, of which "
     head = (
         f"{model.name} on {system.name}, global batch {ranking.global_batch}: {searched} in "
@@ -182,7 +182,7 @@ def table(
     front = [ranking.front[round(i * (count - 1) / max(few - 1, 1))] for i in range(few)]
     named = [*ranking.plans, *(row for row in front if row not in ranking.plans)]
     parts: list[RenderableType] = [
-        *chosen(choices or {}),
+        *default_choices_line(choices or {}),
         wrapped_text(Text(head + _first_plan(lead), style="bold")),
         listing("Best plans", _columns(ranking.plans, named), ranking.plans),
         *_measure(ranking.plans, lead.memory.capacity),
@@ -216,11 +216,11 @@ def _measure(rows: Sequence[PlanRow], capacity: float) -> Iterator[RenderableTyp
 def _first_plan(lead: Prediction) -> str:
     """Describe the first plan in a sentence."""
     low, high = map(duration, lead.interval)
-    rates = f"{rate(lead.samples_per_s)} samples/s"
-    rates += "" if lead.tokens_per_s is None else f", {rate(lead.tokens_per_s)} tokens/s"
+    rates = f"{format_rate(lead.samples_per_s)} samples/s"
+    rates += "" if lead.tokens_per_s is None else f", {format_rate(lead.tokens_per_s)} tokens/s"
     step = f"{duration(lead.step_time)} a step (90 %: {low} to {high}), {rates}, MFU {percent(lead.mfu)}"
     fits = "" if lead.memory.fits else "; no plan fits into memory, this one comes nearest"
-    return f"{lead.plan.strategy or 'dp'} on {counted(lead.plan.gpus, 'GPU')}: {step}{fits}.\n"
+    return f"{lead.plan.strategy or 'dp'} on {with_noun(lead.plan.gpus, 'GPU')}: {step}{fits}.\n"
 
 
 # purchases
@@ -325,7 +325,7 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
         Tables for the console.
     """
     parts: list[RenderableType] = [
-        *chosen(reply.choices),
+        *default_choices_line(reply.choices),
         wrapped_text(Text(purchase_finding(reply) + (";" if reply.remedies else "."), style="bold")),
     ]
     for number, remedy in enumerate(reply.remedies):
@@ -406,7 +406,8 @@ def layers_table(model: str, system: str, splits: Hybrid) -> RenderableType:
         Tables for the console.
     """
     gain = splits.data_parallel_seconds / splits.seconds - 1.0
-    text = f"{model} on {system}: {duration(splits.seconds)} a step; data parallelism is {tenths(gain)} slower.\n"
+    seconds = duration(splits.seconds)
+    text = f"{model} on {system}: {seconds} a step; data parallelism is {format_tenths(gain)} slower.\n"
     table = grid("Strategy of each layer", ("layer", "split by"), left=2)
     for name, split in splits.layers:
         table.add_row(name, split)
@@ -474,10 +475,10 @@ def exchange_table(model: str, system: str, searched: ExchangeSearch) -> Rendera
     )
     head = (
         f"{model} on {system}, global batch {searched.global_batch}: "
-        f"{counted(searched.configurations, 'configuration')} in {duration(searched.seconds)}. "
+        f"{with_noun(searched.configurations, 'configuration')} in {duration(searched.seconds)}. "
         f"Best by time, with a price of staleness ({cost}).\n"
     )
-    like = shortest(seconds for plan in rows for seconds in (plan.step_time, plan.effective))
+    like = unit_reference_time(seconds for plan in rows for seconds in (plan.step_time, plan.effective))
     columns = (
         Attribute("", lambda each: each.plan.strategy, "strategy"),
         Attribute("", lambda each: each.consistency, "consistency"),

@@ -158,9 +158,9 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         "requests_per_s": plan.requests_per_s,
         "requests_per_s_interval": [plan.requests_per_s * low, plan.requests_per_s * high],
         "tokens_per_s": plan.tokens_per_s,
-        "ttft_s": service.times("ttft"),
-        "tpot_s": service.times("tpot"),
-        "latency_s": service.times("latency"),
+        "ttft_s": service.latencies("ttft"),
+        "tpot_s": service.latencies("tpot"),
+        "latency_s": service.latencies("latency"),
         "batch": plan.candidate.replicas * float(plan.state.batch),
         "kv_cache": {
             "bytes": memory.cache,
@@ -308,7 +308,7 @@ def load_words(service: Service) -> str:
 def _times(service: Service) -> RenderableType:
     facts = grid("Latency", ["time", *QUANTITIES])
     for part, name in LATENCIES.items():
-        times = service.times(part)
+        times = service.latencies(part)
         facts.add_row(name, *(duration(times[key]) for key in QUANTITIES))
     return facts
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from paleo.report.columns import Attribute, Document, listing, record, wrapped_text
 from paleo.serving.single_pass import passes_of, three_digits
-from paleo.units import counted, duration
+from paleo.units import duration, with_noun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,9 +139,11 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
 def _request(service: BatchedService) -> str:
     """Say what a request is."""
     if service.length:
-        return f"A request is {counted(round(service.length), 'token')} long, and is answered in one forward pass."
+        return f"A request is {with_noun(round(service.length), 'token')} long, and is answered in one forward pass."
     parts = passes_of(service.model)
     if len(parts) == parts[0].count == parts[0].samples == 1:
         return f"A request is one forward pass of {service.model.name}; a diffusion takes one for each of its steps."
-    passes = [f"{part.model} {counted(part.count, 'time')} with {counted(part.samples, 'sample')}" for part in parts]
+    passes = [
+        f"{part.model} {with_noun(part.count, 'time')} with {with_noun(part.samples, 'sample')}" for part in parts
+    ]
     return f"A request runs {' and '.join(passes)}."

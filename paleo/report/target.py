@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, Document, chosen, listing, money, record, wrapped_text
-from paleo.units import counted, duration
+from paleo.report.columns import Attribute, Document, default_choices_line, format_usd, listing, record, wrapped_text
+from paleo.units import duration, with_noun
 
 if TYPE_CHECKING:
     from paleo.specs.system import System
@@ -115,11 +115,11 @@ def table(
     best = min(curve.points, key=lambda point: point.seconds)
     low, high = map(duration, best.interval)
     fastest = "fastest on " if len(curve.points) > 1 else ""
-    count, cost = counted(best.prediction.plan.gpus, "GPU"), best.usd(tariff)
-    time = f"{duration(best.seconds)} (90 %: {low} to {high})" + ("" if cost is None else f", {money(cost)}")
+    count, cost = with_noun(best.prediction.plan.gpus, "GPU"), best.usd(tariff)
+    time = f"{duration(best.seconds)} (90 %: {low} to {high})" + ("" if cost is None else f", {format_usd(cost)}")
     head = f"{best.task.title} on {system.name}: {fastest}{count}, {'; '.join([time, *curve.limits])}."
     law = f"Samples by {curve.points[0].task.law.source}."
     points = listing("", _columns(tariff), curve.points)
-    skipped = [wrapped_text(f"Skipped {counted(gpus, 'GPU')}: {reason}") for gpus, reason in curve.skipped.items()]
-    lead = [*chosen(choices), wrapped_text(Text(head, style="bold"))]
+    skipped = [wrapped_text(f"Skipped {with_noun(gpus, 'GPU')}: {reason}") for gpus, reason in curve.skipped.items()]
+    lead = [*default_choices_line(choices), wrapped_text(Text(head, style="bold"))]
     return Group(*lead, Text(), points, *skipped, Text(), wrapped_text(law))

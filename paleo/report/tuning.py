@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, facts_table, listing, record, tenths, wrapped_text
+from paleo.report.columns import Attribute, facts_table, format_tenths, listing, record, wrapped_text
 from paleo.units import HOUR, duration, engineering
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def table(study: TuningStudy) -> RenderableType:
     rows = [
         ("wall time", f"{duration(best.seconds)}  (90 % interval {duration(low)} to {duration(high)})"),
         ("first whole trial", duration(best.timeline.first_full) if np.isfinite(best.timeline.first_full) else "none"),
-        ("GPU-hours", f"{best.gpu_hours:,.1f}, {tenths(best.timeline.utilisation)} of them busy"),
+        ("GPU-hours", f"{best.gpu_hours:,.1f}, {format_tenths(best.timeline.utilisation)} of them busy"),
         ("energy", "-" if kwh is None else f"{kwh:,.1f} kWh"),
         ("global batch", f"{study.batch:,} samples"),
         ("software", study.software + (f", as of {study.software_reason}" if study.software_reason else "")),
@@ -130,9 +130,9 @@ def table(study: TuningStudy) -> RenderableType:
         rows.append(
             (
                 "regret",
-                f"{tenths(part.median)} of the trials are better than the one returned (90 % interval "
-                f"{tenths(part.interval[0])} to {tenths(part.interval[1])}), if scores of a rung and final ones "
-                f"correlate by {part.correlation:g}",
+                f"{format_tenths(part.median)} of the trials are better than the one returned (90 % interval "
+                f"{format_tenths(part.interval[0])} to {format_tenths(part.interval[1])}), if scores of a rung and "
+                f"final ones correlate by {part.correlation:g}",
             )
         )
     unit = "tokens" if _rungs(study)[0]["tokens"] is not None else "samples"

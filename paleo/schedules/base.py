@@ -24,7 +24,7 @@ Array = npt.NDArray[np.float64]
 Numeric = float | Array
 
 
-def distinct(numbers: npt.NDArray[np.integer[Any]]) -> list[int]:
+def distinct_values(numbers: npt.NDArray[np.integer[Any]]) -> list[int]:
     """Return the different values of an array in ascending order.
 
     ``numpy.unique`` without indices loads ``numpy.ma``, which a single estimate would wait for.
@@ -40,7 +40,7 @@ def distinct(numbers: npt.NDArray[np.integer[Any]]) -> list[int]:
 
     Examples
     --------
-    >>> distinct(np.array([[3, 1], [1, 2]]))
+    >>> distinct_values(np.array([[3, 1], [1, 2]]))
     [1, 2, 3]
     """
     return sorted(set(numbers.ravel().tolist()))
@@ -292,7 +292,7 @@ class Schedule:
     fused: Fused | None = None
 
     @property
-    def copies(self) -> int:
+    def replicas(self) -> int:
         """Number of copies of the network on all stages together."""
         return len(self.paths(2, 1))
 
@@ -337,7 +337,7 @@ class Schedule:
         tuple of tuple of bool
             One entry for each chunk of each stage.
         """
-        sent = [[True] * (chunks * self.copies) for _ in range(stages)]
+        sent = [[True] * (chunks * self.replicas) for _ in range(stages)]
         for path in self.paths(stages, chunks):
             for (stage, chunk), (other, _) in itertools.pairwise(path):
                 sent[stage][chunk] = stage != other
@@ -357,7 +357,7 @@ class Schedule:
         """
         return chunks > 1 if self.chunks is None else chunks == self.chunks
 
-    def runs(self, stages: int, microbatches: Numeric) -> npt.NDArray[np.bool_]:
+    def allows_microbatches(self, stages: int, microbatches: Numeric) -> npt.NDArray[np.bool_]:
         """Return a mask of the microbatch counts that the schedule can run.
 
         Parameters
@@ -374,7 +374,7 @@ class Schedule:
         """
         count = np.asarray(microbatches)
         fits = (count >= self.least * stages) & ((count % stages == 0) | (not self.multiple))
-        fits = fits & (count % self.copies == 0)
+        fits = fits & (count % self.replicas == 0)
         return np.asarray(fits & (stages % 2 == 0 or not self.even))
 
     def alive(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
@@ -418,7 +418,7 @@ class Schedule:
         ndarray
             Shape (pieces of all copies, ...).
         """
-        of_piece, pieces = self.closed.alive_of, range(chunks * self.copies)
+        of_piece, pieces = self.closed.alive_of, range(chunks * self.replicas)
         if len(pieces) == 1:
             return np.asarray(self.alive(stage, stages, microbatches, chunks), dtype=np.float64)[None]
         if of_piece is not None:
@@ -430,7 +430,7 @@ class Schedule:
         places, counts = np.broadcast_arrays(np.asarray(stage, dtype=int), np.asarray(microbatches, dtype=int))
         pairs = zip(places.ravel().tolist(), counts.ravel().tolist(), strict=True)
         most = [_in_flight(self, place, stages, count, chunks) for place, count in pairs]
-        return np.array(most, dtype=np.float64).reshape(*places.shape, chunks * self.copies)
+        return np.array(most, dtype=np.float64).reshape(*places.shape, chunks * self.replicas)
 
     def remaining(self, stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
         """Count the passes that a stage still runs after the last gradient of one of its chunks.
@@ -531,7 +531,7 @@ class Schedule:
             Activations of each chunk. They are freed after B, or after W if weight passes are separate.
         """
         ends: Pass = "W" if self.splits_backward else "B"
-        alive = [0] * (chunks * self.copies)
+        alive = [0] * (chunks * self.replicas)
         most = tuple(alive)
         for action in self.order(stage, stages, microbatches, chunks):
             alive[action.chunk] += (action.kind == "F") - (action.kind == ends)
@@ -542,7 +542,7 @@ class Schedule:
 @lru_cache(maxsize=65536)
 def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
     """Evaluate `Schedule.in_flight` for a window of microbatches; further rounds add equally many each."""
-    most = window(stages, chunks) + microbatches % stages
+    most = evaluated_microbatches(stages, chunks) + microbatches % stages
     if microbatches <= most:
         return schedule.in_flight(stage, stages, microbatches, chunks)
     first, second = (schedule.in_flight(stage, stages, count, chunks) for count in (most - stages, most))
@@ -553,7 +553,7 @@ def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, c
 @lru_cache(maxsize=65536)
 def _passes_remaining(schedule: Schedule, stage: int, stages: int, chunk: int, chunks: int) -> tuple[int, int]:
     """Count the passes after the last gradient of a chunk, with enough microbatches to fill the pipeline."""
-    order = schedule.order(stage, stages, window(stages, chunks), chunks)
+    order = schedule.order(stage, stages, evaluated_microbatches(stages, chunks), chunks)
     last: Pass = "W" if schedule.splits_backward else "B"
     end = max(k for k, action in enumerate(order) if action.kind == last and action.chunk == chunk)
     later = [action.kind for action in order[end + 1 :]]
@@ -563,7 +563,7 @@ def _passes_remaining(schedule: Schedule, stage: int, stages: int, chunk: int, c
 @lru_cache(maxsize=4096)
 def _unpaired_passes(schedule: Schedule, stages: int, chunks: int) -> float:
     """Count forward passes without a pair, on average over the stages; further microbatches only add pairs."""
-    count = window(stages, chunks)
+    count = evaluated_microbatches(stages, chunks)
     groups = [group for stage in range(stages) for group in schedule.groups(stage, stages, count, chunks)]
     return sum(len(group) == 1 and group[0].kind == "F" for group in groups) / stages
 
@@ -572,7 +572,7 @@ def _unpaired_passes(schedule: Schedule, stages: int, chunks: int) -> float:
 UNROLLED = 2**14
 
 
-def window(stages: int, chunks: int) -> int:
+def evaluated_microbatches(stages: int, chunks: int) -> int:
     """Return how many microbatches are evaluated; after them every further round adds the same time.
 
     Parameters
@@ -589,7 +589,7 @@ def window(stages: int, chunks: int) -> int:
     return stages * (4 if chunks == 1 else 4 + chunks)
 
 
-def unrolled(stages: int, chunks: int, microbatches: int) -> bool:
+def evaluates_every_microbatch(stages: int, chunks: int, microbatches: int) -> bool:
     """Return True if every microbatch is evaluated, rather than a window of them whose last round is repeated.
 
     Parameters
@@ -605,7 +605,7 @@ def unrolled(stages: int, chunks: int, microbatches: int) -> bool:
     -------
     bool
     """
-    return microbatches <= window(stages, chunks) + stages or stages * chunks * microbatches <= UNROLLED
+    return microbatches <= evaluated_microbatches(stages, chunks) + stages or stages * chunks * microbatches <= UNROLLED
 
 
 SCHEDULES: Registry[Schedule] = Registry("pipeline schedule", "paleo.schedules")
@@ -633,7 +633,7 @@ def add_schedule(schedule: Schedule) -> Schedule:
     chunks = 2 if schedule.chunks is None else schedule.chunks
     for stages, rounds in ((2, 1), (3, 2), (4, 2)):
         microbatches = max(schedule.least, 1) * stages * rounds
-        if schedule.runs(stages, microbatches):
+        if schedule.allows_microbatches(stages, microbatches):
             _check_complete(schedule, stages, microbatches, chunks)
     return SCHEDULES.register(schedule.name)(schedule)
 
@@ -693,9 +693,9 @@ def check_schedule(name: str, stages: int, chunks: int, microbatches: int) -> No
         raise PlanError(f"schedule {name!r} needs an even number of stages, not {stages}")
     if chosen.multiple and microbatches % stages:
         raise PlanError(f"schedule {name!r}: {microbatches} microbatches are not a multiple of the {stages} stages")
-    if microbatches % chosen.copies:
+    if microbatches % chosen.replicas:
         raise PlanError(
-            f"schedule {name!r}: {microbatches} microbatches are not shared evenly by its {chosen.copies} copies"
+            f"schedule {name!r}: {microbatches} microbatches are not shared evenly by its {chosen.replicas} copies"
         )
     if microbatches < chosen.least * stages:
         least = f"{chosen.least} for each of the {stages} stages"

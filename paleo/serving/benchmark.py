@@ -141,7 +141,7 @@ class ServiceAudit:
         plan, result = self.service.best, self.service.simulation
         if plan is None or result is None:
             return {}
-        first, further = self.service.times("ttft"), self.service.times("tpot")
+        first, further = self.service.latencies("ttft"), self.service.latencies("tpot")
         rate = plan.candidate.replicas * result.tokens_per_s
         values = {"tokens_per_s": rate, "ttft": first["mean"], "ttft_p99": first["p99"]}
         values |= {"tpot": further["mean"], "tpot_p99": further["p99"]}

@@ -172,7 +172,7 @@ def _drafted(words: list[str]) -> int:
     return int(_number("drafted", value) or 0)
 
 
-def quantises(engine: str, weights: str, released: str) -> bool:
+def quantises_at_start(engine: str, weights: str, released: str) -> bool:
     """Return True if an engine itself makes the weights of a format from the published ones, when it starts.
 
     vLLM and SGLang make fp8 from sixteen bits (``--quantization fp8``); other formats need converted weights.
@@ -200,7 +200,7 @@ def served_weights(engine: str, model: ModelSpec, weights: str) -> str:
         Format of the weights.
     """
     name = model.hub or model.name
-    published = weights == model.released or quantises(engine, weights, model.released)
+    published = weights == model.released or quantises_at_start(engine, weights, model.released)
     return name if published else folder_name(name, weights)
 
 
@@ -240,7 +240,7 @@ def written_command(engine: str, model: ModelSpec, plan: ServingPlan) -> str:
         flags.append("--enable-expert-parallel")
     if ranks > 1 and kind == 1:
         flags.append("--enable-dp-attention")
-    if quantises(engine, formats.text, model.released):
+    if quantises_at_start(engine, formats.text, model.released):
         flags.append("--quantization fp8")
     if formats.cache == "fp8" and kind < 2:
         flags.append("--kv-cache-dtype " + ("fp8", "fp8_e4m3")[kind])

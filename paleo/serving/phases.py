@@ -195,7 +195,7 @@ class Phases:
         """Rows of products for each sequence that decodes: a token, and those drafted ones that are verified."""
         return max(self.kernels.verified, self.kernels.drafted + 1)
 
-    def speculated(self, sequences: Numbers) -> Array:
+    def speculation_time(self, sequences: Numbers) -> Array:
         """Return the time that speculation adds to an iteration which gives each sequence one token.
 
         A draft head of one layer runs once for each place, on all branches after the first, the drafted tokens are
@@ -215,19 +215,21 @@ class Phases:
         number = np.asarray(sequences, dtype=np.float64)
         if self.rows == 1:
             return np.zeros(number.shape)
-        verified, places = self.products(self.rows * number), self.kernels.drafted
+        verified, places = self.non_attention_time(self.rows * number), self.kernels.drafted
         draft = self._drafting(number) + (places - 1) * self._drafting(self.kernels.branches * number)
-        whole = verified + self.sampled(self.rows * number) + draft
-        return np.asarray(np.where(number > 0, whole / self.kernels.emitted - verified - self.sampled(number), 0.0))
+        whole = verified + self.sampling_time(self.rows * number) + draft
+        return np.asarray(
+            np.where(number > 0, whole / self.kernels.emitted - verified - self.sampling_time(number), 0.0)
+        )
 
     def _drafting(self, tokens: Array) -> Array:
         """Seconds of one pass of a draft head: a layer, and a choice among the tokens that it knows."""
         layers = max(sum(group.count for group in self.lowered.attention), 1.0)
         vocabulary = max(self.lowered.vocabulary * self.sharding.tp, 1.0)
         known = min(self.kernels.draft_vocabulary or vocabulary, vocabulary) / vocabulary
-        return self.products(tokens) / layers + known * self.sampled(tokens)
+        return self.non_attention_time(tokens) / layers + known * self.sampling_time(tokens)
 
-    def products(self, tokens: Numbers) -> Array:
+    def non_attention_time(self, tokens: Numbers) -> Array:
         """Return the time of an iteration without attention and head.
 
         Parameters
@@ -242,7 +244,7 @@ class Phases:
         """
         return _extended(np.asarray(tokens, dtype=np.float64), TOKENS, self.body)
 
-    def sampled(self, sequences: Numbers) -> Array:
+    def sampling_time(self, sequences: Numbers) -> Array:
         """Return the time of head and sampling.
 
         Parameters
@@ -258,7 +260,7 @@ class Phases:
         number = np.asarray(sequences, dtype=np.float64)
         return np.where(number > 0, _extended(np.maximum(number, 1.0), TOKENS, self.head), 0.0)
 
-    def decoding(self, sequences: Numbers, cached: Numbers, *, joint: bool = False) -> Array:
+    def decode_attention_time(self, sequences: Numbers, cached: Numbers, *, joint: bool = False) -> Array:
         """Return the time of attention of one new token for each sequence.
 
         Parameters
@@ -282,7 +284,7 @@ class Phases:
         each = bilinear(np.maximum(number, 1.0), length, SEQUENCES, CACHED, self.joint if joint else self.decode)
         return np.asarray((share * each + number * self.state) / self.kernels.emitted)
 
-    def prefilling(self, chunks: Numbers, length: Numbers, cached: Numbers = 0.0) -> Array:
+    def prefill_attention_time(self, chunks: Numbers, length: Numbers, cached: Numbers = 0.0) -> Array:
         """Return the time of attention of chunks of prompts.
 
         Parameters
@@ -305,7 +307,7 @@ class Phases:
         each = bilinear(np.maximum(tokens, 1.0), before, CHUNKS, np.append(0.0, CACHED[1:]), self.prefill)
         return np.asarray(number * each + np.minimum(number, 1.0) * self.prefill_launch)
 
-    def iteration(
+    def iteration_time(
         self, *, decoded: Numbers, cached: Numbers, chunks: Numbers = 0.0, length: Numbers = 1.0, before: Numbers = 0.0,
         finished: Numbers | None = None,
     ) -> Array:  # fmt: skip
@@ -330,12 +332,16 @@ class Phases:
         share, pieces = np.asarray(decoded, dtype=np.float64) / ranks, np.asarray(chunks, dtype=np.float64) / ranks
         tokens = self.rows * share + pieces * np.asarray(length, dtype=np.float64)
         ends = pieces if finished is None else np.asarray(finished, dtype=np.float64) / ranks
-        seconds = self.products(tokens) + self.sampled(share + ends) + self.prefilling(pieces, length, before)
-        seconds = seconds + self.decoding(share, cached)
+        seconds = (
+            self.non_attention_time(tokens)
+            + self.sampling_time(share + ends)
+            + self.prefill_attention_time(pieces, length, before)
+        )
+        seconds = seconds + self.decode_attention_time(share, cached)
         if self.joint is not self.decode:
-            added = self.decoding(share, cached, joint=True) - self.decoding(share, cached)
+            added = self.decode_attention_time(share, cached, joint=True) - self.decode_attention_time(share, cached)
             seconds = seconds + np.minimum(np.asarray(chunks, dtype=np.float64), 1.0) * added
-        seconds = seconds + self.speculated(share)
+        seconds = seconds + self.speculation_time(share)
         return np.asarray(seconds + (self.stages - 1) * self.hop * tokens)
 
 

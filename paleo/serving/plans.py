@@ -21,7 +21,7 @@ from paleo.serving.lowered import Sharding
 from paleo.serving.memory import ServingMemory, serving_memory
 from paleo.serving.phases import Phases, phases
 from paleo.serving.simulation import Simulated, simulate
-from paleo.serving.steady import Batching, Lengths, SteadyState, at_rate, closed_loop, saturated
+from paleo.serving.steady import Batching, Lengths, SteadyState, closed_loop, saturated_state, state_at_rate
 
 if TYPE_CHECKING:
     from paleo.serving.engines import BatchLimit, Engine
@@ -376,18 +376,20 @@ def _most(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) ->
     places = candidate.places(load.lengths)
     if not limits.bounds:
         batching = candidate.batching()
-        return _plan(candidate, batching, saturated(candidate.phases, batching, load.lengths, places), limits)
+        return _plan(candidate, batching, saturated_state(candidate.phases, batching, load.lengths, places), limits)
     tokens, sequences = _grid(candidate)
     batching = candidate.batching(tokens, sequences)
-    capacity = saturated(candidate.phases, batching, load.lengths, places).requests_per_s
+    capacity = saturated_state(candidate.phases, batching, load.lengths, places).requests_per_s
     wide = candidate.batching(tokens[..., None], sequences[..., None])
-    state = at_rate(candidate.phases, wide, load.lengths, places, capacity[..., None] * SHARES, arrivals=load.variation)
+    state = state_at_rate(
+        candidate.phases, wide, load.lengths, places, capacity[..., None] * SHARES, arrivals=load.variation
+    )
     rates = np.where(limits.excess(state) <= 1.0, state.requests_per_s, 0.0)
     best = np.unravel_index(int(np.argmax(rates)), rates.shape)
     if rates[best] <= 0.0:
         return None
     chosen = candidate.batching(float(tokens[best[:2]]), float(sequences[best[:2]]))
-    final = at_rate(candidate.phases, chosen, load.lengths, places, float(rates[best]), arrivals=load.variation)
+    final = state_at_rate(candidate.phases, chosen, load.lengths, places, float(rates[best]), arrivals=load.variation)
     return ServingPlan(candidate, chosen, final, LIMIT_NAMES[limits.binding(final)])
 
 
@@ -395,13 +397,13 @@ def _stated(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) 
     """Return the plan for a given rate; the engine's own iteration limits are tried first."""
     places, rate = candidate.places(load.lengths), load.rate / candidate.replicas
     batching = candidate.batching()
-    state = at_rate(candidate.phases, batching, load.lengths, places, rate, arrivals=load.variation)
+    state = state_at_rate(candidate.phases, batching, load.lengths, places, rate, arrivals=load.variation)
     if float(limits.excess(state)) <= 1.0 and float(state.utilisation) < 1.0:
         return _plan(candidate, batching, state, limits)
     if not limits.bounds:
         return None
     tokens, sequences = _grid(candidate)
-    wide = at_rate(
+    wide = state_at_rate(
         candidate.phases,
         candidate.batching(tokens, sequences),
         load.lengths,
@@ -414,12 +416,12 @@ def _stated(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) 
     if excess[best] > 1.0:
         return None
     chosen = candidate.batching(float(tokens[best]), float(sequences[best]))
-    final = at_rate(candidate.phases, chosen, load.lengths, places, rate, arrivals=load.variation)
+    final = state_at_rate(candidate.phases, chosen, load.lengths, places, rate, arrivals=load.variation)
     return _plan(candidate, chosen, final, limits)
 
 
 def _plan(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: ServingLimits) -> ServingPlan:
-    return ServingPlan(candidate, batching, state, limiting(candidate, batching, state, limits))
+    return ServingPlan(candidate, batching, state, bottleneck_name(candidate, batching, state, limits))
 
 
 #: Limits of latency in words.
@@ -428,7 +430,7 @@ LIMIT_NAMES = {"ttft": "time to the first token", "tpot": "time per token", "lat
 NEAR = 0.93
 
 
-def limiting(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: ServingLimits) -> str:
+def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: ServingLimits) -> str:
     """Name what limits a replica: a latency limit, places for sequences, or a part of an iteration.
 
     Parameters
@@ -487,7 +489,7 @@ def parts_of(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
     from paleo.serving.phases import TOKENS
 
     exchanged = float(np.interp(batch, TOKENS, prices.communication))
-    products = float(prices.products(batch)) - exchanged + float(prices.sampled(batch))
+    products = float(prices.non_attention_time(batch)) - exchanged + float(prices.sampling_time(batch))
     attention = float(state.plain) - products - exchanged - candidate.engine.pause
     prompts = float(state.iteration) - float(state.plain)
     return {
@@ -560,9 +562,9 @@ def _refined(plan: ServingPlan, load: ServingLoad, limits: ServingLimits) -> Ser
     for number in range(BISECTIONS):
         share = 1.0 if number == 0 else 0.5 * (low + high)
         rate = share * float(plan.state.requests_per_s)
-        state = at_rate(plan.candidate.phases, plan.batching, load.lengths, places, rate, arrivals=load.variation)
+        state = state_at_rate(plan.candidate.phases, plan.batching, load.lengths, places, rate, arrivals=load.variation)
         trial = replace(plan, state=state)
-        result = simulated(trial, load, TESTED)
+        result = simulated_replica(trial, load, TESTED)
         times = {part: steady_part(result, part) for part in limits.bounds}
         values = {p: np.percentile(t, limits.percentile) if limits.percentile else t.mean() for p, t in times.items()}
         if all(float(values[part]) <= limit * TOLERANCE for part, limit in limits.bounds.items()):
@@ -574,7 +576,7 @@ def _refined(plan: ServingPlan, load: ServingLoad, limits: ServingLimits) -> Ser
     return best
 
 
-def nearest(
+def nearest_replica_layout(
     late: Sequence[ReplicaLayout], load: ServingLoad, limits: ServingLimits
 ) -> tuple[ReplicaLayout, SteadyState] | None:
     """Return the layout that comes closest to limits that no layout meets.
@@ -596,9 +598,9 @@ def nearest(
     states = []
     for candidate in late:
         batching = candidate.batching()
-        alone = 0.01 * saturated(candidate.phases, batching, load.lengths, 1.0).requests_per_s
+        alone = 0.01 * saturated_state(candidate.phases, batching, load.lengths, 1.0).requests_per_s
         places = candidate.places(load.lengths)
-        states.append((candidate, at_rate(candidate.phases, batching, load.lengths, places, alone)))
+        states.append((candidate, state_at_rate(candidate.phases, batching, load.lengths, places, alone)))
     return min(states, key=lambda pair: float(limits.excess(pair[1])), default=None)
 
 
@@ -617,7 +619,7 @@ def capacity_of(candidate: ReplicaLayout, load: ServingLoad) -> float:
     float
         Requests per second.
     """
-    full = saturated(candidate.phases, candidate.batching(), load.lengths, candidate.places(load.lengths))
+    full = saturated_state(candidate.phases, candidate.batching(), load.lengths, candidate.places(load.lengths))
     return candidate.replicas * float(full.requests_per_s)
 
 
@@ -639,9 +641,9 @@ def curve_of(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[Ar
         Rates of all replicas [1/s], and the states.
     """
     candidate, places = plan.candidate, plan.candidate.places(load.lengths)
-    full = saturated(candidate.phases, plan.batching, load.lengths, places)
+    full = saturated_state(candidate.phases, plan.batching, load.lengths, places)
     rates = float(full.requests_per_s) * np.linspace(0.05, 0.98, points)
-    state = at_rate(candidate.phases, plan.batching, load.lengths, places, rates, arrivals=load.variation)
+    state = state_at_rate(candidate.phases, plan.batching, load.lengths, places, rates, arrivals=load.variation)
     return candidate.replicas * rates, state
 
 
@@ -685,7 +687,7 @@ def requests_of(plan: ServingPlan, load: ServingLoad, count: int | None = None, 
     )
 
 
-def simulated(plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1) -> Simulated:
+def simulated_replica(plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1) -> Simulated:
     """Simulate one replica of a plan.
 
     Parameters

@@ -32,12 +32,12 @@ from paleo.serving.plans import (
     ServingPlan,
     candidates,
     capacity_of,
-    nearest,
+    nearest_replica_layout,
     plan_service,
-    simulated,
+    simulated_replica,
     steady_part,
 )
-from paleo.serving.steady import at_rate, saturated
+from paleo.serving.steady import saturated_state, state_at_rate
 from paleo.specs.catalog import SIXTEEN_BITS
 from paleo.units import MEGA, duration
 
@@ -100,7 +100,7 @@ def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimit
     piece = np.minimum(lengths.computed, float(layout.limit.tokens))
     pieces = lengths.computed / piece
     before = np.maximum(np.asarray(lengths.input) - piece, 0.0) / 2.0
-    each = layout.phases.iteration(decoded=0.0, cached=1.0, chunks=1.0, length=piece, before=before)
+    each = layout.phases.iteration_time(decoded=0.0, cached=1.0, chunks=1.0, length=piece, before=before)
     service = float(pieces * (each + engine.pause))
     waits = 0.5 * _LOADS * service * (load.variation + lengths.input_variation**2) / (1.0 - _LOADS)
     mean = engine.request + waits + service + sent
@@ -118,8 +118,8 @@ def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimits
     lengths = replace(load.lengths, hit=1.0 - 1.0 / max(first, 2.0))
     places = layout.places(lengths)
     batching = replace(layout.batching(), request=0.0)
-    full = float(saturated(layout.phases, batching, lengths, places).requests_per_s)
-    state = at_rate(layout.phases, batching, lengths, places, full * SHARES, arrivals=load.variation)
+    full = float(saturated_state(layout.phases, batching, lengths, places).requests_per_s)
+    state = state_at_rate(layout.phases, batching, lengths, places, full * SHARES, arrivals=load.variation)
     bounds = replace(limits, ttft=None)
     kept = np.flatnonzero(bounds.excess(state) * np.ones(len(SHARES)) <= 1.0)
     if not len(kept):
@@ -271,9 +271,9 @@ class Service:
     @cached_property
     def simulation(self) -> Simulated | None:
         """Simulation of the first plan."""
-        return None if self.best is None else simulated(self.best, self.load)
+        return None if self.best is None else simulated_replica(self.best, self.load)
 
-    def times(self, part: str) -> dict[str, float]:
+    def latencies(self, part: str) -> dict[str, float]:
         """Return simulated mean and percentiles of a time of the first plan.
 
         Parameters
@@ -300,7 +300,7 @@ class Service:
         if self.best is None or self.best.limited_by not in LIMIT_NAMES.values():
             return None if self.best is None else self.best.limited_by
         name = f"p{self.limits.percentile}" if self.limits.percentile else "mean"
-        times = {part: self.times(part) for part in self.limits.bounds}
+        times = {part: self.latencies(part) for part in self.limits.bounds}
         shares = {part: times[part].get(name, times[part]["p99"]) / self.limits.bounds[part] for part in times}
         return LIMIT_NAMES[max(shares, key=shares.__getitem__)]
 
@@ -395,7 +395,7 @@ def _converted(engine: str, model: ModelSpec, weights: str) -> list[str]:
 def _late(service: Service, part: str) -> str:
     """Return text for a simulated time above its limit, or an empty string if the limit is met."""
     percentile = service.limits.percentile
-    times = service.times(part)
+    times = service.latencies(part)
     value = times.get(f"p{percentile}" if percentile else "mean", 0.0)
     limit = service.limits.bounds[part]
     return f"{duration(value)} for {duration(limit)}" if value > limit * (1.0 + DISAGREEMENT) else ""
@@ -496,7 +496,7 @@ def refusal(service: Service) -> str:
             f"the queue grows by {growth:.3g} requests a second. Ask for at most {capacity:.3g}/s, or for "
             f"{math.ceil(service.gpus * load.rate / capacity):,} GPUs or more."
         )
-    near = nearest(service.result.late, load, limits)
+    near = nearest_replica_layout(service.result.late, load, limits)
     if near is None or not limits.bounds:
         return f"No: {gpus} keep up with no plan."
     candidate, state = near

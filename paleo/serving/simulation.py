@@ -134,12 +134,15 @@ class _Prices:
         sequences = np.arange(most_sequences + 2, dtype=np.float64)
         state = phases.state / phases.kernels.emitted
         alone, joint = (
-            (phases.decoding(sequences[:, None], CACHED[None, :], joint=each) - sequences[:, None] * state).tolist()
+            (
+                phases.decode_attention_time(sequences[:, None], CACHED[None, :], joint=each)
+                - sequences[:, None] * state
+            ).tolist()
             for each in (False, True)
         )
         return cls(
-            phases.products(tokens).tolist(),
-            phases.sampled(sequences).tolist(),
+            phases.non_attention_time(tokens).tolist(),
+            phases.sampling_time(sequences).tolist(),
             alone,
             joint,
             state,
@@ -148,7 +151,7 @@ class _Prices:
             float(phases.sharding.attention_dp),
             (phases.stages - 1) * phases.hop,
             phases.rows,
-            phases.speculated(sequences).tolist(),
+            phases.speculation_time(sequences).tolist(),
         )
 
     def decoding(self, sequences: int, cached: float, *, joint: bool) -> float:

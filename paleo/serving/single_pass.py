@@ -117,7 +117,7 @@ class RequestBatch:
         return self.batch / self.seconds
 
 
-def batchings(
+def batches_in_memory(
     model: ModelSpec, system: System, formats: Formats, fused: str = "", length: float = 0.0, between: float = 1.0
 ) -> tuple[RequestBatch, ...]:
     """Return the batches that fit into memory, with the time of each.
@@ -153,7 +153,7 @@ def batchings(
         kernels = EngineKernels(encoder_bytes=between)
         prices = phases(model, system, Sharding(), formats, kernels)
         samples = np.maximum(ENCODED / length / 2.0 ** np.arange(5)[::-1], 1.0)
-        seconds = prices.products(samples * length) + prices.prefilling(samples, length)
+        seconds = prices.non_attention_time(samples * length) + prices.prefill_attention_time(samples, length)
         return tuple(RequestBatch(*pair) for pair in zip(samples.tolist(), seconds.tolist(), strict=True))
     parts = passes_of(model)
     sizes = [batch for batch in BATCHES if batch <= largest_batch(parts, system, formats)]
@@ -233,7 +233,7 @@ def request_seconds(
     fused : str
         Beginning of the names of layers that run as one kernel.
     between : float
-        As for `batchings`.
+        As for `batches_in_memory`.
 
     Returns
     -------
@@ -454,5 +454,5 @@ def batched_service(
     """
     tokens = length or float(model.params.get("seq", 0.0))
     return BatchedService(
-        model, system, gpus, formats, batchings(model, system, formats, length=tokens), limit, tokens, usd_per_s
+        model, system, gpus, formats, batches_in_memory(model, system, formats, length=tokens), limit, tokens, usd_per_s
     )

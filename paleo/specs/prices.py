@@ -208,7 +208,7 @@ def rented(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, 
         USD/s for all machines, the price it is made of, and True if that is for this very system. None if nobody offers
         it.
     """
-    devices = billed(system, gpus).devices
+    devices = billed_devices(system, gpus).devices
     if term == "on-demand" and system.price_per_node is not None:
         return system.price_per_node.rate * devices / system.devices_per_node, system.price_per_node, True
     if term == "on-demand" and system.device.price is not None:
@@ -231,7 +231,7 @@ class Billed:
 _CUBE = 64
 
 
-def billed(system: System, gpus: int) -> Billed:
+def billed_devices(system: System, gpus: int) -> Billed:
     """Return the number of devices that are ordered and paid for if a run uses so many.
 
     Parameters
@@ -248,7 +248,8 @@ def billed(system: System, gpus: int) -> Billed:
     Examples
     --------
     >>> from paleo.specs.system import load_system
-    >>> billed(load_system("aws-p4d.24xlarge"), 12).devices, billed(load_system("tpu-v5p-pod"), 24).devices
+    >>> gpus, tpus = load_system("aws-p4d.24xlarge"), load_system("tpu-v5p-pod")
+    >>> billed_devices(gpus, 12).devices, billed_devices(tpus, 24).devices
     (16, 32)
     """
     size = devices_per_machine(system)

@@ -16,8 +16,19 @@ from pydantic import Field, model_validator
 from paleo.errors import PlanError, SpecError
 from paleo.specs.catalog import entries, is_path, kind_of, read_entry, read_inline
 from paleo.specs.device import Device, Link, Price, load_device, load_link, with_names
-from paleo.specs.loading import NOT_STATED, FileCache, Flag, PositiveCount, Spec, Text, Year, below, validate, with_path
-from paleo.units import Bytes, BytesPerSecond, FailuresPerSecond, counted
+from paleo.specs.loading import (
+    NOT_STATED,
+    FileCache,
+    Flag,
+    PositiveCount,
+    Spec,
+    Text,
+    Year,
+    path_in_folder,
+    validate,
+    with_path,
+)
+from paleo.units import Bytes, BytesPerSecond, FailuresPerSecond, with_noun
 
 
 class Level(Spec):
@@ -242,9 +253,9 @@ class System(Spec):
         """
         node_size, whole = self.devices_per_node, gpus % self.devices_per_node == 0
         nodes = (
-            counted(math.ceil(gpus / node_size), "node") if whole or gpus > node_size else f"of {node_size} in a node"
+            with_noun(math.ceil(gpus / node_size), "node") if whole or gpus > node_size else f"of {node_size} in a node"
         )
-        return f"{counted(gpus, 'GPU')} of {self.name}" + (f" ({nodes})" if node_size > 1 else "")
+        return f"{with_noun(gpus, 'GPU')} of {self.name}" + (f" ({nodes})" if node_size > 1 else "")
 
     def group(self, stride: int, size: int) -> tuple[Span, ...]:
         """Return which part of each level of the network a group of ranks uses, from inner to outer.
@@ -472,7 +483,7 @@ def _part(kind: Literal["devices", "links"], value: object, where: Path, key: st
             stem = f"{where.stem} {key}"
             return with_names(inline, stem) if kind == "devices" else {"name": stem, **inline}
         if isinstance(value, str):
-            text: str | Path = below(where.parent, value) if is_path(value) else value
+            text: str | Path = path_in_folder(where.parent, value) if is_path(value) else value
             return load_device(text) if kind == "devices" else load_link(text)
     except SpecError as error:
         raise SpecError(f"{where}: {key}: {error}") from None

@@ -16,7 +16,7 @@ from paleo.lowering.policies import Chunk, cut_by_work, cut_into_stages
 from paleo.lowering.program import Program, lower, without_backward
 from paleo.network.graph import Graph, apply_graph_changes, build_graph
 from paleo.operations.base import Matrix, Optimizer, optimizer, update_kernel
-from paleo.operations.tensor import Precision, autocast, precision, scaled
+from paleo.operations.tensor import Precision, autocast, precision, with_scale_bytes
 from paleo.parallel.placement import Mesh, Placement, Strategy, placement
 from paleo.pricing.communication import Fabric, collective_sources
 from paleo.pricing.kernels import Pricer, pricer
@@ -613,7 +613,7 @@ def backend_of(
         added=software.gradients.added,
     )
     scaling = run.kernels.scaling or ("nvfp4" if dtype == "fp4" else software.formats.scaling)
-    formats = scaled(formats, scaling, fused=software.fusion.passes)
+    formats = with_scale_bytes(formats, scaling, fused=software.fusion.passes)
     if formats.master and (run.kernels.main_gradients or software.formats.main_gradients) == "fp32":
         formats = replace(formats, gradient=formats.wide)
     method = compression_of_run(

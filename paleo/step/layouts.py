@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from paleo.lowering.policies import recomputed_sections
 from paleo.parallel.placement import BATCH_AXES, Axes, Mesh
-from paleo.schedules.base import distinct
+from paleo.schedules.base import distinct_values
 from paleo.step.exchange import (
     compressed_collectives,
     compressed_gather,
@@ -688,7 +688,7 @@ class Layouts:
 
     def _sharers(self, kinds: StageKinds) -> Array:
         owned = np.zeros((len(kinds), len(self)))
-        for copies in distinct(kinds.copies.astype(int)):
+        for copies in distinct_values(kinds.copies.astype(int)):
             same_copies = np.flatnonzero(kinds.copies[:, 0] == copies)
             owned[same_copies] = kinds.holdings[same_copies] @ self._owned_elements(copies)
         return sharing_ranks(self.elements(kinds, trained=True), owned, self.shards * kinds.copies)

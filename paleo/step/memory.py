@@ -21,7 +21,7 @@ import numpy.typing as npt
 from paleo.errors import PlanError, SpecError, near
 from paleo.operations.base import Kernel, flat_pass
 from paleo.parallel.placement import BATCH_AXES, Axes
-from paleo.units import listed
+from paleo.units import comma_separated
 
 if TYPE_CHECKING:
     from paleo.lowering.policies import Chunk
@@ -88,7 +88,7 @@ def tied_copies(layers: Array, ties: Sequence[TiedParameter]) -> Array:
     return copies
 
 
-def holdings(placed: Array, ties: Sequence[TiedParameter]) -> Array:
+def parameter_holder_counts(placed: Array, ties: Sequence[TiedParameter]) -> Array:
     """Count the parameter holders in each chunk of each stage: layers of each section, then copies of tied parameters.
 
     Copies belong to the last chunk.
@@ -172,7 +172,7 @@ class StageKinds:
         Parameters
         ----------
         holdings : ndarray, shape (..., sections and ties)
-            Layers and copies, as `holdings` returns them.
+            Layers and copies, as `parameter_holder_counts` returns them.
         copies : int
             Copies of the network on the pipeline.
 
@@ -267,7 +267,7 @@ class Assignment:
         """
         sections = 1 + max(section for piece in pieces for section, _ in piece)
         places = schedule.pieces(stages, chunks) if stages > 1 else ((0,),)
-        copies = schedule.copies if stages > 1 else 1
+        copies = schedule.replicas if stages > 1 else 1
         placed = placed_layers(sections, pieces, places)
         layers = np.asarray(placed.sum(axis=1))
         sends = np.zeros((stages, sections))
@@ -275,8 +275,8 @@ class Assignment:
             for stage, sent in enumerate(schedule.sends_output(stages, chunks)):
                 for piece, leaves in zip(places[stage], sent, strict=True):
                     sends[stage, pieces[piece][-1][0]] += leaves / copies
-        stage_kind = kinds.stages.add(holdings(layers[:, None], ties)[:, 0], copies)
-        chunk_kind = kinds.chunks.add(holdings(placed, ties), copies)
+        stage_kind = kinds.stages.add(parameter_holder_counts(layers[:, None], ties)[:, 0], copies)
+        chunk_kind = kinds.chunks.add(parameter_holder_counts(placed, ties), copies)
         return cls(tuple(pieces), chunks, copies, placed, layers, sends, kinds, stage_kind, chunk_kind)
 
     @property
@@ -740,7 +740,7 @@ def offload_of(text: str, system: System, rates: Rates | None = None, layers: in
     PlanError
         If one part cannot be offloaded without another.
     """
-    names = listed(text)
+    names = comma_separated(text)
     if layers is not None and "activations" not in names:
         problem = f"counts layers whose activations go to host memory, but offload is {text!r}"
         raise PlanError(f"offload.layers: {problem}; use activations")

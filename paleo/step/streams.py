@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.schedules.base import Numeric, Passes, distinct
+from paleo.schedules.base import Numeric, Passes, distinct_values
 from paleo.step.exchange import bucket_count, exposed_gather, exposed_sends, sends_in_order
 from paleo.step.memory import SUM_BYTES, Assignment, host_update
 from paleo.step.section_times import LayerTimes, section_values, sum_per_stage, with_contention
@@ -275,7 +275,7 @@ def stream_seconds(batch: Batch) -> StreamSeconds:
 
 def _stream_seconds(batch: Batch) -> StreamSeconds:
     orders: dict[Shape, list[tuple[int, Order]]] = {}
-    for layout in distinct(batch.cases.layout):
+    for layout in distinct_values(batch.cases.layout):
         shape, order = _order(batch.layouts, layout, buckets_of(batch, layout))
         orders.setdefault(shape, []).append((layout, order))
     seconds = StreamSeconds(*np.zeros((3, len(batch))))
@@ -377,7 +377,7 @@ def contended_times(batch: Batch, cases: Index) -> Contended:
     layout = batch.cases.layout[cases]
     gathers = section_gathers(batch.layouts)[:, layout] if batch.sharded else np.zeros((1, 1))
     again = section_gathers(batch.layouts, "again")[:, layout] if batch.sharded else gathers
-    sums = section_exchanges(batch.layouts, batch.zero)[:, layout] if batch.overlapped else np.zeros((1, 1))
+    sums = layer_gradient_exchange_times(batch.layouts, batch.zero)[:, layout] if batch.overlapped else np.zeros((1, 1))
     slower = with_contention(times, gathers, sums, overlap, again)
     return Contended(slower, slower if batch.scattered else times)
 
@@ -414,7 +414,7 @@ def bucket_seconds(batch: Batch, members: Sequence[tuple[int, Order]]) -> Array:
     return _summed(batch.layouts, batch.zero, cells, (len(members[0][1]), len(members)))
 
 
-def section_exchanges(layouts: Layouts, zero: int) -> Array:
+def layer_gradient_exchange_times(layouts: Layouts, zero: int) -> Array:
     """Return the time of the gradient exchange of one layer of each section.
 
     Parameters

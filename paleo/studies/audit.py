@@ -32,7 +32,7 @@ from paleo.predict import Prediction, predict
 from paleo.specs.software import load_software
 from paleo.studies.collective import CollectiveStudy, collective
 from paleo.studies.what_if import HARDWARE_PARAMETERS
-from paleo.units import MEBIBYTE, counted
+from paleo.units import MEBIBYTE, with_noun
 
 if TYPE_CHECKING:
     from paleo.logs.base import CollectiveLog, Log, StepRecord
@@ -122,7 +122,7 @@ class Audit:
         """Assumptions of the comparison, such as the batch of a log with tokens per second only."""
         plan, notes = self.expected.plan, list(self.doubts)
         if all(record.seconds is None for record in self.log.steps):
-            size = f"{counted(plan.global_batch, 'sample')} of {self.expected.graph.tokens_per_sample:,.0f} tokens"
+            size = f"{with_noun(plan.global_batch, 'sample')} of {self.expected.graph.tokens_per_sample:,.0f} tokens"
             notes.append(f"the log states tokens a second alone: a step is taken to hold {size}, as stated or usual")
         if not self.expected.memory.fits:
             notes.append("the predicted run does not fit into memory: its batch, splits or recomputation may be others")
@@ -447,7 +447,7 @@ class CollectiveAudit:
         """The verdict in one sentence."""
         subject = f"{self.study.operation} over {self.study.ranks} GPUs of {self.study.system.name}"
         if self.log.ranks is not None and self.log.ranks != self.study.ranks:
-            return f"{subject}: the log is of {counted(self.log.ranks, 'rank')}; state --gpus {self.log.ranks}."
+            return f"{subject}: the log is of {with_noun(self.log.ranks, 'rank')}; state --gpus {self.log.ranks}."
         if self.log.runs > 1:
             return f"{subject}: the log holds {self.log.runs} runs; state one alone."
         if not self.faults:

@@ -29,7 +29,7 @@ from paleo.pricing.power import BOARD, LEAST_SHARE, PICO, PowerParameters, clock
 from paleo.pricing.store import STEP_STACKS, SourcedParameters, lookup
 from paleo.specs.device import Price
 from paleo.specs.loading import Spec, plain_numbers, validate
-from paleo.specs.prices import Billed, Term, billed, nodes_of, purchase_quote, rented, term_named
+from paleo.specs.prices import Billed, Term, billed_devices, nodes_of, purchase_quote, rented, term_named
 from paleo.specs.system import load_system
 from paleo.step.waiting import normal_quantile
 from paleo.studies.exchange import step_seconds
@@ -45,8 +45,8 @@ from paleo.units import (
     Quantity,
     Seconds,
     Watts,
-    counted,
     parse,
+    with_noun,
 )
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ def energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | No
 def _watts_of_all(prediction: Prediction, busy: float, tariff: Tariff) -> float:
     """Compute the watts of all devices that are billed: active ones draw ``busy`` watts, the others idle in their
     nodes."""
-    plan, devices = prediction.plan, billed(prediction.system, prediction.plan.gpus).devices
+    plan, devices = prediction.plan, billed_devices(prediction.system, prediction.plan.gpus).devices
     watts = power(prediction)
     idle = (0.0 if watts is None else watts.idle) * (devices - plan.mesh.size)
     return (busy * plan.mesh.size + idle + (tariff.host_power or 0.0) * devices) * tariff.pue
@@ -456,12 +456,12 @@ def amount(
     if epochs is not None:
         if model.dataset is None:
             raise SpecError(f"epochs: model {model.name} names no data set; state samples (or tokens) instead")
-        return Amount(value * model.dataset.samples, f"{counted(value, 'epoch')} of {model.dataset.name}")
+        return Amount(value * model.dataset.samples, f"{with_noun(value, 'epoch')} of {model.dataset.name}")
     if tokens is not None:
         if tokens_per_sample is None:
             raise SpecError(f"tokens: samples of model {model.name} are not counted in tokens; state samples")
-        return Amount(value / tokens_per_sample, counted(round(value), "token"))
-    return Amount(value, counted(value, "sample"))
+        return Amount(value / tokens_per_sample, with_noun(round(value), "token"))
+    return Amount(value, with_noun(value, "sample"))
 
 
 def _number(name: str, value: HowMany) -> float:
@@ -598,9 +598,9 @@ def training(
 ) -> Training:  # fmt: skip
     """Return time, cost and energy of an amount of training.
 
-    Whole units are paid for (`paleo.specs.prices.billed`), spare nodes too, and each step is a whole step. Under a
-    consistency model a step is what all workers take to see the global batch once. With `long_run`, failures,
-    checkpoints and spare nodes count too.
+    Whole nodes or racks are paid for (`paleo.specs.prices.billed_devices`), spare nodes too, and each step is a whole
+    step. Under a consistency model a step is what all workers take to see the global batch once. With `long_run`,
+    failures, checkpoints and spare nodes count too.
 
     Parameters
     ----------
@@ -653,7 +653,7 @@ def training(
         energy_limit=limit,
         tariff=terms,
         goodput=failing,
-        billed=billed(prediction.system, plan.gpus),
+        billed=billed_devices(prediction.system, plan.gpus),
         gpus=plan.gpus,
         code_ratio=needed.code_ratio,
         evaluation=needed.evaluation,
@@ -722,7 +722,7 @@ def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float
     if stated is not None:
         source = f"{stated * HOUR:.4g} USD an hour for each GPU"
         price = Price.model_construct(rate=stated, date="as stated", source=source)
-        return stated * billed(system, gpus).devices, price
+        return stated * billed_devices(system, gpus).devices, price
     if terms.years is not None:
         # Compute USD per second of machines that are bought: their price spread evenly over their lifetime.
         quote = purchase_quote(system)
@@ -731,7 +731,9 @@ def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float
         rate = quote.value / terms.years
         purchase = f"bought at {quote.value:,.0f} USD for each GPU, written off over {terms.years / YEAR:.3g} years"
         source = f"{purchase}; {quote.price.source}"
-        return rate * billed(system, gpus).devices, quote.price.model_copy(update={"rate": rate, "source": source})
+        return rate * billed_devices(system, gpus).devices, quote.price.model_copy(
+            update={"rate": rate, "source": source}
+        )
     offer = rented(system, gpus, terms.term)
     if offer is None or (terms.electricity is not None and not (offer[2] or terms.market)):
         return None, None

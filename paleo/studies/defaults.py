@@ -146,7 +146,7 @@ def software_for(model: ModelSpec, system: System, run: Run) -> tuple[str, str]:
     return usual_software(model, system, run)
 
 
-def sized(run: Run, gpus: int) -> Run:
+def rescaled_run(run: Run, gpus: int) -> Run:
     """Return a run on another number of GPUs that states what it stated before.
 
     Parameters
@@ -188,10 +188,12 @@ def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int
         A run whose plan grows by replicas; as stated where it states a plan, or where none fits.
     """
     searched = [
-        count for count in sorted(counts) if is_open(model, sized(run, count)) and run.exchange.consistency == "bsp"
+        count
+        for count in sorted(counts)
+        if is_open(model, rescaled_run(run, count)) and run.exchange.consistency == "bsp"
     ]
     for gpus in searched:
-        choice = with_defaults(model, system, sized(run, gpus))
+        choice = with_defaults(model, system, rescaled_run(run, gpus))
         step = predict(model, system, choice.run)
         if step.memory.fits:
             update: dict[str, object] = {"strategy": without_replicas(choice.run.strategy), "pipeline.cut": None}
@@ -281,9 +283,9 @@ def with_one_software(model: ModelSpec, system: System, run: Run, most: int) -> 
     tuple of Run and str
         The run with its software, and the reason, empty where nothing was chosen.
     """
-    if not is_open(model, sized(run, 2)):
+    if not is_open(model, rescaled_run(run, 2)):
         return run, ""
-    software, reason = software_for(model, system, sized(run, most))
+    software, reason = software_for(model, system, rescaled_run(run, most))
     return run.model_copy(update={"software": software}), reason
 
 
@@ -330,7 +332,7 @@ def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDef
     RunWithDefaults
         The run to predict.
     """
-    if run.gpus == 1 and is_open(model, sized(run, 2)):
+    if run.gpus == 1 and is_open(model, rescaled_run(run, 2)):
         run = run.model_copy(update={"strategy": AUTO})
     return with_defaults(model, system, run)
 

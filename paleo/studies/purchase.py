@@ -19,7 +19,7 @@ from paleo.parallel.plan import plan
 from paleo.predict import HEADROOM, Prediction, predict
 from paleo.specs.loading import MOST_COUNT
 from paleo.specs.model import ModelSpec
-from paleo.specs.prices import billed
+from paleo.specs.prices import billed_devices
 from paleo.specs.run import Run, updated
 from paleo.specs.system import System
 from paleo.studies.advice import Advice, advise
@@ -894,11 +894,11 @@ class _Searches:
 
         An order that fails rules out smaller ones whose odd factor is no smaller: rounder counts have faster plans.
         """
-        unit = billed(system, 1).devices
+        unit = billed_devices(system, 1).devices
         high, least, guess = min(_MOST_GPUS, system.capacity or _MOST_GPUS) // unit + 1, 0.0, 1
         layers = int(network_quantities(build_graph(self.model, batch=1, overrides=self.run.model))["layers"])
         left = [size for size in range(1, high) if _shares_evenly(size * unit, layers, self.run.global_batch)]
-        left = [size for size in left if billed(system, size * unit).devices == size * unit]
+        left = [size for size in left if billed_devices(system, size * unit).devices == size * unit]
         for _ in range(_MOST_ORDERS):
             left = [size for size in left if least <= size < high]
             if not left:

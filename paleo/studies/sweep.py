@@ -32,9 +32,9 @@ from paleo.files import checked_output, csv_cell, exists, is_file, is_folder, wr
 from paleo.predict import Prediction, predict
 from paleo.specs.calibration import load_calibration
 from paleo.specs.catalog import is_path, release
-from paleo.specs.loading import Spec, Text, changed_files, read_yaml, recorded, validate
+from paleo.specs.loading import Spec, Text, changed_files, read_yaml, recorded_file_digests, validate
 from paleo.specs.model import ModelSpec, load_model
-from paleo.specs.prices import billed, rented
+from paleo.specs.prices import billed_devices, rented
 from paleo.specs.run import OLD_NAMES, Run, by_path
 from paleo.specs.software import load_software
 from paleo.specs.system import System, load_system
@@ -515,10 +515,10 @@ class Job:
 
 def _job_of(study: Study) -> Job:
     """Return the study with its models and systems as their files are now."""
-    with recorded() as named:
+    with recorded_file_digests() as named:
         models = {name: load_model(name, run_code=False) for name in study.models}
         systems = {name: load_system(name) for name in study.systems}
-    with recorded() as read:
+    with recorded_file_digests() as read:
         study.read()
     content = json.dumps([study.model_dump(mode="json"), sorted(named.values()), sorted(read.values()), _RELEASE])
     files = {path: digest for path, digest in read.items() if path not in named}
@@ -546,7 +546,7 @@ def _figures(prediction: Prediction) -> _Record:
     low, high = (end * seconds / prediction.step_time for end in prediction.interval)
     spent = {f"{name}_s": value for name, value in asdict(prediction.breakdown).items()}
     tokens, offer = prediction.graph.tokens_per_sample, rented(prediction.system, plan.gpus)
-    devices = billed(prediction.system, plan.gpus).devices
+    devices = billed_devices(prediction.system, plan.gpus).devices
     figures = {
         "plan": plan.strategy or "dp",
         "dtype": plan.dtype,

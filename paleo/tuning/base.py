@@ -95,7 +95,7 @@ class TuningProblem:
     seed: int = 0
 
 
-def random_scores(trials: int, rungs: int, correlation: float, seed: int) -> Array:
+def sampled_trial_scores(trials: int, rungs: int, correlation: float, seed: int) -> Array:
     """Return normal scores of trials, shape (trials, rungs), whose last column has a correlation with the others.
 
     Parameters

@@ -21,7 +21,7 @@ from paleo.calibrate.links import (
     entries,
     fit_links,
     link_jobs,
-    sigmas,
+    log_sigmas,
 )  # fmt: skip
 from paleo.cli import run
 from paleo.predict import predict
@@ -140,7 +140,7 @@ def test_rows_that_are_all_alike_do_not_tell_share_from_latency(tmp_path: Path) 
     alike = alike[(alike.hidden == 4096) & (alike.seq_len == 2048)]
     pd.concat([alike.assign(micro_batch=1, model=str(index)) for index in range(12)]).to_csv(path, index=False)
     (job,) = link_jobs([path], ["dgx-a100-80gb"], tuple(INSIDE))
-    both, alone = (sigmas(job, job.start, names) for names in (tuple(INSIDE), ["inside_share"]))
+    both, alone = (log_sigmas(job, job.start, names) for names in (tuple(INSIDE), ["inside_share"]))
     assert min(both.values()) > LOOSEST and both["inside_share"] > 100 * alone["inside_share"]
 
 

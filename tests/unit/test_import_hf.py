@@ -11,7 +11,7 @@ import pytest
 import paleo
 from paleo.errors import SpecError
 from paleo.importers.configuration import read_config
-from paleo.importers.model import checked, to_yaml
+from paleo.importers.model import to_yaml, validated_yaml
 from paleo.importers.sources import FAMILIES, folded, from_config, imported
 from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
@@ -130,7 +130,7 @@ def test_every_family_says_which_key_is_missing(tmp_path: Path, family: str) -> 
     "odd", ["a: b", "#x", "true", "1", "- x", "é\n", "'", '"', "null", "=1 + 2", "", " x", "x\u0007"]
 )
 def test_odd_texts_survive_the_file(odd: str) -> None:
-    assert checked({"params": {"a": odd}, "layers": [{"linear": {"dim": odd}}, [odd]]})
+    assert validated_yaml({"params": {"a": odd}, "layers": [{"linear": {"dim": odd}}, [odd]]})
 
 
 def test_short_entries_stay_on_a_line() -> None:
@@ -337,5 +337,5 @@ def test_layers_of_nemotron_h_by_their_letters_and_by_the_names_of_transformers_
     texts = []
     for pattern in ({"hybrid_override_pattern": "M*-"}, {"layers_block_type": named}):
         mapping = from_config(written(tmp_path, model_type="nemotron_h", **sizes, **pattern))
-        texts.append(checked(mapping))
+        texts.append(validated_yaml(mapping))
     assert texts[0] == texts[1]

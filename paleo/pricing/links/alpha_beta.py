@@ -24,9 +24,9 @@ from paleo.collectives.base import (
     algorithms_for,
     checked_group,
     checked_payload,
+    doubling_rounds,
     ranks_of,
     remote_share,
-    rounds,
 )
 from paleo.errors import SpecError
 from paleo.units import KILO, MICROSECOND
@@ -166,7 +166,7 @@ def lower_bound(
         spanned = np.where(fan_out > 1, 1.0, 0.0)
         if operation == "send_recv":
             spanned = spanned * (above == 1)
-        steps = spanned if in_network or operation == "send_recv" else rounds(fan_out)
+        steps = spanned if in_network or operation == "send_recv" else doubling_rounds(fan_out)
         share = _least_share(operation, fan_outs, index, in_network)
         latency = latency + cost.alpha * steps
         slowest = np.maximum(slowest, cost.beta * payload * share * spanned)
@@ -251,7 +251,7 @@ def bus_factor(operation: str, ranks: Numeric) -> Array:
 NANOSECOND = MICROSECOND / KILO
 
 
-def hidden(latency: Numeric, transfer: Numeric) -> Array:
+def partly_overlapped_time(latency: Numeric, transfer: Numeric) -> Array:
     """Combine the latency of steps with a transfer that partly overlaps it, as in a pipeline.
 
     Parameters
@@ -268,7 +268,7 @@ def hidden(latency: Numeric, transfer: Numeric) -> Array:
 
     Examples
     --------
-    >>> float(hidden(3.0, 4.0))
+    >>> float(partly_overlapped_time(3.0, 4.0))
     5.0
     """
     return np.asarray(np.hypot(latency, transfer))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.collectives.base import Array, Numeric, Traffic
-from paleo.pricing.links.alpha_beta import fill_time, hidden, with_skew
+from paleo.pricing.links.alpha_beta import fill_time, partly_overlapped_time, with_skew
 from paleo.pricing.links.group import (
     SIMPLE,
     TUNER_BASE,
@@ -230,7 +230,7 @@ def fabric_time(
         else _share_of_simple(sent / 2.0, p.ll_threshold, 1.0)
     )
     short = short + later
-    seconds = p.launch + hidden(short + (long - short) * share, wire)
+    seconds = p.launch + partly_overlapped_time(short + (long - short) * share, wire)
     if not lockstep:
         seconds = seconds + fill_time(wire, p.fill * long) * share
     return with_skew(seconds, p.skew)
@@ -265,13 +265,15 @@ def fabric_exchange_time(
     p, peers = parameters, sum(_hops(traffic, links))
     if operation == "send_recv":
         share = p.send_fraction * np.where(shift & (links.nodes > 2), _BOTH_WAYS, 1.0)
-        return np.asarray(p.launch + hidden(links.hop(p.peer, outside=True), _wire_time(traffic, links, p, share)))
+        return np.asarray(
+            p.launch + partly_overlapped_time(links.hop(p.peer, outside=True), _wire_time(traffic, links, p, share))
+        )
     share = np.where(links.ranks > 2, p.exchange_fraction * links.nodes**-p.congestion, p.send_fraction)
     piece = np.maximum(traffic.levels[0].wire_bytes / np.maximum(links.ranks - 1.0, 1.0), 1.0)
     crowded = (links.ranks >= CROWDED_RANKS) | (piece < p.small_piece)
     peer = p.peer * np.where(crowded, CROWDED_PEER, 1.0)
     launch = links.hop(p.launch, outside=True)
-    return with_skew(launch + hidden(peer * peers, _wire_time(traffic, links, p, share)), p.skew)
+    return with_skew(launch + partly_overlapped_time(peer * peers, _wire_time(traffic, links, p, share)), p.skew)
 
 
 def _hops(traffic: Traffic, links: GroupLinks) -> tuple[Array, Array]:

@@ -25,7 +25,14 @@ import numpy.typing as npt
 
 from paleo.collectives.base import Algorithm, Array, Numeric, Traffic, ranks_of
 from paleo.errors import PlanError
-from paleo.pricing.links.alpha_beta import fill_time, hidden, latency_change, softly_largest, softly_least, with_skew
+from paleo.pricing.links.alpha_beta import (
+    fill_time,
+    latency_change,
+    partly_overlapped_time,
+    softly_largest,
+    softly_least,
+    with_skew,
+)
 from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
 
@@ -628,11 +635,11 @@ def node_time(
     full = 1.0 + p.spread
     busy = 1.0 + p.spread * _all_channels(payload_bytes, links)
     sums = p.byte_sum * np.asarray(traffic.reduced_bytes) * adds_bytes / links.levels[0].bandwidth
-    low = p.launch * busy + hidden(steps * step * busy, wire / p.ll_fraction + sums)
+    low = p.launch * busy + partly_overlapped_time(steps * step * busy, wire / p.ll_fraction + sums)
     middle = p.launch * full + steps * step * full + wire / p.ll128_fraction + sums
     moved = wire / p.simple_fraction + _copy_time(operation, payload_bytes, links, p.copy)
     moved = moved + sums / np.maximum(links.ranks - 1.0, 1.0)
-    simple = p.launch * full + p.simple_start + hidden(steps * (step * full + p.simple_step), moved)
+    simple = p.launch * full + p.simple_start + partly_overlapped_time(steps * (step * full + p.simple_step), moved)
     simple = simple + fill_time(moved, p.fill)
     return _for_several_ranks(np.where(chosen == LL, low, np.where(chosen == LL128, middle, simple)), links, p.skew)
 
@@ -748,6 +755,6 @@ def exchange_time(
     channels = np.asarray(payload_bytes) / (_CHANNELS * p.channel_rate * links.clock)
     moved = softly_largest(wire / p.fraction, channels)
     low = wire / np.minimum(p.low_fraction * peers, _LL_LARGEST)
-    simple = hidden(p.start, moved) + fill_time(moved, p.fill)
+    simple = partly_overlapped_time(p.start, moved) + fill_time(moved, p.fill)
     seconds = links.hop(p.launch) + p.peer * peers + np.maximum(softly_least(low, simple), wire)
     return np.where(links.ranks > 1, seconds, 0.0)

@@ -615,7 +615,7 @@ def states_topology(system: System) -> bool:
     )
 
 
-def placed(system: System, nodes: int, placement: NodePlacement, stride: float = 1.0) -> NetworkShare:
+def placement_port_share(system: System, nodes: int, placement: NodePlacement, stride: float = 1.0) -> NetworkShare:
     """Compute the share of their ports between nodes that the nodes of a group keep.
 
     Parameters
