@@ -96,7 +96,7 @@ KERNELS = {
 
 
 def kernel(name: str) -> AttentionKernel:
-    """Look up a kernel's division of work.
+    """Look up an attention kernel: its tile shapes, and how it splits work over thread blocks.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ def key_blocks(
 
 
 def balanced_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float, most: int) -> Array:
-    """Compute the number of splits of the keys with which all parts fill the device about once.
+    """Compute the number of split-KV splits with which all thread blocks fill the device about once.
 
     This is the rule of FlashAttention-3's scheduler: b = ceil(1.1 tiles blocks / multiprocessors) blocks per part.
 
@@ -275,7 +275,7 @@ def balanced_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float, most
 
 
 def filling_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float) -> Array:
-    """Compute the most parts of each tile with which tiles times parts do not exceed the multiprocessors.
+    """Compute the largest number of split-KV splits with which tiles times splits fit the multiprocessors.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ def decode_splits(
     blocks: Array,
     multiprocessors: float,
 ) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Compute into how many parts decoding splits the keys of each tile (split-KV), by the rule of the kernel.
+    """Compute the number of split-KV splits that a decode kernel uses for each tile, by its own rule.
 
     ``waves`` fills waves of two blocks per multiprocessor (`wave_splits`), ``balanced`` one wave (`balanced_splits`).
     ``captured`` launches the largest number at any length where a CUDA graph was captured for the batch size.
@@ -408,7 +408,7 @@ CACHE_STEEPNESS = 8.0
 
 @dataclass(frozen=True, slots=True)
 class PrefillParameters:
-    """Attention of many query tokens at once: one calibration per kernel, phase and device."""
+    """Calibrated parameters of prefill attention (many query tokens at once), for one kernel, phase and device."""
 
     launch_time: float = parameter("8 us", "2..40 us", "launches and first loads")
     padding_time: float = parameter("1 us", "0.05..8 us", "extra launches of a padded head dimension")
@@ -429,7 +429,7 @@ class PrefillParameters:
 
 @dataclass(frozen=True, slots=True)
 class DecodeParameters:
-    """Attention of one query token to a cache of keys: one calibration per kernel and device."""
+    """Calibrated parameters of decode attention (one query token per sequence), for one kernel and device."""
 
     launch_time: float = parameter("8 us", "2..40 us", "launches and first loads")
     kernel_time: float = parameter("1.9 us", "0.2..8 us", "each further small kernel in a captured graph")

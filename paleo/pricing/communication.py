@@ -67,7 +67,7 @@ class AlgorithmPrices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FastestAlgorithm:
-    """The fastest algorithm and its time, for every element of the arrays."""
+    """Name of the fastest algorithm and its time [s]; both arrays have the shape of the payloads."""
 
     algorithm: npt.NDArray[np.str_]
     time: Array
@@ -98,7 +98,7 @@ def fastest(table: Mapping[str, Array]) -> FastestAlgorithm:
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """Payload at which the fastest algorithm changes from ``below`` to ``above``."""
+    """Payload [byte] at which the fastest algorithm changes from ``below`` to ``above`` (names of algorithms)."""
 
     payload_bytes: float
     below: str
@@ -143,7 +143,7 @@ def _crossing(prices: AlgorithmPrices, low: float, high: float, below: str, abov
 
 
 class CollectivePolicy(Protocol):
-    """Protocol of a library's choice and pricing of the collectives of a group."""
+    """Protocol of a collective library (such as NCCL): which algorithms it may run, and the time of each."""
 
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
         """List the algorithms that the policy chooses from.
@@ -204,7 +204,7 @@ class CollectivePolicy(Protocol):
         ...
 
     def least(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
-        """Bound the time of any algorithm from below.
+        """Compute a lower bound of the time of a collective by any algorithm [s].
 
         Parameters
         ----------
@@ -226,7 +226,7 @@ class CollectivePolicy(Protocol):
 
 
 def algorithms_by_name(operation: str, links: GroupLinks, names: Sequence[str]) -> list[Algorithm]:
-    """Look up algorithms by name.
+    """Return the algorithms with given names, after checking that they serve the operation.
 
     Parameters
     ----------
@@ -403,7 +403,7 @@ class Textbook:
         return np.asarray(True)
 
     def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
-        """Price one algorithm by alpha and beta.
+        """Compute the time of one algorithm by latency (alpha) and bandwidth (beta).
 
         Parameters
         ----------
@@ -424,7 +424,7 @@ class Textbook:
         return traffic_time(algorithm.traffic(operation, payload_bytes, links.fan_outs), self.costs(links))
 
     def least(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
-        """Return the textbook's lower bound.
+        """Return the alpha-beta lower bound of the time of a collective [s].
 
         Parameters
         ----------
@@ -620,7 +620,7 @@ NOT_IN_SWITCH = frozenset({"int8"})
 
 
 def link_parameters(system: System, family: str, calibration: Calibration | None = None) -> SourcedParameters[Any]:
-    """Return the parameters of a family of links.
+    """Return the calibrated parameters of one kind of link, such as NCCL inside a node.
 
     Parameters
     ----------
@@ -732,7 +732,7 @@ class Fabric:
         return np.maximum(best(self.policy, operation, payload_bytes, links, names).time, self._floor)
 
     def prices(self, operation: str, links: GroupLinks, payload_bytes: Array, names: Sequence[str]) -> dict[str, Array]:
-        """Compute the times of some algorithms over one group.
+        """Compute the time of each named algorithm over one group, for an array of payloads.
 
         Parameters
         ----------
@@ -842,7 +842,7 @@ class Fabric:
         return node_exchange_time(payload_bytes, ranks, self.system, f"{DEEPEP}.{step}")
 
     def links(self, stride: int, ranks: int) -> GroupLinks:
-        """Return the links of one group.
+        """Return the link levels that one communication group uses, inner to outer.
 
         Parameters
         ----------
@@ -865,7 +865,7 @@ class Fabric:
 
     @property
     def policy(self) -> CollectivePolicy:
-        """The policy that prices the collectives."""
+        """Policy that chooses and prices the collectives: `Textbook` if ``rates`` is set, else `Nccl`."""
         if not self._policies:
             self._policies.append(Textbook(self.rates) if self.rates is not None else self._nccl())
         return self._policies[0]
@@ -931,7 +931,7 @@ def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> di
 
 
 def origins(calibrated: Mapping[str, SourcedParameters[Any]]) -> str:
-    """Group families by the source of their parameters.
+    """Describe where the parameters of each family come from, as text grouped by source.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ Number = float | Array
 
 
 class Direction(IntEnum):
-    """Result of a convolution call: output, gradient of the input, gradient of the filters."""
+    """What a convolution call computes: the output, the gradient of its input, or the gradient of its filters."""
 
     FORWARD = 0
     DATA = 1
@@ -43,7 +43,7 @@ class Direction(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionShape:
-    """Extents of convolutions as arrays of one shape; channels and filters are those of one group."""
+    """Sizes of convolutions, arrays of one shape; ``channels`` and ``filters`` are those of one group."""
 
     batch: Array
     channels: Array
@@ -63,12 +63,12 @@ class ConvolutionShape:
 
     @property
     def taps(self) -> Array:
-        """Filter positions r s."""
+        """Number of filter taps, kernel height r times kernel width s; shape of the convolutions."""
         return self.kernel_h * self.kernel_w
 
     @property
     def positions(self) -> Array:
-        """Output positions n p q."""
+        """Number of output positions: batch n times output height p times output width q."""
         return self.batch * self.out_h * self.out_w
 
     @property
@@ -285,7 +285,7 @@ def sustained_clock_share(device: DeviceFigures, energy_per_flop: float) -> floa
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A device with its calibration, the bytes of an element, and the library's release."""
+    """Device and convolution library for which times are computed: calibration, bytes per element, release."""
 
     device: DeviceFigures
     parameters: ConvolutionParameters
@@ -310,7 +310,7 @@ class Machine:
         return np.asarray(self.parameters.tile_penalty * np.minimum(demand, most))
 
     def memory_time(self, elements: Array, fraction: Array | float) -> Array:
-        """Compute the time of memory traffic.
+        """Compute the time to move elements to or from memory, at a share of the bandwidth [s].
 
         Parameters
         ----------
@@ -395,7 +395,7 @@ def overlap_with_loss(*times: Array) -> Array:
 
 
 def waves(blocks: Array, multiprocessors: float, quantisation: float = _QUANTISATION) -> Array:
-    """Count the rounds in which equal blocks run, between a whole and a fractional number.
+    """Count the waves of thread blocks, between the fractional number and the next whole one.
 
     Parameters
     ----------
@@ -430,7 +430,7 @@ def product_time(
     tiles: Tiles = VECTOR_TILES,
     splits: tuple[int, ...] = (1,),
 ) -> Array:
-    """Compute the time of equal products with the best block tile and split of k.
+    """Compute the time of equal GEMMs with the fastest thread-block tile and split-K.
 
     A block of tile (a, b) costs 1 + (tile_penalty (1/a + 1/b))^2 times the 2 a b k FLOP of an infinite tile, since only
     a wider tile loads fewer operands per FLOP. Blocks run in waves. Splits of k fill idle multiprocessors, and cost the

@@ -43,7 +43,7 @@ _NORM = 4.0
 
 @dataclass(frozen=True, slots=True)
 class TokenExchangeParameters:
-    """Calibration of one step of a library's exchange on one system."""
+    """Calibrated parameters of one direction (dispatch or combine) of an MoE token exchange on one system."""
 
     launch: float = parameter("20 us", "1..1000 us", "launches, counts and a barrier")
     link: float = parameter("0.7", "0.05..1.5", "share of a device's links that is reached")
@@ -79,7 +79,7 @@ def exchange_links(system: System) -> ExchangeLinks:
 
 
 def visited_groups(groups: npt.ArrayLike, experts: npt.ArrayLike, top_k: npt.ArrayLike) -> Array:
-    """Compute the mean number of groups of experts that a token visits if all experts are equally likely.
+    """Compute the mean number of expert groups (nodes or ranks) that a token visits under uniform routing.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def expert_exchange_time(
     links: ExchangeLinks,
     parameters: TokenExchangeParameters,
 ) -> Array:
-    """Compute the time of one direction of an exchange.
+    """Compute the time of one direction (dispatch or combine) of an MoE token exchange.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ average. Where popularity follows a power law, the busiest of the ranks is price
     n = experts of a rank;  σ, μ, g: deviation, mean and skewness of the loads;  y = largest of ep normal numbers
     busiest rank = mean · (1 + z · σ / (μ √n) · √(1 - 1/ep)),  z = y + (y² - 1) · g / (6 √n)
     experts that are hit: 1 - (1 - load / T)^T of them; the rank that is priced has a visit
-    time = launch + Σ over both products joined(grouped tiles, weights of the experts that are hit) + sorting
+    time = launch + Σ over both products roofline(grouped tiles, weights of the experts that are hit) + sorting
 
 References: Fedus et al., Switch Transformer, arXiv:2101.03961; Gale et al., MegaBlocks, MLSys 2023 (grouped products);
 Blom, Statistical Estimates and Transformed Beta-Variables, 1958 (largest of normal numbers); Cornish and Fisher, 1938,
@@ -41,7 +41,7 @@ OFF_INTEGER = 2.0**-20
 
 
 def largest_normal(count: Array) -> Array:
-    """Return the expected largest of normal numbers, by Blom's plotting position.
+    """Return the expected maximum of n standard normal numbers, by Blom's plotting position.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def experts_time(
     device: DeviceFigures,
     parameters: TileParameters,
 ) -> Array:
-    """Compute the time of one rank's experts.
+    """Compute the time of the expert FFN (GEMMs and token permutation) on the busiest expert-parallel rank.
 
     Parameters
     ----------

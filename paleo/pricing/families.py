@@ -73,7 +73,7 @@ class TrainingParameters:
 
 
 def experts_product_time(*, experts: npt.ArrayLike, launch: float, **product: Any) -> Array:
-    """Compute the time of one product for each of a rank's experts.
+    """Compute the time of one GEMM for each expert of a rank, a few experts at a time.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def experts_product_time(*, experts: npt.ArrayLike, launch: float, **product: An
 
 
 def sustained_load_time(cold: Array, hot: Array, ramp: float) -> Array:
-    """Interpolate between a kernel's times at the clock of short runs and of long load, by the length of a test run.
+    """Interpolate a kernel's time between the clocks of a short test and of sustained load.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ _ALONG_SUM = {"forward": 1.0, "backward": 0.5, "backward_weight": 0.0}
 
 @FAMILIES.register("gemm")
 def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
-    """Compute the times of matrix products; those of ``gemm.narrow`` are in the format of the run.
+    """Compute the times of GEMM kernels; ``gemm.narrow`` kernels use the run's fp8 or fp4 format.
 
     Parameters
     ----------

@@ -81,7 +81,7 @@ _CHUNK = 8192
 
 @dataclass(frozen=True, slots=True)
 class GemmParameters:
-    """Calibration of one device, family (tensor, vector, fp8) and stack.
+    """Calibrated GEMM parameters of one device, arithmetic unit (tensor, vector, fp8) and software stack.
 
     Notes
     -----
@@ -114,7 +114,7 @@ class GemmParameters:
 
     @property
     def training_activity(self) -> float:
-        """Energy of arithmetic in training relative to that of the calibration's rows."""
+        """Energy of a FLOP in training, relative to its energy in the calibrated benchmark; dimensionless."""
         return self.training_energy / self.energy
 
 
@@ -153,7 +153,7 @@ def cache_miss(footprint: Array, capacity: float) -> Array:
 
 
 def waves(blocks: Array, multiprocessors: float, rounding: float) -> Array:
-    """Count the rounds in which thread blocks run on the multiprocessors; at least one.
+    """Count the waves in which thread blocks run on the multiprocessors; at least one.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def _step(element: Array, device: DeviceFigures) -> Array | float:
 
 
 def kernel_choice_odds(seconds: Array, reference: Array) -> Array:
-    """Compute how often a library chooses one kernel relative to another, given the error of its estimates.
+    """Compute the odds that a library's heuristic picks one kernel over another, given its estimation error.
 
     Parameters
     ----------
@@ -315,7 +315,7 @@ ALIGNED_ARCHITECTURES = frozenset({"Volta", "Turing", "Ampere"})
 
 
 def unaligned_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceFigures) -> Array:
-    """Compute the time of batched two-byte products whose rows tensor cores cannot load, so that vector units run them.
+    """Compute the time of batched 16-bit GEMMs with unaligned rows, which run on vector units.
 
     Parameters
     ----------
@@ -378,7 +378,7 @@ def gemm_time(
     device: DeviceFigures,
     parameters: GemmParameters,
 ) -> Array:
-    """Compute the time of matrix products.
+    """Compute the time of GEMM kernels.
 
     Parameters
     ----------

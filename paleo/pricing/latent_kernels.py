@@ -5,7 +5,7 @@ projection is absorbed into the queries, which are multiplied by the latent of 5
 the weighted sum is over latents of 512. Long caches are split over otherwise idle multiprocessors, into at most
 ``splits`` parts.
 
-    body = joined(waves · (work of a block / (efficiency · peak) + epilogue), bytes / bandwidth)
+    body = roofline(waves · (work of a block / (efficiency · peak) + epilogue), bytes / bandwidth)
     time = launch + body + keys of a block · depth + passes over queries, results and new latents
 
 The host time of a call overlaps with it.
@@ -37,7 +37,7 @@ PROMPT_ROWS, LEAST_KEYS = 128.0, 64.0
 
 @dataclass(frozen=True, slots=True)
 class LatentParameters:
-    """Calibration of one library's kernel on one device."""
+    """Calibrated parameters of one multi-head latent attention (MLA) kernel on one device."""
 
     launch: float = parameter("10 us", "0.5..400 us", "launches of all kernels of a call")
     host: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
@@ -61,7 +61,7 @@ def latent_attention_time(
     device: DeviceFigures,
     parameters: LatentParameters,
 ) -> Array:
-    """Compute the time of one layer's attention core on one rank.
+    """Compute the time of multi-head latent attention (MLA) of one layer on one rank, without projections.
 
     Parameters
     ----------

@@ -66,7 +66,7 @@ _POINTWISE_ELEMENTS = 4.0
 
 
 class RnnDirection(IntEnum):
-    """Result of a call: outputs, gradients of states and inputs, gradients of the weights, or both gradients."""
+    """What a call of a recurrent layer computes: outputs, gradients of states and inputs, of weights, or both."""
 
     FORWARD = 0
     DATA = 1
@@ -274,7 +274,7 @@ def step_time(
     parameters: RnnParameters,
     products: GemmParameters | None = None,
 ) -> Array:
-    """Compute the time of one step without launches: the product with its weights, and the pointwise kernel.
+    """Compute the time of one time step without launches: the recurrent GEMM and the pointwise kernel.
 
     Parameters
     ----------
@@ -334,7 +334,7 @@ def persistent_step_time(
     device: DeviceFigures,
     parameters: RnnParameters,
 ) -> Array:
-    """Compute the time of one step with the weights in registers.
+    """Compute the time of one time step of a persistent kernel, which keeps the weights in registers.
 
     It consists of a barrier over the whole grid, the products on all multiprocessors, and the state, which each of them
     reads through L2.

@@ -4,9 +4,9 @@ In prefill and training the sequence is cut into chunks. Products inside all chu
 passed from chunk to chunk of a sequence, by one block for each head and ``LANE`` values. In decode a token reads and
 writes the whole state of its sequence.
 
-    chunks = launch + joined(FLOP of chunks / (rate · multiprocessors), bytes / bandwidth) + steps of the state
-    tokens = launch + joined(state · (first + tokens · state) / bandwidth, steps of the state)
-    taps   = launch + joined(channels / bandwidth, blocks of a channel and sequence)
+    chunks = launch + roofline(FLOP of chunks / (rate · multiprocessors), bytes / bandwidth) + steps of the state
+    tokens = launch + roofline(state · (first + tokens · state) / bandwidth, steps of the state)
+    taps   = launch + roofline(channels / bandwidth, blocks of a channel and sequence)
 
 ``rate`` is FLOP per cycle and multiprocessor: Triton's kernels of the gated delta rule reach 800 on Hopper and on
 Blackwell, whatever the rate of their tensor cores.
@@ -47,7 +47,7 @@ CHUNKS = {
 
 @dataclass(frozen=True, slots=True)
 class ScanParameters:
-    """Calibration of one kernel of a recurrence on one device."""
+    """Calibrated parameters of one linear-recurrence kernel (such as Mamba-2 or a delta rule) on one device."""
 
     launch: float = parameter("8 us", "0.1..800 us", "launches of all kernels of a call")
     host: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
@@ -197,7 +197,7 @@ def short_convolution_time(
 def scan(
     prices: FamilyPrices, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[ScanParameters], Array]:
-    """Compute the times of recurrences in a training step.
+    """Compute the times of linear-recurrence kernels (such as Mamba-2) in a training step.
 
     The backward pass repeats the chunks of the forward pass in proportion to its FLOP.
 

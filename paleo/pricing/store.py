@@ -108,7 +108,7 @@ class SourcedParameters(Generic[P]):
     interval: Bins
 
     def factors(self, predicted: float) -> tuple[float, float]:
-        """Return the factors of the interval of one predicted time.
+        """Return the ends of the 90 % interval of one predicted time, as factors on that time.
 
         Parameters
         ----------
@@ -126,7 +126,7 @@ class SourcedParameters(Generic[P]):
         return self.interval[-1][1:]
 
     def bounds(self, predicted: Array) -> tuple[Array, Array]:
-        """Return the interval of each predicted time.
+        """Return the ends of the 90 % interval of each predicted time, as factors on it.
 
         Parameters
         ----------
@@ -153,7 +153,7 @@ def lookup(
     stacks: Sequence[str] = STEP_STACKS,
     user_calibration: Calibration | None = None,
 ) -> SourcedParameters[P]:
-    """Find the parameters of a family for a device or system, in the first available stack.
+    """Find the calibrated parameters of a kernel or link family for a device or system.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def _with_host_parameters(entry: Entry, stacks: Sequence[str], architecture: str
 
 
 def host_parameters(entry: Entry) -> dict[str, float]:
-    """Select the parameters of an entry that belong to the host or the way of timing.
+    """Select the parameters of a calibration entry that describe the host or how it was timed.
 
     Parameters
     ----------
@@ -262,7 +262,7 @@ def _memory_distance(rule: InheritanceRule, memory_kind: str) -> int:
 
 
 def inherited_entry(rule: InheritanceRule, family: str, stack: str, architecture: str, memory_kind: str) -> Entry:
-    """Build an entry by a rule of inheritance.
+    """Build the calibration entry of an unmeasured architecture from measured relatives, by a rule.
 
     Parameters
     ----------

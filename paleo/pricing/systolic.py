@@ -43,7 +43,7 @@ LANES = 128.0
 
 
 def rounded_up(extent: Number, step: float) -> Array:
-    """Round an extent up to whole steps.
+    """Round an array dimension up to a multiple of a step.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def rounded_up(extent: Number, step: float) -> Array:
 
 
 def product_flops(m: Number, n: Number, k: Number, width: float) -> Array:
-    """Compute the FLOP of the clocks for which a product occupies one core's array.
+    """Compute the peak FLOP of the clock cycles for which a GEMM occupies one core's systolic array.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ _WORK: Mapping[str, Callable[[Kernel, float, float], float]] = {
 
 
 def occupied_flops(kernels: Sequence[Kernel], device: Device) -> Array:
-    """Compute the FLOP of the clocks for which each kernel occupies the arrays of a chip.
+    """Compute the peak FLOP of the clock cycles for which each kernel occupies a chip's arrays.
 
     Parameters
     ----------

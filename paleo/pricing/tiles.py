@@ -45,7 +45,7 @@ OVERLAP, HOST_OVERLAP = 3.0, 8.0
 
 @dataclass(frozen=True, slots=True)
 class TileParameters:
-    """Calibration of one kernel of an engine on one device."""
+    """Calibrated parameters of one GEMM kernel of an inference engine on one device."""
 
     launch: float = parameter("20 us", "0.5..400 us", "launches of all kernels of a call")
     host: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
@@ -71,7 +71,7 @@ def product_time(
     count: Array | float = 1.0,
     splits: Sequence[int] = (1,),
 ) -> Array:
-    """Compute the arithmetic time of equal products that run concurrently.
+    """Compute the arithmetic time of equal GEMMs that run concurrently.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def product_time(
 
 
 def roofline_with_overlap_loss(compute: Array, traffic: Array) -> Array:
-    """Combine times of arithmetic and memory traffic, which overlap with some loss if they are nearly equal.
+    """Combine arithmetic and memory time as a roofline with a loss where both are nearly equal.
 
     Parameters
     ----------

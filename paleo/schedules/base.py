@@ -63,12 +63,12 @@ Order = Callable[[int, int, int, int], list[Action]]
 Fused = Callable[[int, int, int, int], list[int]]
 #: Location of a piece of the network: (stage, chunk of that stage).
 Place = tuple[int, int]
-#: (stages, chunks) -> for each copy of the network the places of its pieces, from input to output.
+#: (stages, chunks) -> for each replica the places of its pieces, from input to output.
 Paths = Callable[[int, int], tuple[tuple[Place, ...], ...]]
 
 
 def round_robin(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
-    """Place the pieces of one copy of the network on consecutive stages, chunk by chunk.
+    """Assign the model chunks of one replica to consecutive stages, round robin.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ Ends = Callable[[Array, Passes, Numeric, int], Array]
 
 
 def none_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
-    """Return no passes, for schedules whose last pass on a stage is the last gradient of its only chunk.
+    """Return zeros: no passes follow the last gradient of a stage's only model chunk.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def _drained(span: Array, passes: Passes, microbatches: Numeric, chunks: int) ->
 
 
 def all_at_once(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """Return the span for every stage, for schedules whose stages are all busy until the end.
+    """Return the pipeline's total time for every stage, where all stages work until the end.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ class ClosedForms:
     least : float
         Fewest microbatches per stage for which ``span`` is valid.
     alive_of : callable, optional
-        Activations among ``alive`` that belong to one piece of the network.
+        Activations among ``alive`` that belong to one model chunk.
     """
 
     span: Span | None = None
@@ -293,18 +293,18 @@ class Schedule:
 
     @property
     def replicas(self) -> int:
-        """Number of copies of the network on all stages together."""
+        """Replicas of the network in one pipeline: 2 for bidirectional schedules (Chimera, DualPipe), else 1."""
         return len(self.paths(2, 1))
 
     def pieces(self, stages: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-        """List the pieces of the network on each stage, in the order of its chunks.
+        """List the model chunks (numbered in forward order) that each stage holds.
 
         Parameters
         ----------
         stages : int
             Stages of the pipeline.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
@@ -323,14 +323,14 @@ class Schedule:
         return tuple(tuple(pieces[chunk] for chunk in range(len(pieces))) for pieces in piece_of)
 
     def sends_output(self, stages: int, chunks: int) -> tuple[tuple[bool, ...], ...]:
-        """List for each chunk of each stage if its output leaves the stage, or the network.
+        """Return for each model chunk of each stage whether its output leaves the stage.
 
         Parameters
         ----------
         stages : int
             Stages of the pipeline.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
@@ -344,12 +344,12 @@ class Schedule:
         return tuple(map(tuple, sent))
 
     def allows_chunks(self, chunks: int) -> bool:
-        """Return True if the schedule supports a number of chunks per stage of each copy of the network.
+        """Return True if the schedule supports a number of model chunks per stage and replica.
 
         Parameters
         ----------
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
@@ -358,7 +358,7 @@ class Schedule:
         return chunks > 1 if self.chunks is None else chunks == self.chunks
 
     def allows_microbatches(self, stages: int, microbatches: Numeric) -> npt.NDArray[np.bool_]:
-        """Return a mask of the microbatch counts that the schedule can run.
+        """Return a mask of the microbatch counts that the schedule supports.
 
         Parameters
         ----------
@@ -378,7 +378,7 @@ class Schedule:
         return np.asarray(fits & (stages % 2 == 0 or not self.even))
 
     def alive(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-        """Count the largest number of chunk activations alive at once on a stage.
+        """Return the peak number of chunk activations (one microbatch, one chunk) alive on a stage.
 
         Parameters
         ----------
@@ -389,7 +389,7 @@ class Schedule:
         microbatches : float or ndarray
             Microbatches of a step.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
@@ -400,7 +400,7 @@ class Schedule:
         return np.asarray(self._counted_alive(stage, stages, microbatches, chunks).sum(axis=-1))
 
     def alive_by_piece(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Array:
-        """Count the activations of each piece of the network on a stage when most are alive.
+        """Count the live activations of each model chunk of a stage at the stage's peak.
 
         Parameters
         ----------
@@ -411,12 +411,12 @@ class Schedule:
         microbatches : float or ndarray
             Microbatches of a step.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
         ndarray
-            Shape (pieces of all copies, ...).
+            Shape (model chunks of all replicas, ...).
         """
         of_piece, pieces = self.closed.alive_of, range(chunks * self.replicas)
         if len(pieces) == 1:
@@ -444,7 +444,7 @@ class Schedule:
         chunk : int
             Chunk whose gradients are complete.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
@@ -461,7 +461,7 @@ class Schedule:
         return inputs, weights
 
     def groups(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[Action, ...]]:
-        """List the passes of a stage in order, grouped by those that run as one.
+        """List the passes of a stage in order, in groups that start and end together.
 
         Parameters
         ----------
@@ -472,7 +472,7 @@ class Schedule:
         microbatches : int
             Microbatches of a step.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
@@ -497,7 +497,7 @@ class Schedule:
         microbatches : float or ndarray
             Microbatches of a step.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
@@ -512,7 +512,7 @@ class Schedule:
         return _unpaired_passes(self, stages, chunks) if self.pairs else self.alive(0, stages, microbatches, chunks)
 
     def in_flight(self, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
-        """Count the activations of each piece at the first maximum of their sum, by evaluating the order.
+        """Count the live activations of each model chunk at a stage's first peak, by running the order.
 
         Parameters
         ----------
@@ -523,7 +523,7 @@ class Schedule:
         microbatches : int
             Microbatches of a step.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
@@ -573,14 +573,14 @@ UNROLLED = 2**14
 
 
 def evaluated_microbatches(stages: int, chunks: int) -> int:
-    """Return how many microbatches are evaluated; after them every further round adds the same time.
+    """Return the number of microbatches that are simulated; later rounds repeat the last one.
 
     Parameters
     ----------
     stages : int
         Stages of the pipeline.
     chunks : int
-        Chunks of each copy of the network on a stage.
+        Model chunks of each replica on a stage.
 
     Returns
     -------
@@ -590,14 +590,14 @@ def evaluated_microbatches(stages: int, chunks: int) -> int:
 
 
 def evaluates_every_microbatch(stages: int, chunks: int, microbatches: int) -> bool:
-    """Return True if every microbatch is evaluated, rather than a window of them whose last round is repeated.
+    """Return True if every microbatch is simulated, not only the first rounds.
 
     Parameters
     ----------
     stages : int
         Stages of the pipeline.
     chunks : int
-        Chunks of each copy of the network on a stage.
+        Model chunks of each replica on a stage.
     microbatches : int
         Microbatches of a step.
 
@@ -675,7 +675,7 @@ def check_schedule(name: str, stages: int, chunks: int, microbatches: int) -> No
     stages : int
         Stages of the pipeline.
     chunks : int
-        Chunks of each copy of the network on a stage.
+        Model chunks of each replica on a stage.
     microbatches : int
         Microbatches of a step.
 

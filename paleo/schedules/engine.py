@@ -55,7 +55,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Events in the order of the tasks."""
+    """Start and end of every task, in the order of the tasks."""
 
     events: tuple[Event, ...]
 
@@ -65,7 +65,7 @@ class Timeline:
         return max((event.end for event in self.events), default=0.0)
 
     def busy(self, resource: str, kind: str | None = None) -> float:
-        """Sum the time that a resource worked.
+        """Sum the time during which a resource works [s].
 
         Parameters
         ----------
@@ -84,7 +84,7 @@ class Timeline:
 
 
 def schedule(tasks: Sequence[Task]) -> Timeline:
-    """Compute the start and end of every task.
+    """Compute the start and end of every task, given the resource it needs and the tasks it follows.
 
     Parameters
     ----------

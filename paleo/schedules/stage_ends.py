@@ -53,7 +53,7 @@ def stage_ends(
     microbatches : float or ndarray
         Microbatches of a step; broadcasts with the further axes.
     chunks : int
-        Chunks of each copy of the network on a stage.
+        Model chunks of each replica on a stage.
     pieces : Passes, optional
         Times by chunk of all copies, shape (stages, chunks, ...) [s]. With them the result is exact for the order.
         Without them all chunks of a stage are assumed equal, and closed forms are approximate if stages differ.

@@ -260,7 +260,7 @@ class Sends:
     total: Array
 
     def of(self, members: Index) -> Sends:
-        """Return the same record with some of its exchanges.
+        """Select some of the exchanges by index, along the last axis.
 
         Parameters
         ----------
@@ -328,7 +328,7 @@ def _corners(follow: Array, seconds: Array, buckets: Array) -> list[int]:
 
 
 def exposed_sends(sends: Sends, schedule: Schedule, passes: Passes, chunks: int, contention: float) -> Array:
-    """Compute the exposed gradient exchange after each stage's last pass, from sends in order.
+    """Compute the exposed time of the gradient exchange after each stage's last pass.
 
     Parameters
     ----------
@@ -462,7 +462,7 @@ class _Matrices:
 
 
 def unit_gradient(program: Program, ranks: float, width: float, ranks_per_node: float = 1.0) -> SummedGradient:
-    """Describe the gradient of a rank's program per element, with its share of weight matrices.
+    """Return the gradient statistics of a rank's program, per gradient element.
 
     Matrices are those of the products that compute weight gradients, m by n. The filters of a convolution are one
     matrix of k by c r s.
@@ -622,7 +622,7 @@ def _ratios(method: Compression, gradient: SummedGradient, *, scattered: bool) -
 
 
 def scaled_gradient(gradient: SummedGradient, elements: float) -> SummedGradient:
-    """Scale the counts of a gradient from one element to many.
+    """Scale the counts of a gradient of one element to a number of elements.
 
     Parameters
     ----------

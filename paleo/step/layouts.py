@@ -60,7 +60,7 @@ Sent = Literal["gradients", "trained", "all", "again"]
 
 
 class ResultCache:
-    """Cache of results that several steps have in common."""
+    """Cache of results by key, shared by several step predictions."""
 
     def __init__(self) -> None:
         self._figures: dict[Hashable, object] = {}
@@ -91,7 +91,7 @@ class ResultCache:
 
 @dataclass(frozen=True, slots=True)
 class OwedCollectives:
-    """Collectives of one kind that layouts require.
+    """Collectives of one operation (such as reduce-scatter) that parallel layouts require.
 
     ``layout`` is the layout of each collective. ``groups`` are strides and ranks, shape (2, groups, stages or 1,
     collectives). ``elements`` are those of each holding, shape (sections and ties, collectives).
@@ -105,7 +105,7 @@ class OwedCollectives:
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """Layouts of ranks whose stages have equal sections, each with its mesh and its program.
+    """Parallel layouts whose pipeline stages have equal sections (runs of layers), with mesh and program.
 
     ``sequence_parallel`` is True for layouts that split the sequence over tp between layers. ``local_batches`` are the
     samples of each data-parallel rank.
@@ -170,7 +170,7 @@ class Layouts:
         return np.array([float(mesh.replicas * mesh.degree("cp")) for mesh in self.meshes])
 
     def parameters(self, trained: bool) -> Array:
-        """Count the parameter elements of each section and tie.
+        """Count the parameter elements of each section (run of layers) and each tied parameter.
 
         Parameters
         ----------
@@ -240,7 +240,7 @@ class Layouts:
         return np.asarray(seconds.reshape(whole).max(axis=0))
 
     def exchanged(self, operation: str, layouts: Sequence[int], groups: Count, sizes: Array) -> Array:
-        """Return the time of one collective of some layouts, including broadcasts by owners of whole tensors.
+        """Return the time of one collective for some layouts, with broadcasts by the owners of whole tensors.
 
         There are as many broadcasts as owners, or as tensors if these are fewer. A reduction to the owners takes the
         same time.
@@ -281,7 +281,7 @@ class Layouts:
         )
 
     def groups(self, layouts: Sequence[int], axes: Sequence[Axes], copies: int = 1) -> Count:
-        """Return strides and ranks of the groups over some axes, for each of some layouts.
+        """Return rank strides and sizes of the communication groups over some mesh axes, per layout.
 
         Parameters
         ----------
@@ -393,7 +393,7 @@ class Layouts:
         return (("broadcast" if owned else "all_gather", axes, elements),)
 
     def gradient(self, layout: int, axes: Axes) -> SummedGradient:
-        """Describe the gradient of a layout's ranks per element, for compression methods.
+        """Return the gradient statistics of a layout's ranks per element, for compression methods.
 
         Parameters
         ----------
@@ -482,7 +482,7 @@ class Layouts:
     # sums of gradients, gathers and updates of stages
 
     def exchange(self, assignment: Assignment, zero: int, *, chunks: bool) -> tuple[Array, Array]:
-        """Return time and bytes of the gradient sums of each stage.
+        """Return time and bytes of the data-parallel gradient reduction of each stage.
 
         Parameters
         ----------

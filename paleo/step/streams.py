@@ -53,7 +53,7 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class LayerIteration:
-    """``count`` consecutive iterations of a section in one direction.
+    """``count`` consecutive equal layers (of one section) in one direction, forward or backward.
 
     ``gathers`` is True if they wait for the section's parameters. ``buckets`` are axes and bytes of the gradients sent
     after them.
@@ -209,13 +209,13 @@ class StreamSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Contended:
-    """Times of iterations of the last and of earlier microbatches, slowed down by overlapping collectives."""
+    """Layer times of the last and of earlier microbatches, slowed down by overlapping collectives."""
 
     last: LayerTimes
     earlier: LayerTimes
 
     def eased(self, free: LayerTimes, share: Array) -> Contended:
-        """Reduce the slowdown of the iterations to a share of it.
+        """Return the layer times with only a share (0 to 1) of the slowdown.
 
         Parameters
         ----------
@@ -239,7 +239,7 @@ class Contended:
 
 
 def buckets_of(batch: Batch, layout: int = 0) -> Buckets:
-    """Return the settings of the exchange of gradients and parameters of one layout.
+    """Return bucket size, overlap and sharding of one layout's gradient exchange.
 
     Parameters
     ----------
@@ -383,7 +383,7 @@ def contended_times(batch: Batch, cases: Index) -> Contended:
 
 
 def bucket_seconds(batch: Batch, members: Sequence[tuple[int, Order]]) -> Array:
-    """Return the time of the buckets sent after each iteration.
+    """Return the time of the gradient buckets that are sent after each layer of the backward pass.
 
     Parameters
     ----------
@@ -415,7 +415,7 @@ def bucket_seconds(batch: Batch, members: Sequence[tuple[int, Order]]) -> Array:
 
 
 def layer_gradient_exchange_times(layouts: Layouts, zero: int) -> Array:
-    """Return the time of the gradient exchange of one layer of each section.
+    """Return the gradient-exchange time of one layer of each section (run of equal layers).
 
     Parameters
     ----------
@@ -478,7 +478,7 @@ def _summed(layouts: Layouts, zero: int, cells: Sequence[_Cell], shape: tuple[in
 
 
 def section_gathers(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
-    """Return the time to gather the parameters of one layer of each section.
+    """Return the parameter all-gather time of one layer of each section (run of equal layers).
 
     Parameters
     ----------
@@ -497,7 +497,7 @@ def section_gathers(layouts: Layouts, content: Literal["all", "again"] = "all") 
 
 
 def section_gather_traffic(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
-    """Return time and bytes of the gather of one layer of each section.
+    """Return time and bytes of the parameter all-gather of one layer of each section.
 
     Parameters
     ----------
@@ -711,7 +711,7 @@ def _host_updates(batch: Batch) -> Array:
 
 
 def batch_tails(batch: Batch, *, summed: bool = True) -> AfterBackward:
-    """Return the times after the last backward pass of a batch.
+    """Return the communication and update times after the last backward pass, per configuration.
 
     Scattered gradients were sent with every microbatch; only those of tied parameters follow.
 

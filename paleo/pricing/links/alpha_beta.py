@@ -34,7 +34,7 @@ from paleo.units import KILO, MICROSECOND
 
 @dataclass(frozen=True, slots=True)
 class LevelCost:
-    """Cost of one level of the network for one group.
+    """Latency (alpha) and inverse bandwidth (beta, gamma) of one interconnect level for one communication group.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class LevelCost:
     rank_beta: Numeric = 0.0
 
     def transfer_time(self, level: LevelTraffic) -> Numeric:
-        """Compute the time of the bytes of a level, without latency.
+        """Compute the transfer and reduction time of the bytes on a level, without latency.
 
         Parameters
         ----------
@@ -73,7 +73,7 @@ class LevelCost:
 
 
 def traffic_time(traffic: Traffic, costs: Sequence[LevelCost]) -> Array:
-    """Compute the time of the phases of a traffic, one after another.
+    """Compute the time of a collective's traffic, phase after phase.
 
     A phase takes the sum of its latencies and the time of its slowest level: sum of alpha steps + max of beta bytes +
     sum of gamma bytes.
@@ -252,7 +252,7 @@ NANOSECOND = MICROSECOND / KILO
 
 
 def partly_overlapped_time(latency: Numeric, transfer: Numeric) -> Array:
-    """Combine the latency of steps with a transfer that partly overlaps it, as in a pipeline.
+    """Combine latency and transfer time that partly overlap: the root of the sum of their squares.
 
     Parameters
     ----------
@@ -275,7 +275,7 @@ def partly_overlapped_time(latency: Numeric, transfer: Numeric) -> Array:
 
 
 def latency_change(measured: float, stated: float | None, latency: float) -> float:
-    """Compute the change of a measured hop if its link has another latency.
+    """Compute the correction of a measured hop time for a link with another latency.
 
     The link's part of the hop changes in proportion; the software's part does not. The link's part is the stated
     latency, or the whole hop if that is shorter. If no latency was stated, the hop takes at least as long as the new
@@ -335,7 +335,7 @@ def fill_time(transfer: Numeric, chunk_cost: Numeric) -> Array:
 
 
 def softly_least(first: Numeric, second: Numeric, norm: float = 6.0) -> Array:
-    """Compute a smooth minimum.
+    """Compute a smooth minimum of two values, slightly below the true minimum near ties.
 
     Parameters
     ----------
@@ -360,7 +360,7 @@ def softly_least(first: Numeric, second: Numeric, norm: float = 6.0) -> Array:
 
 
 def softly_largest(first: Numeric, second: Numeric, norm: float = 4.0) -> Array:
-    """Compute a smooth maximum.
+    """Compute a smooth maximum of two values, slightly above the true maximum near ties.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FabricParameters:
-    """NCCL over the network between nodes; defaults are those of a healthy InfiniBand fabric."""
+    """Calibrated parameters of NCCL across nodes; the defaults are those of a healthy InfiniBand fabric."""
 
     launch: float = parameter("10 us", "1..200 us", "start and end of the kernel, without steps")
     step: float = parameter("1 us", "0.1..5 us", "one hop inside a node")
@@ -185,7 +185,7 @@ def fabric_time(
     *, operation: str, traffic: Traffic, links: GroupLinks, parameters: FabricParameters, lockstep: bool,
     imbalance: Numeric = 1.0,
 ) -> Array:  # fmt: skip
-    """Compute the time of rings or trees that cross nodes: launch + hidden(hops, wire).
+    """Compute the time of rings or trees that cross nodes: launch + sqrt(hops² + wire²).
 
     A hop takes ``fabric_step`` for small and ``long_step`` for large messages, as LL gives way to Simple at
     ``ll_threshold`` bytes a step. In LL the hops of a path add up, with cheap ones inside nodes. In Simple a
@@ -239,7 +239,7 @@ def fabric_time(
 def fabric_exchange_time(
     *, operation: str, traffic: Traffic, links: GroupLinks, parameters: FabricParameters, shift: bool = False
 ) -> Array:
-    """Compute the time of an all_to_all or a send that crosses nodes: launch + hidden(peers, wire).
+    """Compute the time of an all_to_all or send that crosses nodes: launch + sqrt(peers² + wire²).
 
     Peers are served one after another. An exchange of two ranks is a send in each direction.
 

@@ -46,7 +46,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class LinkLevel:
-    """One level of the links of a group, or of rows of groups; all numbers but latencies broadcast.
+    """One interconnect level (such as NVLink or InfiniBand) of a group, or of several groups stacked as rows.
 
     Attributes
     ----------
@@ -74,11 +74,11 @@ class LinkLevel:
 
     @property
     def bandwidth(self) -> Array:
-        """Bandwidth, in one direction, of all links of one member of the level that the group can use [byte/s]."""
+        """Bandwidth of one member (GPU, node or rack) over all its usable links, in one direction [byte/s]."""
         return np.asarray(self.port_bandwidth) * self.ports
 
     def bandwidth_of(self, senders: Numeric | None) -> Array:
-        """Return the bandwidth of a unit if only some of its ranks send.
+        """Return the bandwidth of one member (GPU, node or rack) if only some of its ranks send [byte/s].
 
         Parameters
         ----------
@@ -100,7 +100,7 @@ class LinkLevel:
         return np.asarray(self.port_bandwidth) * np.minimum(self.ports, self.rank_ports * np.asarray(senders))
 
     def rows(self, index: npt.NDArray[np.intp]) -> LinkLevel:
-        """Select some rows of stacked levels.
+        """Select some groups (rows) of a level that holds several.
 
         Parameters
         ----------
@@ -156,7 +156,7 @@ class GroupLinks:
 
     @property
     def fan_outs(self) -> tuple[Numeric, ...]:
-        """Fan-outs of the levels, inner to outer."""
+        """Number of members that each level joins (GPUs of a node, nodes, racks), inner to outer."""
         return tuple(level.fan_out for level in self.levels)
 
     @property
@@ -183,7 +183,7 @@ class GroupLinks:
         return replace(self, levels=(*inner, *alone))
 
     def hop(self, measured: float, *, outside: bool = False) -> Numeric:
-        """Return a measured hop, corrected for links with another latency than the measured ones.
+        """Return a measured hop time, corrected for the latency of this group's links [s].
 
         Parameters
         ----------
@@ -249,7 +249,7 @@ class GroupLinks:
         return np.asarray(total)
 
     def rows(self, index: npt.NDArray[np.intp]) -> GroupLinks:
-        """Select some rows of stacked groups.
+        """Select some groups (rows) of several stacked ones.
 
         Parameters
         ----------
@@ -346,7 +346,7 @@ def domain_ranks(system: System, ranks_per_node: int) -> int:
 
 
 def stack_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> GroupLinks:
-    """Stack groups of one system as rows.
+    """Stack the links of several groups of one system into one object with a row per group.
 
     Parameters
     ----------
@@ -556,7 +556,7 @@ def protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.ND
 
 @dataclass(frozen=True, slots=True)
 class NcclParameters:
-    """NCCL among the devices of one node; defaults are those of eight A100 behind NVSwitch."""
+    """Calibrated parameters of NCCL inside one node; the defaults are those of eight A100 behind NVSwitch."""
 
     launch: float = parameter("8 us", "1..100 us", "start and end of the kernel on every rank, without steps")
     step: float = parameter("0.9 us", "0.1..50 us", "one hop of a ring in LL")
@@ -600,7 +600,7 @@ def node_time(
 ) -> Array:
     """Compute the time of the traffic of rings or trees inside one node.
 
-    It is launch + hidden(steps, wire) with the protocol's step and share of the link. In LL128 steps and wire add up.
+    It is launch + sqrt(steps² + wire²) with the protocol's step and share of the link. In LL128 steps and wire add up.
     Simple adds its start, the copy of a rank's own share, and the filling of the pipeline. With ``adds_bytes`` bytes
     are summed, of which a thread adds fewer than it moves in the same time; in Simple the wire hides that except for
     one rank's share.
@@ -711,7 +711,7 @@ _CHANNELS = 32
 
 @dataclass(frozen=True, slots=True)
 class ExchangeParameters:
-    """all_to_all and send_recv of NCCL among the devices of one node; defaults are those of eight A100."""
+    """Calibrated parameters of NCCL's all_to_all and send_recv inside one node; defaults: eight A100."""
 
     launch: float = parameter("10 us", "1..100 us", "start and end of the kernel")
     peer: float = parameter("0.4 us", "0.01..50 us", "one more peer")

@@ -424,7 +424,7 @@ class Dragonfly:
         return self._better(m * m / between, m * (n - m) / between, used, 2.0 * (k - 2.0) / np.maximum(k - 1.0, 1.0))
 
     def shared_by(self, jobs: float) -> Dragonfly:
-        """Divide the links between groups among jobs that send at the same time.
+        """Divide the inter-group links evenly among jobs that send at the same time.
 
         Parameters
         ----------
@@ -438,7 +438,7 @@ class Dragonfly:
         return dataclasses.replace(self, pair=np.asarray(self.pair) / jobs)
 
     def ring(self, used: Numeric) -> Array:
-        """Compute the share of a ring sorted by group.
+        """Compute the share of its port rate that a node keeps in a ring whose ranks are sorted by group.
 
         Parameters
         ----------
@@ -453,7 +453,7 @@ class Dragonfly:
         return self._better(np.ones(()), np.ones(()), used, np.where(np.asarray(used) > 2, 2.0, 1.0))
 
     def unsorted_ring(self, crossings: Numeric) -> Array:
-        """Compute the share of a ring in rank order over nodes drawn at random from all groups.
+        """Compute the share of its port rate that a node keeps in a ring over randomly placed nodes.
 
         Parameters
         ----------
@@ -527,7 +527,7 @@ def beside_neighbour(
 
 @dataclass(frozen=True, slots=True)
 class NetworkShare:
-    """Share of the nodes' ports that a placement leaves to a job.
+    """Share (0 to 1) of the nodes' NIC bandwidth that a job keeps under its placement, by traffic pattern.
 
     Attributes
     ----------
@@ -616,7 +616,7 @@ def states_topology(system: System) -> bool:
 
 
 def placement_port_share(system: System, nodes: int, placement: NodePlacement, stride: float = 1.0) -> NetworkShare:
-    """Compute the share of their ports between nodes that the nodes of a group keep.
+    """Compute the share of their NIC bandwidth that the nodes of a group keep under a placement.
 
     Parameters
     ----------
