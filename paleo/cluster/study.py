@@ -196,7 +196,7 @@ class FleetStudy:
 
     @property
     def holds(self) -> bool:
-        """True if all requirements are met."""
+        """True if the machines meet the deadlines and the waiting-time limit."""
         return not self.missed and (self.wishes.wait is None or self.wait <= self.wishes.wait)
 
     @property
@@ -207,7 +207,7 @@ class FleetStudy:
 
     @property
     def order(self) -> str:
-        """The machines of the order in words."""
+        """The ordered machines as text, such as ``4 nodes of dgx-h100``."""
         parts = [
             f"{with_noun(count, 'node')} of {system.name}"
             for system, count in zip(self.fleet.systems, self.nodes, strict=True)
@@ -225,7 +225,7 @@ class FleetStudy:
 
     @property
     def verdict(self) -> str:
-        """Answer of the study in a few sentences."""
+        """Summary in a few sentences: end of the jobs, waiting time, missed deadlines."""
         result, jobs = self.result, with_noun(len(self.fleet.jobs), "job")
         deadlines = sum(math.isfinite(job.deadline) for job in self.fleet.cluster_jobs)
         deadline = (
@@ -618,7 +618,7 @@ class FleetSweep(Study):
         read_jobs(self.jobs)
 
     def record(self, job: Job, point: dict[str, Any]) -> dict[str, Any]:
-        """Return the columns of a point."""
+        """Return one row of the study's table: the value of each column."""
         settings = {**AXES, **point}
         systems = [job.systems[str(point["system"])]]
         nodes = parse_nodes(settings["nodes"], systems)

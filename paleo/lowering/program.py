@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CountedKernel:
-    """Kernel of one iteration of its section, with the number of its runs.
+    """Kernel of one layer of a section (a run of equal layers), with the number of its runs.
 
     ``times`` is above 1 for a block folded inside the section's block, and below 1 for a kernel of some iterations
     only. ``recomputed`` and ``selected`` are additional runs per run under full and selective recomputation.
@@ -80,7 +80,7 @@ class CountedKernel:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Collective of one layer iteration.
+    """Collective of one layer, with its payload and the computation that it can overlap.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ class Transfer:
 
     @property
     def hides_behind(self) -> Literal["nothing", "section", "core", "products", BesideDispatch]:
-        """Computation with which the collective can overlap.
+        """Name of the computation with which the collective can overlap.
 
         It is the section, the core of attention (a ring of keys), products with weights, shared experts, or another
         microbatch.
@@ -200,14 +200,14 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The work of one rank in one pass over its share of the batch: sections in forward order."""
+    """Kernels and collectives of one rank for one microbatch, by section (run of equal layers), in forward order."""
 
     sections: tuple[Section, ...]
     ties: tuple[TiedParameter, ...] = ()
 
     @property
     def parameters(self) -> float:
-        """Parameter elements on this rank."""
+        """Number of parameters on this rank, over all sections."""
         return sum(section.parameters * section.repeat for section in self.sections)
 
     @property
@@ -239,7 +239,7 @@ class Program:
 def lower(
     graph: Graph, placement: Placement, mesh: Mesh, precision: Precision, options: LoweringOptions | None = None
 ) -> Program:
-    """Lower a network to the program of the rank with the most work.
+    """Lower a network to the kernels and collectives of the rank with the most work.
 
     Parameters
     ----------

@@ -71,7 +71,7 @@ class EngineCommand:
 
     @property
     def speculation(self) -> dict[str, float]:
-        """Return what the command states of drafts, by the names of an engine's facts."""
+        """Return the speculative-decoding settings of the command, by the field names of `Engine`."""
         names = ("drafted", "branches", "verified", "draft_vocabulary")
         return {name: getattr(self, name) for name in names} if self.drafted else {"drafted": 0}
 

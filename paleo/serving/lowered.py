@@ -69,7 +69,7 @@ class Sharding:
 
     @property
     def text(self) -> str:
-        """Degrees above one, as text.
+        """Parallel degrees above one, as text.
 
         >>> Sharding(tp=8, expert_parallel=True).text, Sharding().text
         ('tp=8,ep=8', 'tp=1')
@@ -81,7 +81,7 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A kernel of a layer for any number of tokens, ``at(tokens)``; it runs ``count`` times in a forward pass."""
+    """Kernel of a layer at two token counts, from which ``at(tokens)`` derives it; it runs ``count`` times a pass."""
 
     short: Kernel
     long: Kernel
@@ -89,7 +89,7 @@ class Scaled:
 
     @property
     def of_experts(self) -> bool:
-        """True for a product with the weights of several experts."""
+        """True for a grouped GEMM over several experts."""
         return self.short.family == "gemm" and self.short.experts > 0
 
     def at(self, tokens: float) -> Kernel:
@@ -126,7 +126,7 @@ class Scaled:
         return ".shared." in self.short.name
 
     def joined(self, other: Scaled) -> Scaled:
-        """Return the product of the same input with the columns of both weights.
+        """Return one GEMM for two weights that share an input, with the columns of both.
 
         Parameters
         ----------
@@ -141,7 +141,7 @@ class Scaled:
         return replace(self, short=_wider(self.short, other.short), long=_wider(self.long, other.long))
 
     def in_sixteen_bits(self) -> Scaled:
-        """Return the product with weights that are not quantised.
+        """Return the GEMM with weights in sixteen bits.
 
         Returns
         -------
@@ -254,7 +254,7 @@ class Lowered:
 
 
 def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) -> tuple[Lowered, Backend]:
-    """Return the forward pass of one rank, and the backend that prices it.
+    """Lower a network to the kernels and collectives of one rank's forward pass.
 
     Parameters
     ----------
@@ -305,7 +305,7 @@ def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) ->
 
 
 def attends_backwards(model: ModelSpec, system: System) -> bool:
-    """Return whether tokens of a network see only those before them, so that it generates one after the other.
+    """Return True if a network's attention is causal, so that it generates token by token.
 
     Parameters
     ----------

@@ -145,7 +145,7 @@ class EngineKernels:
 
 @dataclass(frozen=True)
 class Phases:
-    """Times of the iterations of one replica under one sharding; see `iteration`.
+    """Tables of iteration times of one replica under one sharding; `iteration_time` combines them.
 
     Attributes
     ----------
@@ -192,11 +192,11 @@ class Phases:
 
     @property
     def rows(self) -> int:
-        """Rows of products for each sequence that decodes: a token, and those drafted ones that are verified."""
+        """GEMM rows per decoding sequence: one token, plus the drafted tokens that are verified."""
         return max(self.kernels.verified, self.kernels.drafted + 1)
 
     def speculation_time(self, sequences: Numbers) -> Array:
-        """Return the time that speculation adds to an iteration which gives each sequence one token.
+        """Return the time that speculative decoding adds to an iteration, per token given.
 
         A draft head of one layer runs once for each place, on all branches after the first, the drafted tokens are
         verified at once, and an iteration gives ``emitted`` tokens, so that a token takes that part of it. 0 without
@@ -230,7 +230,7 @@ class Phases:
         return self.non_attention_time(tokens) / layers + known * self.sampling_time(tokens)
 
     def non_attention_time(self, tokens: Numbers) -> Array:
-        """Return the time of an iteration without attention and head.
+        """Return the time of an iteration without attention and output head (GEMMs, norms, collectives).
 
         Parameters
         ----------
@@ -245,7 +245,7 @@ class Phases:
         return _extended(np.asarray(tokens, dtype=np.float64), TOKENS, self.body)
 
     def sampling_time(self, sequences: Numbers) -> Array:
-        """Return the time of head and sampling.
+        """Return the time of the output head and of sampling.
 
         Parameters
         ----------
@@ -261,7 +261,7 @@ class Phases:
         return np.where(number > 0, _extended(np.maximum(number, 1.0), TOKENS, self.head), 0.0)
 
     def decode_attention_time(self, sequences: Numbers, cached: Numbers, *, joint: bool = False) -> Array:
-        """Return the time of attention of one new token for each sequence.
+        """Return the attention time of one decode token per sequence, over all layers.
 
         Parameters
         ----------
@@ -285,7 +285,7 @@ class Phases:
         return np.asarray((share * each + number * self.state) / self.kernels.emitted)
 
     def prefill_attention_time(self, chunks: Numbers, length: Numbers, cached: Numbers = 0.0) -> Array:
-        """Return the time of attention of chunks of prompts.
+        """Return the attention time of prefill chunks, over all layers.
 
         Parameters
         ----------
@@ -311,7 +311,7 @@ class Phases:
         self, *, decoded: Numbers, cached: Numbers, chunks: Numbers = 0.0, length: Numbers = 1.0, before: Numbers = 0.0,
         finished: Numbers | None = None,
     ) -> Array:  # fmt: skip
-        """Return the time of one iteration, in which a batch passes through all layers of a replica [s].
+        """Return the time of one engine iteration: one forward pass of the running batch.
 
         Parameters
         ----------
@@ -352,7 +352,7 @@ def _extended(points: Array, grid: Array, values: Array) -> Array:
 
 
 def bilinear(x: Array, y: Array, xs: Array, ys: Array, table: Array) -> Array:
-    """Interpolate a table; beyond its ends the last slopes continue.
+    """Interpolate a two-dimensional table bilinearly; beyond its ends the last slopes continue.
 
     Parameters
     ----------
@@ -389,7 +389,7 @@ def bilinear(x: Array, y: Array, xs: Array, ys: Array, table: Array) -> Array:
 def phases(
     model: ModelSpec, system: System, sharding: Sharding, formats: Formats, kernels: EngineKernels | None = None
 ) -> Phases:
-    """Price the phases of a served network.
+    """Compute the tables of prefill and decode times of a served network.
 
     Parameters
     ----------

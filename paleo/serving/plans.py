@@ -95,12 +95,12 @@ class ServingLimits:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """Limits that are set, by name."""
+        """Latency limits that are set, by name (``ttft``, ``tpot``, ``latency``) [s]."""
         limits = {"ttft": self.ttft, "tpot": self.tpot, "latency": self.latency}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
     def value(self, state: SteadyState | Simulated, part: str) -> Array:
-        """Return the value that a limit is compared with.
+        """Return the predicted latency that a limit is compared with.
 
         Parameters
         ----------
@@ -119,7 +119,7 @@ class ServingLimits:
         return state.percentile(part, self.percentile) if self.percentile else np.asarray(getattr(state, part))
 
     def excess(self, state: SteadyState | Simulated) -> Array:
-        """Return the largest ratio of a value to its limit; at most 1 meets all limits.
+        """Return the largest ratio of a latency to its limit; at most 1 if all limits hold.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class ServingLimits:
         return np.asarray(np.max(np.stack(ratios), axis=0)) if ratios else np.asarray(0.0)
 
     def binding(self, state: SteadyState | Simulated) -> str:
-        """Return the limit that is closest to being exceeded.
+        """Return the name of the latency limit that is closest to being exceeded.
 
         Parameters
         ----------
@@ -152,7 +152,7 @@ class ServingLimits:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLayout:
-    """A layout that fits in memory: one replica, and the number of replicas."""
+    """Parallel layout of a replica that fits in memory, and the number of replicas."""
 
     sharding: Sharding
     formats: Formats
@@ -163,7 +163,7 @@ class ReplicaLayout:
     limit: BatchLimit
 
     def places(self, lengths: Lengths) -> float:
-        """Return the number of sequences that fit in the cache of a replica under the engine's rule of admission.
+        """Return the number of sequences that fit in a replica's KV cache, by the engine's admission rule.
 
         Parameters
         ----------
@@ -181,16 +181,16 @@ class ReplicaLayout:
 
     @property
     def reservation(self) -> float:
-        """Fraction of an answer that must be free in the cache when its request is admitted."""
+        """Fraction of an answer's tokens that must be free in the KV cache when its request is admitted."""
         return {"whole": 1.0, "input": 0.0, "share": self.engine.reserved_share}[self.engine.reservation]
 
     @property
     def schedulers(self) -> int:
-        """Number of ranks that have their own limits of an iteration."""
+        """Number of schedulers of a replica, each with its own batching limits (attention DP ranks)."""
         return 1 if self.engine.shared_limits else self.sharding.attention_dp
 
     def batching(self, tokens: npt.ArrayLike | None = None, sequences: npt.ArrayLike | None = None) -> Batching:
-        """Return the limits of the replica's iterations.
+        """Return the batching limits (tokens and sequences per iteration) of the replica.
 
         Parameters
         ----------
@@ -219,7 +219,7 @@ class ReplicaLayout:
 
 @dataclass(frozen=True, slots=True)
 class ServingPlan:
-    """A layout with limits of its iterations under a load; ``state`` is the state of one replica."""
+    """Replica layout with batching limits under a load; ``state`` is the steady state of one replica."""
 
     candidate: ReplicaLayout
     batching: Batching
@@ -431,7 +431,7 @@ NEAR = 0.93
 
 
 def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: ServingLimits) -> str:
-    """Name what limits a replica: a latency limit, places for sequences, or a part of an iteration.
+    """Name a replica's bottleneck: a latency limit, KV-cache capacity, or part of an iteration.
 
     Parameters
     ----------
@@ -605,7 +605,7 @@ def nearest_replica_layout(
 
 
 def capacity_of(candidate: ReplicaLayout, load: ServingLoad) -> float:
-    """Return the most requests per second of all replicas of a layout.
+    """Return the highest request rate that all replicas of a layout sustain.
 
     Parameters
     ----------
@@ -624,7 +624,7 @@ def capacity_of(candidate: ReplicaLayout, load: ServingLoad) -> float:
 
 
 def curve_of(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[Array, SteadyState]:
-    """Return the states of a replica up to the capacity of its plan.
+    """Return request rates up to capacity with the steady state of a replica at each.
 
     Parameters
     ----------
@@ -733,7 +733,7 @@ def simulated_replica(plan: ServingPlan, load: ServingLoad, count: int | None = 
 
 
 def steady_part(result: Simulated, part: str) -> Array:
-    """Return the times of the simulated requests, without the start and the end of the simulation.
+    """Return a time of simulated requests, without warm-up and drain of the simulation.
 
     Parameters
     ----------

@@ -130,7 +130,7 @@ def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimits
 def disaggregated(
     fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: ServingLimits, gpus: int, system: System
 ) -> Disaggregation | None:
-    """Return the division into prefill and decode that serves the most requests a second within limits.
+    """Return the split into prefill and decode replicas with the highest request rate within limits.
 
     Parameters
     ----------
@@ -265,16 +265,16 @@ class Service:
 
     @property
     def best(self) -> ServingPlan | None:
-        """First plan; None if no plan meets the limits."""
+        """Best plan (the first one); None if no plan meets the limits."""
         return self.result.plans[0] if self.result.plans else None
 
     @cached_property
     def simulation(self) -> Simulated | None:
-        """Simulation of the first plan."""
+        """Discrete-event simulation of the best plan; None without one."""
         return None if self.best is None else simulated_replica(self.best, self.load)
 
     def latencies(self, part: str) -> dict[str, float]:
-        """Return simulated mean and percentiles of a time of the first plan.
+        """Return mean and percentiles of a simulated latency of the best plan.
 
         Parameters
         ----------
@@ -296,7 +296,7 @@ class Service:
 
     @property
     def limited_by(self) -> str | None:
-        """Limit of the first plan; of several latency limits, the one that its simulated times come closest to."""
+        """Bottleneck of the best plan; of several latency limits, the one that it comes closest to."""
         if self.best is None or self.best.limited_by not in LIMIT_NAMES.values():
             return None if self.best is None else self.best.limited_by
         name = f"p{self.limits.percentile}" if self.limits.percentile else "mean"
@@ -350,12 +350,12 @@ class Service:
 
     @property
     def verdict(self) -> str:
-        """Answer in one or two sentences."""
+        """Whether and how the load can be served, in one or two sentences."""
         return refusal(self) if self.best is None else _verdict(self, self.best)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences about what is uncertain."""
+        """Warnings about uncertain parts of the prediction, one sentence each."""
         if self.best is None or self.simulation is None:
             return ()
         notes = []

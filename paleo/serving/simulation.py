@@ -76,7 +76,7 @@ class Simulated:
         return len(self.finish) / self.span
 
     def percentile(self, part: str, percent: float) -> float:
-        """Return a percentile over requests.
+        """Return a percentile of a time over all requests.
 
         Parameters
         ----------
@@ -95,7 +95,7 @@ class Simulated:
         return float(np.percentile(known, percent)) if len(known) else 0.0
 
     def mean(self, part: str) -> float:
-        """Return the mean over requests.
+        """Return the mean of a time over all requests.
 
         Parameters
         ----------
@@ -244,7 +244,7 @@ class Replica:
             self.entered += [self.front + self.batching.delay] * number
 
     def run(self) -> None:
-        """Serve all requests, and return their times."""
+        """Simulate all requests and record their times."""
         state, total = self.state, len(self.input)
         while state.arrived < total or state.waiting or state.running or state.partial >= 0:
             self._admit_arrivals()

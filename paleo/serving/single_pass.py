@@ -113,14 +113,14 @@ class RequestBatch:
 
     @property
     def rate(self) -> float:
-        """Requests a second of one device."""
+        """Throughput of one device [requests/s]."""
         return self.batch / self.seconds
 
 
 def batches_in_memory(
     model: ModelSpec, system: System, formats: Formats, fused: str = "", length: float = 0.0, between: float = 1.0
 ) -> tuple[RequestBatch, ...]:
-    """Return the batches that fit into memory, with the time of each.
+    """Return the batch sizes that fit in memory, with the time of each.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ def batches_in_memory(
 
 
 def best_of(tried: Sequence[RequestBatch], limit: float | None = None) -> RequestBatch | None:
-    """Return the batch at which a device answers most requests a second.
+    """Return the batch with the highest throughput.
 
     Parameters
     ----------
@@ -349,7 +349,7 @@ def _lowered(model: str, system: System, samples: int) -> tuple[list[tuple[int, 
 
 
 def three_digits(number: float) -> str:
-    """Write a number with three digits that count.
+    """Format a number with three significant digits.
 
     Parameters
     ----------
@@ -364,7 +364,7 @@ def three_digits(number: float) -> str:
 
 
 def is_single_pass(model: ModelSpec, system: System) -> bool:
-    """Return whether a network answers in forward passes alone: no token follows from those before it.
+    """Return True if a network answers with forward passes only, without token-by-token decoding.
 
     Parameters
     ----------
@@ -407,12 +407,12 @@ class BatchedService:
 
     @property
     def best(self) -> RequestBatch | None:
-        """The batch at which a device answers most within the limit; None where none keeps it."""
+        """Batch of the highest throughput within the latency limit; None if no batch meets it."""
         return best_of(self.tried, self.limit)
 
     @property
     def requests_per_s(self) -> float | None:
-        """Requests a second of all devices; None where no batch keeps the limit."""
+        """Throughput of all devices [requests/s]; None if no batch meets the latency limit."""
         return None if self.best is None else self.gpus * self.best.rate
 
     @property
@@ -445,7 +445,7 @@ def batched_service(
     length: float = 0.0,
     usd_per_s: float | None = None,
 ) -> BatchedService:
-    """Return what a network that answers in forward passes alone serves.
+    """Predict the service of a network without token-by-token decoding, such as a vision network.
 
     Parameters
     ----------

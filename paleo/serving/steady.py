@@ -45,7 +45,7 @@ QUANTILES = {50: 0.0, 90: 1.2816, 95: 1.6449, 99: 2.3263}
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Limits of an engine's iterations; numbers or arrays of one shape.
+    """Batching limits and host times of an engine's iterations; numbers or arrays of one shape.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Lengths:
 
     @property
     def computed(self) -> Array:
-        """Tokens that are computed like prompts: of a prompt at least the last one."""
+        """Prefill tokens per request that miss the prefix cache, at least one, plus recomputed tokens."""
         tokens = np.asarray(self.input, dtype=np.float64)
         cached = np.asarray(self.hit, dtype=np.float64)
         return np.asarray(np.maximum(tokens * (1.0 - cached), 1.0) + self.again)
@@ -169,7 +169,7 @@ class SteadyState:
         return self.requests_per_s * self.output
 
     def percentile(self, part: str, percent: int) -> Array:
-        """Return a percentile over requests.
+        """Return a percentile of a latency over requests.
 
         Parameters
         ----------

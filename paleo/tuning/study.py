@@ -91,7 +91,7 @@ class Tuning:
 
     @property
     def kind(self) -> type[Method]:
-        """Class of the tuning method."""
+        """Class that implements the tuning method, such as `Hyperband`."""
         return METHODS[self.method]
 
     @property
@@ -100,7 +100,7 @@ class Tuning:
         return self.kind.rungs(self.least, self.most, self.eta)
 
     def problem(self, correlation: float = 1.0, seed: int | None = None) -> TuningProblem:
-        """Return what the method works on, with random scores.
+        """Return the tuning problem (trials, rungs, sampled scores) that the method simulates.
 
         Parameters
         ----------
@@ -134,7 +134,7 @@ class TrialPrice:
         return float(np.mean([low for low, _ in ends])), float(np.mean([high for _, high in ends]))
 
     def scaled(self, factor: float) -> TrialCosts:
-        """Return the costs with another step time.
+        """Return the trial costs with the step time multiplied by a factor.
 
         Parameters
         ----------
@@ -169,7 +169,7 @@ class TrialPrice:
 
 
 def price_trials(model: ModelSpec, system: System, run: Run, tuning: Tuning, long_run: LongRunOptions) -> TrialPrice:
-    """Return the costs of trials.
+    """Predict the training times and costs of a trial of every network size.
 
     Parameters
     ----------
@@ -353,7 +353,7 @@ class TuningStudy:
 
     @property
     def best(self) -> SearchTime:
-        """The fastest division of all GPUs."""
+        """The search with the shortest wall time over all numbers of GPUs per trial."""
         return min((point for point in self.points if point.gpus == self.gpus), key=lambda point: point.seconds)
 
     @property
@@ -596,7 +596,7 @@ def parse_training(model: ModelSpec, run: Run, name: str, **amounts: Any) -> flo
 
 
 def validated_tuning(tuning: Tuning) -> Tuning:
-    """Check that the numbers of a search are possible.
+    """Check that the trial counts and budgets of a search are valid, and return them.
 
     Parameters
     ----------
