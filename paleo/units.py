@@ -78,7 +78,7 @@ _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^
 
 
 def parse(text: object, dimension: str) -> float:
-    """Parse a number with its unit.
+    """Parse a number with its unit, such as ``40 GB/s``, to SI units.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ _EXACT = 2**53
 
 
 def checked_count(name: str, value: object, least: int = 1, most: int = _EXACT) -> int:
-    """Return a whole number of a range.
+    """Check that a value is a whole number in a range, and return it.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def checked_count(name: str, value: object, least: int = 1, most: int = _EXACT) 
 
 
 def checked_number(name: str, value: object, least: float, most: float) -> float:
-    """Return a number of a range, as a float.
+    """Check that a value is a number in a range, and return it as a float.
 
     Parameters
     ----------
@@ -408,7 +408,7 @@ def duration(seconds: float, *, digits: int = 3, like: float | None = None) -> s
 
 
 def unit_reference_time(column: Iterable[float]) -> float | None:
-    """Return the time whose unit all times of a column take (see `duration`).
+    """Return the time that sets the common unit of a column of times (see `duration`).
 
     Parameters
     ----------
@@ -493,7 +493,7 @@ def comma_separated(text: str) -> list[str]:
 
 
 def with_noun(value: float, noun: str) -> str:
-    """Write how many there are of something.
+    """Format a count with its noun, singular or plural: ``3 nodes``.
 
     Parameters
     ----------

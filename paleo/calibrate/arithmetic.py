@@ -42,7 +42,7 @@ _PULL = 0.002
 
 @dataclass(frozen=True)
 class DenseSteps(SourceRows):
-    """Dense steps with the seconds that were measured, and those predicted at each factor of `GRID`."""
+    """Measured training steps of dense networks [s], with their predictions at each factor of `GRID` [s]."""
 
     architectures: Words
     measured: Array
@@ -120,7 +120,7 @@ def _seconds(table: StepTable, frame: pd.DataFrame, factor: float) -> Array:
 
 
 def calibration(factors: SustainedParameters) -> Calibration:
-    """Compose a calibration of steps that holds factors which are tried.
+    """Build a calibration of training steps that holds trial energy factors.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def calibration(factors: SustainedParameters) -> Calibration:
 
 
 def fitted_arithmetic_factors(known: DenseSteps) -> SustainedParameters:
-    """Fit the factors of all architectures for which two sources speak; others stay 1."""
+    """Fit the energy factor of each architecture with two or more sources; others stay 1."""
     names = [field.name for field in fields(SustainedParameters)]
     words = np.array([name.lower().replace(" ", "_") for name in known.architectures])
     free = [name for name in names if len(set(known.sources[words == name])) >= _LEAST_SOURCES]
@@ -161,7 +161,7 @@ class ArithmeticFitted:
     lines: pd.DataFrame
 
     def entry(self, files: Sequence[str], date: str) -> Entry:
-        """Compose the entry of the calibration of steps; its residual is that of sources left out."""
+        """Build the calibration entry; its residual is measured on sources left out of the fit."""
         tested = np.concatenate(self.lines["errors"].to_list())
         counts = {"rows_fitted": len(self.known.measured), "rows_held_out": len(tested)}
         source = table_citation(files, len(self.lines))

@@ -100,7 +100,7 @@ LEAST, DIGITS = 6, 4
 
 
 def step_ledger(files: Sequence[str], report: Report = str) -> pd.DataFrame:
-    """Set down the errors of each source of steps, fitted and left out.
+    """Return a table of the errors of each source of steps, fitted and left out.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def _left_out(whole: FileReport, source: str, calibration: Calibration | None) -
 
 
 def kernel_sources(job: FitJob) -> Iterator[tuple[str, ResidualErrors]]:
-    """Predict each source of a family's rows with what the other sources give.
+    """Yield the errors of each source of a kernel family, fitted to the other sources.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def _split(rows: Rows, source: str) -> tuple[Rows, Rows]:
 
 
 def worsened_sources(before: pd.DataFrame, after: pd.DataFrame, points: float = 0.02) -> list[tuple[str, str]]:
-    """Name the sources whose error, left out, has grown by more than some points.
+    """List the sources whose leave-one-out error has grown by more than a tolerance.
 
     Parameters
     ----------
@@ -264,7 +264,7 @@ def fit(
     hold_out: Sequence[str] = (),
     today: str | None = None,
 ) -> int:
-    """Fit measured tables and write what was found.
+    """Fit calibrations to measured tables and write the calibration files.
 
     Tables of kernels and of watts give a calibration file a device or system; tables of steps a software profile each,
     the links of systems, the intervals of steps, or the profiles whose hosts wait for counts of tokens; tables of
@@ -379,7 +379,7 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
 
 
 def clear_catalog_caches() -> None:
-    """Forget what was read of the catalog, whose calibrations have been written anew."""
+    """Clear the catalog's caches, after its calibration files were written."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "paleo":
             for value in vars(module).values():
@@ -648,7 +648,7 @@ def measure(
     largest: int = 16384,
     today: str | None = None,
 ) -> int:
-    """Measure a device and fit what was measured.
+    """Benchmark kernels on the local device and fit its calibration to the times.
 
     Parameters
     ----------

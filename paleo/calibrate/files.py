@@ -44,7 +44,7 @@ HEADER = "# Fitted by `paleo calibrate --fit` to measured tables; residuals are 
 
 @dataclass(frozen=True)
 class FitJob:
-    """Rows that are fitted together, with their subject, family and stack."""
+    """Rows fitted together: those of one subject (device or system), kernel family and software stack."""
 
     kind: TableKind[Any]
     file: str
@@ -61,14 +61,14 @@ class FitJob:
 
 @dataclass(frozen=True)
 class FittedEntry:
-    """One entry of a calibration file, and the subject that it belongs to."""
+    """Calibration entry of one kernel family, and the subject (device or system) that it belongs to."""
 
     subject: str
     entry: Entry
 
 
 def jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[FitJob]:
-    """List what there is to fit in the tables, in the order of the fits.
+    """List the fits that measured tables allow, in the order in which they run.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[FitJob]:
 
 
 def has_kernel_families(file: str | Path) -> bool:
-    """Tell whether a table is of a kind that families are fitted to.
+    """Return True if kernel families can be fitted to tables of a kind.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def has_kernel_families(file: str | Path) -> bool:
 
 
 def table_name(file: str | Path) -> str:
-    """Name the kind of a table; '' where it is of none.
+    """Return the name of a table's kind; '' if it is of none.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ def skipped_rows(files: Iterable[str | Path]) -> int:
 def fit_each(
     work: Sequence[FitJob], date: str, report: Callable[[FitJob], object] = lambda job: None
 ) -> Iterator[list[FittedEntry]]:
-    """Fit job after job; later jobs may start from earlier results.
+    """Yield the fitted entries of each job; later jobs may start from earlier results.
 
     Parameters
     ----------
@@ -351,7 +351,7 @@ def _entry_of(family: str, stack: str, file: str, frame: pd.DataFrame, result: F
 def entry_of_steps(
     family: str, parameters: Any, source: str, date: str, ratios: Array | None = None, **more: Any
 ) -> Entry:
-    """Compose the entry of constants of whole steps.
+    """Build the calibration entry of parameters that are fitted to whole training steps.
 
     Parameters
     ----------
@@ -387,7 +387,7 @@ def entry_of_steps(
 
 
 def table_citation(files: Sequence[str], sources: int) -> str:
-    """Name the tables of a fit and count their sources.
+    """Return a citation of the measured tables of a fit, with the number of sources.
 
     Parameters
     ----------
@@ -423,7 +423,7 @@ def rounded_residual(errors: ResidualErrors) -> dict[str, float]:
 
 
 def significant_digits(value: float, digits: int = DIGITS) -> float:
-    """Round to significant digits.
+    """Round a number to some significant digits.
 
     Parameters
     ----------
@@ -504,7 +504,7 @@ def _run_of(row: Row) -> str:
 
 
 def fit_boards(files: Sequence[str], only: Sequence[str], date: str) -> list[FittedEntry]:
-    """Fit what the board of each device draws (`paleo.pricing.power`) to measured watts.
+    """Fit the board power of each device (`paleo.pricing.power`) to measured power [W].
 
     Parameters
     ----------

@@ -66,7 +66,7 @@ class LinkParameters:
 
 
 class Number(NamedTuple):
-    """Fitted number of a link: one parameter of a calibration family, and others that change in proportion."""
+    """Fitted link parameter (such as a bandwidth share), and others that scale in proportion to it."""
 
     family: str
     leads: str
@@ -130,12 +130,12 @@ class LinkJob:
 
     @property
     def name(self) -> str:
-        """Name of the system."""
+        """Catalog name of the system whose links are fitted."""
         return self.system.name
 
     @property
     def steps(self) -> int:
-        """Rows that depend on a link."""
+        """Number of rows whose step time depends on a fitted link parameter."""
         return count(self.rows)
 
     @property
@@ -156,7 +156,7 @@ class LinkJob:
 
     @property
     def fitted(self) -> list[Rows]:
-        """Return the rows to fit."""
+        """Rows to fit, without those held out; one entry for each table."""
         return sample([part.take(split(part.frame, _CONFIGURED) == 0) for part in self.rows], TRAINING_ROWS, 0)
 
 
@@ -218,7 +218,7 @@ def asked_for_links(file: str | Path, only: Sequence[str]) -> bool:
 
 
 def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[str] = ()) -> list[LinkJob]:
-    """List what there is to fit, a job a system.
+    """List the link fits that the tables allow, one job per system.
 
     Parameters
     ----------
@@ -290,7 +290,7 @@ def _system_of(table: StepTable, row: Mapping[str, Any]) -> System | None:
 
 
 def configurations(frame: pd.DataFrame) -> pd.Series[str]:
-    """Name what is run, so that rows that differ in replicas or the global batch alone agree.
+    """Label each row's configuration, without data-parallel degree and global batch.
 
     Parameters
     ----------
@@ -392,7 +392,7 @@ def _settled(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[Lin
 
 
 def log_sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
-    """Compute one sigma of each number's logarithm over the fitted rows.
+    """Compute the standard deviation of the logarithm of each fitted number.
 
     sqrt(diag(s² (JᵀJ)⁻¹)), where s is the spread of the rows, and `REPEATED` at least.
 
@@ -488,7 +488,7 @@ def _notes(job: LinkJob, parameters: LinkParameters, numbers: Sequence[str], bef
 def entries(
     before: Mapping[str, SourcedParameters[Any]], parameters: LinkParameters, moving: Sequence[str]
 ) -> Iterator[Entry]:
-    """Compose entries of the families whose numbers move, with what changes in proportion.
+    """Build the calibration entries of the link families whose parameters were fitted.
 
     Parameters
     ----------
@@ -525,7 +525,7 @@ def _within(measured: SourcedParameters[Any], name: str, value: float) -> float:
 
 
 def calibration(system: System, fitted: Iterator[Entry] | Sequence[Entry]) -> Calibration:
-    """Collect entries into the calibration of a system.
+    """Build a system's calibration from fitted entries.
 
     Parameters
     ----------
@@ -542,7 +542,7 @@ def calibration(system: System, fitted: Iterator[Entry] | Sequence[Entry]) -> Ca
 
 
 def numbers(result: LinksFitted) -> Iterator[tuple[str, ...]]:
-    """List the numbers of a fit for people.
+    """Yield table rows of the fitted numbers: name, before, after, deviation, remark.
 
     Parameters
     ----------

@@ -62,7 +62,7 @@ class SoftwareParameters:
 
     @classmethod
     def of(cls, profile: Software, architecture: str) -> SoftwareParameters:
-        """Read the numbers that a profile states.
+        """Return the values of the fitted parameters that a profile states.
 
         Parameters
         ----------
@@ -100,7 +100,7 @@ def _priced(figures: _ProfileFigures, parameters: SoftwareParameters) -> Callabl
 
 @dataclass(frozen=True, slots=True)
 class SoftwareJob:
-    """The rows of one profile in one table, by architecture."""
+    """Measured steps of one software profile in one table, by GPU architecture."""
 
     profile: Software
     file: str
@@ -174,7 +174,7 @@ class SoftwareFitted:
 
 
 def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJob]:
-    """List what there is to fit in a table of steps.
+    """List the software profiles that a table of steps allows to fit.
 
     Parameters
     ----------
@@ -402,7 +402,7 @@ def _waiting(table: StepTable, frame: pd.DataFrame, name: str) -> Rows:
 
 
 def fitted_waiting(rows: Sequence[Rows]) -> FitResult[WaitingParameters]:
-    """Fit one power to rows of all profiles.
+    """Fit one waiting power to the rows of all profiles.
 
     Parameters
     ----------
@@ -419,7 +419,7 @@ def fitted_waiting(rows: Sequence[Rows]) -> FitResult[WaitingParameters]:
 
 
 def waiting_predictions(rows: Sequence[Rows], power: float) -> tuple[Array, Array]:
-    """Predict rows with a power.
+    """Predict the steps of rows at a given waiting power.
 
     Parameters
     ----------
@@ -457,7 +457,7 @@ class SourceTest:
 
 
 def leave_one_source_out(rows: Sequence[Rows], kept_back: Sequence[str] = ()) -> list[SourceTest]:
-    """Predict the rows of each source with the power that the others give.
+    """Predict the rows of each source with the power fitted to the other sources.
 
     Parameters
     ----------
@@ -517,7 +517,7 @@ class WaitingFitted:
         return residual(predicted, measured)
 
     def profiles(self, files: Sequence[str], date: str) -> list[Software]:
-        """Write the power into the profiles.
+        """Return the software profiles with the fitted waiting power.
 
         Parameters
         ----------

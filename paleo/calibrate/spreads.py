@@ -68,7 +68,7 @@ class Evidence(SourceRows):
         return np.asarray(np.where(self.errors > 0, low, high))
 
     def of(self, rows: Flags) -> Evidence:
-        """Return the same record with some of its rows.
+        """Select some of the rows.
 
         Parameters
         ----------
@@ -177,7 +177,7 @@ def cross_validated(known: Evidence, level: float = _LEVEL) -> pd.DataFrame:
 
 
 def coverage(rows: Evidence, spreads: Spreads) -> dict[str, str | float]:
-    """Say how intervals suit the rows of a source.
+    """Return statistics of how often a source's rows lie inside their 90 % intervals.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ class SpreadsFitted:
     tested: pd.DataFrame
 
     def entry(self, files: Sequence[str], date: str) -> Entry:
-        """Compose the entry of the calibration file.
+        """Build the entry of the calibration file.
 
         Its interval is that of a step of which nothing is known: conformal factors over all rows; its residual that of
         predictions relative to what was measured.
@@ -246,7 +246,7 @@ class SpreadsFitted:
 
 
 def verdict(sources: pd.DataFrame) -> str:
-    """Say how many sources have as many rows inside as they should.
+    """Write in a sentence how many sources have 90 % of their rows inside the intervals.
 
     Parameters
     ----------

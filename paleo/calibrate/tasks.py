@@ -59,7 +59,7 @@ def is_convergence(columns: Iterable[str]) -> bool:
 
 
 def points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
-    """Pick the reference points of a task: of its benchmarks and rounds, the latest of each batch.
+    """Select a task's reference convergence points: the latest round of each global batch.
 
     Rounds from before there were reference points have those of the first round with any.
 
@@ -186,7 +186,7 @@ _LEAST_SPREAD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """MLPerf submission with its prediction, before anything is fitted."""
+    """MLPerf submission (one table row) with its prediction before fitting."""
 
     index: int
     point: TargetTime
@@ -318,7 +318,7 @@ def _sureness(rows: list[Row]) -> Array:
 
 
 def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
-    """Fit how the code of a task runs.
+    """Fit the ratio of measured to predicted step time of a task's training code.
 
     Robust least squares of log(measured / predicted step) with deviations of architectures and devices pulled to zero,
     and a trend over rounds.
@@ -416,7 +416,7 @@ def _code(
 
 
 def fit_samples(rows: list[Row], rounds: list[str], towards: str) -> Submissions | None:
-    """Fit what submissions need over the law: weighted median of the logarithm and its rms.
+    """Fit the samples of submissions relative to the reference law: median and rms of the logarithm.
 
     Parameters
     ----------
@@ -530,7 +530,7 @@ def _platform(task: TrainingTask, base: TrainingTask) -> Platform:
 
 
 def fitted_task(task: TrainingTask, rows: list[Row], rounds: list[str], towards: str) -> TrainingTask:
-    """Fit everything that rows teach for a round, on each kind of device by itself.
+    """Fit a task's code, samples and evaluation to the rows up to a round, per kind of device.
 
     Parameters
     ----------
@@ -904,7 +904,7 @@ def right_order(submissions: pd.DataFrame) -> tuple[float, int]:
 
 
 def percent(share: float) -> str:
-    """Write a share for people; a dash where there is none.
+    """Format a fraction as a percentage; a dash if it is not finite.
 
     Parameters
     ----------

@@ -188,7 +188,7 @@ class Config(Mapping[str, Any]):
         return Config(value, f"{self.path}: {key}")
 
     def listed(self, key: str) -> list[Any]:
-        """Return a list, empty if the key is missing.
+        """Return the list under a key; empty if the key is missing.
 
         Parameters
         ----------
@@ -362,7 +362,7 @@ def class_count(config: Config) -> int:
 
 
 def architecture(config: Config, prefixes: Sequence[str], default: str) -> str:
-    """Return the head of a network, such as ``ForMaskedLM`` of ``BertForMaskedLM``.
+    """Return the suffix that names a network's head: ``ForMaskedLM`` of ``BertForMaskedLM``.
 
     Parameters
     ----------

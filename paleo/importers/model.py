@@ -197,7 +197,7 @@ _WITHOUT_FLOPS = frozenset({"cat", "view", "slice"})
 
 
 def trace_entries(trace: Trace) -> ImportedNetwork:
-    """Translate all calls of a trace to entries, in their order."""
+    """Translate the calls of a trace to layer entries of a model file, in order."""
     builder = Builder(trace)
     for call in trace.calls:
         try:
@@ -544,7 +544,7 @@ def to_yaml(model: Mapping[str, Any]) -> str:
 
 
 def validated_yaml(model: Mapping[str, Any]) -> str:
-    """Write a model file and read it back to check that both agree.
+    """Write a model as YAML text, after checking that reading it gives the same model.
 
     Parameters
     ----------

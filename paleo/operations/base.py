@@ -29,7 +29,7 @@ from paleo.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class OperationKind:
-    """Traits that all memory passes of one name share."""
+    """Properties shared by all memory-bound operations of one name, such as ``softmax`` or ``gelu``."""
 
     name: str
     meaning: str
@@ -161,7 +161,7 @@ def flat_pass(
     flops: float | None = None,
     calls: float = 1.0,
 ) -> Kernel:
-    """Build the kernel of an element-wise pass over ``count`` elements without row structure.
+    """Build the kernel of an element-wise operation over ``count`` elements.
 
     Parameters
     ----------
@@ -680,7 +680,7 @@ class RecomputedChain:
 
 
 class Matrix(NamedTuple):
-    """Weight matrices of one shape (rows, columns) on a rank, and their number (each expert has one)."""
+    """Weight matrices of one shape (rows, columns) on a rank; ``copies`` counts them (one per expert)."""
 
     rows: float
     columns: float
@@ -693,7 +693,7 @@ class Matrix(NamedTuple):
 
 
 class Product(NamedTuple):
-    """Matrix product (m x k)(k x n) of an optimizer update, ``times`` a step."""
+    """GEMM (m x k)(k x n) of an optimizer update, run ``times`` times per step."""
 
     m: float
     n: float
@@ -702,7 +702,7 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """FLOP of all products in one step."""
+        """FLOP of the GEMM over all its runs in one step."""
         return 2.0 * self.m * self.n * self.k * self.times
 
 

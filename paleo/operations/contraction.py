@@ -491,7 +491,7 @@ _LOOPED = {
 
 @dataclass(frozen=True, slots=True)
 class LoopGradientSum:
-    """Sum over the steps of a loop of the gradient of a tensor that every step reads, such as encoder outputs.
+    """Gradient accumulation for a tensor that every step of a loop reads, such as encoder outputs in a decoder RNN.
 
     ``out`` has one entry for each of the ``steps``.
     """

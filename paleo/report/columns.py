@@ -215,7 +215,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
 
 @dataclass(frozen=True)
 class Attribute:
-    """One quantity of the rows of an answer.
+    """One column of an answer's table: JSON key, value function, title, unit and format.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ class Attribute:
     optional: bool = False
 
     def cells(self, rows: Sequence[Any]) -> list[str]:
-        """Print the value of each row; times of one column have one unit.
+        """Format the value of each row as text; all times of the column share one unit.
 
         Parameters
         ----------
@@ -445,7 +445,7 @@ def default_choices_line(choices: Mapping[str, str]) -> Iterator[Constrain]:
 
 @dataclass(frozen=True)
 class Pasted:
-    """Words and a command after them, on lines that a shell joins again; wrapped as text, it would run in pieces."""
+    """Text followed by a shell command, broken with backslashes so that it can be pasted into a shell."""
 
     words: str
     command: str

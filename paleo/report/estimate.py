@@ -233,7 +233,7 @@ def training_document(training: Training) -> Document:
 
 
 def consistency_model_json(study: ConsistencyStudy) -> Document:
-    """Return a run under its consistency model as a JSON document.
+    """Return the consistency model's step time and staleness, as a dict for JSON output.
 
     Parameters
     ----------
@@ -259,7 +259,7 @@ def consistency_model_json(study: ConsistencyStudy) -> Document:
 
 
 def consistency_cycle_json(study: ConsistencyStudy) -> Document:
-    """Return what a consistency model adds to a step as a JSON document.
+    """Return step time, staleness and exchange of a consistency model as a dict for JSON.
 
     Parameters
     ----------

@@ -281,7 +281,7 @@ def assumptions(service: Service) -> list[str]:
 
 
 def load_words(service: Service) -> str:
-    """Describe what comes to a service.
+    """Describe the load of a service as text: arrivals and lengths of requests.
 
     Parameters
     ----------

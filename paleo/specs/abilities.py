@@ -134,7 +134,7 @@ class Condition:
         return cls(text, tree, names)
 
     def holds(self, quantities: Mapping[str, Any]) -> Mask:
-        """Return whether the condition holds; False where a quantity that it names is unknown.
+        """Return whether the condition holds; False if it names an unknown quantity.
 
         Parameters
         ----------
@@ -218,7 +218,7 @@ def _parsed(text: str) -> str:
 
 
 class Refusal(Spec):
-    """Plans that a framework does not run: the condition, the fact in words, and the file and line that show it."""
+    """Restriction of a framework: a condition on plans it does not run, the reason, and the source line."""
 
     when: Annotated[str, AfterValidator(_parsed)]
     fact: Text
@@ -231,7 +231,7 @@ class Refusal(Spec):
 
 
 class Listed(Spec):
-    """Values that a framework supports, with the file that lists them; ``fact`` adds what the list does not say."""
+    """Values that a framework supports (such as dtypes), with the source file that lists them."""
 
     values: tuple[Any, ...]
     source: Text
@@ -239,14 +239,14 @@ class Listed(Spec):
 
 
 class Habit(Spec):
-    """A fact about how a framework works that excludes no plan, such as what it calls a microbatch."""
+    """Remark on how a framework works that excludes no plan, such as what it calls a microbatch."""
 
     fact: Text
     source: Text
 
 
 class Abilities(Spec):
-    """Abilities of a release of a framework, each fact with its source.
+    """Capabilities and restrictions of one release of a framework, each with its source.
 
     Attributes
     ----------
@@ -278,7 +278,7 @@ class Abilities(Spec):
 
     @functools.cached_property
     def refusals(self) -> tuple[Refusal, ...]:
-        """All refusals: first those that follow from missing axes and other lists, then those that the file states."""
+        """All restrictions: those implied by missing axes and other lists, then those that the file states."""
         return (*self._of_axes(), *self._of_lists(), *self.refused.values())
 
     @property
@@ -351,7 +351,7 @@ def _supported_values(noun: str, values: tuple[Any, ...]) -> str:
 
 
 def load_framework(name_or_path: str | Path) -> Abilities:
-    """Load what a framework can run.
+    """Load the capabilities and restrictions of a framework.
 
     Parameters
     ----------

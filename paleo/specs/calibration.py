@@ -75,7 +75,7 @@ Interval = Annotated[tuple[IntervalBin, ...], Field(min_length=1)]
 
 
 class Entry(Spec):
-    """The calibration of one family on one stack: parameters, measured rows, residuals and date."""
+    """Calibration of one kernel family (kernels with one formula) on one software stack."""
 
     family: Text
     stack: Text
@@ -98,7 +98,7 @@ class Entry(Spec):
 
 
 class Calibration(Spec):
-    """All entries of one device or system."""
+    """All calibration entries of one device or system."""
 
     name: Text
     subject: Text
@@ -344,7 +344,7 @@ STEPS = "steps"
 
 
 def of_steps(kind: type[Parameters], family: str, user_calibration: Calibration | None = None) -> Parameters:
-    """Read constants of whole steps, from the user's calibration or the catalog, else the defaults.
+    """Return the parameters of whole-step effects: from a calibration, else the defaults.
 
     Parameters
     ----------

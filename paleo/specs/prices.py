@@ -108,7 +108,7 @@ class Quote:
 
 
 def offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], bool]:
-    """Find the offers of a term for a system.
+    """Find the price offers of a rental term for a system.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ from paleo.units import Bytes, BytesPerSecond, FailuresPerSecond, with_noun
 
 
 class Level(Spec):
-    """One level of a system: units of the level below, joined by one kind of link."""
+    """One interconnect level of a system: members (GPUs, nodes or racks) joined by one kind of link."""
 
     name: Text
     ranks: PositiveCount | None = Field(
@@ -139,7 +139,7 @@ class Reliability(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The part of one level of the network that a group of ranks uses.
+    """The part of one interconnect level that a communication group uses.
 
     ``fan_out`` is the number of units of the level below that hold ranks of the group, within one unit of this level.
     ``members_below`` is the number of ranks of the group in one such unit. ``groups_sharing`` is the number of groups

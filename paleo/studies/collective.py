@@ -41,7 +41,7 @@ _BEYOND = 16.0
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmRow:
-    """One algorithm of a collective, with its time and bandwidth.
+    """Time [s] and bandwidth [byte/s] of one collective algorithm.
 
     It has the ratio to the lower bound and the number of consecutive messages (``steps``).
 
@@ -62,7 +62,7 @@ class AlgorithmRow:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveStudy:
-    """Every algorithm of one operation over one group of a system."""
+    """Comparison of all algorithms of one collective operation over one group of a system."""
 
     operation: str
     payload_bytes: float
@@ -77,7 +77,7 @@ class CollectiveStudy:
 
     @property
     def system(self) -> System:
-        """The system whose links carry it."""
+        """System whose links carry the collective."""
         return self.fabric.system
 
     @property
@@ -87,7 +87,7 @@ class CollectiveStudy:
 
     @property
     def algorithm_selector(self) -> str:
-        """Who chooses the algorithm: NCCL, or nobody under constant rates, where the fastest is taken."""
+        """Library that chooses the algorithm: ``NCCL``, or empty under constant rates (the fastest one runs)."""
         return "NCCL" if isinstance(self.fabric.policy, Nccl) else ""
 
     @property

@@ -177,23 +177,23 @@ class Power:
 
     @property
     def busy_share(self) -> float:
-        """Share of the step in which a kernel runs."""
+        """Share (0 to 1) of the step in which a kernel runs."""
         return min(1.0, float(self.seconds.sum()) / self.step)
 
     @property
     def running(self) -> float:
-        """Average while kernels run: of each, never more than the limit."""
+        """Mean power while kernels run, each capped at the power limit [W]."""
         total = float(self.seconds.sum())
         return float((np.minimum(self.demand, self.cap) * self.seconds).sum()) / total if total else self.idle
 
     @property
     def average(self) -> float:
-        """Average over the step."""
+        """Mean power over the step [W]."""
         return self.idle + self.busy_share * (self.running - self.idle)
 
     @property
     def dynamic(self) -> float:
-        """Joules of a step above idling, if no limit were."""
+        """Energy of a step above idle power, without a power limit [J]."""
         return float(((self.demand - self.idle) * self.seconds).sum())
 
     def capped(self, limit: float, least_voltage_clock: float) -> Power:
@@ -340,7 +340,7 @@ def _kernels(prediction: Prediction) -> _Kernels:
 
 
 def energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | None:
-    """Return the energy of a run on all its GPUs, with hosts and building as far as the tariff has them.
+    """Return the energy of a run on all GPUs, including hosts and cooling if the tariff has them.
 
     Parameters
     ----------
@@ -555,19 +555,19 @@ class Training:
 
     @property
     def billed_words(self) -> str:
-        """The whole units that are paid for, where they hold more than the run uses."""
+        """Whole nodes or racks that are paid for as text; empty if the run uses them fully."""
         if self.billed.devices == self.gpus:
             return ""
         return f"{self.billed.devices} GPUs, as a {self.billed.unit} is billed whole"
 
     @property
     def rent(self) -> float | None:
-        """USD for the use of the machines."""
+        """Rent of the machines [USD]; None if no price is known."""
         return None if self.price_per_s is None else self.price_per_s * self.time
 
     @property
     def electricity(self) -> float | None:
-        """USD for energy, where the tariff has a price of it; the rents of the catalog hold it already."""
+        """Price of the energy [USD]; None if the tariff states none (catalog rents include energy)."""
         stated = self.price is None or self.price.date == "as stated"
         if (self.tariff.rented and not stated) or self.energy is None or self.tariff.electricity is None:
             return None
@@ -575,7 +575,7 @@ class Training:
 
     @property
     def cost(self) -> float | None:
-        """USD in all: rent, electricity or both, whichever has a price."""
+        """Total cost [USD]: rent plus electricity, as far as prices are known; None if none is."""
         parts = [part for part in (self.rent, self.electricity) if part is not None]
         return sum(parts) if parts else None
 
@@ -697,7 +697,7 @@ def require_amount(long_run: LongRunOptions | None, amount: Amount | None) -> Lo
 
 
 def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float | None, Price | None]:
-    """Return the rent of the whole units that hold some devices.
+    """Return the rent of the whole nodes or racks that hold a number of devices [USD/s].
 
     The tariff's own price comes first, then machines that are bought, then the price in the system's file, then the
     dated price lists (`paleo.specs.prices`). If electricity has a price, a system that nobody offers is taken to be

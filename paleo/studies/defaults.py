@@ -40,7 +40,7 @@ PLAN_FIELDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RunWithDefaults:
-    """Choices for what a question leaves open."""
+    """Run with software and strategy filled in where the user left them open, and the reasons."""
 
     run: Run
     software: str = ""
@@ -57,7 +57,7 @@ class RunWithDefaults:
 
     @property
     def words(self) -> str:
-        """The choices in a line, and how to fix them."""
+        """Automatic choices as one line of text, with the options that would fix them."""
         software = self.software and f"software {self.run.software} ({self.software})"
         strategy = self.strategy and f"the plan ({self.strategy})"
         chosen = " and ".join(filter(None, (software, strategy)))
@@ -147,7 +147,7 @@ def software_for(model: ModelSpec, system: System, run: Run) -> tuple[str, str]:
 
 
 def rescaled_run(run: Run, gpus: int) -> Run:
-    """Return a run on another number of GPUs that states what it stated before.
+    """Return the run on another number of GPUs, with the same explicitly set fields.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def rescaled_run(run: Run, gpus: int) -> Run:
 
 
 def is_open(model: ModelSpec, run: Run) -> bool:
-    """Return whether software and plan of a language model are left to the program.
+    """Return True if software and plan of a language model are left open by the user.
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ def batch_for(model: ModelSpec, run: Run, tokens: float) -> tuple[int, str]:
 
 
 def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults:
-    """Choose what a run leaves open.
+    """Return the run with the software and plan that it leaves open filled in.
 
     Parameters
     ----------

@@ -362,7 +362,7 @@ class Sensitivity:
 
     @property
     def reach(self) -> float:
-        """Largest relative change of the step time."""
+        """Largest relative change of the step time, lower or higher property (0.1: 10 %)."""
         return max(abs(self.lower - 1.0), abs(self.higher - 1.0))
 
 
@@ -698,7 +698,7 @@ class PricedPlan:
 
     @property
     def roomy(self) -> bool:
-        """True if the plan leaves memory free for fragmentation."""
+        """True if the plan leaves enough free memory for allocator fragmentation."""
         return self.row.memory <= (1.0 - HEADROOM) * self.system.device.memory.usable
 
     def meets(self, wish: Requirements) -> bool:
@@ -1010,7 +1010,7 @@ def _offload(model: ModelSpec, offers: Sequence[_SystemCounts], run: Run) -> Rem
 
 
 def purchase_verdict(reply: PurchasePlans) -> str:
-    """Write the answer in a sentence, with the commands of what would meet the requirements instead.
+    """Write the answer as a sentence, with commands that would meet unmet requirements.
 
     Parameters
     ----------

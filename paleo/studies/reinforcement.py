@@ -36,7 +36,7 @@ Side = TypeVar("Side", Generator, Trainer)
 
 
 def generator_gpu_counts(gpus: int, least: int) -> list[int]:
-    """Return the numbers of GPUs for the engine that are tried; the trainer gets the others.
+    """Return the GPU counts of the generation engine to try; the trainer gets the others.
 
     Parameters
     ----------

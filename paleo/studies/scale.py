@@ -116,7 +116,7 @@ class ScalePoint:
 
     @property
     def predicted(self) -> Prediction:
-        """The prediction of a point that has one."""
+        """Prediction at this GPU count; raises if there is none."""
         if self.prediction is None:
             raise PlanError(f"{self.gpus} gpus: {self.problem}")
         return self.prediction
@@ -590,12 +590,12 @@ class PlacementStudy:
 
     @property
     def slowdown(self) -> float:
-        """Step time over that of the packed run."""
+        """Step time relative to the run on packed nodes; 1 is no slowdown."""
         return self.prediction.step_time / self.packed.step_time
 
     @property
     def matters(self) -> bool:
-        """True if the step is notably longer."""
+        """True if the placement makes the step notably longer."""
         return self.slowdown > 1.0 + _NOTABLE
 
     @property

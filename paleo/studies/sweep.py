@@ -58,7 +58,7 @@ _MOST_ROWS = 100_000_000
 
 
 class Study(Spec):
-    """A study file: a run, and the axes that it varies.
+    """Study file (parameter sweep): a run, and the axes that it varies.
 
     ``axes`` are run fields, ``model.NAME``, ``system.PATH`` (such as ``system.device.memory.bandwidth``), amounts or
     prices, each with its values; a value of a system is ``x0.8`` (a factor) or a figure with its unit.
@@ -101,7 +101,7 @@ class Study(Spec):
         return self.points * math.prod(len(values) for values in self.accounts.values())
 
     def point(self, index: int) -> _Point:
-        """Return the values of one point; the last axis changes fastest.
+        """Return the axis values of one configuration by index; the last axis changes fastest.
 
         Parameters
         ----------
@@ -125,7 +125,7 @@ class Study(Spec):
         return _FIGURES
 
     def read(self) -> None:
-        """Check every point, and read what workers will read."""
+        """Check every configuration, and load the files that workers will read."""
         for point in _corners(self):
             run = _run_of(self, point)
             load_software(run.software)
@@ -133,7 +133,7 @@ class Study(Spec):
                 load_calibration(run.calibration)
 
     def record(self, job: Job, point: _Point) -> _Record:
-        """Return the columns of a point; raise PaleoError for one that cannot be predicted."""
+        """Predict one configuration and return its table row; raise PaleoError if it cannot run."""
         changes = tuple(
             (key.removeprefix("system."), value) for key, value in point.items() if key.startswith("system.")
         )

@@ -52,7 +52,7 @@ class Range(NamedTuple):
         return cls(least, most, unit, text.startswith("whole "))
 
     def holds(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-        """Find the numbers that lie in the range.
+        """Return a mask of the numbers that lie in the range.
 
         Parameters
         ----------
@@ -137,7 +137,7 @@ class Column:
         return words | {"description": self.meaning}
 
     def reasons(self, cells: pd.Series[Any]) -> npt.NDArray[np.object_]:
-        """Say for each cell why it cannot be used.
+        """Return for each cell why it cannot be used; '' if it can.
 
         Parameters
         ----------
@@ -174,7 +174,7 @@ class Column:
 
 
 def blank_cells(cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
-    """Find the empty cells of a column.
+    """Return a mask of the empty cells of a column.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ def _numbers(cells: pd.Series[Any]) -> npt.NDArray[np.float64]:
 
 
 def cell_reasons(frame: pd.DataFrame, names: Iterable[str]) -> npt.NDArray[np.object_]:
-    """Say for each row of a table which of its cells cannot be used.
+    """Return for each row why its first wrong cell cannot be used; '' if all can.
 
     Parameters
     ----------
@@ -275,7 +275,7 @@ def not_read(columns: Iterable[str], names: Iterable[str]) -> list[str]:
 def best_match(
     columns: Iterable[str], headers: Mapping[str, frozenset[str]], read: Mapping[str, frozenset[str]]
 ) -> str:
-    """Name the kind of table that a header is of.
+    """Return the name of the kind of table that best matches a header.
 
     Parameters
     ----------

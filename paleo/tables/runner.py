@@ -105,7 +105,7 @@ class FileReport:
 
     @property
     def unsupported_reasons(self) -> dict[str, int]:
-        """Why rows were not predicted, and how many, most first."""
+        """Number of rows for each reason why rows were not predicted, most frequent first."""
         reasons = self.predictions.reasons[~self.predicted]
         return {str(reason): int(count) for reason, count in pd.Series(reasons).value_counts().items()}
 
@@ -138,7 +138,7 @@ class FileReport:
         )
 
     def by(self, words: Words) -> dict[str, Errors]:
-        """Summarise the errors of the predicted rows by a word, such as device or source.
+        """Summarise the errors of the predicted rows per value of a text column, such as ``device``.
 
         Parameters
         ----------
@@ -428,7 +428,7 @@ def sound_table(path: str | Path) -> pd.DataFrame:
 
 
 def rows_of(frame: pd.DataFrame, rows: npt.NDArray[np.intp], table: MeasuredTable) -> pd.DataFrame:
-    """Take some rows of a table, as if the file had no others.
+    """Select some rows of a table, with a new index from 0.
 
     Parameters
     ----------
@@ -496,7 +496,7 @@ def compute_rows(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Array, Pred
 
 
 def describe_row(frame: pd.DataFrame, row: int, table: MeasuredTable) -> str:
-    """Describe what was measured in a row by its filled columns.
+    """Describe a row's configuration as text, from its non-empty columns.
 
     Parameters
     ----------

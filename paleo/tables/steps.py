@@ -157,7 +157,7 @@ def row_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def has_value(row: Row, key: str) -> bool:
-    """Return True if a cell holds something.
+    """Return True if a cell is not empty.
 
     Parameters
     ----------
@@ -289,7 +289,7 @@ def ran_out_of_memory(row: Row) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Predicted value of a row with its interval, the roofline and the device.
+    """Predicted value of a table row with its 90 % interval, roofline time and device.
 
     Steps also have the parts of the interval.
     """
@@ -327,7 +327,7 @@ class StepTable(MeasuredTable):
     measured_unit = MILLISECOND
 
     def without(self, source: str) -> StepTable:
-        """Return the same kind of table, priced by facts that a source of rows did not suggest.
+        """Return the table kind with predictions that use no value taken from one source.
 
         Parameters
         ----------
@@ -416,7 +416,7 @@ class StepTable(MeasuredTable):
         return number_or_nan(frame, self.measured_column) * self.measured_unit
 
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
-        """Explain why a row has nothing to compare with.
+        """Explain why a row has no measured value.
 
         Parameters
         ----------
