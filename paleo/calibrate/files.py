@@ -155,7 +155,7 @@ def _jobs_of(file: str | Path) -> Iterator[FitJob]:
 
 
 def asked_exclusively(subject: str, only: Sequence[str], free: Sequence[str]) -> bool:
-    """Tell whether ``--only`` names a fit that is run by itself.
+    """Return True if ``--only`` names a fit that is run by itself.
 
     Parameters
     ----------
@@ -293,7 +293,7 @@ def fit_of(job: FitJob, fitted: Fitted) -> Fit[Any]:
 
 
 def _divisible(job: FitJob) -> bool:
-    """Tell whether all three parts of a split would have rows."""
+    """Return True if all three parts of a split would have rows."""
     together = np.concatenate([split(rows.frame, job.kind.configuration) for rows in job.rows])
     return len(together) >= LEAST_ROWS and all((together == part).any() for part in range(3))
 

@@ -119,7 +119,7 @@ def _kind(moving: Sequence[str]) -> PricedSteps:
 
 @dataclass(frozen=True, slots=True)
 class LinkJob:
-    """Rows of one system in all tables; ``spoken`` says for each number which of them depend on it."""
+    """Rows of one system in all tables; ``spoken`` marks, for each fitted number, the rows that depend on it."""
 
     system: System
     start: LinkParameters
@@ -145,7 +145,7 @@ class LinkJob:
 
     @property
     def before(self) -> Mapping[str, SourcedParameters[Any]]:
-        """Parameters before the fit, by family."""
+        """Parameters before the fit, by name of the link family (such as NCCL inside a node)."""
         figures: _LinkFigures = self.rows[0].figures
         return figures.before
 
@@ -188,7 +188,7 @@ class LinksFitted:
 
 
 def asked_for_links(file: str | Path, only: Sequence[str]) -> bool:
-    """Tell whether ``--only`` names links, of every system or of some.
+    """Return True if ``--only`` names links, of every system or of some.
 
     Parameters
     ----------

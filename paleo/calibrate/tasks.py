@@ -44,7 +44,7 @@ SOURCE = "reference convergence points of MLPerf Training (mlcommons/logging, rc
 
 
 def is_convergence(columns: Iterable[str]) -> bool:
-    """Tell whether a table holds reference convergence points.
+    """Return True if a table holds reference convergence points.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ class Row:
 
 
 def rows_of(frame: pd.DataFrame) -> list[Row]:
-    """Predict the rows of a table of training runs, copies left out.
+    """Predict the rows of a table of MLPerf submissions, without duplicates.
 
     Parameters
     ----------
@@ -258,7 +258,7 @@ _LEAST_TRAINING = 0.1
 
 
 def _tells_apart(cells: dict[str, Any], point: TargetTime) -> bool:
-    """Tell whether a row without logged steps separates training from evaluation; some logs on TPUs have blocks of
+    """Return True if a row without logged steps separates training from evaluation; some logs on TPUs have blocks of
     neither."""
     if point.prediction.system.device.kind != "tpu" or not has_value(cells, "train_s"):
         return True
@@ -608,7 +608,7 @@ BLOCKS = {
 
 
 def is_of_tasks(columns: Iterable[str]) -> bool:
-    """Tell whether a table holds reference points or submissions.
+    """Return True if a table holds reference points or submissions.
 
     Parameters
     ----------
@@ -860,7 +860,7 @@ def round_errors(submissions: pd.DataFrame) -> pd.DataFrame:
 
 
 def error_lines(submissions: pd.DataFrame) -> list[tuple[str, ...]]:
-    """List the lines of `round_errors` for people, below `ROUND_HEADINGS`.
+    """List the table rows of `round_errors` as text, below `ROUND_HEADINGS`.
 
     Parameters
     ----------

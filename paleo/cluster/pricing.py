@@ -65,7 +65,7 @@ class JobPrice:
 
 @dataclass(frozen=True)
 class PricedJob:
-    """A job with its run times by kind of nodes and GPUs, and reasons where it does not run."""
+    """Job with its predicted run times per system and GPU count, and reasons where it cannot run."""
 
     spec: JobSpec
     prices: tuple[Mapping[int, JobPrice], ...]
@@ -105,7 +105,7 @@ class PricedJob:
 
 
 def price_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> PricedJob:
-    """Return the run times of a job on every system.
+    """Predict the run times of a job on every system.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Jobs with their prices, the kinds of nodes, and the scheduling policy.
+    """Jobs with their predicted run times, the systems of the cluster, and the scheduling policy.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Fleet:
         return tuple(job.cluster_job(numbers) for job in self.jobs)
 
     def pools(self, nodes: Sequence[int]) -> list[NodePool]:
-        """Return empty nodes of every kind.
+        """Return node pools with all GPUs free, one per system.
 
         Parameters
         ----------
@@ -117,7 +117,7 @@ class Fleet:
         return simulate_cluster(self.cluster_jobs, self.pools(nodes), POLICIES[self.policy], factors=factors)
 
     def holds_all(self, nodes: Sequence[int]) -> bool:
-        """Return True if every job fits on the nodes of some kind.
+        """Return True if every job fits on the nodes of some system.
 
         Parameters
         ----------
@@ -306,7 +306,7 @@ def price_fleet(
     specs: Sequence[JobSpec], systems: Sequence[System], policy: str, *, nodes: Sequence[int] | None = None,
     placement: str = "packed", tariff: Tariff | None = None,
 ) -> Fleet:  # fmt: skip
-    """Return jobs with their run times on every kind of nodes.
+    """Predict the run times of all jobs on every system.
 
     Parameters
     ----------
@@ -340,7 +340,7 @@ def price_fleet(
 def fleet_study(
     fleet: Fleet, nodes: Sequence[int] | None, wishes: Wishes, *, samples: int | None = None, seed: int = 0
 ) -> FleetStudy:
-    """Simulate a fleet on an order of machines, or find the smallest order that keeps the wishes.
+    """Simulate jobs on ordered machines, or find the smallest order that meets the requirements.
 
     Parameters
     ----------
@@ -410,7 +410,7 @@ def _sampled(price: JobPrice, random: np.random.Generator) -> float:
 
 
 def smallest_order(fleet: Fleet, wishes: Wishes) -> tuple[int, ...]:
-    """Find the nodes of every kind that meet the requirements at the lowest rent (or with the fewest nodes).
+    """Find the node counts per system that meet the requirements at the lowest rent.
 
     Every number of nodes of all kinds but the last is tried, up to the smallest order of that kind alone. The number of
     the last kind is the smallest that suffices, found by bisection above 128 nodes or a thousand jobs.

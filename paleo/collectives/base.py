@@ -357,7 +357,7 @@ def ranks_of(group: tuple[Array, ...]) -> Array:
 
 
 def members_below(group: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Count the ranks inside one unit of each level.
+    """Count the ranks inside one member (GPU, node or rack) of each level.
 
     Parameters
     ----------
@@ -373,7 +373,7 @@ def members_below(group: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def units_above(group: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Count the units of each level's parent that the group spans.
+    """Count the instances of each level (such as nodes) that the group spans.
 
     Parameters
     ----------
@@ -420,7 +420,7 @@ def has_several_units(fan_out: Array) -> Array:
 
 
 def remote_share(fan_out: Array) -> Array:
-    """Compute (n - 1) / n, the share of a buffer that belongs to the other units.
+    """Compute (n - 1) / n, the share of a buffer that other ranks (or nodes) hold.
 
     Parameters
     ----------
@@ -435,7 +435,7 @@ def remote_share(fan_out: Array) -> Array:
 
 
 def tree_imbalance(units: Numeric) -> Array:
-    """Compute the ratio of the bytes of the busiest unit of a double binary tree to those of the mean unit.
+    """Compute the bytes of a double binary tree's busiest member, relative to the mean.
 
     Parameters
     ----------

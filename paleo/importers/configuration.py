@@ -211,7 +211,7 @@ class Config(Mapping[str, Any]):
         return value or []
 
     def marked(self, key: str, words: str, word: str, layers: int) -> list[bool]:
-        """Return whether each layer is of a kind; all are if neither key is present.
+        """Return for each layer whether it is of a kind, such as MoE; all True if neither key is present.
 
         Parameters
         ----------

@@ -65,7 +65,7 @@ KINDS: Registry[OperationKind] = Registry("kind of pass")
 
 
 def add_kind(kind: OperationKind) -> OperationKind:
-    """Register a kind of memory pass under its own name.
+    """Register a kind of memory-bound operation under its own name.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class Kernel:
 
     @property
     def kind(self) -> OperationKind:
-        """Kind of a memory pass. Raises SpecError, with the nearest names, if it is not registered."""
+        """Kind of the memory-bound operation. Raises SpecError, with the nearest names, for an unregistered kind."""
         return KINDS[self.operation]
 
     @property
@@ -215,7 +215,7 @@ SHARED_EXPERTS = ".shared."
 
 
 class Operation(Protocol):
-    """Protocol of an operation: its tensors, its split over ranks, and its kernels."""
+    """Protocol of an operation (GEMM, attention, norm, …): its tensors, its sharding, and its kernels."""
 
     @property
     def name(self) -> str: ...
@@ -235,7 +235,7 @@ class Operation(Protocol):
         """Dims that can be split without partial sums in the output, such as windowed dims and rows of softmax."""
 
     def split(self, ways: Mapping[str, float]) -> Operation:
-        """Divide the operation among ranks.
+        """Return one rank's shard of the operation.
 
         Parameters
         ----------
@@ -446,7 +446,7 @@ class MemoryPass:
         return frozenset(self.reduces) | {window.out for window in self.windows}
 
     def split(self, ways: Mapping[str, float]) -> MemoryPass:
-        """Divide the pass among ranks.
+        """Return one rank's shard of the operation.
 
         Parameters
         ----------
@@ -609,7 +609,7 @@ class RecomputedChain:
         return 1.0, 2.0 / 3.0
 
     def split(self, ways: Mapping[str, float]) -> RecomputedChain:
-        """Divide the chain among ranks.
+        """Return one rank's shard of the chain.
 
         Parameters
         ----------

@@ -485,7 +485,7 @@ def cache_write_time(
 
 
 def miss_fraction(footprint: Sizes, capacity: float) -> Array:
-    """Compute the share of a repeatedly read footprint that is read from memory instead of the cache.
+    """Compute the L2 miss rate (0 to 1) of data that is read repeatedly.
 
     It is a steep step at the cache's capacity.
 
@@ -532,7 +532,7 @@ def attention_prefill_time(
     traffic_factor: float = 1.0,
     value_dim: Sizes | None = None,
 ) -> Array:
-    """Compute the time of forward attention over many query tokens.
+    """Compute the time of prefill attention (forward, many query tokens).
 
     time = launch + hot · ((max(work / S + last wave, longest tile) / clock)^p + (bytes / bandwidth)^p)^(1/p) + merge
            + write
@@ -750,7 +750,7 @@ def attention_decode_time(
     element_bytes: Sizes = 2.0,
     paged: Mask = True,
 ) -> Array:
-    """Compute the time of attention of one new token per sequence to cached keys, in a captured graph.
+    """Compute the time of decode attention: one query token per sequence, in a CUDA graph.
 
     time = launch + ((W tile / clock)^p + (key bytes from memory or L2)^p)^(1/p) + partial sums + write of the new token
 

@@ -907,7 +907,7 @@ def collective_sources(fabric: Fabric, operation: str, links: GroupLinks) -> str
 
 
 def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> dict[str, SourcedParameters[Any]]:
-    """Return the families of parameters that price an operation over a group.
+    """Return the calibrated parameters that price an operation over a group, by family name.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ STREAMS = 4.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingParameters:
-    """Calibration of one kind of training kernel on one device."""
+    """Calibrated parameters of one training kernel, scaled from an inference kernel, on one device."""
 
     launch: float = parameter("5 us", "0.1..300 us", "what a call takes beside its kernel; of experts: each of them")
     ramp: float = parameter("0.1 ms", "1 us..10 ms", "kernel time that feels half the power limit in a test run")
@@ -203,7 +203,7 @@ def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[S
 
 
 def convolution_family(prices: FamilyPrices) -> str:
-    """Return the calibration family of convolutions.
+    """Return the name of the calibration family that prices convolutions in a run.
 
     Parameters
     ----------

@@ -127,7 +127,7 @@ def _fourth_root(x: Array) -> Array:
 
 
 def cache_miss(footprint: Array, capacity: float) -> Array:
-    """Compute the share of reads that miss a cache if a footprint is read cyclically.
+    """Compute the cache miss rate (0 to 1) of a footprint that is read cyclically.
 
     It is a steep step, 1 - 1 / (1 + x¹⁶): LRU alone would give a sharp one at 1, hashed sets and other traffic smooth
     it. L40S reads weights of 96 MiB in total at 2 to 3 times the rate of its memory, those of 105 MiB at that rate.

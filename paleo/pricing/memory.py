@@ -142,7 +142,7 @@ def resident_blocks(threads: Sizes) -> Array:
 
 
 def miss_fraction(footprint: Sizes, capacity: float) -> Array:
-    """Compute the share of repeated reads that miss a cache.
+    """Compute the cache miss rate (0 to 1) of repeated reads of a footprint.
 
     Parameters
     ----------

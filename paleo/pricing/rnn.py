@@ -236,7 +236,7 @@ def _plain_product_time(
 
 
 def weight_miss(*, footprint: Number, l2_bytes: float, share: float) -> Array:
-    """Compute the share of weight bytes that a step reads from memory although the previous step read them.
+    """Compute the L2 miss rate (0 to 1) of weights that the previous time step read.
 
     1 - 1 / (1 + (footprint / (share L2))^4)
 

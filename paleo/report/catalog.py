@@ -124,7 +124,7 @@ def _table_line(table: MeasuredTable) -> str:
 
 
 def catalog_lines(kind: str) -> Mapping[str, str]:
-    """List the entries of one kind of the catalog.
+    """List the catalog entries of one kind (such as ``devices``), each with a line of description.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def catalog_lines(kind: str) -> Mapping[str, str]:
 
 
 def find_entries(name: str, kind: str | None = None) -> list[tuple[str, object]]:
-    """Find the entries of a name; there are several if kinds share the name.
+    """Find the catalog entries with a name, such as a device and a system of that name.
 
     Parameters
     ----------

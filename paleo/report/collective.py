@@ -192,7 +192,7 @@ Vertex = int | str
 
 
 def units_below(system: System, level: Level) -> tuple[int, int]:
-    """Count the devices of one unit below a level, and the units that the level joins at most.
+    """Count the devices in one member of a level, and the most members that the level joins.
 
     Parameters
     ----------
@@ -301,7 +301,7 @@ Place = tuple[float, float]
 
 
 def figure(system: System) -> Figure:
-    """Draw the levels of a system, inner to outer: units of the level below, switches, and the rates between them.
+    """Draw a system's interconnect, inner to outer: devices, nodes, switches and link rates.
 
     Parameters
     ----------

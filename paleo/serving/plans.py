@@ -503,7 +503,7 @@ def parts_of(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class ServicePlans:
-    """Plans of a service, the best first; ``refusals`` says which layouts do not fit, ``late`` which miss limits."""
+    """Serving plans, best first; ``refusals``: layouts that do not fit; ``late``: those that miss latency limits."""
 
     plans: tuple[ServingPlan, ...]
     refusals: tuple[str, ...]

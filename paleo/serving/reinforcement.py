@@ -348,7 +348,7 @@ def trainer(model: ModelSpec, system: System, run: Run) -> Trainer:
 def learning_step(
     system: System, engine: Generator, trainer: Trainer, rollouts: Rollouts, *, algorithm: str = "grpo", staleness: int
 ) -> LearningStep:
-    """Compose one step of reinforcement learning.
+    """Build one step of reinforcement learning.
 
     Parameters
     ----------

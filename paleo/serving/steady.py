@@ -227,7 +227,7 @@ def _excess(variation: float, z: float) -> float:
 def iteration_time(
     phases: Phases, batching: Batching, lengths: Lengths, sequences: Numbers, arrivals: Numbers, together: float = 0.0
 ) -> tuple[Array, Array, Array, Array]:
-    """Return mean times of an iteration, with and without a piece of a prompt, and the fraction with one.
+    """Return mean iteration times with and without a prefill chunk, and the fraction with one.
 
     Parameters
     ----------

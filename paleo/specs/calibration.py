@@ -114,7 +114,7 @@ class Changes(Spec):
 
 
 class InheritanceRule(Spec):
-    """Rule by which devices of some architectures inherit the calibration of some families.
+    """Rule by which unmeasured architectures inherit the calibration of some kernel families.
 
     ``inherits`` names the measured subjects with their weights; of several subjects the weighted geometric mean is
     taken. ``family_there`` and the ``like`` of a stack name the inherited family and stack where they have other names
@@ -299,7 +299,7 @@ def _quantity(text: str, unit: str) -> float:
 
 
 def from_mapping(kind: type[Parameters], values: Mapping[str, float], *, where: str) -> Parameters:
-    """Make the parameters of a pricing family from the mapping of a calibration entry.
+    """Build the parameter dataclass of a kernel family from a calibration entry's mapping.
 
     Shares and orders must lie in the range of the parameter. Times, cycles and energies may have any value, because a
     host may be slow.

@@ -51,7 +51,7 @@ def catalog_root() -> Path:
 
 @cache
 def entries(kind: str) -> Mapping[str, Path]:
-    """List the files of all catalog entries of one kind.
+    """List the files of all catalog entries of one kind, such as ``models``, by name.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def entries(kind: str) -> Mapping[str, Path]:
 
 
 def names(kind: str) -> list[str]:
-    """List the names of all catalog entries of one kind, sorted.
+    """List the sorted names of all catalog entries of one kind, such as ``models``.
 
     Parameters
     ----------

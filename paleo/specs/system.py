@@ -102,7 +102,7 @@ class Level(Spec):
 
     @property
     def unit_bandwidth(self) -> float:
-        """Bandwidth of one unit of the level below into this level, all ports together [byte/s], by datasheet."""
+        """Datasheet bandwidth of one member (GPU, node or rack) into this level, all ports [byte/s]."""
         return self.ports * self.link.bandwidth
 
 
@@ -155,7 +155,7 @@ class Span:
 
     @property
     def bandwidth(self) -> float:
-        """Bandwidth of the group's ranks in one unit below into this level while the other groups send too [byte/s]."""
+        """Bandwidth of the group's ranks in one member into this level, while other groups send too [byte/s]."""
         return self.level.unit_bandwidth / self.groups_sharing
 
 

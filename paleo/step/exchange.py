@@ -163,9 +163,9 @@ def sharing_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
 
 
 def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[Count, Count]]:
-    """List the groups that sum a stage's gradients over some axes; the slowest group determines the time.
+    """List the groups (stride, size) that reduce the gradients of a stage; the slowest sets the time.
 
-    With two copies of the network the group is twice as large. Its sums also pass between the two stages that hold the
+    With two replicas of the network the group is twice as large. Its sums also pass between the two stages that hold the
     same piece, so a group of those two is listed as well.
 
     Parameters

@@ -195,7 +195,7 @@ class Layouts:
         return np.stack(columns, axis=1)
 
     def elements(self, kinds: StageKinds, trained: bool) -> Array:
-        """Count the parameter elements of each kind of stage, with copies of tied parameters.
+        """Count the parameter elements of each distinct stage, with copies of tied parameters.
 
         Parameters
         ----------
@@ -415,7 +415,7 @@ class Layouts:
         return self.shared.once(key, lambda: unit_gradient(program, float(ranks), width, float(inside)))
 
     def coding(self, kinds: StageKinds) -> Array:
-        """Return the time in which each kind of stage compresses and decompresses its gradients.
+        """Return the time in which each distinct stage compresses and decompresses its gradients.
 
         Parameters
         ----------
@@ -442,7 +442,7 @@ class Layouts:
         return np.stack(columns, axis=1)
 
     def _coding_state(self, kinds: StageKinds) -> Array:
-        """Return the state of the compression method on each kind of stage, shape (kinds, layouts) [byte]."""
+        """Return the state of the compression method on each distinct stage, shape (kinds, layouts) [byte]."""
         trained, method = self.elements(kinds, trained=True), self.backend.compression
         if method is None:
             return np.zeros_like(trained)
@@ -569,7 +569,7 @@ class Layouts:
         return self.backend.fabric.times("all_reduce", strides * distance, np.full(len(sizes), 2), sizes)
 
     def updates(self, kinds: StageKinds, *, sharded: bool) -> Array:
-        """Return the time of the optimizer update of each kind of stage, with clipping.
+        """Return the time of the optimizer update of each distinct stage, with clipping.
 
         Parameters
         ----------
@@ -600,7 +600,7 @@ class Layouts:
         return passes + np.maximum(products, self._longest_product(kinds)) + clipping
 
     def _matrix_sums(self, kinds: StageKinds, value: Callable[[Matrix], float]) -> Array:
-        """Sum a function of weight matrices over each kind of stage, shape (kinds, layouts)."""
+        """Sum a function of weight matrices over each distinct stage, shape (kinds, layouts)."""
         rows = self._stacked(lambda program: np.array([sum(map(value, each.matrices)) for each in program.sections]))
         return sum_per_stage(kinds.holdings[:, : len(rows)], rows)
 
@@ -615,7 +615,7 @@ class Layouts:
         return np.stack([rows[stage[: len(rows)] > 0].max(axis=0, initial=0.0) for stage in kinds.holdings])
 
     def tensors(self, kinds: StageKinds) -> Array:
-        """Count the parameter tensors of each kind of stage.
+        """Count the parameter tensors of each distinct stage.
 
         Parameters
         ----------
@@ -652,7 +652,7 @@ class Layouts:
         return seconds + self.collective("all_reduce", groups, np.full(len(self), NORM_BYTES))
 
     def updated_elements(self, kinds: StageKinds, *, sharded: bool) -> Array:
-        """Count the trained elements of each kind of stage that a rank updates.
+        """Count the trained elements of each distinct stage that a rank updates.
 
         Parameters
         ----------
@@ -672,7 +672,7 @@ class Layouts:
     # memory of states
 
     def sharers(self, kinds: StageKinds) -> Array:
-        """Return the number of ranks that shard the states of each kind of stage, averaged over its parameters.
+        """Return the number of ranks that shard the states of each distinct stage, averaged over its parameters.
 
         Parameters
         ----------
@@ -705,7 +705,7 @@ class Layouts:
         return np.stack(columns, axis=1)
 
     def states(self, kinds: StageKinds, zero: int, stages: int, *, overlapped: bool) -> tuple[StateMemory, Array]:
-        """Return the bytes of the states of each kind of stage.
+        """Return the bytes of the states of each distinct stage.
 
         Parameters
         ----------
@@ -763,7 +763,7 @@ class Layouts:
         return whole, np.zeros_like(whole.parameters)
 
     def _root_gathered(self, kinds: StageKinds) -> Array:
-        """Count the elements that FSDP2 has gathered at a time in each kind of stage, shape (kinds, layouts).
+        """Count the elements that FSDP2 has gathered at a time in each distinct stage, shape (kinds, layouts).
 
         They are the layers outside repeated blocks and two blocks, and the flat buffers of the larger of these, from
         which they were copied.
@@ -777,7 +777,7 @@ class Layouts:
         return np.asarray(outside + blocks + np.maximum(outside, blocks))
 
     def _largest(self, kinds: StageKinds) -> Array:
-        """Count the elements of the largest section of each kind of stage, with tied parameters, (kinds, layouts)."""
+        """Count the elements of the largest section of each distinct stage, with tied parameters, (kinds, layouts)."""
         ties, elements = self.programs[0].ties, self.parameters(trained=False)
         count = len(elements) - len(ties)
         rows = []

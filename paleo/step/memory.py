@@ -111,7 +111,7 @@ def parameter_holder_counts(placed: Array, ties: Sequence[TiedParameter]) -> Arr
 
 
 def tied_pairs(ties: Sequence[TiedParameter], layers: Array) -> list[tuple[int, int, int]]:
-    """List the copies of trained tied parameters.
+    """List the pairs of stages that share a trained tied parameter.
 
     Parameters
     ----------

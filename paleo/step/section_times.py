@@ -50,7 +50,7 @@ def collectives(program: Program) -> Iterator[tuple[int, Transfer]]:
 def transfer_seconds(
     fabric: Fabric, programs: Sequence[tuple[Mesh, Program]], payloads: Sequence[Array]
 ) -> list[Array]:
-    """Return the time of the collectives of several programs, with one call of the fabric per kind of collective.
+    """Return the time of each collective of several programs.
 
     The host time of the calls is counted with the kernels.
 

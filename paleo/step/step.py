@@ -351,7 +351,7 @@ def _sent_outputs(batch: Batch) -> Array:
 
 
 class PricedProgram(NamedTuple):
-    """One rank's lowered program with pipeline pieces, kernel times and section costs of shape (sections, 1)."""
+    """One rank's program with its model chunks, kernel times, and section costs of shape (sections, 1)."""
 
     program: Program
     pieces: list[Chunk]
@@ -360,7 +360,7 @@ class PricedProgram(NamedTuple):
 
 
 def price_program(program: Program, layout: Plan, backend: Backend) -> PricedProgram:
-    """Price the kernels and collectives of a program and cut it into pipeline pieces.
+    """Price the kernels and collectives of a program and cut it into model chunks.
 
     Layers that are recomputed differently become separate sections.
 

@@ -100,7 +100,7 @@ class Audit:
 
     @property
     def astray(self) -> tuple[str, ...]:
-        """Quantities of the log outside the spread of the prediction (for the step time, outside its interval)."""
+        """Names of logged quantities that lie outside the prediction's 90 % interval or usual error."""
         low, high = self.expected.interval
         step = () if low <= self.measured["step"] <= high else ("step",)
         others = [name for name in self.measured if name != "step"]

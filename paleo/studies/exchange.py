@@ -204,7 +204,7 @@ def _server(prediction: Prediction) -> Server | None:
 
 
 def _has_servers(servers: int | None, model: str) -> bool:
-    """Tell whether workers of a consistency model have parameter servers: asynchronous ones always do, others if the
+    """Return True if workers of a consistency model have parameter servers: asynchronous ones always do, others if the
     run says so."""
     return servers is not None or model == "async"
 
