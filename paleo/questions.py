@@ -678,7 +678,7 @@ def fleet(
     specs = read_jobs(jobs) if isinstance(jobs, str | Path) else given_jobs(jobs)
     order = None if nodes == "auto" else study.parse_nodes(nodes, machines)
     limit = None if wait is None else parse_time("wait", wait) if isinstance(wait, str) else float(wait)
-    wishes = study.check_wishes(study.Wishes(limit, measure))
+    wishes = study.check_wishes(study.ClusterRequirements(limit, measure))
     terms = parse_tariff(**tariff)
     priced = study.price_fleet(specs, machines, policy, nodes=order, placement=placement, tariff=terms)
     return FleetAnswer(study.fleet_study(priced, order, wishes, samples=samples, seed=seed))

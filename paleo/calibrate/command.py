@@ -37,7 +37,7 @@ from paleo.calibrate.files import (
     yaml_text,
 )
 from paleo.calibrate.fit import Rows, count, predictions
-from paleo.calibrate.links import LinkJob, asked_for_links, fit_links, link_jobs, numbers
+from paleo.calibrate.links import LinkJob, asked_for_links, fit_links, fitted_number_rows, link_jobs
 from paleo.calibrate.measure import (
     USUAL,
     Point,
@@ -121,7 +121,7 @@ def step_ledger(files: Sequence[str], report: Report = str) -> pd.DataFrame:
         name: arithmetic.calibration(arithmetic.fitted_arithmetic_factors(others))
         for name, _, others in known.by_source()
     }
-    coverages = spreads.cross_validated(spreads.evidence(files, report)).set_index("source")
+    coverages = spreads.cross_validated(spreads.step_errors(files, report)).set_index("source")
     lines = []
     for file in files:
         report(f"{Path(file).name}: each source left out")
@@ -490,7 +490,7 @@ def _fit_links(request: _Request) -> int:
         where = f"-> {places[result.job.system.name]}"
         unwritten = "not written: the steps held out are not predicted better"
         terminal.print(f"links of {result.job.system.name} {where if result.better else unwritten}")
-        terminal.print(_table(("number", "before", "after", "± one sigma", ""), numbers(result)))
+        terminal.print(_table(("number", "before", "after", "± one sigma", ""), fitted_number_rows(result)))
         for word, errors in (("before", result.before), ("after", result.after)):
             terminal.print(f"on the {errors.rows} steps held out, {word}: {_errors(errors)}")
         if result.job.skipped:

@@ -110,7 +110,7 @@ def _kind(moving: Sequence[str]) -> PricedSteps:
     """Step tables as what a fit of some numbers asks of a kind."""
 
     def priced(figures: _LinkFigures, parameters: LinkParameters) -> Callable[[dict[str, Any]], float]:
-        changed = entries(figures.before, parameters, moving)
+        changed = link_entries(figures.before, parameters, moving)
         table = figures.table.with_calibration(calibration(figures.system, changed))
         return lambda row: table.step(row).value
 
@@ -460,7 +460,7 @@ def _fitted(
         return before, after
 
     updated = []
-    for entry in entries(job.before, parameters, moving):
+    for entry in link_entries(job.before, parameters, moving):
         numbers = [name for name in moving if NUMBERS[name].family == entry.family]
         before, after = tested(numbers)
         fitted = int((~job.held_out & np.any([job.spoken[name] for name in numbers], axis=0)).sum())
@@ -485,7 +485,7 @@ def _notes(job: LinkJob, parameters: LinkParameters, numbers: Sequence[str], bef
     return f"fitted to whole steps: {'; '.join(moved)}{tested}"
 
 
-def entries(
+def link_entries(
     before: Mapping[str, SourcedParameters[Any]], parameters: LinkParameters, moving: Sequence[str]
 ) -> Iterator[Entry]:
     """Build the calibration entries of the link families whose parameters were fitted.
@@ -541,7 +541,7 @@ def calibration(system: System, fitted: Iterator[Entry] | Sequence[Entry]) -> Ca
     return Calibration(name=system.name, subject=system.name, entries=tuple(fitted))
 
 
-def numbers(result: LinksFitted) -> Iterator[tuple[str, ...]]:
+def fitted_number_rows(result: LinksFitted) -> Iterator[tuple[str, ...]]:
     """Yield table rows of the fitted numbers: name, before, after, deviation, remark.
 
     Parameters

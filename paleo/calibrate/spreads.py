@@ -83,7 +83,7 @@ class Evidence(SourceRows):
         return Evidence(self.sources[rows], self.errors[rows], Uncertainty(**figures, constants=False))
 
 
-def evidence(files: Sequence[str], report: Report = str) -> Evidence:
+def step_errors(files: Sequence[str], report: Report = str) -> Evidence:
     """Collect the errors of rows that are predicted with an interval of their own.
 
     Rows of MLPerf's tasks are fitted with their code and not among them.
@@ -284,7 +284,7 @@ def fit_spreads(files: Sequence[str], report: Report = str, level: float = _LEVE
     -------
     SpreadsFitted
     """
-    known = evidence(files, report)
+    known = step_errors(files, report)
     report(f"spreads of {with_noun(len(known.errors), 'step')}")
     tested, spreads = cross_validated(known, level), fitted_spreads(known, level)
     inside = [coverage(rows, spreads) for _, rows, _ in known.by_source(WHOLE_SOURCE)]

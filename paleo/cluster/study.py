@@ -49,7 +49,7 @@ UNMODELLED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class ClusterRequirements:
     """Requirements on an order of machines: all deadlines, and a limit of the mean or p95 waiting time [s]."""
 
     wait: float | None = None
@@ -177,7 +177,7 @@ class FleetStudy:
     fleet: Fleet
     nodes: tuple[int, ...]
     searched: bool
-    wishes: Wishes
+    wishes: ClusterRequirements
     result: ClusterRun
     larger: ClusterRun | None = None
     intervals: Array | None = None
@@ -338,7 +338,7 @@ def price_fleet(
 
 
 def fleet_study(
-    fleet: Fleet, nodes: Sequence[int] | None, wishes: Wishes, *, samples: int | None = None, seed: int = 0
+    fleet: Fleet, nodes: Sequence[int] | None, wishes: ClusterRequirements, *, samples: int | None = None, seed: int = 0
 ) -> FleetStudy:
     """Simulate jobs on ordered machines, or find the smallest order that meets the requirements.
 
@@ -409,7 +409,7 @@ def _sampled(price: JobPrice, random: np.random.Generator) -> float:
     return max(factor, 0.1)
 
 
-def smallest_order(fleet: Fleet, wishes: Wishes) -> tuple[int, ...]:
+def smallest_order(fleet: Fleet, wishes: ClusterRequirements) -> tuple[int, ...]:
     """Find the node counts per system that meet the requirements at the lowest rent.
 
     Every number of nodes of all kinds but the last is tried, up to the smallest order of that kind alone. The number of
@@ -464,7 +464,7 @@ def _on_one_kind(fleet: Fleet, kind: int) -> Fleet:
     return replace(fleet, jobs=jobs, systems=(fleet.systems[kind],))
 
 
-def _fewest(fleet: Fleet, wishes: Wishes, before: tuple[int, ...], most: int | None = None) -> int | None:
+def _fewest(fleet: Fleet, wishes: ClusterRequirements, before: tuple[int, ...], most: int | None = None) -> int | None:
     """Return the fewest nodes of the last kind that meet the requirements, given the nodes of the other kinds.
 
     The number is doubled until it suffices; then all smaller numbers are tried, or bisected for large orders.
@@ -546,7 +546,7 @@ def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> 
     return known
 
 
-def check_wishes(wishes: Wishes) -> Wishes:
+def check_wishes(wishes: ClusterRequirements) -> ClusterRequirements:
     """Check the requirements of an order of machines.
 
     Parameters
@@ -628,7 +628,7 @@ class FleetSweep(Study):
         factors = None
         if settings["seed"] is not None:
             factors = sampled_factors(fleet, np.random.default_rng(settings["seed"]))
-        study = FleetStudy(fleet, nodes, False, Wishes(), fleet.run(nodes, factors))
+        study = FleetStudy(fleet, nodes, False, ClusterRequirements(), fleet.run(nodes, factors))
         result = study.result
         return {
             "gpus": result.gpus,

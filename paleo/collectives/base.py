@@ -356,7 +356,7 @@ def ranks_of(group: tuple[Array, ...]) -> Array:
     return ranks
 
 
-def members_below(group: tuple[Array, ...]) -> tuple[Array, ...]:
+def ranks_per_member(group: tuple[Array, ...]) -> tuple[Array, ...]:
     """Count the ranks inside one member (GPU, node or rack) of each level.
 
     Parameters
@@ -372,7 +372,7 @@ def members_below(group: tuple[Array, ...]) -> tuple[Array, ...]:
     return tuple(ranks_of(group[:index]) for index in range(len(group)))
 
 
-def units_above(group: tuple[Array, ...]) -> tuple[Array, ...]:
+def level_instances(group: tuple[Array, ...]) -> tuple[Array, ...]:
     """Count the instances of each level (such as nodes) that the group spans.
 
     Parameters

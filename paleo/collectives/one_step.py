@@ -20,11 +20,11 @@ from paleo.collectives.base import (
     add_algorithm,
     doubling_rounds,
     has_several_units,
-    members_below,
+    level_instances,
     one_level_at_a_time,
     ranks_of,
+    ranks_per_member,
     remote_share,
-    units_above,
 )
 from paleo.collectives.trees import double_tree_all_reduce, double_tree_broadcast
 
@@ -116,7 +116,7 @@ add_algorithm(
 def _send_recv(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Count one message: alpha + beta S over the outermost level that the group spans, through one sender's ports."""
     crosses = [
-        has_several_units(fan_out) * (above == 1) for fan_out, above in zip(group, units_above(group), strict=True)
+        has_several_units(fan_out) * (above == 1) for fan_out, above in zip(group, level_instances(group), strict=True)
     ]
     return Traffic.of(*(LevelTraffic(cross, cross * payload, senders=1.0) for cross in crosses))
 
@@ -129,7 +129,7 @@ def _pairwise_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
             LevelTraffic(
                 (fan_out - 1.0) * inside, inside * payload * (ranks - inside) / ranks * has_several_units(fan_out)
             )
-            for fan_out, inside in zip(group, members_below(group), strict=True)
+            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         )
     )
 
@@ -139,7 +139,7 @@ def _bruck_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     return one_level_at_a_time(
         [
             LevelTraffic(doubling_rounds(fan_out), 0.5 * doubling_rounds(fan_out) * inside * payload)
-            for fan_out, inside in zip(group, members_below(group), strict=True)
+            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
     )
 
@@ -188,7 +188,7 @@ def _parameter_server_all_reduce(payload: Array, group: tuple[Array, ...], *, se
     """
     ranks = ranks_of(group)
     levels = []
-    for fan_out, inside in zip(group, members_below(group), strict=True):
+    for fan_out, inside in zip(group, ranks_per_member(group), strict=True):
         senders = np.where(inside == 1, ranks, ranks - inside)
         servers_inside = np.maximum(1.0, servers * inside / ranks)
         busy = has_several_units(fan_out)
@@ -219,7 +219,7 @@ def _root_exchange(payload: Array, group: tuple[Array, ...], *, times: float, re
                 wire_bytes=times * (ranks - inside) * payload * has_several_units(fan_out),
                 reduced_bytes=reduced * (fan_out - 1.0) * inside * payload,
             )
-            for fan_out, inside in zip(group, members_below(group), strict=True)
+            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         )
     )
 

@@ -21,12 +21,12 @@ from paleo.collectives.base import (
     Traffic,
     add_algorithm,
     has_several_units,
-    members_below,
+    level_instances,
     one_level_at_a_time,
     outer_first,
     ranks_of,
+    ranks_per_member,
     remote_share,
-    units_above,
 )
 
 
@@ -37,7 +37,7 @@ def _ring_passes(payload: Array, group: tuple[Array, ...], *, passes: float, sha
     Reduced bytes (``reduced`` times the share) are divided among the levels in proportion to their hops.
     """
     total_hops = np.maximum(ranks_of(group) - 1.0, 1.0)
-    hops_of = [(fan_out - 1.0) * above for fan_out, above in zip(group, units_above(group), strict=True)]
+    hops_of = [(fan_out - 1.0) * above for fan_out, above in zip(group, level_instances(group), strict=True)]
     return Traffic.of(
         *(
             LevelTraffic(
@@ -75,7 +75,7 @@ def _level_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     return one_level_at_a_time(
         [
             LevelTraffic(fan_out - 1.0, remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside)
-            for fan_out, inside in zip(group, members_below(group), strict=True)
+            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
     )
 
@@ -101,7 +101,7 @@ def _level_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     return one_level_at_a_time(
         [
             LevelTraffic(fan_out - 1.0, inside * remote_share(fan_out) * payload)
-            for fan_out, inside in zip(group, members_below(group), strict=True)
+            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
     )
 
@@ -117,7 +117,7 @@ def _along_all_dimensions(payload: Array, group: tuple[Array, ...], *, times: fl
                 wire_bytes=times * inside * share * has_several_units(extent),
                 reduced_bytes=reduced * share * has_several_units(extent),
             )
-            for extent, inside in zip(group, members_below(group), strict=True)
+            for extent, inside in zip(group, ranks_per_member(group), strict=True)
         )
     )
 
@@ -142,7 +142,7 @@ def _torus_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     return Traffic.of(
         *(
             LevelTraffic(np.floor(extent / 2.0), inside * payload * extent / 4.0 * has_several_units(extent))
-            for extent, inside in zip(group, members_below(group), strict=True)
+            for extent, inside in zip(group, ranks_per_member(group), strict=True)
         )
     )
 

@@ -15,9 +15,9 @@ from paleo.collectives.base import (
     add_algorithm,
     doubling_rounds,
     has_several_units,
-    members_below,
     one_level_at_a_time,
     outer_first,
+    ranks_per_member,
     remote_share,
 )
 
@@ -36,7 +36,7 @@ def _butterfly_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
                 doubling_rounds(fan_out) * inside * payload,
                 doubling_rounds(fan_out) * payload,
             )
-            for fan_out, inside in zip(group, members_below(group), strict=True)
+            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
     )
 
@@ -52,7 +52,7 @@ def _reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
             LevelTraffic(
                 doubling_rounds(fan_out), remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside
             )
-            for fan_out, inside in zip(group, members_below(group), strict=True)
+            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
     )
 
@@ -154,7 +154,7 @@ def double_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
                 2.0 * remote_share(fan_out) * payload,
                 remote_share(fan_out) * payload / inside,
             )
-            for fan_out, inside in zip(group, members_below(group), strict=True)
+            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         )
     )
 

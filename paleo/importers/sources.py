@@ -154,7 +154,7 @@ class Import:
         return {"file": path, **counts, "unknown": list(self.unknown), "notes": self.model.notes}
 
 
-def imported(
+def import_network(
     kind: str, source: str, *, inputs: Sequence[str] = (), sizes: Mapping[str, int] | None = None, loss: str = "auto"
 ) -> Import:
     """Import a network that was written for another library.
@@ -305,7 +305,7 @@ def from_hf(config: str | Path, *, seq: int | None = None) -> ModelSpec:
         If the family is unknown or a key is not valid.
     """
     sizes = {} if seq is None else {"seq": checked_count("seq", seq, 1, LARGEST - 1)}
-    return imported("hf", str(config), sizes=sizes).model
+    return import_network("hf", str(config), sizes=sizes).model
 
 
 def from_onnx(file: str | Path, *, sizes: Mapping[str, int] | None = None, loss: str = "auto") -> ModelSpec:
@@ -333,7 +333,7 @@ def from_onnx(file: str | Path, *, sizes: Mapping[str, int] | None = None, loss:
     if not isinstance(sizes, Mapping | None):
         raise SpecError(f"sizes: {sizes!r:.60}: expected a mapping of named dims, such as {{'seq': 128}}")
     stated = {str(name): checked_count(f"sizes: {name}:", size, 1, LARGEST - 1) for name, size in (sizes or {}).items()}
-    return imported("onnx", str(file), sizes=stated, loss=loss).model
+    return import_network("onnx", str(file), sizes=stated, loss=loss).model
 
 
 def from_module_import(module: Any, inputs: Sequence[InputSpec], *, loss: str = "auto") -> Import:

@@ -326,7 +326,7 @@ def files_of(launcher: Launcher, job: JobPlan, path: str) -> dict[str, str]:
     return files
 
 
-def before_launch(prediction: Prediction, file: str = "") -> str:
+def preparation_steps(prediction: Prediction, file: str = "") -> str:
     """Return what must be done before the launch settings of a plan start it.
 
     Parameters

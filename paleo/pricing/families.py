@@ -117,7 +117,7 @@ def sustained_load_time(cold: Array, hot: Array, ramp: float) -> Array:
     return np.asarray(cold + (hot - cold) * throttled_share(cold, 0.0, ramp))
 
 
-def trained_attention(engine: PrefillParameters, training: TrainingParameters) -> PrefillParameters:
+def training_attention_parameters(engine: PrefillParameters, training: TrainingParameters) -> PrefillParameters:
     """Convert the parameters of an engine's attention kernel to those of attention in training.
 
     Parameters
@@ -477,7 +477,9 @@ def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tu
         sustained=1.0,
         activity=_activity(prices, products, prices.sixteen_bits) / operand_energy(prices.sixteen_bits),
         device=prices.figures(prices.sixteen_bits),
-        parameters=trained_attention(entry.parameters, training.parameters) if measured else entry.parameters,
+        parameters=training_attention_parameters(entry.parameters, training.parameters)
+        if measured
+        else entry.parameters,
     )
     return entry, times * prices.software.slowdown_on(prices.device.architecture)
 

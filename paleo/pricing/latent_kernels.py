@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.tiles import Array, behind_host, roofline_with_overlap_loss
+from paleo.pricing.tiles import Array, roofline_with_overlap_loss, time_with_host_launch
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
@@ -99,4 +99,4 @@ def latent_attention_time(
     each = np.where(single, CACHED + LATENT, QUERY + 2.0 * VALUE)
     passed = 2.0 * rows * each + batch * queries * CACHED * (2.0 + cache_bytes)
     busy = p.launch + body + passed / (p.staging * device.memory_bandwidth) + seen * p.depth / device.clock_hz
-    return behind_host(busy, p.host)
+    return time_with_host_launch(busy, p.host)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.pricing.kernels import FAMILIES, column
-from paleo.pricing.tiles import behind_host, roofline_with_overlap_loss
+from paleo.pricing.tiles import roofline_with_overlap_loss, time_with_host_launch
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def short_convolution_time(
     moved = 2.0 * ELEMENT * rows * (length + (taps - 1.0) * p.state)
     blocks = rows / device.multiprocessors * p.block / device.clock_hz
     busy = p.launch + roofline_with_overlap_loss(moved / (p.bandwidth_efficiency * device.memory_bandwidth), blocks)
-    return behind_host(busy, p.host)
+    return time_with_host_launch(busy, p.host)
 
 
 @FAMILIES.register("scan")

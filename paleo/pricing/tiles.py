@@ -132,7 +132,7 @@ def roofline_with_overlap_loss(compute: Array, traffic: Array) -> Array:
     return np.asarray((compute**OVERLAP + traffic**OVERLAP) ** (1.0 / OVERLAP))
 
 
-def behind_host(device: Array, host: float) -> Array:
+def time_with_host_launch(device: Array, host: float) -> Array:
     """Combine the time of a kernel with the host time to issue it, as a smooth maximum.
 
     Parameters
@@ -183,4 +183,4 @@ def narrow_product_time(
     traffic = ((m + n) * k * element_bytes + 2.0 * m * n) / device.memory_bandwidth
     quantised = m * k * (2.0 + element_bytes) / (parameters.staging * device.memory_bandwidth)
     body = roofline_with_overlap_loss(compute, traffic / parameters.bandwidth_efficiency)
-    return behind_host(parameters.launch + body + quantised, parameters.host)
+    return time_with_host_launch(parameters.launch + body + quantised, parameters.host)

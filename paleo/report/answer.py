@@ -116,7 +116,7 @@ def learning_page(study: LearningStudy, *, date: str) -> str:
     if best is not None:
         parts = [
             Bar(name, seconds, None, None, duration(seconds), GREY if name == "idle" else BLUE)
-            for name, seconds in reinforcement.worked_parts(best).items()
+            for name, seconds in reinforcement.nonzero_step_parts(best).items()
         ]
         charts = [("A step by part", bars(parts, "A step by part"))]
     question = study.question

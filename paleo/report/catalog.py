@@ -14,7 +14,7 @@ from paleo.errors import SpecError, near
 from paleo.layers.base import LAYERS
 from paleo.operations.base import OPTIMIZERS
 from paleo.parallel.placement import STRATEGIES
-from paleo.report.columns import TEXT_WIDTH, Attribute, Document, grid, listing, record, wrapped_text
+from paleo.report.columns import TEXT_WIDTH, Attribute, Document, grid, row_json, rows_table, wrapped_text
 from paleo.report.columns import facts_table as fact_table
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.calibration import Calibration, load_calibration
@@ -549,7 +549,7 @@ def summary_document(study: Summary) -> Document:
         "flops_forward": study.total("flops_forward"),
         "flops_backward": study.total("flops_backward"),
         "saved_activation_bytes": study.total("saved_bytes"),
-        "layers": [record(_LAYER, layer) for layer in study.layers],
+        "layers": [row_json(_LAYER, layer) for layer in study.layers],
     }
 
 
@@ -567,7 +567,7 @@ def summary_table(study: Summary) -> RenderableType:
         Tables for the console.
     """
     title = f"{study.graph.name}, batch {study.graph.batch}, {study.dtype}; repeated layers are listed once"
-    table = listing(title, _LAYER, study.layers)
+    table = rows_table(title, _LAYER, study.layers)
     for column in table.columns[1:]:
         column.no_wrap = True
     table.add_section()

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.cluster.nodes import POLICIES
-from paleo.report.columns import Attribute, facts_table, format_usd, listing, record, wrapped_text
+from paleo.report.columns import Attribute, facts_table, format_usd, row_json, rows_table, wrapped_text
 from paleo.units import HOUR, duration, with_noun
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def document(study: FleetStudy) -> dict[str, Any]:
             "wait_s": {"mean": float(larger.waited.mean()), "p95": float(np.quantile(larger.waited, 0.95))},
             "utilisation": larger.utilisation,
         },
-        "jobs": [record(_columns(), row) for row in _rows(study)],
+        "jobs": [row_json(_columns(), row) for row in _rows(study)],
         "unmodelled": list(study.unmodelled),
     }
 
@@ -165,9 +165,9 @@ def table(study: FleetStudy) -> RenderableType:
         Text(),
         facts_table("The cluster", rows),
         Text(),
-        listing("Where GPU-hours go", parts, lost),
+        rows_table("Where GPU-hours go", parts, lost),
         Text(),
-        listing("Jobs", _columns(), listed),
+        rows_table("Jobs", _columns(), listed),
         Text(),
         *(wrapped_text(note) for note in notes),
     )

@@ -16,7 +16,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.pricing.links.topology import USUAL_LEAF, USUAL_NODES, dragonfly
-from paleo.report.columns import Attribute, Document, listing, record, wrapped_text
+from paleo.report.columns import Attribute, Document, row_json, rows_table, wrapped_text
 from paleo.report.plots import BLACK, BLUE, CYCLE, STYLE, figure_of
 from paleo.specs.system import torus_box
 from paleo.units import GIGA, duration, engineering, with_noun
@@ -69,12 +69,12 @@ def document(study: CollectiveStudy) -> Document:
         "system": study.system.name,
         "ranks": study.ranks,
         "payload_bytes": study.payload_bytes,
-        "levels": [record(_LEVEL, span) for span in study.spans],
+        "levels": [row_json(_LEVEL, span) for span in study.spans],
         "best": study.best.algorithm,
         "time_s": study.best.time,
         "lower_bound_s": study.lower_bound,
         "calibration": study.calibration,
-        "algorithms": [record(_ALGORITHM, row) for row in study.rows],
+        "algorithms": [row_json(_ALGORITHM, row) for row in study.rows],
         "crossovers": [asdict(crossover) for crossover in study.crossovers],
     }
 
@@ -97,7 +97,7 @@ def table(study: CollectiveStudy) -> RenderableType:
         other = "" if row.automatic else "not for this payload" if row.candidate else "only by name"
         return "chosen" if row is study.best else other
 
-    rows = listing("", (*_ALGORITHM, Attribute("", choice, "choice")), study.rows)
+    rows = rows_table("", (*_ALGORITHM, Attribute("", choice, "choice")), study.rows)
     steps = [f"{crossover.above} from {engineering(crossover.payload_bytes, 'B')}" for crossover in study.crossovers]
     if steps:
         words = f"{study.algorithm_selector} chooses by payload" if study.algorithm_selector else "Fastest by payload"
@@ -108,7 +108,7 @@ def table(study: CollectiveStudy) -> RenderableType:
             f"{study.algorithm_selector} chooses {chosen}" if study.algorithm_selector else f"{chosen} is the fastest"
         )
         changes = f"{words} for every payload.\n"
-    levels = listing("Levels of the group, inner to outer", _LEVEL, study.spans)
+    levels = rows_table("Levels of the group, inner to outer", _LEVEL, study.spans)
     return Group(wrapped_text(_headline(study)), rows, Text(), wrapped_text(changes), levels)
 
 
@@ -123,7 +123,7 @@ def _headline(study: CollectiveStudy) -> Text:
         else f"best: {best.algorithm}"
     )
     head.append(f"{chosen}, {duration(best.time)}; lower bound {reduction}: {duration(study.lower_bound)}\n")
-    for row in study.passed_over:
+    for row in study.faster_unchosen:
         use = "uses it for other payloads or groups" if row.candidate else "does not have it"
         reason = f"{study.algorithm_selector} {use}"
         head.append(f"faster, but not chosen: {row.algorithm}, {duration(row.time)} ({reason})\n")
@@ -159,7 +159,7 @@ def compressed_document(study: CompressedCollective) -> Document:
         "dense_sent_bytes": study.sent,
         "rate_bytes_per_s": study.rate,
         "tensors": study.tensors,
-        "methods": [{**record(_METHOD, row), "pays": study.pays(row)} for row in study.rows],
+        "methods": [{**row_json(_METHOD, row), "pays": study.pays(row)} for row in study.rows],
     }
 
 
@@ -176,7 +176,7 @@ def compressed_table(study: CompressedCollective) -> RenderableType:
     RenderableType
         Tables for the console.
     """
-    rows = listing("Gradient compression", (*_METHOD, Attribute("", study.pays, "pays", "yes or no")), study.rows)
+    rows = rows_table("Gradient compression", (*_METHOD, Attribute("", study.pays, "pays", "yes or no")), study.rows)
     uncompressed = (
         f"Uncompressed: {study.dense.best.algorithm}, {duration(study.time)}, {engineering(study.sent, 'B')} "
     )
@@ -191,7 +191,7 @@ def compressed_table(study: CompressedCollective) -> RenderableType:
 Vertex = int | str
 
 
-def units_below(system: System, level: Level) -> tuple[int, int]:
+def level_sizes(system: System, level: Level) -> tuple[int, int]:
     """Count the devices in one member of a level, and the most members that the level joins.
 
     Parameters
@@ -209,7 +209,7 @@ def units_below(system: System, level: Level) -> tuple[int, int]:
     --------
     >>> from paleo.specs.system import load_system
     >>> node = load_system("dgx-a100-80gb")
-    >>> [units_below(node, level) for level in node.levels]
+    >>> [level_sizes(node, level) for level in node.levels]
     [(1, 8), (8, 1024)]
     """
     below = max((each.ranks or 1 for each in system.levels[: system.levels.index(level)]), default=1)
@@ -260,7 +260,7 @@ def level_graph(system: System, level: Level, units: int) -> nx.Graph[Vertex]:
 def _add_leaves(graph: nx.Graph[Vertex], system: System, level: Level, units: int) -> None:
     """Add leaf switches with the units below them, joined by a spine or directly (a dragonfly). With rails, each port
     of a unit has a switch of its own."""
-    machine = max(units_below(system, level)[1], units)
+    machine = max(level_sizes(system, level)[1], units)
     size = min(level.leaf or USUAL_LEAF, machine)
     leaves, rate = math.ceil(units / size), level.unit_bandwidth
     is_dragonfly = level.topology == "dragonfly"
@@ -325,7 +325,7 @@ def figure(system: System) -> Figure:
 
 def _panel(axes: Axes, system: System, level: Level) -> None:
     """Draw one level: lines between vertices, wider where the rate is higher, thinner where there are many of them."""
-    below, most = units_below(system, level)
+    below, most = level_sizes(system, level)
     leaves = {"fabric": 2, "dragonfly": 6, "torus": 8}.get(level.topology, most)
     units = min(most, leaves * min(level.leaf or USUAL_LEAF, most))
     graph = level_graph(system, level, units)

@@ -264,7 +264,7 @@ class Attribute:
         return [NONE if value is None else spoken(value) for value in values]
 
 
-def record(columns: Iterable[Attribute], row: Any) -> Document:
+def row_json(columns: Iterable[Attribute], row: Any) -> Document:
     """Return one row as a JSON document, by the keys of its columns.
 
     Parameters
@@ -282,7 +282,7 @@ def record(columns: Iterable[Attribute], row: Any) -> Document:
     return {column.key: column.get(row) for column in columns if column.key}
 
 
-def listing(title: str, columns: Iterable[Attribute], rows: Sequence[Any]) -> Table:
+def rows_table(title: str, columns: Iterable[Attribute], rows: Sequence[Any]) -> Table:
     """Return the rows as a table.
 
     Parameters
@@ -306,7 +306,7 @@ def listing(title: str, columns: Iterable[Attribute], rows: Sequence[Any]) -> Ta
 
 
 @functools.cache
-def meanings() -> dict[str, tuple[str, str]]:
+def key_meanings() -> dict[str, tuple[str, str]]:
     """Return a dict from each key of JSON documents to its unit and meaning; of nested keys the last part counts."""
     with (Path(__file__).parent / "columns.csv").open(encoding="utf-8", newline="") as file:
         return {row["key"]: (row["unit"], row["meaning"]) for row in csv.DictReader(file)}
@@ -444,7 +444,7 @@ def default_choices_line(choices: Mapping[str, str]) -> Iterator[Constrain]:
 
 
 @dataclass(frozen=True)
-class Pasted:
+class ShellCommandText:
     """Text followed by a shell command, broken with backslashes so that it can be pasted into a shell."""
 
     words: str

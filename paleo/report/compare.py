@@ -14,11 +14,11 @@ from paleo.report.columns import (
     NONE,
     Attribute,
     Document,
-    Pasted,
+    ShellCommandText,
     format_energy,
     format_usd,
-    listing,
     percent,
+    rows_table,
     wrapped_text,
 )
 from paleo.report.estimate import OWNED, consistency_model_json, prediction_document, training_document
@@ -116,7 +116,7 @@ def table(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | None 
     head = "; ".join(winners) or "it fits none of them"
     head = f"{comparison.amount.words}. {head[:1].upper()}{head[1:]}."
     head += f" Not certain, as 90 % intervals overlap: {', '.join(doubts)}." if doubts else ""
-    rows = listing("", _columns(comparison, best), comparison.candidates)
+    rows = rows_table("", _columns(comparison, best), comparison.candidates)
     lines = list(dict.fromkeys(each.words for each in (choices or {}).values() if each.words))
     parts: list[RenderableType] = [*map(wrapped_text, lines), *([Text()] if lines else [])]
     parts += [wrapped_text(Text(f"{head}\n", style="bold")), rows, Text()]
@@ -248,4 +248,4 @@ def _commands(comparison: Comparison) -> Iterator[RenderableType]:
     for candidate in comparison.candidates:
         if candidate.prediction is not None:
             step = candidate.prediction
-            yield Pasted(f"Reproduce {candidate.name}", estimate_command(step.model, step.system, step.run))
+            yield ShellCommandText(f"Reproduce {candidate.name}", estimate_command(step.model, step.system, step.run))

@@ -30,8 +30,8 @@ from paleo.report.columns import (
     format_tenths,
     format_usd,
     grid,
-    listing,
     percent,
+    rows_table,
     wrapped_text,
 )
 from paleo.studies.exchange import CompressionStudy, ConsistencyStudy, compression_study, consistency_study
@@ -392,7 +392,7 @@ def table(
     parts: list[RenderableType] = [_headline(prediction), table, Text(), _memory(prediction), Text()]
     if advice:
         title = f"What would make it fit (global batch {advice[0].prediction.plan.global_batch})"
-        parts += [listing(title, _ADVICE, advice[:MOST_ADVICE]), Text()]
+        parts += [rows_table(title, _ADVICE, advice[:MOST_ADVICE]), Text()]
     if training is not None:
         parts += [_training(training), Text()]
         parts += [] if training.goodput is None else [_goodput(training.goodput), Text()]
@@ -574,7 +574,7 @@ def _collectives(prediction: Prediction) -> Table:
     from paleo.studies.collective import step_collectives
 
     rows = step_collectives(prediction)[:MOST_ROWS]
-    table = listing("Collectives of a step on the busiest stage; times without other traffic", _COLLECTIVES, rows)
+    table = rows_table("Collectives of a step on the busiest stage; times without other traffic", _COLLECTIVES, rows)
     if not rows:
         table.add_row("none")
     return table

@@ -13,15 +13,15 @@ from paleo.predict import HEADROOM, Prediction
 from paleo.report.columns import (
     Attribute,
     Document,
-    Pasted,
+    ShellCommandText,
     default_choices_line,
     format_rate,
     format_tenths,
     grid,
     layers_per_stage,
-    listing,
     percent,
-    record,
+    row_json,
+    rows_table,
     wrapped_text,
 )
 from paleo.report.estimate import OWNED
@@ -139,7 +139,7 @@ def document(
 
 def _records(rows: Sequence[PlanRow]) -> list[Document]:
     columns = tuple(_columns(rows))
-    return [record(columns, row) for row in rows]
+    return [row_json(columns, row) for row in rows]
 
 
 def table(
@@ -184,7 +184,7 @@ def table(
     parts: list[RenderableType] = [
         *default_choices_line(choices or {}),
         wrapped_text(Text(head + _first_plan(lead), style="bold")),
-        listing("Best plans", _columns(ranking.plans, named), ranking.plans),
+        rows_table("Best plans", _columns(ranking.plans, named), ranking.plans),
         *_measure(ranking.plans, lead.memory.capacity),
         *(wrapped_text(f"Skipped: {reason}") for _, reason in ranking.skipped),
     ]
@@ -193,11 +193,11 @@ def table(
         parts.append(wrapped_text(_TIGHT))
     if count > 1:
         title = "Pareto front of time and memory" + ("" if few == count else f" ({few} of {count})")
-        parts += [Text(), listing(title, _columns(front, named), front)]
+        parts += [Text(), rows_table(title, _columns(front, named), front)]
     if explanation is not None:
         parts += [Text(), wrapped_text(Text(explanation.text))]
     parts += [wrapped_text(f"Warning: {warning}") for warning in lead.warnings]
-    return Group(*parts, Text(), Pasted("Reproduce it", estimate_command(model, system, lead.run)))
+    return Group(*parts, Text(), ShellCommandText("Reproduce it", estimate_command(model, system, lead.run)))
 
 
 def _measure(rows: Sequence[PlanRow], capacity: float) -> Iterator[RenderableType]:
@@ -300,7 +300,7 @@ def purchase_document(reply: PurchasePlans) -> Document:
         "seconds": sum(result.seconds for _, result in reply.searches),
         "plans": [
             {
-                **record(columns, plan),
+                **row_json(columns, plan),
                 **({} if plan.goodput is None else {"goodput": plan.goodput}),
                 "command": plan.command,
             }
@@ -329,10 +329,10 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
         wrapped_text(Text(purchase_finding(reply) + (";" if reply.remedies else "."), style="bold")),
     ]
     for number, remedy in enumerate(reply.remedies):
-        parts.append(Pasted(f"or {remedy.words}" if number else remedy.words, remedy.command))
+        parts.append(ShellCommandText(f"or {remedy.words}" if number else remedy.words, remedy.command))
     names = list(dict.fromkeys(plan.system.name for plan in reply.plans))
     title = "Plans" if len(names) > 1 else f"Plans on {', '.join(names)}"
-    parts += [Text(), listing(title, _priced_columns(reply), reply.plans)]
+    parts += [Text(), rows_table(title, _priced_columns(reply), reply.plans)]
     parts += _measure(
         [plan.row for plan in reply.plans], reply.plans[0].system.device.memory.usable if len(names) == 1 else 0.0
     )
@@ -340,10 +340,10 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
     parts += [wrapped_text(f"Skipped: {reason}") for reason in reply.reasons[:_MOST_REASONS]]
     if reply.plans:
         words = "Reproduce it" if reply.best else "Reproduce the nearest"
-        parts += [Text(), Pasted(words, reply.plans[0].command)]
+        parts += [Text(), ShellCommandText(words, reply.plans[0].command)]
     flags, before = reply.launch
     if flags:
-        parts += [Text(), Pasted("Launch it", flags)]
+        parts += [Text(), ShellCommandText("Launch it", flags)]
         if before:
             parts.append(wrapped_text(f"Before: {before}."))
     return Group(*parts)
@@ -352,7 +352,9 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
 def _notes(reply: PurchasePlans) -> Iterator[str]:
     """Yield why a faster plan is not the first, which prices are not known, and warnings."""
     first, goal = reply.plans[0], reply.wish.objective
-    if first.roomy and any(plan.meets(reply.wish) and plan.score(goal) < first.score(goal) for plan in reply.plans):
+    if first.has_memory_headroom and any(
+        plan.meets(reply.wish) and plan.score(goal) < first.score(goal) for plan in reply.plans
+    ):
         yield _TIGHT
     if reply.wish.amount is not None:
         names = dict.fromkeys(plan.system.name for plan in reply.plans if plan.usd is None)
@@ -494,7 +496,7 @@ def exchange_table(model: str, system: str, searched: ExchangeSearch) -> Rendera
     notes += searched.refused
     return Group(
         wrapped_text(Text(head, style="bold")),
-        listing("", columns, rows),
+        rows_table("", columns, rows),
         Text(),
         wrapped_text(Text("\n".join(notes), style="dim")),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, Document, listing, wrapped_text
+from paleo.report.columns import Attribute, Document, rows_table, wrapped_text
 from paleo.report.estimate import consistency_cycle_json, training_document
 from paleo.studies.scale import cost_verdict, curve_warnings, placement_advice, scaling_verdict, turnover_sentence
 from paleo.units import gibibytes, with_noun
@@ -130,7 +130,7 @@ def table(
         parts.append(Text(heading, style="bold"))
         sentences = scaling_verdict(curve).text, turnover_sentence(curve), cost_verdict(curve)
         parts += [wrapped_text(sentence) for sentence in sentences if sentence]
-        parts += [Text(), listing("", _columns(curve), curve.points), Text(), *map(wrapped_text, _remarks(curve))]
+        parts += [Text(), rows_table("", _columns(curve), curve.points), Text(), *map(wrapped_text, _remarks(curve))]
     parts += [wrapped_text(sentence) for sentence in placement_advice(curves)]
     parts += [wrapped_text(Text(f"Warning: {warning}", style="yellow")) for warning in curve_warnings(curves)]
     return Group(*parts)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, Document, listing, record, wrapped_text
+from paleo.report.columns import Attribute, Document, row_json, rows_table, wrapped_text
 from paleo.serving.single_pass import passes_of, three_digits
 from paleo.units import duration, with_noun
 
@@ -106,8 +106,8 @@ def document(service: BatchedService, systems: Sequence[BatchedService] = ()) ->
         "unmodelled": list(UNMODELLED),
         "refusals": [],
         "warnings": [],
-        "batches": [record(BATCHES, each) for each in service.tried],
-        "systems": [_TOKENS | record(SYSTEMS, each) for each in systems],
+        "batches": [row_json(BATCHES, each) for each in service.tried],
+        "systems": [_TOKENS | row_json(SYSTEMS, each) for each in systems],
         "plans": [],
         "curve": [],
     }
@@ -125,7 +125,7 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
     """
     parts: list[RenderableType] = [wrapped_text(Text(service.verdict, style="bold")), Text()]
     if len(systems) > 1:
-        parts += [listing("Systems", SYSTEMS, systems), Text()]
+        parts += [rows_table("Systems", SYSTEMS, systems), Text()]
     low, high = INTERVAL
     notes = [
         _request(service),
@@ -133,7 +133,7 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
         "A request waits while the batch before it is computed, so that the slowest takes the time of two batches.",
         f"Not modelled: {'; '.join(UNMODELLED)}.",
     ]
-    return Group(*parts, listing("Batches of a device", BATCHES, service.tried), Text(), *map(wrapped_text, notes))
+    return Group(*parts, rows_table("Batches of a device", BATCHES, service.tried), Text(), *map(wrapped_text, notes))
 
 
 def _request(service: BatchedService) -> str:

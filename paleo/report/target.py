@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, Document, default_choices_line, format_usd, listing, record, wrapped_text
+from paleo.report.columns import (
+    Attribute,
+    Document,
+    default_choices_line,
+    format_usd,
+    row_json,
+    rows_table,
+    wrapped_text,
+)
 from paleo.units import duration, with_noun
 
 if TYPE_CHECKING:
@@ -83,7 +91,7 @@ def document(
         "verdict": curve.verdict,
         "knee": curve.knee,
         "largest_useful": curve.largest_useful,
-        "points": [record(_columns(tariff), point) for point in curve.points],
+        "points": [row_json(_columns(tariff), point) for point in curve.points],
         "skipped": [{"gpus": gpus, "reason": reason} for gpus, reason in curve.skipped.items()],
         "warnings": list(dict.fromkeys(warning for point in curve.points for warning in point.warnings)),
     }
@@ -119,7 +127,7 @@ def table(
     time = f"{duration(best.seconds)} (90 %: {low} to {high})" + ("" if cost is None else f", {format_usd(cost)}")
     head = f"{best.task.title} on {system.name}: {fastest}{count}, {'; '.join([time, *curve.limits])}."
     law = f"Samples by {curve.points[0].task.law.source}."
-    points = listing("", _columns(tariff), curve.points)
+    points = rows_table("", _columns(tariff), curve.points)
     skipped = [wrapped_text(f"Skipped {with_noun(gpus, 'GPU')}: {reason}") for gpus, reason in curve.skipped.items()]
     lead = [*default_choices_line(choices), wrapped_text(Text(head, style="bold"))]
     return Group(*lead, Text(), points, *skipped, Text(), wrapped_text(law))

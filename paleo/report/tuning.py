@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, facts_table, format_tenths, listing, record, wrapped_text
+from paleo.report.columns import Attribute, facts_table, format_tenths, row_json, rows_table, wrapped_text
 from paleo.units import HOUR, duration, engineering
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ def document(study: TuningStudy) -> dict[str, Any]:
             "save": best.price.costs.save[0],
             "evaluation": best.price.costs.evaluation[0],
         },
-        "cheapest": record(_columns(study), study.cheapest),
+        "cheapest": row_json(_columns(study), study.cheapest),
         "deadline": None
         if margin is None
         else {"seconds": margin.seconds, "holds": margin.holds, "trials": margin.trials, "nodes": margin.nodes},
         "regret": None
         if regret is None
         else {"rank_correlation": regret.correlation, "share": regret.median, "share_interval": list(regret.interval)},
-        "curve": [record(_columns(study), point) for point in study.points],
+        "curve": [row_json(_columns(study), point) for point in study.points],
         "refusals": list(study.refusals),
         "unmodelled": list(study.unmodelled),
     }
@@ -148,9 +148,9 @@ def table(study: TuningStudy) -> RenderableType:
         Text(),
         facts_table("The search", rows),
         Text(),
-        listing("Trials by rung", rungs, _shortened(_rungs(study))),
+        rows_table("Trials by rung", rungs, _shortened(_rungs(study))),
         Text(),
-        listing("Divisions of the GPUs", _columns(study), points[:_LISTED]),
+        rows_table("Divisions of the GPUs", _columns(study), points[:_LISTED]),
         Text(),
         *(wrapped_text(note) for note in notes),
     )

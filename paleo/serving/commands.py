@@ -204,7 +204,7 @@ def served_weights(engine: str, model: ModelSpec, weights: str) -> str:
     return name if published else folder_name(name, weights)
 
 
-def written_command(engine: str, model: ModelSpec, plan: ServingPlan) -> str:
+def engine_command_line(engine: str, model: ModelSpec, plan: ServingPlan) -> str:
     """Write the command line of an engine for a plan.
 
     Parameters

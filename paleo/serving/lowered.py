@@ -80,7 +80,7 @@ class Sharding:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class TokenScaledKernel:
     """Kernel of a layer at two token counts, from which ``at(tokens)`` derives it; it runs ``count`` times a pass."""
 
     short: Kernel
@@ -125,7 +125,7 @@ class Scaled:
         """True for shared experts, which engines run on a second stream or as one expert more of all tokens."""
         return ".shared." in self.short.name
 
-    def joined(self, other: Scaled) -> Scaled:
+    def joined(self, other: TokenScaledKernel) -> TokenScaledKernel:
         """Return one GEMM for two weights that share an input, with the columns of both.
 
         Parameters
@@ -140,7 +140,7 @@ class Scaled:
         """
         return replace(self, short=_wider(self.short, other.short), long=_wider(self.long, other.long))
 
-    def in_sixteen_bits(self) -> Scaled:
+    def in_sixteen_bits(self) -> TokenScaledKernel:
         """Return the GEMM with weights in sixteen bits.
 
         Returns
@@ -172,7 +172,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Attending:
+class AttentionLayers:
     """Attention layers of one shape on one rank.
 
     Attributes
@@ -225,11 +225,11 @@ class Lowered:
         Whether the network generates tokens: its attention is causal.
     """
 
-    layers: tuple[Scaled, ...]
-    head: tuple[Scaled, ...]
+    layers: tuple[TokenScaledKernel, ...]
+    head: tuple[TokenScaledKernel, ...]
     exchanges: tuple[Exchange, ...]
     head_exchanges: tuple[Exchange, ...]
-    attention: tuple[Attending, ...]
+    attention: tuple[AttentionLayers, ...]
     states: float
     parameters: float
     hidden: float
@@ -352,13 +352,13 @@ def _scans(program: Program) -> bool:
     return any(counted.kernel.family == "scan" for section in program.sections for counted in section.kernels)
 
 
-def _scaled(short: Section, long: Section) -> Iterator[Scaled]:
+def _scaled(short: Section, long: Section) -> Iterator[TokenScaledKernel]:
     for first, second in zip(short.kernels, long.kernels, strict=True):
         if first.kernel.family != "attention":
-            yield Scaled(first.kernel, second.kernel, first.times * short.repeat)
+            yield TokenScaledKernel(first.kernel, second.kernel, first.times * short.repeat)
 
 
-def _of_engines(kernels: list[Scaled]) -> list[Scaled]:
+def _of_engines(kernels: list[TokenScaledKernel]) -> list[TokenScaledKernel]:
     """Return the products as engines run them: those of one input joined, routers in sixteen bits."""
     first, second = _JOINED
     named = {each.short.name: each for each in kernels}
@@ -384,8 +384,8 @@ def _exchanges(short: Section, long: Section) -> Iterator[Exchange]:
         yield Exchange(first.operation, (second.payload_bytes - first.payload_bytes) / (LONG - SHORT), count)
 
 
-def _attending(program: Program) -> Iterator[Attending]:
-    groups: dict[Attending, float] = {}
+def _attending(program: Program) -> Iterator[AttentionLayers]:
+    groups: dict[AttentionLayers, float] = {}
     for section in program.sections:
         downs = {
             counted.kernel.name.removesuffix(".kv_down"): counted.kernel.shape["n"]
@@ -400,9 +400,9 @@ def _attending(program: Program) -> Iterator[Attending]:
         yield replace(group, count=count)
 
 
-def _group(shape: Mapping[str, float], latent: float) -> Attending:
+def _group(shape: Mapping[str, float], latent: float) -> AttentionLayers:
     window = shape["attended"] if shape["attended"] < shape["kv_len"] else 0.0
-    return Attending(
+    return AttentionLayers(
         shape["q_heads"], shape["kv_heads"], shape["head_dim"], window, 0.0, latent, causal=shape["causal"] > 0
     )
 

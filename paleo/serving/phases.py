@@ -33,7 +33,7 @@ from paleo.pricing.latent_kernels import TOKEN_ROWS, TRITON_ROWS, LatentParamete
 from paleo.pricing.power import slow_down, switching_activity
 from paleo.pricing.tiles import TileParameters
 from paleo.serving.formats import WEIGHT_BYTES
-from paleo.serving.lowered import LONG, Attending, Lowered, Scaled, Sharding, lowered
+from paleo.serving.lowered import LONG, AttentionLayers, Lowered, Sharding, TokenScaledKernel, lowered
 from paleo.units import MEBIBYTE, MICROSECOND
 
 if TYPE_CHECKING:
@@ -457,9 +457,9 @@ class _Pricing:
     formats: Formats
     engine: EngineKernels
 
-    def products(self, kernels: tuple[Scaled, ...]) -> Array:
+    def products(self, kernels: tuple[TokenScaledKernel, ...]) -> Array:
         """Return the summed times of kernels on the grid of tokens [s]."""
-        groups: dict[object, tuple[Scaled, float]] = {}
+        groups: dict[object, tuple[TokenScaledKernel, float]] = {}
         for each in kernels:
             if each.of_experts:
                 continue
@@ -476,7 +476,7 @@ class _Pricing:
         seconds = self._beside([each for each, _ in listed], seconds)
         return np.asarray(np.array([count for _, count in listed]) @ seconds + experts)
 
-    def _beside(self, kernels: list[Scaled], seconds: Array) -> Array:
+    def _beside(self, kernels: list[TokenScaledKernel], seconds: Array) -> Array:
         """Return times in which shared experts, beside the routed ones, add their weights' bytes and their arithmetic
         but no latency [s].
 
@@ -488,7 +488,7 @@ class _Pricing:
         saved = np.maximum(seconds[:, 0] - weights / bandwidth, 0.0)
         return np.asarray(seconds - (saved * [each.overlaps_experts for each in kernels])[:, None])
 
-    def _experts(self, kernels: tuple[Scaled, ...]) -> Array:
+    def _experts(self, kernels: tuple[TokenScaledKernel, ...]) -> Array:
         """Return the times of the experts of all layers on the grid of tokens, from router to combined tokens [s]."""
         total = np.zeros(len(TOKENS))
         chosen = [each for each in kernels if each.of_experts]
@@ -547,7 +547,7 @@ class _Pricing:
         """True with latent attention, whose networks are published with scales of blocks."""
         return any(group.latent for group in self.work.attention)
 
-    def _seconds(self, kernels: list[Kernel], scaled: list[Scaled]) -> Array:
+    def _seconds(self, kernels: list[Kernel], scaled: list[TokenScaledKernel]) -> Array:
         """Return the times of kernels inside a CUDA graph [s]."""
         seconds = self.backend.prices.times(kernels).total.copy()
         seconds = np.maximum(seconds - self._quantisation(kernels), self._least(kernels))
@@ -608,7 +608,7 @@ class _Pricing:
         narrow = WEIGHT_BYTES[self.formats.weights] < 2.0
         return narrow and not precision(self._families.dtype).narrow
 
-    def _dequantised(self, kernels: list[Kernel], scaled: list[Scaled], seconds: Array) -> Array:
+    def _dequantised(self, kernels: list[Kernel], scaled: list[TokenScaledKernel], seconds: Array) -> Array:
         """Limit the times of products with narrow weights that are multiplied in sixteen bits.
 
         They take as long as a product that reads as many bytes, and at least the time of their 16-bit arithmetic.
@@ -715,7 +715,9 @@ class _Pricing:
             )  # fmt: skip
         return total
 
-    def _latent_time(self, group: Attending, batch: Array, queries: Numbers, keys: Array, *, single: bool) -> Array:
+    def _latent_time(
+        self, group: AttentionLayers, batch: Array, queries: Numbers, keys: Array, *, single: bool
+    ) -> Array:
         """Return the time of latent attention in all layers, for prompts or for single tokens [s]."""
         device = self.backend.system.device
         width = self.formats.cache_bytes

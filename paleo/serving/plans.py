@@ -462,14 +462,14 @@ def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyS
         return "KV cache"
     if batch >= NEAR * places:
         return "sequences of an iteration"
-    return max(parts_of(candidate, state), key=parts_of(candidate, state).__getitem__)
+    return max(iteration_parts(candidate, state), key=iteration_parts(candidate, state).__getitem__)
 
 
 def _held(candidate: ReplicaLayout, state: SteadyState) -> float:
     return float(state.batch) if float(state.utilisation) >= 1.0 else math.inf
 
 
-def parts_of(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
+def iteration_parts(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
     """Return the time of a mean iteration by part: products, attention over the cache, collectives, host [s].
 
     Parameters
@@ -565,7 +565,7 @@ def _refined(plan: ServingPlan, load: ServingLoad, limits: ServingLimits) -> Ser
         state = state_at_rate(plan.candidate.phases, plan.batching, load.lengths, places, rate, arrivals=load.variation)
         trial = replace(plan, state=state)
         result = simulated_replica(trial, load, TESTED)
-        times = {part: steady_part(result, part) for part in limits.bounds}
+        times = {part: steady_times(result, part) for part in limits.bounds}
         values = {p: np.percentile(t, limits.percentile) if limits.percentile else t.mean() for p, t in times.items()}
         if all(float(values[part]) <= limit * TOLERANCE for part, limit in limits.bounds.items()):
             low, best = share, trial
@@ -623,7 +623,7 @@ def capacity_of(candidate: ReplicaLayout, load: ServingLoad) -> float:
     return candidate.replicas * float(full.requests_per_s)
 
 
-def curve_of(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[Array, SteadyState]:
+def rate_curve(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[Array, SteadyState]:
     """Return request rates up to capacity with the steady state of a replica at each.
 
     Parameters
@@ -732,7 +732,7 @@ def simulated_replica(plan: ServingPlan, load: ServingLoad, count: int | None = 
     )
 
 
-def steady_part(result: Simulated, part: str) -> Array:
+def steady_times(result: Simulated, part: str) -> Array:
     """Return a time of simulated requests, without warm-up and drain of the simulation.
 
     Parameters

@@ -20,7 +20,7 @@ import numpy as np
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.power import BOARD, PICO, PowerParameters
 from paleo.pricing.store import STEP_STACKS, lookup
-from paleo.serving.commands import served_weights, written_command
+from paleo.serving.commands import engine_command_line, served_weights
 from paleo.serving.plans import (
     DISAGREEMENT,
     LIMIT_NAMES,
@@ -35,7 +35,7 @@ from paleo.serving.plans import (
     nearest_replica_layout,
     plan_service,
     simulated_replica,
-    steady_part,
+    steady_times,
 )
 from paleo.serving.steady import saturated_state, state_at_rate
 from paleo.specs.catalog import SIXTEEN_BITS
@@ -127,7 +127,7 @@ def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimits
     return float(state.requests_per_s[kept[-1]]), float(state.tpot[kept[-1]])
 
 
-def disaggregated(
+def best_disaggregation(
     fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: ServingLimits, gpus: int, system: System
 ) -> Disaggregation | None:
     """Return the split into prefill and decode replicas with the highest request rate within limits.
@@ -289,7 +289,7 @@ class Service:
         if self.simulation is None:
             return {}
         whole = self.load.kind in ("trace", "at once")
-        values = getattr(self.simulation, part) if whole else steady_part(self.simulation, part)
+        values = getattr(self.simulation, part) if whole else steady_times(self.simulation, part)
         known = values[np.isfinite(values)]
         known = known if len(known) else np.zeros(1)
         return {"mean": float(known.mean())} | {f"p{p}": float(np.percentile(known, p)) for p in PERCENTILES}
@@ -346,7 +346,7 @@ class Service:
         """Command line of the engine that is the first plan; empty without one."""
         if self.best is None:
             return ""
-        return written_command(self.engine.name, self.model, self.best)
+        return engine_command_line(self.engine.name, self.model, self.best)
 
     @property
     def verdict(self) -> str:
@@ -553,5 +553,5 @@ def service_of(
     result = ServicePlans(plans.plans, tuple(refusals), plans.late)
     division = None
     if disaggregate:
-        division = disaggregated(fitting, load, limits, gpus, system)
+        division = best_disaggregation(fitting, load, limits, gpus, system)
     return Service(model, system, gpus, engine, load, limits, result, tuple(fitting), usd_per_s, division)

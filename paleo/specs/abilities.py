@@ -230,7 +230,7 @@ class Refusal(Spec):
         return Condition.parse(self.when)
 
 
-class Listed(Spec):
+class SupportedValues(Spec):
     """Values that a framework supports (such as dtypes), with the source file that lists them."""
 
     values: tuple[Any, ...]
@@ -238,7 +238,7 @@ class Listed(Spec):
     fact: Text | None = None
 
 
-class Habit(Spec):
+class FrameworkRemark(Spec):
     """Remark on how a framework works that excludes no plan, such as what it calls a microbatch."""
 
     fact: Text
@@ -266,15 +266,15 @@ class Abilities(Spec):
     release: Annotated[str, BeforeValidator(str)]
     date: Annotated[str, BeforeValidator(str)]
     notes: str | None = None
-    axes: Listed
-    zero: Listed
-    schedules: Listed
-    recompute: Listed
-    dtypes: Listed
-    optimizers: Listed
-    offload: Listed
+    axes: SupportedValues
+    zero: SupportedValues
+    schedules: SupportedValues
+    recompute: SupportedValues
+    dtypes: SupportedValues
+    optimizers: SupportedValues
+    offload: SupportedValues
     refused: dict[Text, Refusal] = Field(default_factory=dict)
-    habits: dict[Text, Habit] = Field(default_factory=dict)
+    habits: dict[Text, FrameworkRemark] = Field(default_factory=dict)
 
     @functools.cached_property
     def refusals(self) -> tuple[Refusal, ...]:
@@ -319,7 +319,7 @@ class Abilities(Spec):
             self._refusal(f"offload_{part} == 1", f"no offload of {part}", self.offload) for part in kept
         ]
 
-    def _refusal(self, when: str, says: str, listed: Listed) -> Refusal:
+    def _refusal(self, when: str, says: str, listed: SupportedValues) -> Refusal:
         fact = f"{says}; {listed.fact}" if listed.fact else says
         return Refusal(when=when, fact=fact, source=listed.source)
 

@@ -188,7 +188,7 @@ def _lowest_of_each_provider(rates: Iterable[tuple[float, str, PriceOffer]]) -> 
     return list(lowest.values())
 
 
-def rented(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, Price, bool] | None:
+def machine_rent(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, Price, bool] | None:
     """Return the rent of the machines that hold so many devices.
 
     For on-demand rents a price in the file of the system or the device comes first, then the price lists.
@@ -218,7 +218,7 @@ def rented(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, 
 
 
 @dataclass(frozen=True, slots=True)
-class Billed:
+class BilledDevices:
     """Devices that are paid for: ``devices`` in all, ordered in units of one kind (``unit``, a noun)."""
 
     devices: int
@@ -231,7 +231,7 @@ class Billed:
 _CUBE = 64
 
 
-def billed_devices(system: System, gpus: int) -> Billed:
+def billed_devices(system: System, gpus: int) -> BilledDevices:
     """Return the number of devices that are ordered and paid for if a run uses so many.
 
     Parameters
@@ -260,7 +260,7 @@ def billed_devices(system: System, gpus: int) -> Billed:
     else:
         unit = "tray" if system.devices_per_host else "node" if size > 1 else "GPU"
     units = math.ceil(gpus / size)
-    return Billed(units * size, 1 if unit == "slice" else units, unit)
+    return BilledDevices(units * size, 1 if unit == "slice" else units, unit)
 
 
 def devices_per_machine(system: System) -> int:

@@ -165,8 +165,8 @@ def sharing_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
 def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[Count, Count]]:
     """List the groups (stride, size) that reduce the gradients of a stage; the slowest sets the time.
 
-    With two replicas of the network the group is twice as large. Its sums also pass between the two stages that hold the
-    same piece, so a group of those two is listed as well.
+    With two replicas of the network the group is twice as large. Its sums also pass between the two stages that hold
+    the same piece, so a group of those two is listed as well.
 
     Parameters
     ----------
@@ -461,7 +461,7 @@ class _Matrices:
         self.summed += rows * columns * summed * count
 
 
-def unit_gradient(program: Program, ranks: float, width: float, ranks_per_node: float = 1.0) -> SummedGradient:
+def gradient_per_element(program: Program, ranks: float, width: float, ranks_per_node: float = 1.0) -> SummedGradient:
     """Return the gradient statistics of a rank's program, per gradient element.
 
     Matrices are those of the products that compute weight gradients, m by n. The filters of a convolution are one

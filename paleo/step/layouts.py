@@ -23,13 +23,13 @@ from paleo.step.exchange import (
     compressed_gather,
     gathered_shares,
     gradient_exchange,
+    gradient_per_element,
     gradient_shares,
     owned_elements,
     replica_groups,
     scoped_groups,
     sharing_ranks,
     state_bytes,
-    unit_gradient,
 )
 from paleo.step.memory import (
     NORM_BYTES,
@@ -90,7 +90,7 @@ class ResultCache:
 
 
 @dataclass(frozen=True, slots=True)
-class OwedCollectives:
+class RequiredCollectives:
     """Collectives of one operation (such as reduce-scatter) that parallel layouts require.
 
     ``layout`` is the layout of each collective. ``groups`` are strides and ranks, shape (2, groups, stages or 1,
@@ -339,7 +339,7 @@ class Layouts:
         seconds[1] = holdings @ self._exchanged_elements(copies, content) * width
         return seconds
 
-    def _priced_together(self, copies: int, content: Sent, zero: int) -> list[OwedCollectives]:
+    def _priced_together(self, copies: int, content: Sent, zero: int) -> list[RequiredCollectives]:
         cells: dict[str, list[tuple[int, Axes, Array]]] = {}
         for layout, shares in enumerate(self._shares(copies, content)):
             for axes, elements in shares.items():
@@ -350,7 +350,7 @@ class Layouts:
         for operation, members in cells.items():
             layouts, groups = [cell[0] for cell in members], [cell[1] for cell in members]
             elements = np.array([cell[2] for cell in members]).T
-            owed.append(OwedCollectives(operation, layouts, self.groups(layouts, groups, copies), elements))
+            owed.append(RequiredCollectives(operation, layouts, self.groups(layouts, groups, copies), elements))
         return owed
 
     def operations(
@@ -412,7 +412,7 @@ class Layouts:
         inside = min(ranks, max(1, self.backend.system.devices_per_node // stride))
         key = "gradient", id(program), ranks, inside
         width = self.backend.formats.summed
-        return self.shared.once(key, lambda: unit_gradient(program, float(ranks), width, float(inside)))
+        return self.shared.once(key, lambda: gradient_per_element(program, float(ranks), width, float(inside)))
 
     def coding(self, kinds: StageKinds) -> Array:
         """Return the time in which each distinct stage compresses and decompresses its gradients.

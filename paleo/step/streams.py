@@ -214,7 +214,7 @@ class Contended:
     last: LayerTimes
     earlier: LayerTimes
 
-    def eased(self, free: LayerTimes, share: Array) -> Contended:
+    def with_slowdown_share(self, free: LayerTimes, share: Array) -> Contended:
         """Return the layer times with only a share (0 to 1) of the slowdown.
 
         Parameters
@@ -336,7 +336,7 @@ def _stream_ends(
         free = ends(Contended(*(batch.times.of(cases),) * 2))
         over = (end > limit) & (end > free)
         share = np.clip(np.divide(limit - free, end - free, out=share, where=over), 0.0, 1.0)
-        end = ends(times.eased(batch.times.of(cases), share))
+        end = ends(times.with_slowdown_share(batch.times.of(cases), share))
     return end, np.broadcast_to(travelling * (count if buckets.scattered else 1.0), end.shape), share
 
 

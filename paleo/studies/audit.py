@@ -99,7 +99,7 @@ class Audit:
     late: float = 0.0
 
     @property
-    def astray(self) -> tuple[str, ...]:
+    def outlying_quantities(self) -> tuple[str, ...]:
         """Names of logged quantities that lie outside the prediction's 90 % interval or usual error."""
         low, high = self.expected.interval
         step = () if low <= self.measured["step"] <= high else ("step",)

@@ -91,7 +91,7 @@ class CollectiveStudy:
         return "NCCL" if isinstance(self.fabric.policy, Nccl) else ""
 
     @property
-    def passed_over(self) -> list[AlgorithmRow]:
+    def faster_unchosen(self) -> list[AlgorithmRow]:
         """Algorithms faster than the library's choice: the fastest that it has, and the fastest that it has not."""
         if not self.algorithm_selector:
             return []

@@ -29,7 +29,7 @@ from paleo.pricing.power import BOARD, LEAST_SHARE, PICO, PowerParameters, clock
 from paleo.pricing.store import STEP_STACKS, SourcedParameters, lookup
 from paleo.specs.device import Price
 from paleo.specs.loading import Spec, plain_numbers, validate
-from paleo.specs.prices import Billed, Term, billed_devices, nodes_of, purchase_quote, rented, term_named
+from paleo.specs.prices import BilledDevices, Term, billed_devices, machine_rent, nodes_of, purchase_quote, term_named
 from paleo.specs.system import load_system
 from paleo.step.waiting import normal_quantile
 from paleo.studies.exchange import step_seconds
@@ -548,7 +548,7 @@ class Training:
     energy_limit: float | None
     tariff: Tariff
     gpus: int
-    billed: Billed
+    billed: BilledDevices
     goodput: Goodput | None = None
     code_ratio: float = 1.0
     evaluation: float = 0.0
@@ -734,7 +734,7 @@ def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float
         return rate * billed_devices(system, gpus).devices, quote.price.model_copy(
             update={"rate": rate, "source": source}
         )
-    offer = rented(system, gpus, terms.term)
+    offer = machine_rent(system, gpus, terms.term)
     if offer is None or (terms.electricity is not None and not (offer[2] or terms.market)):
         return None, None
     return offer[0], offer[1]

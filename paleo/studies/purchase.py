@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from paleo.errors import CapacityError, PaleoError, PlanError, SpecError, near
 from paleo.launch.commands import estimate_command
-from paleo.launch.jobs import before_launch, flags_of
+from paleo.launch.jobs import flags_of, preparation_steps
 from paleo.network.graph import build_graph
 from paleo.parallel.abilities import network_quantities
 from paleo.parallel.placement import without_replicas
@@ -697,7 +697,7 @@ class PricedPlan:
         return float(f"{value * fastest:.9g}")
 
     @property
-    def roomy(self) -> bool:
+    def has_memory_headroom(self) -> bool:
         """True if the plan leaves enough free memory for allocator fragmentation."""
         return self.row.memory <= (1.0 - HEADROOM) * self.system.device.memory.usable
 
@@ -781,7 +781,7 @@ class PurchasePlans:
         unchanged = first.row.run == first.lead.run
         prediction = first.lead if unchanged else predict(self.model, first.system, first.row.run)
         flags = flags_of(prediction)
-        return flags, before_launch(prediction) if flags else ""
+        return flags, preparation_steps(prediction) if flags else ""
 
 
 #: The software and the choices of a search on a system with so many GPUs.
@@ -849,7 +849,14 @@ def plan_purchase(
     if not tried.searches:
         raise PlanError("; ".join(dict.fromkeys(f"{each.share(gpus)}: {why}" for each, gpus, why in tried.skipped)))
     priced = tried.priced
-    priced.sort(key=lambda plan: (not plan.meets(wish), not plan.row.fits, not plan.roomy, plan.score(wish.objective)))
+    priced.sort(
+        key=lambda plan: (
+            not plan.meets(wish),
+            not plan.row.fits,
+            not plan.has_memory_headroom,
+            plan.score(wish.objective),
+        )
+    )
     batch = priced[0].lead.plan.global_batch
     leading = tuple(_selected_plans(priced, top, top if not largest else None))
     reply = PurchasePlans(model, wish, batch, leading, tuple(tried.searches), tuple(tried.skipped))

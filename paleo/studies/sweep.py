@@ -34,7 +34,7 @@ from paleo.specs.calibration import load_calibration
 from paleo.specs.catalog import is_path, release
 from paleo.specs.loading import Spec, Text, changed_files, read_yaml, recorded_file_digests, validate
 from paleo.specs.model import ModelSpec, load_model
-from paleo.specs.prices import billed_devices, rented
+from paleo.specs.prices import billed_devices, machine_rent
 from paleo.specs.run import OLD_NAMES, Run, by_path
 from paleo.specs.software import load_software
 from paleo.specs.system import System, load_system
@@ -545,7 +545,7 @@ def _figures(prediction: Prediction) -> _Record:
     seconds = prediction.step_time if study is None else study.step_time
     low, high = (end * seconds / prediction.step_time for end in prediction.interval)
     spent = {f"{name}_s": value for name, value in asdict(prediction.breakdown).items()}
-    tokens, offer = prediction.graph.tokens_per_sample, rented(prediction.system, plan.gpus)
+    tokens, offer = prediction.graph.tokens_per_sample, machine_rent(prediction.system, plan.gpus)
     devices = billed_devices(prediction.system, plan.gpus).devices
     figures = {
         "plan": plan.strategy or "dp",

@@ -219,7 +219,7 @@ def cell_reasons(frame: pd.DataFrame, names: Iterable[str]) -> npt.NDArray[np.ob
     return reasons
 
 
-def typed(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
+def with_numeric_columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
     """Return a table whose columns of numbers hold numbers where a spoilt cell had made them text.
 
     Parameters
@@ -258,7 +258,7 @@ def schema(kind: str, header: Iterable[str], names: Iterable[str]) -> dict[str, 
     }
 
 
-def not_read(columns: Iterable[str], names: Iterable[str]) -> list[str]:
+def unread_columns(columns: Iterable[str], names: Iterable[str]) -> list[str]:
     """Columns of a table that neither its kind reads nor any other kind describes a row with.
 
     Parameters
@@ -450,7 +450,7 @@ generation_batch training_batch max_sequence mean_sequence | count | sizes of a 
 COLUMNS: dict[str, Column] = {}
 
 
-def declare(lines: str) -> None:
+def declare_columns(lines: str) -> None:
     """Add columns to `COLUMNS`, for the module of a kind of table whose columns no other kind has.
 
     Parameters
@@ -465,7 +465,7 @@ def declare(lines: str) -> None:
         COLUMNS.update((name, Column(name, type_, tuple(words.split()), meaning)) for name in names.split())
 
 
-declare(_LINES)
+declare_columns(_LINES)
 
 
 def columns_of(names: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from paleo.tables.base import (
     residual,
 )
 from paleo.tables.cells import Array, read_table, text
-from paleo.tables.columns import cell_reasons, not_read, typed
+from paleo.tables.columns import cell_reasons, unread_columns, with_numeric_columns
 from paleo.tables.kernels import best_constant_efficiency
 from paleo.tables.steps import table_of
 
@@ -96,7 +96,7 @@ class FileReport:
     @property
     def not_read(self) -> list[str]:
         """Columns of the file that the kind of table does not read."""
-        return not_read(self.frame.columns, self.table.columns)
+        return unread_columns(self.frame.columns, self.table.columns)
 
     @property
     def predicted(self) -> Flags:
@@ -444,7 +444,7 @@ def rows_of(frame: pd.DataFrame, rows: npt.NDArray[np.intp], table: MeasuredTabl
     DataFrame
         These rows.
     """
-    part = typed(frame.iloc[rows].reset_index(drop=True), table.columns)
+    part = with_numeric_columns(frame.iloc[rows].reset_index(drop=True), table.columns)
     part.attrs = frame.attrs
     return part
 

@@ -11,7 +11,7 @@ import pytest
 from paleo.pricing.experts import CLASSES, expert_loads, experts_time
 from paleo.pricing.kernels import figures
 from paleo.pricing.latent_kernels import LatentParameters, latent_attention_time
-from paleo.pricing.tiles import TileParameters, behind_host, narrow_product_time, product_time
+from paleo.pricing.tiles import TileParameters, narrow_product_time, product_time, time_with_host_launch
 from paleo.specs.device import load_device
 from paleo.tables.kinds._engine_kernels import Experts, LatentAttentionTable, NarrowProducts
 
@@ -51,7 +51,7 @@ def test_one_block_takes_the_time_of_a_wave_and_waits_for_its_reads() -> None:
 
 
 def test_a_host_that_is_slower_than_the_device_decides() -> None:
-    assert behind_host(array(1e-6, 1e-3), 1e-4) == pytest.approx([1e-4, 1e-3], rel=1e-6)
+    assert time_with_host_launch(array(1e-6, 1e-3), 1e-4) == pytest.approx([1e-4, 1e-3], rel=1e-6)
 
 
 def test_quantisation_reads_sixteen_bits_and_writes_eight() -> None:

@@ -18,8 +18,8 @@ from paleo.calibrate.links import (
     LinkParameters,
     calibration,
     configurations,
-    entries,
     fit_links,
+    link_entries,
     link_jobs,
     log_sigmas,
 )  # fmt: skip
@@ -56,7 +56,7 @@ def made_with(truth: Mapping[str, float], system: str, splits: Sequence[tuple[in
     known = load_system(system)
     before = {family: link_parameters(known, family) for family in LINK_FAMILIES}
     start = {name: getattr(before[one.family].parameters, one.leads) for name, one in NUMBERS.items()}
-    made = calibration(known, entries(before, LinkParameters(**(start | truth)), list(truth)))
+    made = calibration(known, link_entries(before, LinkParameters(**(start | truth)), list(truth)))
     table = TransformerSteps(made)
     for row in rows:
         row["iteration_ms"] = table.step(row).value / MILLISECOND

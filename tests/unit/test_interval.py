@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate.files import yaml_text
-from paleo.calibrate.spreads import Evidence, cross_validated, evidence, fitted_spreads
+from paleo.calibrate.spreads import Evidence, cross_validated, fitted_spreads, step_errors
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.predict import Prediction, predict
@@ -190,7 +190,7 @@ def test_a_fit_finds_the_spreads_that_made_the_errors_and_holds_sources_that_it_
 
 def test_tables_without_steps_are_refused() -> None:
     with pytest.raises(SpecError, match="no row"):
-        evidence([])
+        step_errors([])
     with pytest.raises(SpecError, match="one source alone"):
         cross_validated(made_up(Spreads(), sources=1))
 

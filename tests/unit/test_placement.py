@@ -15,7 +15,6 @@ from paleo.pricing.communication import Fabric
 from paleo.pricing.links.topology import (
     Dragonfly,
     NodePlacement,
-    beside_neighbour,
     ecmp_share,
     exchange_share,
     leaves_touched,
@@ -23,6 +22,7 @@ from paleo.pricing.links.topology import (
     placement_port_share,
     rail_exchange_share,
     ring_crossings,
+    share_beside_neighbour,
 )
 from paleo.specs.device import load_link
 from paleo.specs.model import load_model
@@ -279,7 +279,7 @@ def test_a_job_beside_another(ports: int, demand: float, others: int, asked: flo
     limits = [demand] * ports + [asked] * others + [capacity]
     together, alone = max_min_rates(flows, limits)[0], max_min_rates(flows[:ports], limits)[0]
     mean = np.mean([together if RANDOM.random() < sending else alone for _ in range(20000)])
-    kept = beside_neighbour(
+    kept = share_beside_neighbour(
         ports=ports, demand=demand, other_ports=others, other_demand=asked, sending=sending, capacity=capacity
     )
     assert float(kept) == pytest.approx(float(mean / alone), rel=0.05)

@@ -483,7 +483,7 @@ class Dragonfly:
         return np.asarray(np.where(np.asarray(used) > 1, np.minimum(1.0, best), 1.0))
 
 
-def beside_neighbour(
+def share_beside_neighbour(
     *, ports: Numeric, demand: Numeric, other_ports: Numeric, other_demand: Numeric, sending: Numeric, capacity: Numeric
 ) -> Array:
     """Compute the share of its rate that a job keeps next to a second job, on average over time.
@@ -514,7 +514,7 @@ def beside_neighbour(
     Examples
     --------
     >>> keywords = {"ports": 4, "demand": 1.0, "other_ports": 4, "other_demand": 1.0, "capacity": 4.0}
-    >>> float(beside_neighbour(**keywords, sending=1.0)), float(beside_neighbour(**keywords, sending=0.5))
+    >>> float(share_beside_neighbour(**keywords, sending=1.0)), float(share_beside_neighbour(**keywords, sending=0.5))
     (0.5, 0.75)
     """
     job_ports, neighbour_ports, links = np.asarray(ports), np.asarray(other_ports), np.asarray(capacity)
@@ -754,7 +754,7 @@ def _beside_second_job(level: Level, job: _Job, pattern: str, neighbour: Neighbo
     ports, demand = job.ports(pattern, dragonfly=is_dragonfly)
     other_ports, other_demand = other.ports(neighbour.pattern, dragonfly=is_dragonfly) if free >= 1.0 else (0.0, 0.0)
     return float(
-        beside_neighbour(
+        share_beside_neighbour(
             ports=ports, demand=demand, other_ports=other_ports, other_demand=other_demand, sending=neighbour.sending,
             capacity=capacity,
         )
