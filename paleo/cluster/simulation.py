@@ -35,7 +35,7 @@ IDLE = ("waiting", "fragmentation", "idle")
 
 @dataclass(frozen=True, slots=True)
 class ClusterJob:
-    """One job as the scheduler sees it.
+    """Job with the run times, priority and constraints that the cluster scheduler uses.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class ClusterJob:
 
 
 class Segment(NamedTuple):
-    """Time during which a job runs on the same GPUs."""
+    """Time interval in which a job runs on the same GPUs."""
 
     job: int
     pool: int

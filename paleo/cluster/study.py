@@ -77,7 +77,7 @@ class Fleet:
 
     @cached_property
     def cluster_jobs(self) -> tuple[ClusterJob, ...]:
-        """The jobs as the scheduler sees them."""
+        """Jobs with the run times and constraints that the scheduler uses, in the order of the file."""
         numbers = {job.spec.name: number for number, job in enumerate(self.jobs)}
         return tuple(job.cluster_job(numbers) for job in self.jobs)
 

@@ -23,7 +23,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class BatchLimit(Spec):
-    """Largest number of tokens and sequences of an iteration, for devices with at least some memory."""
+    """Largest number of tokens and sequences per iteration, on devices with a minimum memory."""
 
     memory: Bytes = Field(0.0, description="least memory of the device")
     exceptions: tuple[Text, ...] = Field((), alias="except", description="beginnings of names of devices left out")

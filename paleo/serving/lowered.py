@@ -38,7 +38,7 @@ _FIELDS = ("flops", "vector_flops", "bytes_read", "bytes_written", "calls")
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """Division of one replica over its devices.
+    """Parallel degrees of one replica: tensor, pipeline, attention data and expert parallelism.
 
     Attributes
     ----------
@@ -199,7 +199,7 @@ class AttentionLayers:
 
     @property
     def cached(self) -> float:
-        """Elements that each layer caches for a token on a rank."""
+        """KV-cache elements per token of each layer on a rank."""
         return self.latent or 2.0 * self.kv_heads * self.head_dim
 
 
@@ -247,7 +247,7 @@ class Lowered:
 
     @property
     def mixture_layers(self) -> float:
-        """Number of layers with experts."""
+        """Number of mixture-of-experts layers."""
         names = {each.short.name.rpartition(".expert")[0] for each in self.layers if each.of_experts}
         counts = {each.short.name.rpartition(".expert")[0]: each.count for each in self.layers if each.of_experts}
         return sum(counts[name] for name in names)

@@ -228,17 +228,17 @@ class ServingPlan:
 
     @property
     def gpus(self) -> int:
-        """Number of devices in use."""
+        """Number of devices of all replicas."""
         return self.candidate.replicas * self.candidate.sharding.gpus
 
     @property
     def requests_per_s(self) -> float:
-        """Requests per second of all replicas."""
+        """Throughput of all replicas [requests/s]."""
         return self.candidate.replicas * float(self.state.requests_per_s)
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens per second of all replicas."""
+        """Throughput of all replicas [generated tokens/s]."""
         return self.candidate.replicas * float(self.state.tokens_per_s)
 
     @property

@@ -84,7 +84,7 @@ class Disaggregation:
 
     @property
     def gpus(self) -> int:
-        """Number of devices in use."""
+        """Number of devices of all prefill and decode replicas."""
         return self.prefillers * self.prefill.sharding.gpus + self.decoders * self.decode.sharding.gpus
 
     @property

@@ -226,7 +226,7 @@ class Refusal(Spec):
 
     @functools.cached_property
     def condition(self) -> Condition:
-        """The condition as a parsed expression."""
+        """Condition of the restriction as a parsed expression."""
         return Condition.parse(self.when)
 
 

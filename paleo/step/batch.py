@@ -26,7 +26,7 @@ Sharding = Literal["none", "states", "gradients", "parameters"]
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Layouts at a microbatch size under a recompute policy.
+    """Configurations: parallel layouts, each with a microbatch size and a recompute policy.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class Cases:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Configurations of equal structure, one for each of its ``cases``.
+    """Configurations with one schedule and ZeRO stage, computed together; one for each of its ``cases``.
 
     Attributes
     ----------

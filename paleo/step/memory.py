@@ -281,7 +281,7 @@ class Assignment:
 
     @property
     def stages(self) -> int:
-        """Stages of the pipeline."""
+        """Number of pipeline stages."""
         return len(self.stage_kind)
 
     @property

@@ -109,7 +109,7 @@ class Audit:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Signs that the steps of the log do not belong to one sound run."""
+        """Signs that the logged steps mix several runs or settings, one sentence each."""
         late = f"{self.late:.0%} of the steps take more than {_LATE_STEP:g} times as long as the median"
         return (*self.log.remarks, *([late] if self.late > _MANY_LATE else []))
 
@@ -444,7 +444,7 @@ class CollectiveAudit:
 
     @property
     def verdict(self) -> str:
-        """The verdict in one sentence."""
+        """Whether the measured collectives are as predicted, and the likely fault, in one sentence."""
         subject = f"{self.study.operation} over {self.study.ranks} GPUs of {self.study.system.name}"
         if self.log.ranks is not None and self.log.ranks != self.study.ranks:
             return f"{subject}: the log is of {with_noun(self.log.ranks, 'rank')}; state --gpus {self.log.ranks}."

@@ -96,14 +96,14 @@ class Candidate:
 
     @property
     def step_time(self) -> float | None:
-        """Seconds in which the global batch is seen once; None without a prediction."""
+        """Time for one global batch [s]; None without a prediction."""
         if self.consistency is not None:
             return self.consistency.step_time
         return None if self.prediction is None else self.prediction.step_time
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples that all GPUs see a second; None without a prediction."""
+        """Throughput of all GPUs [samples/s]; None without a prediction."""
         if self.consistency is not None:
             return self.consistency.samples_per_s
         return None if self.prediction is None else self.prediction.samples_per_s
@@ -623,7 +623,7 @@ class PricedPlan:
 
     @property
     def ratio(self) -> float:
-        """The plan's step time over the leading plan's."""
+        """Step time of the plan, relative to the best plan of its system and GPU count."""
         return self.row.step_time / self.lead.step_time
 
     @property
@@ -647,7 +647,7 @@ class PricedPlan:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of the whole training."""
+        """Duration of the whole training [s]; None without an amount of training."""
         return None if self.lead_training is None else self.lead_training.time * self.ratio
 
     @property

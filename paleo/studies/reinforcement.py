@@ -221,7 +221,7 @@ class LearningStudy:
 
     @property
     def verdict(self) -> str:
-        """Answer in one sentence."""
+        """Time per step, best layout and cost in one sentence."""
         question = self.question
         machine = f"{question.gpus} x {question.system.device.name}"
         if not self.steps:

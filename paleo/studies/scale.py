@@ -96,12 +96,12 @@ class ScalePoint:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples that all GPUs see a second."""
+        """Throughput of all GPUs [samples/s]."""
         return self.predicted.samples_per_s if self.consistency is None else self.consistency.samples_per_s
 
     @property
     def updates_per_s(self) -> float:
-        """Updates of the model a second; a synchronous step of all workers is one."""
+        """Optimizer updates per second; a synchronous step counts as one."""
         return 1.0 / self.step_time if self.consistency is None else float(self.consistency.cycle.updates_per_s)
 
     @property

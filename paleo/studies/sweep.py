@@ -83,7 +83,7 @@ class Study(Spec):
 
     @property
     def steps(self) -> dict[str, list[Any]]:
-        """Axes that change the step, slowest first."""
+        """Axes that change the predicted step, with their values; the last one varies fastest."""
         changing = {name: values for name, values in self.axes.items() if name not in _ACCOUNTS}
         return {"model": list(self.models), "system": list(self.systems), **changing}
 
@@ -121,7 +121,7 @@ class Study(Spec):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the table besides the axes."""
+        """Names of the result columns, without those of the axes."""
         return _FIGURES
 
     def read(self) -> None:

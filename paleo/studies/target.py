@@ -56,12 +56,12 @@ class TargetTime:
 
     @property
     def steps(self) -> int:
-        """Whole steps to the target."""
+        """Number of training steps to the target, rounded up."""
         return math.ceil(self.samples / self.global_batch)
 
     @property
     def evaluation_seconds(self) -> float:
-        """Seconds of all evaluations."""
+        """Time of all evaluations [s]."""
         return self.evaluations * self.evaluation_time
 
     @property
@@ -77,7 +77,7 @@ class TargetTime:
 
     @property
     def step_interval(self) -> tuple[float, float]:
-        """Ends of the 90 % interval of the seconds of a step."""
+        """Ends of the 90 % interval of the step time [s]."""
         spread = math.exp(NINETY * math.hypot(self.sigma_step, _SUBMITTERS))
         return self.step_time / spread, self.step_time * spread
 

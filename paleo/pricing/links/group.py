@@ -161,18 +161,18 @@ class GroupLinks:
 
     @property
     def ranks(self) -> Array:
-        """Ranks of the group."""
+        """Number of ranks of the group."""
         return ranks_of(tuple(np.asarray(fan_out, dtype=np.float64) for fan_out in self.fan_outs))
 
     @property
     def nodes(self) -> Array:
-        """Nodes that the group spans."""
+        """Number of nodes that the group spans."""
         outer = self.fan_outs[self.inner_levels :]
         return ranks_of(tuple(np.asarray(fan_out, dtype=np.float64) for fan_out in outer))
 
     @property
     def inner_levels(self) -> int:
-        """Number of levels inside a node."""
+        """Number of interconnect levels inside a node (such as NVLink)."""
         return len(self.levels) - self.fabric_levels
 
     @property
