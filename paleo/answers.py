@@ -65,7 +65,7 @@ class StudyResult:
 
     @property
     def headline(self) -> str:
-        """Answer in one line."""
+        """Answer as one line of text."""
         return str(self._values()[0].verdict)
 
     def to_dict(self) -> Document:
@@ -226,7 +226,7 @@ class ScalingCurves(StudyResult):
 
     @property
     def points(self) -> tuple[ScalePoint, ...]:
-        """Points of all curves."""
+        """Points (one per GPU count) of all scaling curves."""
         return tuple(point for curve in self.curves for point in curve.points)
 
     @property
@@ -243,7 +243,7 @@ class ScalingCurves(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Compared(StudyResult):
-    """The answer compares the same run on several systems."""
+    """Answer of `paleo.compare`: predictions of the same run on several systems."""
 
     command, rows = "compare", "systems"
     report = "paleo.report.compare"
@@ -274,7 +274,7 @@ class Compared(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Searched(StudyResult):
-    """Plans of a search on one system, the best first; ``explanation`` says why the first one wins."""
+    """Answer of `paleo.search`: plans on one system, best first; ``explanation`` says why the first one wins."""
 
     command, rows = "plan", "plans"
     report = "paleo.report.plan"
@@ -286,14 +286,14 @@ class Searched(StudyResult):
 
     @property
     def wish(self) -> Requirements:
-        """Objective of the search: the shortest step, or another one."""
+        """Requirements of the search: its objective, such as the shortest step time."""
         from paleo.studies.purchase import Requirements
 
         return Requirements(objective=self.search.objective)
 
     @cached_property
     def lead(self) -> Prediction:
-        """Prediction of the first plan."""
+        """Prediction of the best plan."""
         from paleo.predict import predict
 
         return predict(self.model, self.system, self.search.plans[0].run)

@@ -300,7 +300,7 @@ def _whole_lines(file: BinaryIO) -> int:
     return 0
 
 
-def header(path: Path) -> list[str] | None:
+def csv_columns(path: Path) -> list[str] | None:
     """Read the columns of a CSV table.
 
     Parameters

@@ -63,15 +63,15 @@ from paleo.studies.defaults import (
     RunWithDefaults,
     batch_for,
     is_open,
+    rescaled_run,
     scaled_plan,
-    sized,
     software_for,
     with_defaults,
     with_one_software,
 )
 from paleo.studies.goodput import LongRunOptions, parse_long_run
 from paleo.studies.target import Goal, amount_for_goal, run_for_target
-from paleo.units import Quantity, checked_count, listed, parse, whole_number
+from paleo.units import Quantity, checked_count, comma_separated, parse, whole_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -259,7 +259,7 @@ def compare(
     planner, choices = None, dict[str, RunWithDefaults]()
     if aimed_run.strategy == purchase.AUTO:
         planner = planner_of(question.run, None if target is None else aimed_run.software)
-    elif target is None and is_open(network, sized(question.run, max(counts))):
+    elif target is None and is_open(network, rescaled_run(question.run, max(counts))):
         aimed_run = aimed_run.model_copy(update={"strategy": purchase.AUTO})
 
         def planner(model: ModelSpec, system: System, run: Run) -> tuple[list[Prediction], int, int]:
@@ -323,16 +323,16 @@ def search(
     counts = gpu_counts(gpus)
     question = _Question.of("search", run, options, priced=False, long_run=False)
     _check_top(top)
-    software, why = software_for(network, machine, sized(question.run, max(counts)))
+    software, why = software_for(network, machine, rescaled_run(question.run, max(counts)))
     plain = question.run.model_copy(update={"gpus": max(counts), "strategy": "dp", "software": software})
     wish: dict[str, Any] = {"objective": objective, "top": top, "exhaustive": exhaustive}
-    space = narrowed(question.run, software)
+    space = open_search_space(question.run, software)
     ranking = search_counts(network, machine, plain, counts, space=space, **wish)
     explanation = explained(network, machine, ranking) if explain else None
     return Searched(network, machine, ranking, explanation, {f"software {software}": why} if why else {})
 
 
-def narrowed(run: Run, software: str | None = None) -> Space:
+def open_search_space(run: Run, software: str | None = None) -> Space:
     """Return the search space that the fields of a run leave open.
 
     Parameters
@@ -355,7 +355,7 @@ def narrowed(run: Run, software: str | None = None) -> Space:
 
 
 def planner_of(run: Run, software: str | None = None) -> Planner:
-    """Return the search of one plan, restricted by the fields of a run (see `narrowed`).
+    """Return the search of one plan, restricted by the fields of a run (see `open_search_space`).
 
     Parameters
     ----------
@@ -365,9 +365,9 @@ def planner_of(run: Run, software: str | None = None) -> Planner:
     from paleo.search.counts import recommended
 
     def planner(model: ModelSpec, system: System, searched: Run) -> tuple[list[Prediction], int, int]:
-        profile = software or software_for(model, system, sized(run, searched.gpus))[0]
+        profile = software or software_for(model, system, rescaled_run(run, searched.gpus))[0]
         plain = searched.model_copy(update={"software": profile})
-        return recommended(model, system, plain, space=narrowed(run, profile))
+        return recommended(model, system, plain, space=open_search_space(run, profile))
 
     return planner
 
@@ -452,9 +452,9 @@ def plan(
     def settle(machine: System, count: int) -> tuple[str, Space]:
         software = aimed_run.software
         if target is None:
-            software, why = software_for(network, machine, sized(question.run, count))
+            software, why = software_for(network, machine, rescaled_run(question.run, count))
             choices.update({f"software {software}": why} if why else {})
-        return software, narrowed(question.run, software)
+        return software, open_search_space(question.run, software)
 
     reply = purchase.plan_purchase(network, offers, plain, wish, top=top, settle=settle)
     software = f"software {reply.plans[0].row.run.software}"
@@ -604,7 +604,7 @@ def tune(
     if any(value is not None for value in least.values()):
         first = study.parse_training(network, question.run, "min", **least)
     evaluated = 0.0 if evaluation_samples is None else parse_count("evaluation-samples", evaluation_samples)
-    search_of_trials = study.checked(
+    search_of_trials = study.validated_tuning(
         study.Tuning(
             trials, method, first, most, eta, population, not from_scratch, evaluated,
             study.parse_sizes(vary), rank_correlation, seed,
@@ -678,7 +678,7 @@ def fleet(
     specs = read_jobs(jobs) if isinstance(jobs, str | Path) else given_jobs(jobs)
     order = None if nodes == "auto" else study.parse_nodes(nodes, machines)
     limit = None if wait is None else parse_time("wait", wait) if isinstance(wait, str) else float(wait)
-    wishes = study.check_wishes(study.Wishes(limit, measure))
+    wishes = study.check_wishes(study.ClusterRequirements(limit, measure))
     terms = parse_tariff(**tariff)
     priced = study.price_fleet(specs, machines, policy, nodes=order, placement=placement, tariff=terms)
     return FleetAnswer(study.fleet_study(priced, order, wishes, samples=samples, seed=seed))
@@ -955,7 +955,11 @@ def gpu_counts(gpus: Counts) -> list[int]:
     """
     numbers = plain_numbers(gpus)
     parts = (
-        listed(numbers) if isinstance(numbers, str) else list(numbers) if isinstance(numbers, Iterable) else [numbers]
+        comma_separated(numbers)
+        if isinstance(numbers, str)
+        else list(numbers)
+        if isinstance(numbers, Iterable)
+        else [numbers]
     )
     counts = [count for part in parts for count in _one_or_doublings(part)]
     if not counts or not all(counts):
@@ -1009,7 +1013,7 @@ def _separate(systems: Offered | Sequence[Offered]) -> Iterable[Offered]:
         raise SpecError(f"systems {systems!r:.80}: expected names, paths, or results of load_system")
     if isinstance(systems, Path | System) or _is_pair(systems):
         return (systems,)  # type: ignore[return-value]
-    return listed(systems) if isinstance(systems, str) else systems  # type: ignore[return-value]
+    return comma_separated(systems) if isinstance(systems, str) else systems  # type: ignore[return-value]
 
 
 def _is_pair(offered: object) -> bool:

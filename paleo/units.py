@@ -78,7 +78,7 @@ _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^
 
 
 def parse(text: object, dimension: str) -> float:
-    """Parse a number with its unit.
+    """Parse a number with its unit, such as ``40 GB/s``, to SI units.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ _EXACT = 2**53
 
 
 def checked_count(name: str, value: object, least: int = 1, most: int = _EXACT) -> int:
-    """Return a whole number of a range.
+    """Check that a value is a whole number in a range, and return it.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def checked_count(name: str, value: object, least: int = 1, most: int = _EXACT) 
 
 
 def checked_number(name: str, value: object, least: float, most: float) -> float:
-    """Return a number of a range, as a float.
+    """Check that a value is a number in a range, and return it as a float.
 
     Parameters
     ----------
@@ -407,8 +407,8 @@ def duration(seconds: float, *, digits: int = 3, like: float | None = None) -> s
     return f"{_digits(seconds / factor, digits)} {unit}"
 
 
-def shortest(column: Iterable[float]) -> float | None:
-    """Return the time whose unit all times of a column take (see `duration`).
+def unit_reference_time(column: Iterable[float]) -> float | None:
+    """Return the time that sets the common unit of a column of times (see `duration`).
 
     Parameters
     ----------
@@ -422,7 +422,7 @@ def shortest(column: Iterable[float]) -> float | None:
 
     Examples
     --------
-    >>> shortest([95.0, 81.8]), shortest([1e-3, 2.0]), shortest([])
+    >>> unit_reference_time([95.0, 81.8]), unit_reference_time([1e-3, 2.0]), unit_reference_time([])
     (81.8, None, None)
     """
     times = [seconds for seconds in column if 0.0 < seconds < math.inf]
@@ -471,7 +471,7 @@ def whole_percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def listed(text: str) -> list[str]:
+def comma_separated(text: str) -> list[str]:
     """Split a text at commas, without empty entries.
 
     Parameters
@@ -486,14 +486,14 @@ def listed(text: str) -> list[str]:
 
     Examples
     --------
-    >>> listed("bsp, async,")
+    >>> comma_separated("bsp, async,")
     ['bsp', 'async']
     """
     return [entry for entry in (part.strip() for part in text.split(",")) if entry]
 
 
-def counted(value: float, noun: str) -> str:
-    """Write how many there are of something.
+def with_noun(value: float, noun: str) -> str:
+    """Format a count with its noun, singular or plural: ``3 nodes``.
 
     Parameters
     ----------
@@ -509,7 +509,7 @@ def counted(value: float, noun: str) -> str:
 
     Examples
     --------
-    >>> counted(1, "GPU"), counted(4096, "sample"), counted(0.5, "epoch"), counted(1.5e13, "token")
+    >>> with_noun(1, "GPU"), with_noun(4096, "sample"), with_noun(0.5, "epoch"), with_noun(1.5e13, "token")
     ('1 GPU', '4,096 samples', '0.5 epochs', '15 trillion tokens')
     """
     for factor, word in ((TERA, "trillion"), (GIGA, "billion")):

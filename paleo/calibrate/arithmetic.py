@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from paleo.calibrate.files import cited, entry_of_steps, steps_table
+from paleo.calibrate.files import entry_of_steps, steps_table, table_citation
 from paleo.calibrate.fit import Array, SourceRows, Words, least_loss
 from paleo.errors import SpecError
 from paleo.pricing.power import ARITHMETIC_FAMILY, SustainedParameters
@@ -24,7 +24,7 @@ from paleo.specs.device import find_device
 from paleo.specs.software import load_software
 from paleo.tables.cells import text
 from paleo.tables.steps import Row, Step, StepTable, row_dicts, whole_cell
-from paleo.units import counted
+from paleo.units import with_noun
 
 #: What `--only` asks for.
 ASKED = "arithmetic"
@@ -42,7 +42,7 @@ _PULL = 0.002
 
 @dataclass(frozen=True)
 class DenseSteps(SourceRows):
-    """Dense steps with the seconds that were measured, and those predicted at each factor of `GRID`."""
+    """Measured training steps of dense networks [s], with their predictions at each factor of `GRID` [s]."""
 
     architectures: Words
     measured: Array
@@ -120,7 +120,7 @@ def _seconds(table: StepTable, frame: pd.DataFrame, factor: float) -> Array:
 
 
 def calibration(factors: SustainedParameters) -> Calibration:
-    """Compose a calibration of steps that holds factors which are tried.
+    """Build a calibration of training steps that holds trial energy factors.
 
     Parameters
     ----------
@@ -135,8 +135,8 @@ def calibration(factors: SustainedParameters) -> Calibration:
     return Calibration(name=STEPS, subject=STEPS, entries=(entry,))
 
 
-def fitted(known: DenseSteps) -> SustainedParameters:
-    """Fit the factors of all architectures for which two sources speak; others stay 1."""
+def fitted_arithmetic_factors(known: DenseSteps) -> SustainedParameters:
+    """Fit the energy factor of each architecture with two or more sources; others stay 1."""
     names = [field.name for field in fields(SustainedParameters)]
     words = np.array([name.lower().replace(" ", "_") for name in known.architectures])
     free = [name for name in names if len(set(known.sources[words == name])) >= _LEAST_SOURCES]
@@ -161,10 +161,10 @@ class ArithmeticFitted:
     lines: pd.DataFrame
 
     def entry(self, files: Sequence[str], date: str) -> Entry:
-        """Compose the entry of the calibration of steps; its residual is that of sources left out."""
+        """Build the calibration entry; its residual is measured on sources left out of the fit."""
         tested = np.concatenate(self.lines["errors"].to_list())
         counts = {"rows_fitted": len(self.known.measured), "rows_held_out": len(tested)}
-        source = cited(files, len(self.lines))
+        source = table_citation(files, len(self.lines))
         return entry_of_steps(ARITHMETIC_FAMILY, self.factors, source, date, np.exp(tested), **counts)
 
 
@@ -183,10 +183,10 @@ def fit_arithmetic(files: Sequence[str], report: Callable[[str], object] = str) 
     ArithmeticFitted
     """
     known = dense_steps(files, report)
-    report(f"arithmetic of {counted(len(known.measured), 'step')}")
-    factors, lines = fitted(known), []
+    report(f"arithmetic of {with_noun(len(known.measured), 'step')}")
+    factors, lines = fitted_arithmetic_factors(known), []
     for name, part, remaining in known.by_source():
-        others = fitted(remaining)
+        others = fitted_arithmetic_factors(remaining)
         errors = {"before": SustainedParameters(), "fitted": factors, "left out": others}
         logs = {word: part.errors(values) for word, values in errors.items()}
         line = {"source": name, "rows": len(part.measured), "errors": logs["left out"], **asdict(others)}

@@ -30,14 +30,14 @@ from paleo.calibrate.files import (
     fit_boards,
     fit_each,
     fit_of,
-    fits,
+    has_kernel_families,
     jobs,
     skipped_rows,
     table_name,
     yaml_text,
 )
 from paleo.calibrate.fit import Rows, count, predictions
-from paleo.calibrate.links import LinkJob, asked_for_links, fit_links, link_jobs, numbers
+from paleo.calibrate.links import LinkJob, asked_for_links, fit_links, fitted_number_rows, link_jobs
 from paleo.calibrate.measure import (
     USUAL,
     Point,
@@ -78,7 +78,7 @@ from paleo.tables.cells import text
 from paleo.tables.kinds._clusters import PowerTable
 from paleo.tables.report import console
 from paleo.tables.runner import FileReport, sound_table, validate_file
-from paleo.units import counted
+from paleo.units import with_noun
 
 if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration, Residual
@@ -100,7 +100,7 @@ LEAST, DIGITS = 6, 4
 
 
 def step_ledger(files: Sequence[str], report: Report = str) -> pd.DataFrame:
-    """Set down the errors of each source of steps, fitted and left out.
+    """Return a table of the errors of each source of steps, fitted and left out.
 
     Parameters
     ----------
@@ -117,8 +117,11 @@ def step_ledger(files: Sequence[str], report: Report = str) -> pd.DataFrame:
     from paleo.calibrate import arithmetic, spreads
 
     known = arithmetic.dense_steps([file for file in files if table_name(file) == TRANSFORMERS], report)
-    calibrations = {name: arithmetic.calibration(arithmetic.fitted(others)) for name, _, others in known.by_source()}
-    coverages = spreads.cross_validated(spreads.evidence(files, report)).set_index("source")
+    calibrations = {
+        name: arithmetic.calibration(arithmetic.fitted_arithmetic_factors(others))
+        for name, _, others in known.by_source()
+    }
+    coverages = spreads.cross_validated(spreads.step_errors(files, report)).set_index("source")
     lines = []
     for file in files:
         report(f"{Path(file).name}: each source left out")
@@ -147,7 +150,7 @@ def _left_out(whole: FileReport, source: str, calibration: Calibration | None) -
 
 
 def kernel_sources(job: FitJob) -> Iterator[tuple[str, ResidualErrors]]:
-    """Predict each source of a family's rows with what the other sources give.
+    """Yield the errors of each source of a kernel family, fitted to the other sources.
 
     Parameters
     ----------
@@ -174,8 +177,8 @@ def _split(rows: Rows, source: str) -> tuple[Rows, Rows]:
     return rows.take(chosen), rows.take(~chosen)
 
 
-def worse(before: pd.DataFrame, after: pd.DataFrame, points: float = 0.02) -> list[tuple[str, str]]:
-    """Name the sources whose error, left out, has grown by more than some points.
+def worsened_sources(before: pd.DataFrame, after: pd.DataFrame, points: float = 0.02) -> list[tuple[str, str]]:
+    """List the sources whose leave-one-out error has grown by more than a tolerance.
 
     Parameters
     ----------
@@ -192,7 +195,7 @@ def worse(before: pd.DataFrame, after: pd.DataFrame, points: float = 0.02) -> li
     Examples
     --------
     >>> line = pd.DataFrame([("t", "lab", 9, *[0.1] * 7)], columns=LEDGER_COLUMNS)
-    >>> worse(line, line.assign(left_out_error=0.13))
+    >>> worsened_sources(line, line.assign(left_out_error=0.13))
     [('lab', 't, lab: 13.0 % where the ledger has 10.0 %')]
     """
     both = before.merge(after, on=["table", "source"], how="left", suffixes=("", "_now"))
@@ -261,7 +264,7 @@ def fit(
     hold_out: Sequence[str] = (),
     today: str | None = None,
 ) -> int:
-    """Fit measured tables and write what was found.
+    """Fit calibrations to measured tables and write the calibration files.
 
     Tables of kernels and of watts give a calibration file a device or system; tables of steps a software profile each,
     the links of systems, the intervals of steps, or the profiles whose hosts wait for counts of tokens; tables of
@@ -322,7 +325,7 @@ def fit(
         return 0
     links = any(asked_for_links(file, only) for file in files)
     steps = [] if links else [job for file in files for job in software_jobs(file, only)]
-    if (links or steps) and any(fits(file) for file in files):
+    if (links or steps) and any(has_kernel_families(file) for file in files):
         raise SpecError("tables of steps and of kernels are fitted one after the other, not in one call")
     if links:
         return _fit_links(request)
@@ -349,7 +352,7 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
     listed = [sorted(map(str, Path(path).glob("*.csv*"))) if is_folder(path) else [path] for path in paths]
     tables = [file for files in listed for file in files]
     names = {file: table_name(file) for file in tables}
-    kernels = [file for file in tables if fits(file)]
+    kernels = [file for file in tables if has_kernel_families(file)]
     steps = [file for file in tables if names[file] in LEDGER_TABLES]
     dense = [file for file in steps if names[file] == TRANSFORMERS]
     stages = (
@@ -362,7 +365,7 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
         if files:
             sys.stderr.write(f"fitting {', '.join([*map(str, only), *(Path(file).name for file in files)])}\n")
             fit(files, output_dir=output_dir, only=only, today=today)
-            forget()
+            clear_catalog_caches()
     lines = [
         (job.subject, job.family, source, str(errors.rows), f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
         for job in jobs(kernels)
@@ -375,8 +378,8 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
     return _write_ledger(steps, str(Path(output_dir) / "ledger.csv")) if dense else 0
 
 
-def forget() -> None:
-    """Forget what was read of the catalog, whose calibrations have been written anew."""
+def clear_catalog_caches() -> None:
+    """Clear the catalog's caches, after its calibration files were written."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "paleo":
             for value in vars(module).values():
@@ -401,7 +404,7 @@ def _write_ledger(files: Sequence[str], output: str | None) -> int:
 
 def _fit_kernels(request: _Request) -> int:
     for file in request.files:
-        if not fits(file):
+        if not has_kernel_families(file):
             sys.stderr.write(f"{file}: no family is fitted to such a table\n")
     work = jobs(request.files, request.only)
     if not work:
@@ -415,12 +418,14 @@ def _fit_kernels(request: _Request) -> int:
     _print_calibrations(written, places)
     for entry in (entry for calibration in written.values() for entry in calibration.entries if not entry.residual):
         sys.stderr.write(
-            f"warning: {entry.family}, {entry.stack}: {counted(entry.rows_fitted, 'row')} for "
+            f"warning: {entry.family}, {entry.stack}: {with_noun(entry.rows_fitted, 'row')} for "
             f"{len(entry.parameters)} numbers, and none held out: {LEAST_ROWS} or more rows can be tested\n"
         )
     skipped = skipped_rows(request.files)
     if skipped:
-        sys.stderr.write(f"{counted(skipped, 'row')} left out, which cannot be predicted; `paleo validate` says why\n")
+        sys.stderr.write(
+            f"{with_noun(skipped, 'row')} left out, which cannot be predicted; `paleo validate` says why\n"
+        )
     return 0
 
 
@@ -485,7 +490,7 @@ def _fit_links(request: _Request) -> int:
         where = f"-> {places[result.job.system.name]}"
         unwritten = "not written: the steps held out are not predicted better"
         terminal.print(f"links of {result.job.system.name} {where if result.better else unwritten}")
-        terminal.print(_table(("number", "before", "after", "± one sigma", ""), numbers(result)))
+        terminal.print(_table(("number", "before", "after", "± one sigma", ""), fitted_number_rows(result)))
         for word, errors in (("before", result.before), ("after", result.after)):
             terminal.print(f"on the {errors.rows} steps held out, {word}: {_errors(errors)}")
         if result.job.skipped:
@@ -503,7 +508,7 @@ def _fit_tasks(request: _Request) -> int:
         share, pairs = right_order(submissions)
         terminal = console()
         terminal.print(_table(ROUND_HEADINGS, error_lines(submissions), title))
-        terminal.print(f"pairs of two kinds of GPUs in the right order: {percent(share)} of {counted(pairs, 'pair')}")
+        terminal.print(f"pairs of two kinds of GPUs in the right order: {percent(share)} of {with_noun(pairs, 'pair')}")
     return code
 
 
@@ -563,7 +568,7 @@ def _fit_waiting(request: _Request) -> int:
         shares = (f"{errors.rows}", f"{test.power:.3g}", f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
         lines.append((test.source, *shares, word))
     before = ", ".join(f"{profile.name} {profile.host.waiting_power:g}" for profile in result.before)
-    steps, title = counted(result.rows_fitted, "step"), "sources with the power that the others give"
+    steps, title = with_noun(result.rows_fitted, "step"), "sources with the power that the others give"
     terminal = console(markup=False)
     terminal.print(
         f"host.waiting_power: {result.power:.3g} by {steps}, one sigma {result.sigma:.0%} (before: {before})"
@@ -643,7 +648,7 @@ def measure(
     largest: int = 16384,
     today: str | None = None,
 ) -> int:
-    """Measure a device and fit what was measured.
+    """Benchmark kernels on the local device and fit its calibration to the times.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ from paleo.tables.kernels import KINDS, Fitted, TableKind, measured_time, row_gr
 from paleo.tables.kinds._clusters import PowerTable, drawn, seconds_of
 from paleo.tables.runner import compute_rows, named_table, sound_table
 from paleo.tables.steps import CELL_ERRORS, Row, StepTable, row_dicts, table_of
-from paleo.units import counted
+from paleo.units import with_noun
 
 #: Order of the fits: stacks with many rows first, since others set out from them.
 _ORDER = ("graph", "kernel", "eager", "back-to-back")
@@ -44,7 +44,7 @@ HEADER = "# Fitted by `paleo calibrate --fit` to measured tables; residuals are 
 
 @dataclass(frozen=True)
 class FitJob:
-    """Rows that are fitted together, with their subject, family and stack."""
+    """Rows fitted together: those of one subject (device or system), kernel family and software stack."""
 
     kind: TableKind[Any]
     file: str
@@ -61,14 +61,14 @@ class FitJob:
 
 @dataclass(frozen=True)
 class FittedEntry:
-    """One entry of a calibration file, and the subject that it belongs to."""
+    """Calibration entry of one kernel family, and the subject (device or system) that it belongs to."""
 
     subject: str
     entry: Entry
 
 
 def jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[FitJob]:
-    """List what there is to fit in the tables, in the order of the fits.
+    """List the fits that measured tables allow, in the order in which they run.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[FitJob]:
     SpecError
         If the tables have no rows of a subject.
     """
-    fitted = [job for file in files if fits(file) for job in _jobs_of(file)]
+    fitted = [job for file in files if has_kernel_families(file) for job in _jobs_of(file)]
     subjects = {job.subject for job in fitted}
     for name in only:
         if name not in subjects:
@@ -96,8 +96,8 @@ def jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[FitJob]:
     return sorted(chosen, key=lambda job: (order.get(job.stack, len(_ORDER)), job.family, job.subject))
 
 
-def fits(file: str | Path) -> bool:
-    """Tell whether a table is of a kind that families are fitted to.
+def has_kernel_families(file: str | Path) -> bool:
+    """Return True if kernel families can be fitted to tables of a kind.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def fits(file: str | Path) -> bool:
 
 
 def table_name(file: str | Path) -> str:
-    """Name the kind of a table; '' where it is of none.
+    """Return the name of a table's kind; '' if it is of none.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def _jobs_of(file: str | Path) -> Iterator[FitJob]:
 
 
 def asked_exclusively(subject: str, only: Sequence[str], free: Sequence[str]) -> bool:
-    """Tell whether ``--only`` names a fit that is run by itself.
+    """Return True if ``--only`` names a fit that is run by itself.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def steps_table(file: str | Path, purpose: str, report: Callable[[str], object])
     table = table_of(frame.columns)
     if not isinstance(table, StepTable):
         raise SpecError(f"{file}: no table of steps, which {purpose}")
-    report(f"{Path(file).name} ({counted(len(frame), 'row')})")
+    report(f"{Path(file).name} ({with_noun(len(frame), 'row')})")
     return table, frame
 
 
@@ -235,13 +235,13 @@ def skipped_rows(files: Iterable[str | Path]) -> int:
     -------
     int
     """
-    return sum(len(read_table(file)) - len(_sound_rows(file)) for file in files if fits(file))
+    return sum(len(read_table(file)) - len(_sound_rows(file)) for file in files if has_kernel_families(file))
 
 
 def fit_each(
     work: Sequence[FitJob], date: str, report: Callable[[FitJob], object] = lambda job: None
 ) -> Iterator[list[FittedEntry]]:
-    """Fit job after job; later jobs may start from earlier results.
+    """Yield the fitted entries of each job; later jobs may start from earlier results.
 
     Parameters
     ----------
@@ -294,7 +294,7 @@ def fit_of(job: FitJob, fitted: Fitted) -> Fit[Any]:
 
 
 def _divisible(job: FitJob) -> bool:
-    """Tell whether all three parts of a split would have rows."""
+    """Return True if all three parts of a split would have rows."""
     together = np.concatenate([split(rows.frame, job.kind.configuration) for rows in job.rows])
     return len(together) >= LEAST_ROWS and all((together == part).any() for part in range(3))
 
@@ -323,7 +323,7 @@ def _entry_of(family: str, stack: str, file: str, frame: pd.DataFrame, result: F
     residual, tested = result.residual_by_stack[stack], result.rows_held_out > 0
     libraries = text(frame, "library")  # the most frequent first
     sigma = {name: value for name, value in result.uncertainty.items() if "[" not in name or f"[{stack}]" in name}
-    untested = f"{counted(residual.rows, 'row')} fitted, none held out (MAPE there {residual.mape:.3f})"
+    untested = f"{with_noun(residual.rows, 'row')} fitted, none held out (MAPE there {residual.mape:.3f})"
     return Entry(
         family=family,
         stack=stack,
@@ -332,14 +332,16 @@ def _entry_of(family: str, stack: str, file: str, frame: pd.DataFrame, result: F
         library="; ".join(libraries[libraries != ""].value_counts().index[:3])[:200] or None,
         rows_fitted=result.rows_fitted,
         rows_held_out=residual.rows if tested else 0,
-        parameters={name: rounded(value) for name, value in dataclasses.asdict(result.parameters[stack]).items()},
-        uncertainty={name.partition("[")[0]: rounded(value, ERROR_DIGITS) for name, value in sigma.items()},
+        parameters={
+            name: significant_digits(value) for name, value in dataclasses.asdict(result.parameters[stack]).items()
+        },
+        uncertainty={name.partition("[")[0]: significant_digits(value, ERROR_DIGITS) for name, value in sigma.items()},
         residual=rounded_residual(residual) if tested and residual.rows else None,
         interval=tuple(
             IntervalBin(
-                up_to_s=None if math.isinf(each.up_to_s) else rounded(each.up_to_s, 4),
-                low=rounded(min(each.low, 1.0), 4),  # stretched to hold the prediction itself
-                high=rounded(max(each.high, 1.0), 4),
+                up_to_s=None if math.isinf(each.up_to_s) else significant_digits(each.up_to_s, 4),
+                low=significant_digits(min(each.low, 1.0), 4),  # stretched to hold the prediction itself
+                high=significant_digits(max(each.high, 1.0), 4),
             )
             for each in result.interval_by_stack[stack]
         ),
@@ -350,7 +352,7 @@ def _entry_of(family: str, stack: str, file: str, frame: pd.DataFrame, result: F
 def entry_of_steps(
     family: str, parameters: Any, source: str, date: str, ratios: Array | None = None, **more: Any
 ) -> Entry:
-    """Compose the entry of constants of whole steps.
+    """Build the calibration entry of parameters that are fitted to whole training steps.
 
     Parameters
     ----------
@@ -378,13 +380,15 @@ def entry_of_steps(
         more["residual"] = Residual(**errors)
     return Entry(
         family=family, stack="whole steps", source=source, date=date,
-        parameters={name: rounded(value, ERROR_DIGITS) for name, value in dataclasses.asdict(parameters).items()},
+        parameters={
+            name: significant_digits(value, ERROR_DIGITS) for name, value in dataclasses.asdict(parameters).items()
+        },
         **{"interval": (IntervalBin(low=1.0, high=1.0),), **more},
     )  # fmt: skip
 
 
-def cited(files: Sequence[str], sources: int) -> str:
-    """Name the tables of a fit and count their sources.
+def table_citation(files: Sequence[str], sources: int) -> str:
+    """Return a citation of the measured tables of a fit, with the number of sources.
 
     Parameters
     ----------
@@ -414,13 +418,13 @@ def rounded_residual(errors: ResidualErrors) -> dict[str, float]:
         Fields of `paleo.specs.calibration.Residual`.
     """
     return {
-        name: value if name == "rows" else rounded(value, ERROR_DIGITS)
+        name: value if name == "rows" else significant_digits(value, ERROR_DIGITS)
         for name, value in dataclasses.asdict(errors).items()
     }
 
 
-def rounded(value: float, digits: int = DIGITS) -> float:
-    """Round to significant digits.
+def significant_digits(value: float, digits: int = DIGITS) -> float:
+    """Round a number to some significant digits.
 
     Parameters
     ----------
@@ -501,7 +505,7 @@ def _run_of(row: Row) -> str:
 
 
 def fit_boards(files: Sequence[str], only: Sequence[str], date: str) -> list[FittedEntry]:
-    """Fit what the board of each device draws (`paleo.pricing.power`) to measured watts.
+    """Fit the board power of each device (`paleo.pricing.power`) to measured power [W].
 
     Parameters
     ----------

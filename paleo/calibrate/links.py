@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.calibrate.files import FittedEntry, rounded, rounded_residual
+from paleo.calibrate.files import FittedEntry, rounded_residual, significant_digits
 from paleo.calibrate.fit import CONFIGURATION, Fit, PricedSteps, Rows, bounded, count, joined, log_errors, sample, split
 from paleo.errors import PaleoError, SpecError, near
 from paleo.pricing.communication import LINK_FAMILIES, link_parameters
@@ -66,7 +66,7 @@ class LinkParameters:
 
 
 class Number(NamedTuple):
-    """Fitted number of a link: one parameter of a calibration family, and others that change in proportion."""
+    """Fitted link parameter (such as a bandwidth share), and others that scale in proportion to it."""
 
     family: str
     leads: str
@@ -110,7 +110,7 @@ def _kind(moving: Sequence[str]) -> PricedSteps:
     """Step tables as what a fit of some numbers asks of a kind."""
 
     def priced(figures: _LinkFigures, parameters: LinkParameters) -> Callable[[dict[str, Any]], float]:
-        changed = entries(figures.before, parameters, moving)
+        changed = link_entries(figures.before, parameters, moving)
         table = figures.table.with_calibration(calibration(figures.system, changed))
         return lambda row: table.step(row).value
 
@@ -119,7 +119,7 @@ def _kind(moving: Sequence[str]) -> PricedSteps:
 
 @dataclass(frozen=True, slots=True)
 class LinkJob:
-    """Rows of one system in all tables; ``spoken`` says for each number which of them depend on it."""
+    """Rows of one system in all tables; ``spoken`` marks, for each fitted number, the rows that depend on it."""
 
     system: System
     start: LinkParameters
@@ -130,12 +130,12 @@ class LinkJob:
 
     @property
     def name(self) -> str:
-        """Name of the system."""
+        """Catalog name of the system whose links are fitted."""
         return self.system.name
 
     @property
     def steps(self) -> int:
-        """Rows that depend on a link."""
+        """Number of rows whose step time depends on a fitted link parameter."""
         return count(self.rows)
 
     @property
@@ -145,7 +145,7 @@ class LinkJob:
 
     @property
     def before(self) -> Mapping[str, SourcedParameters[Any]]:
-        """Parameters before the fit, by family."""
+        """Parameters before the fit, by name of the link family (such as NCCL inside a node)."""
         figures: _LinkFigures = self.rows[0].figures
         return figures.before
 
@@ -156,7 +156,7 @@ class LinkJob:
 
     @property
     def fitted(self) -> list[Rows]:
-        """Return the rows to fit."""
+        """Rows to fit, without those held out; one entry for each table."""
         return sample([part.take(split(part.frame, _CONFIGURED) == 0) for part in self.rows], TRAINING_ROWS, 0)
 
 
@@ -188,7 +188,7 @@ class LinksFitted:
 
 
 def asked_for_links(file: str | Path, only: Sequence[str]) -> bool:
-    """Tell whether ``--only`` names links, of every system or of some.
+    """Return True if ``--only`` names links, of every system or of some.
 
     Parameters
     ----------
@@ -218,7 +218,7 @@ def asked_for_links(file: str | Path, only: Sequence[str]) -> bool:
 
 
 def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[str] = ()) -> list[LinkJob]:
-    """List what there is to fit, a job a system.
+    """List the link fits that the tables allow, one job per system.
 
     Parameters
     ----------
@@ -290,7 +290,7 @@ def _system_of(table: StepTable, row: Mapping[str, Any]) -> System | None:
 
 
 def configurations(frame: pd.DataFrame) -> pd.Series[str]:
-    """Name what is run, so that rows that differ in replicas or the global batch alone agree.
+    """Label each row's configuration, without data-parallel degree and global batch.
 
     Parameters
     ----------
@@ -380,7 +380,7 @@ def _settled(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[Lin
             _kind(moving), job.fitted, parameters, fixed=[name for name in NUMBERS if name not in moving],
             training_rows=TRAINING_ROWS, starts=1, prior=0.0, emphasis=0.0, evaluations=EVALUATIONS, hold_out=False,
         ).result().parameters[STACK]  # fmt: skip
-        sigma = sigmas(job, parameters, moving)
+        sigma = log_sigmas(job, parameters, moving)
         open_numbers = [name for name in sigma if sigma[name] > LOOSEST or _bound(parameters, name) is not None]
         if not open_numbers:
             return parameters, sigma
@@ -391,8 +391,8 @@ def _settled(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[Lin
     return parameters, {}
 
 
-def sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
-    """Compute one sigma of each number's logarithm over the fitted rows.
+def log_sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
+    """Compute the standard deviation of the logarithm of each fitted number.
 
     sqrt(diag(s² (JᵀJ)⁻¹)), where s is the spread of the rows, and `REPEATED` at least.
 
@@ -460,14 +460,14 @@ def _fitted(
         return before, after
 
     updated = []
-    for entry in entries(job.before, parameters, moving):
+    for entry in link_entries(job.before, parameters, moving):
         numbers = [name for name in moving if NUMBERS[name].family == entry.family]
         before, after = tested(numbers)
         fitted = int((~job.held_out & np.any([job.spoken[name] for name in numbers], axis=0)).sum())
         update = {
-            "parameters": {name: rounded(value) for name, value in entry.parameters.items()},
+            "parameters": {name: significant_digits(value) for name, value in entry.parameters.items()},
             "source": job.source, "date": date, "rows_fitted": min(fitted, TRAINING_ROWS), "rows_held_out": after.rows,
-            "uncertainty": {NUMBERS[name].leads: rounded(sigma[name], 2) for name in numbers},
+            "uncertainty": {NUMBERS[name].leads: significant_digits(sigma[name], 2) for name in numbers},
             "residual": rounded_residual(after) if after.rows else None,
             "notes": _notes(job, parameters, numbers, before),
         }  # fmt: skip
@@ -485,10 +485,10 @@ def _notes(job: LinkJob, parameters: LinkParameters, numbers: Sequence[str], bef
     return f"fitted to whole steps: {'; '.join(moved)}{tested}"
 
 
-def entries(
+def link_entries(
     before: Mapping[str, SourcedParameters[Any]], parameters: LinkParameters, moving: Sequence[str]
 ) -> Iterator[Entry]:
-    """Compose entries of the families whose numbers move, with what changes in proportion.
+    """Build the calibration entries of the link families whose parameters were fitted.
 
     Parameters
     ----------
@@ -525,7 +525,7 @@ def _within(measured: SourcedParameters[Any], name: str, value: float) -> float:
 
 
 def calibration(system: System, fitted: Iterator[Entry] | Sequence[Entry]) -> Calibration:
-    """Collect entries into the calibration of a system.
+    """Build a system's calibration from fitted entries.
 
     Parameters
     ----------
@@ -541,8 +541,8 @@ def calibration(system: System, fitted: Iterator[Entry] | Sequence[Entry]) -> Ca
     return Calibration(name=system.name, subject=system.name, entries=tuple(fitted))
 
 
-def numbers(result: LinksFitted) -> Iterator[tuple[str, ...]]:
-    """List the numbers of a fit for people.
+def fitted_number_rows(result: LinksFitted) -> Iterator[tuple[str, ...]]:
+    """Yield table rows of the fitted numbers: name, before, after, deviation, remark.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paleo.errors import PaleoError, SpecError, near
-from paleo.files import append_row, header, is_file, read_rows
+from paleo.files import append_row, csv_columns, is_file, read_rows
 from paleo.specs.device import find_device
 from paleo.units import MICROSECOND, MILLISECOND
 
@@ -37,14 +37,14 @@ WIDTH = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Measurement to make: the table that its row belongs to, and the row without its time."""
+    """Benchmark to run: the table that its row belongs to, and the row without its measured time."""
 
     table: str
     row: Row
 
     @property
     def key(self) -> str:
-        """Values of all columns but the time, by which the point is found in its table."""
+        """Values of all columns but the time, which identify the benchmark in its table."""
         return "|".join(f"{name}={self.row[name]}" for name in sorted(self.row))
 
 
@@ -183,7 +183,7 @@ _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 def points(suites: tuple[str, ...], dtypes: tuple[str, ...], largest: int) -> list[Point]:
-    """Design points of several suites in turn, so that a run that is cut short has some of each.
+    """List the benchmarks of several suites, interleaved so that a partial run has some of each.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ def _spread(row: list[Point]) -> list[Point]:
 
 
 def collective_points(ranks: int, ranks_per_node: int, dtype: str = "bf16") -> list[Point]:
-    """Design collectives over all ranks of a job and over smaller powers of two within a node.
+    """List collective benchmarks over all ranks of a job and over smaller groups in a node.
 
     Parameters
     ----------
@@ -422,7 +422,7 @@ class Bench:
         return self.row(point, timing)
 
     def row(self, point: Point, timing: Timing) -> dict[str, Any]:
-        """Compose a row of the point's table.
+        """Build the table row of a measured benchmark.
 
         Parameters
         ----------
@@ -604,7 +604,7 @@ def import_torch() -> Any:
 
 
 def bench(text: str, name: str | None, date: str) -> Bench:
-    """Prepare what measures on a device.
+    """Build the object that runs and times kernels on a device.
 
     ``name`` is its catalog name, where what CUDA calls it is no alias of any.
 
@@ -722,7 +722,7 @@ class Tables:
         return self.folder / f"{self.device}.{table}.csv"
 
     def is_measured(self, point: Point) -> bool:
-        """Tell whether a point was measured with this library.
+        """Return True if the table has a time of this benchmark with this library.
 
         Parameters
         ----------
@@ -758,7 +758,7 @@ class Tables:
         return sorted(self.folder.glob(f"{self.device}.*.csv"))
 
     def _header(self, path: Path) -> list[str] | None:
-        return header(path) if is_file(path) else None
+        return csv_columns(path) if is_file(path) else None
 
     def _keys(self, table: str) -> Iterator[str]:
         path = self.path(table)
@@ -790,7 +790,7 @@ def measure_all(
     budget: float,
     report: Callable[[Point], object] = lambda point: None,
 ) -> tuple[int, list[str]]:
-    """Measure points until they or a budget are at an end.
+    """Run benchmarks until all are measured or the time budget is spent.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pandas as pd
 import yaml
 
-from paleo.calibrate.files import ERROR_DIGITS, rounded, rounded_residual, steps_table
+from paleo.calibrate.files import ERROR_DIGITS, rounded_residual, significant_digits, steps_table
 from paleo.calibrate.fit import CONFIGURATION, Fit, FitResult, PricedSteps, Rows, bounded, count, predictions
 from paleo.errors import SpecError, near
 from paleo.specs.calibration import Residual
@@ -35,7 +35,7 @@ from paleo.tables.base import ResidualErrors, residual
 from paleo.tables.cells import text
 from paleo.tables.runner import compute_rows, sound_table
 from paleo.tables.steps import StepTable, is_substitute_profile, profile_at_release, row_dicts, table_of
-from paleo.units import GIGA, MEBIBYTE, MICROSECOND, MILLISECOND, Quantity, counted
+from paleo.units import GIGA, MEBIBYTE, MICROSECOND, MILLISECOND, Quantity, with_noun
 
 Array = npt.NDArray[np.float64]
 Report = Callable[[str], object]
@@ -62,7 +62,7 @@ class SoftwareParameters:
 
     @classmethod
     def of(cls, profile: Software, architecture: str) -> SoftwareParameters:
-        """Read the numbers that a profile states.
+        """Return the values of the fitted parameters that a profile states.
 
         Parameters
         ----------
@@ -100,7 +100,7 @@ def _priced(figures: _ProfileFigures, parameters: SoftwareParameters) -> Callabl
 
 @dataclass(frozen=True, slots=True)
 class SoftwareJob:
-    """The rows of one profile in one table, by architecture."""
+    """Measured steps of one software profile in one table, by GPU architecture."""
 
     profile: Software
     file: str
@@ -174,7 +174,7 @@ class SoftwareFitted:
 
 
 def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJob]:
-    """List what there is to fit in a table of steps.
+    """List the software profiles that a table of steps allows to fit.
 
     Parameters
     ----------
@@ -266,14 +266,14 @@ def _profile(job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Se
     update: dict[str, Any] = {}
     if "host_forward" in moving:
         update |= {
-            "host.forward": rounded(shared.host_forward, ERROR_DIGITS),
-            "host.backward": rounded(shared.host_forward * shared.ratio, ERROR_DIGITS),
+            "host.forward": significant_digits(shared.host_forward, ERROR_DIGITS),
+            "host.backward": significant_digits(shared.host_forward * shared.ratio, ERROR_DIGITS),
         }
     if "contention" in moving:
-        update["overlap.contention"] = rounded(shared.contention, ERROR_DIGITS)
+        update["overlap.contention"] = significant_digits(shared.contention, ERROR_DIGITS)
     if "attention_slowdown" in moving:
         slow = {
-            stack: rounded(parameters.attention_slowdown, ERROR_DIGITS)
+            stack: significant_digits(parameters.attention_slowdown, ERROR_DIGITS)
             for stack, parameters in result.parameters.items()
         }
         kept = job.profile.attention.slowdown
@@ -284,7 +284,7 @@ def _profile(job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Se
         architectures=job.architectures,
         rows_fitted=result.rows_fitted,
         rows_held_out=result.rows_held_out,
-        uncertainty={name: rounded(value, 2) for name, value in result.uncertainty.items()},
+        uncertainty={name: significant_digits(value, 2) for name, value in result.uncertainty.items()},
         residual=Residual(**rounded_residual(result.residual)),
     )
     return job.profile.changed({**update, "fit": record})
@@ -402,7 +402,7 @@ def _waiting(table: StepTable, frame: pd.DataFrame, name: str) -> Rows:
 
 
 def fitted_waiting(rows: Sequence[Rows]) -> FitResult[WaitingParameters]:
-    """Fit one power to rows of all profiles.
+    """Fit one waiting power to the rows of all profiles.
 
     Parameters
     ----------
@@ -419,7 +419,7 @@ def fitted_waiting(rows: Sequence[Rows]) -> FitResult[WaitingParameters]:
 
 
 def waiting_predictions(rows: Sequence[Rows], power: float) -> tuple[Array, Array]:
-    """Predict rows with a power.
+    """Predict the steps of rows at a given waiting power.
 
     Parameters
     ----------
@@ -457,7 +457,7 @@ class SourceTest:
 
 
 def leave_one_source_out(rows: Sequence[Rows], kept_back: Sequence[str] = ()) -> list[SourceTest]:
-    """Predict the rows of each source with the power that the others give.
+    """Predict the rows of each source with the power fitted to the other sources.
 
     Parameters
     ----------
@@ -517,7 +517,7 @@ class WaitingFitted:
         return residual(predicted, measured)
 
     def profiles(self, files: Sequence[str], date: str) -> list[Software]:
-        """Write the power into the profiles.
+        """Return the software profiles with the fitted waiting power.
 
         Parameters
         ----------
@@ -537,10 +537,10 @@ class WaitingFitted:
             date=date,
             rows_fitted=self.rows_fitted,
             rows_held_out=self.residual.rows,
-            uncertainty={"waiting_power": rounded(self.sigma, 2)},
+            uncertainty={"waiting_power": significant_digits(self.sigma, 2)},
             residual=Residual(**rounded_residual(self.residual)),
         )
-        changed = {"host.waiting_power": rounded(self.power, ERROR_DIGITS)}
+        changed = {"host.waiting_power": significant_digits(self.power, ERROR_DIGITS)}
         return [profile.changed({**changed, "fit": profile.fit or record}) for profile in self.before]
 
 
@@ -570,7 +570,7 @@ def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Rep
         if name not in (known := _sources_of(rows)):
             raise SpecError(f"--hold-out {name}: no step of that source; {near(name, known)}")
     chosen = _of_sources(rows, kept_back, without=True)
-    report(f"power of {counted(count(chosen), 'step')}")
+    report(f"power of {with_noun(count(chosen), 'step')}")
     tests, result = leave_one_source_out(rows, kept_back), fitted_waiting(chosen)
     names = sorted({group.stack.partition("@")[0] for group in rows if len(group.measured)})
     sigma, before = next(iter(result.uncertainty.values())), tuple(load_software(name) for name in names)

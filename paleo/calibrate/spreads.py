@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from paleo.calibrate.files import cited, entry_of_steps, rounded, steps_table
+from paleo.calibrate.files import entry_of_steps, significant_digits, steps_table, table_citation
 from paleo.calibrate.fit import WHOLE_SOURCE, Array, Flags, SourceRows, conformal_factors, least_loss
 from paleo.errors import SpecError
 from paleo.specs.calibration import Entry, IntervalBin
 from paleo.step.interval import INTERVAL_FAMILY, Spreads, Uncertainty
 from paleo.tables.cells import text
 from paleo.tables.steps import Step
-from paleo.units import counted
+from paleo.units import with_noun
 
 Report = Callable[[str], object]
 #: What `--only` asks for.
@@ -68,7 +68,7 @@ class Evidence(SourceRows):
         return np.asarray(np.where(self.errors > 0, low, high))
 
     def of(self, rows: Flags) -> Evidence:
-        """Return the same record with some of its rows.
+        """Select some of the rows.
 
         Parameters
         ----------
@@ -83,7 +83,7 @@ class Evidence(SourceRows):
         return Evidence(self.sources[rows], self.errors[rows], Uncertainty(**figures, constants=False))
 
 
-def evidence(files: Sequence[str], report: Report = str) -> Evidence:
+def step_errors(files: Sequence[str], report: Report = str) -> Evidence:
     """Collect the errors of rows that are predicted with an interval of their own.
 
     Rows of MLPerf's tasks are fitted with their code and not among them.
@@ -120,7 +120,7 @@ def _rows(file: str, report: Report) -> Iterator[tuple[str, float, Uncertainty]]
             yield f"{table.name}: {names[index]}", math.log(step.value / measured[index]), step.uncertainty
 
 
-def fitted(evidence: Evidence, level: float = _LEVEL) -> Spreads:
+def fitted_spreads(evidence: Evidence, level: float = _LEVEL) -> Spreads:
     """Fit spreads whose intervals hold a share of a source's rows on average, each as narrow as may be.
 
     Parameters
@@ -171,13 +171,13 @@ def cross_validated(known: Evidence, level: float = _LEVEL) -> pd.DataFrame:
         raise SpecError(f"rows of one source alone ({', '.join(names)}): nothing is left when it is left out")
     lines = []
     for _, rows, others in known.by_source(WHOLE_SOURCE):
-        spreads = fitted(others, level)
+        spreads = fitted_spreads(others, level)
         lines.append({**coverage(rows, spreads), **asdict(spreads)})
     return pd.DataFrame(lines)
 
 
 def coverage(rows: Evidence, spreads: Spreads) -> dict[str, str | float]:
-    """Say how intervals suit the rows of a source.
+    """Return statistics of how often a source's rows lie inside their 90 % intervals.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ class SpreadsFitted:
     tested: pd.DataFrame
 
     def entry(self, files: Sequence[str], date: str) -> Entry:
-        """Compose the entry of the calibration file.
+        """Build the entry of the calibration file.
 
         Its interval is that of a step of which nothing is known: conformal factors over all rows; its residual that of
         predictions relative to what was measured.
@@ -228,12 +228,14 @@ class SpreadsFitted:
         """
         low, high = conformal_factors(np.exp(-self.known.errors))
         return entry_of_steps(
-            INTERVAL_FAMILY, self.spreads, cited(files, len(np.unique(self.known.sources))), date,
+            INTERVAL_FAMILY, self.spreads, table_citation(files, len(np.unique(self.known.sources))), date,
             np.exp(self.known.errors),
             rows_fitted=len(self.known.errors),
             rows_held_out=int(self.tested["rows"].sum()),
-            uncertainty={field.name: rounded(self._sigma(field.name), 2) for field in fields(Spreads)},
-            interval=(IntervalBin(low=rounded(min(low, 1.0), 4), high=rounded(max(high, 1.0), 4)),),
+            uncertainty={field.name: significant_digits(self._sigma(field.name), 2) for field in fields(Spreads)},
+            interval=(
+                IntervalBin(low=significant_digits(min(low, 1.0), 4), high=significant_digits(max(high, 1.0), 4)),
+            ),
             notes=f"each source of {WHOLE_SOURCE} rows or more left out in turn: {verdict(self.tested)}",
         )  # fmt: skip
 
@@ -244,7 +246,7 @@ class SpreadsFitted:
 
 
 def verdict(sources: pd.DataFrame) -> str:
-    """Say how many sources have as many rows inside as they should.
+    """Write in a sentence how many sources have 90 % of their rows inside the intervals.
 
     Parameters
     ----------
@@ -282,8 +284,8 @@ def fit_spreads(files: Sequence[str], report: Report = str, level: float = _LEVE
     -------
     SpreadsFitted
     """
-    known = evidence(files, report)
-    report(f"spreads of {counted(len(known.errors), 'step')}")
-    tested, spreads = cross_validated(known, level), fitted(known, level)
+    known = step_errors(files, report)
+    report(f"spreads of {with_noun(len(known.errors), 'step')}")
+    tested, spreads = cross_validated(known, level), fitted_spreads(known, level)
     inside = [coverage(rows, spreads) for _, rows, _ in known.by_source(WHOLE_SOURCE)]
     return SpreadsFitted(known, spreads, pd.DataFrame(inside), tested)

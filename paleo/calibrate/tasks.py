@@ -32,7 +32,7 @@ from paleo.specs.task import Code, Evaluation, Platform, Submissions, TrainingTa
 from paleo.studies.target import TargetTime, time_from_prediction
 from paleo.tables.kinds._submissions import MINUTE, TrainingRuns, copies, left_out_baselines, pairs_of, target_of_row
 from paleo.tables.runner import sound_table
-from paleo.tables.steps import CELL_ERRORS, filled, row_dicts
+from paleo.tables.steps import CELL_ERRORS, has_value, row_dicts
 from paleo.units import MILLISECOND
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ SOURCE = "reference convergence points of MLPerf Training (mlcommons/logging, rc
 
 
 def is_convergence(columns: Iterable[str]) -> bool:
-    """Tell whether a table holds reference convergence points.
+    """Return True if a table holds reference convergence points.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def is_convergence(columns: Iterable[str]) -> bool:
 
 
 def points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
-    """Pick the reference points of a task: of its benchmarks and rounds, the latest of each batch.
+    """Select a task's reference convergence points: the latest round of each global batch.
 
     Rounds from before there were reference points have those of the first round with any.
 
@@ -186,7 +186,7 @@ _LEAST_SPREAD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """MLPerf submission with its prediction, before anything is fitted."""
+    """MLPerf submission (one table row) with its prediction before fitting."""
 
     index: int
     point: TargetTime
@@ -207,7 +207,7 @@ class Row:
 
 
 def rows_of(frame: pd.DataFrame) -> list[Row]:
-    """Predict the rows of a table of training runs, copies left out.
+    """Predict the rows of a table of MLPerf submissions, without duplicates.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ def rows_of(frame: pd.DataFrame) -> list[Row]:
 
 def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
     def measured(name: str, unit: float = 1.0) -> float:
-        value = float(cells[name]) if filled(cells, name) else float("nan")
+        value = float(cells[name]) if has_value(cells, name) else float("nan")
         return value * unit if value > 0 else float("nan")
 
     # Seconds that are neither steps nor evaluations; nan where they are not known, or counted as evaluation (TPUs).
@@ -244,12 +244,12 @@ def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
         round_name=str(cells["round"]),
         exact=cells.get("config_match") == "exact",
         runs=measured("runs"),
-        step=measured("step_ms", MILLISECOND) if filled(cells, "step_ms") else _implied_step(cells, point),
+        step=measured("step_ms", MILLISECOND) if has_value(cells, "step_ms") else _implied_step(cells, point),
         samples=pairs_of(cells, "samples_to_target"),
         evaluation=_beside_steps(cells, point),
         evaluations=measured("evaluations"),
         seconds=measured("minutes_to_target", MINUTE),
-        other=float("nan") if on_tpu or not filled(cells, "other_s") else float(cells["other_s"]),
+        other=float("nan") if on_tpu or not has_value(cells, "other_s") else float(cells["other_s"]),
     )
 
 
@@ -258,9 +258,9 @@ _LEAST_TRAINING = 0.1
 
 
 def _tells_apart(cells: dict[str, Any], point: TargetTime) -> bool:
-    """Tell whether a row without logged steps separates training from evaluation; some logs on TPUs have blocks of
+    """Return True if a row without logged steps separates training from evaluation; some logs on TPUs have blocks of
     neither."""
-    if point.prediction.system.device.kind != "tpu" or not filled(cells, "train_s"):
+    if point.prediction.system.device.kind != "tpu" or not has_value(cells, "train_s"):
         return True
     return float(cells["train_s"]) > _LEAST_TRAINING * float(cells["minutes_to_target"]) * MINUTE
 
@@ -270,10 +270,10 @@ def _beside_steps(cells: dict[str, Any], point: TargetTime) -> float:
 
     The result is nan where they are not known.
     """
-    stated = float(cells["evaluation_s"]) if filled(cells, "evaluation_s") else float("nan")
+    stated = float(cells["evaluation_s"]) if has_value(cells, "evaluation_s") else float("nan")
     if point.prediction.system.device.kind != "tpu":
         return stated
-    if not filled(cells, "step_ms"):
+    if not has_value(cells, "step_ms"):
         return stated if _tells_apart(cells, point) else float("nan")
     steps = pairs_of(cells, "samples_to_target") / point.global_batch
     return max(float(cells["minutes_to_target"]) * MINUTE - steps * float(cells["step_ms"]) * MILLISECOND, 0.0)
@@ -285,7 +285,7 @@ def _implied_step(cells: dict[str, Any], point: TargetTime) -> float:
     The result is nan where they are not known.
     """
     names = ("minutes_to_target", "evaluation_s")
-    if not all(filled(cells, name) for name in (*names, "samples_to_target")) or not _tells_apart(cells, point):
+    if not all(has_value(cells, name) for name in (*names, "samples_to_target")) or not _tells_apart(cells, point):
         return float("nan")
     minutes, evaluation = (float(cells[name]) for name in names)
     left, samples = minutes * MINUTE - evaluation, pairs_of(cells, "samples_to_target")
@@ -318,7 +318,7 @@ def _sureness(rows: list[Row]) -> Array:
 
 
 def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
-    """Fit how the code of a task runs.
+    """Fit the ratio of measured to predicted step time of a task's training code.
 
     Robust least squares of log(measured / predicted step) with deviations of architectures and devices pulled to zero,
     and a trend over rounds.
@@ -416,7 +416,7 @@ def _code(
 
 
 def fit_samples(rows: list[Row], rounds: list[str], towards: str) -> Submissions | None:
-    """Fit what submissions need over the law: weighted median of the logarithm and its rms.
+    """Fit the samples of submissions relative to the reference law: median and rms of the logarithm.
 
     Parameters
     ----------
@@ -530,7 +530,7 @@ def _platform(task: TrainingTask, base: TrainingTask) -> Platform:
 
 
 def fitted_task(task: TrainingTask, rows: list[Row], rounds: list[str], towards: str) -> TrainingTask:
-    """Fit everything that rows teach for a round, on each kind of device by itself.
+    """Fit a task's code, samples and evaluation to the rows up to a round, per kind of device.
 
     Parameters
     ----------
@@ -608,7 +608,7 @@ BLOCKS = {
 
 
 def is_of_tasks(columns: Iterable[str]) -> bool:
-    """Tell whether a table holds reference points or submissions.
+    """Return True if a table holds reference points or submissions.
 
     Parameters
     ----------
@@ -860,7 +860,7 @@ def round_errors(submissions: pd.DataFrame) -> pd.DataFrame:
 
 
 def error_lines(submissions: pd.DataFrame) -> list[tuple[str, ...]]:
-    """List the lines of `round_errors` for people, below `ROUND_HEADINGS`.
+    """List the table rows of `round_errors` as text, below `ROUND_HEADINGS`.
 
     Parameters
     ----------
@@ -904,7 +904,7 @@ def right_order(submissions: pd.DataFrame) -> tuple[float, int]:
 
 
 def percent(share: float) -> str:
-    """Write a share for people; a dash where there is none.
+    """Format a fraction as a percentage; a dash if it is not finite.
 
     Parameters
     ----------

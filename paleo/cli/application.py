@@ -277,7 +277,7 @@ def check_launch(file: str | None, software: str | None) -> None:
         jobs.check_launch(file, software)
 
 
-def written(file: str | None, plan: Callable[[], Prediction]) -> None:
+def write_launch_files(file: str | None, plan: Callable[[], Prediction]) -> None:
     """Write the launch files of a plan if the user asked for them.
 
     Parameters
@@ -288,11 +288,11 @@ def written(file: str | None, plan: Callable[[], Prediction]) -> None:
         Makes the prediction of the plan.
     """
     if file is not None:
-        from paleo.launch.jobs import before_launch, write_launch
+        from paleo.launch.jobs import preparation_steps, write_launch
 
         prediction = plan()
         sys.stderr.write(f"wrote {', '.join(write_launch(prediction, file))}\n")
-        warn([remark for remark in [before_launch(prediction, file)] if remark])
+        warn([remark for remark in [preparation_steps(prediction, file)] if remark])
 
 
 def finish(code: int) -> None:

@@ -26,7 +26,7 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broad
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 
 
-def completes(*kinds: str) -> Callable[[str], list[str]]:
+def name_completion(*kinds: str) -> Callable[[str], list[str]]:
     """Return a shell completion of catalog names; in a list it completes the last name.
 
     Parameters
@@ -46,7 +46,7 @@ def completes(*kinds: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def words(*known: str) -> Callable[[str], list[str]]:
+def word_completion(*known: str) -> Callable[[str], list[str]]:
     """Return a shell completion of some words.
 
     Parameters
@@ -83,7 +83,7 @@ ModelName = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="Network: a catalog name (`paleo list models`), hub id, config.json or folder, YAML or ONNX file.",
-        autocompletion=completes("models"),
+        autocompletion=name_completion("models"),
     ),
 ]
 OptionalModel = Annotated[
@@ -91,7 +91,7 @@ OptionalModel = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A model of the catalog, a hub id, or a file; optional where --from names one.",
-        autocompletion=completes("models"),
+        autocompletion=name_completion("models"),
     ),
 ]
 Launch = Annotated[
@@ -108,7 +108,7 @@ SystemName = Annotated[
         "--system",
         metavar="S",
         help="System or device: a catalog name (`paleo list systems`) or a YAML file.",
-        autocompletion=completes("systems", "devices"),
+        autocompletion=name_completion("systems", "devices"),
     ),
 ]
 Systems = Annotated[
@@ -117,7 +117,7 @@ Systems = Annotated[
         "--systems",
         metavar="A,B,C",
         help="Systems or devices, separated by commas: catalog names or YAML files.",
-        autocompletion=completes("systems", "devices"),
+        autocompletion=name_completion("systems", "devices"),
     ),
 ]
 Counts = Annotated[
@@ -133,7 +133,7 @@ def _option(help_: str, name: str | None = None, **more: Any) -> Any:
     return typer.Option(*filter(None, [name]), help=help_, rich_help_panel="Run options", **more)
 
 
-def whole(text: str) -> int:
+def parse_whole_number(text: str) -> int:
     """Parse a whole number, with or without commas between thousands: ``1,024``.
 
     Parameters
@@ -159,7 +159,7 @@ def whole(text: str) -> int:
 
 
 def _whole(help_: str) -> Any:
-    return _option(help_, parser=whole, metavar="N")
+    return _option(help_, parser=parse_whole_number, metavar="N")
 
 
 def _options_of(options: Any, group: type[Any]) -> dict[str, Any]:
@@ -185,33 +185,35 @@ class RunOptions:
         str | None,
         _option(
             "Number format of matrix products: fp32, tf32, bf16, fp16, fp8 or fp4. [the device's best 16 bits]",
-            autocompletion=words(*DTYPES),
+            autocompletion=word_completion(*DTYPES),
         ),
     ] = None
     optimizer: Annotated[
         str | None,
         _option(
-            "Optimizer: adamw, sgd, muon, … (`paleo list optimizers`). [adamw]", autocompletion=completes("optimizers")
+            "Optimizer: adamw, sgd, muon, … (`paleo list optimizers`). [adamw]",
+            autocompletion=name_completion("optimizers"),
         ),
     ] = None
     strategy: Annotated[
         str | None,
         _option(
             "Parallelism: a preset (`paleo list strategies`), degrees such as tp=8,pp=4,zero=1,sp, or both. [dp]",
-            autocompletion=completes("strategies"),
+            autocompletion=name_completion("strategies"),
         ),
     ] = None
     schedule: Annotated[
         str | None,
         _option(
-            "Pipeline schedule: gpipe, 1f1b, … (`paleo list schedules`) [1f1b]", autocompletion=completes("schedules")
+            "Pipeline schedule: gpipe, 1f1b, … (`paleo list schedules`) [1f1b]",
+            autocompletion=name_completion("schedules"),
         ),
     ] = None
     recompute: Annotated[
         str | None,
         _option(
             "Activation recomputation: none, selective or full; single modules: --set recompute.modules=… [none]",
-            autocompletion=words("none", "selective", "full"),
+            autocompletion=word_completion("none", "selective", "full"),
         ),
     ] = None
     recompute_layers: Annotated[
@@ -253,14 +255,14 @@ class RunOptions:
         str | None,
         _option(
             "Framework profile: NAME or NAME@RELEASE (`paleo list software`); plan: any, no limits. [pytorch-eager]",
-            autocompletion=completes("software"),
+            autocompletion=name_completion("software"),
         ),
     ] = None
     calibration: Annotated[
         str | None,
         _option(
             "Source of efficiencies: auto (measured), ideal (roofline), ppp=0.6 (60 % of peak), or a file. [auto]",
-            autocompletion=words("auto", "ideal", "ppp="),
+            autocompletion=word_completion("auto", "ideal", "ppp="),
         ),
     ] = None
     from_: Annotated[
@@ -494,7 +496,7 @@ Target = Annotated[
     typer.Option(
         metavar="TASK",
         help="Train to the quality target of a task, such as mlperf:bert (`paleo list tasks`).",
-        autocompletion=completes("tasks"),
+        autocompletion=name_completion("tasks"),
     ),
 ]
 NoiseScale = Annotated[

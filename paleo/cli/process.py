@@ -104,7 +104,7 @@ def _unraised(fault: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(fault)
 
 
-def say(text: str) -> None:
+def print_error_line(text: str) -> None:
     """Print a line on stderr; a closed stream is ignored.
 
     Parameters
@@ -123,7 +123,7 @@ def discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def printable(message: str) -> str:
+def printable_line(message: str) -> str:
     r"""Return a message as one line of limited length, without control characters of terminals.
 
     Parameters
@@ -138,7 +138,7 @@ def printable(message: str) -> str:
 
     Examples
     --------
-    >>> printable("name\n\x1b[31mred")
+    >>> printable_line("name\n\x1b[31mred")
     'name ?[31mred'
     """
     line = " ".join(message.split())
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # warnings of libraries; this program prints its own as lines
         warnings.filterwarnings("once", category=FutureWarning, module=r"paleo\.specs")
-        warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
+        warnings.showwarning = lambda message, *_, **__: print_error_line(f"warning: {message}")
     code = run(sys.argv[1:] if arguments is None else arguments)
     if signal.getsignal(signal.SIGINT) is _interrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is already printed
@@ -303,5 +303,5 @@ def _fault(error: Exception) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    say(f"error: {printable(message)}")
+    print_error_line(f"error: {printable_line(message)}")
     return code

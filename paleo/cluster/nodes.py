@@ -57,7 +57,7 @@ class NodePool:
         return self.nodes * self.per_node
 
     def fits(self, gpus: int, free: Counts | None = None) -> bool:
-        """Return True if a gang can be placed.
+        """Return True if a gang (the GPUs of one job) fits on the free nodes.
 
         Parameters
         ----------
@@ -81,7 +81,7 @@ class NodePool:
         )
 
     def fitting(self, sizes: Counts, free: Counts) -> npt.NDArray[np.bool_]:
-        """Find the sizes of gangs that can be placed.
+        """Return a mask of the gang sizes (GPUs of one job) that fit on the free nodes.
 
         Parameters
         ----------
@@ -105,7 +105,7 @@ class NodePool:
         return np.where(whole == 0, partial <= most, (empty >= whole) & ((partial == 0) | beyond))
 
     def gang(self, gpus: int, free: Counts | None = None) -> Gang:
-        """Return the nodes of a gang that fits, without taking them.
+        """Return the nodes on which a gang would be placed, without marking them as used.
 
         Parameters
         ----------
@@ -162,7 +162,7 @@ class NodePool:
         return len(racks) > -(-len(gang) // self.rack)
 
     def take(self, gang: Gang) -> None:
-        """Take the GPUs of a gang.
+        """Mark the GPUs of a gang as used.
 
         Parameters
         ----------
@@ -173,7 +173,7 @@ class NodePool:
             self.free[node] -= gpus
 
     def give_back(self, gang: Gang) -> None:
-        """Release the GPUs of a gang.
+        """Mark the GPUs of a gang as free.
 
         Parameters
         ----------

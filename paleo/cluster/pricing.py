@@ -29,7 +29,7 @@ from paleo.studies.cost import Amount, parse_amount
 from paleo.studies.defaults import MANY, with_one_software, with_same_software, with_usual_batch
 from paleo.studies.goodput import Interruption, LongRunOptions, RestartPath, interruption_of
 from paleo.studies.target import run_for_target
-from paleo.units import counted, parse
+from paleo.units import parse, with_noun
 
 if TYPE_CHECKING:
     from paleo.cluster.jobs import JobSpec
@@ -65,7 +65,7 @@ class JobPrice:
 
 @dataclass(frozen=True)
 class PricedJob:
-    """A job with its run times by kind of nodes and GPUs, and reasons where it does not run."""
+    """Job with its predicted run times per system and GPU count, and reasons where it cannot run."""
 
     spec: JobSpec
     prices: tuple[Mapping[int, JobPrice], ...]
@@ -105,7 +105,7 @@ class PricedJob:
 
 
 def price_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> PricedJob:
-    """Return the run times of a job on every system.
+    """Predict the run times of a job on every system.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def price_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> 
                 try:
                     table[gpus] = price(gpus)
                 except (PlanError, CapacityError) as error:
-                    reasons.append(f"{counted(gpus, 'GPU')} of {system.name}: {error}")
+                    reasons.append(f"{with_noun(gpus, 'GPU')} of {system.name}: {error}")
                     continue
                 if _is_enough(spec, table, per_node(system)):
                     break
@@ -140,7 +140,7 @@ def price_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> 
     preferred = tuple(_preferred(spec, table) for table in tables)
     if not any(preferred):
         low = (spec.gpu_range() or (1, 1))[0]
-        few = f"needs {counted(low, 'GPU')}, and the cluster has {max(most):,}" if low > max(most) else ""
+        few = f"needs {with_noun(low, 'GPU')}, and the cluster has {max(most):,}" if low > max(most) else ""
         reason = few or (reasons[-1] if reasons else "no number of GPUs is allowed")
         raise SpecError(f"job {spec.name!r:.60} can never run: {reason}")
     return PricedJob(spec, tuple(tables), preferred, "; ".join(reasons[:3]))
@@ -255,7 +255,7 @@ def _slowdown(step: Prediction) -> float:
 
 
 def _search(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> Pricer:
-    from paleo.tuning.study import SPAN, Tuning, checked, parse_sizes, parse_training, tuning_study
+    from paleo.tuning.study import SPAN, Tuning, parse_sizes, parse_training, tuning_study, validated_tuning
 
     options = dict(spec.tune or {})
     _check_keys("tune", options, _TUNE)
@@ -268,7 +268,7 @@ def _search(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> Pric
     least = parse_training(network, run, "min", **amounts("min")) if stated else most / SPAN
     vary = options.get("vary", ())
     usual = {name: options[name] for name in ("eta", "population", "seed") if name in options}
-    tuning = checked(
+    tuning = validated_tuning(
         Tuning(
             options.get("trials", 0), str(options.get("method", "asha")), least, most,
             sizes=parse_sizes([vary] if isinstance(vary, str) else [str(each) for each in vary]), **usual,

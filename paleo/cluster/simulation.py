@@ -35,7 +35,7 @@ IDLE = ("waiting", "fragmentation", "idle")
 
 @dataclass(frozen=True, slots=True)
 class ClusterJob:
-    """One job as the scheduler sees it.
+    """Job with the run times, priority and constraints that the cluster scheduler uses.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class ClusterJob:
 
 
 class Segment(NamedTuple):
-    """Time during which a job runs on the same GPUs."""
+    """Time interval in which a job runs on the same GPUs."""
 
     job: int
     pool: int
@@ -139,7 +139,7 @@ class ClusterRun:
 
     @property
     def utilisation(self) -> float:
-        """Fraction of the GPU time in which jobs work."""
+        """Fraction (0 to 1) of all GPU time in which jobs make progress."""
         return float(self.worked.sum()) / (self.gpus * self.span) if self.span else 0.0
 
 
@@ -223,7 +223,7 @@ class ClusterSimulation:
     # quantities that policies use
 
     def runs(self, job: int) -> bool:
-        """Return True if a job runs.
+        """Return True if a job is running now.
 
         Parameters
         ----------
@@ -257,7 +257,7 @@ class ClusterSimulation:
         return float((1.0 - self.progress[job]) * seconds + self.owed[job])
 
     def attained(self, job: int) -> float:
-        """Return the GPU time that a job has had.
+        """Return the GPU time that a job has used so far [GPU-seconds].
 
         Parameters
         ----------
@@ -274,7 +274,7 @@ class ClusterSimulation:
         return self.worked[job] + self.paused[job] + since
 
     def service_level(self, job: int) -> int:
-        """Return the level of attained service of a job.
+        """Return the queue index of a job under least-attained-service scheduling.
 
         Parameters
         ----------
@@ -292,7 +292,7 @@ class ClusterSimulation:
         return math.floor(quanta + _ROUNDING * (1.0 + quanta))
 
     def used_by(self, team: str) -> float:
-        """Return the GPU time that the jobs of a team have had.
+        """Return the GPU time that the jobs of a team have used so far [GPU-seconds].
 
         Parameters
         ----------

@@ -26,7 +26,7 @@ from paleo.specs.loading import Text, read_yaml
 from paleo.specs.system import load_system
 from paleo.studies.cost import NINETY, Tariff, rent
 from paleo.studies.sweep import Study, study_of
-from paleo.units import HOUR, counted, duration, listed, whole_number, whole_percent
+from paleo.units import HOUR, comma_separated, duration, whole_number, whole_percent, with_noun
 
 if TYPE_CHECKING:
     from paleo.cluster.jobs import JobSpec
@@ -49,7 +49,7 @@ UNMODELLED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class ClusterRequirements:
     """Requirements on an order of machines: all deadlines, and a limit of the mean or p95 waiting time [s]."""
 
     wait: float | None = None
@@ -58,7 +58,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Jobs with their prices, the kinds of nodes, and the scheduling policy.
+    """Jobs with their predicted run times, the systems of the cluster, and the scheduling policy.
 
     Attributes
     ----------
@@ -77,12 +77,12 @@ class Fleet:
 
     @cached_property
     def cluster_jobs(self) -> tuple[ClusterJob, ...]:
-        """The jobs as the scheduler sees them."""
+        """Jobs with the run times and constraints that the scheduler uses, in the order of the file."""
         numbers = {job.spec.name: number for number, job in enumerate(self.jobs)}
         return tuple(job.cluster_job(numbers) for job in self.jobs)
 
     def pools(self, nodes: Sequence[int]) -> list[NodePool]:
-        """Return empty nodes of every kind.
+        """Return node pools with all GPUs free, one per system.
 
         Parameters
         ----------
@@ -117,7 +117,7 @@ class Fleet:
         return simulate_cluster(self.cluster_jobs, self.pools(nodes), POLICIES[self.policy], factors=factors)
 
     def holds_all(self, nodes: Sequence[int]) -> bool:
-        """Return True if every job fits on the nodes of some kind.
+        """Return True if every job fits on the nodes of some system.
 
         Parameters
         ----------
@@ -177,7 +177,7 @@ class FleetStudy:
     fleet: Fleet
     nodes: tuple[int, ...]
     searched: bool
-    wishes: Wishes
+    wishes: ClusterRequirements
     result: ClusterRun
     larger: ClusterRun | None = None
     intervals: Array | None = None
@@ -196,7 +196,7 @@ class FleetStudy:
 
     @property
     def holds(self) -> bool:
-        """True if all requirements are met."""
+        """True if the machines meet the deadlines and the waiting-time limit."""
         return not self.missed and (self.wishes.wait is None or self.wait <= self.wishes.wait)
 
     @property
@@ -207,9 +207,9 @@ class FleetStudy:
 
     @property
     def order(self) -> str:
-        """The machines of the order in words."""
+        """The ordered machines as text, such as ``4 nodes of dgx-h100``."""
         parts = [
-            f"{counted(count, 'node')} of {system.name}"
+            f"{with_noun(count, 'node')} of {system.name}"
             for system, count in zip(self.fleet.systems, self.nodes, strict=True)
             if count
         ]
@@ -225,14 +225,14 @@ class FleetStudy:
 
     @property
     def verdict(self) -> str:
-        """Answer of the study in a few sentences."""
-        result, jobs = self.result, counted(len(self.fleet.jobs), "job")
+        """Summary in a few sentences: end of the jobs, waiting time, missed deadlines."""
+        result, jobs = self.result, with_noun(len(self.fleet.jobs), "job")
         deadlines = sum(math.isfinite(job.deadline) for job in self.fleet.cluster_jobs)
         deadline = (
             ""
             if not deadlines
             else (
-                f", {counted(len(self.missed), 'deadline')} of {deadlines} missed"
+                f", {with_noun(len(self.missed), 'deadline')} of {deadlines} missed"
                 if self.missed
                 else ", all deadlines hold"
             )
@@ -260,7 +260,7 @@ class FleetStudy:
         if self.on_time is None or self.missed:
             return ""
         unsafe = int(np.nansum(self.on_time < 0.95))
-        return f"{counted(unsafe, 'deadline')} may be missed (below 95 % of samples)." if unsafe else ""
+        return f"{with_noun(unsafe, 'deadline')} may be missed (below 95 % of samples)." if unsafe else ""
 
 
 def waiting_time(result: ClusterRun, measure: str) -> float:
@@ -306,7 +306,7 @@ def price_fleet(
     specs: Sequence[JobSpec], systems: Sequence[System], policy: str, *, nodes: Sequence[int] | None = None,
     placement: str = "packed", tariff: Tariff | None = None,
 ) -> Fleet:  # fmt: skip
-    """Return jobs with their run times on every kind of nodes.
+    """Predict the run times of all jobs on every system.
 
     Parameters
     ----------
@@ -338,9 +338,9 @@ def price_fleet(
 
 
 def fleet_study(
-    fleet: Fleet, nodes: Sequence[int] | None, wishes: Wishes, *, samples: int | None = None, seed: int = 0
+    fleet: Fleet, nodes: Sequence[int] | None, wishes: ClusterRequirements, *, samples: int | None = None, seed: int = 0
 ) -> FleetStudy:
-    """Simulate a fleet on an order of machines, or find the smallest order that keeps the wishes.
+    """Simulate jobs on ordered machines, or find the smallest order that meets the requirements.
 
     Parameters
     ----------
@@ -409,8 +409,8 @@ def _sampled(price: JobPrice, random: np.random.Generator) -> float:
     return max(factor, 0.1)
 
 
-def smallest_order(fleet: Fleet, wishes: Wishes) -> tuple[int, ...]:
-    """Find the nodes of every kind that meet the requirements at the lowest rent (or with the fewest nodes).
+def smallest_order(fleet: Fleet, wishes: ClusterRequirements) -> tuple[int, ...]:
+    """Find the node counts per system that meet the requirements at the lowest rent.
 
     Every number of nodes of all kinds but the last is tried, up to the smallest order of that kind alone. The number of
     the last kind is the smallest that suffices, found by bisection above 128 nodes or a thousand jobs.
@@ -464,7 +464,7 @@ def _on_one_kind(fleet: Fleet, kind: int) -> Fleet:
     return replace(fleet, jobs=jobs, systems=(fleet.systems[kind],))
 
 
-def _fewest(fleet: Fleet, wishes: Wishes, before: tuple[int, ...], most: int | None = None) -> int | None:
+def _fewest(fleet: Fleet, wishes: ClusterRequirements, before: tuple[int, ...], most: int | None = None) -> int | None:
     """Return the fewest nodes of the last kind that meet the requirements, given the nodes of the other kinds.
 
     The number is doubled until it suffices; then all smaller numbers are tried, or bisected for large orders.
@@ -530,7 +530,7 @@ def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> 
     SpecError
         For what is no number of nodes, or more than a system has.
     """
-    parts = [nodes] if isinstance(nodes, int) else listed(nodes) if isinstance(nodes, str) else list(nodes)
+    parts = [nodes] if isinstance(nodes, int) else comma_separated(nodes) if isinstance(nodes, str) else list(nodes)
     counts = tuple(
         (whole_number(part, MOST_NODES) if isinstance(part, str) else part if type(part) is int else None)
         for part in parts
@@ -539,14 +539,14 @@ def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> 
     if len(known) != len(counts) or not any(known):
         raise SpecError(f"--nodes {str(nodes)[:60]!r}: expected a number of nodes up to {MOST_NODES:,}, or auto")
     if len(known) != len(systems):
-        raise SpecError(f"--nodes {str(nodes)[:60]!r}: {counted(len(systems), 'system')}; expected a number for each")
+        raise SpecError(f"--nodes {str(nodes)[:60]!r}: {with_noun(len(systems), 'system')}; expected a number for each")
     for count, system in zip(known, systems, strict=True):
         if system.capacity is not None and count * per_node(system) > system.capacity:
             raise SpecError(f"--nodes {count}: system {system.name} has {system.capacity // per_node(system)}")
     return known
 
 
-def check_wishes(wishes: Wishes) -> Wishes:
+def check_wishes(wishes: ClusterRequirements) -> ClusterRequirements:
     """Check the requirements of an order of machines.
 
     Parameters
@@ -618,7 +618,7 @@ class FleetSweep(Study):
         read_jobs(self.jobs)
 
     def record(self, job: Job, point: dict[str, Any]) -> dict[str, Any]:
-        """Return the columns of a point."""
+        """Return one row of the study's table: the value of each column."""
         settings = {**AXES, **point}
         systems = [job.systems[str(point["system"])]]
         nodes = parse_nodes(settings["nodes"], systems)
@@ -628,7 +628,7 @@ class FleetSweep(Study):
         factors = None
         if settings["seed"] is not None:
             factors = sampled_factors(fleet, np.random.default_rng(settings["seed"]))
-        study = FleetStudy(fleet, nodes, False, Wishes(), fleet.run(nodes, factors))
+        study = FleetStudy(fleet, nodes, False, ClusterRequirements(), fleet.run(nodes, factors))
         result = study.result
         return {
             "gpus": result.gpus,

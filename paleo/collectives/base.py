@@ -33,18 +33,18 @@ Group = Sequence[Numeric]
 
 @dataclass(frozen=True, slots=True)
 class LevelTraffic:
-    """Messages over one level of the network during one phase.
+    """Messages over one interconnect level (NVLink, InfiniBand, …) during one phase of a collective.
 
     Attributes
     ----------
     steps : float or ndarray
         Messages that follow one another, each of them waiting for the one before [1].
     wire_bytes : float or ndarray
-        Bytes that the busiest unit of the level below sends into this level, in one direction [byte].
+        Bytes that the busiest member (GPU, node or rack) sends into this level, in one direction [byte].
     reduced_bytes : float or ndarray
         Bytes that one rank combines arithmetically with what it received over this level [byte].
     senders : float or ndarray, optional
-        Ranks of that unit that send, each through the ports that it drives [1]. None: all of them.
+        Ranks of that member that send, each through its own ports [1]. None: all of them.
     """
 
     steps: Numeric = 0.0
@@ -97,7 +97,7 @@ class Traffic:
 
     @property
     def levels(self) -> tuple[LevelTraffic, ...]:
-        """Traffic over each level summed over all phases, inner to outer."""
+        """Traffic over each interconnect level, summed over all phases; inner level (NVLink) first."""
         return tuple(self._level(index) for index in range(max((len(phase) for phase in self.phases), default=0)))
 
     def _level(self, index: int) -> LevelTraffic:
@@ -356,8 +356,8 @@ def ranks_of(group: tuple[Array, ...]) -> Array:
     return ranks
 
 
-def members_below(group: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Count the ranks inside one unit of each level.
+def ranks_per_member(group: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Count the ranks inside one member (GPU, node or rack) of each level.
 
     Parameters
     ----------
@@ -372,8 +372,8 @@ def members_below(group: tuple[Array, ...]) -> tuple[Array, ...]:
     return tuple(ranks_of(group[:index]) for index in range(len(group)))
 
 
-def units_above(group: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Count the units of each level's parent that the group spans.
+def level_instances(group: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Count the instances of each level (such as nodes) that the group spans.
 
     Parameters
     ----------
@@ -388,8 +388,8 @@ def units_above(group: tuple[Array, ...]) -> tuple[Array, ...]:
     return tuple(ranks_of(group[index + 1 :]) for index in range(len(group)))
 
 
-def rounds(fan_out: Array) -> Array:
-    """Count the rounds of doubling that reach ``fan_out`` units: ceil(log2(fan_out)).
+def doubling_rounds(fan_out: Array) -> Array:
+    """Count the rounds of recursive doubling over ``fan_out`` members: ceil(log2(fan_out)).
 
     Parameters
     ----------
@@ -404,8 +404,8 @@ def rounds(fan_out: Array) -> Array:
     return np.asarray(np.ceil(np.log2(fan_out)))
 
 
-def active(fan_out: Array) -> Array:
-    """Return 1 where a level joins several units of the group, else 0: a level with one unit carries no traffic.
+def has_several_units(fan_out: Array) -> Array:
+    """Return 1 where a level joins several members (GPUs, nodes or racks) of the group, else 0.
 
     Parameters
     ----------
@@ -420,7 +420,7 @@ def active(fan_out: Array) -> Array:
 
 
 def remote_share(fan_out: Array) -> Array:
-    """Compute (n - 1) / n, the share of a buffer that belongs to the other units.
+    """Compute (n - 1) / n, the share of a buffer that other ranks (or nodes) hold.
 
     Parameters
     ----------
@@ -435,7 +435,7 @@ def remote_share(fan_out: Array) -> Array:
 
 
 def tree_imbalance(units: Numeric) -> Array:
-    """Compute the ratio of the bytes of the busiest unit of a double binary tree to those of the mean unit.
+    """Compute the bytes of a double binary tree's busiest member, relative to the mean.
 
     Parameters
     ----------

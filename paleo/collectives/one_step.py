@@ -17,14 +17,14 @@ from paleo.collectives.base import (
     LevelTraffic,
     Numeric,
     Traffic,
-    active,
     add_algorithm,
-    members_below,
+    doubling_rounds,
+    has_several_units,
+    level_instances,
     one_level_at_a_time,
     ranks_of,
+    ranks_per_member,
     remote_share,
-    rounds,
-    units_above,
 )
 from paleo.collectives.trees import double_tree_all_reduce, double_tree_broadcast
 
@@ -38,25 +38,29 @@ def _all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     The inner level costs 2 alpha + beta S (1 + 1/P), the outer ones 2 alpha log2 N + 2 beta S (N-1)/N. The switch reads
     the whole buffer S of each rank and adds; each rank then multicasts its 1/P of the sum.
     """
-    inner = LevelTraffic(2.0 * active(group[0]), payload * (1.0 + 1.0 / group[0]) * active(group[0]))
+    inner = LevelTraffic(
+        2.0 * has_several_units(group[0]), payload * (1.0 + 1.0 / group[0]) * has_several_units(group[0])
+    )
     return _with_outer_trees(inner, payload, group, double_tree_all_reduce)
 
 
 def _reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Count alpha + beta S of one level: the switch reads every buffer and sends 1/P of the sum to each rank."""
-    return Traffic.of(LevelTraffic(active(group[0]), payload * active(group[0]))) + _outer_ring(payload, group, 1.0)
+    return Traffic.of(LevelTraffic(has_several_units(group[0]), payload * has_several_units(group[0]))) + _outer_ring(
+        payload, group, 1.0
+    )
 
 
 def _all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Count alpha + beta S (P-1)/P: each rank multicasts its shard; receiving (P-1)/P of the payload is the limit."""
     return _outer_ring(payload, group, 0.0) + Traffic.of(
-        LevelTraffic(active(group[0]), remote_share(group[0]) * payload)
+        LevelTraffic(has_several_units(group[0]), remote_share(group[0]) * payload)
     )
 
 
 def _broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Count one multicast inside the switch: alpha + beta S."""
-    inner = LevelTraffic(active(group[0]), payload * active(group[0]))
+    inner = LevelTraffic(has_several_units(group[0]), payload * has_several_units(group[0]))
     return _with_outer_trees(inner, payload, group, double_tree_broadcast)
 
 
@@ -77,7 +81,11 @@ def _outer_ring(payload: Array, group: tuple[Array, ...], reduced: float) -> Tra
     share = remote_share(units) * payload
     hops = np.maximum(units - 1.0, 1.0)
     levels = [
-        LevelTraffic((fan_out - 1.0) * above, share * active(fan_out), reduced * share * (fan_out - 1.0) * above / hops)
+        LevelTraffic(
+            (fan_out - 1.0) * above,
+            share * has_several_units(fan_out),
+            reduced * share * (fan_out - 1.0) * above / hops,
+        )
         for fan_out, above in zip(group[1:], (ranks_of(group[i + 1 :]) for i in range(1, len(group))), strict=True)
     ]
     return Traffic.of(LevelTraffic(), *levels)
@@ -107,7 +115,9 @@ add_algorithm(
 
 def _send_recv(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Count one message: alpha + beta S over the outermost level that the group spans, through one sender's ports."""
-    crosses = [active(fan_out) * (above == 1) for fan_out, above in zip(group, units_above(group), strict=True)]
+    crosses = [
+        has_several_units(fan_out) * (above == 1) for fan_out, above in zip(group, level_instances(group), strict=True)
+    ]
     return Traffic.of(*(LevelTraffic(cross, cross * payload, senders=1.0) for cross in crosses))
 
 
@@ -116,8 +126,10 @@ def _pairwise_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     ranks = ranks_of(group)
     return Traffic.of(
         *(
-            LevelTraffic((fan_out - 1.0) * inside, inside * payload * (ranks - inside) / ranks * active(fan_out))
-            for fan_out, inside in zip(group, members_below(group), strict=True)
+            LevelTraffic(
+                (fan_out - 1.0) * inside, inside * payload * (ranks - inside) / ranks * has_several_units(fan_out)
+            )
+            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         )
     )
 
@@ -126,8 +138,8 @@ def _bruck_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Count alpha log2 P + beta (S/2) log2 P: in every round each rank forwards half of its buffer."""
     return one_level_at_a_time(
         [
-            LevelTraffic(rounds(fan_out), 0.5 * rounds(fan_out) * inside * payload)
-            for fan_out, inside in zip(group, members_below(group), strict=True)
+            LevelTraffic(doubling_rounds(fan_out), 0.5 * doubling_rounds(fan_out) * inside * payload)
+            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
     )
 
@@ -176,12 +188,14 @@ def _parameter_server_all_reduce(payload: Array, group: tuple[Array, ...], *, se
     """
     ranks = ranks_of(group)
     levels = []
-    for fan_out, inside in zip(group, members_below(group), strict=True):
+    for fan_out, inside in zip(group, ranks_per_member(group), strict=True):
         senders = np.where(inside == 1, ranks, ranks - inside)
         servers_inside = np.maximum(1.0, servers * inside / ranks)
-        busy = active(fan_out)
+        busy = has_several_units(fan_out)
         levels.append(LevelTraffic(2.0 * busy, 2.0 * senders * servers_inside / servers * payload * busy))
-    levels[0] = LevelTraffic(levels[0].steps, levels[0].wire_bytes, ranks * payload / servers * active(ranks))
+    levels[0] = LevelTraffic(
+        levels[0].steps, levels[0].wire_bytes, ranks * payload / servers * has_several_units(ranks)
+    )
     return Traffic.of(*levels)
 
 
@@ -202,10 +216,10 @@ def _root_exchange(payload: Array, group: tuple[Array, ...], *, times: float, re
         *(
             LevelTraffic(
                 steps=times * (fan_out - 1.0) * inside,
-                wire_bytes=times * (ranks - inside) * payload * active(fan_out),
+                wire_bytes=times * (ranks - inside) * payload * has_several_units(fan_out),
                 reduced_bytes=reduced * (fan_out - 1.0) * inside * payload,
             )
-            for fan_out, inside in zip(group, members_below(group), strict=True)
+            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         )
     )
 

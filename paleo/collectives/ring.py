@@ -19,14 +19,14 @@ from paleo.collectives.base import (
     Array,
     LevelTraffic,
     Traffic,
-    active,
     add_algorithm,
-    members_below,
+    has_several_units,
+    level_instances,
     one_level_at_a_time,
     outer_first,
     ranks_of,
+    ranks_per_member,
     remote_share,
-    units_above,
 )
 
 
@@ -37,12 +37,12 @@ def _ring_passes(payload: Array, group: tuple[Array, ...], *, passes: float, sha
     Reduced bytes (``reduced`` times the share) are divided among the levels in proportion to their hops.
     """
     total_hops = np.maximum(ranks_of(group) - 1.0, 1.0)
-    hops_of = [(fan_out - 1.0) * above for fan_out, above in zip(group, units_above(group), strict=True)]
+    hops_of = [(fan_out - 1.0) * above for fan_out, above in zip(group, level_instances(group), strict=True)]
     return Traffic.of(
         *(
             LevelTraffic(
                 steps=passes * hops,
-                wire_bytes=passes * share * payload * active(fan_out),
+                wire_bytes=passes * share * payload * has_several_units(fan_out),
                 reduced_bytes=reduced * share * payload * hops / total_hops,
             )
             for fan_out, hops in zip(group, hops_of, strict=True)
@@ -67,7 +67,7 @@ def _ring_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 def _ring_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Count a pipelined chain: alpha (P-1) + beta S. Pieces are so small that filling the chain costs latency only."""
-    return _ring_passes(payload, group, passes=1.0, share=active(ranks_of(group)), reduced=0.0)
+    return _ring_passes(payload, group, passes=1.0, share=has_several_units(ranks_of(group)), reduced=0.0)
 
 
 def _level_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -75,7 +75,7 @@ def _level_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     return one_level_at_a_time(
         [
             LevelTraffic(fan_out - 1.0, remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside)
-            for fan_out, inside in zip(group, members_below(group), strict=True)
+            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
     )
 
@@ -101,23 +101,23 @@ def _level_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     return one_level_at_a_time(
         [
             LevelTraffic(fan_out - 1.0, inside * remote_share(fan_out) * payload)
-            for fan_out, inside in zip(group, members_below(group), strict=True)
+            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
     )
 
 
 def _along_all_dimensions(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:
     """Count ``times`` S (P-1)/P sent by each chip, divided equally among the dimensions with more than one unit."""
-    dimensions = np.maximum(sum((active(extent) for extent in group), np.zeros(())), 1.0)
+    dimensions = np.maximum(sum((has_several_units(extent) for extent in group), np.zeros(())), 1.0)
     share = remote_share(ranks_of(group)) * payload / dimensions
     return Traffic.of(
         *(
             LevelTraffic(
                 steps=times * np.floor(extent / 2.0),
-                wire_bytes=times * inside * share * active(extent),
-                reduced_bytes=reduced * share * active(extent),
+                wire_bytes=times * inside * share * has_several_units(extent),
+                reduced_bytes=reduced * share * has_several_units(extent),
             )
-            for extent, inside in zip(group, members_below(group), strict=True)
+            for extent, inside in zip(group, ranks_per_member(group), strict=True)
         )
     )
 
@@ -141,8 +141,8 @@ def _torus_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Count alpha sum(n/2) + beta S n/4 over the longest dimension, whose middle half of all messages cross."""
     return Traffic.of(
         *(
-            LevelTraffic(np.floor(extent / 2.0), inside * payload * extent / 4.0 * active(extent))
-            for extent, inside in zip(group, members_below(group), strict=True)
+            LevelTraffic(np.floor(extent / 2.0), inside * payload * extent / 4.0 * has_several_units(extent))
+            for extent, inside in zip(group, ranks_per_member(group), strict=True)
         )
     )
 

@@ -12,13 +12,13 @@ from paleo.collectives.base import (
     Array,
     LevelTraffic,
     Traffic,
-    active,
     add_algorithm,
-    members_below,
+    doubling_rounds,
+    has_several_units,
     one_level_at_a_time,
     outer_first,
+    ranks_per_member,
     remote_share,
-    rounds,
 )
 
 # Butterfly collectives: in every round each rank exchanges with a partner twice as far away
@@ -31,8 +31,12 @@ def _butterfly_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """
     return one_level_at_a_time(
         [
-            LevelTraffic(rounds(fan_out), rounds(fan_out) * inside * payload, rounds(fan_out) * payload)
-            for fan_out, inside in zip(group, members_below(group), strict=True)
+            LevelTraffic(
+                doubling_rounds(fan_out),
+                doubling_rounds(fan_out) * inside * payload,
+                doubling_rounds(fan_out) * payload,
+            )
+            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
     )
 
@@ -45,8 +49,10 @@ def _reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """
     return one_level_at_a_time(
         [
-            LevelTraffic(rounds(fan_out), remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside)
-            for fan_out, inside in zip(group, members_below(group), strict=True)
+            LevelTraffic(
+                doubling_rounds(fan_out), remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside
+            )
+            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
     )
 
@@ -54,7 +60,9 @@ def _reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
 def _all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Count recursive doubling: alpha log2 P + beta S (P-1)/P, the outer level first."""
     return outer_first(
-        one_level_at_a_time([LevelTraffic(rounds(fan_out), remote_share(fan_out) * payload) for fan_out in group])
+        one_level_at_a_time(
+            [LevelTraffic(doubling_rounds(fan_out), remote_share(fan_out) * payload) for fan_out in group]
+        )
     )
 
 
@@ -98,7 +106,11 @@ def _binomial_tree(payload: Array, group: tuple[Array, ...], *, reduced: float) 
     """Count the messages of one pass up a binomial tree: log2 f rounds a level, each with the whole payload."""
     return one_level_at_a_time(
         [
-            LevelTraffic(rounds(fan_out), rounds(fan_out) * payload, reduced * rounds(fan_out) * payload)
+            LevelTraffic(
+                doubling_rounds(fan_out),
+                doubling_rounds(fan_out) * payload,
+                reduced * doubling_rounds(fan_out) * payload,
+            )
             for fan_out in group
         ]
     )
@@ -138,9 +150,11 @@ def double_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     return Traffic.of(
         *(
             LevelTraffic(
-                2.0 * rounds(fan_out), 2.0 * remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside
+                2.0 * doubling_rounds(fan_out),
+                2.0 * remote_share(fan_out) * payload,
+                remote_share(fan_out) * payload / inside,
             )
-            for fan_out, inside in zip(group, members_below(group), strict=True)
+            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         )
     )
 
@@ -159,7 +173,9 @@ def double_tree_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
     -------
     Traffic
     """
-    return Traffic.of(*(LevelTraffic(rounds(fan_out), payload * active(fan_out)) for fan_out in group))
+    return Traffic.of(
+        *(LevelTraffic(doubling_rounds(fan_out), payload * has_several_units(fan_out)) for fan_out in group)
+    )
 
 
 def _chain_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:

@@ -69,7 +69,7 @@ class SummedGradient:
 
     @property
     def peers(self) -> Array:
-        """Other ranks of the group: P - 1."""
+        """Number of other ranks of the group, P - 1."""
         return np.asarray(np.maximum(np.asarray(self.ranks, dtype=np.float64) - 1.0, 0.0))
 
 
@@ -139,11 +139,11 @@ class Coding:
 
 
 class Compression(Protocol):
-    """Protocol of a method of compression with its arguments."""
+    """Protocol of a gradient compression method (top-k, PowerSGD, …) with its arguments."""
 
     @property
     def summary(self) -> str:
-        """Description of the method in a few words."""
+        """Description of the compression method in a few words."""
 
     @property
     def reference(self) -> str:

@@ -156,7 +156,7 @@ class Cycle:
 
 
 class Consistency(Protocol):
-    """A consistency model with its arguments, frozen."""
+    """Consistency model of data-parallel workers (BSP, SSP, asynchronous) with its arguments."""
 
     @property
     def summary(self) -> str:

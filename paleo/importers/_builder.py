@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from paleo.errors import PaleoError, SpecError
 from paleo.importers._trace import Call, Value
-from paleo.layers.base import LAYERS, Choices, frozen, with_gradients_as_needed
+from paleo.layers.base import LAYERS, Choices, with_frozen_weights, with_gradients_as_needed
 from paleo.operations.base import Operation, parameters_of
 from paleo.operations.tensor import Size, Tensor, precision
 from paleo.registry import Registry
@@ -147,7 +147,9 @@ class Builder:
             layer = LAYERS[kind].model_validate(stated | ({"tie": f"tied{id(tie)}"} if tie is not None else {}))
             tensors = tuple(source.tensor for source in sources)
             expansion = layer.expand(name, tensors, _UNFUSED)
-            expansion = with_gradients_as_needed(frozen(expansion) if self.untrained else expansion, tensors)
+            expansion = with_gradients_as_needed(
+                with_frozen_weights(expansion) if self.untrained else expansion, tensors
+            )
         except (PaleoError, ValidationError, ValueError, KeyError) as error:
             raise UntranslatableError(str(error)) from None
         holders = [source.holder for source in sources]

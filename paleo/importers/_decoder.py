@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from paleo.errors import SpecError
-from paleo.importers.configuration import LONGEST_SEQ, Config, Entry, Model, UnreadHeadError, labels
+from paleo.importers.configuration import LONGEST_SEQ, Config, Entry, Model, UnreadHeadError, class_count
 
 Layer = tuple[Mapping[str, Any], Entry]
 
@@ -155,7 +155,7 @@ def _head(config: Config, decoder: Decoder) -> list[Entry]:
         tie = {"tie": "embed"} if decoder.tied else {}
         projection = {"features": "=vocab", "dim": "vocab", "bias": decoder.head_bias} | tie
         return [{"name": "head", "linear": projection}, "cross_entropy"]
-    classes = {"features": labels(config), "dim": "classes"}
+    classes = {"features": class_count(config), "dim": "classes"}
     if kind == "ForSequenceClassification":  # every position is scored, then the last one is selected
         return [{"name": "head", "linear": classes | {"bias": False}}, "select", "cross_entropy"]
     if kind == "Model":

@@ -14,7 +14,7 @@ from typing import Any
 
 from paleo.errors import SpecError
 from paleo.files import exists, is_file, is_folder
-from paleo.specs.catalog import SIXTEEN_BITS, entries, hub_ids, named_format, nearest, resolve_spelling
+from paleo.specs.catalog import SIXTEEN_BITS, entries, hub_ids, named_format, nearest_entries_hint, resolve_spelling
 from paleo.specs.loading import parse_yaml
 from paleo.specs.model import SOURCES, ModelSpec, load_model, model_from
 
@@ -90,7 +90,8 @@ def _hub_id(text: str) -> ModelSpec | None:
     if twin is None:
         raise SpecError(
             f"{text}: its configuration is not in the cache of Hugging Face ({_cache()}), and the catalog has no "
-            f"network of this id; {nearest(text, hub_ids())}. `hf download {text} config.json` puts it there; "
+            f"network of this id; {nearest_entries_hint(text, hub_ids())}. "
+            f"`hf download {text} config.json` puts it there; "
             "paleo downloads nothing"
         )
     lacking = "is not in the local cache" if cached is None else f"is refused{problem}"
@@ -107,9 +108,11 @@ def _from_configuration(file: Path, text: str, name: str) -> ModelSpec:
 
 def _read_back(mapping: Mapping[str, Any], text: str, name: str, remarks: Sequence[str] = ()) -> ModelSpec:
     """Return the network of a mapping as if it were written to a file and read; messages call it ``text``."""
-    from paleo.importers.model import checked
+    from paleo.importers.model import validated_yaml
 
-    return model_from({**parse_yaml(checked(mapping), where=text), "name": name, "remarks": tuple(remarks)}, text)
+    return model_from(
+        {**parse_yaml(validated_yaml(mapping), where=text), "name": name, "remarks": tuple(remarks)}, text
+    )
 
 
 def _cache() -> Path:

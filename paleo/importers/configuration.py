@@ -188,7 +188,7 @@ class Config(Mapping[str, Any]):
         return Config(value, f"{self.path}: {key}")
 
     def listed(self, key: str) -> list[Any]:
-        """Return a list, empty if the key is missing.
+        """Return the list under a key; empty if the key is missing.
 
         Parameters
         ----------
@@ -211,7 +211,7 @@ class Config(Mapping[str, Any]):
         return value or []
 
     def marked(self, key: str, words: str, word: str, layers: int) -> list[bool]:
-        """Return whether each layer is of a kind; all are if neither key is present.
+        """Return for each layer whether it is of a kind, such as MoE; all True if neither key is present.
 
         Parameters
         ----------
@@ -344,7 +344,7 @@ def chosen_keys(config: Config) -> tuple[str, int] | None:
     return None
 
 
-def labels(config: Config) -> int:
+def class_count(config: Config) -> int:
     """Return the number of classes of a classifier.
 
     Parameters
@@ -362,7 +362,7 @@ def labels(config: Config) -> int:
 
 
 def architecture(config: Config, prefixes: Sequence[str], default: str) -> str:
-    """Return the head of a network, such as ``ForMaskedLM`` of ``BertForMaskedLM``.
+    """Return the suffix that names a network's head: ``ForMaskedLM`` of ``BertForMaskedLM``.
 
     Parameters
     ----------

@@ -196,8 +196,8 @@ TOLERANCE = 0.0005
 _WITHOUT_FLOPS = frozenset({"cat", "view", "slice"})
 
 
-def translated(trace: Trace) -> ImportedNetwork:
-    """Translate all calls of a trace to entries, in their order."""
+def trace_entries(trace: Trace) -> ImportedNetwork:
+    """Translate the calls of a trace to layer entries of a model file, in order."""
     builder = Builder(trace)
     for call in trace.calls:
         try:
@@ -304,7 +304,7 @@ def model_of(trace: Trace, *, title: str, source: str, sizes: Mapping[str, int],
     dict of str to Any
         The mapping.
     """
-    network = translated(recognise(trace))
+    network = trace_entries(recognise(trace))
     writer = _Writer(network)
     ending = _loss(network) if loss == "auto" else None
     layers = writer.network_lines(fold(network.entries), ending)
@@ -543,8 +543,8 @@ def to_yaml(model: Mapping[str, Any]) -> str:
     return text
 
 
-def checked(model: Mapping[str, Any]) -> str:
-    """Write a model file and read it back to check that both agree.
+def validated_yaml(model: Mapping[str, Any]) -> str:
+    """Write a model as YAML text, after checking that reading it gives the same model.
 
     Parameters
     ----------

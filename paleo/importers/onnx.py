@@ -61,7 +61,7 @@ def take_branches(onnx: Any, graph: Any, truth: Callable[[Any], bool | None]) ->
     return taken
 
 
-def longer(node: Any) -> bool:
+def true_branch_is_longer(node: Any) -> bool:
     """Return True if the branch taken where a condition is true has at least as many nodes as the other."""
     sizes = {attribute.name: _size(attribute.g) for attribute in node.attribute if attribute.HasField("g")}
     return sizes.get("then_branch", 0) >= sizes.get("else_branch", 0)
@@ -410,7 +410,7 @@ class _Reader:
                 del self.graph.value_info[:]
                 continue
             changed = self._fold_shapes(shapes) | self._add_shapes(shapes) | self._take_branches(self._condition)
-            if not changed and self._take_branches(longer):
+            if not changed and self._take_branches(true_branch_is_longer):
                 self.notes = ["of a condition on data the longer branch is read"]
             elif not changed:
                 break

@@ -18,7 +18,7 @@ from paleo.importers._decoder import folded as folded
 from paleo.importers._library_models import known_to_library, traced
 from paleo.importers.configuration import FAMILIES as FAMILIES
 from paleo.importers.configuration import INDEXED, Config, Model, UnreadHeadError, chosen_keys, read_config
-from paleo.importers.model import RECOGNISED, UNRECOGNISED, checked
+from paleo.importers.model import RECOGNISED, UNRECOGNISED, validated_yaml
 from paleo.importers.onnx import LARGEST
 from paleo.importers.onnx import from_onnx as onnx_mapping
 from paleo.importers.quantized import configured_format
@@ -154,7 +154,7 @@ class Import:
         return {"file": path, **counts, "unknown": list(self.unknown), "notes": self.model.notes}
 
 
-def imported(
+def import_network(
     kind: str, source: str, *, inputs: Sequence[str] = (), sizes: Mapping[str, int] | None = None, loss: str = "auto"
 ) -> Import:
     """Import a network that was written for another library.
@@ -211,7 +211,7 @@ def imported_mapping(mapping: Mapping[str, Any], name: str = "imported.yaml") ->
     Import
         The model, its text and its graph.
     """
-    text = checked(mapping)
+    text = validated_yaml(mapping)
     model = model_from(parse_yaml(text, where=name), name)
     return Import(text, model, build_graph(model, batch=1))
 
@@ -305,7 +305,7 @@ def from_hf(config: str | Path, *, seq: int | None = None) -> ModelSpec:
         If the family is unknown or a key is not valid.
     """
     sizes = {} if seq is None else {"seq": checked_count("seq", seq, 1, LARGEST - 1)}
-    return imported("hf", str(config), sizes=sizes).model
+    return import_network("hf", str(config), sizes=sizes).model
 
 
 def from_onnx(file: str | Path, *, sizes: Mapping[str, int] | None = None, loss: str = "auto") -> ModelSpec:
@@ -333,7 +333,7 @@ def from_onnx(file: str | Path, *, sizes: Mapping[str, int] | None = None, loss:
     if not isinstance(sizes, Mapping | None):
         raise SpecError(f"sizes: {sizes!r:.60}: expected a mapping of named dims, such as {{'seq': 128}}")
     stated = {str(name): checked_count(f"sizes: {name}:", size, 1, LARGEST - 1) for name, size in (sizes or {}).items()}
-    return imported("onnx", str(file), sizes=stated, loss=loss).model
+    return import_network("onnx", str(file), sizes=stated, loss=loss).model
 
 
 def from_module_import(module: Any, inputs: Sequence[InputSpec], *, loss: str = "auto") -> Import:

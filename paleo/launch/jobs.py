@@ -326,7 +326,7 @@ def files_of(launcher: Launcher, job: JobPlan, path: str) -> dict[str, str]:
     return files
 
 
-def before_launch(prediction: Prediction, file: str = "") -> str:
+def preparation_steps(prediction: Prediction, file: str = "") -> str:
     """Return what must be done before the launch settings of a plan start it.
 
     Parameters
@@ -465,9 +465,9 @@ def _with_deepspeed_files(paths: Sequence[str | Path]) -> list[Path]:
             named = JsonFile().settings(_text(path), str(path)).get("deepspeed")
             if not isinstance(named, str):
                 continue
-            from paleo.specs.loading import below
+            from paleo.specs.loading import path_in_folder
 
-            place = below(Path(path).parent, named)
+            place = path_in_folder(Path(path).parent, named)
             known = {Path(other).resolve() for other in paths}
             if is_file(place) and place.resolve() not in known:
                 neighbours.append(place)
@@ -596,14 +596,14 @@ def network_of(job: FileJob) -> ModelSpec | None:
     if isinstance(job.network, str):
         return load_model(job.network, run_code=False)
     from paleo.importers.configuration import FAMILIES, Config
-    from paleo.importers.model import checked
+    from paleo.importers.model import validated_yaml
     from paleo.specs.loading import parse_yaml
     from paleo.specs.model import model_from
 
     family = str(job.network["model_type"])
     mapping = dict(FAMILIES[family](Config(job.network, "launch file")))
     mapping |= {"title": f"{family} by the sizes of a launch file", "source": "sizes of a launch file"}
-    data = parse_yaml(checked(mapping), where="launch file")
+    data = parse_yaml(validated_yaml(mapping), where="launch file")
     return model_from({**data, "name": f"{family}-of-file", "remarks": (_REMARK,)}, "launch file")
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, NORM_FLOPS, Choices, Expansion, Layer, describe, project, vector
 from paleo.operations.base import MemoryPass, Operation
-from paleo.operations.contraction import Contraction, FusedAttention, SteppedGradient, visible_share
+from paleo.operations.contraction import Contraction, FusedAttention, LoopGradientSum, visible_share
 from paleo.operations.tensor import Rotation, Size, Tensor
 
 #: Calls of the host, forward and backward.
@@ -468,7 +468,7 @@ class AdditiveAttention(Layer):
                 MemoryPass(weighted.name, "elementwise", (mixed,), weighted, (), (mixed,), calls=calls),
             )
             sizes: dict[str, Size] = {query.dims[1]: query.sizes[1]} | dict(zip(source.dims, source.sizes, strict=True))
-            sums = (SteppedGradient(each, steps) for each in (keys, source.reshaped(sizes, name=f"{name}.memory")))
+            sums = (LoopGradientSum(each, steps) for each in (keys, source.reshaped(sizes, name=f"{name}.memory")))
             mixing, mixed = (*passes, *sums), weighted
         weight, scores = vector(f"{name}.weight", pairs, "units"), pairs.without("units", name=f"{name}.scores")
         weights, context = scores.like(f"{name}.softmax"), Tensor(name, x.dims, (*x.sizes[:2], memory.sizes[-1]))

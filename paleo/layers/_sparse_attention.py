@@ -10,14 +10,14 @@ from pydantic import PositiveInt
 from paleo.errors import GraphError
 from paleo.layers._attention import Attention, LatentAttention, normed, rotate
 from paleo.layers.base import LAYERS, NORM_FLOPS, Choices, Expansion, Layer, project, vector
-from paleo.operations.base import Kind, MemoryPass, Operation, add_kind
+from paleo.operations.base import MemoryPass, Operation, OperationKind, add_kind
 from paleo.operations.contraction import Contraction, FusedAttention, visible_share
 from paleo.operations.tensor import Size, Tensor
 
 # Sparse attention over keys that an indexer selects: latent vectors (DeepSeek-V3.2, GLM 5) or blocks of keys
 # (MiniMax M3)
 
-add_kind(Kind("key_top_k", "the keys with the highest scores of each query"))
+add_kind(OperationKind("key_top_k", "the keys with the highest scores of each query"))
 #: FLOP per score of a top-k selection: the passes of a radix selection over four bytes.
 TOP_K_FLOPS = 4.0
 

@@ -417,7 +417,7 @@ def option(value: Any, length: int, *, field: str, name: str) -> tuple[int, ...]
     return values
 
 
-def frozen(expansion: Expansion) -> Expansion:
+def with_frozen_weights(expansion: Expansion) -> Expansion:
     """Mark the weights of a layer as not trained.
 
     Parameters

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
-from paleo.operations.base import KINDS, Kernel, Kind, MemoryPass, Phase, add_kind
+from paleo.operations.base import KINDS, Kernel, MemoryPass, OperationKind, Phase, add_kind
 from paleo.operations.contraction import Contraction
 from paleo.operations.tensor import Precision, Size, Tensor, split_all
 
@@ -169,7 +169,7 @@ def _table(name: str, parameters: int) -> tuple[Tensor, ...]:
     return (Tensor(f"{name}.weight", ("entries",), (parameters,), "parameter"),) if parameters else ()
 
 
-add_kind(Kind("opaque", "a function that an importer did not know"))
+add_kind(OperationKind("opaque", "a function that an importer did not know"))
 
 
 @LAYERS.register("opaque")

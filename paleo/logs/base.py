@@ -21,7 +21,7 @@ from typing import TextIO
 from paleo.errors import SpecError, near
 from paleo.files import GZIP, require_regular
 from paleo.registry import Registry
-from paleo.units import MICROSECOND, counted
+from paleo.units import MICROSECOND, with_noun
 
 #: Most lines of a log that are read, most characters of a line, and of all lines. Ten steps are enough for an audit.
 MOST_LINES, LONGEST_LINE, MOST_CHARACTERS = 200_000, 4_096, 2**28
@@ -158,11 +158,12 @@ def _remarks(lines: list[str]) -> Iterator[str]:
     """Yield sentences about steps that were lost, and about step numbers that go back."""
     lost = sum(_LOST.search(line) is not None or _NO_NUMBER.search(line) is not None for line in lines)
     if lost:
-        yield f"{lost} of {counted(len(lines), 'record')} report skipped steps or values that are not a number (NaN)"
+        yield f"{lost} of {with_noun(len(lines), 'record')} report skipped steps or values that are not a number (NaN)"
     numbers = [int(match[1]) for match in map(_STEP_NUMBER.search, lines) if match is not None]
     back = sum(later < earlier - 1 for earlier, later in pairwise(numbers))
     if back:
-        yield f"numbers of steps go back {counted(back, 'time')}: the file holds several runs, or one that was resumed"
+        times = with_noun(back, "time")
+        yield f"numbers of steps go back {times}: the file holds several runs, or one that was resumed"
 
 
 def _records(reader: Reader, lines: list[str]) -> Iterator[StepRecord]:

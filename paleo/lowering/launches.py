@@ -198,7 +198,7 @@ def _passes(fused: tuple[Kernel, ...], elements: float, steps: Sequence[tuple[fl
 
 
 def section_nodes(nodes: Sequence[Node], chains: Chains) -> list[slice]:
-    """Divide layers, in order, into sections: repeated blocks and single layers.
+    """Divide the layers into sections, in order; a section is a repeated block or a single layer.
 
     Parameters
     ----------
@@ -370,7 +370,7 @@ class Checkpoints:
     modules: tuple[str, ...] = (CORE.name,)
 
     def recomputed(self, operation: Operation, left_out: frozenset[str]) -> float:
-        """Return the additional runs of an operation under full recomputation.
+        """Return how many times more an operation runs under full recomputation: 0 or 1.
 
         Parameters
         ----------
@@ -387,7 +387,7 @@ class Checkpoints:
         return 0.0 if self.stops_early and operation.name in left_out else 1.0
 
     def selected(self, node: Node, operation: Operation, left_out: frozenset[str]) -> float:
-        """Return the additional runs of an operation under selective recomputation.
+        """Return how many times more an operation runs under selective recomputation.
 
         Parameters
         ----------
@@ -486,7 +486,7 @@ BesideDispatch = Literal["shared experts", "microbatch"]
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Way in which tokens are sent to their experts.
+    """Method of dispatching tokens to experts (MoE all-to-all).
 
     With ``targets`` a token is sent once to each of these nodes or devices, even if several of its experts are there;
     with None it is sent once to each expert. ``beside`` is the computation that overlaps with the exchange.
@@ -498,7 +498,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class LoweringOptions:
-    """Choices of the software for how a rank's work runs."""
+    """Software choices for lowering a layer graph to kernels: fusion, recomputation, MoE dispatch."""
 
     #: Chains of element-wise passes that are one kernel.
     chains: Chains = "none"
@@ -513,7 +513,7 @@ class LoweringOptions:
 
 
 class SectionCheckpoints(NamedTuple):
-    """Effect of recomputation on one section.
+    """Operations to recompute and tensors not to save in one section (a run of equal layers).
 
     ``spared`` are names of operations that are not recomputed, ``freed`` names of tensors that are not saved. ``flags``
     hold, for each operation of each layer, its additional runs under full and selective recomputation. ``recomputed``

@@ -40,8 +40,8 @@ from paleo.operations.contraction import Contraction, FusedAttention, weight_mat
 from paleo.parallel.propagation import (
     Communication,
     PlacedNode,
+    deduplicated_dispatch_share,
     dispatched_tokens,
-    distinct_target_share,
     experts_per_token,
     propagate,
     without_regather,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CountedKernel:
-    """Kernel of one iteration of its section, with the number of its runs.
+    """Kernel of one layer of a section (a run of equal layers), with the number of its runs.
 
     ``times`` is above 1 for a block folded inside the section's block, and below 1 for a kernel of some iterations
     only. ``recomputed`` and ``selected`` are additional runs per run under full and selective recomputation. ``sorts``
@@ -82,7 +82,7 @@ class CountedKernel:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Collective of one layer iteration.
+    """Collective of one layer, with its payload and the computation that it can overlap.
 
     Attributes
     ----------
@@ -141,11 +141,11 @@ class Transfer:
         if self.spread is None or dispatch.targets is None:
             return 1.0
         visited, experts, devices = self.spread
-        return distinct_target_share(visited, experts, dispatch.targets if self.dispatches else devices)
+        return deduplicated_dispatch_share(visited, experts, dispatch.targets if self.dispatches else devices)
 
     @property
     def hides_behind(self) -> Literal["nothing", "section", "core", "products", BesideDispatch]:
-        """Computation with which the collective can overlap.
+        """Name of the computation with which the collective can overlap.
 
         It is the section, the core of attention (a ring of keys), products with weights, shared experts, or another
         microbatch.
@@ -223,14 +223,14 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The work of one rank in one pass over its share of the batch: sections in forward order."""
+    """Kernels and collectives of one rank for one microbatch, by section (run of equal layers), in forward order."""
 
     sections: tuple[Section, ...]
     ties: tuple[TiedParameter, ...] = ()
 
     @property
     def parameters(self) -> float:
-        """Parameter elements on this rank."""
+        """Number of parameters on this rank, over all sections."""
         return sum(section.parameters * section.repeat for section in self.sections)
 
     @property
@@ -262,7 +262,7 @@ class Program:
 def lower(
     graph: Graph, placement: Placement, mesh: Mesh, precision: Precision, options: LoweringOptions | None = None
 ) -> Program:
-    """Lower a network to the program of the rank with the most work.
+    """Lower a network to the kernels and collectives of the rank with the most work.
 
     Parameters
     ----------

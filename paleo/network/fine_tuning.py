@@ -152,7 +152,7 @@ class _PackedProduct(Contraction):
 
 
 @CHANGES.register("fine-tuning")
-def fine_tuned(graph: Graph, run: Run) -> Graph:
+def with_fine_tuning(graph: Graph, run: Run) -> Graph:
     """Freeze what a run does not train, and add adapters next to products.
 
     Gradients go back as far as the first trained weight; earlier layers have no backward pass. Iterations of a folded

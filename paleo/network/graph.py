@@ -24,7 +24,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paleo.errors import GraphError, SpecError, near
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, frozen, with_gradients_as_needed
+from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, with_frozen_weights, with_gradients_as_needed
 from paleo.operations.base import Operation, parameters_of, with_parameters_of
 from paleo.operations.tensor import Size, Tensor
 from paleo.registry import Registry
@@ -507,7 +507,7 @@ class _Builder:
         for size in expansion.out.sizes:
             if not 1 <= size < MAX_SIZE:
                 raise self._error(path, f"{name}: output {describe(expansion.out)} has an impossible size")
-        return with_gradients_as_needed(frozen(expansion) if untrained else expansion, sources)
+        return with_gradients_as_needed(with_frozen_weights(expansion) if untrained else expansion, sources)
 
     def _claim(self, name: str, path: Path) -> None:
         if name in self._taken:

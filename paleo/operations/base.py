@@ -28,8 +28,8 @@ from paleo.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """Traits that all memory passes of one name share."""
+class OperationKind:
+    """Properties shared by all memory-bound operations of one name, such as ``softmax`` or ``gelu``."""
 
     name: str
     meaning: str
@@ -61,11 +61,11 @@ class Kind:
     free_in_paleo: bool = False
 
 
-KINDS: Registry[Kind] = Registry("kind of pass")
+KINDS: Registry[OperationKind] = Registry("kind of pass")
 
 
-def add_kind(kind: Kind) -> Kind:
-    """Register a kind of memory pass under its own name.
+def add_kind(kind: OperationKind) -> OperationKind:
+    """Register a kind of memory-bound operation under its own name.
 
     Parameters
     ----------
@@ -80,19 +80,19 @@ def add_kind(kind: Kind) -> Kind:
     return KINDS.register(kind.name)(kind)
 
 
-add_kind(Kind("elementwise", "a function of each element", pointwise=True, free_in_paleo=True))
-add_kind(Kind("eager", "a function of each element in a kernel of its own, whatever compilers do"))
-add_kind(Kind("dropout", "zeroes a share of the elements at random", pointwise=True))
-add_kind(Kind("copy", "the same elements elsewhere", moves=True, merges_dims=True, free_in_paleo=True))
-add_kind(Kind("gather", "rows of a table, or tokens on their way to experts", moves=True, routes=True))
-add_kind(Kind("scatter", "tokens on their way back from experts", moves=True, routes=True))
-add_kind(Kind("reduce", "sums, means or maxima along dims", reduces=True, free_in_paleo=True))
-add_kind(Kind("select", "rows that are kept by their values", reduces=True, selects=True))
-add_kind(Kind("pool", "one number for each position of a sliding window"))
-add_kind(Kind("softmax", "softmax along rows", price="memory.softmax", row_statistics=3, free_in_paleo=True))
-add_kind(Kind("norm", "normalisation of rows", price="memory.layernorm", norm=True, free_in_paleo=True))
+add_kind(OperationKind("elementwise", "a function of each element", pointwise=True, free_in_paleo=True))
+add_kind(OperationKind("eager", "a function of each element in a kernel of its own, whatever compilers do"))
+add_kind(OperationKind("dropout", "zeroes a share of the elements at random", pointwise=True))
+add_kind(OperationKind("copy", "the same elements elsewhere", moves=True, merges_dims=True, free_in_paleo=True))
+add_kind(OperationKind("gather", "rows of a table, or tokens on their way to experts", moves=True, routes=True))
+add_kind(OperationKind("scatter", "tokens on their way back from experts", moves=True, routes=True))
+add_kind(OperationKind("reduce", "sums, means or maxima along dims", reduces=True, free_in_paleo=True))
+add_kind(OperationKind("select", "rows that are kept by their values", reduces=True, selects=True))
+add_kind(OperationKind("pool", "one number for each position of a sliding window"))
+add_kind(OperationKind("softmax", "softmax along rows", price="memory.softmax", row_statistics=3, free_in_paleo=True))
+add_kind(OperationKind("norm", "normalisation of rows", price="memory.layernorm", norm=True, free_in_paleo=True))
 add_kind(
-    Kind(
+    OperationKind(
         "batch_norm",
         "normalisation of channels by the statistics of a batch",
         norm=True,
@@ -101,9 +101,9 @@ add_kind(
         free_in_paleo=True,
     )
 )
-add_kind(Kind("feed", "states that the host copies out of one step and into the next", through_host=True))
-add_kind(Kind("rope", "rotary position embedding", price="memory.rope", free_in_paleo=True))
-add_kind(Kind("optimizer", "the update of parameters"))
+add_kind(OperationKind("feed", "states that the host copies out of one step and into the next", through_host=True))
+add_kind(OperationKind("rope", "rotary position embedding", price="memory.rope", free_in_paleo=True))
+add_kind(OperationKind("optimizer", "the update of parameters"))
 
 
 Phase = Literal["forward", "backward", "backward_weight", "update"]
@@ -141,8 +141,8 @@ class Kernel:
             _ = self.kind
 
     @property
-    def kind(self) -> Kind:
-        """Kind of a memory pass. Raises SpecError, with the nearest names, if it is not registered."""
+    def kind(self) -> OperationKind:
+        """Kind of the memory-bound operation. Raises SpecError, with the nearest names, for an unregistered kind."""
         return KINDS[self.operation]
 
     @property
@@ -161,7 +161,7 @@ def flat_pass(
     flops: float | None = None,
     calls: float = 1.0,
 ) -> Kernel:
-    """Build the kernel of an element-wise pass over ``count`` elements without row structure.
+    """Build the kernel of an element-wise operation over ``count`` elements.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ SHARED_EXPERTS = ".shared."
 
 
 class Operation(Protocol):
-    """Protocol of an operation: its tensors, its split over ranks, and its kernels."""
+    """Protocol of an operation (GEMM, attention, norm, …): its tensors, its sharding, and its kernels."""
 
     @property
     def name(self) -> str: ...
@@ -235,7 +235,7 @@ class Operation(Protocol):
         """Dims that can be split without partial sums in the output, such as windowed dims and rows of softmax."""
 
     def split(self, ways: Mapping[str, float]) -> Operation:
-        """Divide the operation among ranks.
+        """Return one rank's shard of the operation.
 
         Parameters
         ----------
@@ -429,7 +429,7 @@ class MemoryPass:
         _ = self.kind
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> OperationKind:
         """Traits of its kind. Raises SpecError, with the nearest names, if the kind is not registered."""
         return KINDS[self.operation]
 
@@ -446,7 +446,7 @@ class MemoryPass:
         return frozenset(self.reduces) | {window.out for window in self.windows}
 
     def split(self, ways: Mapping[str, float]) -> MemoryPass:
-        """Divide the pass among ranks.
+        """Return one rank's shard of the operation.
 
         Parameters
         ----------
@@ -609,7 +609,7 @@ class RecomputedChain:
         return 1.0, 2.0 / 3.0
 
     def split(self, ways: Mapping[str, float]) -> RecomputedChain:
-        """Divide the chain among ranks.
+        """Return one rank's shard of the chain.
 
         Parameters
         ----------
@@ -680,7 +680,7 @@ class RecomputedChain:
 
 
 class Matrix(NamedTuple):
-    """Weight matrices of one shape (rows, columns) on a rank, and their number (each expert has one)."""
+    """Weight matrices of one shape (rows, columns) on a rank; ``copies`` counts them (one per expert)."""
 
     rows: float
     columns: float
@@ -693,7 +693,7 @@ class Matrix(NamedTuple):
 
 
 class Product(NamedTuple):
-    """Matrix product (m x k)(k x n) of an optimizer update, ``times`` a step."""
+    """GEMM (m x k)(k x n) of an optimizer update, run ``times`` times per step."""
 
     m: float
     n: float
@@ -702,7 +702,7 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """FLOP of all products in one step."""
+        """FLOP of the GEMM over all its runs in one step."""
         return 2.0 * self.m * self.n * self.k * self.times
 
 

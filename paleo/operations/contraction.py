@@ -74,7 +74,7 @@ class Contraction:
         return 2.0 * math.prod(sizes.values())
 
     def split(self, ways: Mapping[str, float]) -> Contraction:
-        """Divide the product among ranks.
+        """Return one rank's shard of the contraction.
 
         Parameters
         ----------
@@ -150,7 +150,7 @@ class Contraction:
         return (*_of_one_call(kernels), *self._casts("backward", precision))
 
     def operands(self, precision: Precision) -> Precision:
-        """Return the formats of the product's operands.
+        """Return the number formats of the operands, given the run's precision.
 
         Parameters
         ----------
@@ -381,7 +381,7 @@ class FusedAttention:
         return frozenset({self.key.dims[1], self.query.dims[1]})
 
     def split(self, ways: Mapping[str, float]) -> FusedAttention:
-        """Divide attention among ranks.
+        """Return one rank's shard of attention.
 
         Parameters
         ----------
@@ -490,8 +490,8 @@ _LOOPED = {
 
 
 @dataclass(frozen=True, slots=True)
-class SteppedGradient:
-    """Sum over the steps of a loop of the gradient of a tensor that every step reads, such as encoder outputs.
+class LoopGradientSum:
+    """Gradient accumulation for a tensor that every step of a loop reads, such as encoder outputs in a decoder RNN.
 
     ``out`` has one entry for each of the ``steps``.
     """
@@ -515,8 +515,8 @@ class SteppedGradient:
     def private_dims(self) -> frozenset[str]:
         return frozenset()
 
-    def split(self, ways: Mapping[str, float]) -> SteppedGradient:
-        """Divide the gradient among ranks.
+    def split(self, ways: Mapping[str, float]) -> LoopGradientSum:
+        """Return one rank's shard of the gradient.
 
         Parameters
         ----------
@@ -600,7 +600,7 @@ class Recurrence:
         return frozenset({self.steps_dim})
 
     def split(self, ways: Mapping[str, float]) -> Recurrence:
-        """Divide the recurrence among ranks.
+        """Return one rank's shard of the recurrence.
 
         Parameters
         ----------

@@ -160,8 +160,8 @@ def precision(dtype: str) -> Precision:
     return Precision(dtype, 2.0, float(BYTES[dtype]), 2.0, 2.0, 4.0)
 
 
-def scaled(formats: Precision, scaling: Scaling, *, fused: bool) -> Precision:
-    """Add the scales of narrow operands to a precision.
+def with_scale_bytes(formats: Precision, scaling: Scaling, *, fused: bool) -> Precision:
+    """Add the bytes of fp8 or fp4 scale factors to a precision.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ class Tensor:
         return self.sizes[self.dims.index(dim)]
 
     def split(self, ways: Mapping[str, float]) -> Tensor:
-        """Return the largest local shard.
+        """Return the largest shard of the tensor when its dims are divided among ranks.
 
         Parameters
         ----------
@@ -337,7 +337,7 @@ class Tensor:
         return Tensor(name, tuple(kept), tuple(kept.values()), role)
 
     def bytes(self, precision: Precision) -> float:
-        """Return the bytes of the tensor.
+        """Return the size of the tensor in memory at a precision [byte].
 
         Parameters
         ----------

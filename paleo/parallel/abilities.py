@@ -27,7 +27,7 @@ _SCALED = ("fp8", "fp4")
 
 
 def framework_of(software: Software | str) -> Abilities | None:
-    """Return what the framework behind a software profile can run.
+    """Return the capabilities of the framework behind a software profile.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def network_quantities(graph: Graph) -> dict[str, Any]:
 
 
 def run_quantities(run: Run, system: System, software: Software, dtype: str) -> dict[str, Any]:
-    """Return the quantities of a run that no search varies: optimizer, offload, formats and device.
+    """Return the values of a run that are equal for all plans: optimizer, offload, formats, device.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def run_quantities(run: Run, system: System, software: Software, dtype: str) -> 
 
 
 def pipeline_order_name(schedule: str, pp: int, vp: int) -> str:
-    """Return the name of a pipeline's order, by which refusals refer to it.
+    """Return the name of a pipeline schedule that a framework's restrictions use.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def pipeline_order_name(schedule: str, pp: int, vp: int) -> str:
 def quantities(
     plan: Plan, run: Run, graph: Graph, system: System, software: Software, *, overlapped: bool
 ) -> dict[str, Any]:
-    """Return all quantities of one plan.
+    """Return the values (degrees, heads, layers, …) that a framework's restrictions on a plan refer to.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def quantities(
 
 
 def violated_refusals(framework: Abilities, known: Quantities) -> Iterator[Refusal]:
-    """Find the refusals of a framework whose condition a plan meets; conditions over unknown quantities are not met.
+    """Yield the framework restrictions that a plan violates; unknown values violate none.
 
     Parameters
     ----------

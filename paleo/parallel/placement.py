@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.errors import PlanError, near
 from paleo.registry import Registry
-from paleo.units import listed, whole_number
+from paleo.units import comma_separated, whole_number
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
@@ -172,7 +172,7 @@ Context = Literal["ring", "all_to_all"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Split of the dims of layers whose type is ``layer`` (None: any) and whose name matches ``name``."""
+    """Which mesh axis splits which tensor dim, for layers of type ``layer`` whose name matches ``name``."""
 
     split: Split
     layer: str | None = None
@@ -182,7 +182,7 @@ class Rule:
         return hash((tuple(self.split.items()), self.layer, self.name))
 
     def matches(self, node: Node) -> bool:
-        """Return True if the rule applies to a layer.
+        """Return True if the rule's layer type and name pattern match a layer.
 
         Parameters
         ----------
@@ -213,7 +213,7 @@ class Placement:
     _splits: dict[tuple[str, str], Split] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def of(self, node: Node) -> Split:
-        """Return the split of the dims of a layer.
+        """Return which mesh axis splits each tensor dim of a layer.
 
         Parameters
         ----------
@@ -311,7 +311,7 @@ class Strategy:
 
     @property
     def dispatches_own(self) -> bool:
-        """True if each rank of tp sends only its share of the tokens to experts."""
+        """True if each tensor-parallel rank dispatches only its own share of the tokens to experts."""
         return self.experts_apart or (self.sequence_parallel and self.expert_tokens == "own")
 
     @property
@@ -390,7 +390,7 @@ def without_replicas(text: str) -> str:
     >>> without_replicas("tp=2,dp=4,zero=1"), without_replicas("dp=4")
     ('tp=2,zero=1', 'dp')
     """
-    return ",".join(part for part in listed(text) if not part.startswith("dp=")) or "dp"
+    return ",".join(part for part in comma_separated(text) if not part.startswith("dp=")) or "dp"
 
 
 def parse_strategy(text: str) -> Strategy:
@@ -421,7 +421,7 @@ def parse_strategy(text: str) -> Strategy:
     """
     words: list[str] = []
     numbers: dict[str, int] = {}
-    for part in listed(text):
+    for part in comma_separated(text):
         key, equals, value = part.partition("=")
         if not equals:
             words.append(key)
@@ -617,7 +617,7 @@ MERGED = -1
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """Layout of a tensor over the mesh.
+    """Sharding of a tensor over the mesh: which axis splits which dim, and which partial sums remain.
 
     Attributes
     ----------
@@ -656,7 +656,7 @@ class TensorLayout:
 
 
 class ShareKey(NamedTuple):
-    """Key of a rank's share of a layer: layers with equal keys have equal shares.
+    """Cache key of one rank's share of a layer: layers with equal keys have equal shares.
 
     ``layer`` identifies the layer with the samples of a rank, ``split`` its split dims, and ``inputs`` the layouts of
     its inputs. ``degrees`` are those of the axes that split other dims than the batch.

@@ -45,7 +45,7 @@ WAYS: tuple[When, When] = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """Collective that the split of a layer requires.
+    """Collective operation that sharding a layer requires, with its tensor and mesh axis.
 
     The payload is the size of ``tensor``, as nccl-tests defines it: the full buffer of the group; for an all-to-all the
     buffer of one rank; for a send the message to one neighbour. ``overlapped`` collectives run during computation that
@@ -311,8 +311,8 @@ def experts_per_token(node: Node) -> tuple[int, int]:
     return max(1, round(experts * dispatch.out.size("capacity") / tokens)), int(experts)
 
 
-def distinct_target_share(chosen: int, experts: int, targets: int) -> float:
-    """Compute the share of a token's copies that is sent if each node (or device) with its experts gets one copy.
+def deduplicated_dispatch_share(chosen: int, experts: int, targets: int) -> float:
+    """Compute the dispatch volume with one copy per node (or device), relative to one per expert.
 
     The targets hold equal parts of the experts. The share is the expected number of targets that hold the chosen
     experts, drawn without replacement, divided by the number of chosen experts.
@@ -333,8 +333,8 @@ def distinct_target_share(chosen: int, experts: int, targets: int) -> float:
 
     Examples
     --------
-    >>> distinct_target_share(2, 8, 8), round(distinct_target_share(8, 256, 8), 3), distinct_target_share(8, 256, 1)
-    (1.0, 0.662, 0.125)
+    >>> [round(deduplicated_dispatch_share(*each), 3) for each in ((2, 8, 8), (8, 256, 8), (8, 256, 1))]
+    [1.0, 0.662, 0.125]
     """
     missed = math.prod(
         (experts - experts / targets - drawn) / (experts - drawn) for drawn in range(min(chosen, experts))
@@ -803,7 +803,7 @@ def _transition(
 
 
 def without_regather(placed: PlacedNode) -> PlacedNode:
-    """Return a share of a layer that saves its gathered inputs instead of gathering them again in the backward pass.
+    """Return a layer share that saves gathered inputs, instead of gathering again in backward.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from paleo.errors import SpecError, near
 from paleo.pricing.kernels import DeviceFigures, floats
-from paleo.pricing.power import felt, slow_down
+from paleo.pricing.power import slow_down, throttled_share
 from paleo.specs.calibration import parameter
 
 Array = npt.NDArray[np.float64]
@@ -96,7 +96,7 @@ KERNELS = {
 
 
 def kernel(name: str) -> AttentionKernel:
-    """Look up a kernel's division of work.
+    """Look up an attention kernel: its tile shapes, and how it splits work over thread blocks.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ def key_blocks(
 
 
 def balanced_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float, most: int) -> Array:
-    """Compute the number of splits of the keys with which all parts fill the device about once.
+    """Compute the number of split-KV splits with which all thread blocks fill the device about once.
 
     This is the rule of FlashAttention-3's scheduler: b = ceil(1.1 tiles blocks / multiprocessors) blocks per part.
 
@@ -275,7 +275,7 @@ def balanced_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float, most
 
 
 def filling_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float) -> Array:
-    """Compute the most parts of each tile with which tiles times parts do not exceed the multiprocessors.
+    """Compute the largest number of split-KV splits with which tiles times splits fit the multiprocessors.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ def decode_splits(
     blocks: Array,
     multiprocessors: float,
 ) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Compute into how many parts decoding splits the keys of each tile (split-KV), by the rule of the kernel.
+    """Compute the number of split-KV splits that a decode kernel uses for each tile, by its own rule.
 
     ``waves`` fills waves of two blocks per multiprocessor (`wave_splits`), ``balanced`` one wave (`balanced_splits`).
     ``captured`` launches the largest number at any length where a CUDA graph was captured for the batch size.
@@ -408,7 +408,7 @@ CACHE_STEEPNESS = 8.0
 
 @dataclass(frozen=True, slots=True)
 class PrefillParameters:
-    """Attention of many query tokens at once: one calibration per kernel, phase and device."""
+    """Calibrated parameters of prefill attention (many query tokens at once), for one kernel, phase and device."""
 
     launch_time: float = parameter("8 us", "2..40 us", "launches and first loads")
     padding_time: float = parameter("1 us", "0.05..8 us", "extra launches of a padded head dimension")
@@ -429,7 +429,7 @@ class PrefillParameters:
 
 @dataclass(frozen=True, slots=True)
 class DecodeParameters:
-    """Attention of one query token to a cache of keys: one calibration per kernel and device."""
+    """Calibrated parameters of decode attention (one query token per sequence), for one kernel and device."""
 
     launch_time: float = parameter("8 us", "2..40 us", "launches and first loads")
     kernel_time: float = parameter("1.9 us", "0.2..8 us", "each further small kernel in a captured graph")
@@ -485,7 +485,7 @@ def cache_write_time(
 
 
 def miss_fraction(footprint: Sizes, capacity: float) -> Array:
-    """Compute the share of a repeatedly read footprint that is read from memory instead of the cache.
+    """Compute the L2 miss rate (0 to 1) of data that is read repeatedly.
 
     It is a steep step at the cache's capacity.
 
@@ -532,7 +532,7 @@ def attention_prefill_time(
     traffic_factor: float = 1.0,
     value_dim: Sizes | None = None,
 ) -> Array:
-    """Compute the time of forward attention over many query tokens.
+    """Compute the time of prefill attention (forward, many query tokens).
 
     time = launch + hot · ((max(work / S + last wave, longest tile) / clock)^p + (bytes / bandwidth)^p)^(1/p) + merge
            + write
@@ -598,7 +598,7 @@ def attention_prefill_time(
     moved = traffic_factor * widths * element_bytes * b * (hq * nq + hk * nk)
     body = _norm(busy / device.clock_hz, _traffic_time(moved, device, p), p.norm_order)
     hot = slow_down(busy=body, flops=flops * work.blocks, dram=moved, energy=p.energy, activity=activity, device=device)
-    body = body * (1.0 + (hot - 1.0) * felt(body, sustained))
+    body = body * (1.0 + (hot - 1.0) * throttled_share(body, sustained))
     split = work.splits > 1
     merge = split * (p.combine_time + 8.0 * work.splits * b * hq * nq * d / bandwidth)
     write = cache_write_time(
@@ -750,7 +750,7 @@ def attention_decode_time(
     element_bytes: Sizes = 2.0,
     paged: Mask = True,
 ) -> Array:
-    """Compute the time of attention of one new token per sequence to cached keys, in a captured graph.
+    """Compute the time of decode attention: one query token per sequence, in a CUDA graph.
 
     time = launch + ((W tile / clock)^p + (key bytes from memory or L2)^p)^(1/p) + partial sums + write of the new token
 

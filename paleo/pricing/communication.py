@@ -45,7 +45,7 @@ from paleo.pricing.links.group import (
     stack_links,
     switch_time,
 )
-from paleo.pricing.links.topology import NodePlacement, placed
+from paleo.pricing.links.topology import NodePlacement, placement_port_share
 from paleo.pricing.store import RELATIVE_WIDENING, Rates, SourcedParameters, lookup
 from paleo.units import TERA
 
@@ -67,7 +67,7 @@ class AlgorithmPrices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FastestAlgorithm:
-    """The fastest algorithm and its time, for every element of the arrays."""
+    """Name of the fastest algorithm and its time [s]; both arrays have the shape of the payloads."""
 
     algorithm: npt.NDArray[np.str_]
     time: Array
@@ -98,7 +98,7 @@ def fastest(table: Mapping[str, Array]) -> FastestAlgorithm:
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """Payload at which the fastest algorithm changes from ``below`` to ``above``."""
+    """Payload [byte] at which the fastest algorithm changes from ``below`` to ``above`` (names of algorithms)."""
 
     payload_bytes: float
     below: str
@@ -143,7 +143,7 @@ def _crossing(prices: AlgorithmPrices, low: float, high: float, below: str, abov
 
 
 class CollectivePolicy(Protocol):
-    """Protocol of a library's choice and pricing of the collectives of a group."""
+    """Protocol of a collective library (such as NCCL): which algorithms it may run, and the time of each."""
 
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
         """List the algorithms that the policy chooses from.
@@ -204,7 +204,7 @@ class CollectivePolicy(Protocol):
         ...
 
     def least(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
-        """Bound the time of any algorithm from below.
+        """Compute a lower bound of the time of a collective by any algorithm [s].
 
         Parameters
         ----------
@@ -225,8 +225,8 @@ class CollectivePolicy(Protocol):
         ...
 
 
-def named(operation: str, links: GroupLinks, names: Sequence[str]) -> list[Algorithm]:
-    """Look up algorithms by name.
+def algorithms_by_name(operation: str, links: GroupLinks, names: Sequence[str]) -> list[Algorithm]:
+    """Return the algorithms with given names, after checking that they serve the operation.
 
     Parameters
     ----------
@@ -286,7 +286,7 @@ def prices(
         Seconds by algorithm; infinite where the policy would not run one.
     """
     if names is not None:
-        chosen = named(operation, links, names)
+        chosen = algorithms_by_name(operation, links, names)
         return {each.name: policy.seconds(each, operation, payload_bytes, links) for each in chosen}
     return {
         each.name: np.where(
@@ -403,7 +403,7 @@ class Textbook:
         return np.asarray(True)
 
     def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
-        """Price one algorithm by alpha and beta.
+        """Compute the time of one algorithm by latency (alpha) and bandwidth (beta).
 
         Parameters
         ----------
@@ -424,7 +424,7 @@ class Textbook:
         return traffic_time(algorithm.traffic(operation, payload_bytes, links.fan_outs), self.costs(links))
 
     def least(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
-        """Return the textbook's lower bound.
+        """Return the alpha-beta lower bound of the time of a collective [s].
 
         Parameters
         ----------
@@ -620,7 +620,7 @@ NOT_IN_SWITCH = frozenset({"int8"})
 
 
 def link_parameters(system: System, family: str, calibration: Calibration | None = None) -> SourcedParameters[Any]:
-    """Return the parameters of a family of links.
+    """Return the calibrated parameters of one kind of link, such as NCCL inside a node.
 
     Parameters
     ----------
@@ -732,7 +732,7 @@ class Fabric:
         return np.maximum(best(self.policy, operation, payload_bytes, links, names).time, self._floor)
 
     def prices(self, operation: str, links: GroupLinks, payload_bytes: Array, names: Sequence[str]) -> dict[str, Array]:
-        """Compute the times of some algorithms over one group.
+        """Compute the time of each named algorithm over one group, for an array of payloads.
 
         Parameters
         ----------
@@ -766,7 +766,7 @@ class Fabric:
         links, node_stride = self.links(stride, ranks), max(1.0, stride / self.system.devices_per_node)
         if self.placement is None or links.fabric_levels == 0:
             return links
-        share = placed(self.system, int(links.nodes), self.placement, node_stride).share(operation)
+        share = placement_port_share(self.system, int(links.nodes), self.placement, node_stride).share(operation)
         inside, outside = links.levels[: links.inner_levels], links.levels[links.inner_levels :]
         left = (replace(level, port_bandwidth=level.port_bandwidth * share) for level in outside)
         return replace(links, levels=(*inside, *left))
@@ -842,7 +842,7 @@ class Fabric:
         return node_exchange_time(payload_bytes, ranks, self.system, f"{DEEPEP}.{step}")
 
     def links(self, stride: int, ranks: int) -> GroupLinks:
-        """Return the links of one group.
+        """Return the link levels that one communication group uses, inner to outer.
 
         Parameters
         ----------
@@ -865,7 +865,7 @@ class Fabric:
 
     @property
     def policy(self) -> CollectivePolicy:
-        """The policy that prices the collectives."""
+        """Policy that chooses and prices the collectives: `Textbook` if ``rates`` is set, else `Nccl`."""
         if not self._policies:
             self._policies.append(Textbook(self.rates) if self.rates is not None else self._nccl())
         return self._policies[0]
@@ -907,7 +907,7 @@ def collective_sources(fabric: Fabric, operation: str, links: GroupLinks) -> str
 
 
 def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> dict[str, SourcedParameters[Any]]:
-    """Return the families of parameters that price an operation over a group.
+    """Return the calibrated parameters that price an operation over a group, by family name.
 
     Parameters
     ----------
@@ -931,7 +931,7 @@ def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> di
 
 
 def origins(calibrated: Mapping[str, SourcedParameters[Any]]) -> str:
-    """Group families by the source of their parameters.
+    """Describe where the parameters of each family come from, as text grouped by source.
 
     Parameters
     ----------

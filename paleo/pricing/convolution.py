@@ -34,7 +34,7 @@ Number = float | Array
 
 
 class Direction(IntEnum):
-    """Result of a convolution call: output, gradient of the input, gradient of the filters."""
+    """What a convolution call computes: the output, the gradient of its input, or the gradient of its filters."""
 
     FORWARD = 0
     DATA = 1
@@ -43,7 +43,7 @@ class Direction(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionShape:
-    """Extents of convolutions as arrays of one shape; channels and filters are those of one group."""
+    """Sizes of convolutions, arrays of one shape; ``channels`` and ``filters`` are those of one group."""
 
     batch: Array
     channels: Array
@@ -63,12 +63,12 @@ class ConvolutionShape:
 
     @property
     def taps(self) -> Array:
-        """Filter positions r s."""
+        """Number of filter taps, kernel height r times kernel width s; shape of the convolutions."""
         return self.kernel_h * self.kernel_w
 
     @property
     def positions(self) -> Array:
-        """Output positions n p q."""
+        """Number of output positions: batch n times output height p times output width q."""
         return self.batch * self.out_h * self.out_w
 
     @property
@@ -285,7 +285,7 @@ def sustained_clock_share(device: DeviceFigures, energy_per_flop: float) -> floa
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A device with its calibration, the bytes of an element, and the library's release."""
+    """Device and convolution library for which times are computed: calibration, bytes per element, release."""
 
     device: DeviceFigures
     parameters: ConvolutionParameters
@@ -310,7 +310,7 @@ class Machine:
         return np.asarray(self.parameters.tile_penalty * np.minimum(demand, most))
 
     def memory_time(self, elements: Array, fraction: Array | float) -> Array:
-        """Compute the time of memory traffic.
+        """Compute the time to move elements to or from memory, at a share of the bandwidth [s].
 
         Parameters
         ----------
@@ -373,7 +373,7 @@ class Machine:
         return np.asarray(1.0 - kept * (1.0 - 1.0 / L2_OVER_MEMORY))
 
 
-def overlapped(*times: Array) -> Array:
+def overlap_with_loss(*times: Array) -> Array:
     """Combine times of parts that overlap with some loss, as their cubic norm: max ≤ t ≤ sum.
 
     Parameters
@@ -388,14 +388,14 @@ def overlapped(*times: Array) -> Array:
 
     Examples
     --------
-    >>> round(float(overlapped(np.array(3.0), np.array(4.0), np.array(5.0))), 9)
+    >>> round(float(overlap_with_loss(np.array(3.0), np.array(4.0), np.array(5.0))), 9)
     6.0
     """
     return np.cbrt(sum((t**3 for t in times), start=np.zeros(())))
 
 
 def waves(blocks: Array, multiprocessors: float, quantisation: float = _QUANTISATION) -> Array:
-    """Count the rounds in which equal blocks run, between a whole and a fractional number.
+    """Count the waves of thread blocks, between the fractional number and the next whole one.
 
     Parameters
     ----------
@@ -430,7 +430,7 @@ def product_time(
     tiles: Tiles = VECTOR_TILES,
     splits: tuple[int, ...] = (1,),
 ) -> Array:
-    """Compute the time of equal products with the best block tile and split of k.
+    """Compute the time of equal GEMMs with the fastest thread-block tile and split-K.
 
     A block of tile (a, b) costs 1 + (tile_penalty (1/a + 1/b))^2 times the 2 a b k FLOP of an infinite tile, since only
     a wider tile loads fewer operands per FLOP. Blocks run in waves. Splits of k fill idle multiprocessors, and cost the
@@ -465,7 +465,7 @@ def product_time(
         for parts in splits:
             depth = np.ceil(k / (parts * step)) * step
             rounds = waves(blocks * parts, device.multiprocessors)
-            element = overlapped(rounds * flops / rate, np.asarray(p.depth_cycles / machine.clock))
+            element = overlap_with_loss(rounds * flops / rate, np.asarray(p.depth_cycles / machine.clock))
             seconds = depth * element + rounds * p.wave_cycles / machine.clock
             if parts > 1:
                 sums = 4.0 * m * n * count * (parts + 1.0) / device.memory_bandwidth
@@ -546,7 +546,7 @@ def _implicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     forward, data, filters = (product_time(m, n, k, count, machine, tiles=t, splits=s) for t, s in kernels)
     arithmetic = _by_direction(shape, forward, data, filters) * factor
     depthwise = (shape.channels == 1) & (shape.groups > 1) & (shape.direction == Direction.FILTER)
-    seconds = overlapped(arithmetic, machine.streamed(shape.elements))
+    seconds = overlap_with_loss(arithmetic, machine.streamed(shape.elements))
     return Cost(np.where(depthwise & tensor, np.inf, seconds), np.zeros_like(m))
 
 
@@ -577,7 +577,9 @@ def explicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     stored = shape.positions * columns * shape.groups
     arithmetic = product_time(m, n, k, shape.groups * np.where(back, shape.batch, 1.0), machine)
     kept = machine._l2_time_ratio(stored)
-    product = overlapped(arithmetic, machine.streamed(kept * stored + shape.output_elements + shape.filter_elements))
+    product = overlap_with_loss(
+        arithmetic, machine.streamed(kept * stored + shape.output_elements + shape.filter_elements)
+    )
     reached = np.where(back, np.minimum(1.0, shape.kernel_h / shape.stride_h), 0.0)
     columned = machine.transformed(kept * stored + (1.0 + reached) * shape.input_elements)
     needed = np.where(back, 0.0, stored * machine.element_bytes)
@@ -630,7 +632,7 @@ def _winograd_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     seconds = waves(blocks, device.multiprocessors) * (flops / rate + p.winograd_cycles / machine.clock)
     weights = machine.transformed(shape.filter_elements * (1 + 16 / 9))
     applies = _square_unit(shape, 3.0) & (shape.direction != Direction.FILTER)
-    total = overlapped(seconds, machine.streamed(shape.elements)) + weights
+    total = overlap_with_loss(seconds, machine.streamed(shape.elements)) + weights
     return Cost(np.where(applies, total, np.inf), shape.filter_elements * 16 / 9 * machine.element_bytes, 4 / 9)
 
 
@@ -648,7 +650,7 @@ def _transformed_cost(
     arithmetic = product_time(m, n, k, points * g, machine) * flop_factor
     ends, middle = points * words * tiles * (summed + outputs) * g, points * words * summed * outputs * g
     kept = machine._l2_time_ratio(ends + middle)
-    product = overlapped(arithmetic, machine.streamed(kept * (ends + middle)))
+    product = overlap_with_loss(arithmetic, machine.streamed(kept * (ends + middle)))
     fraction = np.where(filters, p.transform_bandwidth, p.weight_transform_bandwidth)
     weights = machine.memory_time(kept * middle + shape.filter_elements, fraction)
     images = machine.transformed(kept * ends + shape.input_elements + shape.output_elements)
@@ -736,7 +738,7 @@ def _direct_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     arithmetic = shape.flops / (_DIRECT_SHARE * machine.block_rate * machine.device.multiprocessors)
     rereads = np.where(shape.direction == Direction.FILTER, shape.taps - 1.0, 0.0)
     reread = rereads * (shape.input_elements + shape.output_elements)
-    seconds = overlapped(arithmetic, machine.streamed(shape.elements + reread))
+    seconds = overlap_with_loss(arithmetic, machine.streamed(shape.elements + reread))
     return Cost(np.where((shape.channels == 1) & (shape.groups > 1), seconds, np.inf), np.zeros_like(arithmetic))
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.collectives.base import ALGORITHMS, Numeric
-from paleo.pricing.links.alpha_beta import bus_factor, fill_time, hidden, with_skew
+from paleo.pricing.links.alpha_beta import bus_factor, fill_time, partly_overlapped_time, with_skew
 from paleo.pricing.links.group import SWITCH_RANKS, GroupLinks
 from paleo.pricing.store import lookup
 from paleo.specs.calibration import parameter
@@ -43,7 +43,7 @@ _NORM = 4.0
 
 @dataclass(frozen=True, slots=True)
 class TokenExchangeParameters:
-    """Calibration of one step of a library's exchange on one system."""
+    """Calibrated parameters of one direction (dispatch or combine) of an MoE token exchange on one system."""
 
     launch: float = parameter("20 us", "1..1000 us", "launches, counts and a barrier")
     link: float = parameter("0.7", "0.05..1.5", "share of a device's links that is reached")
@@ -79,7 +79,7 @@ def exchange_links(system: System) -> ExchangeLinks:
 
 
 def visited_groups(groups: npt.ArrayLike, experts: npt.ArrayLike, top_k: npt.ArrayLike) -> Array:
-    """Compute the mean number of groups of experts that a token visits if all experts are equally likely.
+    """Compute the mean number of expert groups (nodes or ranks) that a token visits under uniform routing.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def expert_exchange_time(
     links: ExchangeLinks,
     parameters: TokenExchangeParameters,
 ) -> Array:
-    """Compute the time of one direction of an exchange.
+    """Compute the time of one direction (dispatch or combine) of an MoE token exchange.
 
     Parameters
     ----------
@@ -238,7 +238,9 @@ def _ring_beyond(payload: Array, wire: Array, links: GroupLinks, p: CustomParame
     """Compute the time of NCCL's ring, or of in-switch reduction if that is faster."""
     copied = 0.5 * p.copy * payload / links.ranks / links.levels[0].bandwidth
     moved = wire / p.ring_fraction + copied
-    time = p.ring_start + hidden(2.0 * (links.ranks - 1.0) * p.ring_step, moved) + fill_time(moved, p.fill)
+    time = (
+        p.ring_start + partly_overlapped_time(2.0 * (links.ranks - 1.0) * p.ring_step, moved) + fill_time(moved, p.fill)
+    )
     if not links.switch_reduces:
         return np.asarray(time)
     traffic = ALGORITHMS["in_switch"].traffic("all_reduce", payload, links.fan_outs)

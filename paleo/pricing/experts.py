@@ -7,7 +7,7 @@ average. Where popularity follows a power law, the busiest of the ranks is price
     n = experts of a rank;  σ, μ, g: deviation, mean and skewness of the loads;  y = largest of ep normal numbers
     busiest rank = mean · (1 + z · σ / (μ √n) · √(1 - 1/ep)),  z = y + (y² - 1) · g / (6 √n)
     experts that are hit: 1 - (1 - load / T)^T of them; the rank that is priced has a visit
-    time = launch + Σ over both products joined(grouped tiles, weights of the experts that are hit) + sorting
+    time = launch + Σ over both products roofline(grouped tiles, weights of the experts that are hit) + sorting
 
 References: Fedus et al., Switch Transformer, arXiv:2101.03961; Gale et al., MegaBlocks, MLSys 2023 (grouped products);
 Blom, Statistical Estimates and Transformed Beta-Variables, 1958 (largest of normal numbers); Cornish and Fisher, 1938,
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.pricing.tiles import Array, TileParameters, joined, product_time
+from paleo.pricing.tiles import Array, TileParameters, product_time, roofline_with_overlap_loss
 
 if TYPE_CHECKING:
     from paleo.pricing.kernels import DeviceFigures
@@ -41,7 +41,7 @@ OFF_INTEGER = 2.0**-20
 
 
 def largest_normal(count: Array) -> Array:
-    """Return the expected largest of normal numbers, by Blom's plotting position.
+    """Return the expected maximum of n standard normal numbers, by Blom's plotting position.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def largest_normal(count: Array) -> Array:
     return np.where(count > 1.0, t - (2.30753 + 0.27061 * t) / (1.0 + 0.99229 * t + 0.04481 * t * t), 0.0)
 
 
-def popularity(exponent: Array, ratio: Array, ranks: Array, local: Array) -> tuple[Array, Array]:
+def expert_loads(exponent: Array, ratio: Array, ranks: Array, local: Array) -> tuple[Array, Array]:
     """Return loads of experts whose popularity follows a power law: of classes of experts, and of the busiest rank.
 
     Loads have the density x^-a between 1 and `ratio`. Their moments have a closed form, as has the share of all visits
@@ -124,7 +124,7 @@ def experts_time(
     device: DeviceFigures,
     parameters: TileParameters,
 ) -> Array:
-    """Compute the time of one rank's experts.
+    """Compute the time of the expert FFN (GEMMs and token permutation) on the busiest expert-parallel rank.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def experts_time(
     width, local = inner / tp, experts / ep
     uneven = exponent > 0
     ratio = np.where(tokens * top_k > experts, np.maximum(MOST_POPULAR * tokens, 1.5), FEW)
-    loads, busiest = popularity(exponent, ratio, ep, local)
+    loads, busiest = expert_loads(exponent, ratio, ep, local)
     rows = np.maximum(tokens * top_k / ep * np.where(uneven, busiest, 1.0), 1.0)
     rows = np.minimum(rows, tokens * np.minimum(top_k, local))
     share = np.minimum(rows / local * np.where(uneven, loads, 1.0), tokens)
@@ -168,6 +168,8 @@ def experts_time(
             parameters=parameters,
         )  # fmt: skip
         moved = count.sum(axis=0) * columns * length * element_bytes + rows * (length * element_bytes + 2.0 * columns)
-        seconds = seconds + joined(compute, moved / (parameters.bandwidth_efficiency * device.memory_bandwidth))
+        seconds = seconds + roofline_with_overlap_loss(
+            compute, moved / (parameters.bandwidth_efficiency * device.memory_bandwidth)
+        )
     passes = hidden * rows * PASS_BYTES + tokens * top_k * (hidden + width) * parameters.index
     return parameters.launch + seconds + passes / (parameters.staging * device.memory_bandwidth)

@@ -36,7 +36,7 @@ from paleo.pricing.convolution import (
     convolution_shape,
     fastest,
     l2_resident_share,
-    overlapped,
+    overlap_with_loss,
 )
 from paleo.pricing.gemm import GemmParameters, gemm_time, unaligned_time
 from paleo.pricing.kernels import FAMILIES, REDUCTIONS, Array, DeviceFigures, FamilyPrices, column, pointwise_format
@@ -49,7 +49,7 @@ from paleo.pricing.memory import (
     softmax_passes,
     transposed_time,
 )
-from paleo.pricing.power import felt, operand_energy, slow_down, switching_activity
+from paleo.pricing.power import operand_energy, slow_down, switching_activity, throttled_share
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
 from paleo.specs.calibration import parameter
 
@@ -64,7 +64,7 @@ STREAMS = 4.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingParameters:
-    """Calibration of one kind of training kernel on one device."""
+    """Calibrated parameters of one training kernel, scaled from an inference kernel, on one device."""
 
     launch: float = parameter("5 us", "0.1..300 us", "what a call takes beside its kernel; of experts: each of them")
     ramp: float = parameter("0.1 ms", "1 us..10 ms", "kernel time that feels half the power limit in a test run")
@@ -73,7 +73,7 @@ class TrainingParameters:
 
 
 def experts_product_time(*, experts: npt.ArrayLike, launch: float, **product: Any) -> Array:
-    """Compute the time of one product for each of a rank's experts.
+    """Compute the time of one GEMM for each expert of a rank, a few experts at a time.
 
     Parameters
     ----------
@@ -94,8 +94,8 @@ def experts_product_time(*, experts: npt.ArrayLike, launch: float, **product: An
     return np.asarray(count / together * gemm_time(batch=together, **product) + count * launch)
 
 
-def hardened(cold: Array, hot: Array, ramp: float) -> Array:
-    """Interpolate between a kernel's times at the clock of short runs and of long load, by the length of a test run.
+def sustained_load_time(cold: Array, hot: Array, ramp: float) -> Array:
+    """Interpolate a kernel's time between the clocks of a short test and of sustained load.
 
     Parameters
     ----------
@@ -111,13 +111,13 @@ def hardened(cold: Array, hot: Array, ramp: float) -> Array:
 
     Examples
     --------
-    >>> float(hardened(np.array(1.0), np.array(3.0), ramp=1.0))
+    >>> float(sustained_load_time(np.array(1.0), np.array(3.0), ramp=1.0))
     2.0
     """
-    return np.asarray(cold + (hot - cold) * felt(cold, 0.0, ramp))
+    return np.asarray(cold + (hot - cold) * throttled_share(cold, 0.0, ramp))
 
 
-def trained_attention(engine: PrefillParameters, training: TrainingParameters) -> PrefillParameters:
+def training_attention_parameters(engine: PrefillParameters, training: TrainingParameters) -> PrefillParameters:
     """Convert the parameters of an engine's attention kernel to those of attention in training.
 
     Parameters
@@ -152,7 +152,7 @@ _ALONG_SUM = {"forward": 1.0, "backward": 0.5, "backward_weight": 0.0}
 
 @FAMILIES.register("gemm")
 def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
-    """Compute the times of matrix products; those of ``gemm.narrow`` are in the format of the run.
+    """Compute the times of GEMM kernels; ``gemm.narrow`` kernels use the run's fp8 or fp4 format.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[S
 
 
 def convolution_family(prices: FamilyPrices) -> str:
-    """Return the calibration family of convolutions.
+    """Return the name of the calibration family that prices convolutions in a run.
 
     Parameters
     ----------
@@ -372,7 +372,7 @@ def single_pass_convolutions(prices: FamilyPrices, kernels: Sequence[Kernel], mo
     parameters = prices.parameters_of(ConvolutionParameters, convolution_family(prices)).parameters
     arithmetic, _ = _convolved(prices, kernels, device, replace(parameters, bandwidth_fraction=np.inf), ("implicit",))
     streamed, dram = streamed_between_kernels(prices, moved)
-    busy = overlapped(arithmetic, streamed)
+    busy = overlap_with_loss(arithmetic, streamed)
     operands = precision(prices.dtype).operand / BYTES["fp16"]
     return _under_power_limit(prices, kernels, busy, dram, streamed / busy, operands)
 
@@ -477,7 +477,9 @@ def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tu
         sustained=1.0,
         activity=_activity(prices, products, prices.sixteen_bits) / operand_energy(prices.sixteen_bits),
         device=prices.figures(prices.sixteen_bits),
-        parameters=trained_attention(entry.parameters, training.parameters) if measured else entry.parameters,
+        parameters=training_attention_parameters(entry.parameters, training.parameters)
+        if measured
+        else entry.parameters,
     )
     return entry, times * prices.software.slowdown_on(prices.device.architecture)
 

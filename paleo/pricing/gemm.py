@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.power import RAMP, felt, slow_down
+from paleo.pricing.power import RAMP, slow_down, throttled_share
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ _CHUNK = 8192
 
 @dataclass(frozen=True, slots=True)
 class GemmParameters:
-    """Calibration of one device, family (tensor, vector, fp8) and stack.
+    """Calibrated GEMM parameters of one device, arithmetic unit (tensor, vector, fp8) and software stack.
 
     Notes
     -----
@@ -114,7 +114,7 @@ class GemmParameters:
 
     @property
     def training_activity(self) -> float:
-        """Energy of arithmetic in training relative to that of the calibration's rows."""
+        """Energy of a FLOP in training, relative to its energy in the calibrated benchmark; dimensionless."""
         return self.training_energy / self.energy
 
 
@@ -127,7 +127,7 @@ def _fourth_root(x: Array) -> Array:
 
 
 def cache_miss(footprint: Array, capacity: float) -> Array:
-    """Compute the share of reads that miss a cache if a footprint is read cyclically.
+    """Compute the cache miss rate (0 to 1) of a footprint that is read cyclically.
 
     It is a steep step, 1 - 1 / (1 + x¹⁶): LRU alone would give a sharp one at 1, hashed sets and other traffic smooth
     it. L40S reads weights of 96 MiB in total at 2 to 3 times the rate of its memory, those of 105 MiB at that rate.
@@ -153,7 +153,7 @@ def cache_miss(footprint: Array, capacity: float) -> Array:
 
 
 def waves(blocks: Array, multiprocessors: float, rounding: float) -> Array:
-    """Count the rounds in which thread blocks run on the multiprocessors; at least one.
+    """Count the waves in which thread blocks run on the multiprocessors; at least one.
 
     Parameters
     ----------
@@ -195,8 +195,8 @@ def _step(element: Array, device: DeviceFigures) -> Array | float:
     return (OLDER_STEP if device.architecture in _BEFORE_HOPPER else TENSOR_STEP) / element
 
 
-def likelihood(seconds: Array, reference: Array) -> Array:
-    """Compute how often a library chooses one kernel relative to another, given the error of its estimates.
+def kernel_choice_odds(seconds: Array, reference: Array) -> Array:
+    """Compute the odds that a library's heuristic picks one kernel over another, given its estimation error.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def likelihood(seconds: Array, reference: Array) -> Array:
 
     Examples
     --------
-    >>> likelihood(np.array([1.0, 1.1, 2.0]), np.array(1.0)).round(2)
+    >>> kernel_choice_odds(np.array([1.0, 1.1, 2.0]), np.array(1.0)).round(2)
     array([1.  , 0.22, 0.  ])
     """
     return _fourth_power(_fourth_power(reference / seconds))
@@ -254,7 +254,7 @@ def _busy_time(
             )
             joining = 0.0 if index == 0 else np.where(split > 1, p.split_time + parts * split, 0.0)
             reference = expected + joining if reference is None else reference
-            weight = likelihood(expected + joining, reference) * (1.0 if index == 0 else split > 1)
+            weight = kernel_choice_odds(expected + joining, reference) * (1.0 if index == 0 else split > 1)
             weights += weight
             seconds += weight * (busy + joining)
             arithmetic += weight * compute / busy
@@ -315,7 +315,7 @@ ALIGNED_ARCHITECTURES = frozenset({"Volta", "Turing", "Ampere"})
 
 
 def unaligned_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceFigures) -> Array:
-    """Compute the time of batched two-byte products whose rows tensor cores cannot load, so that vector units run them.
+    """Compute the time of batched 16-bit GEMMs with unaligned rows, which run on vector units.
 
     Parameters
     ----------
@@ -360,7 +360,7 @@ def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParame
     busy = busy + latency
     flops = 2.0 * m * n * k * batch
     slowed = slow_down(busy=busy, flops=flops, dram=dram, energy=p.energy, activity=activity, device=device)
-    return np.asarray(p.launch + busy * (1.0 + share * (slowed - 1.0) * felt(busy, heated, p.ramp)))
+    return np.asarray(p.launch + busy * (1.0 + share * (slowed - 1.0) * throttled_share(busy, heated, p.ramp)))
 
 
 def gemm_time(
@@ -378,7 +378,7 @@ def gemm_time(
     device: DeviceFigures,
     parameters: GemmParameters,
 ) -> Array:
-    """Compute the time of matrix products.
+    """Compute the time of GEMM kernels.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from paleo.errors import SpecError
 from paleo.operations.tensor import BYTES, precision
-from paleo.pricing.store import Rates, SourcedParameters, constants, lookup, rates
+from paleo.pricing.store import Rates, SourcedParameters, constant_rates, lookup, rates
 from paleo.registry import Registry
 from paleo.specs.calibration import Calibration, load_calibration
 from paleo.units import GIGA
@@ -35,7 +35,7 @@ Numeric = float | Array
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigures:
-    """Figures of one device for one arithmetic format, in SI units: everything that a formula may depend on.
+    """Datasheet values of one device for one number format, in SI units; all that a pricing formula may use.
 
     ``rate_cut`` is the ratio of the rate for which the unit is built to the rate that the maker allows (`rate_cut`).
     """
@@ -54,7 +54,7 @@ class DeviceFigures:
 
     @property
     def flops_per_clock(self) -> float:
-        """Peak FLOP per clock and multiprocessor of the arithmetic unit."""
+        """Peak FLOP per clock cycle of one multiprocessor in this format."""
         return self.peak_flops_per_s / (self.multiprocessors * self.clock_hz)
 
 
@@ -168,7 +168,7 @@ COMPUTE = ("", "tensor", "vector", "fp32")
 
 
 def unit_of(device: Device, dtype: str, compute: str | None = None) -> Unit:
-    """Return the unit on which products of a format run.
+    """Return the arithmetic unit (tensor cores or vector units) that runs GEMMs of a number format.
 
     fp32 means fp32 arithmetic; TF32 is a separate format.
 
@@ -209,7 +209,7 @@ def unit_of(device: Device, dtype: str, compute: str | None = None) -> Unit:
 
 
 def clock_of(device: Device) -> float:
-    """Return the clock to which rates refer.
+    """Return the clock frequency at which the datasheet states its peak rates [Hz].
 
     Parameters
     ----------
@@ -321,7 +321,7 @@ def pointwise_format(device: Device) -> str:
 
 
 def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFigures:
-    """Return the figures of a device for products of a format.
+    """Return the datasheet values of a device for GEMMs in a number format.
 
     Parameters
     ----------
@@ -400,12 +400,12 @@ class KernelTimes:
 
     @property
     def synchronous(self) -> Array:
-        """Times of kernels that the host does not issue ahead of the device [s]."""
+        """Kernel times if the host cannot run ahead: the longer of device and host time, shape (kernels,) [s]."""
         return np.maximum(self.total, self.host)
 
 
 class Pricer(Protocol):
-    """Protocol of the prices of kernels on one device in one dtype."""
+    """Protocol of an object that computes the times of kernels on one device in one dtype."""
 
     @property
     def name(self) -> str: ...
@@ -419,11 +419,11 @@ class Pricer(Protocol):
         """The user's calibration, if there is one."""
 
     @property
-    def foreign(self) -> frozenset[str]:
-        """Families of the kernels priced so far that were not measured on a device of the architecture."""
+    def unmeasured_families(self) -> frozenset[str]:
+        """Kernel families priced so far whose parameters were not measured on this device's architecture."""
 
     def work(self, kernels: Sequence[Kernel]) -> Array:
-        """Return the share of the direct FLOP that each kernel's algorithm executes.
+        """Return each kernel's executed FLOP relative to the direct algorithm (below 1 for Winograd).
 
         Parameters
         ----------
@@ -475,7 +475,7 @@ class _ConstantRates:
         return None
 
     @property
-    def foreign(self) -> frozenset[str]:
+    def unmeasured_families(self) -> frozenset[str]:
         """Empty, as constant rates have no measured families."""
         return frozenset()
 
@@ -532,7 +532,7 @@ class _ConstantRates:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Device times of kernels [s], and the factors of their intervals."""
+    """Device times of kernels [s], and the ends of their 90 % intervals as factors on the time."""
 
     seconds: Array
     low: Array
@@ -541,7 +541,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class FamilyPrices:
-    """Prices of kernels on one device in one dtype by calibrated families."""
+    """Kernel prices of one device and dtype; a family is a set of kernels that share one calibrated formula."""
 
     device: Device
     dtype: str
@@ -563,7 +563,7 @@ class FamilyPrices:
         return f"{label}: {'; '.join(parts)}" if parts else label
 
     @property
-    def foreign(self) -> frozenset[str]:
+    def unmeasured_families(self) -> frozenset[str]:
         """Families in use whose parameters come from another architecture or from the formula's defaults."""
         measured = ("measured", f"inherited ({self.device.architecture})")
         return frozenset(
@@ -601,7 +601,7 @@ class FamilyPrices:
         return Prices(seconds, low, high)
 
     def parameters_of(self, kind: type[Any], family: str) -> SourcedParameters[Any]:
-        """Return the parameters of a family, and record their source.
+        """Return the calibrated parameters of a kernel family, and record where they come from.
 
         Parameters
         ----------
@@ -645,7 +645,7 @@ class FamilyPrices:
 
     @property
     def unit(self) -> str:
-        """Suffix of families that depend on the arithmetic unit."""
+        """Suffix of the names of families that depend on the arithmetic unit: ``tensor`` or ``vector``."""
         return "tensor" if self.figures().tensor_cores else "vector"
 
     def figures(self, dtype: str | None = None) -> DeviceFigures:
@@ -672,7 +672,7 @@ def _group(kernel: Kernel) -> str:
 
 
 def column(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> Array:
-    """Collect one entry of the shapes of kernels as an array.
+    """Collect one entry of ``Kernel.shape`` (such as ``m``) from every kernel, as an array of shape (kernels,).
 
     Parameters
     ----------
@@ -702,13 +702,13 @@ REDUCTIONS: Registry[Callable[[FamilyPrices, Sequence[Kernel]], Array]] = Regist
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """Prices by calibrated families, with a host that issues one operation at a time."""
+    """Calibrated kernel prices, plus the host time to launch each kernel, one operation at a time."""
 
     families: FamilyPrices
 
     @property
     def name(self) -> str:
-        """Sources of the parameters."""
+        """Sources of the parameters as text, for reports."""
         return self.families.name
 
     @property
@@ -722,12 +722,12 @@ class Calibrated:
         return self.families.user_calibration
 
     @property
-    def foreign(self) -> frozenset[str]:
+    def unmeasured_families(self) -> frozenset[str]:
         """Families in use whose parameters come from another architecture or from the formula's defaults."""
-        return self.families.foreign
+        return self.families.unmeasured_families
 
     def work(self, kernels: Sequence[Kernel]) -> Array:
-        """Return the share of the direct FLOP that each kernel's algorithm executes.
+        """Return each kernel's executed FLOP relative to the direct algorithm (below 1 for Winograd).
 
         Parameters
         ----------
@@ -784,7 +784,7 @@ class Calibrated:
 def pricer(
     device: Device, dtype: str, calibration: str, software: Software, user_calibration: Calibration | None = None
 ) -> Pricer:
-    """Return the prices of kernels for a run.
+    """Return the object that prices kernels for a run: calibrated, or with constant rates.
 
     Parameters
     ----------
@@ -803,7 +803,7 @@ def pricer(
     -------
     Pricer
     """
-    constant = constants(device.kind, calibration) if user_calibration is None else rates(calibration)
+    constant = constant_rates(device.kind, calibration) if user_calibration is None else rates(calibration)
     if constant is not None:
         return _ConstantRates(device, dtype, constant)
     named = user_calibration if user_calibration is not None or calibration == "auto" else load_calibration(calibration)

@@ -5,7 +5,7 @@ projection is absorbed into the queries, which are multiplied by the latent of 5
 the weighted sum is over latents of 512. Long caches are split over otherwise idle multiprocessors, into at most
 ``splits`` parts.
 
-    body = joined(waves · (work of a block / (efficiency · peak) + epilogue), bytes / bandwidth)
+    body = roofline(waves · (work of a block / (efficiency · peak) + epilogue), bytes / bandwidth)
     time = launch + body + keys of a block · depth + passes over queries, results and new latents
 
 The host time of a call overlaps with it.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.tiles import Array, behind_host, joined
+from paleo.pricing.tiles import Array, roofline_with_overlap_loss, time_with_host_launch
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ PROMPT_ROWS, LEAST_KEYS = 128.0, 64.0
 
 @dataclass(frozen=True, slots=True)
 class LatentParameters:
-    """Calibration of one library's kernel on one device."""
+    """Calibrated parameters of one multi-head latent attention (MLA) kernel on one device."""
 
     launch: float = parameter("10 us", "0.5..400 us", "launches of all kernels of a call")
     host: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
@@ -61,7 +61,7 @@ def latent_attention_time(
     device: DeviceFigures,
     parameters: LatentParameters,
 ) -> Array:
-    """Compute the time of one layer's attention core on one rank.
+    """Compute the time of multi-head latent attention (MLA) of one layer on one rank, without projections.
 
     Parameters
     ----------
@@ -95,8 +95,8 @@ def latent_attention_time(
     flop = 2.0 * block_rows * np.where(single, CACHED + LATENT, QUERY + VALUE) * seen
     compute = waves * (flop / (p.efficiency * device.flops_per_clock) + p.epilogue) / device.clock_hz
     read = np.where(single, CACHED * cache_bytes, 2.0 * heads * (QUERY + VALUE)) * batch * keys
-    body = joined(compute, read / (p.bandwidth_efficiency * device.memory_bandwidth))
+    body = roofline_with_overlap_loss(compute, read / (p.bandwidth_efficiency * device.memory_bandwidth))
     each = np.where(single, CACHED + LATENT, QUERY + 2.0 * VALUE)
     passed = 2.0 * rows * each + batch * queries * CACHED * (2.0 + cache_bytes)
     busy = p.launch + body + passed / (p.staging * device.memory_bandwidth) + seen * p.depth / device.clock_hz
-    return behind_host(busy, p.host)
+    return time_with_host_launch(busy, p.host)

@@ -36,7 +36,7 @@ _BLOCK_THREADS = RESIDENT_THREADS / 2
 
 @dataclass(frozen=True, slots=True)
 class MemoryParameters:
-    """Calibration of memory-bound kernels of one family and stack on one device."""
+    """Calibrated parameters of one kind of memory-bound kernel (such as softmax) on one device and software stack."""
 
     launch_time: float = parameter("4 us", "0.2..120 us", "host issue of one call")
     kernel_time: float = parameter("3 us", "0.1..100 us", "start and drain on the device")
@@ -62,7 +62,7 @@ def memory_time(
     warm: Mask = False,
     host_calls: Sizes = 1.0,
 ) -> Array:
-    """Compute the time of one call of a memory-bound kernel.
+    """Compute the time of one launch of a memory-bound kernel.
 
     device = kernel_time + ||memory, L2, issue|_4, rows|_2 ; time = |host_calls · launch_time, device|_p
 
@@ -142,7 +142,7 @@ def resident_blocks(threads: Sizes) -> Array:
 
 
 def miss_fraction(footprint: Sizes, capacity: float) -> Array:
-    """Compute the share of repeated reads that miss a cache.
+    """Compute the cache miss rate (0 to 1) of repeated reads of a footprint.
 
     Parameters
     ----------

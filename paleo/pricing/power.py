@@ -71,7 +71,7 @@ def throttle(power_at_full_clock: Numbers, power_limit: Numbers) -> Array:
 def slow_down(
     *, busy: Numbers, flops: Numbers, dram: Numbers, energy: float, activity: Numbers = 1.0, device: DeviceFigures
 ) -> Array:
-    """Compute the factor by which the power limit slows kernels down.
+    """Compute the factor (at least 1) by which the power limit slows kernels down.
 
     The power of arithmetic is compared with the limit less the power of idling and memory. The part of the energy that
     any running kernel draws is proportional to time. So units that run at a cut rate spend correspondingly more of it
@@ -115,8 +115,8 @@ def slow_down(
     return throttle(power, np.maximum(left, LEAST_SHARE * device.power_watts))
 
 
-def felt(busy: Numbers, sustained: Numbers, ramp: float = RAMP) -> Array:
-    """Compute the share of a slow-down that applies to a kernel.
+def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = RAMP) -> Array:
+    """Compute how much of the power throttling a kernel sees: 1 under sustained load, less in a short test.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def felt(busy: Numbers, sustained: Numbers, ramp: float = RAMP) -> Array:
 
     Examples
     --------
-    >>> [round(float(share), 2) for share in felt([RAMP, RAMP], [0.0, 1.0])]
+    >>> [round(float(share), 2) for share in throttled_share([RAMP, RAMP], [0.0, 1.0])]
     [0.5, 1.0]
     """
     seconds, long = floats(busy, sustained)
@@ -185,7 +185,7 @@ class SustainedParameters:
     blackwell_ultra: float = parameter("1", "0.6..2", "of Blackwell Ultra's tensor cores")
 
     def of(self, architecture: str) -> float:
-        """Return the factor of an architecture.
+        """Return the energy factor of a GPU architecture; dimensionless.
 
         Parameters
         ----------
@@ -203,7 +203,7 @@ class SustainedParameters:
 def switching_activity(
     training_activity: float, dtype: str, device: DeviceFigures, calibration: Calibration | None = None
 ) -> float:
-    """Return the energy of products on tensor cores under long load, over that of the calibration's rows.
+    """Return the energy of a GEMM's FLOP under sustained load, relative to the calibrated benchmark.
 
     Parameters
     ----------
@@ -253,7 +253,7 @@ class PowerParameters:
 
     @property
     def arithmetic(self) -> float:
-        """Share of a FLOP's training energy that grows with the rate of FLOP."""
+        """Share (0 to 1) of a FLOP's energy in training that is proportional to the FLOP rate."""
         return 1.0 - self.busy / (1.0 - IDLE_SHARE)
 
     def idle_watts(self, design_power: float, memory_kind: str, memory_bandwidth: float) -> float:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.convolution import L2_OVER_MEMORY, PRESENT, overlapped, waves
+from paleo.pricing.convolution import L2_OVER_MEMORY, PRESENT, overlap_with_loss, waves
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.specs.calibration import parameter
 
@@ -66,7 +66,7 @@ _POINTWISE_ELEMENTS = 4.0
 
 
 class RnnDirection(IntEnum):
-    """Result of a call: outputs, gradients of states and inputs, gradients of the weights, or both gradients."""
+    """What a call of a recurrent layer computes: outputs, gradients of states and inputs, of weights, or both."""
 
     FORWARD = 0
     DATA = 1
@@ -141,7 +141,9 @@ def _product_time(
         for parts in splits:
             depth = np.ceil(k / (8.0 * parts)) * 8.0
             arithmetic = waves(blocks * parts, device.multiprocessors) * flops
-            cycles = overlapped(arithmetic / (p.gemm_efficiency * device.flops_per_clock), np.asarray(p.depth_cycles))
+            cycles = overlap_with_loss(
+                arithmetic / (p.gemm_efficiency * device.flops_per_clock), np.asarray(p.depth_cycles)
+            )
             total = depth * cycles + (p.split_cycles if parts > 1 else 0.0)
             best = np.where((parts == 1) | (blocks * parts <= most_blocks), np.minimum(best, total), best)
     return best / device.clock_hz
@@ -234,7 +236,7 @@ def _plain_product_time(
 
 
 def weight_miss(*, footprint: Number, l2_bytes: float, share: float) -> Array:
-    """Compute the share of weight bytes that a step reads from memory although the previous step read them.
+    """Compute the L2 miss rate (0 to 1) of weights that the previous time step read.
 
     1 - 1 / (1 + (footprint / (share L2))^4)
 
@@ -272,7 +274,7 @@ def step_time(
     parameters: RnnParameters,
     products: GemmParameters | None = None,
 ) -> Array:
-    """Compute the time of one step without launches: the product with its weights, and the pointwise kernel.
+    """Compute the time of one time step without launches: the recurrent GEMM and the pointwise kernel.
 
     Parameters
     ----------
@@ -332,7 +334,7 @@ def persistent_step_time(
     device: DeviceFigures,
     parameters: RnnParameters,
 ) -> Array:
-    """Compute the time of one step with the weights in registers.
+    """Compute the time of one time step of a persistent kernel, which keeps the weights in registers.
 
     It consists of a barrier over the whole grid, the products on all multiprocessors, and the state, which each of them
     reads through L2.
@@ -403,7 +405,7 @@ def filter_time(
     arithmetic = _product_time(gate_count * hidden, hidden, depth, _FILTER_TILES, _FILTER_SPLITS, device, p)
     elements = gate_count * hidden**2 + (gate_count + 1.0) * hidden * depth
     memory = elements * element_bytes / (p.bandwidth_fraction * device.memory_bandwidth)
-    early = overlapped(arithmetic * p.filter_factor, memory)
+    early = overlap_with_loss(arithmetic * p.filter_factor, memory)
     if products is None:
         return early
     plain = _plain_product_time(

@@ -4,9 +4,9 @@ In prefill and training the sequence is cut into chunks. Products inside all chu
 passed from chunk to chunk of a sequence, by one block for each head and ``LANE`` values. In decode a token reads and
 writes the whole state of its sequence.
 
-    chunks = launch + joined(FLOP of chunks / (rate · multiprocessors), bytes / bandwidth) + steps of the state
-    tokens = launch + joined(state · (first + tokens · state) / bandwidth, steps of the state)
-    taps   = launch + joined(channels / bandwidth, blocks of a channel and sequence)
+    chunks = launch + roofline(FLOP of chunks / (rate · multiprocessors), bytes / bandwidth) + steps of the state
+    tokens = launch + roofline(state · (first + tokens · state) / bandwidth, steps of the state)
+    taps   = launch + roofline(channels / bandwidth, blocks of a channel and sequence)
 
 ``rate`` is FLOP per cycle and multiprocessor: Triton's kernels of the gated delta rule reach 800 on Hopper and on
 Blackwell, whatever the rate of their tensor cores.
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.pricing.kernels import FAMILIES, column
-from paleo.pricing.tiles import behind_host, joined
+from paleo.pricing.tiles import roofline_with_overlap_loss, time_with_host_launch
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ CHUNKS = {
 
 @dataclass(frozen=True, slots=True)
 class ScanParameters:
-    """Calibration of one kernel of a recurrence on one device."""
+    """Calibrated parameters of one linear-recurrence kernel (such as Mamba-2 or a delta rule) on one device."""
 
     launch: float = parameter("8 us", "0.1..800 us", "launches of all kernels of a call")
     host: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
@@ -120,7 +120,11 @@ def chunked_scan_time(
     moved = batch * length * token_bytes + states * (2.0 * STATE + BETWEEN * chunks * p.state)
     lanes = batch * heads * values / LANE / (LANES * device.multiprocessors)
     chain = chunks * p.step / clock * np.maximum(lanes, 1.0)
-    return p.launch + joined(compute, moved / (p.bandwidth_efficiency * device.memory_bandwidth)) + chain
+    return (
+        p.launch
+        + roofline_with_overlap_loss(compute, moved / (p.bandwidth_efficiency * device.memory_bandwidth))
+        + chain
+    )
 
 
 def token_scan_time(
@@ -158,7 +162,7 @@ def token_scan_time(
     moved = batch * tokens * token_bytes + states * (p.first + tokens * p.state)
     lanes = batch * heads * values / LANE / (TOKEN_LANES * device.multiprocessors)
     steps = np.maximum(lanes, 1.0) * p.step * tokens / device.clock_hz
-    return p.launch + joined(moved / (p.bandwidth_efficiency * device.memory_bandwidth), steps)
+    return p.launch + roofline_with_overlap_loss(moved / (p.bandwidth_efficiency * device.memory_bandwidth), steps)
 
 
 def short_convolution_time(
@@ -185,15 +189,15 @@ def short_convolution_time(
     p, rows = parameters, batch * channels
     moved = 2.0 * ELEMENT * rows * (length + (taps - 1.0) * p.state)
     blocks = rows / device.multiprocessors * p.block / device.clock_hz
-    busy = p.launch + joined(moved / (p.bandwidth_efficiency * device.memory_bandwidth), blocks)
-    return behind_host(busy, p.host)
+    busy = p.launch + roofline_with_overlap_loss(moved / (p.bandwidth_efficiency * device.memory_bandwidth), blocks)
+    return time_with_host_launch(busy, p.host)
 
 
 @FAMILIES.register("scan")
 def scan(
     prices: FamilyPrices, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[ScanParameters], Array]:
-    """Compute the times of recurrences in a training step.
+    """Compute the times of linear-recurrence kernels (such as Mamba-2) in a training step.
 
     The backward pass repeats the chunks of the forward pass in proportion to its FLOP.
 

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.pricing.memory import smooth_maximum
-from paleo.pricing.tiles import joined
+from paleo.pricing.tiles import roofline_with_overlap_loss
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
@@ -116,14 +116,14 @@ def sparse_attention_time(work: SparseWork, device: DeviceFigures, parameters: S
     streamed = p.bandwidth * bandwidth
     product_peak = p.products * peak * np.where(work.element_bytes < 2.0, NARROW, 1.0)
     rate = np.where(work.narrow, p.narrow_attention, p.attention) * peak
-    scores = joined(work.score_flops / (p.indexer * NARROW * peak), work.index_bytes / streamed)
+    scores = roofline_with_overlap_loss(work.score_flops / (p.indexer * NARROW * peak), work.index_bytes / streamed)
     occupied = work.searching / (RESIDENT * device.multiprocessors)
     waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, np.minimum(work.searching, 1.0))
     parts = (
-        joined(work.projection_flops / product_peak, work.weight_bytes / streamed),
-        joined(scores, work.walked * p.depth / device.clock_hz),
+        roofline_with_overlap_loss(work.projection_flops / product_peak, work.weight_bytes / streamed),
+        roofline_with_overlap_loss(scores, work.walked * p.depth / device.clock_hz),
         work.score_bytes / (p.selection * bandwidth) + waves * (p.row + work.searched * p.search * _PICOSECOND),
-        joined(work.attention_flops / rate, work.key_bytes / (CACHED * streamed)),
+        roofline_with_overlap_loss(work.attention_flops / rate, work.key_bytes / (CACHED * streamed)),
         work.pass_bytes / (p.passes * bandwidth),
         work.pairs * p.pair * _PICOSECOND,
         work.sequences * p.sequence,

@@ -108,7 +108,7 @@ class SourcedParameters(Generic[P]):
     interval: Bins
 
     def factors(self, predicted: float) -> tuple[float, float]:
-        """Return the factors of the interval of one predicted time.
+        """Return the ends of the 90 % interval of one predicted time, as factors on that time.
 
         Parameters
         ----------
@@ -126,7 +126,7 @@ class SourcedParameters(Generic[P]):
         return self.interval[-1][1:]
 
     def bounds(self, predicted: Array) -> tuple[Array, Array]:
-        """Return the interval of each predicted time.
+        """Return the ends of the 90 % interval of each predicted time, as factors on it.
 
         Parameters
         ----------
@@ -153,7 +153,7 @@ def lookup(
     stacks: Sequence[str] = STEP_STACKS,
     user_calibration: Calibration | None = None,
 ) -> SourcedParameters[P]:
-    """Find the parameters of a family for a device or system, in the first available stack.
+    """Find the calibrated parameters of a kernel or link family for a device or system.
 
     Parameters
     ----------
@@ -202,13 +202,13 @@ def _with_host_parameters(entry: Entry, stacks: Sequence[str], architecture: str
     for rule in _rules(entry.family, architecture):
         for stack in better:
             if stack in rule.stacks and _memory_distance(rule, memory_kind) < 2:
-                host = resolved(rule, entry.family, stack, architecture, memory_kind)
+                host = inherited_entry(rule, entry.family, stack, architecture, memory_kind)
                 return entry.model_copy(update={"parameters": entry.parameters | host_parameters(host)})
     return entry
 
 
 def host_parameters(entry: Entry) -> dict[str, float]:
-    """Select the parameters of an entry that belong to the host or the way of timing.
+    """Select the parameters of a calibration entry that describe the host or how it was timed.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def _inherited(family: str, architecture: str, memory_kind: str, stacks: Sequenc
         choices = [(rule, stack) for rule in _rules(family, relative) for stack in rule.stacks]
         if choices:
             rule, stack = min(choices, key=lambda c: (_memory_distance(c[0], memory_kind), _rank(c[1], stacks)))
-            entry = resolved(rule, family, stack, relative, memory_kind)
+            entry = inherited_entry(rule, family, stack, relative, memory_kind)
             subject = ", ".join(rule.inherits) if rule.foreign else relative
             return _widened(entry, RELATIVE_WIDENING**steps), subject
     return None
@@ -261,8 +261,8 @@ def _memory_distance(rule: InheritanceRule, memory_kind: str) -> int:
     return 2 if any(kind[:3] == memory_kind[:3] for kind in rule.memory_kinds) else 3
 
 
-def resolved(rule: InheritanceRule, family: str, stack: str, architecture: str, memory_kind: str) -> Entry:
-    """Build an entry by a rule of inheritance.
+def inherited_entry(rule: InheritanceRule, family: str, stack: str, architecture: str, memory_kind: str) -> Entry:
+    """Build the calibration entry of an unmeasured architecture from measured relatives, by a rule.
 
     Parameters
     ----------
@@ -378,7 +378,7 @@ COMPILED = Rates(
 )  # fmt: skip
 
 
-def constants(device_kind: str, text: str) -> Rates | None:
+def constant_rates(device_kind: str, text: str) -> Rates | None:
     """Return the constant rates that a calibration names, or those of ``auto`` for devices without measurements.
 
     Parameters

@@ -42,8 +42,8 @@ Number = float | Array
 LANES = 128.0
 
 
-def padded(extent: Number, step: float) -> Array:
-    """Round an extent up to whole steps.
+def rounded_up(extent: Number, step: float) -> Array:
+    """Round an array dimension up to a multiple of a step.
 
     Parameters
     ----------
@@ -59,14 +59,14 @@ def padded(extent: Number, step: float) -> Array:
 
     Examples
     --------
-    >>> padded(np.array([32.0, 128.0, 129.0]), 128.0).tolist()
+    >>> rounded_up(np.array([32.0, 128.0, 129.0]), 128.0).tolist()
     [128.0, 128.0, 256.0]
     """
     return np.asarray(np.ceil(np.asarray(extent) / step) * step)
 
 
 def product_flops(m: Number, n: Number, k: Number, width: float) -> Array:
-    """Compute the FLOP of the clocks for which a product occupies one core's array.
+    """Compute the peak FLOP of the clock cycles for which a GEMM occupies one core's systolic array.
 
     Parameters
     ----------
@@ -85,9 +85,9 @@ def product_flops(m: Number, n: Number, k: Number, width: float) -> Array:
     >>> [float(product_flops(m, 4096.0, 1024.0, 128.0)) / (2 * m * 4096 * 1024) for m in (8.0, 64.0, 4096.0)]
     [16.0, 2.0, 1.0]
     """
-    keeps_right = padded(n, width) * np.maximum(m, width)
-    keeps_left = padded(m, width) * np.maximum(n, width)
-    return np.asarray(2.0 * padded(k, width) * np.minimum(keeps_right, keeps_left))
+    keeps_right = rounded_up(n, width) * np.maximum(m, width)
+    keeps_left = rounded_up(m, width) * np.maximum(n, width)
+    return np.asarray(2.0 * rounded_up(k, width) * np.minimum(keeps_right, keeps_left))
 
 
 def _gemm(kernel: Kernel, width: float, cores: float) -> float:
@@ -118,7 +118,7 @@ def _convolved(kernel: Kernel, width: float, cores: float, groups: float) -> flo
     side_by_side = shape["n"] > cores
 
     def with_taps(extent: float) -> float:
-        return taps * extent if side_by_side else taps * float(padded(extent, width))
+        return taps * extent if side_by_side else taps * float(rounded_up(extent, width))
 
     if kernel.operation == "bwd_filter":
         flops = product_flops(with_taps(channels), filters, positions, width)
@@ -143,7 +143,7 @@ def _recurrence(kernel: Kernel, width: float, cores: float) -> float:
 def _attention(kernel: Kernel, width: float, cores: float) -> float:
     """Count the FLOP of attention, whose products sum over the width of a head or have that many columns (padded)."""
     head = kernel.shape["head_dim"]
-    return float(kernel.flops * padded(head, width) / head)
+    return float(kernel.flops * rounded_up(head, width) / head)
 
 
 _WORK: Mapping[str, Callable[[Kernel, float, float], float]] = {
@@ -155,7 +155,7 @@ _WORK: Mapping[str, Callable[[Kernel, float, float], float]] = {
 
 
 def occupied_flops(kernels: Sequence[Kernel], device: Device) -> Array:
-    """Compute the FLOP of the clocks for which each kernel occupies the arrays of a chip.
+    """Compute the peak FLOP of the clock cycles for which each kernel occupies a chip's arrays.
 
     Parameters
     ----------
@@ -216,4 +216,4 @@ def laid_out_bytes(kernel: Kernel, device: Device) -> float:
 
 def _laid_out(channels: float) -> float:
     """Compute the ratio of stored channels, padded to the lanes, to the channels of a tensor."""
-    return float(padded(channels, LANES)) / channels
+    return float(rounded_up(channels, LANES)) / channels

@@ -45,7 +45,7 @@ OVERLAP, HOST_OVERLAP = 3.0, 8.0
 
 @dataclass(frozen=True, slots=True)
 class TileParameters:
-    """Calibration of one kernel of an engine on one device."""
+    """Calibrated parameters of one GEMM kernel of an inference engine on one device."""
 
     launch: float = parameter("20 us", "0.5..400 us", "launches of all kernels of a call")
     host: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
@@ -71,7 +71,7 @@ def product_time(
     count: Array | float = 1.0,
     splits: Sequence[int] = (1,),
 ) -> Array:
-    """Compute the arithmetic time of equal products that run concurrently.
+    """Compute the arithmetic time of equal GEMMs that run concurrently.
 
     Parameters
     ----------
@@ -109,8 +109,8 @@ def product_time(
     return np.asarray(cycles / device.clock_hz)
 
 
-def joined(compute: Array, traffic: Array) -> Array:
-    """Combine times of arithmetic and memory traffic, which overlap with some loss if they are nearly equal.
+def roofline_with_overlap_loss(compute: Array, traffic: Array) -> Array:
+    """Combine arithmetic and memory time as a roofline with a loss where both are nearly equal.
 
     Parameters
     ----------
@@ -126,13 +126,13 @@ def joined(compute: Array, traffic: Array) -> Array:
 
     Examples
     --------
-    >>> float(joined(np.array(1.0), np.array(1.0)).round(2))
+    >>> float(roofline_with_overlap_loss(np.array(1.0), np.array(1.0)).round(2))
     1.26
     """
     return np.asarray((compute**OVERLAP + traffic**OVERLAP) ** (1.0 / OVERLAP))
 
 
-def behind_host(device: Array, host: float) -> Array:
+def time_with_host_launch(device: Array, host: float) -> Array:
     """Combine the time of a kernel with the host time to issue it, as a smooth maximum.
 
     Parameters
@@ -182,5 +182,5 @@ def narrow_product_time(
     )
     traffic = ((m + n) * k * element_bytes + 2.0 * m * n) / device.memory_bandwidth
     quantised = m * k * (2.0 + element_bytes) / (parameters.staging * device.memory_bandwidth)
-    body = joined(compute, traffic / parameters.bandwidth_efficiency)
-    return behind_host(parameters.launch + body + quantised, parameters.host)
+    body = roofline_with_overlap_loss(compute, traffic / parameters.bandwidth_efficiency)
+    return time_with_host_launch(parameters.launch + body + quantised, parameters.host)

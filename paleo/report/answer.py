@@ -13,7 +13,7 @@ import matplotlib
 from paleo import __version__
 from paleo.report.charts import Bar, Chart, bars, svg
 from paleo.report.columns import Attribute
-from paleo.report.page import rendered, sortable
+from paleo.report.page import rendered_page, sortable
 from paleo.report.plots import BLUE, GREY, STYLE, figure_of
 from paleo.units import duration, gibibytes
 
@@ -33,7 +33,7 @@ def _times(service: Service) -> Any:
 
     columns = [Attribute("", lambda row: row[0], "time")]
     columns += [Attribute("", _quantile(key), key, "s") for key in serving.QUANTITIES]
-    return sortable(columns, [(name, service.times(part)) for part, name in serving.LATENCIES.items()])
+    return sortable(columns, [(name, service.latencies(part)) for part, name in serving.LATENCIES.items()])
 
 
 def _quantile(key: str) -> Callable[[Any], Any]:
@@ -68,7 +68,7 @@ def service_page(service: Service, systems: Sequence[Service] = (), *, date: str
         tables.append(("Latency of the first plan", _times(service), f"Simulated. Memory of a GPU: {room}."))
         tables.append(("Plans", sortable(serving.PLANS, service.result.plans), "Click a heading to sort."))
         charts = [(title, _picture(title, picture, service)) for title, picture in serving.PICTURES.items()]
-    return rendered(
+    return rendered_page(
         "answer.html",
         title=f"{service.model.title} on {service.gpus} x {service.system.device.name}",
         version=__version__,
@@ -116,12 +116,12 @@ def learning_page(study: LearningStudy, *, date: str) -> str:
     if best is not None:
         parts = [
             Bar(name, seconds, None, None, duration(seconds), GREY if name == "idle" else BLUE)
-            for name, seconds in reinforcement.worked_parts(best).items()
+            for name, seconds in reinforcement.nonzero_step_parts(best).items()
         ]
         charts = [("A step by part", bars(parts, "A step by part"))]
     question = study.question
     rollouts, machine = question.rollouts, f"{question.gpus} x {question.system.device.name}"
-    return rendered(
+    return rendered_page(
         "answer.html",
         title=f"{question.algorithm.upper()} on {question.model.title}, {machine}",
         version=__version__,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, Document, grid, listing, percent, record, wrapped_text
+from paleo.report.columns import Attribute, Document, grid, percent, row_json, rows_table, wrapped_text
 from paleo.studies.audit import ADVICE, Audit, CollectiveAudit
 from paleo.units import duration, engineering, gibibytes
 
@@ -93,12 +93,12 @@ def verdict(audit: Audit | CollectiveAudit) -> str:
 
 def _without_faults(audit: Audit) -> str:
     """Describe a log that no single fault explains: quantities that are not as predicted, by name."""
-    others = [name for name in audit.astray if name != "step"]
+    others = [name for name in audit.outlying_quantities if name != "step"]
     named = ", ".join(
         f"{_NAMES[name]} ({_cell(name, audit.measured[name])}, predicted {_cell(name, audit.predicted[name])})"
         for name in others
     )
-    if "step" in audit.astray:
+    if "step" in audit.outlying_quantities:
         also = f"; nor are as predicted: {named}" if others else ""
         return f"outside the interval, and no known single fault explains it{also}"
     if others:
@@ -189,14 +189,14 @@ def _collective_document(audit: CollectiveAudit) -> Document:
         "small_ratio": audit.small,
         "large_ratio": audit.large,
         "faults": [{"name": name, "factor": factor, "advice": ADVICE[name]} for name, factor in audit.faults.items()],
-        "payloads": [record(_PAYLOAD, row) for row in _payloads(audit)],
+        "payloads": [row_json(_PAYLOAD, row) for row in _payloads(audit)],
         "beyond": None if audit.beyond is None else {"gpus": audit.beyond[0], "time_s": audit.beyond[1]},
         "calibration": study.calibration,
     }
 
 
 def _collective_table(audit: CollectiveAudit) -> RenderableType:
-    rows = listing("nccl-tests", _PAYLOAD, _payloads(audit))
+    rows = rows_table("nccl-tests", _PAYLOAD, _payloads(audit))
     parts: list[RenderableType] = [wrapped_text(Text(audit.verdict, style="bold")), Text(), rows]
     parts += [wrapped_text(f"\n{name}: {ADVICE[name]}.") for name in audit.faults]
     if audit.beyond is not None:

@@ -14,7 +14,7 @@ from paleo.errors import SpecError, near
 from paleo.layers.base import LAYERS
 from paleo.operations.base import OPTIMIZERS
 from paleo.parallel.placement import STRATEGIES
-from paleo.report.columns import TEXT_WIDTH, Attribute, Document, grid, listing, record, wrapped_text
+from paleo.report.columns import TEXT_WIDTH, Attribute, Document, grid, row_json, rows_table, wrapped_text
 from paleo.report.columns import facts_table as fact_table
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.calibration import Calibration, load_calibration
@@ -30,7 +30,7 @@ from paleo.specs.system import Level, System, load_system
 from paleo.specs.task import load_task
 from paleo.studies.summary import Summary, summarise
 from paleo.studies.sweep import load_study
-from paleo.units import HOUR, counted, duration, engineering, gibibytes
+from paleo.units import HOUR, duration, engineering, gibibytes, with_noun
 
 if TYPE_CHECKING:
     from paleo.tables.base import MeasuredTable
@@ -78,7 +78,7 @@ def _software_line(name: str) -> str:
     if profile.fit is None:
         return f"{profile.title}. Nothing fitted"
     tested = f"MAPE {100 * profile.fit.residual.mape:.1f} % on {profile.fit.residual.rows:,} held out"
-    return f"{profile.title}. Fitted to {counted(profile.fit.rows_fitted, 'row')}: {tested}"
+    return f"{profile.title}. Fitted to {with_noun(profile.fit.rows_fitted, 'row')}: {tested}"
 
 
 def _task_line(name: str) -> str:
@@ -124,7 +124,7 @@ def _table_line(table: MeasuredTable) -> str:
 
 
 def catalog_lines(kind: str) -> Mapping[str, str]:
-    """List the entries of one kind of the catalog.
+    """List the catalog entries of one kind (such as ``devices``), each with a line of description.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def catalog_lines(kind: str) -> Mapping[str, str]:
 
 
 def find_entries(name: str, kind: str | None = None) -> list[tuple[str, object]]:
-    """Find the entries of a name; there are several if kinds share the name.
+    """Find the catalog entries with a name, such as a device and a system of that name.
 
     Parameters
     ----------
@@ -549,7 +549,7 @@ def summary_document(study: Summary) -> Document:
         "flops_forward": study.total("flops_forward"),
         "flops_backward": study.total("flops_backward"),
         "saved_activation_bytes": study.total("saved_bytes"),
-        "layers": [record(_LAYER, layer) for layer in study.layers],
+        "layers": [row_json(_LAYER, layer) for layer in study.layers],
     }
 
 
@@ -567,7 +567,7 @@ def summary_table(study: Summary) -> RenderableType:
         Tables for the console.
     """
     title = f"{study.graph.name}, batch {study.graph.batch}, {study.dtype}; repeated layers are listed once"
-    table = listing(title, _LAYER, study.layers)
+    table = rows_table(title, _LAYER, study.layers)
     for column in table.columns[1:]:
         column.no_wrap = True
     table.add_section()

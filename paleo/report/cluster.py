@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.cluster.nodes import POLICIES
-from paleo.report.columns import Attribute, facts_table, listing, money, record, wrapped_text
-from paleo.units import HOUR, counted, duration
+from paleo.report.columns import Attribute, facts_table, format_usd, row_json, rows_table, wrapped_text
+from paleo.units import HOUR, duration, with_noun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -124,7 +124,7 @@ def document(study: FleetStudy) -> dict[str, Any]:
             "wait_s": {"mean": float(larger.waited.mean()), "p95": float(np.quantile(larger.waited, 0.95))},
             "utilisation": larger.utilisation,
         },
-        "jobs": [record(_columns(), row) for row in _rows(study)],
+        "jobs": [row_json(_columns(), row) for row in _rows(study)],
         "unmodelled": list(study.unmodelled),
     }
 
@@ -145,10 +145,10 @@ def table(study: FleetStudy) -> RenderableType:
     result, policy = study.result, POLICIES[study.fleet.policy]
     total = result.gpus * result.span / HOUR
     rows = [
-        ("machines", f"{study.order}, {counted(result.gpus, 'GPU')}"),
+        ("machines", f"{study.order}, {with_noun(result.gpus, 'GPU')}"),
         ("policy", f"{policy.title} ({policy.source})"),
         ("mean wait", f"{_time(float(result.waited.mean()))}, longest {_time(float(result.waited.max()))}"),
-        ("cost", money(study.usd)),
+        ("cost", format_usd(study.usd)),
     ]
     lost = [("work", float((result.worked - result.failed).sum()) / HOUR), *study.lost_gpu_hours.items()]
     parts = [
@@ -158,16 +158,16 @@ def table(study: FleetStudy) -> RenderableType:
     ]
     listed = _rows(study)[:_LISTED]
     more = len(study.fleet.jobs) - len(listed)
-    notes = [f"{counted(more, 'job')} more: --json lists all."] if more else []
+    notes = [f"{with_noun(more, 'job')} more: --json lists all."] if more else []
     notes.append(f"Not modelled: {'; '.join(study.unmodelled)}.")
     return Group(
         wrapped_text(Text(study.verdict, style="bold")),
         Text(),
         facts_table("The cluster", rows),
         Text(),
-        listing("Where GPU-hours go", parts, lost),
+        rows_table("Where GPU-hours go", parts, lost),
         Text(),
-        listing("Jobs", _columns(), listed),
+        rows_table("Jobs", _columns(), listed),
         Text(),
         *(wrapped_text(note) for note in notes),
     )
@@ -207,7 +207,7 @@ def figure(study: FleetStudy) -> Figure:
             queue.yaxis.set_major_locator(MaxNLocator(integer=True))
         [chart, *panels][-1].set_xlabel("hours" if waiting else "hours; no job waits")
         title = POLICIES[study.fleet.policy].title
-        picture.suptitle(f"{counted(len(study.fleet.jobs), 'job')} on {study.order}, {title}")
+        picture.suptitle(f"{with_noun(len(study.fleet.jobs), 'job')} on {study.order}, {title}")
     return picture
 
 

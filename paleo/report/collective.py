@@ -16,10 +16,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.pricing.links.topology import USUAL_LEAF, USUAL_NODES, dragonfly
-from paleo.report.columns import Attribute, Document, listing, record, wrapped_text
+from paleo.report.columns import Attribute, Document, row_json, rows_table, wrapped_text
 from paleo.report.plots import BLACK, BLUE, CYCLE, STYLE, figure_of
 from paleo.specs.system import torus_box
-from paleo.units import GIGA, counted, duration, engineering
+from paleo.units import GIGA, duration, engineering, with_noun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,12 +69,12 @@ def document(study: CollectiveStudy) -> Document:
         "system": study.system.name,
         "ranks": study.ranks,
         "payload_bytes": study.payload_bytes,
-        "levels": [record(_LEVEL, span) for span in study.spans],
+        "levels": [row_json(_LEVEL, span) for span in study.spans],
         "best": study.best.algorithm,
         "time_s": study.best.time,
         "lower_bound_s": study.lower_bound,
         "calibration": study.calibration,
-        "algorithms": [record(_ALGORITHM, row) for row in study.rows],
+        "algorithms": [row_json(_ALGORITHM, row) for row in study.rows],
         "crossovers": [asdict(crossover) for crossover in study.crossovers],
     }
 
@@ -97,16 +97,18 @@ def table(study: CollectiveStudy) -> RenderableType:
         other = "" if row.automatic else "not for this payload" if row.candidate else "only by name"
         return "chosen" if row is study.best else other
 
-    rows = listing("", (*_ALGORITHM, Attribute("", choice, "choice")), study.rows)
+    rows = rows_table("", (*_ALGORITHM, Attribute("", choice, "choice")), study.rows)
     steps = [f"{crossover.above} from {engineering(crossover.payload_bytes, 'B')}" for crossover in study.crossovers]
     if steps:
-        words = f"{study.chooser} chooses by payload" if study.chooser else "Fastest by payload"
+        words = f"{study.algorithm_selector} chooses by payload" if study.algorithm_selector else "Fastest by payload"
         changes = f"{words}: {study.crossovers[0].below}, {', '.join(steps)}.\n"
     else:
         chosen = study.best.algorithm
-        words = f"{study.chooser} chooses {chosen}" if study.chooser else f"{chosen} is the fastest"
+        words = (
+            f"{study.algorithm_selector} chooses {chosen}" if study.algorithm_selector else f"{chosen} is the fastest"
+        )
         changes = f"{words} for every payload.\n"
-    levels = listing("Levels of the group, inner to outer", _LEVEL, study.spans)
+    levels = rows_table("Levels of the group, inner to outer", _LEVEL, study.spans)
     return Group(wrapped_text(_headline(study)), rows, Text(), wrapped_text(changes), levels)
 
 
@@ -115,10 +117,15 @@ def _headline(study: CollectiveStudy) -> Text:
     best, size = study.best, engineering(study.payload_bytes, "B")
     head = Text(f"{study.operation} of {size} over {study.ranks} ranks of {study.system.name}\n", style="bold")
     reduction = "with in-network reduction" if best.in_network else "without in-network reduction"
-    chosen = f"{study.chooser} chooses {best.algorithm}" if study.chooser else f"best: {best.algorithm}"
+    chosen = (
+        f"{study.algorithm_selector} chooses {best.algorithm}"
+        if study.algorithm_selector
+        else f"best: {best.algorithm}"
+    )
     head.append(f"{chosen}, {duration(best.time)}; lower bound {reduction}: {duration(study.lower_bound)}\n")
-    for row in study.passed_over:
-        reason = f"{study.chooser} {'uses it for other payloads or groups' if row.candidate else 'does not have it'}"
+    for row in study.faster_unchosen:
+        use = "uses it for other payloads or groups" if row.candidate else "does not have it"
+        reason = f"{study.algorithm_selector} {use}"
         head.append(f"faster, but not chosen: {row.algorithm}, {duration(row.time)} ({reason})\n")
     return head.append(f"Calibration: {study.calibration}\n", style="dim")
 
@@ -152,7 +159,7 @@ def compressed_document(study: CompressedCollective) -> Document:
         "dense_sent_bytes": study.sent,
         "rate_bytes_per_s": study.rate,
         "tensors": study.tensors,
-        "methods": [{**record(_METHOD, row), "pays": study.pays(row)} for row in study.rows],
+        "methods": [{**row_json(_METHOD, row), "pays": study.pays(row)} for row in study.rows],
     }
 
 
@@ -169,12 +176,12 @@ def compressed_table(study: CompressedCollective) -> RenderableType:
     RenderableType
         Tables for the console.
     """
-    rows = listing("Gradient compression", (*_METHOD, Attribute("", study.pays, "pays", "yes or no")), study.rows)
+    rows = rows_table("Gradient compression", (*_METHOD, Attribute("", study.pays, "pays", "yes or no")), study.rows)
     uncompressed = (
         f"Uncompressed: {study.dense.best.algorithm}, {duration(study.time)}, {engineering(study.sent, 'B')} "
     )
     uncompressed += f"per rank at {engineering(study.rate, 'B/s')}. "
-    assumed = f"The gradient is assumed to consist of {counted(study.tensors, 'square tensor')} (--tensors)."
+    assumed = f"The gradient is assumed to consist of {with_noun(study.tensors, 'square tensor')} (--tensors)."
     return Group(rows, Text(), wrapped_text(uncompressed + assumed))
 
 
@@ -184,8 +191,8 @@ def compressed_table(study: CompressedCollective) -> RenderableType:
 Vertex = int | str
 
 
-def units_below(system: System, level: Level) -> tuple[int, int]:
-    """Count the devices of one unit below a level, and the units that the level joins at most.
+def level_sizes(system: System, level: Level) -> tuple[int, int]:
+    """Count the devices in one member of a level, and the most members that the level joins.
 
     Parameters
     ----------
@@ -202,7 +209,7 @@ def units_below(system: System, level: Level) -> tuple[int, int]:
     --------
     >>> from paleo.specs.system import load_system
     >>> node = load_system("dgx-a100-80gb")
-    >>> [units_below(node, level) for level in node.levels]
+    >>> [level_sizes(node, level) for level in node.levels]
     [(1, 8), (8, 1024)]
     """
     below = max((each.ranks or 1 for each in system.levels[: system.levels.index(level)]), default=1)
@@ -253,7 +260,7 @@ def level_graph(system: System, level: Level, units: int) -> nx.Graph[Vertex]:
 def _add_leaves(graph: nx.Graph[Vertex], system: System, level: Level, units: int) -> None:
     """Add leaf switches with the units below them, joined by a spine or directly (a dragonfly). With rails, each port
     of a unit has a switch of its own."""
-    machine = max(units_below(system, level)[1], units)
+    machine = max(level_sizes(system, level)[1], units)
     size = min(level.leaf or USUAL_LEAF, machine)
     leaves, rate = math.ceil(units / size), level.unit_bandwidth
     is_dragonfly = level.topology == "dragonfly"
@@ -294,7 +301,7 @@ Place = tuple[float, float]
 
 
 def figure(system: System) -> Figure:
-    """Draw the levels of a system, inner to outer: units of the level below, switches, and the rates between them.
+    """Draw a system's interconnect, inner to outer: devices, nodes, switches and link rates.
 
     Parameters
     ----------
@@ -318,7 +325,7 @@ def figure(system: System) -> Figure:
 
 def _panel(axes: Axes, system: System, level: Level) -> None:
     """Draw one level: lines between vertices, wider where the rate is higher, thinner where there are many of them."""
-    below, most = units_below(system, level)
+    below, most = level_sizes(system, level)
     leaves = {"fabric": 2, "dragonfly": 6, "torus": 8}.get(level.topology, most)
     units = min(most, leaves * min(level.leaf or USUAL_LEAF, most))
     graph = level_graph(system, level, units)
@@ -336,7 +343,7 @@ def _panel(axes: Axes, system: System, level: Level) -> None:
             axes.annotate(vertex, places[vertex], (0, 7), textcoords="offset points", ha="center", fontsize=7)
     count = sum(isinstance(vertex, int) for vertex in graph)
     unit = "device" if below == 1 else "node" if below == system.devices_per_node else "unit"
-    words = f"{counted(count, unit)}{' here' if count < most else ''}{f' of {below:,} devices' if below > 1 else ''}"
+    words = f"{with_noun(count, unit)}{' here' if count < most else ''}{f' of {below:,} devices' if below > 1 else ''}"
     axes.set_title(f"{level.name} ({level.topology}): {words}, {level.ports} × {level.link.name} each", fontsize=9)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7)
     axes.margins(0.05, 0.2)

@@ -30,7 +30,7 @@ from rich.table import Column as TableColumn
 from rich.table import Table
 from rich.text import Text
 
-from paleo.units import duration, engineering, gibibytes, shortest
+from paleo.units import duration, engineering, gibibytes, unit_reference_time
 
 Document = dict[str, Any]
 #: Characters per line where the output is no terminal: of the widest table, and of text.
@@ -58,7 +58,7 @@ FOLDED, GAP = 26, 3
 # numbers as text
 
 
-def rate(per_second: float) -> str:
+def format_rate(per_second: float) -> str:
     """Format a rate with at least four significant digits and no exponent.
 
     Parameters
@@ -73,7 +73,7 @@ def rate(per_second: float) -> str:
 
     Examples
     --------
-    >>> rate(20520.4), rate(12.3456)
+    >>> format_rate(20520.4), format_rate(12.3456)
     ('20,520', '12.35')
     """
     return f"{per_second:,.0f}" if per_second >= 1000 else f"{per_second:.4g}"
@@ -100,7 +100,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if abs(share) >= 0.0995 else f"{100 * share:.1f} %"
 
 
-def tenths(share: float) -> str:
+def format_tenths(share: float) -> str:
     """Format a fraction as a percentage with one decimal.
 
     Parameters
@@ -115,13 +115,13 @@ def tenths(share: float) -> str:
 
     Examples
     --------
-    >>> tenths(0.9987)
+    >>> format_tenths(0.9987)
     '99.9 %'
     """
     return f"{100 * share:.1f} %"
 
 
-def money(dollars: float | None) -> str:
+def format_usd(dollars: float | None) -> str:
     """Write an amount of US dollars.
 
     Parameters
@@ -136,7 +136,7 @@ def money(dollars: float | None) -> str:
 
     Examples
     --------
-    >>> money(1234.5), money(0.034), money(None)
+    >>> format_usd(1234.5), format_usd(0.034), format_usd(None)
     ('1,234 USD', '0.034 USD', '-')
     """
     if dollars is None:
@@ -144,7 +144,7 @@ def money(dollars: float | None) -> str:
     return f"{dollars:,.0f} USD" if dollars >= 100 else f"{dollars:,.3g} USD"
 
 
-def energy(kilowatt_hours: float | None) -> str:
+def format_energy(kilowatt_hours: float | None) -> str:
     """Write an energy in kilowatt-hours with its unit.
 
     Parameters
@@ -159,7 +159,7 @@ def energy(kilowatt_hours: float | None) -> str:
 
     Examples
     --------
-    >>> energy(2624.4), energy(1.234), energy(None)
+    >>> format_energy(2624.4), format_energy(1.234), format_energy(None)
     ('2,624 kWh', '1.23 kWh', '-')
     """
     if kilowatt_hours is None:
@@ -198,13 +198,13 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "ratio": lambda value: f"{value:.2f}",
     "s": duration,
     "B": gibibytes,
-    "1/s": rate,
+    "1/s": format_rate,
     "fraction": percent,
-    "tenths": tenths,
+    "tenths": format_tenths,
     "words": str,
     "price": lambda value: f"{value:,.2f}",
-    "USD": money,
-    "kWh": energy,
+    "USD": format_usd,
+    "kWh": format_energy,
     "prefix": lambda value: engineering(value, ""),
     "yes or no": lambda value: "yes" if value else "no",
 }
@@ -215,7 +215,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
 
 @dataclass(frozen=True)
 class Attribute:
-    """One quantity of the rows of an answer.
+    """One column of an answer's table: JSON key, value function, title, unit and format.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ class Attribute:
     optional: bool = False
 
     def cells(self, rows: Sequence[Any]) -> list[str]:
-        """Print the value of each row; times of one column have one unit.
+        """Format the value of each row as text; all times of the column share one unit.
 
         Parameters
         ----------
@@ -258,11 +258,13 @@ class Attribute:
         values = [self.get(row) for row in rows]
         spoken = FORMATS[self.unit]
         if self.unit == "s":
-            spoken = functools.partial(duration, like=shortest(value for value in values if value is not None))
+            spoken = functools.partial(
+                duration, like=unit_reference_time(value for value in values if value is not None)
+            )
         return [NONE if value is None else spoken(value) for value in values]
 
 
-def record(columns: Iterable[Attribute], row: Any) -> Document:
+def row_json(columns: Iterable[Attribute], row: Any) -> Document:
     """Return one row as a JSON document, by the keys of its columns.
 
     Parameters
@@ -280,7 +282,7 @@ def record(columns: Iterable[Attribute], row: Any) -> Document:
     return {column.key: column.get(row) for column in columns if column.key}
 
 
-def listing(title: str, columns: Iterable[Attribute], rows: Sequence[Any]) -> Table:
+def rows_table(title: str, columns: Iterable[Attribute], rows: Sequence[Any]) -> Table:
     """Return the rows as a table.
 
     Parameters
@@ -304,7 +306,7 @@ def listing(title: str, columns: Iterable[Attribute], rows: Sequence[Any]) -> Ta
 
 
 @functools.cache
-def meanings() -> dict[str, tuple[str, str]]:
+def key_meanings() -> dict[str, tuple[str, str]]:
     """Return a dict from each key of JSON documents to its unit and meaning; of nested keys the last part counts."""
     with (Path(__file__).parent / "columns.csv").open(encoding="utf-8", newline="") as file:
         return {row["key"]: (row["unit"], row["meaning"]) for row in csv.DictReader(file)}
@@ -428,7 +430,7 @@ def wrapped_text(text: str | Text) -> Constrain:
     return Constrain(Text(text) if isinstance(text, str) else text, TEXT_WIDTH)
 
 
-def chosen(choices: Mapping[str, str]) -> Iterator[Constrain]:
+def default_choices_line(choices: Mapping[str, str]) -> Iterator[Constrain]:
     """Yield one line with the options that the user did not state and the values chosen for them, if there are any.
 
     Parameters
@@ -442,8 +444,8 @@ def chosen(choices: Mapping[str, str]) -> Iterator[Constrain]:
 
 
 @dataclass(frozen=True)
-class Pasted:
-    """Words and a command after them, on lines that a shell joins again; wrapped as text, it would run in pieces."""
+class ShellCommandText:
+    """Text followed by a shell command, broken with backslashes so that it can be pasted into a shell."""
 
     words: str
     command: str

@@ -10,11 +10,21 @@ from rich.text import Text
 
 from paleo.launch.commands import estimate_command
 from paleo.parallel.placement import without_replicas
-from paleo.report.columns import NONE, Attribute, Document, Pasted, energy, listing, money, percent, wrapped_text
-from paleo.report.estimate import OWNED, consistency_document, prediction_document, training_document
+from paleo.report.columns import (
+    NONE,
+    Attribute,
+    Document,
+    ShellCommandText,
+    format_energy,
+    format_usd,
+    percent,
+    rows_table,
+    wrapped_text,
+)
+from paleo.report.estimate import OWNED, consistency_model_json, prediction_document, training_document
 from paleo.report.scale import CYCLE
 from paleo.studies.defaults import RunWithDefaults
-from paleo.units import duration, gibibytes, shortest
+from paleo.units import duration, gibibytes, unit_reference_time
 
 if TYPE_CHECKING:
     from paleo.studies.purchase import Candidate, Comparison, Objective
@@ -62,7 +72,7 @@ def document(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | No
 def _candidate(comparison: Comparison, candidate: Candidate, choice: RunWithDefaults | None) -> Document:
     if candidate.prediction is None or candidate.training is None:
         return {"system": candidate.system.name, "error": candidate.problem}
-    cycle = {} if candidate.consistency is None else {"consistency": consistency_document(candidate.consistency)}
+    cycle = {} if candidate.consistency is None else {"consistency": consistency_model_json(candidate.consistency)}
     return {
         **prediction_document(candidate.prediction, candidate.training),
         **cycle,
@@ -106,7 +116,7 @@ def table(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | None 
     head = "; ".join(winners) or "it fits none of them"
     head = f"{comparison.amount.words}. {head[:1].upper()}{head[1:]}."
     head += f" Not certain, as 90 % intervals overlap: {', '.join(doubts)}." if doubts else ""
-    rows = listing("", _columns(comparison, best), comparison.candidates)
+    rows = rows_table("", _columns(comparison, best), comparison.candidates)
     lines = list(dict.fromkeys(each.words for each in (choices or {}).values() if each.words))
     parts: list[RenderableType] = [*map(wrapped_text, lines), *([Text()] if lines else [])]
     parts += [wrapped_text(Text(f"{head}\n", style="bold")), rows, Text()]
@@ -118,7 +128,7 @@ def table(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | None 
 def _columns(comparison: Comparison, best: Winners) -> Iterator[Attribute]:
     """Yield the columns of the systems, with those of consistency models and strategies where systems differ."""
     trained = [candidate for candidate in comparison.candidates if candidate.training is not None]
-    like = shortest(candidate.training.time for candidate in trained if candidate.training)
+    like = unit_reference_time(candidate.training.time for candidate in trained if candidate.training)
 
     def column(title: str, unit: str, get: Any) -> Attribute:
         return Attribute("", lambda each: get(each, each.prediction) if each.training else None, title, unit)
@@ -143,8 +153,8 @@ def _columns(comparison: Comparison, best: Winners) -> Iterator[Attribute]:
     yield Attribute("", memory, "memory", "words")
     yield column("USD/h", "price", lambda each, step: each.training.price_per_hour)
     yield starred("time", "time", lambda training: duration(training.time, like=like))
-    yield starred("cost", "cost", lambda training: money(training.cost))
-    yield starred("energy", "energy", lambda training: energy(training.energy_kwh))
+    yield starred("cost", "cost", lambda training: format_usd(training.cost))
+    yield starred("energy", "energy", lambda training: format_energy(training.energy_kwh))
     if any(candidate.consistency is not None for candidate in comparison.candidates):
         yield from CYCLE[:3]
     if len({_strategy(each) for each in trained}) > 1:
@@ -168,7 +178,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     else:
         yield f"Global batches differ: {', '.join(f'{name} {batch:,}' for name, batch in batches.items())}."
     trained = [(each, each.training) for each in candidates if each.runs and each.training is not None]
-    like = shortest(end for _, bill in trained for end in bill.interval)
+    like = unit_reference_time(end for _, bill in trained for end in bill.interval)
     ends = [f"{each.name} {' to '.join(duration(end, like=like) for end in bill.interval)}" for each, bill in trained]
     if ends:
         yield f"90 % interval of the time: {'; '.join(ends)}."
@@ -238,4 +248,4 @@ def _commands(comparison: Comparison) -> Iterator[RenderableType]:
     for candidate in comparison.candidates:
         if candidate.prediction is not None:
             step = candidate.prediction
-            yield Pasted(f"Reproduce {candidate.name}", estimate_command(step.model, step.system, step.run))
+            yield ShellCommandText(f"Reproduce {candidate.name}", estimate_command(step.model, step.system, step.run))

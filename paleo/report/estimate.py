@@ -24,14 +24,14 @@ from paleo.report.columns import (
     TEXT_WIDTH,
     Attribute,
     Document,
-    energy,
     facts_table,
+    format_energy,
+    format_rate,
+    format_tenths,
+    format_usd,
     grid,
-    listing,
-    money,
     percent,
-    rate,
-    tenths,
+    rows_table,
     wrapped_text,
 )
 from paleo.studies.exchange import CompressionStudy, ConsistencyStudy, compression_study, consistency_study
@@ -72,7 +72,7 @@ class RunStudies:
         """Return the keys that the studies add to the document of an estimate."""
         keys: Document = {}
         if self.consistency is not None:
-            keys["consistency"] = consistency_document(self.consistency)
+            keys["consistency"] = consistency_model_json(self.consistency)
         if self.compression is not None:
             keys["compression"] = _compression_document(self.compression)
         if self.placement is not None:
@@ -232,8 +232,8 @@ def training_document(training: Training) -> Document:
     }
 
 
-def consistency_document(study: ConsistencyStudy) -> Document:
-    """Return a run under its consistency model as a JSON document.
+def consistency_model_json(study: ConsistencyStudy) -> Document:
+    """Return the consistency model's step time and staleness, as a dict for JSON output.
 
     Parameters
     ----------
@@ -254,12 +254,12 @@ def consistency_document(study: ConsistencyStudy) -> Document:
         "step_time_s": study.step_time,
         "synchronous_step_time_s": float(study.synchronous.step),
         "samples_per_s": study.samples_per_s,
-        **cycle_document(study),
+        **consistency_cycle_json(study),
     }
 
 
-def cycle_document(study: ConsistencyStudy) -> Document:
-    """Return what a consistency model adds to a step as a JSON document.
+def consistency_cycle_json(study: ConsistencyStudy) -> Document:
+    """Return step time, staleness and exchange of a consistency model as a dict for JSON.
 
     Parameters
     ----------
@@ -392,7 +392,7 @@ def table(
     parts: list[RenderableType] = [_headline(prediction), table, Text(), _memory(prediction), Text()]
     if advice:
         title = f"What would make it fit (global batch {advice[0].prediction.plan.global_batch})"
-        parts += [listing(title, _ADVICE, advice[:MOST_ADVICE]), Text()]
+        parts += [rows_table(title, _ADVICE, advice[:MOST_ADVICE]), Text()]
     if training is not None:
         parts += [_training(training), Text()]
         parts += [] if training.goodput is None else [_goodput(training.goodput), Text()]
@@ -465,8 +465,8 @@ def _headline(prediction: Prediction) -> Text:
 
 
 def _rates(step: Prediction | ConsistencyStudy) -> str:
-    samples, tokens = f"{rate(step.samples_per_s)} samples/s", step.tokens_per_s
-    return samples if tokens is None else f"{samples}, {rate(tokens)} tokens/s"
+    samples, tokens = f"{format_rate(step.samples_per_s)} samples/s", step.tokens_per_s
+    return samples if tokens is None else f"{samples}, {format_rate(tokens)} tokens/s"
 
 
 def step_parts(prediction: Prediction) -> dict[str, float]:
@@ -517,13 +517,13 @@ def _training(training: Training) -> RenderableType:
         table.add_row("rent", OWNED if training.electricity is not None else f"price {NO_PRICE}")
     else:
         whole = training.billed_words and f" for {training.billed_words}"
-        rent = f"{money(training.price_per_hour)} an hour{whole}, {price.date}: {price.source}"
-        table.add_row("rent", f"{money(training.rent)}  ({rent})")
+        rent = f"{format_usd(training.price_per_hour)} an hour{whole}, {price.date}: {price.source}"
+        table.add_row("rent", f"{format_usd(training.rent)}  ({rent})")
     if training.electricity is not None:
-        table.add_row("electricity", money(training.electricity))
+        table.add_row("electricity", format_usd(training.electricity))
     hosts = "hosts not counted" if training.tariff.host_power is None else "hosts counted"
-    limit = energy(training.energy_limit_kwh)
-    used = f"{energy(training.energy_kwh)} modelled, {limit} at design power; {hosts}"
+    limit = format_energy(training.energy_limit_kwh)
+    used = f"{format_energy(training.energy_kwh)} modelled, {limit} at design power; {hosts}"
     table.add_row("energy", used if training.energy is not None else "not modelled: the design power is not known")
     return Constrain(table, TEXT_WIDTH)
 
@@ -531,15 +531,17 @@ def _training(training: Training) -> RenderableType:
 def _goodput(run: Goodput) -> Table:
     low, high = run.share_range
     early, late = run.finish_interval
-    bounds = "" if low == high else f" ({tenths(low)} to {tenths(high)} over the range of failure rates)"
+    bounds = "" if low == high else f" ({format_tenths(low)} to {format_tenths(high)} over the range of failure rates)"
     often = "none" if run.failures == 0 else f"one every {duration(run.mtbf)}, {run.failures:,.0f} in all"
     intervals = f"{duration(run.interval)}, {duration(run.save)} each"
     if run.checkpoints.survived:
         intervals += f"; to storage every {duration(run.checkpoints.storage_interval(run.interval))}"
     names = {"again": "repeated work"}
     table = grid("With failures", ("quantity", "value"), left=2)
-    table.add_row("goodput", f"{tenths(run.share)}{bounds}")
-    table.add_row("lost to", ", ".join(f"{names.get(name, name)} {tenths(share)}" for name, share in run.lost.items()))
+    table.add_row("goodput", f"{format_tenths(run.share)}{bounds}")
+    table.add_row(
+        "lost to", ", ".join(f"{names.get(name, name)} {format_tenths(share)}" for name, share in run.lost.items())
+    )
     table.add_row("failures", f"{often} ({run.source})")
     table.add_row("checkpoints", f"{engineering(run.checkpoint_bytes, 'B')} every {intervals}")
     table.add_row("restart", f"{duration(run.restart)}; spare nodes, paid for: {run.spares:,}")
@@ -572,7 +574,7 @@ def _collectives(prediction: Prediction) -> Table:
     from paleo.studies.collective import step_collectives
 
     rows = step_collectives(prediction)[:MOST_ROWS]
-    table = listing("Collectives of a step on the busiest stage; times without other traffic", _COLLECTIVES, rows)
+    table = rows_table("Collectives of a step on the busiest stage; times without other traffic", _COLLECTIVES, rows)
     if not rows:
         table.add_row("none")
     return table

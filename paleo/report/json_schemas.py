@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from paleo.errors import SpecError, near
-from paleo.report.columns import meanings
+from paleo.report.columns import key_meanings
 from paleo.specs.calibration import Calibration
 from paleo.specs.device import Device, Link
 from paleo.specs.model import ModelSpec
@@ -82,8 +82,8 @@ def schema_of(kind: str) -> dict[str, Any]:
 def _described(schema: dict[str, Any]) -> dict[str, Any]:
     """Add the unit and meaning of every key, as columns of answers declare them, and null where it has a meaning."""
     for key, field in schema.get("properties", {}).items():
-        if key in meanings():
-            unit, meaning = meanings()[key]
+        if key in key_meanings():
+            unit, meaning = key_meanings()[key]
             field["description"] = f"{meaning} [{unit}]" if unit else meaning
             if "null: " in meaning and "type" in field:
                 field["type"] = sorted({*field["type"], "null"})

@@ -33,7 +33,7 @@ from paleo.lowering.policies import recompute_summary
 from paleo.predict import Prediction, predict
 from paleo.report import plots
 from paleo.report.charts import WIDTH, Bar, Chart, Curve, bars, curves, deviations, heat_map, stacks, svg
-from paleo.report.columns import NONE, Attribute, energy, money, percent, tenths
+from paleo.report.columns import NONE, Attribute, format_energy, format_tenths, format_usd, percent
 from paleo.report.estimate import step_parts, utilisation_warnings
 from paleo.search.columns import PlanColumns, columns
 from paleo.specs.prices import devices_per_machine
@@ -42,7 +42,7 @@ from paleo.studies.cost import rent, training
 from paleo.studies.exchange import bandwidth_curve
 from paleo.studies.purchase import CHANGE, Objective, Offer, Purchase
 from paleo.studies.scale import placement_study, scaling_verdict
-from paleo.units import GIB, HOUR, counted, duration, engineering, gibibytes
+from paleo.units import GIB, HOUR, duration, engineering, gibibytes, with_noun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parent / "templates"
 
 
-def rendered(template: str, **context: Any) -> str:
+def rendered_page(template: str, **context: Any) -> str:
     """Render a page; values are escaped.
 
     Parameters
@@ -76,7 +76,7 @@ def rendered(template: str, **context: Any) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    for function in (counted, duration, gibibytes, percent, tenths):
+    for function in (with_noun, duration, gibibytes, percent, format_tenths):
         environment.filters[function.__name__] = function
     environment.globals["source"] = lambda name: Markup((_FOLDER / name).read_text(encoding="utf-8"))
     return environment.get_template(template).render(**context)
@@ -108,7 +108,7 @@ def report(study: Purchase, *, date: str) -> str:
     goals = sorted(_GOALS, key=lambda objective: objective != request.objective)
     devices = {each.system.device.name: each for each in predictions}
     failures = [_failing(offer, run) for offer in study.offers if (run := _goodput(offer)) is not None]
-    return rendered(
+    return rendered_page(
         "report.html",
         title=f"Which system to train {request.model.name} on?",
         version=__version__,
@@ -200,7 +200,9 @@ def _time_text(offer: Offer) -> str:
 
 
 def _energy_text(offer: Offer) -> str:
-    return f"{energy(_training_of(offer).energy_kwh)}\nup to {energy(_training_of(offer).energy_limit_kwh)}"
+    return (
+        f"{format_energy(_training_of(offer).energy_kwh)}\nup to {format_energy(_training_of(offer).energy_limit_kwh)}"
+    )
 
 
 def _name(offer: Offer) -> str:
@@ -279,11 +281,15 @@ def _card(study: Purchase, objective: Objective) -> Document | None:
     if objective == "time":
         interval = f"90 % interval {duration(low)} to {duration(high)}"
     elif objective == "energy":
-        interval = f"modelled; {energy(trained.energy_limit_kwh)} at design power"
+        interval = f"modelled; {format_energy(trained.energy_limit_kwh)} at design power"
     else:
         ends = ((trained.cost or 0.0) * end / trained.time for end in (low, high))
-        interval = f"90 % interval {' to '.join(map(money, ends))}"
-    values = {"time": duration(trained.time), "cost": money(trained.cost), "energy": energy(trained.energy_kwh)}
+        interval = f"90 % interval {' to '.join(map(format_usd, ends))}"
+    values = {
+        "time": duration(trained.time),
+        "cost": format_usd(trained.cost),
+        "energy": format_energy(trained.energy_kwh),
+    }
     head = _GOALS[objective][0]
     return {"head": head, "name": _name(winner), "value": values[objective], "interval": interval, "certain": certain}
 
@@ -340,10 +346,10 @@ def _charts(study: Purchase) -> Iterator[tuple[str, Chart]]:
     yield "Time to solution, 90 % interval", bars(times, "time to solution")
     costs = [(o, t.cost, [t.cost * end / t.time for end in t.interval]) for o, t in offers if t.cost is not None]
     if costs:
-        yield "Cost, 90 % interval", bars([bar(o, cost, ends, money(cost)) for o, cost, ends in costs], "cost")
+        yield "Cost, 90 % interval", bars([bar(o, cost, ends, format_usd(cost)) for o, cost, ends in costs], "cost")
     metered = [(o, t.energy_kwh or 0.0, t.energy_limit_kwh) for o, t in offers if o.power is not None]
     if metered:
-        rows = [bar(offer, used, [used, limit], energy(used)) for offer, used, limit in metered]
+        rows = [bar(offer, used, [used, limit], format_energy(used)) for offer, used, limit in metered]
         yield "Energy, modelled; whisker: to design power", bars(rows, "energy")
     steps = [(_name(offer), offer.prediction) for offer, _ in offers if offer.prediction is not None]
     parts = [(name, step_parts(step), duration(step.step_time)) for name, step in steps]
@@ -520,7 +526,7 @@ _TYPES = {
 }  # fmt: skip
 
 
-def explored(model: ModelSpec, system: System, search: Search, wish: Requirements) -> str:
+def plan_search_page(model: ModelSpec, system: System, search: Search, wish: Requirements) -> str:
     """Return the page of all plans of a search.
 
     Parameters
@@ -574,7 +580,7 @@ def explored(model: ModelSpec, system: System, search: Search, wish: Requirement
         },
     }
     data = json.dumps(facts, allow_nan=False).replace("</", "<\\/")
-    return rendered("explorer.html", title=f"Plans of {model.name} on {system.name}", data=Markup(data))
+    return rendered_page("explorer.html", title=f"Plans of {model.name} on {system.name}", data=Markup(data))
 
 
 def _place(table: PlanColumns, best: Prediction) -> int:

@@ -13,22 +13,22 @@ from paleo.predict import HEADROOM, Prediction
 from paleo.report.columns import (
     Attribute,
     Document,
-    Pasted,
-    chosen,
+    ShellCommandText,
+    default_choices_line,
+    format_rate,
+    format_tenths,
     grid,
     layers_per_stage,
-    listing,
     percent,
-    rate,
-    record,
-    tenths,
+    row_json,
+    rows_table,
     wrapped_text,
 )
 from paleo.report.estimate import OWNED
 from paleo.search.classes import class_numbers
 from paleo.studies.cost import JOULES_PER_KWH
 from paleo.studies.purchase import PricedPlan, PurchasePlans, format_days, purchase_finding, purchase_verdict
-from paleo.units import DAY, counted, duration, shortest
+from paleo.units import DAY, duration, unit_reference_time, with_noun
 
 if TYPE_CHECKING:
     from paleo.search.hybrid import Hybrid
@@ -139,7 +139,7 @@ def document(
 
 def _records(rows: Sequence[PlanRow]) -> list[Document]:
     columns = tuple(_columns(rows))
-    return [record(columns, row) for row in rows]
+    return [row_json(columns, row) for row in rows]
 
 
 def table(
@@ -172,7 +172,7 @@ def table(
     RenderableType
         Tables for the console.
     """
-    searched = counted(ranking.configurations, "configuration")
+    searched = with_noun(ranking.configurations, "configuration")
     by_bounds = "" if ranking.evaluated == ranking.configurations else f"{ranking.evaluated:,} evaluated, of which "
     head = (
         f"{model.name} on {system.name}, global batch {ranking.global_batch}: {searched} in "
@@ -182,9 +182,9 @@ def table(
     front = [ranking.front[round(i * (count - 1) / max(few - 1, 1))] for i in range(few)]
     named = [*ranking.plans, *(row for row in front if row not in ranking.plans)]
     parts: list[RenderableType] = [
-        *chosen(choices or {}),
+        *default_choices_line(choices or {}),
         wrapped_text(Text(head + _first_plan(lead), style="bold")),
-        listing("Best plans", _columns(ranking.plans, named), ranking.plans),
+        rows_table("Best plans", _columns(ranking.plans, named), ranking.plans),
         *_measure(ranking.plans, lead.memory.capacity),
         *(wrapped_text(f"Skipped: {reason}") for _, reason in ranking.skipped),
     ]
@@ -193,11 +193,11 @@ def table(
         parts.append(wrapped_text(_TIGHT))
     if count > 1:
         title = "Pareto front of time and memory" + ("" if few == count else f" ({few} of {count})")
-        parts += [Text(), listing(title, _columns(front, named), front)]
+        parts += [Text(), rows_table(title, _columns(front, named), front)]
     if explanation is not None:
         parts += [Text(), wrapped_text(Text(explanation.text))]
     parts += [wrapped_text(f"Warning: {warning}") for warning in lead.warnings]
-    return Group(*parts, Text(), Pasted("Reproduce it", estimate_command(model, system, lead.run)))
+    return Group(*parts, Text(), ShellCommandText("Reproduce it", estimate_command(model, system, lead.run)))
 
 
 def _measure(rows: Sequence[PlanRow], capacity: float) -> Iterator[RenderableType]:
@@ -216,11 +216,11 @@ def _measure(rows: Sequence[PlanRow], capacity: float) -> Iterator[RenderableTyp
 def _first_plan(lead: Prediction) -> str:
     """Describe the first plan in a sentence."""
     low, high = map(duration, lead.interval)
-    rates = f"{rate(lead.samples_per_s)} samples/s"
-    rates += "" if lead.tokens_per_s is None else f", {rate(lead.tokens_per_s)} tokens/s"
+    rates = f"{format_rate(lead.samples_per_s)} samples/s"
+    rates += "" if lead.tokens_per_s is None else f", {format_rate(lead.tokens_per_s)} tokens/s"
     step = f"{duration(lead.step_time)} a step (90 %: {low} to {high}), {rates}, MFU {percent(lead.mfu)}"
     fits = "" if lead.memory.fits else "; no plan fits into memory, this one comes nearest"
-    return f"{lead.plan.strategy or 'dp'} on {counted(lead.plan.gpus, 'GPU')}: {step}{fits}.\n"
+    return f"{lead.plan.strategy or 'dp'} on {with_noun(lead.plan.gpus, 'GPU')}: {step}{fits}.\n"
 
 
 # purchases
@@ -300,7 +300,7 @@ def purchase_document(reply: PurchasePlans) -> Document:
         "seconds": sum(result.seconds for _, result in reply.searches),
         "plans": [
             {
-                **record(columns, plan),
+                **row_json(columns, plan),
                 **({} if plan.goodput is None else {"goodput": plan.goodput}),
                 "command": plan.command,
             }
@@ -325,14 +325,14 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
         Tables for the console.
     """
     parts: list[RenderableType] = [
-        *chosen(reply.choices),
+        *default_choices_line(reply.choices),
         wrapped_text(Text(purchase_finding(reply) + (";" if reply.remedies else "."), style="bold")),
     ]
     for number, remedy in enumerate(reply.remedies):
-        parts.append(Pasted(f"or {remedy.words}" if number else remedy.words, remedy.command))
+        parts.append(ShellCommandText(f"or {remedy.words}" if number else remedy.words, remedy.command))
     names = list(dict.fromkeys(plan.system.name for plan in reply.plans))
     title = "Plans" if len(names) > 1 else f"Plans on {', '.join(names)}"
-    parts += [Text(), listing(title, _priced_columns(reply), reply.plans)]
+    parts += [Text(), rows_table(title, _priced_columns(reply), reply.plans)]
     parts += _measure(
         [plan.row for plan in reply.plans], reply.plans[0].system.device.memory.usable if len(names) == 1 else 0.0
     )
@@ -340,10 +340,10 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
     parts += [wrapped_text(f"Skipped: {reason}") for reason in reply.reasons[:_MOST_REASONS]]
     if reply.plans:
         words = "Reproduce it" if reply.best else "Reproduce the nearest"
-        parts += [Text(), Pasted(words, reply.plans[0].command)]
+        parts += [Text(), ShellCommandText(words, reply.plans[0].command)]
     flags, before = reply.launch
     if flags:
-        parts += [Text(), Pasted("Launch it", flags)]
+        parts += [Text(), ShellCommandText("Launch it", flags)]
         if before:
             parts.append(wrapped_text(f"Before: {before}."))
     return Group(*parts)
@@ -352,7 +352,9 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
 def _notes(reply: PurchasePlans) -> Iterator[str]:
     """Yield why a faster plan is not the first, which prices are not known, and warnings."""
     first, goal = reply.plans[0], reply.wish.objective
-    if first.roomy and any(plan.meets(reply.wish) and plan.score(goal) < first.score(goal) for plan in reply.plans):
+    if first.has_memory_headroom and any(
+        plan.meets(reply.wish) and plan.score(goal) < first.score(goal) for plan in reply.plans
+    ):
         yield _TIGHT
     if reply.wish.amount is not None:
         names = dict.fromkeys(plan.system.name for plan in reply.plans if plan.usd is None)
@@ -406,7 +408,8 @@ def layers_table(model: str, system: str, splits: Hybrid) -> RenderableType:
         Tables for the console.
     """
     gain = splits.data_parallel_seconds / splits.seconds - 1.0
-    text = f"{model} on {system}: {duration(splits.seconds)} a step; data parallelism is {tenths(gain)} slower.\n"
+    seconds = duration(splits.seconds)
+    text = f"{model} on {system}: {seconds} a step; data parallelism is {format_tenths(gain)} slower.\n"
     table = grid("Strategy of each layer", ("layer", "split by"), left=2)
     for name, split in splits.layers:
         table.add_row(name, split)
@@ -474,10 +477,10 @@ def exchange_table(model: str, system: str, searched: ExchangeSearch) -> Rendera
     )
     head = (
         f"{model} on {system}, global batch {searched.global_batch}: "
-        f"{counted(searched.configurations, 'configuration')} in {duration(searched.seconds)}. "
+        f"{with_noun(searched.configurations, 'configuration')} in {duration(searched.seconds)}. "
         f"Best by time, with a price of staleness ({cost}).\n"
     )
-    like = shortest(seconds for plan in rows for seconds in (plan.step_time, plan.effective))
+    like = unit_reference_time(seconds for plan in rows for seconds in (plan.step_time, plan.effective))
     columns = (
         Attribute("", lambda each: each.plan.strategy, "strategy"),
         Attribute("", lambda each: each.consistency, "consistency"),
@@ -493,7 +496,7 @@ def exchange_table(model: str, system: str, searched: ExchangeSearch) -> Rendera
     notes += searched.refused
     return Group(
         wrapped_text(Text(head, style="bold")),
-        listing("", columns, rows),
+        rows_table("", columns, rows),
         Text(),
         wrapped_text(Text("\n".join(notes), style="dim")),
     )

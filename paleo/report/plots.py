@@ -21,7 +21,7 @@ from paleo.report.columns import PARTS
 from paleo.step.timeline import COMPUTE
 from paleo.studies.exchange import BandwidthCurve, bandwidth_curve
 from paleo.studies.summary import Summary, faster_than_roofline, layer_speeds
-from paleo.units import GIB, GIGA, KILO, counted, duration, engineering, time_unit
+from paleo.units import GIB, GIGA, KILO, duration, engineering, time_unit, with_noun
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -222,7 +222,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Figure:
         figure.suptitle(f"{model} on {system}")
         for curve, colour, mark in zip(curves, CYCLE, MARKS, strict=False):
             _speedup(speedup, curve, colour, mark)
-        bases = {counted(curve.base.gpus, "GPU") for curve in curves}
+        bases = {with_noun(curve.base.gpus, "GPU") for curve in curves}
         speedup.set_ylabel(f"speed-up over {bases.pop() if len(bases) == 1 else 'the first count that fits'}")
         labels = dict(zip(*speedup.get_legend_handles_labels()[::-1], strict=True))  # each once
         speedup.set_ylim(top=speedup.get_ylim()[1] * 1.5 ** len(labels))
@@ -281,7 +281,7 @@ def _stacked(axes: Axes, curve: ScaleCurve) -> None:
         axes.annotate(duration(step), (index, 101), ha="center", fontsize=7, rotation=90, va="bottom")
     axes.set(xlabel="GPUs", ylabel="share of a step [%]; above: its time", ylim=(0, 125), yticks=range(0, 101, 20))
     axes.tick_params(axis="x", labelrotation=45 if len(points) > _LEVEL else 0)
-    batch = f"{counted(curve.fixed_batch, 'sample')} {'per step' if curve.scaling == 'strong' else 'per rank'}"
+    batch = f"{with_noun(curve.fixed_batch, 'sample')} {'per step' if curve.scaling == 'strong' else 'per rank'}"
     axes.set_title(f"{curve.scaling} scaling, {batch}", fontsize=9)
 
 
@@ -327,7 +327,7 @@ def plan(model: str, system: str, ranking: Search, capacity: float) -> Figure:
             axes.annotate(row.strategy, spot, xytext=(right, up), textcoords="offset points", fontsize=8, ha=side)
         axes.set(xlabel="step time [s]", ylabel="memory of the fullest GPU [GiB]", xscale="log")
         axes.set_ylim(0, 1.15 * max([capacity / GIB, *sizes]))
-        searched = counted(ranking.configurations, "configuration")
+        searched = with_noun(ranking.configurations, "configuration")
         axes.set_title(f"{model} on {system}, global batch {ranking.global_batch}: {searched}")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(FuncFormatter(_some_ticks))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, grid, listing, percent, record, wrapped_text
+from paleo.report.columns import Attribute, grid, percent, row_json, rows_table, wrapped_text
 from paleo.serving.reinforcement import INTERVAL, UNMODELLED
 from paleo.units import duration
 
@@ -44,7 +44,7 @@ def document(study: LearningStudy) -> dict[str, Any]:
         "step_time_s": None if best is None else best.step,
         "step_time_interval_s": None if best is None else [factor * best.step for factor in INTERVAL],
         "parts": None if best is None else dict(best.parts),
-        "plans": [record(STEPS, step) for step in study.steps],
+        "plans": [row_json(STEPS, step) for step in study.steps],
         "steps": study.count,
         "days": study.days,
         "usd": study.usd,
@@ -65,7 +65,7 @@ STEPS = (
 )
 
 
-def worked_parts(step: LearningStep) -> dict[str, float]:
+def nonzero_step_parts(step: LearningStep) -> dict[str, float]:
     """Return the parts of a step that take time.
 
     Parameters
@@ -117,8 +117,8 @@ def table(study: LearningStudy) -> RenderableType:
         return Group(head)
     best = study.steps[0]
     parts = grid("A step by part", ["part", "time", "share"])
-    for name, seconds in worked_parts(best).items():
+    for name, seconds in nonzero_step_parts(best).items():
         parts.add_row(name, duration(seconds), percent(seconds / best.step))
-    plans = listing("Layouts", STEPS, study.steps[:SHOWN])
+    plans = rows_table("Layouts", STEPS, study.steps[:SHOWN])
     notes = [*assumptions(study), f"Not modelled: {'; '.join(UNMODELLED)}."]
     return Group(head, Text(), parts, Text(), plans, Text(), *(wrapped_text(note) for note in notes))

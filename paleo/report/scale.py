@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, Document, listing, wrapped_text
-from paleo.report.estimate import cycle_document, training_document
+from paleo.report.columns import Attribute, Document, rows_table, wrapped_text
+from paleo.report.estimate import consistency_cycle_json, training_document
 from paleo.studies.scale import cost_verdict, curve_warnings, placement_advice, scaling_verdict, turnover_sentence
-from paleo.units import counted, gibibytes
+from paleo.units import gibibytes, with_noun
 
 if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
@@ -68,7 +68,7 @@ def document(
 
 def _of_curve(curve: ScaleCurve, study: ConsistencyStudy | None) -> Document:
     """Return the keys that identify a curve; ``consistency`` holds the quantities of its study, too."""
-    cycle = {} if study is None else cycle_document(study)
+    cycle = {} if study is None else consistency_cycle_json(study)
     return {"scaling": curve.scaling, "consistency": {"model": curve.consistency, **cycle}, "nodes": curve.nodes}
 
 
@@ -126,11 +126,11 @@ def table(
         parts.append(wrapped_text(f"{choice.words} The plan is {choice.run.strategy}.\n"))
     for curve in curves:
         batch = "global batch" if curve.scaling == "strong" else "batch per data-parallel rank"
-        heading = f"{model.name} on {system.name}, {curve.label}: {batch} of {counted(curve.fixed_batch, 'sample')}"
+        heading = f"{model.name} on {system.name}, {curve.label}: {batch} of {with_noun(curve.fixed_batch, 'sample')}"
         parts.append(Text(heading, style="bold"))
         sentences = scaling_verdict(curve).text, turnover_sentence(curve), cost_verdict(curve)
         parts += [wrapped_text(sentence) for sentence in sentences if sentence]
-        parts += [Text(), listing("", _columns(curve), curve.points), Text(), *map(wrapped_text, _remarks(curve))]
+        parts += [Text(), rows_table("", _columns(curve), curve.points), Text(), *map(wrapped_text, _remarks(curve))]
     parts += [wrapped_text(sentence) for sentence in placement_advice(curves)]
     parts += [wrapped_text(Text(f"Warning: {warning}", style="yellow")) for warning in curve_warnings(curves)]
     return Group(*parts)
@@ -188,10 +188,10 @@ CYCLE = (
 
 def _remarks(curve: ScaleCurve) -> Iterator[str]:
     """Yield a sentence for each count without a step, and one for those that do not fit."""
-    yield from (f"{counted(point.gpus, 'GPU')}: {point.problem}" for point in curve.points if point.problem)
+    yield from (f"{with_noun(point.gpus, 'GPU')}: {point.problem}" for point in curve.points if point.problem)
     planned = [(point.gpus, point.prediction) for point in curve.points if point.usable and point.prediction]
     large = [
-        f"{counted(gpus, 'GPU')} ({gibibytes(step.memory.total)})" for gpus, step in planned if not step.memory.fits
+        f"{with_noun(gpus, 'GPU')} ({gibibytes(step.memory.total)})" for gpus, step in planned if not step.memory.fits
     ]
     if large:
         remedy = "`paleo estimate` with that count says what would make it fit."

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, grid, listing, percent, record, wrapped_text
-from paleo.serving.plans import ServingPlan, capacity_of, curve_of, parts_of
+from paleo.report.columns import Attribute, grid, percent, row_json, rows_table, wrapped_text
+from paleo.serving.plans import ServingPlan, capacity_of, iteration_parts, rate_curve
 from paleo.serving.service import INTERVAL, UNMODELLED
 from paleo.units import duration, gibibytes
 
@@ -60,7 +60,7 @@ def document(service: Service, systems: Sequence[Service] = ()) -> dict[str, Any
         "warnings": list(service.warnings),
         "engine_choice": service.reason,
         "disaggregation": _division(service),
-        "systems": [record(SYSTEMS, each) for each in systems],
+        "systems": [row_json(SYSTEMS, each) for each in systems],
     }
     return head | (_refused(service) if plan is None else _answered(service, plan))
 
@@ -158,9 +158,9 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         "requests_per_s": plan.requests_per_s,
         "requests_per_s_interval": [plan.requests_per_s * low, plan.requests_per_s * high],
         "tokens_per_s": plan.tokens_per_s,
-        "ttft_s": service.times("ttft"),
-        "tpot_s": service.times("tpot"),
-        "latency_s": service.times("latency"),
+        "ttft_s": service.latencies("ttft"),
+        "tpot_s": service.latencies("tpot"),
+        "latency_s": service.latencies("latency"),
         "batch": plan.candidate.replicas * float(plan.state.batch),
         "kv_cache": {
             "bytes": memory.cache,
@@ -180,7 +180,7 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         "limited_by": service.limited_by,
         "strategy": plan.strategy,
         "capacity_requests_per_s": capacity_of(plan.candidate, service.load),
-        "breakdown_s": parts_of(plan.candidate, plan.state),
+        "breakdown_s": iteration_parts(plan.candidate, plan.state),
         "steady": {
             "iteration_s": float(state.iteration),
             "utilisation": float(state.utilisation),
@@ -191,7 +191,7 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         | {"simulated_requests_per_s": service.simulated_rate},
         "launch": service.launch,
         "calibration": plan.candidate.phases.calibration,
-        "plans": [record(PLANS, each) for each in service.result.plans],
+        "plans": [row_json(PLANS, each) for each in service.result.plans],
         "curve": _curve(service, plan),
     }
 
@@ -202,7 +202,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _curve(service: Service, plan: ServingPlan) -> list[dict[str, Any]]:
-    rates, state = curve_of(plan, service.load)
+    rates, state = rate_curve(plan, service.load)
     p99 = {part: state.percentile(part, 99) for part in ("ttft", "tpot", "latency")}
     return [
         {
@@ -243,14 +243,14 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
     launch: list[RenderableType] = (
         [Text(), Text(service.launch, no_wrap=True, overflow="ignore")] if service.launch else []
     )
-    plans = listing("Plans", PLANS, service.result.plans[:SHOWN])
+    plans = rows_table("Plans", PLANS, service.result.plans[:SHOWN])
     memory = plan.candidate.memory
     facts = grid("Memory of a GPU", ["part", "size", "share"])
     for name, size in (*memory_parts(plan).items(), ("engine", memory.reserve)):
         facts.add_row(name, gibibytes(size), percent(size / memory.capacity))
     tables: list[RenderableType] = [_times(service), Text(), facts, Text(), plans]
     if len(systems) > 1:
-        tables = [listing("Systems", SYSTEMS, systems), Text(), *tables]
+        tables = [rows_table("Systems", SYSTEMS, systems), Text(), *tables]
     remarks: list[RenderableType] = [wrapped_text(Text(note)) for note in notes]
     return Group(head, Text(), *tables, *launch, Text(), *remarks)
 
@@ -281,7 +281,7 @@ def assumptions(service: Service) -> list[str]:
 
 
 def load_words(service: Service) -> str:
-    """Describe what comes to a service.
+    """Describe the load of a service as text: arrivals and lengths of requests.
 
     Parameters
     ----------
@@ -308,7 +308,7 @@ def load_words(service: Service) -> str:
 def _times(service: Service) -> RenderableType:
     facts = grid("Latency", ["time", *QUANTITIES])
     for part, name in LATENCIES.items():
-        times = service.times(part)
+        times = service.latencies(part)
         facts.add_row(name, *(duration(times[key]) for key in QUANTITIES))
     return facts
 
@@ -411,7 +411,7 @@ def _speeds(axes: Axes, service: Service) -> None:
 
     assert service.best is not None
     for each in reversed(service.result.plans[:SHOWN]):
-        rates, state = curve_of(each, service.load)
+        rates, state = rate_curve(each, service.load)
         color, width = (BLUE, 2.0) if each is service.best else (GREY, 1.0)
         axes.plot(1.0 / state.tpot, rates * state.output / each.gpus, color=color, lw=width)
     axes.plot([], [], color=BLUE, lw=2.0, label=service.best.strategy)
@@ -426,7 +426,7 @@ def _latencies(axes: Axes, service: Service) -> None:
     from paleo.report.plots import BLUE, VERMILION
 
     assert service.best is not None
-    rates, state = curve_of(service.best, service.load, 40)
+    rates, state = rate_curve(service.best, service.load, 40)
     for part, color, label in (("ttft", VERMILION, "first token"), ("latency", BLUE, "answer")):
         axes.plot(rates, getattr(state, part), color=color, label=f"{label}, mean")
         axes.plot(rates, state.percentile(part, 99), ":", color=color, label=f"{label}, p99")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, Document, listing, record, wrapped_text
+from paleo.report.columns import Attribute, Document, row_json, rows_table, wrapped_text
 from paleo.serving.single_pass import passes_of, three_digits
-from paleo.units import counted, duration
+from paleo.units import duration, with_noun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,8 +106,8 @@ def document(service: BatchedService, systems: Sequence[BatchedService] = ()) ->
         "unmodelled": list(UNMODELLED),
         "refusals": [],
         "warnings": [],
-        "batches": [record(BATCHES, each) for each in service.tried],
-        "systems": [_TOKENS | record(SYSTEMS, each) for each in systems],
+        "batches": [row_json(BATCHES, each) for each in service.tried],
+        "systems": [_TOKENS | row_json(SYSTEMS, each) for each in systems],
         "plans": [],
         "curve": [],
     }
@@ -125,7 +125,7 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
     """
     parts: list[RenderableType] = [wrapped_text(Text(service.verdict, style="bold")), Text()]
     if len(systems) > 1:
-        parts += [listing("Systems", SYSTEMS, systems), Text()]
+        parts += [rows_table("Systems", SYSTEMS, systems), Text()]
     low, high = INTERVAL
     notes = [
         _request(service),
@@ -133,15 +133,17 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
         "A request waits while the batch before it is computed, so that the slowest takes the time of two batches.",
         f"Not modelled: {'; '.join(UNMODELLED)}.",
     ]
-    return Group(*parts, listing("Batches of a device", BATCHES, service.tried), Text(), *map(wrapped_text, notes))
+    return Group(*parts, rows_table("Batches of a device", BATCHES, service.tried), Text(), *map(wrapped_text, notes))
 
 
 def _request(service: BatchedService) -> str:
     """Say what a request is."""
     if service.length:
-        return f"A request is {counted(round(service.length), 'token')} long, and is answered in one forward pass."
+        return f"A request is {with_noun(round(service.length), 'token')} long, and is answered in one forward pass."
     parts = passes_of(service.model)
     if len(parts) == parts[0].count == parts[0].samples == 1:
         return f"A request is one forward pass of {service.model.name}; a diffusion takes one for each of its steps."
-    passes = [f"{part.model} {counted(part.count, 'time')} with {counted(part.samples, 'sample')}" for part in parts]
+    passes = [
+        f"{part.model} {with_noun(part.count, 'time')} with {with_noun(part.samples, 'sample')}" for part in parts
+    ]
     return f"A request runs {' and '.join(passes)}."

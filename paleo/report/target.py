@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, Document, chosen, listing, money, record, wrapped_text
-from paleo.units import counted, duration
+from paleo.report.columns import (
+    Attribute,
+    Document,
+    default_choices_line,
+    format_usd,
+    row_json,
+    rows_table,
+    wrapped_text,
+)
+from paleo.units import duration, with_noun
 
 if TYPE_CHECKING:
     from paleo.specs.system import System
@@ -83,7 +91,7 @@ def document(
         "verdict": curve.verdict,
         "knee": curve.knee,
         "largest_useful": curve.largest_useful,
-        "points": [record(_columns(tariff), point) for point in curve.points],
+        "points": [row_json(_columns(tariff), point) for point in curve.points],
         "skipped": [{"gpus": gpus, "reason": reason} for gpus, reason in curve.skipped.items()],
         "warnings": list(dict.fromkeys(warning for point in curve.points for warning in point.warnings)),
     }
@@ -115,11 +123,11 @@ def table(
     best = min(curve.points, key=lambda point: point.seconds)
     low, high = map(duration, best.interval)
     fastest = "fastest on " if len(curve.points) > 1 else ""
-    count, cost = counted(best.prediction.plan.gpus, "GPU"), best.usd(tariff)
-    time = f"{duration(best.seconds)} (90 %: {low} to {high})" + ("" if cost is None else f", {money(cost)}")
+    count, cost = with_noun(best.prediction.plan.gpus, "GPU"), best.usd(tariff)
+    time = f"{duration(best.seconds)} (90 %: {low} to {high})" + ("" if cost is None else f", {format_usd(cost)}")
     head = f"{best.task.title} on {system.name}: {fastest}{count}, {'; '.join([time, *curve.limits])}."
     law = f"Samples by {curve.points[0].task.law.source}."
-    points = listing("", _columns(tariff), curve.points)
-    skipped = [wrapped_text(f"Skipped {counted(gpus, 'GPU')}: {reason}") for gpus, reason in curve.skipped.items()]
-    lead = [*chosen(choices), wrapped_text(Text(head, style="bold"))]
+    points = rows_table("", _columns(tariff), curve.points)
+    skipped = [wrapped_text(f"Skipped {with_noun(gpus, 'GPU')}: {reason}") for gpus, reason in curve.skipped.items()]
+    lead = [*default_choices_line(choices), wrapped_text(Text(head, style="bold"))]
     return Group(*lead, Text(), points, *skipped, Text(), wrapped_text(law))

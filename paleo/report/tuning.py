@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, facts_table, listing, record, tenths, wrapped_text
+from paleo.report.columns import Attribute, facts_table, format_tenths, row_json, rows_table, wrapped_text
 from paleo.units import HOUR, duration, engineering
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ def document(study: TuningStudy) -> dict[str, Any]:
             "save": best.price.costs.save[0],
             "evaluation": best.price.costs.evaluation[0],
         },
-        "cheapest": record(_columns(study), study.cheapest),
+        "cheapest": row_json(_columns(study), study.cheapest),
         "deadline": None
         if margin is None
         else {"seconds": margin.seconds, "holds": margin.holds, "trials": margin.trials, "nodes": margin.nodes},
         "regret": None
         if regret is None
         else {"rank_correlation": regret.correlation, "share": regret.median, "share_interval": list(regret.interval)},
-        "curve": [record(_columns(study), point) for point in study.points],
+        "curve": [row_json(_columns(study), point) for point in study.points],
         "refusals": list(study.refusals),
         "unmodelled": list(study.unmodelled),
     }
@@ -119,7 +119,7 @@ def table(study: TuningStudy) -> RenderableType:
     rows = [
         ("wall time", f"{duration(best.seconds)}  (90 % interval {duration(low)} to {duration(high)})"),
         ("first whole trial", duration(best.timeline.first_full) if np.isfinite(best.timeline.first_full) else "none"),
-        ("GPU-hours", f"{best.gpu_hours:,.1f}, {tenths(best.timeline.utilisation)} of them busy"),
+        ("GPU-hours", f"{best.gpu_hours:,.1f}, {format_tenths(best.timeline.utilisation)} of them busy"),
         ("energy", "-" if kwh is None else f"{kwh:,.1f} kWh"),
         ("global batch", f"{study.batch:,} samples"),
         ("software", study.software + (f", as of {study.software_reason}" if study.software_reason else "")),
@@ -130,9 +130,9 @@ def table(study: TuningStudy) -> RenderableType:
         rows.append(
             (
                 "regret",
-                f"{tenths(part.median)} of the trials are better than the one returned (90 % interval "
-                f"{tenths(part.interval[0])} to {tenths(part.interval[1])}), if scores of a rung and final ones "
-                f"correlate by {part.correlation:g}",
+                f"{format_tenths(part.median)} of the trials are better than the one returned (90 % interval "
+                f"{format_tenths(part.interval[0])} to {format_tenths(part.interval[1])}), if scores of a rung and "
+                f"final ones correlate by {part.correlation:g}",
             )
         )
     unit = "tokens" if _rungs(study)[0]["tokens"] is not None else "samples"
@@ -148,9 +148,9 @@ def table(study: TuningStudy) -> RenderableType:
         Text(),
         facts_table("The search", rows),
         Text(),
-        listing("Trials by rung", rungs, _shortened(_rungs(study))),
+        rows_table("Trials by rung", rungs, _shortened(_rungs(study))),
         Text(),
-        listing("Divisions of the GPUs", _columns(study), points[:_LISTED]),
+        rows_table("Divisions of the GPUs", _columns(study), points[:_LISTED]),
         Text(),
         *(wrapped_text(note) for note in notes),
     )

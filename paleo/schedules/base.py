@@ -24,7 +24,7 @@ Array = npt.NDArray[np.float64]
 Numeric = float | Array
 
 
-def distinct(numbers: npt.NDArray[np.integer[Any]]) -> list[int]:
+def distinct_values(numbers: npt.NDArray[np.integer[Any]]) -> list[int]:
     """Return the different values of an array in ascending order.
 
     ``numpy.unique`` without indices loads ``numpy.ma``, which a single estimate would wait for.
@@ -40,7 +40,7 @@ def distinct(numbers: npt.NDArray[np.integer[Any]]) -> list[int]:
 
     Examples
     --------
-    >>> distinct(np.array([[3, 1], [1, 2]]))
+    >>> distinct_values(np.array([[3, 1], [1, 2]]))
     [1, 2, 3]
     """
     return sorted(set(numbers.ravel().tolist()))
@@ -63,12 +63,12 @@ Order = Callable[[int, int, int, int], list[Action]]
 Fused = Callable[[int, int, int, int], list[int]]
 #: Location of a piece of the network: (stage, chunk of that stage).
 Place = tuple[int, int]
-#: (stages, chunks) -> for each copy of the network the places of its pieces, from input to output.
+#: (stages, chunks) -> for each replica the places of its pieces, from input to output.
 Paths = Callable[[int, int], tuple[tuple[Place, ...], ...]]
 
 
 def round_robin(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
-    """Place the pieces of one copy of the network on consecutive stages, chunk by chunk.
+    """Assign the model chunks of one replica to consecutive stages, round robin.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ Ends = Callable[[Array, Passes, Numeric, int], Array]
 
 
 def none_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
-    """Return no passes, for schedules whose last pass on a stage is the last gradient of its only chunk.
+    """Return zeros: no passes follow the last gradient of a stage's only model chunk.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def _drained(span: Array, passes: Passes, microbatches: Numeric, chunks: int) ->
 
 
 def all_at_once(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """Return the span for every stage, for schedules whose stages are all busy until the end.
+    """Return the pipeline's total time for every stage, where all stages work until the end.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ class ClosedForms:
     least : float
         Fewest microbatches per stage for which ``span`` is valid.
     alive_of : callable, optional
-        Activations among ``alive`` that belong to one piece of the network.
+        Activations among ``alive`` that belong to one model chunk.
     """
 
     span: Span | None = None
@@ -292,19 +292,19 @@ class Schedule:
     fused: Fused | None = None
 
     @property
-    def copies(self) -> int:
-        """Number of copies of the network on all stages together."""
+    def replicas(self) -> int:
+        """Replicas of the network in one pipeline: 2 for bidirectional schedules (Chimera, DualPipe), else 1."""
         return len(self.paths(2, 1))
 
     def pieces(self, stages: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-        """List the pieces of the network on each stage, in the order of its chunks.
+        """List the model chunks (numbered in forward order) that each stage holds.
 
         Parameters
         ----------
         stages : int
             Stages of the pipeline.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
@@ -349,33 +349,33 @@ class Schedule:
         return tuple(stage_of.get(piece, piece % stages) for piece in range(stages * chunks))
 
     def sends_output(self, stages: int, chunks: int) -> tuple[tuple[bool, ...], ...]:
-        """List for each chunk of each stage if its output leaves the stage, or the network.
+        """Return for each model chunk of each stage whether its output leaves the stage.
 
         Parameters
         ----------
         stages : int
             Stages of the pipeline.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
         tuple of tuple of bool
             One entry for each chunk of each stage.
         """
-        sent = [[True] * (chunks * self.copies) for _ in range(stages)]
+        sent = [[True] * (chunks * self.replicas) for _ in range(stages)]
         for path in self.paths(stages, chunks):
             for (stage, chunk), (other, _) in itertools.pairwise(path):
                 sent[stage][chunk] = stage != other
         return tuple(map(tuple, sent))
 
     def allows_chunks(self, chunks: int) -> bool:
-        """Return True if the schedule supports a number of chunks per stage of each copy of the network.
+        """Return True if the schedule supports a number of model chunks per stage and replica.
 
         Parameters
         ----------
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
@@ -383,8 +383,8 @@ class Schedule:
         """
         return chunks > 1 if self.chunks is None else chunks == self.chunks
 
-    def runs(self, stages: int, microbatches: Numeric) -> npt.NDArray[np.bool_]:
-        """Return a mask of the microbatch counts that the schedule can run.
+    def allows_microbatches(self, stages: int, microbatches: Numeric) -> npt.NDArray[np.bool_]:
+        """Return a mask of the microbatch counts that the schedule supports.
 
         Parameters
         ----------
@@ -400,11 +400,11 @@ class Schedule:
         """
         count = np.asarray(microbatches)
         fits = (count >= self.least * stages) & ((count % stages == 0) | (not self.multiple))
-        fits = fits & (count % self.copies == 0)
+        fits = fits & (count % self.replicas == 0)
         return np.asarray(fits & (stages % 2 == 0 or not self.even))
 
     def alive(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-        """Count the largest number of chunk activations alive at once on a stage.
+        """Return the peak number of chunk activations (one microbatch, one chunk) alive on a stage.
 
         Parameters
         ----------
@@ -415,7 +415,7 @@ class Schedule:
         microbatches : float or ndarray
             Microbatches of a step.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
@@ -426,7 +426,7 @@ class Schedule:
         return np.asarray(self._counted_alive(stage, stages, microbatches, chunks).sum(axis=-1))
 
     def alive_by_piece(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Array:
-        """Count the activations of each piece of the network on a stage when most are alive.
+        """Count the live activations of each model chunk of a stage at the stage's peak.
 
         Parameters
         ----------
@@ -437,14 +437,14 @@ class Schedule:
         microbatches : float or ndarray
             Microbatches of a step.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
         ndarray
-            Shape (pieces of all copies, ...).
+            Shape (model chunks of all replicas, ...).
         """
-        of_piece, pieces = self.closed.alive_of, range(chunks * self.copies)
+        of_piece, pieces = self.closed.alive_of, range(chunks * self.replicas)
         if len(pieces) == 1:
             return np.asarray(self.alive(stage, stages, microbatches, chunks), dtype=np.float64)[None]
         if of_piece is not None:
@@ -456,7 +456,7 @@ class Schedule:
         places, counts = np.broadcast_arrays(np.asarray(stage, dtype=int), np.asarray(microbatches, dtype=int))
         pairs = zip(places.ravel().tolist(), counts.ravel().tolist(), strict=True)
         most = [_in_flight(self, place, stages, count, chunks) for place, count in pairs]
-        return np.array(most, dtype=np.float64).reshape(*places.shape, chunks * self.copies)
+        return np.array(most, dtype=np.float64).reshape(*places.shape, chunks * self.replicas)
 
     def remaining(self, stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
         """Count the passes that a stage still runs after the last gradient of one of its chunks.
@@ -470,7 +470,7 @@ class Schedule:
         chunk : int
             Chunk whose gradients are complete.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
@@ -487,7 +487,7 @@ class Schedule:
         return inputs, weights
 
     def groups(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[Action, ...]]:
-        """List the passes of a stage in order, grouped by those that run as one.
+        """List the passes of a stage in order, in groups that start and end together.
 
         Parameters
         ----------
@@ -498,7 +498,7 @@ class Schedule:
         microbatches : int
             Microbatches of a step.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
@@ -523,7 +523,7 @@ class Schedule:
         microbatches : float or ndarray
             Microbatches of a step.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
@@ -538,7 +538,7 @@ class Schedule:
         return _unpaired_passes(self, stages, chunks) if self.pairs else self.alive(0, stages, microbatches, chunks)
 
     def in_flight(self, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
-        """Count the activations of each piece at the first maximum of their sum, by evaluating the order.
+        """Count the live activations of each model chunk at a stage's first peak, by running the order.
 
         Parameters
         ----------
@@ -549,7 +549,7 @@ class Schedule:
         microbatches : int
             Microbatches of a step.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------
@@ -557,7 +557,7 @@ class Schedule:
             Activations of each chunk. They are freed after B, or after W if weight passes are separate.
         """
         ends: Pass = "W" if self.splits_backward else "B"
-        alive = [0] * (chunks * self.copies)
+        alive = [0] * (chunks * self.replicas)
         most = tuple(alive)
         for action in self.order(stage, stages, microbatches, chunks):
             alive[action.chunk] += (action.kind == "F") - (action.kind == ends)
@@ -568,7 +568,7 @@ class Schedule:
 @lru_cache(maxsize=65536)
 def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
     """Evaluate `Schedule.in_flight` for a window of microbatches; further rounds add equally many each."""
-    most = window(stages, chunks) + microbatches % stages
+    most = evaluated_microbatches(stages, chunks) + microbatches % stages
     if microbatches <= most:
         return schedule.in_flight(stage, stages, microbatches, chunks)
     first, second = (schedule.in_flight(stage, stages, count, chunks) for count in (most - stages, most))
@@ -579,7 +579,7 @@ def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, c
 @lru_cache(maxsize=65536)
 def _passes_remaining(schedule: Schedule, stage: int, stages: int, chunk: int, chunks: int) -> tuple[int, int]:
     """Count the passes after the last gradient of a chunk, with enough microbatches to fill the pipeline."""
-    order = schedule.order(stage, stages, window(stages, chunks), chunks)
+    order = schedule.order(stage, stages, evaluated_microbatches(stages, chunks), chunks)
     last: Pass = "W" if schedule.splits_backward else "B"
     end = max(k for k, action in enumerate(order) if action.kind == last and action.chunk == chunk)
     later = [action.kind for action in order[end + 1 :]]
@@ -589,7 +589,7 @@ def _passes_remaining(schedule: Schedule, stage: int, stages: int, chunk: int, c
 @lru_cache(maxsize=4096)
 def _unpaired_passes(schedule: Schedule, stages: int, chunks: int) -> float:
     """Count forward passes without a pair, on average over the stages; further microbatches only add pairs."""
-    count = window(stages, chunks)
+    count = evaluated_microbatches(stages, chunks)
     groups = [group for stage in range(stages) for group in schedule.groups(stage, stages, count, chunks)]
     return sum(len(group) == 1 and group[0].kind == "F" for group in groups) / stages
 
@@ -598,15 +598,15 @@ def _unpaired_passes(schedule: Schedule, stages: int, chunks: int) -> float:
 UNROLLED = 2**14
 
 
-def window(stages: int, chunks: int) -> int:
-    """Return how many microbatches are evaluated; after them every further round adds the same time.
+def evaluated_microbatches(stages: int, chunks: int) -> int:
+    """Return the number of microbatches that are simulated; later rounds repeat the last one.
 
     Parameters
     ----------
     stages : int
         Stages of the pipeline.
     chunks : int
-        Chunks of each copy of the network on a stage.
+        Model chunks of each replica on a stage.
 
     Returns
     -------
@@ -615,15 +615,15 @@ def window(stages: int, chunks: int) -> int:
     return stages * (4 if chunks == 1 else 4 + chunks)
 
 
-def unrolled(stages: int, chunks: int, microbatches: int) -> bool:
-    """Return True if every microbatch is evaluated, rather than a window of them whose last round is repeated.
+def evaluates_every_microbatch(stages: int, chunks: int, microbatches: int) -> bool:
+    """Return True if every microbatch is simulated, not only the first rounds.
 
     Parameters
     ----------
     stages : int
         Stages of the pipeline.
     chunks : int
-        Chunks of each copy of the network on a stage.
+        Model chunks of each replica on a stage.
     microbatches : int
         Microbatches of a step.
 
@@ -631,7 +631,7 @@ def unrolled(stages: int, chunks: int, microbatches: int) -> bool:
     -------
     bool
     """
-    return microbatches <= window(stages, chunks) + stages or stages * chunks * microbatches <= UNROLLED
+    return microbatches <= evaluated_microbatches(stages, chunks) + stages or stages * chunks * microbatches <= UNROLLED
 
 
 SCHEDULES: Registry[Schedule] = Registry("pipeline schedule", "paleo.schedules")
@@ -659,7 +659,7 @@ def add_schedule(schedule: Schedule) -> Schedule:
     chunks = 2 if schedule.chunks is None else schedule.chunks
     for stages, rounds in ((2, 1), (3, 2), (4, 2)):
         microbatches = max(schedule.least, 1) * stages * rounds
-        if schedule.runs(stages, microbatches):
+        if schedule.allows_microbatches(stages, microbatches):
             _check_complete(schedule, stages, microbatches, chunks)
     return SCHEDULES.register(schedule.name)(schedule)
 
@@ -701,7 +701,7 @@ def check_schedule(name: str, stages: int, chunks: int, microbatches: int) -> No
     stages : int
         Stages of the pipeline.
     chunks : int
-        Chunks of each copy of the network on a stage.
+        Model chunks of each replica on a stage.
     microbatches : int
         Microbatches of a step.
 
@@ -719,9 +719,9 @@ def check_schedule(name: str, stages: int, chunks: int, microbatches: int) -> No
         raise PlanError(f"schedule {name!r} needs an even number of stages, not {stages}")
     if chosen.multiple and microbatches % stages:
         raise PlanError(f"schedule {name!r}: {microbatches} microbatches are not a multiple of the {stages} stages")
-    if microbatches % chosen.copies:
+    if microbatches % chosen.replicas:
         raise PlanError(
-            f"schedule {name!r}: {microbatches} microbatches are not shared evenly by its {chosen.copies} copies"
+            f"schedule {name!r}: {microbatches} microbatches are not shared evenly by its {chosen.replicas} copies"
         )
     if microbatches < chosen.least * stages:
         least = f"{chosen.least} for each of the {stages} stages"

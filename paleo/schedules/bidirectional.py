@@ -1,6 +1,6 @@
 """Bidirectional pipelines: two copies, or two halves, of the network run through the stages in opposite directions.
 
-Chimera has two copies of the network, one from the first stage to the last and one back, each with half of the
+Chimera has two replicas of the network, one from the first stage to the last and one back, each with half of the
 microbatches. Stages that wait for the first input of one copy work on the other. The gradients of both copies are
 summed.
 

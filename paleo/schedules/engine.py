@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from paleo.errors import PlanError
-from paleo.schedules.base import SCHEDULES, Action, Place, Schedule, check_schedule, unrolled, window
+from paleo.schedules.base import (
+    SCHEDULES,
+    Action,
+    Place,
+    Schedule,
+    check_schedule,
+    evaluated_microbatches,
+    evaluates_every_microbatch,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Events in the order of the tasks."""
+    """Start and end of every task, in the order of the tasks."""
 
     events: tuple[Event, ...]
 
@@ -57,7 +65,7 @@ class Timeline:
         return max((event.end for event in self.events), default=0.0)
 
     def busy(self, resource: str, kind: str | None = None) -> float:
-        """Sum the time that a resource worked.
+        """Sum the time during which a resource works [s].
 
         Parameters
         ----------
@@ -76,7 +84,7 @@ class Timeline:
 
 
 def schedule(tasks: Sequence[Task]) -> Timeline:
-    """Compute the start and end of every task.
+    """Compute the start and end of every task, given the resource it needs and the tasks it follows.
 
     Parameters
     ----------
@@ -176,11 +184,11 @@ def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches
     33.0
     """
     chosen = SCHEDULES[name]
-    depth, chunks = len(stages), len(stages[0]) // chosen.copies
+    depth, chunks = len(stages), len(stages[0]) // chosen.replicas
     check_schedule(name, depth, chunks, microbatches)
-    if unrolled(depth, chunks, microbatches):
+    if evaluates_every_microbatch(depth, chunks, microbatches):
         return _run(chosen, stages, microbatches)
-    shape = window(depth, chunks) + microbatches % depth
+    shape = evaluated_microbatches(depth, chunks) + microbatches % depth
     first, second = _run(chosen, stages, shape - depth), _run(chosen, stages, shape)
     rounds = (microbatches - shape) // depth
     total = second.total + (second.total - first.total) * rounds
@@ -217,7 +225,7 @@ def pipeline_events(
     by_stage: dict[str, list[Event]] = {}
     for event in played.timeline.events:
         by_stage.setdefault(event.task.resource, []).append(event)
-    chunks = len(stages[0]) // SCHEDULES[name].copies
+    chunks = len(stages[0]) // SCHEDULES[name].replicas
     listed = len({event.task.name for event in by_stage["stage0"] if event.task.kind == "F"}) // chunks
     if listed == microbatches:
         return list(played.timeline.events)
@@ -246,7 +254,7 @@ _PassKey = tuple[str, int, int, int]
 def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: int) -> PipelineTime:
     """Compute the timeline of all passes and sends of the order."""
     depth, width = len(stages), len(stages[0])
-    orders = _orders(chosen.name, depth, microbatches, width // chosen.copies)
+    orders = _orders(chosen.name, depth, microbatches, width // chosen.replicas)
     neighbours, position = _Neighbours.of(chosen, stages), _positions(orders)
     passes: list[Task] = []
     sends: list[Task] = []
@@ -300,7 +308,7 @@ class _Neighbours:
     def of(cls, chosen: Schedule, stages: Sequence[Sequence[StageTime]]) -> _Neighbours:
         steps = [
             pair
-            for path in chosen.paths(len(stages), len(stages[0]) // chosen.copies)
+            for path in chosen.paths(len(stages), len(stages[0]) // chosen.replicas)
             for pair in itertools.pairwise(path)
         ]
         sends = {place: 0.0 if place[0] == after[0] else stages[place[0]][place[1]].send for place, after in steps}

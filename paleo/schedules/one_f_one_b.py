@@ -1,4 +1,4 @@
-"""Pipeline orders with one copy of the network and one direction: GPipe, 1F1B, interleaved 1F1B, zero-bubble.
+"""Pipeline orders with one replica and one direction: GPipe, 1F1B, interleaved 1F1B, zero-bubble.
 
 GPipe runs all forward passes, then all backward passes. 1F1B (one forward, one backward) has at most as many
 activations alive as the pipeline has stages. Interleaved 1F1B gives each stage several chunks of layers, so that the
@@ -108,7 +108,7 @@ def fill_time(forward: Array, backward: Array, waiting: Array) -> Array:
 
 
 def stage_numbers(passes: Passes) -> Array:
-    """Number the stages 0, 1, … in an array that broadcasts with the passes.
+    """Return the stage indices 0, 1, …, shaped to broadcast with the times of passes.
 
     Parameters
     ----------
@@ -274,7 +274,7 @@ _W1: _Kind = ("W", 1)
 
 
 def v_paths(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
-    """Place the pieces on the first chunks down the stages, then on the second chunks up: stage s has s and 2p − 1 − s.
+    """Assign model chunks in a V: stage s of p holds chunks s and 2p − 1 − s.
 
     Parameters
     ----------

@@ -22,7 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError
-from paleo.schedules.base import Numeric, Passes, Place, Schedule, distinct, unrolled, window
+from paleo.schedules.base import (
+    Numeric,
+    Passes,
+    Place,
+    Schedule,
+    distinct_values,
+    evaluated_microbatches,
+    evaluates_every_microbatch,
+)
 
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
@@ -45,7 +53,7 @@ def stage_ends(
     microbatches : float or ndarray
         Microbatches of a step; broadcasts with the further axes.
     chunks : int
-        Chunks of each copy of the network on a stage.
+        Model chunks of each replica on a stage.
     pieces : Passes, optional
         Times by chunk of all copies, shape (stages, chunks, ...) [s]. With them the result is exact for the order.
         Without them all chunks of a stage are assumed equal, and closed forms are approximate if stages differ.
@@ -64,7 +72,7 @@ def stage_ends(
     closed = _closed_form_holds(schedule, passes, count, pieces)
     if closed.all():
         return _closed_ends(schedule, passes, count, chunks)
-    by_chunk = _with_equal_chunks(passes, chunks, chunks * schedule.copies) if pieces is None else pieces
+    by_chunk = _with_equal_chunks(passes, chunks, chunks * schedule.replicas) if pieces is None else pieces
     if not closed.any():
         return _longest_path_ends(schedule, by_chunk, count)
     ends = np.empty((len(passes.forward), *closed.shape))
@@ -147,7 +155,7 @@ def _longest_path_ends(schedule: Schedule, pieces: Passes, microbatches: npt.Arr
     seconds = np.broadcast_to(seconds, (*seconds.shape[:3], *shape)).reshape(*seconds.shape[:3], -1)
     counts = np.broadcast_to(np.asarray(microbatches), shape).ravel()
     ends = np.zeros((seconds.shape[1], counts.size))
-    for count in distinct(counts):
+    for count in distinct_values(counts):
         chosen = np.flatnonzero(counts == count)
         ends[:, chosen] = _ends_by_window(schedule, np.ascontiguousarray(seconds[..., chosen]), int(count))
     return ends.reshape(len(ends), *shape)
@@ -155,10 +163,10 @@ def _longest_path_ends(schedule: Schedule, pieces: Passes, microbatches: npt.Arr
 
 def _ends_by_window(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
     """Compute the ends of the stages from all microbatches, or from a window and repetitions of its last round."""
-    stages, chunks = seconds.shape[1], seconds.shape[2] // schedule.copies
-    if unrolled(stages, chunks, microbatches):
+    stages, chunks = seconds.shape[1], seconds.shape[2] // schedule.replicas
+    if evaluates_every_microbatch(stages, chunks, microbatches):
         return _ends(schedule, seconds, microbatches)
-    most = window(stages, chunks) + microbatches % stages
+    most = evaluated_microbatches(stages, chunks) + microbatches % stages
     first, second = (_ends(schedule, seconds, count) for count in (most - stages, most))
     return np.asarray(second + (second - first) * ((microbatches - most) // stages))
 
@@ -166,7 +174,7 @@ def _ends_by_window(schedule: Schedule, seconds: Array, microbatches: int) -> Ar
 def _ends(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
     """Compute the ends of the stages with every microbatch evaluated, shape (stages, configurations)."""
     _, stages, chunks, configurations = seconds.shape
-    waves = _waves(schedule, stages, microbatches, chunks // schedule.copies)
+    waves = _waves(schedule, stages, microbatches, chunks // schedule.replicas)
     ends = np.zeros((stages, configurations))
     for first in range(0, configurations, _BLOCK):
         rows = np.ascontiguousarray(seconds.reshape(-1, configurations)[:, first : first + _BLOCK])
@@ -201,7 +209,7 @@ def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _
     except ValueError as error:
         raise PlanError(f"schedule {schedule.name!r}: {error} passes wait for one another") from None
     by_wave = np.argsort(np.concatenate(wave_of), kind="stable")
-    width = chunks * schedule.copies
+    width = chunks * schedule.replicas
     position = np.full(3 * stages * width * microbatches + 1, passes, dtype=np.intp)  # code -1: no pass
     position[np.concatenate(codes)[by_wave]] = np.arange(passes)
     previous = [np.append(-1, order[:-1]) if len(order) else order for order in codes]
@@ -224,7 +232,7 @@ def _dependencies(
     The third list holds the sources (-1: none), the fourth the sources of passes that run as one with them. A pass's
     code numbers it among all passes: row · microbatches + microbatch.
     """
-    width, source_rows = chunks * schedule.copies, _source_rows(schedule, stages, chunks)
+    width, source_rows = chunks * schedule.replicas, _source_rows(schedule, stages, chunks)
     rows, codes, sources = [], [], []
     for stage in range(stages):
         order = schedule.order(stage, stages, microbatches, chunks)
@@ -254,7 +262,7 @@ def _source_rows(schedule: Schedule, stages: int, chunks: int) -> Index:
 
     Shape (kinds · stages · chunks of all copies,).
     """
-    width = chunks * schedule.copies
+    width = chunks * schedule.replicas
     steps = [step for path in schedule.paths(stages, chunks) for step in itertools.pairwise(path)]
     previous, following = {place: source for source, place in steps}, dict(steps)
     sources = np.full(3 * stages * width, -1, dtype=np.intp)

@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.parallel.placement import BATCH_AXES
-from paleo.schedules.base import distinct
+from paleo.schedules.base import distinct_values
 from paleo.step.exchange import owned_elements
 from paleo.step.memory import live_microbatches
-from paleo.step.streams import section_exchanges, section_gathers
+from paleo.step.streams import layer_gradient_exchange_times, section_gathers
 
 if TYPE_CHECKING:
     from paleo.schedules.base import Schedule
@@ -138,7 +138,7 @@ class Bounds:
     def _send(self) -> Array:
         """Time in which one layer of the heaviest block sends its output to the next stage [s], shape (cases,)."""
         sent = np.zeros(len(self.cases))
-        for block in distinct(self.cuts.heaviest):
+        for block in distinct_values(self.cuts.heaviest):
             inside = self.cuts.heaviest == block
             sent[inside] = self.cases.send(block)[inside]
         return sent
@@ -221,7 +221,7 @@ class Bounds:
         if layouts.regathers or not (zero > 1 and layouts.backend.scatters(zero, self.stages)):
             return np.zeros(len(self.cases))
         if zero not in self._travels:
-            seconds = section_exchanges(layouts, zero)
+            seconds = layer_gradient_exchange_times(layouts, zero)
             if zero == 3:
                 has_backward = np.array([[each.has_backward] for each in layouts.programs[0].sections])
                 seconds = seconds + section_gathers(layouts) * (1.0 + has_backward)
@@ -268,7 +268,7 @@ class Bounds:
         ndarray
             Shape (cases,) [bytes].
         """
-        stages, times, copies = self.stages, self.cases.times, schedule.copies if self.stages > 1 else 1
+        stages, times, copies = self.stages, self.cases.times, schedule.replicas if self.stages > 1 else 1
         states, update = self._state_bytes(zero, copies)
         if stages == 1:
             moment = times.workspace_bytes.max(axis=0) + times.transient.max(axis=0)

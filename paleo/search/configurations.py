@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.lowering.policies import RECOMPUTE
-from paleo.schedules.base import SCHEDULES, distinct
+from paleo.schedules.base import SCHEDULES, distinct_values
 from paleo.search.space import Layout, Space, microbatches
 from paleo.step.layouts import ResultCache
 from paleo.step.step import step
@@ -311,7 +311,7 @@ class Results:
             Seconds.
         """
         seconds = self.step_time[indices]
-        for choice in distinct(self.choice[indices]):
+        for choice in distinct_values(self.choice[indices]):
             batch, places = self.batches[choice], np.flatnonzero(self.choice[indices] == choice)
             cases = self.rows(indices[places])
             arrival = batch.arrival[cases] if isinstance(batch.arrival, np.ndarray) else batch.arrival

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.lowering.policies import Chunk, balanced_cut, cut_into_stages, layer_counts, slowest_stage_time
-from paleo.schedules.base import distinct
+from paleo.schedules.base import distinct_values
 from paleo.search.space import Space, divisors
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Cuts:
 
     def _even(self, stages: Sequence[int]) -> Iterator[Partition]:
         """Yield even cuts of whole blocks, one for all cases with the same heaviest block."""
-        for block in distinct(self.heaviest):
+        for block in distinct_values(self.heaviest):
             if self.repeat[block] % len(stages) == 0:
                 cases = np.flatnonzero(self.heaviest == block)
                 weights = self.seconds[:, cases[0]].tolist()
@@ -215,7 +215,7 @@ class Cuts:
         if len(stages) > self.repeat.sum():
             return
         known: dict[Pieces, list[Index]] = {}
-        for number in distinct(self.program_of):
+        for number in distinct_values(self.program_of):
             cases = np.flatnonzero(self.program_of == number)
             chunks = self.backend.cut(self.programs[number], self.seconds[:, cases[0]], stages)
             known.setdefault(tuple(chunks), []).append(cases)

@@ -504,7 +504,7 @@ class _Members:
         """Return True for cases that a schedule can run, shape (cases,)."""
         if self.group.stages == 1:
             return np.ones(len(self.cases), dtype=bool)
-        runnable = schedule.runs(self.group.stages, self.cases.microbatches)
+        runnable = schedule.allows_microbatches(self.group.stages, self.cases.microbatches)
         if sharded:
             runnable = runnable & self.several
         if schedule.pairs and pairs_imply_overlap(self.backend):
@@ -518,7 +518,7 @@ class _Members:
         for schedule in (SCHEDULES[name] for name in self.space.schedules):
             if schedule.allows_chunks(chunks):
                 places = schedule.pieces(stages, chunks), schedule.sends_output(stages, chunks)
-                shared.setdefault((*places, schedule.copies), []).append(schedule)
+                shared.setdefault((*places, schedule.replicas), []).append(schedule)
         return list(shared.values())
 
 

@@ -384,7 +384,7 @@ def _runs(layout: Layout, space: Space) -> bool:
     """Return True if a schedule of the space can run the pipeline of a layout."""
     stages, sizes = layout.mesh.degree("pp"), np.array(microbatches(layout.local_batch, space))
     counts = layout.local_batch // sizes
-    return stages > 1 and any(SCHEDULES[name].runs(stages, counts).any() for name in space.schedules)
+    return stages > 1 and any(SCHEDULES[name].allows_microbatches(stages, counts).any() for name in space.schedules)
 
 
 def _compressible(space: Space, method: Compression | None) -> Space:

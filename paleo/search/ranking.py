@@ -17,7 +17,7 @@ import numpy.typing as npt
 from paleo.errors import SpecError
 from paleo.lowering.policies import RECOMPUTE
 from paleo.schedules.base import SCHEDULES
-from paleo.specs.prices import rented
+from paleo.specs.prices import machine_rent
 from paleo.specs.run import updated
 
 if TYPE_CHECKING:
@@ -394,7 +394,7 @@ def _rate(system: System, gpus: int, objective: str) -> float:
         return float(gpus)
     if objective == "energy":
         return float(gpus)
-    offer = rented(system, gpus)
+    offer = machine_rent(system, gpus)
     if offer is not None:
         return offer[0]
     raise SpecError(f"objective 'cost': no price is known for {system.name}; add price_per_node, or use energy")

@@ -137,11 +137,11 @@ class ServiceAudit:
 
     @property
     def predicted(self) -> dict[str, float]:
-        """Predicted values of the measured quantities."""
+        """Prediction of each measured quantity by name: output tokens per second, and times [s]."""
         plan, result = self.service.best, self.service.simulation
         if plan is None or result is None:
             return {}
-        first, further = self.service.times("ttft"), self.service.times("tpot")
+        first, further = self.service.latencies("ttft"), self.service.latencies("tpot")
         rate = plan.candidate.replicas * result.tokens_per_s
         values = {"tokens_per_s": rate, "ttft": first["mean"], "ttft_p99": first["p99"]}
         values |= {"tpot": further["mean"], "tpot_p99": further["p99"]}
@@ -149,7 +149,7 @@ class ServiceAudit:
 
     @property
     def faults(self) -> dict[str, float]:
-        """Parts that differ from the prediction, with the ratio of measured to predicted time."""
+        """Parts of a request's time that differ from the prediction, with measured over predicted time."""
         if not self.predicted:
             return {}
         ratios = {name: self.benchmark.measured[name] / self.predicted[name] for name in ("ttft", "tpot")}
@@ -159,7 +159,7 @@ class ServiceAudit:
 
     @property
     def verdict(self) -> str:
-        """Verdict in one or two sentences."""
+        """Comparison of measured and predicted values in one or two sentences."""
         if not self.predicted:
             return self.service.verdict
         ratio = self.benchmark.measured["tokens_per_s"] / self.predicted["tokens_per_s"]

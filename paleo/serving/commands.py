@@ -71,7 +71,7 @@ class EngineCommand:
 
     @property
     def speculation(self) -> dict[str, float]:
-        """Return what the command states of drafts, by the names of an engine's facts."""
+        """Return the speculative-decoding settings of the command, by the field names of `Engine`."""
         names = ("drafted", "branches", "verified", "draft_vocabulary")
         return {name: getattr(self, name) for name in names} if self.drafted else {"drafted": 0}
 
@@ -172,7 +172,7 @@ def _drafted(words: list[str]) -> int:
     return int(_number("drafted", value) or 0)
 
 
-def quantises(engine: str, weights: str, released: str) -> bool:
+def quantises_at_start(engine: str, weights: str, released: str) -> bool:
     """Return True if an engine itself makes the weights of a format from the published ones, when it starts.
 
     vLLM and SGLang make fp8 from sixteen bits (``--quantization fp8``); other formats need converted weights.
@@ -200,11 +200,11 @@ def served_weights(engine: str, model: ModelSpec, weights: str) -> str:
         Format of the weights.
     """
     name = model.hub or model.name
-    published = weights == model.released or quantises(engine, weights, model.released)
+    published = weights == model.released or quantises_at_start(engine, weights, model.released)
     return name if published else folder_name(name, weights)
 
 
-def written_command(engine: str, model: ModelSpec, plan: ServingPlan) -> str:
+def engine_command_line(engine: str, model: ModelSpec, plan: ServingPlan) -> str:
     """Write the command line of an engine for a plan.
 
     Parameters
@@ -240,7 +240,7 @@ def written_command(engine: str, model: ModelSpec, plan: ServingPlan) -> str:
         flags.append("--enable-expert-parallel")
     if ranks > 1 and kind == 1:
         flags.append("--enable-dp-attention")
-    if quantises(engine, formats.text, model.released):
+    if quantises_at_start(engine, formats.text, model.released):
         flags.append("--quantization fp8")
     if formats.cache == "fp8" and kind < 2:
         flags.append("--kv-cache-dtype " + ("fp8", "fp8_e4m3")[kind])

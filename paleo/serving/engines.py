@@ -23,7 +23,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class BatchLimit(Spec):
-    """Largest number of tokens and sequences of an iteration, for devices with at least some memory."""
+    """Largest number of tokens and sequences per iteration, on devices with a minimum memory."""
 
     memory: Bytes = Field(0.0, description="least memory of the device")
     exceptions: tuple[Text, ...] = Field((), alias="except", description="beginnings of names of devices left out")
@@ -33,7 +33,7 @@ class BatchLimit(Spec):
 
 
 class Engine(Spec):
-    """Behaviour of one serving engine at one release."""
+    """Behaviour of one serving engine (vLLM, SGLang, TensorRT-LLM) at one release."""
 
     name: Text = ""
     title: Text
@@ -144,7 +144,7 @@ class Engine(Spec):
         raise SpecError(f"engine {self.name}: no limit fits {device.name}; give --batch-tokens and --sequences")
 
     def without(self, source: str) -> Engine:
-        """Return the engine as it would be had a source of measured rows never been seen.
+        """Return the engine without the values that were taken from one source of measurements.
 
         Parameters
         ----------
@@ -171,12 +171,12 @@ class Engine(Spec):
 
     @property
     def offline(self) -> Engine:
-        """The engine without a server in front."""
+        """The engine as run offline: without the costs of an HTTP server."""
         return self.model_copy(update={"request": 0.0, "delay": 0.0, "streamed": 0.0})
 
     @property
     def pause(self) -> float:
-        """Seconds between two iterations, for each token that they give a sequence."""
+        """Host time between two iterations, per token that an iteration gives a sequence [s]."""
         return (self.host + self.drafting_host) / self.kernels.emitted if self.drafted else self.host
 
     @property
@@ -214,7 +214,7 @@ def load_engine(name_or_path: str | Path) -> Engine:
 
 
 def engine_of_release(name: str, release: str) -> Engine:
-    """Load the profile of an engine at a release: the newest of those that describe it.
+    """Load the newest engine profile that describes a release.
 
     Parameters
     ----------

@@ -71,7 +71,7 @@ class Formats:
 
     @property
     def experts(self) -> Formats:
-        """Formats of the products of experts."""
+        """Number formats of the expert GEMMs."""
         return Formats(self.own_experts or self.weights, self.cache)
 
     @property

@@ -62,7 +62,7 @@ class Requests:
         return len(self.arrival)
 
     def every(self, replicas: int) -> Requests:
-        """Return the requests of one replica if several take the requests in turn.
+        """Return every n-th request: those of one replica under round-robin routing.
 
         Parameters
         ----------

@@ -38,7 +38,7 @@ _FIELDS = ("flops", "vector_flops", "bytes_read", "bytes_written", "calls")
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """Division of one replica over its devices.
+    """Parallel degrees of one replica: tensor, pipeline, attention data and expert parallelism.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Sharding:
 
     @property
     def text(self) -> str:
-        """Degrees above one, as text.
+        """Parallel degrees above one, as text.
 
         >>> Sharding(tp=8, expert_parallel=True).text, Sharding().text
         ('tp=8,ep=8', 'tp=1')
@@ -80,8 +80,8 @@ class Sharding:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
-    """A kernel of a layer for any number of tokens, ``at(tokens)``; it runs ``count`` times in a forward pass."""
+class TokenScaledKernel:
+    """Kernel of a layer at two token counts, from which ``at(tokens)`` derives it; it runs ``count`` times a pass."""
 
     short: Kernel
     long: Kernel
@@ -89,7 +89,7 @@ class Scaled:
 
     @property
     def of_experts(self) -> bool:
-        """True for a product with the weights of several experts."""
+        """True for a grouped GEMM over several experts."""
         return self.short.family == "gemm" and self.short.experts > 0
 
     def at(self, tokens: float) -> Kernel:
@@ -125,8 +125,8 @@ class Scaled:
         """True for shared experts, which engines run on a second stream or as one expert more of all tokens."""
         return ".shared." in self.short.name
 
-    def joined(self, other: Scaled) -> Scaled:
-        """Return the product of the same input with the columns of both weights.
+    def joined(self, other: TokenScaledKernel) -> TokenScaledKernel:
+        """Return one GEMM for two weights that share an input, with the columns of both.
 
         Parameters
         ----------
@@ -140,8 +140,8 @@ class Scaled:
         """
         return replace(self, short=_wider(self.short, other.short), long=_wider(self.long, other.long))
 
-    def in_sixteen_bits(self) -> Scaled:
-        """Return the product with weights that are not quantised.
+    def in_sixteen_bits(self) -> TokenScaledKernel:
+        """Return the GEMM with weights in sixteen bits.
 
         Returns
         -------
@@ -172,7 +172,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Attending:
+class AttentionLayers:
     """Attention layers of one shape on one rank.
 
     Attributes
@@ -199,7 +199,7 @@ class Attending:
 
     @property
     def cached(self) -> float:
-        """Elements that each layer caches for a token on a rank."""
+        """KV-cache elements per token of each layer on a rank."""
         return self.latent or 2.0 * self.kv_heads * self.head_dim
 
 
@@ -225,11 +225,11 @@ class Lowered:
         Whether the network generates tokens: its attention is causal.
     """
 
-    layers: tuple[Scaled, ...]
-    head: tuple[Scaled, ...]
+    layers: tuple[TokenScaledKernel, ...]
+    head: tuple[TokenScaledKernel, ...]
     exchanges: tuple[Exchange, ...]
     head_exchanges: tuple[Exchange, ...]
-    attention: tuple[Attending, ...]
+    attention: tuple[AttentionLayers, ...]
     states: float
     parameters: float
     hidden: float
@@ -247,14 +247,14 @@ class Lowered:
 
     @property
     def mixture_layers(self) -> float:
-        """Number of layers with experts."""
+        """Number of mixture-of-experts layers."""
         names = {each.short.name.rpartition(".expert")[0] for each in self.layers if each.of_experts}
         counts = {each.short.name.rpartition(".expert")[0]: each.count for each in self.layers if each.of_experts}
         return sum(counts[name] for name in names)
 
 
 def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) -> tuple[Lowered, Backend]:
-    """Return the forward pass of one rank, and the backend that prices it.
+    """Lower a network to the kernels and collectives of one rank's forward pass.
 
     Parameters
     ----------
@@ -305,7 +305,7 @@ def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) ->
 
 
 def attends_backwards(model: ModelSpec, system: System) -> bool:
-    """Return whether tokens of a network see only those before them, so that it generates one after the other.
+    """Return True if a network's attention is causal, so that it generates token by token.
 
     Parameters
     ----------
@@ -352,13 +352,13 @@ def _scans(program: Program) -> bool:
     return any(counted.kernel.family == "scan" for section in program.sections for counted in section.kernels)
 
 
-def _scaled(short: Section, long: Section) -> Iterator[Scaled]:
+def _scaled(short: Section, long: Section) -> Iterator[TokenScaledKernel]:
     for first, second in zip(short.kernels, long.kernels, strict=True):
         if first.kernel.family != "attention":
-            yield Scaled(first.kernel, second.kernel, first.times * short.repeat)
+            yield TokenScaledKernel(first.kernel, second.kernel, first.times * short.repeat)
 
 
-def _of_engines(kernels: list[Scaled]) -> list[Scaled]:
+def _of_engines(kernels: list[TokenScaledKernel]) -> list[TokenScaledKernel]:
     """Return the products as engines run them: those of one input joined, routers in sixteen bits."""
     first, second = _JOINED
     named = {each.short.name: each for each in kernels}
@@ -384,8 +384,8 @@ def _exchanges(short: Section, long: Section) -> Iterator[Exchange]:
         yield Exchange(first.operation, (second.payload_bytes - first.payload_bytes) / (LONG - SHORT), count)
 
 
-def _attending(program: Program) -> Iterator[Attending]:
-    groups: dict[Attending, float] = {}
+def _attending(program: Program) -> Iterator[AttentionLayers]:
+    groups: dict[AttentionLayers, float] = {}
     for section in program.sections:
         downs = {
             counted.kernel.name.removesuffix(".kv_down"): counted.kernel.shape["n"]
@@ -400,9 +400,9 @@ def _attending(program: Program) -> Iterator[Attending]:
         yield replace(group, count=count)
 
 
-def _group(shape: Mapping[str, float], latent: float) -> Attending:
+def _group(shape: Mapping[str, float], latent: float) -> AttentionLayers:
     window = shape["attended"] if shape["attended"] < shape["kv_len"] else 0.0
-    return Attending(
+    return AttentionLayers(
         shape["q_heads"], shape["kv_heads"], shape["head_dim"], window, 0.0, latent, causal=shape["causal"] > 0
     )
 

@@ -25,7 +25,7 @@ TINY = 2.0**-30
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Bytes that layers of one kind of attention cache for each token on a device; ``window`` 0 caches all tokens."""
+    """KV-cache bytes per token on one device, of layers with one sliding window (0: full attention)."""
 
     token_bytes: float
     window: float
@@ -64,7 +64,7 @@ class ServingMemory:
     page: int
 
     def sequence(self, tokens: npt.ArrayLike) -> Array:
-        """Return the bytes of a sequence in the KV cache, in whole pages.
+        """Return the KV-cache memory of one sequence on a device, in whole pages.
 
         Parameters
         ----------
@@ -83,7 +83,7 @@ class ServingMemory:
         return total
 
     def sequences(self, tokens: npt.ArrayLike) -> Array:
-        """Return the number of equally long sequences that fit in the cache of a replica.
+        """Return the number of equally long sequences that fit in a replica's KV cache.
 
         Parameters
         ----------
@@ -98,7 +98,7 @@ class ServingMemory:
         return np.asarray(self.ranks * np.floor(max(self.cache, 0.0) / np.maximum(self.sequence(tokens), 1.0)))
 
     def tokens(self, length: float) -> float:
-        """Return the number of tokens that fit in the cache of a replica.
+        """Return the number of tokens that fit in a replica's KV cache.
 
         Parameters
         ----------

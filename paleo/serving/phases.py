@@ -33,7 +33,7 @@ from paleo.pricing.latent_kernels import TOKEN_ROWS, TRITON_ROWS, LatentParamete
 from paleo.pricing.power import slow_down, switching_activity
 from paleo.pricing.tiles import TileParameters
 from paleo.serving.formats import WEIGHT_BYTES
-from paleo.serving.lowered import LONG, Attending, Lowered, Scaled, Sharding, lowered
+from paleo.serving.lowered import LONG, AttentionLayers, Lowered, Sharding, TokenScaledKernel, lowered
 from paleo.units import MEBIBYTE, MICROSECOND
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class EngineKernels:
 
 @dataclass(frozen=True)
 class Phases:
-    """Times of the iterations of one replica under one sharding; see `iteration`.
+    """Tables of iteration times of one replica under one sharding; `iteration_time` combines them.
 
     Attributes
     ----------
@@ -192,11 +192,11 @@ class Phases:
 
     @property
     def rows(self) -> int:
-        """Rows of products for each sequence that decodes: a token, and those drafted ones that are verified."""
+        """GEMM rows per decoding sequence: one token, plus the drafted tokens that are verified."""
         return max(self.kernels.verified, self.kernels.drafted + 1)
 
-    def speculated(self, sequences: Numbers) -> Array:
-        """Return the time that speculation adds to an iteration which gives each sequence one token.
+    def speculation_time(self, sequences: Numbers) -> Array:
+        """Return the time that speculative decoding adds to an iteration, per token given.
 
         A draft head of one layer runs once for each place, on all branches after the first, the drafted tokens are
         verified at once, and an iteration gives ``emitted`` tokens, so that a token takes that part of it. 0 without
@@ -215,20 +215,22 @@ class Phases:
         number = np.asarray(sequences, dtype=np.float64)
         if self.rows == 1:
             return np.zeros(number.shape)
-        verified, places = self.products(self.rows * number), self.kernels.drafted
+        verified, places = self.non_attention_time(self.rows * number), self.kernels.drafted
         draft = self._drafting(number) + (places - 1) * self._drafting(self.kernels.branches * number)
-        whole = verified + self.sampled(self.rows * number) + draft
-        return np.asarray(np.where(number > 0, whole / self.kernels.emitted - verified - self.sampled(number), 0.0))
+        whole = verified + self.sampling_time(self.rows * number) + draft
+        return np.asarray(
+            np.where(number > 0, whole / self.kernels.emitted - verified - self.sampling_time(number), 0.0)
+        )
 
     def _drafting(self, tokens: Array) -> Array:
         """Seconds of one pass of a draft head: a layer, and a choice among the tokens that it knows."""
         layers = max(sum(group.count for group in self.lowered.attention), 1.0)
         vocabulary = max(self.lowered.vocabulary * self.sharding.tp, 1.0)
         known = min(self.kernels.draft_vocabulary or vocabulary, vocabulary) / vocabulary
-        return self.products(tokens) / layers + known * self.sampled(tokens)
+        return self.non_attention_time(tokens) / layers + known * self.sampling_time(tokens)
 
-    def products(self, tokens: Numbers) -> Array:
-        """Return the time of an iteration without attention and head.
+    def non_attention_time(self, tokens: Numbers) -> Array:
+        """Return the time of an iteration without attention and output head (GEMMs, norms, collectives).
 
         Parameters
         ----------
@@ -242,8 +244,8 @@ class Phases:
         """
         return _extended(np.asarray(tokens, dtype=np.float64), TOKENS, self.body)
 
-    def sampled(self, sequences: Numbers) -> Array:
-        """Return the time of head and sampling.
+    def sampling_time(self, sequences: Numbers) -> Array:
+        """Return the time of the output head and of sampling.
 
         Parameters
         ----------
@@ -258,8 +260,8 @@ class Phases:
         number = np.asarray(sequences, dtype=np.float64)
         return np.where(number > 0, _extended(np.maximum(number, 1.0), TOKENS, self.head), 0.0)
 
-    def decoding(self, sequences: Numbers, cached: Numbers, *, joint: bool = False) -> Array:
-        """Return the time of attention of one new token for each sequence.
+    def decode_attention_time(self, sequences: Numbers, cached: Numbers, *, joint: bool = False) -> Array:
+        """Return the attention time of one decode token per sequence, over all layers.
 
         Parameters
         ----------
@@ -282,8 +284,8 @@ class Phases:
         each = bilinear(np.maximum(number, 1.0), length, SEQUENCES, CACHED, self.joint if joint else self.decode)
         return np.asarray((share * each + number * self.state) / self.kernels.emitted)
 
-    def prefilling(self, chunks: Numbers, length: Numbers, cached: Numbers = 0.0) -> Array:
-        """Return the time of attention of chunks of prompts.
+    def prefill_attention_time(self, chunks: Numbers, length: Numbers, cached: Numbers = 0.0) -> Array:
+        """Return the attention time of prefill chunks, over all layers.
 
         Parameters
         ----------
@@ -305,11 +307,11 @@ class Phases:
         each = bilinear(np.maximum(tokens, 1.0), before, CHUNKS, np.append(0.0, CACHED[1:]), self.prefill)
         return np.asarray(number * each + np.minimum(number, 1.0) * self.prefill_launch)
 
-    def iteration(
+    def iteration_time(
         self, *, decoded: Numbers, cached: Numbers, chunks: Numbers = 0.0, length: Numbers = 1.0, before: Numbers = 0.0,
         finished: Numbers | None = None,
     ) -> Array:  # fmt: skip
-        """Return the time of one iteration, in which a batch passes through all layers of a replica [s].
+        """Return the time of one engine iteration: one forward pass of the running batch.
 
         Parameters
         ----------
@@ -330,12 +332,16 @@ class Phases:
         share, pieces = np.asarray(decoded, dtype=np.float64) / ranks, np.asarray(chunks, dtype=np.float64) / ranks
         tokens = self.rows * share + pieces * np.asarray(length, dtype=np.float64)
         ends = pieces if finished is None else np.asarray(finished, dtype=np.float64) / ranks
-        seconds = self.products(tokens) + self.sampled(share + ends) + self.prefilling(pieces, length, before)
-        seconds = seconds + self.decoding(share, cached)
+        seconds = (
+            self.non_attention_time(tokens)
+            + self.sampling_time(share + ends)
+            + self.prefill_attention_time(pieces, length, before)
+        )
+        seconds = seconds + self.decode_attention_time(share, cached)
         if self.joint is not self.decode:
-            added = self.decoding(share, cached, joint=True) - self.decoding(share, cached)
+            added = self.decode_attention_time(share, cached, joint=True) - self.decode_attention_time(share, cached)
             seconds = seconds + np.minimum(np.asarray(chunks, dtype=np.float64), 1.0) * added
-        seconds = seconds + self.speculated(share)
+        seconds = seconds + self.speculation_time(share)
         return np.asarray(seconds + (self.stages - 1) * self.hop * tokens)
 
 
@@ -346,7 +352,7 @@ def _extended(points: Array, grid: Array, values: Array) -> Array:
 
 
 def bilinear(x: Array, y: Array, xs: Array, ys: Array, table: Array) -> Array:
-    """Interpolate a table; beyond its ends the last slopes continue.
+    """Interpolate a two-dimensional table bilinearly; beyond its ends the last slopes continue.
 
     Parameters
     ----------
@@ -383,7 +389,7 @@ def bilinear(x: Array, y: Array, xs: Array, ys: Array, table: Array) -> Array:
 def phases(
     model: ModelSpec, system: System, sharding: Sharding, formats: Formats, kernels: EngineKernels | None = None
 ) -> Phases:
-    """Price the phases of a served network.
+    """Compute the tables of prefill and decode times of a served network.
 
     Parameters
     ----------
@@ -451,9 +457,9 @@ class _Pricing:
     formats: Formats
     engine: EngineKernels
 
-    def products(self, kernels: tuple[Scaled, ...]) -> Array:
+    def products(self, kernels: tuple[TokenScaledKernel, ...]) -> Array:
         """Return the summed times of kernels on the grid of tokens [s]."""
-        groups: dict[object, tuple[Scaled, float]] = {}
+        groups: dict[object, tuple[TokenScaledKernel, float]] = {}
         for each in kernels:
             if each.of_experts:
                 continue
@@ -470,7 +476,7 @@ class _Pricing:
         seconds = self._beside([each for each, _ in listed], seconds)
         return np.asarray(np.array([count for _, count in listed]) @ seconds + experts)
 
-    def _beside(self, kernels: list[Scaled], seconds: Array) -> Array:
+    def _beside(self, kernels: list[TokenScaledKernel], seconds: Array) -> Array:
         """Return times in which shared experts, beside the routed ones, add their weights' bytes and their arithmetic
         but no latency [s].
 
@@ -482,7 +488,7 @@ class _Pricing:
         saved = np.maximum(seconds[:, 0] - weights / bandwidth, 0.0)
         return np.asarray(seconds - (saved * [each.overlaps_experts for each in kernels])[:, None])
 
-    def _experts(self, kernels: tuple[Scaled, ...]) -> Array:
+    def _experts(self, kernels: tuple[TokenScaledKernel, ...]) -> Array:
         """Return the times of the experts of all layers on the grid of tokens, from router to combined tokens [s]."""
         total = np.zeros(len(TOKENS))
         chosen = [each for each in kernels if each.of_experts]
@@ -541,7 +547,7 @@ class _Pricing:
         """True with latent attention, whose networks are published with scales of blocks."""
         return any(group.latent for group in self.work.attention)
 
-    def _seconds(self, kernels: list[Kernel], scaled: list[Scaled]) -> Array:
+    def _seconds(self, kernels: list[Kernel], scaled: list[TokenScaledKernel]) -> Array:
         """Return the times of kernels inside a CUDA graph [s]."""
         seconds = self.backend.prices.times(kernels).total.copy()
         seconds = np.maximum(seconds - self._quantisation(kernels), self._least(kernels))
@@ -602,7 +608,7 @@ class _Pricing:
         narrow = WEIGHT_BYTES[self.formats.weights] < 2.0
         return narrow and not precision(self._families.dtype).narrow
 
-    def _dequantised(self, kernels: list[Kernel], scaled: list[Scaled], seconds: Array) -> Array:
+    def _dequantised(self, kernels: list[Kernel], scaled: list[TokenScaledKernel], seconds: Array) -> Array:
         """Limit the times of products with narrow weights that are multiplied in sixteen bits.
 
         They take as long as a product that reads as many bytes, and at least the time of their 16-bit arithmetic.
@@ -709,7 +715,9 @@ class _Pricing:
             )  # fmt: skip
         return total
 
-    def _latent_time(self, group: Attending, batch: Array, queries: Numbers, keys: Array, *, single: bool) -> Array:
+    def _latent_time(
+        self, group: AttentionLayers, batch: Array, queries: Numbers, keys: Array, *, single: bool
+    ) -> Array:
         """Return the time of latent attention in all layers, for prompts or for single tokens [s]."""
         device = self.backend.system.device
         width = self.formats.cache_bytes

@@ -21,7 +21,7 @@ from paleo.serving.lowered import Sharding
 from paleo.serving.memory import ServingMemory, serving_memory
 from paleo.serving.phases import Phases, phases
 from paleo.serving.simulation import Simulated, simulate
-from paleo.serving.steady import Batching, Lengths, SteadyState, at_rate, closed_loop, saturated
+from paleo.serving.steady import Batching, Lengths, SteadyState, closed_loop, saturated_state, state_at_rate
 
 if TYPE_CHECKING:
     from paleo.serving.engines import BatchLimit, Engine
@@ -95,12 +95,12 @@ class ServingLimits:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """Limits that are set, by name."""
+        """Latency limits that are set, by name (``ttft``, ``tpot``, ``latency``) [s]."""
         limits = {"ttft": self.ttft, "tpot": self.tpot, "latency": self.latency}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
     def value(self, state: SteadyState | Simulated, part: str) -> Array:
-        """Return the value that a limit is compared with.
+        """Return the predicted latency that a limit is compared with.
 
         Parameters
         ----------
@@ -119,7 +119,7 @@ class ServingLimits:
         return state.percentile(part, self.percentile) if self.percentile else np.asarray(getattr(state, part))
 
     def excess(self, state: SteadyState | Simulated) -> Array:
-        """Return the largest ratio of a value to its limit; at most 1 meets all limits.
+        """Return the largest ratio of a latency to its limit; at most 1 if all limits hold.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class ServingLimits:
         return np.asarray(np.max(np.stack(ratios), axis=0)) if ratios else np.asarray(0.0)
 
     def binding(self, state: SteadyState | Simulated) -> str:
-        """Return the limit that is closest to being exceeded.
+        """Return the name of the latency limit that is closest to being exceeded.
 
         Parameters
         ----------
@@ -152,7 +152,7 @@ class ServingLimits:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLayout:
-    """A layout that fits in memory: one replica, and the number of replicas."""
+    """Parallel layout of a replica that fits in memory, and the number of replicas."""
 
     sharding: Sharding
     formats: Formats
@@ -163,7 +163,7 @@ class ReplicaLayout:
     limit: BatchLimit
 
     def places(self, lengths: Lengths) -> float:
-        """Return the number of sequences that fit in the cache of a replica under the engine's rule of admission.
+        """Return the number of sequences that fit in a replica's KV cache, by the engine's admission rule.
 
         Parameters
         ----------
@@ -181,16 +181,16 @@ class ReplicaLayout:
 
     @property
     def reservation(self) -> float:
-        """Fraction of an answer that must be free in the cache when its request is admitted."""
+        """Fraction of an answer's tokens that must be free in the KV cache when its request is admitted."""
         return {"whole": 1.0, "input": 0.0, "share": self.engine.reserved_share}[self.engine.reservation]
 
     @property
     def schedulers(self) -> int:
-        """Number of ranks that have their own limits of an iteration."""
+        """Number of schedulers of a replica, each with its own batching limits (attention DP ranks)."""
         return 1 if self.engine.shared_limits else self.sharding.attention_dp
 
     def batching(self, tokens: npt.ArrayLike | None = None, sequences: npt.ArrayLike | None = None) -> Batching:
-        """Return the limits of the replica's iterations.
+        """Return the batching limits (tokens and sequences per iteration) of the replica.
 
         Parameters
         ----------
@@ -219,7 +219,7 @@ class ReplicaLayout:
 
 @dataclass(frozen=True, slots=True)
 class ServingPlan:
-    """A layout with limits of its iterations under a load; ``state`` is the state of one replica."""
+    """Replica layout with batching limits under a load; ``state`` is the steady state of one replica."""
 
     candidate: ReplicaLayout
     batching: Batching
@@ -228,17 +228,17 @@ class ServingPlan:
 
     @property
     def gpus(self) -> int:
-        """Number of devices in use."""
+        """Number of devices of all replicas."""
         return self.candidate.replicas * self.candidate.sharding.gpus
 
     @property
     def requests_per_s(self) -> float:
-        """Requests per second of all replicas."""
+        """Throughput of all replicas [requests/s]."""
         return self.candidate.replicas * float(self.state.requests_per_s)
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens per second of all replicas."""
+        """Throughput of all replicas [generated tokens/s]."""
         return self.candidate.replicas * float(self.state.tokens_per_s)
 
     @property
@@ -376,18 +376,20 @@ def _most(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) ->
     places = candidate.places(load.lengths)
     if not limits.bounds:
         batching = candidate.batching()
-        return _plan(candidate, batching, saturated(candidate.phases, batching, load.lengths, places), limits)
+        return _plan(candidate, batching, saturated_state(candidate.phases, batching, load.lengths, places), limits)
     tokens, sequences = _grid(candidate)
     batching = candidate.batching(tokens, sequences)
-    capacity = saturated(candidate.phases, batching, load.lengths, places).requests_per_s
+    capacity = saturated_state(candidate.phases, batching, load.lengths, places).requests_per_s
     wide = candidate.batching(tokens[..., None], sequences[..., None])
-    state = at_rate(candidate.phases, wide, load.lengths, places, capacity[..., None] * SHARES, arrivals=load.variation)
+    state = state_at_rate(
+        candidate.phases, wide, load.lengths, places, capacity[..., None] * SHARES, arrivals=load.variation
+    )
     rates = np.where(limits.excess(state) <= 1.0, state.requests_per_s, 0.0)
     best = np.unravel_index(int(np.argmax(rates)), rates.shape)
     if rates[best] <= 0.0:
         return None
     chosen = candidate.batching(float(tokens[best[:2]]), float(sequences[best[:2]]))
-    final = at_rate(candidate.phases, chosen, load.lengths, places, float(rates[best]), arrivals=load.variation)
+    final = state_at_rate(candidate.phases, chosen, load.lengths, places, float(rates[best]), arrivals=load.variation)
     return ServingPlan(candidate, chosen, final, LIMIT_NAMES[limits.binding(final)])
 
 
@@ -395,13 +397,13 @@ def _stated(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) 
     """Return the plan for a given rate; the engine's own iteration limits are tried first."""
     places, rate = candidate.places(load.lengths), load.rate / candidate.replicas
     batching = candidate.batching()
-    state = at_rate(candidate.phases, batching, load.lengths, places, rate, arrivals=load.variation)
+    state = state_at_rate(candidate.phases, batching, load.lengths, places, rate, arrivals=load.variation)
     if float(limits.excess(state)) <= 1.0 and float(state.utilisation) < 1.0:
         return _plan(candidate, batching, state, limits)
     if not limits.bounds:
         return None
     tokens, sequences = _grid(candidate)
-    wide = at_rate(
+    wide = state_at_rate(
         candidate.phases,
         candidate.batching(tokens, sequences),
         load.lengths,
@@ -414,12 +416,12 @@ def _stated(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) 
     if excess[best] > 1.0:
         return None
     chosen = candidate.batching(float(tokens[best]), float(sequences[best]))
-    final = at_rate(candidate.phases, chosen, load.lengths, places, rate, arrivals=load.variation)
+    final = state_at_rate(candidate.phases, chosen, load.lengths, places, rate, arrivals=load.variation)
     return _plan(candidate, chosen, final, limits)
 
 
 def _plan(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: ServingLimits) -> ServingPlan:
-    return ServingPlan(candidate, batching, state, limiting(candidate, batching, state, limits))
+    return ServingPlan(candidate, batching, state, bottleneck_name(candidate, batching, state, limits))
 
 
 #: Limits of latency in words.
@@ -428,8 +430,8 @@ LIMIT_NAMES = {"ttft": "time to the first token", "tpot": "time per token", "lat
 NEAR = 0.93
 
 
-def limiting(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: ServingLimits) -> str:
-    """Name what limits a replica: a latency limit, places for sequences, or a part of an iteration.
+def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: ServingLimits) -> str:
+    """Name a replica's bottleneck: a latency limit, KV-cache capacity, or part of an iteration.
 
     Parameters
     ----------
@@ -460,14 +462,14 @@ def limiting(candidate: ReplicaLayout, batching: Batching, state: SteadyState, l
         return "KV cache"
     if batch >= NEAR * places:
         return "sequences of an iteration"
-    return max(parts_of(candidate, state), key=parts_of(candidate, state).__getitem__)
+    return max(iteration_parts(candidate, state), key=iteration_parts(candidate, state).__getitem__)
 
 
 def _held(candidate: ReplicaLayout, state: SteadyState) -> float:
     return float(state.batch) if float(state.utilisation) >= 1.0 else math.inf
 
 
-def parts_of(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
+def iteration_parts(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
     """Return the time of a mean iteration by part: products, attention over the cache, collectives, host [s].
 
     Parameters
@@ -487,7 +489,7 @@ def parts_of(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
     from paleo.serving.phases import TOKENS
 
     exchanged = float(np.interp(batch, TOKENS, prices.communication))
-    products = float(prices.products(batch)) - exchanged + float(prices.sampled(batch))
+    products = float(prices.non_attention_time(batch)) - exchanged + float(prices.sampling_time(batch))
     attention = float(state.plain) - products - exchanged - candidate.engine.pause
     prompts = float(state.iteration) - float(state.plain)
     return {
@@ -501,7 +503,7 @@ def parts_of(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class ServicePlans:
-    """Plans of a service, the best first; ``refusals`` says which layouts do not fit, ``late`` which miss limits."""
+    """Serving plans, best first; ``refusals``: layouts that do not fit; ``late``: those that miss latency limits."""
 
     plans: tuple[ServingPlan, ...]
     refusals: tuple[str, ...]
@@ -560,10 +562,10 @@ def _refined(plan: ServingPlan, load: ServingLoad, limits: ServingLimits) -> Ser
     for number in range(BISECTIONS):
         share = 1.0 if number == 0 else 0.5 * (low + high)
         rate = share * float(plan.state.requests_per_s)
-        state = at_rate(plan.candidate.phases, plan.batching, load.lengths, places, rate, arrivals=load.variation)
+        state = state_at_rate(plan.candidate.phases, plan.batching, load.lengths, places, rate, arrivals=load.variation)
         trial = replace(plan, state=state)
-        result = simulated(trial, load, TESTED)
-        times = {part: steady_part(result, part) for part in limits.bounds}
+        result = simulated_replica(trial, load, TESTED)
+        times = {part: steady_times(result, part) for part in limits.bounds}
         values = {p: np.percentile(t, limits.percentile) if limits.percentile else t.mean() for p, t in times.items()}
         if all(float(values[part]) <= limit * TOLERANCE for part, limit in limits.bounds.items()):
             low, best = share, trial
@@ -574,7 +576,7 @@ def _refined(plan: ServingPlan, load: ServingLoad, limits: ServingLimits) -> Ser
     return best
 
 
-def nearest(
+def nearest_replica_layout(
     late: Sequence[ReplicaLayout], load: ServingLoad, limits: ServingLimits
 ) -> tuple[ReplicaLayout, SteadyState] | None:
     """Return the layout that comes closest to limits that no layout meets.
@@ -596,14 +598,14 @@ def nearest(
     states = []
     for candidate in late:
         batching = candidate.batching()
-        alone = 0.01 * saturated(candidate.phases, batching, load.lengths, 1.0).requests_per_s
+        alone = 0.01 * saturated_state(candidate.phases, batching, load.lengths, 1.0).requests_per_s
         places = candidate.places(load.lengths)
-        states.append((candidate, at_rate(candidate.phases, batching, load.lengths, places, alone)))
+        states.append((candidate, state_at_rate(candidate.phases, batching, load.lengths, places, alone)))
     return min(states, key=lambda pair: float(limits.excess(pair[1])), default=None)
 
 
 def capacity_of(candidate: ReplicaLayout, load: ServingLoad) -> float:
-    """Return the most requests per second of all replicas of a layout.
+    """Return the highest request rate that all replicas of a layout sustain.
 
     Parameters
     ----------
@@ -617,12 +619,12 @@ def capacity_of(candidate: ReplicaLayout, load: ServingLoad) -> float:
     float
         Requests per second.
     """
-    full = saturated(candidate.phases, candidate.batching(), load.lengths, candidate.places(load.lengths))
+    full = saturated_state(candidate.phases, candidate.batching(), load.lengths, candidate.places(load.lengths))
     return candidate.replicas * float(full.requests_per_s)
 
 
-def curve_of(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[Array, SteadyState]:
-    """Return the states of a replica up to the capacity of its plan.
+def rate_curve(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[Array, SteadyState]:
+    """Return request rates up to capacity with the steady state of a replica at each.
 
     Parameters
     ----------
@@ -639,9 +641,9 @@ def curve_of(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[Ar
         Rates of all replicas [1/s], and the states.
     """
     candidate, places = plan.candidate, plan.candidate.places(load.lengths)
-    full = saturated(candidate.phases, plan.batching, load.lengths, places)
+    full = saturated_state(candidate.phases, plan.batching, load.lengths, places)
     rates = float(full.requests_per_s) * np.linspace(0.05, 0.98, points)
-    state = at_rate(candidate.phases, plan.batching, load.lengths, places, rates, arrivals=load.variation)
+    state = state_at_rate(candidate.phases, plan.batching, load.lengths, places, rates, arrivals=load.variation)
     return candidate.replicas * rates, state
 
 
@@ -685,7 +687,7 @@ def requests_of(plan: ServingPlan, load: ServingLoad, count: int | None = None, 
     )
 
 
-def simulated(plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1) -> Simulated:
+def simulated_replica(plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1) -> Simulated:
     """Simulate one replica of a plan.
 
     Parameters
@@ -730,8 +732,8 @@ def simulated(plan: ServingPlan, load: ServingLoad, count: int | None = None, se
     )
 
 
-def steady_part(result: Simulated, part: str) -> Array:
-    """Return the times of the simulated requests, without the start and the end of the simulation.
+def steady_times(result: Simulated, part: str) -> Array:
+    """Return a time of simulated requests, without warm-up and drain of the simulation.
 
     Parameters
     ----------

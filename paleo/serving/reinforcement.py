@@ -26,7 +26,7 @@ from paleo.serving.memory import serving_memory
 from paleo.serving.phases import phases
 from paleo.serving.plans import ReplicaLayout
 from paleo.serving.simulation import simulate
-from paleo.serving.steady import Lengths, saturated
+from paleo.serving.steady import Lengths, saturated_state
 from paleo.specs.run import Run, updated
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def generation_time(layout: ReplicaLayout, rollouts: Rollouts, *, steady: bool) 
     if steady:
         lengths = Lengths(rollouts.prompt, rollouts.answer, 0.0, min(rollouts.variation, 1.0))
         places = min(layout.places(lengths), 2.0 * share)
-        rate = saturated(layout.phases, batching, lengths, places).requests_per_s
+        rate = saturated_state(layout.phases, batching, lengths, places).requests_per_s
         return share / float(rate)
     count = min(share, MOST_SIMULATED)
     replicas = max(min(layout.replicas, MOST_DRAWN // count), 1)
@@ -348,7 +348,7 @@ def trainer(model: ModelSpec, system: System, run: Run) -> Trainer:
 def learning_step(
     system: System, engine: Generator, trainer: Trainer, rollouts: Rollouts, *, algorithm: str = "grpo", staleness: int
 ) -> LearningStep:
-    """Compose one step of reinforcement learning.
+    """Build one step of reinforcement learning.
 
     Parameters
     ----------

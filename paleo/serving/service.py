@@ -20,7 +20,7 @@ import numpy as np
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.power import BOARD, PICO, PowerParameters
 from paleo.pricing.store import STEP_STACKS, lookup
-from paleo.serving.commands import served_weights, written_command
+from paleo.serving.commands import engine_command_line, served_weights
 from paleo.serving.plans import (
     DISAGREEMENT,
     LIMIT_NAMES,
@@ -32,12 +32,12 @@ from paleo.serving.plans import (
     ServingPlan,
     candidates,
     capacity_of,
-    nearest,
+    nearest_replica_layout,
     plan_service,
-    simulated,
-    steady_part,
+    simulated_replica,
+    steady_times,
 )
-from paleo.serving.steady import at_rate, saturated
+from paleo.serving.steady import saturated_state, state_at_rate
 from paleo.specs.catalog import SIXTEEN_BITS
 from paleo.units import MEGA, duration
 
@@ -84,7 +84,7 @@ class Disaggregation:
 
     @property
     def gpus(self) -> int:
-        """Number of devices in use."""
+        """Number of devices of all prefill and decode replicas."""
         return self.prefillers * self.prefill.sharding.gpus + self.decoders * self.decode.sharding.gpus
 
     @property
@@ -100,7 +100,7 @@ def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimit
     piece = np.minimum(lengths.computed, float(layout.limit.tokens))
     pieces = lengths.computed / piece
     before = np.maximum(np.asarray(lengths.input) - piece, 0.0) / 2.0
-    each = layout.phases.iteration(decoded=0.0, cached=1.0, chunks=1.0, length=piece, before=before)
+    each = layout.phases.iteration_time(decoded=0.0, cached=1.0, chunks=1.0, length=piece, before=before)
     service = float(pieces * (each + engine.pause))
     waits = 0.5 * _LOADS * service * (load.variation + lengths.input_variation**2) / (1.0 - _LOADS)
     mean = engine.request + waits + service + sent
@@ -118,8 +118,8 @@ def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimits
     lengths = replace(load.lengths, hit=1.0 - 1.0 / max(first, 2.0))
     places = layout.places(lengths)
     batching = replace(layout.batching(), request=0.0)
-    full = float(saturated(layout.phases, batching, lengths, places).requests_per_s)
-    state = at_rate(layout.phases, batching, lengths, places, full * SHARES, arrivals=load.variation)
+    full = float(saturated_state(layout.phases, batching, lengths, places).requests_per_s)
+    state = state_at_rate(layout.phases, batching, lengths, places, full * SHARES, arrivals=load.variation)
     bounds = replace(limits, ttft=None)
     kept = np.flatnonzero(bounds.excess(state) * np.ones(len(SHARES)) <= 1.0)
     if not len(kept):
@@ -127,10 +127,10 @@ def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimits
     return float(state.requests_per_s[kept[-1]]), float(state.tpot[kept[-1]])
 
 
-def disaggregated(
+def best_disaggregation(
     fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: ServingLimits, gpus: int, system: System
 ) -> Disaggregation | None:
-    """Return the division into prefill and decode that serves the most requests a second within limits.
+    """Return the split into prefill and decode replicas with the highest request rate within limits.
 
     Parameters
     ----------
@@ -265,16 +265,16 @@ class Service:
 
     @property
     def best(self) -> ServingPlan | None:
-        """First plan; None if no plan meets the limits."""
+        """Best plan (the first one); None if no plan meets the limits."""
         return self.result.plans[0] if self.result.plans else None
 
     @cached_property
     def simulation(self) -> Simulated | None:
-        """Simulation of the first plan."""
-        return None if self.best is None else simulated(self.best, self.load)
+        """Discrete-event simulation of the best plan; None without one."""
+        return None if self.best is None else simulated_replica(self.best, self.load)
 
-    def times(self, part: str) -> dict[str, float]:
-        """Return simulated mean and percentiles of a time of the first plan.
+    def latencies(self, part: str) -> dict[str, float]:
+        """Return mean and percentiles of a simulated latency of the best plan.
 
         Parameters
         ----------
@@ -289,18 +289,18 @@ class Service:
         if self.simulation is None:
             return {}
         whole = self.load.kind in ("trace", "at once")
-        values = getattr(self.simulation, part) if whole else steady_part(self.simulation, part)
+        values = getattr(self.simulation, part) if whole else steady_times(self.simulation, part)
         known = values[np.isfinite(values)]
         known = known if len(known) else np.zeros(1)
         return {"mean": float(known.mean())} | {f"p{p}": float(np.percentile(known, p)) for p in PERCENTILES}
 
     @property
     def limited_by(self) -> str | None:
-        """Limit of the first plan; of several latency limits, the one that its simulated times come closest to."""
+        """Bottleneck of the best plan; of several latency limits, the one that it comes closest to."""
         if self.best is None or self.best.limited_by not in LIMIT_NAMES.values():
             return None if self.best is None else self.best.limited_by
         name = f"p{self.limits.percentile}" if self.limits.percentile else "mean"
-        times = {part: self.times(part) for part in self.limits.bounds}
+        times = {part: self.latencies(part) for part in self.limits.bounds}
         shares = {part: times[part].get(name, times[part]["p99"]) / self.limits.bounds[part] for part in times}
         return LIMIT_NAMES[max(shares, key=shares.__getitem__)]
 
@@ -346,16 +346,16 @@ class Service:
         """Command line of the engine that is the first plan; empty without one."""
         if self.best is None:
             return ""
-        return written_command(self.engine.name, self.model, self.best)
+        return engine_command_line(self.engine.name, self.model, self.best)
 
     @property
     def verdict(self) -> str:
-        """Answer in one or two sentences."""
+        """Whether and how the load can be served, in one or two sentences."""
         return refusal(self) if self.best is None else _verdict(self, self.best)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences about what is uncertain."""
+        """Warnings about uncertain parts of the prediction, one sentence each."""
         if self.best is None or self.simulation is None:
             return ()
         notes = []
@@ -395,7 +395,7 @@ def _converted(engine: str, model: ModelSpec, weights: str) -> list[str]:
 def _late(service: Service, part: str) -> str:
     """Return text for a simulated time above its limit, or an empty string if the limit is met."""
     percentile = service.limits.percentile
-    times = service.times(part)
+    times = service.latencies(part)
     value = times.get(f"p{percentile}" if percentile else "mean", 0.0)
     limit = service.limits.bounds[part]
     return f"{duration(value)} for {duration(limit)}" if value > limit * (1.0 + DISAGREEMENT) else ""
@@ -496,7 +496,7 @@ def refusal(service: Service) -> str:
             f"the queue grows by {growth:.3g} requests a second. Ask for at most {capacity:.3g}/s, or for "
             f"{math.ceil(service.gpus * load.rate / capacity):,} GPUs or more."
         )
-    near = nearest(service.result.late, load, limits)
+    near = nearest_replica_layout(service.result.late, load, limits)
     if near is None or not limits.bounds:
         return f"No: {gpus} keep up with no plan."
     candidate, state = near
@@ -553,5 +553,5 @@ def service_of(
     result = ServicePlans(plans.plans, tuple(refusals), plans.late)
     division = None
     if disaggregate:
-        division = disaggregated(fitting, load, limits, gpus, system)
+        division = best_disaggregation(fitting, load, limits, gpus, system)
     return Service(model, system, gpus, engine, load, limits, result, tuple(fitting), usd_per_s, division)

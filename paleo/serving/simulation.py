@@ -76,7 +76,7 @@ class Simulated:
         return len(self.finish) / self.span
 
     def percentile(self, part: str, percent: float) -> float:
-        """Return a percentile over requests.
+        """Return a percentile of a time over all requests.
 
         Parameters
         ----------
@@ -95,7 +95,7 @@ class Simulated:
         return float(np.percentile(known, percent)) if len(known) else 0.0
 
     def mean(self, part: str) -> float:
-        """Return the mean over requests.
+        """Return the mean of a time over all requests.
 
         Parameters
         ----------
@@ -134,12 +134,15 @@ class _Prices:
         sequences = np.arange(most_sequences + 2, dtype=np.float64)
         state = phases.state / phases.kernels.emitted
         alone, joint = (
-            (phases.decoding(sequences[:, None], CACHED[None, :], joint=each) - sequences[:, None] * state).tolist()
+            (
+                phases.decode_attention_time(sequences[:, None], CACHED[None, :], joint=each)
+                - sequences[:, None] * state
+            ).tolist()
             for each in (False, True)
         )
         return cls(
-            phases.products(tokens).tolist(),
-            phases.sampled(sequences).tolist(),
+            phases.non_attention_time(tokens).tolist(),
+            phases.sampling_time(sequences).tolist(),
             alone,
             joint,
             state,
@@ -148,7 +151,7 @@ class _Prices:
             float(phases.sharding.attention_dp),
             (phases.stages - 1) * phases.hop,
             phases.rows,
-            phases.speculated(sequences).tolist(),
+            phases.speculation_time(sequences).tolist(),
         )
 
     def decoding(self, sequences: int, cached: float, *, joint: bool) -> float:
@@ -241,7 +244,7 @@ class Replica:
             self.entered += [self.front + self.batching.delay] * number
 
     def run(self) -> None:
-        """Serve all requests, and return their times."""
+        """Simulate all requests and record their times."""
         state, total = self.state, len(self.input)
         while state.arrived < total or state.waiting or state.running or state.partial >= 0:
             self._admit_arrivals()

@@ -113,14 +113,14 @@ class RequestBatch:
 
     @property
     def rate(self) -> float:
-        """Requests a second of one device."""
+        """Throughput of one device [requests/s]."""
         return self.batch / self.seconds
 
 
-def batchings(
+def batches_in_memory(
     model: ModelSpec, system: System, formats: Formats, fused: str = "", length: float = 0.0, between: float = 1.0
 ) -> tuple[RequestBatch, ...]:
-    """Return the batches that fit into memory, with the time of each.
+    """Return the batch sizes that fit in memory, with the time of each.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def batchings(
         kernels = EngineKernels(encoder_bytes=between)
         prices = phases(model, system, Sharding(), formats, kernels)
         samples = np.maximum(ENCODED / length / 2.0 ** np.arange(5)[::-1], 1.0)
-        seconds = prices.products(samples * length) + prices.prefilling(samples, length)
+        seconds = prices.non_attention_time(samples * length) + prices.prefill_attention_time(samples, length)
         return tuple(RequestBatch(*pair) for pair in zip(samples.tolist(), seconds.tolist(), strict=True))
     parts = passes_of(model)
     sizes = [batch for batch in BATCHES if batch <= largest_batch(parts, system, formats)]
@@ -161,7 +161,7 @@ def batchings(
 
 
 def best_of(tried: Sequence[RequestBatch], limit: float | None = None) -> RequestBatch | None:
-    """Return the batch at which a device answers most requests a second.
+    """Return the batch with the highest throughput.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ def request_seconds(
     fused : str
         Beginning of the names of layers that run as one kernel.
     between : float
-        As for `batchings`.
+        As for `batches_in_memory`.
 
     Returns
     -------
@@ -349,7 +349,7 @@ def _lowered(model: str, system: System, samples: int) -> tuple[list[tuple[int, 
 
 
 def three_digits(number: float) -> str:
-    """Write a number with three digits that count.
+    """Format a number with three significant digits.
 
     Parameters
     ----------
@@ -364,7 +364,7 @@ def three_digits(number: float) -> str:
 
 
 def is_single_pass(model: ModelSpec, system: System) -> bool:
-    """Return whether a network answers in forward passes alone: no token follows from those before it.
+    """Return True if a network answers with forward passes only, without token-by-token decoding.
 
     Parameters
     ----------
@@ -407,12 +407,12 @@ class BatchedService:
 
     @property
     def best(self) -> RequestBatch | None:
-        """The batch at which a device answers most within the limit; None where none keeps it."""
+        """Batch of the highest throughput within the latency limit; None if no batch meets it."""
         return best_of(self.tried, self.limit)
 
     @property
     def requests_per_s(self) -> float | None:
-        """Requests a second of all devices; None where no batch keeps the limit."""
+        """Throughput of all devices [requests/s]; None if no batch meets the latency limit."""
         return None if self.best is None else self.gpus * self.best.rate
 
     @property
@@ -445,7 +445,7 @@ def batched_service(
     length: float = 0.0,
     usd_per_s: float | None = None,
 ) -> BatchedService:
-    """Return what a network that answers in forward passes alone serves.
+    """Predict the service of a network without token-by-token decoding, such as a vision network.
 
     Parameters
     ----------
@@ -454,5 +454,5 @@ def batched_service(
     """
     tokens = length or float(model.params.get("seq", 0.0))
     return BatchedService(
-        model, system, gpus, formats, batchings(model, system, formats, length=tokens), limit, tokens, usd_per_s
+        model, system, gpus, formats, batches_in_memory(model, system, formats, length=tokens), limit, tokens, usd_per_s
     )

@@ -45,7 +45,7 @@ QUANTILES = {50: 0.0, 90: 1.2816, 95: 1.6449, 99: 2.3263}
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Limits of an engine's iterations; numbers or arrays of one shape.
+    """Batching limits and host times of an engine's iterations; numbers or arrays of one shape.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Lengths:
 
     @property
     def computed(self) -> Array:
-        """Tokens that are computed like prompts: of a prompt at least the last one."""
+        """Prefill tokens per request that miss the prefix cache, at least one, plus recomputed tokens."""
         tokens = np.asarray(self.input, dtype=np.float64)
         cached = np.asarray(self.hit, dtype=np.float64)
         return np.asarray(np.maximum(tokens * (1.0 - cached), 1.0) + self.again)
@@ -169,7 +169,7 @@ class SteadyState:
         return self.requests_per_s * self.output
 
     def percentile(self, part: str, percent: int) -> Array:
-        """Return a percentile over requests.
+        """Return a percentile of a latency over requests.
 
         Parameters
         ----------
@@ -227,7 +227,7 @@ def _excess(variation: float, z: float) -> float:
 def iteration_time(
     phases: Phases, batching: Batching, lengths: Lengths, sequences: Numbers, arrivals: Numbers, together: float = 0.0
 ) -> tuple[Array, Array, Array, Array]:
-    """Return mean times of an iteration, with and without a piece of a prompt, and the fraction with one.
+    """Return mean iteration times with and without a prefill chunk, and the fraction with one.
 
     Parameters
     ----------
@@ -245,12 +245,12 @@ def iteration_time(
     share = -(1.0 - together) * np.expm1(-rate) + together * np.minimum(rate * piece / np.maximum(space, piece), 1.0)
     number = np.where(share > TINY, rate / np.maximum(share, TINY), 1.0)
     before = np.maximum(np.asarray(lengths.input, dtype=np.float64) - piece, 0.0) / 2.0
-    plain = _hosted(phases.iteration(decoded=decoded, cached=cached), decoded, batching)
+    plain = _hosted(phases.iteration_time(decoded=decoded, cached=cached), decoded, batching)
     if batching.mixed:
-        joint = phases.iteration(decoded=decoded, cached=cached, chunks=number, length=piece, before=before)
+        joint = phases.iteration_time(decoded=decoded, cached=cached, chunks=number, length=piece, before=before)
         busy = _hosted(joint, decoded, batching)
     else:
-        alone = phases.iteration(decoded=0.0, cached=cached, chunks=number, length=piece, before=before)
+        alone = phases.iteration_time(decoded=0.0, cached=cached, chunks=number, length=piece, before=before)
         busy = plain + np.asarray(alone) + batching.host
     return (1.0 - share) * plain + share * busy, busy, plain, share
 
@@ -259,7 +259,7 @@ def _hosted(seconds: Array, decoded: Array, batching: Batching) -> Array:
     return np.maximum(seconds + batching.host, batching.streamed * decoded * batching.batches)
 
 
-def saturated(phases: Phases, batching: Batching, lengths: Lengths, places: Numbers) -> SteadyState:
+def saturated_state(phases: Phases, batching: Batching, lengths: Lengths, places: Numbers) -> SteadyState:
     """Return the steady state of a replica that never lacks requests.
 
     Parameters
@@ -322,7 +322,7 @@ def _overflowed(lengths: Lengths, completed: Array, space: Array) -> Array:
     return np.asarray(np.asarray(lengths.output, dtype=np.float64) * np.exp(-events))
 
 
-def at_rate(
+def state_at_rate(
     phases: Phases, batching: Batching, lengths: Lengths, places: Numbers, rate: Numbers, *, arrivals: float = 1.0
 ) -> SteadyState:
     """Return the steady state of a replica at a request rate.
@@ -349,7 +349,7 @@ def at_rate(
         The state, arrays of shape (...).
     """
     demand = np.asarray(rate, dtype=np.float64)
-    full = saturated(phases, batching, lengths, places)
+    full = saturated_state(phases, batching, lengths, places)
     turns = np.maximum(np.asarray(lengths.output, dtype=np.float64) - 1.0, 1.0)
     stable = np.minimum(demand, full.requests_per_s)
     each = stable / batching.batches
@@ -452,15 +452,15 @@ def closed_loop(
         The state, arrays of shape (...).
     """
     number = np.asarray(users, dtype=np.float64)
-    full = saturated(phases, batching, lengths, np.minimum(np.asarray(places, dtype=np.float64), number))
+    full = saturated_state(phases, batching, lengths, np.minimum(np.asarray(places, dtype=np.float64), number))
     low, high = np.zeros(np.broadcast(number, full.iteration).shape), full.requests_per_s * np.ones_like(number)
     for _ in range(HALVINGS):
         middle = 0.5 * (low + high)
-        state = at_rate(phases, batching, lengths, np.inf, np.maximum(middle, TINY), arrivals=0.0)
+        state = state_at_rate(phases, batching, lengths, np.inf, np.maximum(middle, TINY), arrivals=0.0)
         latency = state.latency - state.half / number  # no iteration of others runs where there is one user
         more = middle * (np.where(np.isfinite(latency), latency, 1e18) + think) < number
         low, high = np.where(more, middle, low), np.where(more, high, middle)
-    state = at_rate(phases, batching, lengths, np.inf, np.maximum(low, TINY), arrivals=0.0)
+    state = state_at_rate(phases, batching, lengths, np.inf, np.maximum(low, TINY), arrivals=0.0)
     ttft, latency = (each - state.half / number for each in (state.ttft, state.latency))
     queued = np.maximum(number / np.maximum(low, TINY) - think - latency, 0.0)
     return replace(state, waiting=queued, ttft=ttft + queued, latency=latency + queued)

@@ -134,7 +134,7 @@ class Condition:
         return cls(text, tree, names)
 
     def holds(self, quantities: Mapping[str, Any]) -> Mask:
-        """Return whether the condition holds; False where a quantity that it names is unknown.
+        """Return whether the condition holds; False if it names an unknown quantity.
 
         Parameters
         ----------
@@ -218,7 +218,7 @@ def _parsed(text: str) -> str:
 
 
 class Refusal(Spec):
-    """Plans that a framework does not run: the condition, the fact in words, and the file and line that show it."""
+    """Restriction of a framework: a condition on plans it does not run, the reason, and the source line."""
 
     when: Annotated[str, AfterValidator(_parsed)]
     fact: Text
@@ -226,27 +226,27 @@ class Refusal(Spec):
 
     @functools.cached_property
     def condition(self) -> Condition:
-        """The condition as a parsed expression."""
+        """Condition of the restriction as a parsed expression."""
         return Condition.parse(self.when)
 
 
-class Listed(Spec):
-    """Values that a framework supports, with the file that lists them; ``fact`` adds what the list does not say."""
+class SupportedValues(Spec):
+    """Values that a framework supports (such as dtypes), with the source file that lists them."""
 
     values: tuple[Any, ...]
     source: Text
     fact: Text | None = None
 
 
-class Habit(Spec):
-    """A fact about how a framework works that excludes no plan, such as what it calls a microbatch."""
+class FrameworkRemark(Spec):
+    """Remark on how a framework works that excludes no plan, such as what it calls a microbatch."""
 
     fact: Text
     source: Text
 
 
 class Abilities(Spec):
-    """Abilities of a release of a framework, each fact with its source.
+    """Capabilities and restrictions of one release of a framework, each with its source.
 
     Attributes
     ----------
@@ -266,19 +266,19 @@ class Abilities(Spec):
     release: Annotated[str, BeforeValidator(str)]
     date: Annotated[str, BeforeValidator(str)]
     notes: str | None = None
-    axes: Listed
-    zero: Listed
-    schedules: Listed
-    recompute: Listed
-    dtypes: Listed
-    optimizers: Listed
-    offload: Listed
+    axes: SupportedValues
+    zero: SupportedValues
+    schedules: SupportedValues
+    recompute: SupportedValues
+    dtypes: SupportedValues
+    optimizers: SupportedValues
+    offload: SupportedValues
     refused: dict[Text, Refusal] = Field(default_factory=dict)
-    habits: dict[Text, Habit] = Field(default_factory=dict)
+    habits: dict[Text, FrameworkRemark] = Field(default_factory=dict)
 
     @functools.cached_property
     def refusals(self) -> tuple[Refusal, ...]:
-        """All refusals: first those that follow from missing axes and other lists, then those that the file states."""
+        """All restrictions: those implied by missing axes and other lists, then those that the file states."""
         return (*self._of_axes(), *self._of_lists(), *self.refused.values())
 
     @property
@@ -319,7 +319,7 @@ class Abilities(Spec):
             self._refusal(f"offload_{part} == 1", f"no offload of {part}", self.offload) for part in kept
         ]
 
-    def _refusal(self, when: str, says: str, listed: Listed) -> Refusal:
+    def _refusal(self, when: str, says: str, listed: SupportedValues) -> Refusal:
         fact = f"{says}; {listed.fact}" if listed.fact else says
         return Refusal(when=when, fact=fact, source=listed.source)
 
@@ -351,7 +351,7 @@ def _supported_values(noun: str, values: tuple[Any, ...]) -> str:
 
 
 def load_framework(name_or_path: str | Path) -> Abilities:
-    """Load what a framework can run.
+    """Load the capabilities and restrictions of a framework.
 
     Parameters
     ----------

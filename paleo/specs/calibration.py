@@ -75,7 +75,7 @@ Interval = Annotated[tuple[IntervalBin, ...], Field(min_length=1)]
 
 
 class Entry(Spec):
-    """The calibration of one family on one stack: parameters, measured rows, residuals and date."""
+    """Calibration of one kernel family (kernels with one formula) on one software stack."""
 
     family: Text
     stack: Text
@@ -98,7 +98,7 @@ class Entry(Spec):
 
 
 class Calibration(Spec):
-    """All entries of one device or system."""
+    """All calibration entries of one device or system."""
 
     name: Text
     subject: Text
@@ -114,7 +114,7 @@ class Changes(Spec):
 
 
 class InheritanceRule(Spec):
-    """Rule by which devices of some architectures inherit the calibration of some families.
+    """Rule by which unmeasured architectures inherit the calibration of some kernel families.
 
     ``inherits`` names the measured subjects with their weights; of several subjects the weighted geometric mean is
     taken. ``family_there`` and the ``like`` of a stack name the inherited family and stack where they have other names
@@ -299,7 +299,7 @@ def _quantity(text: str, unit: str) -> float:
 
 
 def from_mapping(kind: type[Parameters], values: Mapping[str, float], *, where: str) -> Parameters:
-    """Make the parameters of a pricing family from the mapping of a calibration entry.
+    """Build the parameter dataclass of a kernel family from a calibration entry's mapping.
 
     Shares and orders must lie in the range of the parameter. Times, cycles and energies may have any value, because a
     host may be slow.
@@ -344,7 +344,7 @@ STEPS = "steps"
 
 
 def of_steps(kind: type[Parameters], family: str, user_calibration: Calibration | None = None) -> Parameters:
-    """Read constants of whole steps, from the user's calibration or the catalog, else the defaults.
+    """Return the parameters of whole-step effects: from a calibration, else the defaults.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, near
-from paleo.specs.loading import below, digest, read_yaml
+from paleo.specs.loading import file_digest, path_in_folder, read_yaml
 from paleo.units import parse
 
 #: Folder of each kind of entry, below the catalog root.
@@ -51,7 +51,7 @@ def catalog_root() -> Path:
 
 @cache
 def entries(kind: str) -> Mapping[str, Path]:
-    """List the files of all catalog entries of one kind.
+    """List the files of all catalog entries of one kind, such as ``models``, by name.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def entries(kind: str) -> Mapping[str, Path]:
 
 
 def names(kind: str) -> list[str]:
-    """List the names of all catalog entries of one kind, sorted.
+    """List the sorted names of all catalog entries of one kind, such as ``models``.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def is_path(name_or_path: str | Path) -> bool:
     return isinstance(name_or_path, Path) or "/" in text or "\\" in text or text.lower().endswith(_SUFFIXES)
 
 
-def locate(kind: str, name_or_path: str | Path) -> Path:
+def entry_path(kind: str, name_or_path: str | Path) -> Path:
     """Find the file that a catalog name or a path means.
 
     Upper and lower case do not matter. Models and systems may also be written with other hyphens, dots and underscores.
@@ -145,7 +145,8 @@ def locate(kind: str, name_or_path: str | Path) -> Path:
     path = known.get(name) or known.get(name.strip().lower()) or _entry_by_other_name(kind, name)
     if path is None:
         noun = kind.removesuffix("s")
-        hint = f"{nearest(name, [*known, *WORDS.get(kind, ())])} (or {_PATH.get(kind, 'a path to a YAML file')})"
+        nearest = nearest_entries_hint(name, [*known, *WORDS.get(kind, ())])
+        hint = f"{nearest} (or {_PATH.get(kind, 'a path to a YAML file')})"
         raise SpecError(f"unknown {noun} {_short(name)}; {hint}")
     return path
 
@@ -361,7 +362,7 @@ def read_entry(kind: str, name_or_path: str | Path) -> tuple[Path, dict[str, Any
     SpecError
         If the entry is missing, the YAML is not valid, or ``extend:`` goes round in a circle.
     """
-    path = locate(kind, name_or_path)
+    path = entry_path(kind, name_or_path)
     return path, _extended(kind, read_yaml(path), path)
 
 
@@ -410,7 +411,7 @@ def kind_of(path: str | Path) -> str:
         if not is_path(base):
             return _kind_of_entry(base, path)
         chain.append(os.path.realpath(path))
-        path = below(Path(path).parent, str(base))
+        path = path_in_folder(Path(path).parent, str(base))
     kinds = ", ".join(kind for kind, _ in _KEYS_OF_KIND)
     raise SpecError(f"{path}: its keys belong to no kind of file; expected one of {kinds} (see `paleo init KIND`)")
 
@@ -427,7 +428,7 @@ def _kind_of_entry(name: str, where: str | Path) -> str:
     kinds = [kind for kind in FOLDERS if name.strip().lower() in entries(kind)]
     if not kinds:
         known = [entry for kind in FOLDERS for entry in entries(kind)]
-        raise SpecError(f"{where}: extend: nothing is named {_short(name)}; {nearest(name, known)}")
+        raise SpecError(f"{where}: extend: nothing is named {_short(name)}; {nearest_entries_hint(name, known)}")
     return kinds[0].removesuffix("s")
 
 
@@ -521,7 +522,7 @@ def _base_of(kind: str, base: object, where: Path) -> Path:
     if not isinstance(base, str):
         raise SpecError(f"{where}: extend: expected a catalog name or a path, not {base!r:.60}")
     try:
-        return below(where.parent, base) if is_path(base) else locate(kind, base)
+        return path_in_folder(where.parent, base) if is_path(base) else entry_path(kind, base)
     except SpecError as error:
         raise SpecError(f"{where}: extend: {error}") from None
 
@@ -538,7 +539,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest_entries_hint(name: str, known: Iterable[str]) -> str:
     """Suggest catalog names for a misspelt one, as the end of a message.
 
     Parameters
@@ -609,7 +610,9 @@ def device_named(text: str) -> str:
     aliases = _device_aliases()
     if name in aliases:
         return aliases[name]
-    raise SpecError(f"unknown device {_short(text)}; {nearest(name, [*known, *aliases])} (or a path to a YAML file)")
+    raise SpecError(
+        f"unknown device {_short(text)}; {nearest_entries_hint(name, [*known, *aliases])} (or a path to a YAML file)"
+    )
 
 
 @cache
@@ -619,7 +622,7 @@ def release() -> str:
     root = catalog_root()
     shipped = [path for kind in ("calibrations", "software") for path in (root / FOLDERS[kind]).glob("*.yaml")]
     files = sorted([*package.rglob("*.py"), *shipped])
-    return digest(b"\0".join(file.name.encode() + b"\0" + file.read_bytes() for file in files))
+    return file_digest(b"\0".join(file.name.encode() + b"\0" + file.read_bytes() for file in files))
 
 
 _FOLDER = Path(__file__).parent / "templates"

@@ -38,7 +38,7 @@ MOST_ENTRIES = 512
 _LEDGERS: ContextVar[tuple[dict[str, str], ...]] = ContextVar("ledgers", default=())
 
 
-def digest(content: bytes) -> str:
+def file_digest(content: bytes) -> str:
     """Return the BLAKE2b digest (128 bits) of a file's content in hexadecimal digits.
 
     Parameters
@@ -55,7 +55,7 @@ def digest(content: bytes) -> str:
 
 
 def record_file(path: str | Path, content: bytes) -> None:
-    """Record a file that was just read in every ledger that is open (see `recorded`).
+    """Record a file that was just read in every ledger that is open (see `recorded_file_digests`).
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def record_file(path: str | Path, content: bytes) -> None:
         Its content.
     """
     if ledgers := _LEDGERS.get():
-        _enter(ledgers, {os.path.realpath(path): digest(content)})
+        _enter(ledgers, {os.path.realpath(path): file_digest(content)})
 
 
 def _enter(ledgers: tuple[dict[str, str], ...], digests: Mapping[str, str]) -> None:
@@ -74,7 +74,7 @@ def _enter(ledgers: tuple[dict[str, str], ...], digests: Mapping[str, str]) -> N
 
 
 @contextmanager
-def recorded() -> Iterator[dict[str, str]]:
+def recorded_file_digests() -> Iterator[dict[str, str]]:
     """Record the files that are read inside a ``with`` block; yield a dict of content digests by real path."""
     ledger: dict[str, str] = {}
     token = _LEDGERS.set((*_LEDGERS.get(), ledger))
@@ -102,7 +102,7 @@ def changed_files(digests: Mapping[str, str]) -> list[str]:
 
 def _digest_of(path: str) -> str | None:
     try:
-        return digest(Path(path).read_bytes())
+        return file_digest(Path(path).read_bytes())
     except OSError:
         return None
 
@@ -126,7 +126,7 @@ class FileCache(Generic[Value]):
         return value
 
     def _loaded(self, key: tuple[str, str | Path], name_or_path: str | Path) -> tuple[Value, dict[str, str]]:
-        with recorded() as digests:
+        with recorded_file_digests() as digests:
             value = self._load(name_or_path)
         if len(self._entries) >= MOST_ENTRIES:
             self._entries = {}
@@ -468,7 +468,7 @@ def validate(model: type[Model], data: object, where: str | Path) -> Model:
         raise SpecError(_first_problem(model, data, where, error)) from None
 
 
-def below(folder: Path, name: str) -> Path:
+def path_in_folder(folder: Path, name: str) -> Path:
     """Return the path of a file that another file names, which must be in the same folder or below.
 
     Parameters

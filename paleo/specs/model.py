@@ -39,7 +39,7 @@ Published = Annotated[tuple[float, float], BeforeValidator(_published)]
 
 
 class Expect(Spec):
-    """Published figures of the network, with which a test compares the counts."""
+    """Published parameter and FLOP counts of the network, with which a test compares the computed ones."""
 
     parameters: Published
     flops: Published | None = None

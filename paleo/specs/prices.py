@@ -108,7 +108,7 @@ class Quote:
 
 
 def offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], bool]:
-    """Find the offers of a term for a system.
+    """Find the price offers of a rental term for a system.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def _lowest_of_each_provider(rates: Iterable[tuple[float, str, PriceOffer]]) -> 
     return list(lowest.values())
 
 
-def rented(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, Price, bool] | None:
+def machine_rent(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, Price, bool] | None:
     """Return the rent of the machines that hold so many devices.
 
     For on-demand rents a price in the file of the system or the device comes first, then the price lists.
@@ -208,7 +208,7 @@ def rented(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, 
         USD/s for all machines, the price it is made of, and True if that is for this very system. None if nobody offers
         it.
     """
-    devices = billed(system, gpus).devices
+    devices = billed_devices(system, gpus).devices
     if term == "on-demand" and system.price_per_node is not None:
         return system.price_per_node.rate * devices / system.devices_per_node, system.price_per_node, True
     if term == "on-demand" and system.device.price is not None:
@@ -218,7 +218,7 @@ def rented(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, 
 
 
 @dataclass(frozen=True, slots=True)
-class Billed:
+class BilledDevices:
     """Devices that are paid for: ``devices`` in all, ordered in units of one kind (``unit``, a noun)."""
 
     devices: int
@@ -231,7 +231,7 @@ class Billed:
 _CUBE = 64
 
 
-def billed(system: System, gpus: int) -> Billed:
+def billed_devices(system: System, gpus: int) -> BilledDevices:
     """Return the number of devices that are ordered and paid for if a run uses so many.
 
     Parameters
@@ -248,7 +248,8 @@ def billed(system: System, gpus: int) -> Billed:
     Examples
     --------
     >>> from paleo.specs.system import load_system
-    >>> billed(load_system("aws-p4d.24xlarge"), 12).devices, billed(load_system("tpu-v5p-pod"), 24).devices
+    >>> gpus, tpus = load_system("aws-p4d.24xlarge"), load_system("tpu-v5p-pod")
+    >>> billed_devices(gpus, 12).devices, billed_devices(tpus, 24).devices
     (16, 32)
     """
     size = devices_per_machine(system)
@@ -259,7 +260,7 @@ def billed(system: System, gpus: int) -> Billed:
     else:
         unit = "tray" if system.devices_per_host else "node" if size > 1 else "GPU"
     units = math.ceil(gpus / size)
-    return Billed(units * size, 1 if unit == "slice" else units, unit)
+    return BilledDevices(units * size, 1 if unit == "slice" else units, unit)
 
 
 def devices_per_machine(system: System) -> int:

@@ -104,7 +104,7 @@ class ExpertOptions(Spec):
 
 
 class PipelineOptions(Spec):
-    """Options of a pipeline: the pieces of the network, and the order of their passes."""
+    """Options of a pipeline: how the network is cut into stages, and the pipeline schedule."""
 
     schedule: Text = Field("1f1b", description="order of a pipeline's passes (`paleo list schedules`)")
     cut: Cut | None = Field(
@@ -336,7 +336,7 @@ class Run(Spec):
 
     @classmethod
     def other_keys(cls) -> tuple[str, ...]:
-        """Return the keys that stand for fields of groups.
+        """Return the keys allowed besides field names: short names and dotted paths of nested fields.
 
         Returns
         -------

@@ -67,7 +67,7 @@ class SoftwareFit(Spec):
 
 
 class HostTime(Spec):
-    """Time that the host needs for one operation (used by `paleo.step.memory`)."""
+    """Host (CPU) time to launch one operation, by phase (used by `paleo.step.memory`)."""
 
     forward: Seconds = Field(description="time in which the host issues one operation of the forward pass")
     backward: Seconds = Field(description="time in which the host issues the backward pass of one operation")

@@ -16,12 +16,23 @@ from pydantic import Field, model_validator
 from paleo.errors import PlanError, SpecError
 from paleo.specs.catalog import entries, is_path, kind_of, read_entry, read_inline
 from paleo.specs.device import Device, Link, Price, load_device, load_link, with_names
-from paleo.specs.loading import NOT_STATED, FileCache, Flag, PositiveCount, Spec, Text, Year, below, validate, with_path
-from paleo.units import Bytes, BytesPerSecond, FailuresPerSecond, counted
+from paleo.specs.loading import (
+    NOT_STATED,
+    FileCache,
+    Flag,
+    PositiveCount,
+    Spec,
+    Text,
+    Year,
+    path_in_folder,
+    validate,
+    with_path,
+)
+from paleo.units import Bytes, BytesPerSecond, FailuresPerSecond, with_noun
 
 
 class Level(Spec):
-    """One level of a system: units of the level below, joined by one kind of link."""
+    """One interconnect level of a system: members (GPUs, nodes or racks) joined by one kind of link."""
 
     name: Text
     ranks: PositiveCount | None = Field(
@@ -91,7 +102,7 @@ class Level(Spec):
 
     @property
     def unit_bandwidth(self) -> float:
-        """Bandwidth of one unit of the level below into this level, all ports together [byte/s], by datasheet."""
+        """Datasheet bandwidth of one member (GPU, node or rack) into this level, all ports [byte/s]."""
         return self.ports * self.link.bandwidth
 
 
@@ -128,7 +139,7 @@ class Reliability(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The part of one level of the network that a group of ranks uses.
+    """The part of one interconnect level that a communication group uses.
 
     ``fan_out`` is the number of units of the level below that hold ranks of the group, within one unit of this level.
     ``members_below`` is the number of ranks of the group in one such unit. ``groups_sharing`` is the number of groups
@@ -144,7 +155,7 @@ class Span:
 
     @property
     def bandwidth(self) -> float:
-        """Bandwidth of the group's ranks in one unit below into this level while the other groups send too [byte/s]."""
+        """Bandwidth of the group's ranks in one member into this level, while other groups send too [byte/s]."""
         return self.level.unit_bandwidth / self.groups_sharing
 
 
@@ -242,9 +253,9 @@ class System(Spec):
         """
         node_size, whole = self.devices_per_node, gpus % self.devices_per_node == 0
         nodes = (
-            counted(math.ceil(gpus / node_size), "node") if whole or gpus > node_size else f"of {node_size} in a node"
+            with_noun(math.ceil(gpus / node_size), "node") if whole or gpus > node_size else f"of {node_size} in a node"
         )
-        return f"{counted(gpus, 'GPU')} of {self.name}" + (f" ({nodes})" if node_size > 1 else "")
+        return f"{with_noun(gpus, 'GPU')} of {self.name}" + (f" ({nodes})" if node_size > 1 else "")
 
     def group(self, stride: int, size: int) -> tuple[Span, ...]:
         """Return which part of each level of the network a group of ranks uses, from inner to outer.
@@ -472,7 +483,7 @@ def _part(kind: Literal["devices", "links"], value: object, where: Path, key: st
             stem = f"{where.stem} {key}"
             return with_names(inline, stem) if kind == "devices" else {"name": stem, **inline}
         if isinstance(value, str):
-            text: str | Path = below(where.parent, value) if is_path(value) else value
+            text: str | Path = path_in_folder(where.parent, value) if is_path(value) else value
             return load_device(text) if kind == "devices" else load_link(text)
     except SpecError as error:
         raise SpecError(f"{where}: {key}: {error}") from None

@@ -16,7 +16,7 @@ from paleo.lowering.policies import Chunk, cut_by_work, cut_into_stages
 from paleo.lowering.program import Program, dispatched, lower, without_backward
 from paleo.network.graph import Graph, apply_graph_changes, build_graph
 from paleo.operations.base import Matrix, Optimizer, optimizer, update_kernel
-from paleo.operations.tensor import Precision, autocast, precision, scaled
+from paleo.operations.tensor import Precision, autocast, precision, with_scale_bytes
 from paleo.parallel.placement import Mesh, Placement, Strategy, placement
 from paleo.pricing.communication import Fabric, collective_sources
 from paleo.pricing.kernels import Pricer, pricer
@@ -130,7 +130,7 @@ class Backend:
 
     @property
     def choices(self) -> Choices:
-        """Implementation of layers by the software, with the run's overrides."""
+        """How the software implements layers (attention, loss, gates), with the run's overrides."""
         software = self.software
         gates: Literal["fused", "separate"] = "fused" if software.fusion.passes else "separate"
         wide = frozenset(software.formats.wide if self.formats.casts else ())
@@ -156,7 +156,7 @@ class Backend:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The run's optimizer, with the passes of the software."""
+        """The run's optimizer, with the memory passes of the software's implementation."""
         name, gradients = self.run.optimizer, self.software.gradients
         stepwise, listwise = (
             [optimizer(each).name for each in names]
@@ -166,7 +166,7 @@ class Backend:
 
     @property
     def chains(self) -> Chains:
-        """Chains of element-wise passes that are one kernel."""
+        """Chains of element-wise operations that the software fuses into one kernel."""
         software = self.software
         if software.fusion.passes:
             return "convolutions" if software.fusion.convolutions else "all"
@@ -194,7 +194,7 @@ class Backend:
 
     @property
     def piece(self) -> float:
-        """Host time per piece of a tensor that ZeRO-1 and 2 gather [s]."""
+        """Host time per slice of a tensor in the parameter all-gather of ZeRO-1 and 2 [s]."""
         return self.software.host.piece if self.prices.rates is None else 0.0
 
     @property
@@ -210,7 +210,7 @@ class Backend:
         return self.run.exchange.bucket is None and self.software.gradients.bucket_elements > 0
 
     def bucket_bytes(self, ranks: Numeric) -> Array:
-        """Return the size of a bucket of gradients that are exchanged together.
+        """Return the gradient bucket size of each layout [byte].
 
         Parameters
         ----------
@@ -273,7 +273,7 @@ class Backend:
         )
 
     def coded(self, counts: Array, gradient: SummedGradient) -> Array:
-        """Return the time to compress and decompress gradients on a device.
+        """Return the time to compress and decompress gradients on a device [s].
 
         Parameters
         ----------
@@ -295,7 +295,7 @@ class Backend:
 
     @property
     def clip(self) -> str:
-        """Method of clipping gradients by their norm."""
+        """Name of the software's method of clipping gradients by their global norm."""
         return self.run.clip or self.software.gradients.clip
 
     def updated(self, counts: Array, tensors: Numeric, rule: Optimizer) -> Array:
@@ -338,7 +338,7 @@ class Backend:
         return float(self.prices.times(list(kernels)).synchronous @ np.array(times))
 
     def clipped(self, counts: Array) -> Array:
-        """Return the time of the passes that gradient clipping adds to an update.
+        """Return the time that gradient clipping adds to the optimizer update.
 
         Parameters
         ----------
@@ -363,7 +363,7 @@ class Backend:
         return np.where(unique[0] > 0, seconds.sum(axis=1), 0.0)[place.ravel()].reshape(counts.shape)
 
     def input_pipeline(self, graph: Graph, gpus: int, replica: Numeric, local_batch: Numeric) -> InputPipeline | None:
-        """Return the time in which a step's batch of data arrives.
+        """Return the times in which the input pipeline reads, decodes and copies a step's batch.
 
         Parameters
         ----------
@@ -467,7 +467,7 @@ class Backend:
         return placement(graph, strategy, self.run.placement, self.run.experts.imbalance)
 
     def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
-        """Lower a network to one rank's program.
+        """Lower a network to the kernels and collectives of one rank.
 
         Parameters
         ----------
@@ -654,7 +654,7 @@ def backend_of(
         added=software.gradients.added,
     )
     scaling = run.kernels.scaling or ("nvfp4" if dtype == "fp4" else software.formats.scaling)
-    formats = scaled(formats, scaling, fused=software.fusion.passes)
+    formats = with_scale_bytes(formats, scaling, fused=software.fusion.passes)
     if formats.master and (run.kernels.main_gradients or software.formats.main_gradients) == "fp32":
         formats = replace(formats, gradient=formats.wide)
     method = compression_of_run(

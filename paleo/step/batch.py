@@ -26,7 +26,7 @@ Sharding = Literal["none", "states", "gradients", "parameters"]
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Layouts at a microbatch size under a recompute policy.
+    """Configurations: parallel layouts, each with a microbatch size and a recompute policy.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Cases:
         return len(self.layout)
 
     def of(self, cases: Index) -> Cases:
-        """Return the same batch with some of its cases.
+        """Select some of the layouts with their microbatch sizes and recompute policies.
 
         Parameters
         ----------
@@ -100,7 +100,7 @@ class Cases:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Configurations of equal structure, one for each of its ``cases``.
+    """Configurations with one schedule and ZeRO stage, computed together; one for each of its ``cases``.
 
     Attributes
     ----------
@@ -137,17 +137,17 @@ class Batch:
 
     @property
     def layouts(self) -> Layouts:
-        """The layouts of the cases."""
+        """Parallel layouts (meshes with their programs) of the configurations."""
         return self.cases.layouts
 
     @property
     def backend(self) -> Backend:
-        """The backend that prices the cases."""
+        """Backend (software, formats, kernel and link prices) shared by all configurations."""
         return self.cases.layouts.backend
 
     @property
     def microbatches(self) -> Array:
-        """Microbatches of a step: (cases,)."""
+        """Microbatches per step of each configuration, shape (cases,)."""
         return self.cases.microbatches
 
     @property
@@ -172,7 +172,7 @@ class Batch:
 
     @property
     def sharding(self) -> Sharding:
-        """Name of the collectives that replicas run: equal for ZeRO stages with equal communication."""
+        """Communication pattern of the ZeRO stage, by name; ZeRO stages with equal communication share one."""
         if self.zero == 0:
             return "none"
         return "parameters" if self.sharded else "gradients" if self.scattered else "states"
@@ -227,7 +227,7 @@ class Batch:
         return with_offload_traffic(times, elements, learned, offload, self.backend.formats, shares)
 
     def per_case(self, figures: Array) -> Array:
-        """Expand values of layouts to values of cases.
+        """Expand values per layout to values per configuration.
 
         Parameters
         ----------

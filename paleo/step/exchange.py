@@ -163,10 +163,10 @@ def sharing_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
 
 
 def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[Count, Count]]:
-    """List the groups that sum a stage's gradients over some axes; the slowest group determines the time.
+    """List the groups (stride, size) that reduce the gradients of a stage; the slowest sets the time.
 
-    With two copies of the network the group is twice as large. Its sums also pass between the two stages that hold the
-    same piece, so a group of those two is listed as well.
+    With two replicas of the network the group is twice as large. Its sums also pass between the two stages that hold
+    the same piece, so a group of those two is listed as well.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ class Sends:
     total: Array
 
     def of(self, members: Index) -> Sends:
-        """Return the same record with some of its exchanges.
+        """Select some of the exchanges by index, along the last axis.
 
         Parameters
         ----------
@@ -328,7 +328,7 @@ def _corners(follow: Array, seconds: Array, buckets: Array) -> list[int]:
 
 
 def exposed_sends(sends: Sends, schedule: Schedule, passes: Passes, chunks: int, contention: float) -> Array:
-    """Compute the exposed gradient exchange after each stage's last pass, from sends in order.
+    """Compute the exposed time of the gradient exchange after each stage's last pass.
 
     Parameters
     ----------
@@ -461,8 +461,8 @@ class _Matrices:
         self.summed += rows * columns * summed * count
 
 
-def unit_gradient(program: Program, ranks: float, width: float, ranks_per_node: float = 1.0) -> SummedGradient:
-    """Describe the gradient of a rank's program per element, with its share of weight matrices.
+def gradient_per_element(program: Program, ranks: float, width: float, ranks_per_node: float = 1.0) -> SummedGradient:
+    """Return the gradient statistics of a rank's program, per gradient element.
 
     Matrices are those of the products that compute weight gradients, m by n. The filters of a convolution are one
     matrix of k by c r s.
@@ -622,7 +622,7 @@ def _ratios(method: Compression, gradient: SummedGradient, *, scattered: bool) -
 
 
 def scaled_gradient(gradient: SummedGradient, elements: float) -> SummedGradient:
-    """Scale the counts of a gradient from one element to many.
+    """Scale the counts of a gradient of one element to a number of elements.
 
     Parameters
     ----------

@@ -196,7 +196,7 @@ def uncertainty(
     shares = shares / (float(shares.sum()) or 1.0)
     half_widths = np.abs(np.log(np.stack([kernels.low, kernels.high])))
     families = np.array([each.kernel.family for each, _ in counted])
-    unknown = np.isin(families, list(backend.prices.foreign)) * half_widths
+    unknown = np.isin(families, list(backend.prices.unmeasured_families)) * half_widths
     unknown = unknown + np.array([each.kernel.operation == OPAQUE for each, _ in counted]) * np.log(OPAQUE_SPREAD)
     software, device, constants = backend.software, backend.system.device, backend.prices.rates is not None
     products = half_widths + unknown if constants else half_widths * (families == "gemm")

@@ -17,19 +17,19 @@ import numpy.typing as npt
 
 from paleo.lowering.policies import recomputed_sections
 from paleo.parallel.placement import BATCH_AXES, Axes, Mesh
-from paleo.schedules.base import distinct
+from paleo.schedules.base import distinct_values
 from paleo.step.exchange import (
     compressed_collectives,
     compressed_gather,
     gathered_shares,
     gradient_exchange,
+    gradient_per_element,
     gradient_shares,
     owned_elements,
     replica_groups,
     scoped_groups,
     sharing_ranks,
     state_bytes,
-    unit_gradient,
 )
 from paleo.step.memory import (
     NORM_BYTES,
@@ -60,7 +60,7 @@ Sent = Literal["gradients", "trained", "all", "again"]
 
 
 class ResultCache:
-    """Cache of results that several steps have in common."""
+    """Cache of results by key, shared by several step predictions."""
 
     def __init__(self) -> None:
         self._figures: dict[Hashable, object] = {}
@@ -90,8 +90,8 @@ class ResultCache:
 
 
 @dataclass(frozen=True, slots=True)
-class OwedCollectives:
-    """Collectives of one kind that layouts require.
+class RequiredCollectives:
+    """Collectives of one operation (such as reduce-scatter) that parallel layouts require.
 
     ``layout`` is the layout of each collective. ``groups`` are strides and ranks, shape (2, groups, stages or 1,
     collectives). ``elements`` are those of each holding, shape (sections and ties, collectives).
@@ -105,7 +105,7 @@ class OwedCollectives:
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """Layouts of ranks whose stages have equal sections, each with its mesh and its program.
+    """Parallel layouts whose pipeline stages have equal sections (runs of layers), with mesh and program.
 
     ``sequence_parallel`` is True for layouts that split the sequence over tp between layers. ``local_batches`` are the
     samples of each data-parallel rank.
@@ -170,7 +170,7 @@ class Layouts:
         return np.array([float(mesh.replicas * mesh.degree("cp")) for mesh in self.meshes])
 
     def parameters(self, trained: bool) -> Array:
-        """Count the parameter elements of each section and tie.
+        """Count the parameter elements of each section (run of layers) and each tied parameter.
 
         Parameters
         ----------
@@ -195,7 +195,7 @@ class Layouts:
         return np.stack(columns, axis=1)
 
     def elements(self, kinds: StageKinds, trained: bool) -> Array:
-        """Count the parameter elements of each kind of stage, with copies of tied parameters.
+        """Count the parameter elements of each distinct stage, with copies of tied parameters.
 
         Parameters
         ----------
@@ -240,7 +240,7 @@ class Layouts:
         return np.asarray(seconds.reshape(whole).max(axis=0))
 
     def exchanged(self, operation: str, layouts: Sequence[int], groups: Count, sizes: Array) -> Array:
-        """Return the time of one collective of some layouts, including broadcasts by owners of whole tensors.
+        """Return the time of one collective for some layouts, with broadcasts by the owners of whole tensors.
 
         There are as many broadcasts as owners, or as tensors if these are fewer. A reduction to the owners takes the
         same time.
@@ -281,7 +281,7 @@ class Layouts:
         )
 
     def groups(self, layouts: Sequence[int], axes: Sequence[Axes], copies: int = 1) -> Count:
-        """Return strides and ranks of the groups over some axes, for each of some layouts.
+        """Return rank strides and sizes of the communication groups over some mesh axes, per layout.
 
         Parameters
         ----------
@@ -339,7 +339,7 @@ class Layouts:
         seconds[1] = holdings @ self._exchanged_elements(copies, content) * width
         return seconds
 
-    def _priced_together(self, copies: int, content: Sent, zero: int) -> list[OwedCollectives]:
+    def _priced_together(self, copies: int, content: Sent, zero: int) -> list[RequiredCollectives]:
         cells: dict[str, list[tuple[int, Axes, Array]]] = {}
         for layout, shares in enumerate(self._shares(copies, content)):
             for axes, elements in shares.items():
@@ -350,7 +350,7 @@ class Layouts:
         for operation, members in cells.items():
             layouts, groups = [cell[0] for cell in members], [cell[1] for cell in members]
             elements = np.array([cell[2] for cell in members]).T
-            owed.append(OwedCollectives(operation, layouts, self.groups(layouts, groups, copies), elements))
+            owed.append(RequiredCollectives(operation, layouts, self.groups(layouts, groups, copies), elements))
         return owed
 
     def operations(
@@ -393,7 +393,7 @@ class Layouts:
         return (("broadcast" if owned else "all_gather", axes, elements),)
 
     def gradient(self, layout: int, axes: Axes) -> SummedGradient:
-        """Describe the gradient of a layout's ranks per element, for compression methods.
+        """Return the gradient statistics of a layout's ranks per element, for compression methods.
 
         Parameters
         ----------
@@ -412,10 +412,10 @@ class Layouts:
         inside = min(ranks, max(1, self.backend.system.devices_per_node // stride))
         key = "gradient", id(program), ranks, inside
         width = self.backend.formats.summed
-        return self.shared.once(key, lambda: unit_gradient(program, float(ranks), width, float(inside)))
+        return self.shared.once(key, lambda: gradient_per_element(program, float(ranks), width, float(inside)))
 
     def coding(self, kinds: StageKinds) -> Array:
-        """Return the time in which each kind of stage compresses and decompresses its gradients.
+        """Return the time in which each distinct stage compresses and decompresses its gradients.
 
         Parameters
         ----------
@@ -442,7 +442,7 @@ class Layouts:
         return np.stack(columns, axis=1)
 
     def _coding_state(self, kinds: StageKinds) -> Array:
-        """Return the state of the compression method on each kind of stage, shape (kinds, layouts) [byte]."""
+        """Return the state of the compression method on each distinct stage, shape (kinds, layouts) [byte]."""
         trained, method = self.elements(kinds, trained=True), self.backend.compression
         if method is None:
             return np.zeros_like(trained)
@@ -482,7 +482,7 @@ class Layouts:
     # sums of gradients, gathers and updates of stages
 
     def exchange(self, assignment: Assignment, zero: int, *, chunks: bool) -> tuple[Array, Array]:
-        """Return time and bytes of the gradient sums of each stage.
+        """Return time and bytes of the data-parallel gradient reduction of each stage.
 
         Parameters
         ----------
@@ -569,7 +569,7 @@ class Layouts:
         return self.backend.fabric.times("all_reduce", strides * distance, np.full(len(sizes), 2), sizes)
 
     def updates(self, kinds: StageKinds, *, sharded: bool) -> Array:
-        """Return the time of the optimizer update of each kind of stage, with clipping.
+        """Return the time of the optimizer update of each distinct stage, with clipping.
 
         Parameters
         ----------
@@ -600,7 +600,7 @@ class Layouts:
         return passes + np.maximum(products, self._longest_product(kinds)) + clipping
 
     def _matrix_sums(self, kinds: StageKinds, value: Callable[[Matrix], float]) -> Array:
-        """Sum a function of weight matrices over each kind of stage, shape (kinds, layouts)."""
+        """Sum a function of weight matrices over each distinct stage, shape (kinds, layouts)."""
         rows = self._stacked(lambda program: np.array([sum(map(value, each.matrices)) for each in program.sections]))
         return sum_per_stage(kinds.holdings[:, : len(rows)], rows)
 
@@ -615,7 +615,7 @@ class Layouts:
         return np.stack([rows[stage[: len(rows)] > 0].max(axis=0, initial=0.0) for stage in kinds.holdings])
 
     def tensors(self, kinds: StageKinds) -> Array:
-        """Count the parameter tensors of each kind of stage.
+        """Count the parameter tensors of each distinct stage.
 
         Parameters
         ----------
@@ -652,7 +652,7 @@ class Layouts:
         return seconds + self.collective("all_reduce", groups, np.full(len(self), NORM_BYTES))
 
     def updated_elements(self, kinds: StageKinds, *, sharded: bool) -> Array:
-        """Count the trained elements of each kind of stage that a rank updates.
+        """Count the trained elements of each distinct stage that a rank updates.
 
         Parameters
         ----------
@@ -672,7 +672,7 @@ class Layouts:
     # memory of states
 
     def sharers(self, kinds: StageKinds) -> Array:
-        """Return the number of ranks that shard the states of each kind of stage, averaged over its parameters.
+        """Return the number of ranks that shard the states of each distinct stage, averaged over its parameters.
 
         Parameters
         ----------
@@ -688,7 +688,7 @@ class Layouts:
 
     def _sharers(self, kinds: StageKinds) -> Array:
         owned = np.zeros((len(kinds), len(self)))
-        for copies in distinct(kinds.copies.astype(int)):
+        for copies in distinct_values(kinds.copies.astype(int)):
             same_copies = np.flatnonzero(kinds.copies[:, 0] == copies)
             owned[same_copies] = kinds.holdings[same_copies] @ self._owned_elements(copies)
         return sharing_ranks(self.elements(kinds, trained=True), owned, self.shards * kinds.copies)
@@ -705,7 +705,7 @@ class Layouts:
         return np.stack(columns, axis=1)
 
     def states(self, kinds: StageKinds, zero: int, stages: int, *, overlapped: bool) -> tuple[StateMemory, Array]:
-        """Return the bytes of the states of each kind of stage.
+        """Return the bytes of the states of each distinct stage.
 
         Parameters
         ----------
@@ -763,7 +763,7 @@ class Layouts:
         return whole, np.zeros_like(whole.parameters)
 
     def _root_gathered(self, kinds: StageKinds) -> Array:
-        """Count the elements that FSDP2 has gathered at a time in each kind of stage, shape (kinds, layouts).
+        """Count the elements that FSDP2 has gathered at a time in each distinct stage, shape (kinds, layouts).
 
         They are the layers outside repeated blocks and two blocks, and the flat buffers of the larger of these, from
         which they were copied.
@@ -777,7 +777,7 @@ class Layouts:
         return np.asarray(outside + blocks + np.maximum(outside, blocks))
 
     def _largest(self, kinds: StageKinds) -> Array:
-        """Count the elements of the largest section of each kind of stage, with tied parameters, (kinds, layouts)."""
+        """Count the elements of the largest section of each distinct stage, with tied parameters, (kinds, layouts)."""
         ties, elements = self.programs[0].ties, self.parameters(trained=False)
         count = len(elements) - len(ties)
         rows = []

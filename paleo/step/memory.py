@@ -21,7 +21,7 @@ import numpy.typing as npt
 from paleo.errors import PlanError, SpecError, near
 from paleo.operations.base import Kernel, flat_pass
 from paleo.parallel.placement import BATCH_AXES, Axes
-from paleo.units import listed
+from paleo.units import comma_separated
 
 if TYPE_CHECKING:
     from paleo.lowering.policies import Chunk
@@ -65,7 +65,7 @@ def placed_layers(sections: int, pieces: Sequence[Chunk], places: Sequence[Seque
 
 
 def tied_copies(layers: Array, ties: Sequence[TiedParameter]) -> Array:
-    """Find the stages that hold a copy of a tied parameter because its owner is on another stage.
+    """Return a mask of the stages that copy a tied parameter whose owner is on another stage.
 
     Parameters
     ----------
@@ -88,8 +88,8 @@ def tied_copies(layers: Array, ties: Sequence[TiedParameter]) -> Array:
     return copies
 
 
-def holdings(placed: Array, ties: Sequence[TiedParameter]) -> Array:
-    """Count the parameter holders in each chunk of each stage: layers of each section, then copies of tied parameters.
+def parameter_holder_counts(placed: Array, ties: Sequence[TiedParameter]) -> Array:
+    """Count layers of each section, then tied-parameter copies, in each chunk of each stage.
 
     Copies belong to the last chunk.
 
@@ -111,7 +111,7 @@ def holdings(placed: Array, ties: Sequence[TiedParameter]) -> Array:
 
 
 def tied_pairs(ties: Sequence[TiedParameter], layers: Array) -> list[tuple[int, int, int]]:
-    """List the copies of trained tied parameters.
+    """List the pairs of stages that share a trained tied parameter.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def layer_parameters(layers: Array, ties: Sequence[TiedParameter]) -> Array:
 
 
 class StageKinds:
-    """Distinct holdings of stages or chunks, so that each is computed once.
+    """Distinct stages (or model chunks) by the layers that they hold, so that each is computed once.
 
     There are few kinds even with many stages. `add` extends them, so call it for all holdings before computing.
     """
@@ -167,12 +167,12 @@ class StageKinds:
         self._rows: list[Array] = []
 
     def add(self, holdings: Array, copies: int) -> Index:
-        """Return the kinds of some holdings, and record new kinds.
+        """Return the index of the distinct row that equals each given row, and record new rows.
 
         Parameters
         ----------
         holdings : ndarray, shape (..., sections and ties)
-            Layers and copies, as `holdings` returns them.
+            Layers and copies, as `parameter_holder_counts` returns them.
         copies : int
             Copies of the network on the pipeline.
 
@@ -196,18 +196,18 @@ class StageKinds:
 
     @property
     def holdings(self) -> Array:
-        """Layers and copies of tied parameters of each kind, shape (kinds, sections and ties)."""
+        """Layers and tied-parameter copies of each distinct stage, shape (kinds, sections and ties)."""
         return np.array(self._rows)[:, :-1]
 
     @property
     def copies(self) -> Array:
-        """Copies of the network, (kinds, 1)."""
+        """Replicas of the network in the pipeline (2 for DualPipe and Chimera), shape (kinds, 1)."""
         return np.array(self._rows)[:, -1:]
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentKinds:
-    """Kinds of whole stages, and kinds of their chunks."""
+    """Distinct stages, and distinct model chunks; equal ones are priced once."""
 
     stages: StageKinds
     chunks: StageKinds
@@ -215,7 +215,7 @@ class AssignmentKinds:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Pieces of a network on pipeline stages: ``chunks`` pieces of each of its ``copies`` on every stage.
+    """Assignment of model chunks to pipeline stages: ``chunks`` of each of ``copies`` replicas on every stage.
 
     ``placed`` are the layers of each section, shape (stages, chunks, sections); ``layers`` the same of whole stages,
     shape (stages, sections). ``stage_kind`` has the shape (stages,), ``chunk_kind`` (stages, chunks). ``sends`` is the
@@ -243,7 +243,7 @@ class Assignment:
         ties: Sequence[TiedParameter],
         kinds: AssignmentKinds,
     ) -> Assignment:
-        """Place the pieces of a network on pipeline stages.
+        """Assign the model chunks of a network to pipeline stages, by a schedule.
 
         Parameters
         ----------
@@ -267,7 +267,7 @@ class Assignment:
         """
         sections = 1 + max(section for piece in pieces for section, _ in piece)
         places = schedule.pieces(stages, chunks) if stages > 1 else ((0,),)
-        copies = schedule.copies if stages > 1 else 1
+        copies = schedule.replicas if stages > 1 else 1
         placed = placed_layers(sections, pieces, places)
         layers = np.asarray(placed.sum(axis=1))
         sends = np.zeros((stages, sections))
@@ -275,20 +275,20 @@ class Assignment:
             for stage, sent in enumerate(schedule.sends_output(stages, chunks)):
                 for piece, leaves in zip(places[stage], sent, strict=True):
                     sends[stage, pieces[piece][-1][0]] += leaves / copies
-        stage_kind = kinds.stages.add(holdings(layers[:, None], ties)[:, 0], copies)
-        chunk_kind = kinds.chunks.add(holdings(placed, ties), copies)
+        stage_kind = kinds.stages.add(parameter_holder_counts(layers[:, None], ties)[:, 0], copies)
+        chunk_kind = kinds.chunks.add(parameter_holder_counts(placed, ties), copies)
         return cls(tuple(pieces), chunks, copies, placed, layers, sends, kinds, stage_kind, chunk_kind)
 
     @property
     def stages(self) -> int:
-        """Stages of the pipeline."""
+        """Number of pipeline stages."""
         return len(self.stage_kind)
 
     @property
     def computed(self) -> Array:
         """Layers of each section that a stage computes for a microbatch, shape (stages, sections).
 
-        With several copies of the network this is the mean over them.
+        With several replicas of the network (bidirectional schedules) this is their mean.
         """
         return self.layers / self.copies
 
@@ -304,7 +304,7 @@ class Assignment:
 
 
 def live_microbatches(schedule: Schedule, stages: int, microbatches: Numeric, chunks: int) -> Array:
-    """Return how many microbatches have activations alive at once, for each piece of the network on a stage.
+    """Count the microbatches whose activations are alive at once, for each model chunk of a stage.
 
     Parameters
     ----------
@@ -359,7 +359,7 @@ def state_memory(
     deferred: bool = False,
     flat_copies: tuple[float, float] = (0.0, 0.0),
 ) -> StateMemory:
-    """Return the bytes of parameters, gradients and optimizer states on each stage.
+    """Return the memory of parameters, gradients and optimizer states on each stage.
 
     Parameters
     ----------
@@ -459,7 +459,7 @@ def with_update_temporaries(work: Array, states: StateMemory, activations: Array
 
 
 def total_memory(states: StateMemory, activations: Array, work: Numeric) -> Array:
-    """Sum all parts of the memory of each stage.
+    """Sum all parts of the memory of each stage [byte].
 
     Parameters
     ----------
@@ -560,7 +560,7 @@ class Footprint:
 
     @property
     def parts(self) -> dict[str, float]:
-        """The bytes by part; they add up to the total."""
+        """Memory of each part (parameters, gradients, …) [byte]; the parts sum to the total."""
         return {name: getattr(self, name) for name in PARTS}
 
     @property
@@ -740,7 +740,7 @@ def offload_of(text: str, system: System, rates: Rates | None = None, layers: in
     PlanError
         If one part cannot be offloaded without another.
     """
-    names = listed(text)
+    names = comma_separated(text)
     if layers is not None and "activations" not in names:
         problem = f"counts layers whose activations go to host memory, but offload is {text!r}"
         raise PlanError(f"offload.layers: {problem}; use activations")
@@ -865,7 +865,7 @@ def _exposed(seconds: Numeric, hidden_by: Numeric) -> Array:
 def divide_offloaded(
     states: StateMemory, offload: Offload, largest: Numeric, formats: Precision
 ) -> tuple[StateMemory, Array]:
-    """Divide states between the device and host memory.
+    """Split parameters, gradients and optimizer states between device and host memory.
 
     Two sections of offloaded parameters are on the device at once.
 

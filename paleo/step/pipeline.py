@@ -310,7 +310,7 @@ def chunk_sends(batch: Batch) -> Array:
 
 
 def pipeline_ends(batch: Batch) -> Array:
-    """Return when each stage has ended its passes.
+    """Return the time at which each stage ends its last pass [s].
 
     Parameters
     ----------
@@ -339,7 +339,7 @@ def _pipeline_ends(batch: Batch) -> Array:
 
 
 def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sharded: bool) -> Array:
-    """Return the time of one layer iteration of each section, by which a network is cut into stages.
+    """Return the time of one layer of each section, for balancing the cut into pipeline stages.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ Index = npt.NDArray[np.intp]
 
 
 def collectives(program: Program) -> Iterator[tuple[int, Transfer]]:
-    """List the collectives of all layers of a program.
+    """List the collectives of all sections (runs of layers) of a program, with the section's index.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def collectives(program: Program) -> Iterator[tuple[int, Transfer]]:
 def transfer_seconds(
     fabric: Fabric, programs: Sequence[tuple[Mesh, Program]], payloads: Sequence[Array]
 ) -> list[Array]:
-    """Return the time of the collectives of several programs, with one call of the fabric per kind of collective.
+    """Return the time of each collective of several programs.
 
     The host time of the calls is counted with the kernels.
 
@@ -95,7 +95,7 @@ def transfer_seconds(
 
 @dataclass(frozen=True, slots=True)
 class SectionCosts:
-    """Costs of one layer iteration of each section without recomputation, shape (sections, …), in seconds and bytes.
+    """Time [s] and memory [byte] of one layer of each section without recomputation, shape (sections, …).
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ class SectionCosts:
     workspace_bytes: Array
 
     def at(self, sections: Sequence[int]) -> SectionCosts:
-        """Select some sections, which may repeat.
+        """Select some sections (runs of layers) by index; an index may repeat.
 
         Parameters
         ----------
@@ -157,7 +157,7 @@ class SectionCosts:
         return SectionCosts(self.repeat[rows], **figures, limits=self.limits[:, :, rows])
 
     def of(self, configurations: Index) -> SectionCosts:
-        """Return the same times of some configurations.
+        """Select some configurations by index, along the last axis.
 
         Parameters
         ----------
@@ -210,21 +210,21 @@ class LayerTimes:
 
     @property
     def forwards(self) -> Array:
-        """Time of a forward iteration with its exposed collectives [s]."""
+        """Forward time of one layer with its exposed collectives, shape (sections, …) [s]."""
         return self.forward + self.forward_transfers
 
     @property
     def backwards(self) -> Array:
-        """Time of a backward iteration of inputs with its exposed collectives, without weight gradients [s]."""
+        """Backward time of one layer (input gradients only) with exposed collectives, shape (sections, …) [s]."""
         return self.backward + self.backward_transfers
 
     @property
     def iteration(self) -> Array:
-        """Time of one iteration, forward and backward [s]."""
+        """Forward plus backward time of one layer, shape (sections, …) [s]."""
         return self.forwards + self.backwards + self.weights
 
     def of(self, configurations: Index) -> LayerTimes:
-        """Return the same times of some configurations.
+        """Select some configurations by index, along the last axis.
 
         Parameters
         ----------
@@ -401,7 +401,7 @@ def section_costs(
     call: float = 0.0,
     waiting_power: float = AHEAD,
 ) -> SectionCosts:
-    """Sum kernels and collectives to the costs of one layer iteration of each section.
+    """Sum kernels and collectives to the time and memory of one layer of each section.
 
     A pass of a section takes the `host_paced_time` of all its kernels and collectives together. Time spent waiting for
     the host counts as kernel time.
@@ -569,7 +569,7 @@ def host_paced_time(
 
 
 def section_values(program: Program, name: str) -> Array:
-    """Return a field of every section of a program as an array.
+    """Return one field of every section (run of layers) of a program, shape (sections,).
 
     Parameters
     ----------
@@ -587,7 +587,7 @@ def section_values(program: Program, name: str) -> Array:
 
 
 def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
-    """Compute the times of layer iterations under recompute policies: none, selective, or full.
+    """Compute the layer times under each recompute policy: none, selective or full.
 
     A group of layers saves one input; when it is recomputed, all its activations exist at once.
 
@@ -660,7 +660,7 @@ def with_unpaired_share(times: LayerTimes, alone: Array) -> LayerTimes:
 def with_contention(
     times: LayerTimes, gathers: Array, gradients: Array, overlap: Overlap, regathers: Array | None = None
 ) -> LayerTimes:
-    """Slow down iterations by the collectives that overlap with them.
+    """Add to layer times the slowdown by collectives that run beside the computation.
 
     An iteration loses ``overlap.contention`` seconds per second of overlap, but no more than without any overlap.
 
@@ -701,7 +701,7 @@ def _lost(computing: Array, travelling: Array, overlap: Overlap) -> Array:
 
 
 def sum_per_stage(layers: Array, figures: Array) -> Array:
-    """Sum values of sections over the layers of each stage.
+    """Sum a value per layer of each section over the layers of each pipeline stage.
 
     Parameters
     ----------

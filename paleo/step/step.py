@@ -91,7 +91,7 @@ class StepArrays:
 
     @cached_property
     def stage_memory(self) -> StageMemory:
-        """Memory of each stage by part."""
+        """Memory of each pipeline stage by part (states, activations, workspace, …) [byte]."""
         return stage_memory(self.batch)
 
     @cached_property
@@ -253,7 +253,7 @@ def _communication_after_passes(batch: Batch, stage: Index) -> _Communication:
 
 
 def stage_memory(batch: Batch) -> StageMemory:
-    """Return the memory of each stage by part.
+    """Return the memory of each pipeline stage by part, arrays of shape (stages, configurations).
 
     Parameters
     ----------
@@ -281,7 +281,7 @@ def stage_memory(batch: Batch) -> StageMemory:
 
 
 def memory_total(batch: Batch) -> Array:
-    """Return the memory of the fullest stage.
+    """Return the memory of the fullest pipeline stage, shape (configurations,).
 
     Parameters
     ----------
@@ -351,7 +351,7 @@ def _sent_outputs(batch: Batch) -> Array:
 
 
 class PricedProgram(NamedTuple):
-    """One rank's lowered program with pipeline pieces, kernel times and section costs of shape (sections, 1)."""
+    """One rank's program with its model chunks, kernel times, and section costs of shape (sections, 1)."""
 
     program: Program
     pieces: list[Chunk]
@@ -360,7 +360,7 @@ class PricedProgram(NamedTuple):
 
 
 def price_program(program: Program, layout: Plan, backend: Backend) -> PricedProgram:
-    """Price the kernels and collectives of a program and cut it into pipeline pieces.
+    """Price the kernels and collectives of a program and cut it into model chunks.
 
     Layers that are recomputed differently become separate sections.
 
@@ -400,7 +400,7 @@ def price_program(program: Program, layout: Plan, backend: Backend) -> PricedPro
 
 
 def single_batch(program: PricedProgram, layout: Plan, backend: Backend, arriving: InputPipeline | None) -> Batch:
-    """Return one configuration as a batch.
+    """Build a batch that holds a single configuration.
 
     Parameters
     ----------

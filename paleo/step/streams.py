@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.schedules.base import Numeric, Passes, distinct
+from paleo.schedules.base import Numeric, Passes, distinct_values
 from paleo.step.exchange import bucket_count, exposed_gather, exposed_sends, sends_in_order
 from paleo.step.memory import SUM_BYTES, Assignment, host_update
 from paleo.step.section_times import LayerTimes, section_values, sum_per_stage, with_contention
@@ -53,7 +53,7 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class LayerIteration:
-    """``count`` consecutive iterations of a section in one direction.
+    """``count`` consecutive equal layers (of one section) in one direction, forward or backward.
 
     ``gathers`` is True if they wait for the section's parameters. ``buckets`` are axes and bytes of the gradients sent
     after them.
@@ -209,13 +209,13 @@ class StreamSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Contended:
-    """Times of iterations of the last and of earlier microbatches, slowed down by overlapping collectives."""
+    """Layer times of the last and of earlier microbatches, slowed down by overlapping collectives."""
 
     last: LayerTimes
     earlier: LayerTimes
 
-    def eased(self, free: LayerTimes, share: Array) -> Contended:
-        """Reduce the slowdown of the iterations to a share of it.
+    def with_slowdown_share(self, free: LayerTimes, share: Array) -> Contended:
+        """Return the layer times with only a share (0 to 1) of the slowdown.
 
         Parameters
         ----------
@@ -239,7 +239,7 @@ class Contended:
 
 
 def buckets_of(batch: Batch, layout: int = 0) -> Buckets:
-    """Return the settings of the exchange of gradients and parameters of one layout.
+    """Return bucket size, overlap and sharding of one layout's gradient exchange.
 
     Parameters
     ----------
@@ -275,7 +275,7 @@ def stream_seconds(batch: Batch) -> StreamSeconds:
 
 def _stream_seconds(batch: Batch) -> StreamSeconds:
     orders: dict[Shape, list[tuple[int, Order]]] = {}
-    for layout in distinct(batch.cases.layout):
+    for layout in distinct_values(batch.cases.layout):
         shape, order = _order(batch.layouts, layout, buckets_of(batch, layout))
         orders.setdefault(shape, []).append((layout, order))
     seconds = StreamSeconds(*np.zeros((3, len(batch))))
@@ -336,7 +336,7 @@ def _stream_ends(
         free = ends(Contended(*(batch.times.of(cases),) * 2))
         over = (end > limit) & (end > free)
         share = np.clip(np.divide(limit - free, end - free, out=share, where=over), 0.0, 1.0)
-        end = ends(times.eased(batch.times.of(cases), share))
+        end = ends(times.with_slowdown_share(batch.times.of(cases), share))
     return end, np.broadcast_to(travelling * (count if buckets.scattered else 1.0), end.shape), share
 
 
@@ -377,13 +377,13 @@ def contended_times(batch: Batch, cases: Index) -> Contended:
     layout = batch.cases.layout[cases]
     gathers = section_gathers(batch.layouts)[:, layout] if batch.sharded else np.zeros((1, 1))
     again = section_gathers(batch.layouts, "again")[:, layout] if batch.sharded else gathers
-    sums = section_exchanges(batch.layouts, batch.zero)[:, layout] if batch.overlapped else np.zeros((1, 1))
+    sums = layer_gradient_exchange_times(batch.layouts, batch.zero)[:, layout] if batch.overlapped else np.zeros((1, 1))
     slower = with_contention(times, gathers, sums, overlap, again)
     return Contended(slower, slower if batch.scattered else times)
 
 
 def bucket_seconds(batch: Batch, members: Sequence[tuple[int, Order]]) -> Array:
-    """Return the time of the buckets sent after each iteration.
+    """Return the time of the gradient buckets that are sent after each layer of the backward pass.
 
     Parameters
     ----------
@@ -414,8 +414,8 @@ def bucket_seconds(batch: Batch, members: Sequence[tuple[int, Order]]) -> Array:
     return _summed(batch.layouts, batch.zero, cells, (len(members[0][1]), len(members)))
 
 
-def section_exchanges(layouts: Layouts, zero: int) -> Array:
-    """Return the time of the gradient exchange of one layer of each section.
+def layer_gradient_exchange_times(layouts: Layouts, zero: int) -> Array:
+    """Return the gradient-exchange time of one layer of each section (run of equal layers).
 
     Parameters
     ----------
@@ -478,7 +478,7 @@ def _summed(layouts: Layouts, zero: int, cells: Sequence[_Cell], shape: tuple[in
 
 
 def section_gathers(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
-    """Return the time to gather the parameters of one layer of each section.
+    """Return the parameter all-gather time of one layer of each section (run of equal layers).
 
     Parameters
     ----------
@@ -497,7 +497,7 @@ def section_gathers(layouts: Layouts, content: Literal["all", "again"] = "all") 
 
 
 def section_gather_traffic(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
-    """Return time and bytes of the gather of one layer of each section.
+    """Return time and bytes of the parameter all-gather of one layer of each section.
 
     Parameters
     ----------
@@ -711,7 +711,7 @@ def _host_updates(batch: Batch) -> Array:
 
 
 def batch_tails(batch: Batch, *, summed: bool = True) -> AfterBackward:
-    """Return the times after the last backward pass of a batch.
+    """Return the communication and update times after the last backward pass, per configuration.
 
     Scattered gradients were sent with every microbatch; only those of tied parameters follow.
 

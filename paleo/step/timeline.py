@@ -196,7 +196,9 @@ _GATHERS: dict[Direction, Literal["all", "again"]] = {"forward": "all", "backwar
 def _streams(batch: Batch, program: Program) -> Timeline:
     """Build the timeline of a step without a pipeline."""
     buckets = buckets_of(batch)
-    times = contended_times(batch, _FIRST).eased(batch.times.of(_FIRST), stream_seconds(batch).share[_FIRST])
+    times = contended_times(batch, _FIRST).with_slowdown_share(
+        batch.times.of(_FIRST), stream_seconds(batch).share[_FIRST]
+    )
     no_gather = (0.0, 0.0)
     gathers = {
         direction: section_gather_traffic(batch.layouts, content)[:, :, 0].T.tolist()

@@ -168,7 +168,7 @@ class Noise:
 
     @property
     def any(self) -> bool:
-        """True if ranks differ."""
+        """True if step times vary between ranks at all."""
         return bool(self.persistent or self.independent.any())
 
 

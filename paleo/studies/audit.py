@@ -32,7 +32,7 @@ from paleo.predict import Prediction, predict
 from paleo.specs.software import load_software
 from paleo.studies.collective import CollectiveStudy, collective
 from paleo.studies.what_if import HARDWARE_PARAMETERS
-from paleo.units import MEBIBYTE, counted
+from paleo.units import MEBIBYTE, with_noun
 
 if TYPE_CHECKING:
     from paleo.logs.base import CollectiveLog, Log, StepRecord
@@ -99,8 +99,8 @@ class Audit:
     late: float = 0.0
 
     @property
-    def astray(self) -> tuple[str, ...]:
-        """Quantities of the log outside the spread of the prediction (for the step time, outside its interval)."""
+    def outlying_quantities(self) -> tuple[str, ...]:
+        """Names of logged quantities that lie outside the prediction's 90 % interval or usual error."""
         low, high = self.expected.interval
         step = () if low <= self.measured["step"] <= high else ("step",)
         others = [name for name in self.measured if name != "step"]
@@ -109,7 +109,7 @@ class Audit:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Signs that the steps of the log do not belong to one sound run."""
+        """Signs that the logged steps mix several runs or settings, one sentence each."""
         late = f"{self.late:.0%} of the steps take more than {_LATE_STEP:g} times as long as the median"
         return (*self.log.remarks, *([late] if self.late > _MANY_LATE else []))
 
@@ -122,7 +122,7 @@ class Audit:
         """Assumptions of the comparison, such as the batch of a log with tokens per second only."""
         plan, notes = self.expected.plan, list(self.doubts)
         if all(record.seconds is None for record in self.log.steps):
-            size = f"{counted(plan.global_batch, 'sample')} of {self.expected.graph.tokens_per_sample:,.0f} tokens"
+            size = f"{with_noun(plan.global_batch, 'sample')} of {self.expected.graph.tokens_per_sample:,.0f} tokens"
             notes.append(f"the log states tokens a second alone: a step is taken to hold {size}, as stated or usual")
         if not self.expected.memory.fits:
             notes.append("the predicted run does not fit into memory: its batch, splits or recomputation may be others")
@@ -444,10 +444,10 @@ class CollectiveAudit:
 
     @property
     def verdict(self) -> str:
-        """The verdict in one sentence."""
+        """Whether the measured collectives are as predicted, and the likely fault, in one sentence."""
         subject = f"{self.study.operation} over {self.study.ranks} GPUs of {self.study.system.name}"
         if self.log.ranks is not None and self.log.ranks != self.study.ranks:
-            return f"{subject}: the log is of {counted(self.log.ranks, 'rank')}; state --gpus {self.log.ranks}."
+            return f"{subject}: the log is of {with_noun(self.log.ranks, 'rank')}; state --gpus {self.log.ranks}."
         if self.log.runs > 1:
             return f"{subject}: the log holds {self.log.runs} runs; state one alone."
         if not self.faults:

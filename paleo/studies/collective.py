@@ -18,7 +18,7 @@ from paleo.errors import PlanError, SpecError
 from paleo.pricing.communication import Crossover, Fabric, Nccl, calibrated_families, collective_sources, crossovers
 from paleo.pricing.communication import prices as policy_prices
 from paleo.pricing.links.alpha_beta import bus_factor
-from paleo.pricing.store import constants
+from paleo.pricing.store import constant_rates
 from paleo.specs.calibration import calibration_file
 from paleo.specs.system import Span, System, loaded_system
 from paleo.step.exchange import gathered_shares, gradient_shares
@@ -41,7 +41,7 @@ _BEYOND = 16.0
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmRow:
-    """One algorithm of a collective, with its time and bandwidth.
+    """Time [s] and bandwidth [byte/s] of one collective algorithm.
 
     It has the ratio to the lower bound and the number of consecutive messages (``steps``).
 
@@ -62,7 +62,7 @@ class AlgorithmRow:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveStudy:
-    """Every algorithm of one operation over one group of a system."""
+    """Comparison of all algorithms of one collective operation over one group of a system."""
 
     operation: str
     payload_bytes: float
@@ -77,7 +77,7 @@ class CollectiveStudy:
 
     @property
     def system(self) -> System:
-        """The system whose links carry it."""
+        """System whose links carry the collective."""
         return self.fabric.system
 
     @property
@@ -86,14 +86,14 @@ class CollectiveStudy:
         return next(row for row in self.rows if row.automatic)
 
     @property
-    def chooser(self) -> str:
-        """Who chooses the algorithm: NCCL, or nobody under constant rates, where the fastest is taken."""
+    def algorithm_selector(self) -> str:
+        """Library that chooses the algorithm: ``NCCL``, or empty under constant rates (the fastest one runs)."""
         return "NCCL" if isinstance(self.fabric.policy, Nccl) else ""
 
     @property
-    def passed_over(self) -> list[AlgorithmRow]:
+    def faster_unchosen(self) -> list[AlgorithmRow]:
         """Algorithms faster than the library's choice: the fastest that it has, and the fastest that it has not."""
-        if not self.chooser:
+        if not self.algorithm_selector:
             return []
         beating = [row for row in self.rows if row.time * (1.0 + _NOTABLE) < self.best.time]
         groups = ([row for row in beating if row.candidate is candidate] for candidate in (True, False))
@@ -161,7 +161,7 @@ def collective(
     ranks, system = int(ranks), loaded_system(system)
     if not system.levels:
         raise PlanError(f"system {system.name} is one device alone; {operation} over {ranks} ranks needs links")
-    constant = constants(system.device.kind, calibration)
+    constant = constant_rates(system.device.kind, calibration)
     measured = calibration_file(calibration) if constant is None and calibration != "auto" else None
     if measured is not None and measured.subject == INTERVALS:
         raise SpecError(

@@ -29,7 +29,7 @@ from paleo.pricing.power import BOARD, LEAST_SHARE, PICO, PowerParameters, clock
 from paleo.pricing.store import STEP_STACKS, SourcedParameters, lookup
 from paleo.specs.device import Price
 from paleo.specs.loading import Spec, plain_numbers, validate
-from paleo.specs.prices import Billed, Term, billed, nodes_of, purchase_quote, rented, term_named
+from paleo.specs.prices import BilledDevices, Term, billed_devices, machine_rent, nodes_of, purchase_quote, term_named
 from paleo.specs.system import load_system
 from paleo.step.waiting import normal_quantile
 from paleo.studies.exchange import step_seconds
@@ -45,8 +45,8 @@ from paleo.units import (
     Quantity,
     Seconds,
     Watts,
-    counted,
     parse,
+    with_noun,
 )
 
 if TYPE_CHECKING:
@@ -177,23 +177,23 @@ class Power:
 
     @property
     def busy_share(self) -> float:
-        """Share of the step in which a kernel runs."""
+        """Share (0 to 1) of the step in which a kernel runs."""
         return min(1.0, float(self.seconds.sum()) / self.step)
 
     @property
     def running(self) -> float:
-        """Average while kernels run: of each, never more than the limit."""
+        """Mean power while kernels run, each capped at the power limit [W]."""
         total = float(self.seconds.sum())
         return float((np.minimum(self.demand, self.cap) * self.seconds).sum()) / total if total else self.idle
 
     @property
     def average(self) -> float:
-        """Average over the step."""
+        """Mean power over the step [W]."""
         return self.idle + self.busy_share * (self.running - self.idle)
 
     @property
     def dynamic(self) -> float:
-        """Joules of a step above idling, if no limit were."""
+        """Energy of a step above idle power, without a power limit [J]."""
         return float(((self.demand - self.idle) * self.seconds).sum())
 
     def capped(self, limit: float, least_voltage_clock: float) -> Power:
@@ -340,7 +340,7 @@ def _kernels(prediction: Prediction) -> _Kernels:
 
 
 def energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | None:
-    """Return the energy of a run on all its GPUs, with hosts and building as far as the tariff has them.
+    """Return the energy of a run on all GPUs, including hosts and cooling if the tariff has them.
 
     Parameters
     ----------
@@ -365,7 +365,7 @@ def energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | No
 def _watts_of_all(prediction: Prediction, busy: float, tariff: Tariff) -> float:
     """Compute the watts of all devices that are billed: active ones draw ``busy`` watts, the others idle in their
     nodes."""
-    plan, devices = prediction.plan, billed(prediction.system, prediction.plan.gpus).devices
+    plan, devices = prediction.plan, billed_devices(prediction.system, prediction.plan.gpus).devices
     watts = power(prediction)
     idle = (0.0 if watts is None else watts.idle) * (devices - plan.mesh.size)
     return (busy * plan.mesh.size + idle + (tariff.host_power or 0.0) * devices) * tariff.pue
@@ -456,12 +456,12 @@ def amount(
     if epochs is not None:
         if model.dataset is None:
             raise SpecError(f"epochs: model {model.name} names no data set; state samples (or tokens) instead")
-        return Amount(value * model.dataset.samples, f"{counted(value, 'epoch')} of {model.dataset.name}")
+        return Amount(value * model.dataset.samples, f"{with_noun(value, 'epoch')} of {model.dataset.name}")
     if tokens is not None:
         if tokens_per_sample is None:
             raise SpecError(f"tokens: samples of model {model.name} are not counted in tokens; state samples")
-        return Amount(value / tokens_per_sample, counted(round(value), "token"))
-    return Amount(value, counted(value, "sample"))
+        return Amount(value / tokens_per_sample, with_noun(round(value), "token"))
+    return Amount(value, with_noun(value, "sample"))
 
 
 def _number(name: str, value: HowMany) -> float:
@@ -548,26 +548,26 @@ class Training:
     energy_limit: float | None
     tariff: Tariff
     gpus: int
-    billed: Billed
+    billed: BilledDevices
     goodput: Goodput | None = None
     code_ratio: float = 1.0
     evaluation: float = 0.0
 
     @property
     def billed_words(self) -> str:
-        """The whole units that are paid for, where they hold more than the run uses."""
+        """Whole nodes or racks that are paid for as text; empty if the run uses them fully."""
         if self.billed.devices == self.gpus:
             return ""
         return f"{self.billed.devices} GPUs, as a {self.billed.unit} is billed whole"
 
     @property
     def rent(self) -> float | None:
-        """USD for the use of the machines."""
+        """Rent of the machines [USD]; None if no price is known."""
         return None if self.price_per_s is None else self.price_per_s * self.time
 
     @property
     def electricity(self) -> float | None:
-        """USD for energy, where the tariff has a price of it; the rents of the catalog hold it already."""
+        """Price of the energy [USD]; None if the tariff states none (catalog rents include energy)."""
         stated = self.price is None or self.price.date == "as stated"
         if (self.tariff.rented and not stated) or self.energy is None or self.tariff.electricity is None:
             return None
@@ -575,7 +575,7 @@ class Training:
 
     @property
     def cost(self) -> float | None:
-        """USD in all: rent, electricity or both, whichever has a price."""
+        """Total cost [USD]: rent plus electricity, as far as prices are known; None if none is."""
         parts = [part for part in (self.rent, self.electricity) if part is not None]
         return sum(parts) if parts else None
 
@@ -598,9 +598,9 @@ def training(
 ) -> Training:  # fmt: skip
     """Return time, cost and energy of an amount of training.
 
-    Whole units are paid for (`paleo.specs.prices.billed`), spare nodes too, and each step is a whole step. Under a
-    consistency model a step is what all workers take to see the global batch once. With `long_run`, failures,
-    checkpoints and spare nodes count too.
+    Whole nodes or racks are paid for (`paleo.specs.prices.billed_devices`), spare nodes too, and each step is a whole
+    step. Under a consistency model a step is what all workers take to see the global batch once. With `long_run`,
+    failures, checkpoints and spare nodes count too.
 
     Parameters
     ----------
@@ -653,7 +653,7 @@ def training(
         energy_limit=limit,
         tariff=terms,
         goodput=failing,
-        billed=billed(prediction.system, plan.gpus),
+        billed=billed_devices(prediction.system, plan.gpus),
         gpus=plan.gpus,
         code_ratio=needed.code_ratio,
         evaluation=needed.evaluation,
@@ -697,7 +697,7 @@ def require_amount(long_run: LongRunOptions | None, amount: Amount | None) -> Lo
 
 
 def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float | None, Price | None]:
-    """Return the rent of the whole units that hold some devices.
+    """Return the rent of the whole nodes or racks that hold a number of devices [USD/s].
 
     The tariff's own price comes first, then machines that are bought, then the price in the system's file, then the
     dated price lists (`paleo.specs.prices`). If electricity has a price, a system that nobody offers is taken to be
@@ -722,7 +722,7 @@ def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float
     if stated is not None:
         source = f"{stated * HOUR:.4g} USD an hour for each GPU"
         price = Price.model_construct(rate=stated, date="as stated", source=source)
-        return stated * billed(system, gpus).devices, price
+        return stated * billed_devices(system, gpus).devices, price
     if terms.years is not None:
         # Compute USD per second of machines that are bought: their price spread evenly over their lifetime.
         quote = purchase_quote(system)
@@ -731,8 +731,10 @@ def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float
         rate = quote.value / terms.years
         purchase = f"bought at {quote.value:,.0f} USD for each GPU, written off over {terms.years / YEAR:.3g} years"
         source = f"{purchase}; {quote.price.source}"
-        return rate * billed(system, gpus).devices, quote.price.model_copy(update={"rate": rate, "source": source})
-    offer = rented(system, gpus, terms.term)
+        return rate * billed_devices(system, gpus).devices, quote.price.model_copy(
+            update={"rate": rate, "source": source}
+        )
+    offer = machine_rent(system, gpus, terms.term)
     if offer is None or (terms.electricity is not None and not (offer[2] or terms.market)):
         return None, None
     return offer[0], offer[1]

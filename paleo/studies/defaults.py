@@ -40,7 +40,7 @@ PLAN_FIELDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RunWithDefaults:
-    """Choices for what a question leaves open."""
+    """Run with software and strategy filled in where the user left them open, and the reasons."""
 
     run: Run
     software: str = ""
@@ -57,7 +57,7 @@ class RunWithDefaults:
 
     @property
     def words(self) -> str:
-        """The choices in a line, and how to fix them."""
+        """Automatic choices as one line of text, with the options that would fix them."""
         software = self.software and f"software {self.run.software} ({self.software})"
         strategy = self.strategy and f"the plan ({self.strategy})"
         chosen = " and ".join(filter(None, (software, strategy)))
@@ -146,8 +146,8 @@ def software_for(model: ModelSpec, system: System, run: Run) -> tuple[str, str]:
     return usual_software(model, system, run)
 
 
-def sized(run: Run, gpus: int) -> Run:
-    """Return a run on another number of GPUs that states what it stated before.
+def rescaled_run(run: Run, gpus: int) -> Run:
+    """Return the run on another number of GPUs, with the same explicitly set fields.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def sized(run: Run, gpus: int) -> Run:
 
 
 def is_open(model: ModelSpec, run: Run) -> bool:
-    """Return whether software and plan of a language model are left to the program.
+    """Return True if software and plan of a language model are left open by the user.
 
     Parameters
     ----------
@@ -188,10 +188,12 @@ def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int
         A run whose plan grows by replicas; as stated where it states a plan, or where none fits.
     """
     searched = [
-        count for count in sorted(counts) if is_open(model, sized(run, count)) and run.exchange.consistency == "bsp"
+        count
+        for count in sorted(counts)
+        if is_open(model, rescaled_run(run, count)) and run.exchange.consistency == "bsp"
     ]
     for gpus in searched:
-        choice = with_defaults(model, system, sized(run, gpus))
+        choice = with_defaults(model, system, rescaled_run(run, gpus))
         step = predict(model, system, choice.run)
         if step.memory.fits:
             update: dict[str, object] = {"strategy": without_replicas(choice.run.strategy), "pipeline.cut": None}
@@ -223,7 +225,7 @@ def batch_for(model: ModelSpec, run: Run, tokens: float) -> tuple[int, str]:
 
 
 def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults:
-    """Choose what a run leaves open.
+    """Return the run with the software and plan that it leaves open filled in.
 
     Parameters
     ----------
@@ -281,9 +283,9 @@ def with_one_software(model: ModelSpec, system: System, run: Run, most: int) -> 
     tuple of Run and str
         The run with its software, and the reason, empty where nothing was chosen.
     """
-    if not is_open(model, sized(run, 2)):
+    if not is_open(model, rescaled_run(run, 2)):
         return run, ""
-    software, reason = software_for(model, system, sized(run, most))
+    software, reason = software_for(model, system, rescaled_run(run, most))
     return run.model_copy(update={"software": software}), reason
 
 
@@ -330,7 +332,7 @@ def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDef
     RunWithDefaults
         The run to predict.
     """
-    if run.gpus == 1 and is_open(model, sized(run, 2)):
+    if run.gpus == 1 and is_open(model, rescaled_run(run, 2)):
         run = run.model_copy(update={"strategy": AUTO})
     return with_defaults(model, system, run)
 

@@ -64,18 +64,18 @@ class ConsistencyStudy:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples that all workers see a second."""
+        """Throughput of all workers [samples/s]."""
         return self.prediction.plan.global_batch / self.step_time
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens that all workers see a second; None for models that count none."""
+        """Throughput of all workers [tokens/s]; None for models without tokens."""
         tokens = self.prediction.graph.tokens_per_sample
         return None if tokens is None else tokens * self.samples_per_s
 
     @property
     def slower(self) -> float:
-        """Step time of a worker over that of the synchronous run."""
+        """Step time of a worker, relative to a synchronous run."""
         return self.step_time / self.prediction.step_time
 
     @property
@@ -204,7 +204,7 @@ def _server(prediction: Prediction) -> Server | None:
 
 
 def _has_servers(servers: int | None, model: str) -> bool:
-    """Tell whether workers of a consistency model have parameter servers: asynchronous ones always do, others if the
+    """Return True if workers of a consistency model have parameter servers: asynchronous ones always do, others if the
     run says so."""
     return servers is not None or model == "async"
 
@@ -243,7 +243,7 @@ class CompressionStudy:
 
     @property
     def warm_up(self) -> float:
-        """Share of all steps, the first ones, that go dense."""
+        """Share (0 to 1) of all steps, at the start, that run without compression."""
         return float(getattr(self.method, "warm_up", 0.0))
 
     @property
@@ -403,7 +403,7 @@ class CompressedCollective:
 
     @property
     def rate(self) -> float:
-        """Bytes that a rank sends a second in the collective."""
+        """Rate at which a rank sends in the uncompressed collective [byte/s]."""
         return self.sent / self.time
 
     def pays(self, row: CompressedRow) -> bool:

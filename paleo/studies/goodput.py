@@ -481,12 +481,12 @@ class Goodput:
 
     @property
     def save(self) -> float:
-        """Seconds that training stops for a checkpoint."""
+        """Time for which training stops to save a checkpoint [s]."""
         return self.checkpoints.save
 
     @property
     def restart(self) -> float:
-        """Seconds from a failure to the next new step."""
+        """Time from a failure to the next new step [s]."""
         return self.checkpoints.restart
 
     @property
@@ -496,7 +496,7 @@ class Goodput:
 
     @property
     def failures(self) -> float:
-        """Failures to be expected until the end."""
+        """Expected number of failures until the run ends."""
         return self.finish / self.mtbf if math.isfinite(self.mtbf) else 0.0
 
     @property

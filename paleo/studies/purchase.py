@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from paleo.errors import CapacityError, PaleoError, PlanError, SpecError, near
 from paleo.launch.commands import estimate_command
-from paleo.launch.jobs import before_launch, flags_of
+from paleo.launch.jobs import flags_of, preparation_steps
 from paleo.network.graph import build_graph
 from paleo.parallel.abilities import network_quantities
 from paleo.parallel.placement import without_replicas
@@ -19,7 +19,7 @@ from paleo.parallel.plan import plan
 from paleo.predict import HEADROOM, Prediction, predict
 from paleo.specs.loading import MOST_COUNT
 from paleo.specs.model import ModelSpec
-from paleo.specs.prices import billed
+from paleo.specs.prices import billed_devices
 from paleo.specs.run import Run, updated
 from paleo.specs.system import System
 from paleo.studies.advice import Advice, advise
@@ -96,14 +96,14 @@ class Candidate:
 
     @property
     def step_time(self) -> float | None:
-        """Seconds in which the global batch is seen once; None without a prediction."""
+        """Time for one global batch [s]; None without a prediction."""
         if self.consistency is not None:
             return self.consistency.step_time
         return None if self.prediction is None else self.prediction.step_time
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples that all GPUs see a second; None without a prediction."""
+        """Throughput of all GPUs [samples/s]; None without a prediction."""
         if self.consistency is not None:
             return self.consistency.samples_per_s
         return None if self.prediction is None else self.prediction.samples_per_s
@@ -362,7 +362,7 @@ class Sensitivity:
 
     @property
     def reach(self) -> float:
-        """Largest relative change of the step time."""
+        """Largest relative change of the step time, lower or higher property (0.1: 10 %)."""
         return max(abs(self.lower - 1.0), abs(self.higher - 1.0))
 
 
@@ -623,7 +623,7 @@ class PricedPlan:
 
     @property
     def ratio(self) -> float:
-        """The plan's step time over the leading plan's."""
+        """Step time of the plan, relative to the best plan of its system and GPU count."""
         return self.row.step_time / self.lead.step_time
 
     @property
@@ -647,7 +647,7 @@ class PricedPlan:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of the whole training."""
+        """Duration of the whole training [s]; None without an amount of training."""
         return None if self.lead_training is None else self.lead_training.time * self.ratio
 
     @property
@@ -697,8 +697,8 @@ class PricedPlan:
         return float(f"{value * fastest:.9g}")
 
     @property
-    def roomy(self) -> bool:
-        """True if the plan leaves memory free for fragmentation."""
+    def has_memory_headroom(self) -> bool:
+        """True if the plan leaves enough free memory for allocator fragmentation."""
         return self.row.memory <= (1.0 - HEADROOM) * self.system.device.memory.usable
 
     def meets(self, wish: Requirements) -> bool:
@@ -781,7 +781,7 @@ class PurchasePlans:
         unchanged = first.row.run == first.lead.run
         prediction = first.lead if unchanged else predict(self.model, first.system, first.row.run)
         flags = flags_of(prediction)
-        return flags, before_launch(prediction) if flags else ""
+        return flags, preparation_steps(prediction) if flags else ""
 
 
 #: The software and the choices of a search on a system with so many GPUs.
@@ -849,7 +849,14 @@ def plan_purchase(
     if not tried.searches:
         raise PlanError("; ".join(dict.fromkeys(f"{each.share(gpus)}: {why}" for each, gpus, why in tried.skipped)))
     priced = tried.priced
-    priced.sort(key=lambda plan: (not plan.meets(wish), not plan.row.fits, not plan.roomy, plan.score(wish.objective)))
+    priced.sort(
+        key=lambda plan: (
+            not plan.meets(wish),
+            not plan.row.fits,
+            not plan.has_memory_headroom,
+            plan.score(wish.objective),
+        )
+    )
     batch = priced[0].lead.plan.global_batch
     leading = tuple(_selected_plans(priced, top, top if not largest else None))
     reply = PurchasePlans(model, wish, batch, leading, tuple(tried.searches), tuple(tried.skipped))
@@ -894,11 +901,11 @@ class _Searches:
 
         An order that fails rules out smaller ones whose odd factor is no smaller: rounder counts have faster plans.
         """
-        unit = billed(system, 1).devices
+        unit = billed_devices(system, 1).devices
         high, least, guess = min(_MOST_GPUS, system.capacity or _MOST_GPUS) // unit + 1, 0.0, 1
         layers = int(network_quantities(build_graph(self.model, batch=1, overrides=self.run.model))["layers"])
         left = [size for size in range(1, high) if _shares_evenly(size * unit, layers, self.run.global_batch)]
-        left = [size for size in left if billed(system, size * unit).devices == size * unit]
+        left = [size for size in left if billed_devices(system, size * unit).devices == size * unit]
         for _ in range(_MOST_ORDERS):
             left = [size for size in left if least <= size < high]
             if not left:
@@ -1010,7 +1017,7 @@ def _offload(model: ModelSpec, offers: Sequence[_SystemCounts], run: Run) -> Rem
 
 
 def purchase_verdict(reply: PurchasePlans) -> str:
-    """Write the answer in a sentence, with the commands of what would meet the requirements instead.
+    """Write the answer as a sentence, with commands that would meet unmet requirements.
 
     Parameters
     ----------

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 Side = TypeVar("Side", Generator, Trainer)
 
 
-def splits(gpus: int, least: int) -> list[int]:
-    """Return the numbers of GPUs for the engine that are tried; the trainer gets the others.
+def generator_gpu_counts(gpus: int, least: int) -> list[int]:
+    """Return the GPU counts of the generation engine to try; the trainer gets the others.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def splits(gpus: int, least: int) -> list[int]:
 
     Examples
     --------
-    >>> splits(32, 8)
+    >>> generator_gpu_counts(32, 8)
     [8, 16, 24]
     """
     shares = (gpus * part // whole for part, whole in ((1, 8), (1, 4), (1, 3), (1, 2), (2, 3), (3, 4), (7, 8)))
@@ -101,7 +101,7 @@ class LearningQuestion:
         """Return the GPUs of engine and trainer that are tried with a layout."""
         if self.staleness == 0:
             return iter([(self.gpus, self.gpus)])
-        tried = [self.generators] if self.generators else splits(self.gpus, sharding.gpus)
+        tried = [self.generators] if self.generators else generator_gpu_counts(self.gpus, sharding.gpus)
         return ((first, self.gpus - first) for first in tried if first < self.gpus)
 
     @property
@@ -221,7 +221,7 @@ class LearningStudy:
 
     @property
     def verdict(self) -> str:
-        """Answer in one sentence."""
+        """Time per step, best layout and cost in one sentence."""
         question = self.question
         machine = f"{question.gpus} x {question.system.device.name}"
         if not self.steps:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Literal, get_args
 from paleo.errors import CapacityError, PlanError, SpecError, near
 from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
-from paleo.pricing.links.topology import NetworkShare, NodePlacement, node_placement, placed
+from paleo.pricing.links.topology import NetworkShare, NodePlacement, node_placement, placement_port_share
 from paleo.specs.run import updated
 from paleo.studies.cost import Amount, Training, training
 from paleo.studies.exchange import ConsistencyStudy, consistency_study
 from paleo.studies.goodput import LongRunOptions, goodput_share
-from paleo.units import DAY, HOUR, counted, duration, gibibytes, listed, whole_percent
+from paleo.units import DAY, HOUR, comma_separated, duration, gibibytes, whole_percent, with_noun
 
 if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
@@ -96,12 +96,12 @@ class ScalePoint:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples that all GPUs see a second."""
+        """Throughput of all GPUs [samples/s]."""
         return self.predicted.samples_per_s if self.consistency is None else self.consistency.samples_per_s
 
     @property
     def updates_per_s(self) -> float:
-        """Updates of the model a second; a synchronous step of all workers is one."""
+        """Optimizer updates per second; a synchronous step counts as one."""
         return 1.0 / self.step_time if self.consistency is None else float(self.consistency.cycle.updates_per_s)
 
     @property
@@ -116,7 +116,7 @@ class ScalePoint:
 
     @property
     def predicted(self) -> Prediction:
-        """The prediction of a point that has one."""
+        """Prediction at this GPU count; raises if there is none."""
         if self.prediction is None:
             raise PlanError(f"{self.gpus} gpus: {self.problem}")
         return self.prediction
@@ -286,7 +286,7 @@ def curve_runs(run: Run) -> tuple[Run, ...]:
     >>> [each.fabric.nodes for each in curve_runs(Run(nodes="random"))]
     ['packed', 'random']
     """
-    models, places = listed(run.exchange.consistency), listed(run.fabric.nodes)
+    models, places = comma_separated(run.exchange.consistency), comma_separated(run.fabric.nodes)
     if not models or not places:
         raise SpecError("--consistency and --nodes: expected names, such as bsp,async and packed,random")
     return tuple(
@@ -320,7 +320,7 @@ def _point(model: ModelSpec, system: System, run: Run, count: int, scaling: Scal
     except PlanError as error:
         return ScalePoint(count, None, str(error))
     if chosen.idle and chosen.local_batch == 1:
-        idle = counted(chosen.idle, "GPU")
+        idle = with_noun(chosen.idle, "GPU")
         problem = f"{_NO_SAMPLES}: {chosen.global_batch:,} of them, {idle} idle"
         return ScalePoint(count, prediction, problem, consistency)
     return ScalePoint(count, prediction, consistency=consistency)
@@ -351,9 +351,9 @@ def turnover_sentence(curve: ScaleCurve) -> str:
     best = curve.turnover
     if best is None:
         kept = whole_percent(last.goodput or 0.0)
-        return f"With failures it still gains at {counted(last.gpus, 'GPU')} (goodput {kept})."
+        return f"With failures it still gains at {with_noun(last.gpus, 'GPU')} (goodput {kept})."
     lost = f"goodput {whole_percent(best.goodput or 0.0)} there, {whole_percent(last.goodput or 0.0)} at {last.gpus:,}"
-    return f"With failures it turns over at {counted(best.gpus, 'GPU')}: more of them finish later ({lost})."
+    return f"With failures it turns over at {with_noun(best.gpus, 'GPU')}: more of them finish later ({lost})."
 
 
 def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
@@ -374,7 +374,7 @@ def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
     """
     if not curve.base.runs:
         least = min((point for point in curve.points if point.usable), key=lambda point: point.predicted.memory.total)
-        where = f"at best ({counted(least.gpus, 'GPU')}) {_shortage(least.predicted)}"
+        where = f"at best ({with_noun(least.gpus, 'GPU')}) {_shortage(least.predicted)}"
         return ScalingVerdict(None, f"Does not fit at any of these counts: {where}.", "memory")
     last = curve.base
     for point in curve.points[curve.points.index(last) + 1 :]:
@@ -406,15 +406,15 @@ def placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
         points = [point for point in curve.points if point.usable]
         study = placement_study(points[-1].predicted) if points else None
         if study is not None:
-            sentences.append(f"{curve.nodes} nodes at {counted(points[-1].gpus, 'GPU')}: {study.advice}")
+            sentences.append(f"{curve.nodes} nodes at {with_noun(points[-1].gpus, 'GPU')}: {study.advice}")
     return tuple(sentences)
 
 
 def _pays_up_to(curve: ScaleCurve, last: ScalePoint) -> str:
     """Write the beginning of a verdict, after what the counts below the first that runs need."""
     first, base = curve.points[0], curve.base
-    start = "P" if base is first else f"Runs from {counted(base.gpus, 'GPU')} on ({_reason(first)}); p"
-    return f"{start}ays up to {counted(last.gpus, 'GPU')}"
+    start = "P" if base is first else f"Runs from {with_noun(base.gpus, 'GPU')} on ({_reason(first)}); p"
+    return f"{start}ays up to {with_noun(last.gpus, 'GPU')}"
 
 
 def _reason(point: ScalePoint) -> str:
@@ -462,16 +462,16 @@ def cost_verdict(curve: ScaleCurve) -> str | None:
     if not known:
         return None
     least = min(known, key=lambda entry: (entry[2], entry[0]))
-    start = f"{least[1].amount.words}: cheapest on {counted(least[0], 'GPU')} ({_spent(least[1])})"
+    start = f"{least[1].amount.words}: cheapest on {with_noun(least[0], 'GPU')} ({_spent(least[1])})"
     within = [entry for entry in known if entry[0] >= least[0] and entry[2] <= (1.0 + _DEARER) * least[2]]
     last = max(within, key=lambda entry: entry[0])
     words = [start]
     if last is not least:
         dearer = whole_percent(last[2] / least[2] - 1.0)
-        words.append(f"pays in money up to {counted(last[0], 'GPU')} ({_spent(last[1])}, {dearer} dearer)")
+        words.append(f"pays in money up to {with_noun(last[0], 'GPU')} ({_spent(last[1])}, {dearer} dearer)")
     following = next((entry for entry in known if entry[0] > last[0]), None)
     if following is not None:
-        words.append(f"beyond, {counted(following[0], 'GPU')} {_price_of_time_saved(last[1], following[1])}")
+        words.append(f"beyond, {with_noun(following[0], 'GPU')} {_price_of_time_saved(last[1], following[1])}")
     return "; ".join(words) + "."
 
 
@@ -518,7 +518,7 @@ def _limiting_part(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
     cause = max(parts, key=lambda part: parts[part] - fair[part] * shrinks)
     share, batch = whole_percent(parts[cause] / point.step_time), step.plan.local_batch
     served = {} if point.consistency is None or not point.consistency.served else _server_words(point.consistency)
-    words = {"share": share, "batch": counted(batch, "sample"), "s": "s" if batch == 1 else ""}
+    words = {"share": share, "batch": with_noun(batch, "sample"), "s": "s" if batch == 1 else ""}
     return cause, _WORDS[cause].format(**words, **served)
 
 
@@ -590,12 +590,12 @@ class PlacementStudy:
 
     @property
     def slowdown(self) -> float:
-        """Step time over that of the packed run."""
+        """Step time relative to the run on packed nodes; 1 is no slowdown."""
         return self.prediction.step_time / self.packed.step_time
 
     @property
     def matters(self) -> bool:
-        """True if the step is notably longer."""
+        """True if the placement makes the step notably longer."""
         return self.slowdown > 1.0 + _NOTABLE
 
     @property
@@ -653,7 +653,7 @@ def placement_study(prediction: Prediction) -> PlacementStudy | None:
         return None
     nodes = math.ceil(prediction.plan.gpus / system.devices_per_node)
     packed = prediction.variant(nodes="packed", background=0.0, neighbour=None)
-    return PlacementStudy(prediction, packed, placement, placed(system, nodes, placement), nodes)
+    return PlacementStudy(prediction, packed, placement, placement_port_share(system, nodes, placement), nodes)
 
 
 def _direct_rails_words(share: NetworkShare) -> str:

@@ -32,9 +32,9 @@ from paleo.files import checked_output, csv_cell, exists, is_file, is_folder, wr
 from paleo.predict import Prediction, predict
 from paleo.specs.calibration import load_calibration
 from paleo.specs.catalog import is_path, release
-from paleo.specs.loading import Spec, Text, changed_files, read_yaml, recorded, validate
+from paleo.specs.loading import Spec, Text, changed_files, read_yaml, recorded_file_digests, validate
 from paleo.specs.model import ModelSpec, load_model
-from paleo.specs.prices import billed, rented
+from paleo.specs.prices import billed_devices, machine_rent
 from paleo.specs.run import OLD_NAMES, Run, by_path
 from paleo.specs.software import load_software
 from paleo.specs.system import System, load_system
@@ -58,7 +58,7 @@ _MOST_ROWS = 100_000_000
 
 
 class Study(Spec):
-    """A study file: a run, and the axes that it varies.
+    """Study file (parameter sweep): a run, and the axes that it varies.
 
     ``axes`` are run fields, ``model.NAME``, ``system.PATH`` (such as ``system.device.memory.bandwidth``), amounts or
     prices, each with its values; a value of a system is ``x0.8`` (a factor) or a figure with its unit.
@@ -83,7 +83,7 @@ class Study(Spec):
 
     @property
     def steps(self) -> dict[str, list[Any]]:
-        """Axes that change the step, slowest first."""
+        """Axes that change the predicted step, with their values; the last one varies fastest."""
         changing = {name: values for name, values in self.axes.items() if name not in _ACCOUNTS}
         return {"model": list(self.models), "system": list(self.systems), **changing}
 
@@ -101,7 +101,7 @@ class Study(Spec):
         return self.points * math.prod(len(values) for values in self.accounts.values())
 
     def point(self, index: int) -> _Point:
-        """Return the values of one point; the last axis changes fastest.
+        """Return the axis values of one configuration by index; the last axis changes fastest.
 
         Parameters
         ----------
@@ -121,11 +121,11 @@ class Study(Spec):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the table besides the axes."""
+        """Names of the result columns, without those of the axes."""
         return _FIGURES
 
     def read(self) -> None:
-        """Check every point, and read what workers will read."""
+        """Check every configuration, and load the files that workers will read."""
         for point in _corners(self):
             run = _run_of(self, point)
             load_software(run.software)
@@ -133,7 +133,7 @@ class Study(Spec):
                 load_calibration(run.calibration)
 
     def record(self, job: Job, point: _Point) -> _Record:
-        """Return the columns of a point; raise PaleoError for one that cannot be predicted."""
+        """Predict one configuration and return its table row; raise PaleoError if it cannot run."""
         changes = tuple(
             (key.removeprefix("system."), value) for key, value in point.items() if key.startswith("system.")
         )
@@ -515,10 +515,10 @@ class Job:
 
 def _job_of(study: Study) -> Job:
     """Return the study with its models and systems as their files are now."""
-    with recorded() as named:
+    with recorded_file_digests() as named:
         models = {name: load_model(name, run_code=False) for name in study.models}
         systems = {name: load_system(name) for name in study.systems}
-    with recorded() as read:
+    with recorded_file_digests() as read:
         study.read()
     content = json.dumps([study.model_dump(mode="json"), sorted(named.values()), sorted(read.values()), _RELEASE])
     files = {path: digest for path, digest in read.items() if path not in named}
@@ -545,8 +545,8 @@ def _figures(prediction: Prediction) -> _Record:
     seconds = prediction.step_time if study is None else study.step_time
     low, high = (end * seconds / prediction.step_time for end in prediction.interval)
     spent = {f"{name}_s": value for name, value in asdict(prediction.breakdown).items()}
-    tokens, offer = prediction.graph.tokens_per_sample, rented(prediction.system, plan.gpus)
-    devices = billed(prediction.system, plan.gpus).devices
+    tokens, offer = prediction.graph.tokens_per_sample, machine_rent(prediction.system, plan.gpus)
+    devices = billed_devices(prediction.system, plan.gpus).devices
     figures = {
         "plan": plan.strategy or "dp",
         "dtype": plan.dtype,

@@ -20,7 +20,7 @@ from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run, by_path, explicit_fields, updated
 from paleo.specs.task import UNEVALUATED, Code, TrainingTask, load_task
 from paleo.studies.cost import JOULES_PER_KWH, NINETY, Amount, Tariff, TrainingNeed, energy, rent
-from paleo.units import counted
+from paleo.units import with_noun
 
 if TYPE_CHECKING:
     from paleo.parallel.plan import Plan
@@ -56,12 +56,12 @@ class TargetTime:
 
     @property
     def steps(self) -> int:
-        """Whole steps to the target."""
+        """Number of training steps to the target, rounded up."""
         return math.ceil(self.samples / self.global_batch)
 
     @property
     def evaluation_seconds(self) -> float:
-        """Seconds of all evaluations."""
+        """Time of all evaluations [s]."""
         return self.evaluations * self.evaluation_time
 
     @property
@@ -77,7 +77,7 @@ class TargetTime:
 
     @property
     def step_interval(self) -> tuple[float, float]:
-        """Ends of the 90 % interval of the seconds of a step."""
+        """Ends of the 90 % interval of the step time [s]."""
         spread = math.exp(NINETY * math.hypot(self.sigma_step, _SUBMITTERS))
         return self.step_time / spread, self.step_time * spread
 
@@ -343,13 +343,15 @@ class TargetScaling:
     def verdict(self) -> str:
         """The fastest count, the knee and the largest useful count in a sentence."""
         best = min(self.points, key=lambda point: point.seconds)
-        return "; ".join([f"fastest with {counted(best.prediction.plan.gpus, 'GPU')}", *self.limits])
+        return "; ".join([f"fastest with {with_noun(best.prediction.plan.gpus, 'GPU')}", *self.limits])
 
     @property
     def limits(self) -> list[str]:
         """The knee and the largest useful count in words, where there are any."""
-        knee = [] if self.knee is None else [f"beyond {counted(self.knee, 'GPU')} a doubling saves less than a quarter"]
-        end = [] if self.largest_useful is None else [f"more than {counted(self.largest_useful, 'GPU')} are slower"]
+        knee = (
+            [] if self.knee is None else [f"beyond {with_noun(self.knee, 'GPU')} a doubling saves less than a quarter"]
+        )
+        end = [] if self.largest_useful is None else [f"more than {with_noun(self.largest_useful, 'GPU')} are slower"]
         return knee + end
 
 
@@ -623,9 +625,9 @@ def _for_loss(prediction: Prediction, loss: float) -> tuple[Amount, tuple[str, .
     if not math.isfinite(samples):
         raise SpecError(f"--loss {loss:g}: a global batch of {size:,.2g} tokens never reaches it; try {best:,.2g}")
     tokens = samples * law.tokens_per_sample
-    words = f"{counted(round(tokens), 'token')} for a loss of {loss:g} nats ({LOSS_LAW})"
+    words = f"{with_noun(round(tokens), 'token')} for a loss of {loss:g} nats ({LOSS_LAW})"
     if tokens > _MORE * law.best_tokens:
-        words += f"; {counted(round(law.best_tokens), 'token')} at the best global batch, {best:,.2g} tokens"
+        words += f"; {with_noun(round(law.best_tokens), 'token')} at the best global batch, {best:,.2g} tokens"
     return Amount(samples, words, sigma=law.residual), law.range_warnings(tokens)
 
 
@@ -687,7 +689,7 @@ def _for_task(prediction: Prediction, name: str, noise_scale: float | None) -> t
     task = _with_noise_scale(_task_of(prediction.model, name), noise_scale)
     batch = prediction.plan.global_batch * task.packed
     samples, _ = _samples_needed(task, batch)
-    words = f"{counted(round(samples), task.sample)} to {task.target}, evaluations included"
+    words = f"{with_noun(round(samples), task.sample)} to {task.target}, evaluations included"
     return Amount(samples / task.packed, words, _target_amount(task).needs), task.law.warnings(batch)
 
 

@@ -87,7 +87,7 @@ class EfficiencyPoint:
 
     @property
     def error(self) -> float:
-        """Points by which the prediction is too high."""
+        """Predicted minus measured efficiency [percentage points]."""
         return 100.0 * (self.predicted - self.measured)
 
 
@@ -238,7 +238,7 @@ class MeasuredTable(ABC):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column that the kind reads, those that identify it first."""
+        """Names of all columns that this kind of table reads; the columns that identify it come first."""
         known = (*sorted(self.header), *columns_of(self.reads), *(self.measured_columns or (self.measured_column,)))
         return tuple(name for name in dict.fromkeys(known) if name in COLUMNS)
 
@@ -248,7 +248,7 @@ class MeasuredTable(ABC):
         return self.configuration
 
     def with_calibration(self, calibration: Calibration | None) -> Self:
-        """Return the same kind of table, priced by a user's calibration.
+        """Return the same kind of table, predicted with a user's calibration.
 
         Parameters
         ----------
@@ -293,7 +293,7 @@ class MeasuredTable(ABC):
         """
 
     def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
-        """Return predicted and measured parts of what a row measures; errors of parts may cancel.
+        """Return predicted and measured parts of each row's total, by name of the part.
 
         Parameters
         ----------
@@ -308,7 +308,7 @@ class MeasuredTable(ABC):
         return {}
 
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
-        """Return which rows form scaling curves.
+        """Return the device count of each row and the columns that tell scaling curves apart.
 
         Parameters
         ----------

@@ -157,7 +157,7 @@ def map_words(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..
 def combine_codes(
     coded_columns: Sequence[tuple[npt.NDArray[np.integer[Any]], list[str]]],
 ) -> tuple[npt.NDArray[np.intp], list[tuple[str, ...]]]:
-    """Find the combinations of words of several columns.
+    """Return a code per row and the list of distinct combinations of several text columns.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def combine_codes(
 
 
 class RowsError(SpecError):
-    """Error for tables in which some ``rows``, given by their index, have wrong cells; the other rows can be read."""
+    """Error for a table with wrong cells in some ``rows`` (indices); the other rows can be read."""
 
     def __init__(self, reason: str, rows: pd.Index[Any]) -> None:
         super().__init__(reason)

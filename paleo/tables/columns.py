@@ -52,7 +52,7 @@ class Range(NamedTuple):
         return cls(least, most, unit, text.startswith("whole "))
 
     def holds(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-        """Find the numbers that lie in the range.
+        """Return a mask of the numbers that lie in the range.
 
         Parameters
         ----------
@@ -137,7 +137,7 @@ class Column:
         return words | {"description": self.meaning}
 
     def reasons(self, cells: pd.Series[Any]) -> npt.NDArray[np.object_]:
-        """Say for each cell why it cannot be used.
+        """Return for each cell why it cannot be used; '' if it can.
 
         Parameters
         ----------
@@ -174,7 +174,7 @@ class Column:
 
 
 def blank_cells(cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
-    """Find the empty cells of a column.
+    """Return a mask of the empty cells of a column.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ def _numbers(cells: pd.Series[Any]) -> npt.NDArray[np.float64]:
 
 
 def cell_reasons(frame: pd.DataFrame, names: Iterable[str]) -> npt.NDArray[np.object_]:
-    """Say for each row of a table which of its cells cannot be used.
+    """Return for each row why its first wrong cell cannot be used; '' if all can.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ def cell_reasons(frame: pd.DataFrame, names: Iterable[str]) -> npt.NDArray[np.ob
     return reasons
 
 
-def typed(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
+def with_numeric_columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
     """Return a table whose columns of numbers hold numbers where a spoilt cell had made them text.
 
     Parameters
@@ -258,7 +258,7 @@ def schema(kind: str, header: Iterable[str], names: Iterable[str]) -> dict[str, 
     }
 
 
-def not_read(columns: Iterable[str], names: Iterable[str]) -> list[str]:
+def unread_columns(columns: Iterable[str], names: Iterable[str]) -> list[str]:
     """Columns of a table that neither its kind reads nor any other kind describes a row with.
 
     Parameters
@@ -275,7 +275,7 @@ def not_read(columns: Iterable[str], names: Iterable[str]) -> list[str]:
 def best_match(
     columns: Iterable[str], headers: Mapping[str, frozenset[str]], read: Mapping[str, frozenset[str]]
 ) -> str:
-    """Name the kind of table that a header is of.
+    """Return the name of the kind of table that best matches a header.
 
     Parameters
     ----------
@@ -450,7 +450,7 @@ generation_batch training_batch max_sequence mean_sequence | count | sizes of a 
 COLUMNS: dict[str, Column] = {}
 
 
-def declare(lines: str) -> None:
+def declare_columns(lines: str) -> None:
     """Add columns to `COLUMNS`, for the module of a kind of table whose columns no other kind has.
 
     Parameters
@@ -465,7 +465,7 @@ def declare(lines: str) -> None:
         COLUMNS.update((name, Column(name, type_, tuple(words.split()), meaning)) for name in names.split())
 
 
-declare(_LINES)
+declare_columns(_LINES)
 
 
 def columns_of(names: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from paleo.files import csv_cell, write_whole
 from paleo.tables.base import GOAL, IMPOSSIBLE, Scaling, summarise_efficiencies
 from paleo.tables.cells import text
 from paleo.tables.runner import Errors, FileReport, with_predictions
-from paleo.units import counted, duration, engineering, gibibytes
+from paleo.units import duration, engineering, gibibytes, with_noun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,17 +126,19 @@ def renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
     blocks: list[RenderableType] = [_errors_table(report)]
     left_out = report.unsupported_reasons
     if left_out:
-        lines = [f"  {counted(count, 'row')}: {reason}" for reason, count in list(left_out.items())[:8]]
+        lines = [f"  {with_noun(count, 'row')}: {reason}" for reason, count in list(left_out.items())[:8]]
         if len(left_out) > 8:
             lines.append(f"  … and {len(left_out) - 8} more reasons (--json has all)")
-        blocks.append(Text("\n".join([f"not predicted: {counted(sum(left_out.values()), 'row')}", *lines])))
+        blocks.append(Text("\n".join([f"not predicted: {with_noun(sum(left_out.values()), 'row')}", *lines])))
     if ignored := report.not_read:
         blocks.append(Text(f"not read: {', '.join(ignored)}"))
     points = report.scaling
     if points:
         blocks.append(Text(_scaling_line(summarise_efficiencies(points))))
     for name, errors in report.parts.items():
-        blocks.append(Text(f"  {name}: {counted(errors.rows, 'row')}, MAPE {errors.mape:.1%}, bias {errors.bias:+.1%}"))
+        blocks.append(
+            Text(f"  {name}: {with_noun(errors.rows, 'row')}, MAPE {errors.mape:.1%}, bias {errors.bias:+.1%}")
+        )
     if suspect := _suspect_unit(report):
         blocks.append(Text(suspect))
     if worst and report.predicted.any():
@@ -300,11 +302,11 @@ def write_predictions(path: Path, reports: Sequence[FileReport]) -> None:
         Validated files.
     """
     zipped = {"method": "gzip", "mtime": 0} if path.suffix == ".gz" else None
-    table = escaped(with_predictions(reports))
+    table = without_formulas(with_predictions(reports))
     write_whole(path, lambda file: table.to_csv(file, index=False, compression=zipped))
 
 
-def escaped(rows: pd.DataFrame) -> pd.DataFrame:
+def without_formulas(rows: pd.DataFrame) -> pd.DataFrame:
     """Escape cells that a spreadsheet would take for formulas.
 
     Parameters

@@ -24,7 +24,7 @@ from paleo.tables.base import (
     residual,
 )
 from paleo.tables.cells import Array, read_table, text
-from paleo.tables.columns import cell_reasons, not_read, typed
+from paleo.tables.columns import cell_reasons, unread_columns, with_numeric_columns
 from paleo.tables.kernels import best_constant_efficiency
 from paleo.tables.steps import table_of
 
@@ -96,7 +96,7 @@ class FileReport:
     @property
     def not_read(self) -> list[str]:
         """Columns of the file that the kind of table does not read."""
-        return not_read(self.frame.columns, self.table.columns)
+        return unread_columns(self.frame.columns, self.table.columns)
 
     @property
     def predicted(self) -> Flags:
@@ -105,7 +105,7 @@ class FileReport:
 
     @property
     def unsupported_reasons(self) -> dict[str, int]:
-        """Why rows were not predicted, and how many, most first."""
+        """Number of rows for each reason why rows were not predicted, most frequent first."""
         reasons = self.predictions.reasons[~self.predicted]
         return {str(reason): int(count) for reason, count in pd.Series(reasons).value_counts().items()}
 
@@ -138,7 +138,7 @@ class FileReport:
         )
 
     def by(self, words: Words) -> dict[str, Errors]:
-        """Summarise the errors of the predicted rows by a word, such as device or source.
+        """Summarise the errors of the predicted rows per value of a text column, such as ``device``.
 
         Parameters
         ----------
@@ -428,7 +428,7 @@ def sound_table(path: str | Path) -> pd.DataFrame:
 
 
 def rows_of(frame: pd.DataFrame, rows: npt.NDArray[np.intp], table: MeasuredTable) -> pd.DataFrame:
-    """Take some rows of a table, as if the file had no others.
+    """Select some rows of a table, with a new index from 0.
 
     Parameters
     ----------
@@ -444,7 +444,7 @@ def rows_of(frame: pd.DataFrame, rows: npt.NDArray[np.intp], table: MeasuredTabl
     DataFrame
         These rows.
     """
-    part = typed(frame.iloc[rows].reset_index(drop=True), table.columns)
+    part = with_numeric_columns(frame.iloc[rows].reset_index(drop=True), table.columns)
     part.attrs = frame.attrs
     return part
 
@@ -496,7 +496,7 @@ def compute_rows(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Array, Pred
 
 
 def describe_row(frame: pd.DataFrame, row: int, table: MeasuredTable) -> str:
-    """Describe what was measured in a row by its filled columns.
+    """Describe a row's configuration as text, from its non-empty columns.
 
     Parameters
     ----------

@@ -113,7 +113,7 @@ def software_of(row: Row, default: str = "pytorch-eager") -> str:
         return next(finer, stated)
     words = f"{stated} {row.get('framework', '')}".lower()
     alike = next((profile for word, profile in LIKENESS if word in words), None)
-    if alike is None and filled(row, "software") and not any(word in words for word in FRAMEWORKS):
+    if alike is None and has_value(row, "software") and not any(word in words for word in FRAMEWORKS):
         raise SpecError(f"software {stated[:40]!r} is no profile and no framework; {near(stated, names('software'))}")
     return alike or default
 
@@ -136,7 +136,7 @@ def is_substitute_profile(row: Row) -> bool:
     >>> [is_substitute_profile(row) for row in ({"software": "colossalai"}, {"software": "megatron-core"}, {})]
     [True, False, False]
     """
-    stated = str(row.get("software") or "").strip() if filled(row, "software") else ""
+    stated = str(row.get("software") or "").strip() if has_value(row, "software") else ""
     return bool(stated) and stated not in names("software")
 
 
@@ -156,8 +156,8 @@ def row_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
-def filled(row: Row, key: str) -> bool:
-    """Return True if a cell holds something.
+def has_value(row: Row, key: str) -> bool:
+    """Return True if a cell is not empty.
 
     Parameters
     ----------
@@ -218,11 +218,11 @@ DIARIES = {
 
 def _versions(row: Row) -> Iterator[str]:
     """Yield what may be the release or the date of a row's software, the surest first."""
-    texts = [str(row[key]).lower() for key in ("release", "framework", "source") if filled(row, key)]
+    texts = [str(row[key]).lower() for key in ("release", "framework", "source") if has_value(row, key)]
     line = re.search(r"([^/]+)#L(\d+)$", str(row.get("url_or_path", "")))
     days = DIARIES.get(line[1], ()) if line else ()
     yield from [day for last, day in days if line and int(line[2]) <= last][:1]
-    if filled(row, "release"):
+    if has_value(row, "release"):
         yield texts[0].strip()
     for words in texts:
         yield from re.findall(r"\b[0-9]+\.[0-9]+(?:\.[0-9]+)?\b", words)
@@ -252,7 +252,7 @@ def whole_cell(row: Row, key: str, default: int | None = None) -> int:
     SpecError
         If the cell is no whole number, or is empty without a default.
     """
-    if not filled(row, key):
+    if not has_value(row, key):
         if default is None:
             raise SpecError(f"{key} is not stated")
         return default
@@ -289,7 +289,7 @@ def ran_out_of_memory(row: Row) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Predicted value of a row with its interval, the roofline and the device.
+    """Predicted value of a table row with its 90 % interval, roofline time and device.
 
     Steps also have the parts of the interval.
     """
@@ -327,7 +327,7 @@ class StepTable(MeasuredTable):
     measured_unit = MILLISECOND
 
     def without(self, source: str) -> StepTable:
-        """Return the same kind of table, priced by facts that a source of rows did not suggest.
+        """Return the table kind with predictions that use no value taken from one source.
 
         Parameters
         ----------
@@ -416,7 +416,7 @@ class StepTable(MeasuredTable):
         return number_or_nan(frame, self.measured_column) * self.measured_unit
 
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
-        """Explain why a row has nothing to compare with.
+        """Explain why a row has no measured value.
 
         Parameters
         ----------
@@ -429,7 +429,7 @@ class StepTable(MeasuredTable):
             The reason; for a run that ran out of memory, whether this was to be expected.
         """
         columns = self.measured_columns or (self.measured_column,)
-        wrong = [column for column in columns if filled(row, column) and not _above_zero(row[column])]
+        wrong = [column for column in columns if has_value(row, column) and not _above_zero(row[column])]
         if not ran_out_of_memory(row) and wrong:
             return f"{wrong[0]} {str(row[wrong[0]])[:40]!r} is not a number above zero"
         if not ran_out_of_memory(row) and len(columns) > 1:
@@ -630,7 +630,7 @@ def system_of(row: Row) -> System:
     network that the row states."""
     device, gpus = str(row["device"]), whole_cell(row, "n_gpus", 1)
     usual = DEFAULT_SYSTEMS.get(device, "pcie3-8gpu") if gpus > 1 else device
-    system = with_device(load_system(str(row["system"]) if filled(row, "system") else usual), row)
+    system = with_device(load_system(str(row["system"]) if has_value(row, "system") else usual), row)
     nodes = whole_cell(row, "nodes", 1)
     return with_network(with_nodes_of(system, -(-gpus // nodes)), row) if nodes > 1 else system
 

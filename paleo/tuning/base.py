@@ -49,7 +49,7 @@ def geometric_rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
 
 
 class TrialJob(NamedTuple):
-    """Training of one trial up to a rung; with ``restores`` its worker first reads a checkpoint."""
+    """Training of one trial up to a rung (a budget level); with ``restores`` a checkpoint is loaded first."""
 
     trial: int
     rung: int
@@ -95,8 +95,8 @@ class TuningProblem:
     seed: int = 0
 
 
-def random_scores(trials: int, rungs: int, correlation: float, seed: int) -> Array:
-    """Return normal scores of trials, shape (trials, rungs), whose last column has a correlation with the others.
+def sampled_trial_scores(trials: int, rungs: int, correlation: float, seed: int) -> Array:
+    """Draw trial scores, shape (trials, rungs), that correlate with the final score.
 
     Parameters
     ----------
@@ -153,10 +153,10 @@ class Method(ABC):
 
     @abstractmethod
     def next_job(self) -> TrialJob | None:
-        """Return the job of an idle worker; None while there is none."""
+        """Return the next job of an idle worker; None if it must wait."""
 
     def finish(self, job: TrialJob) -> TrialJob | None:
-        """Record that a job has ended.
+        """Record that a job has ended; return the job that continues on its worker, if any.
 
         Parameters
         ----------
@@ -181,7 +181,7 @@ METHODS: Registry[type[Method]] = Registry("method", "paleo.tuning.methods")
 
 @dataclass(frozen=True, slots=True)
 class TrialCosts:
-    """Times of a job on one worker, for each size of the network [s].
+    """Times of training, checkpoints and evaluation of a trial on one worker, per network size [s].
 
     Attributes
     ----------

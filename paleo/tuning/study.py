@@ -23,11 +23,11 @@ from paleo.tuning.base import (
     TrialCosts,
     TrialTimeline,
     TuningProblem,
-    random_scores,
+    sampled_trial_scores,
     simulate,
     synchronous_seconds,
 )
-from paleo.units import HOUR, counted, duration, whole_percent
+from paleo.units import HOUR, duration, whole_percent, with_noun
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -91,7 +91,7 @@ class Tuning:
 
     @property
     def kind(self) -> type[Method]:
-        """Class of the tuning method."""
+        """Class that implements the tuning method, such as `Hyperband`."""
         return METHODS[self.method]
 
     @property
@@ -100,7 +100,7 @@ class Tuning:
         return self.kind.rungs(self.least, self.most, self.eta)
 
     def problem(self, correlation: float = 1.0, seed: int | None = None) -> TuningProblem:
-        """Return what the method works on, with random scores.
+        """Return the tuning problem (trials, rungs, sampled scores) that the method simulates.
 
         Parameters
         ----------
@@ -115,7 +115,7 @@ class Tuning:
             The problem.
         """
         seed, rungs = self.seed if seed is None else seed, self.rungs
-        scores = random_scores(self.trials, len(rungs), correlation, seed)
+        scores = sampled_trial_scores(self.trials, len(rungs), correlation, seed)
         return TuningProblem(self.trials, self.eta, rungs, scores, self.population, len(self.sizes), seed)
 
 
@@ -134,7 +134,7 @@ class TrialPrice:
         return float(np.mean([low for low, _ in ends])), float(np.mean([high for _, high in ends]))
 
     def scaled(self, factor: float) -> TrialCosts:
-        """Return the costs with another step time.
+        """Return the trial costs with the step time multiplied by a factor.
 
         Parameters
         ----------
@@ -169,7 +169,7 @@ class TrialPrice:
 
 
 def price_trials(model: ModelSpec, system: System, run: Run, tuning: Tuning, long_run: LongRunOptions) -> TrialPrice:
-    """Return the costs of trials.
+    """Predict the training times and costs of a trial of every network size.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def price_trials(model: ModelSpec, system: System, run: Run, tuning: Tuning, lon
         settings = run.model_copy(update={"model": {**run.model, **size}})
         step = predict(model, system, with_same_software(model, system, settings).run)
         if not step.memory.fits:
-            raise PlanError(f"a trial{_words(size)} does not fit on {counted(run.gpus, 'GPU')} of {system.name}")
+            raise PlanError(f"a trial{_words(size)} does not fit on {with_noun(run.gpus, 'GPU')} of {system.name}")
         predictions.append(step)
         parts.append((step, interruption_of(step, long_run)))
     costs = TrialCosts(
@@ -353,7 +353,7 @@ class TuningStudy:
 
     @property
     def best(self) -> SearchTime:
-        """The fastest division of all GPUs."""
+        """The search with the shortest wall time over all numbers of GPUs per trial."""
         return min((point for point in self.points if point.gpus == self.gpus), key=lambda point: point.seconds)
 
     @property
@@ -372,10 +372,10 @@ class TuningStudy:
         best, kind = self.best, self.tuning.kind
         usd = best.usd(self.tariff)
         price = "" if usd is None else f", {usd:,.0f} USD"
-        trials = f"{counted(self.tuning.trials, 'trial')} by {kind.title}"
+        trials = f"{with_noun(self.tuning.trials, 'trial')} by {kind.title}"
         words = (
-            f"{trials} take {duration(best.seconds)} on {counted(self.gpus, 'GPU')} of {self.system.name}, "
-            f"{counted(best.price.gpus, 'GPU')} a trial: {best.gpu_hours:,.0f} GPU-hours{price}, "
+            f"{trials} take {duration(best.seconds)} on {with_noun(self.gpus, 'GPU')} of {self.system.name}, "
+            f"{with_noun(best.price.gpus, 'GPU')} a trial: {best.gpu_hours:,.0f} GPU-hours{price}, "
             f"{whole_percent(best.timeline.utilisation)} busy."
         )
         return " ".join([words, *filter(None, (self._cheaper(), self._margin()))])
@@ -386,7 +386,7 @@ class TuningStudy:
         if cheap.gpu_hours > best.gpu_hours * (1.0 - _LEAST_GAIN):
             return ""
         return (
-            f"Cheapest is {counted(cheap.gpus, 'GPU')}, {cheap.price.gpus} a trial: {cheap.gpu_hours:,.0f} GPU-hours "
+            f"Cheapest is {with_noun(cheap.gpus, 'GPU')}, {cheap.price.gpus} a trial: {cheap.gpu_hours:,.0f} GPU-hours "
             f"in {duration(cheap.seconds)}."
         )
 
@@ -396,12 +396,13 @@ class TuningStudy:
         margin, trials = self.margin, abs(self.margin.trials - self.tuning.trials)
         nodes = None if margin.nodes is None else abs(nodes_of(self.system, self.gpus) - margin.nodes)
         if margin.holds:
-            fewer = f" or {counted(nodes, 'node')} fewer" if nodes else ""
-            return (
-                f"The deadline of {duration(margin.seconds)} is met:  {counted(trials, 'trial')} more{fewer} would do."
-            )
-        more = "" if nodes is None else f", or {counted(nodes, 'node')} more"
-        return f"The deadline of {duration(margin.seconds)} is missed: it takes {counted(trials, 'trial')} fewer{more}."
+            fewer = f" or {with_noun(nodes, 'node')} fewer" if nodes else ""
+            more = with_noun(trials, "trial")
+            return f"The deadline of {duration(margin.seconds)} is met:  {more} more{fewer} would do."
+        more = "" if nodes is None else f", or {with_noun(nodes, 'node')} more"
+        return (
+            f"The deadline of {duration(margin.seconds)} is missed: it takes {with_noun(trials, 'trial')} fewer{more}."
+        )
 
 
 def tuning_study(
@@ -448,7 +449,7 @@ def tuning_study(
         try:
             price = price_trials(model, system, fixed.model_copy(update={"gpus": width}), tuning, options)
         except (PlanError, CapacityError) as error:
-            refusals.append(f"{counted(width, 'GPU')}: {error}")
+            refusals.append(f"{with_noun(width, 'GPU')}: {error}")
             continue
         if prices and max(price.costs.unit) > (1.0 - _LEAST_GAIN) * max(prices[-1].costs.unit):
             break
@@ -594,8 +595,8 @@ def parse_training(model: ModelSpec, run: Run, name: str, **amounts: Any) -> flo
     return amount.samples
 
 
-def checked(tuning: Tuning) -> Tuning:
-    """Check that the numbers of a search are possible.
+def validated_tuning(tuning: Tuning) -> Tuning:
+    """Check that the trial counts and budgets of a search are valid, and return them.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paleo.importers.sources import FAMILIES, imported
+from paleo.importers.sources import FAMILIES, import_network
 from paleo.network.graph import Graph
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "networks"
@@ -93,7 +93,7 @@ def test_the_configurations_are_all_there() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_configuration_is_imported_as_its_name_says(file: Path) -> None:
     begun = time.perf_counter()
-    network = imported("hf", str(file))
+    network = import_network("hf", str(file))
     assert time.perf_counter() - begun < SECONDS
     assert not network.unknown
     counted, active = network.graph.parameters, active_parameters(network.graph)
@@ -108,5 +108,5 @@ def test_a_configuration_is_imported_as_its_name_says(file: Path) -> None:
 def test_every_configuration_is_read_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     for file in FILES:
-        assert imported("hf", str(file)).graph.parameters > 0
+        assert import_network("hf", str(file)).graph.parameters > 0
     assert len(FAMILIES) > 40

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from paleo.calibrate.command import LEDGER_COLUMNS, LEDGER_TABLES, step_ledger, worse
+from paleo.calibrate.command import LEDGER_COLUMNS, LEDGER_TABLES, step_ledger, worsened_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 LEDGER = ROOT / "docs" / "ledger.csv"
@@ -29,5 +29,5 @@ def test_the_ledger_names_each_source_once() -> None:
 def test_no_source_left_out_gets_worse_without_a_line_in_the_changelog(shared: Path) -> None:
     """``paleo calibrate --fit … --only ledger -o docs/ledger.csv`` writes it anew, once the changelog says why."""
     now = step_ledger([str(shared / "measurements" / f"{name}.csv") for name in LEDGER_TABLES])
-    unexplained = [line for source, line in worse(pd.read_csv(LEDGER), now) if source not in unreleased()]
+    unexplained = [line for source, line in worsened_sources(pd.read_csv(LEDGER), now) if source not in unreleased()]
     assert unexplained == []

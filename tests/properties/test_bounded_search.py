@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paleo.errors import PaleoError
-from paleo.questions import narrowed
+from paleo.questions import open_search_space
 from paleo.search import plans
 from paleo.search.plans import Search, leaving_room, search
 from paleo.search.ranking import PlanRow
@@ -68,7 +68,7 @@ def test_a_search_by_bounds_finds_what_an_exhaustive_one_finds(number: int, monk
 
     def found(exhaustive: bool) -> Search | str:
         try:
-            return search(model, machine, run, space=narrowed(run), exhaustive=exhaustive)
+            return search(model, machine, run, space=open_search_space(run), exhaustive=exhaustive)
         except PaleoError as error:
             return str(error)
 

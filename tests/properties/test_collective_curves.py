@@ -12,7 +12,7 @@ import pytest
 
 from paleo.collectives.base import OPERATIONS
 from paleo.pricing.communication import Fabric
-from paleo.pricing.store import constants
+from paleo.pricing.store import constant_rates
 from paleo.specs.catalog import names
 from paleo.specs.system import System, load_system
 
@@ -37,7 +37,7 @@ def groups(system: System) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", [name for name in names("systems") if load_system(name).levels])
 def test_times_over_payloads_have_no_cliffs_and_keep_to_the_links(name: str) -> None:
     system = load_system(name)
-    fabric = Fabric(system, rates=constants(system.device.kind, "auto"))
+    fabric = Fabric(system, rates=constant_rates(system.device.kind, "auto"))
     strides, sizes = (np.repeat(column, len(SIZES)) for column in np.array(groups(system)).T)
     slingshot = any(level.link.kind == "slingshot" for level in system.levels)
     for operation in OPERATIONS:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paleo.errors import SpecError
 from paleo.pricing.communication import Fabric, best
-from paleo.pricing.store import constants
+from paleo.pricing.store import constant_rates
 from paleo.specs.catalog import entries, names
 from paleo.specs.device import Device, find_device, load_device, load_link
 from paleo.specs.loading import NOT_STATED, read_yaml
@@ -188,7 +188,7 @@ def test_ports_between_nodes_are_counted_once(name: str) -> None:
 def test_a_gigabyte_is_exchanged_at_a_plausible_rate(name: str) -> None:
     """No faster than the links, and no slower than `LEAST_SHARE` of them beside the hops of many ranks."""
     system, payload = load_system(name), np.asarray(2.0**30)
-    fabric = Fabric(system, rates=constants(system.device.kind, "auto"))
+    fabric = Fabric(system, rates=constant_rates(system.device.kind, "auto"))
     staged = any(not level.peer_to_peer for level in system.levels)
     share = SLOWER.get(name, STAGED_SHARE if staged else LEAST_SHARE)
     for ranks in GROUPS:

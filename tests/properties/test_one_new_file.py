@@ -88,13 +88,15 @@ COLLECTIVE = '''
 
 from __future__ import annotations
 
-from paleo.collectives.base import Algorithm, active, add_algorithm, one_level_at_a_time
+from paleo.collectives.base import Algorithm, add_algorithm, has_several_units, one_level_at_a_time
 from paleo.collectives.base import Array, LevelTraffic, Traffic
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """(n - 1) S on the wire in one step, level by level."""
-    return one_level_at_a_time([LevelTraffic(active(n), (n - 1.0) * payload, (n - 1.0) * payload) for n in group])
+    return one_level_at_a_time(
+        [LevelTraffic(has_several_units(n), (n - 1.0) * payload, (n - 1.0) * payload) for n in group]
+    )
 
 
 add_algorithm(Algorithm("shout", "all at once", "this test", {"all_reduce": all_reduce}, one_port=False))
@@ -109,11 +111,11 @@ from typing import ClassVar
 from pydantic import PositiveInt
 
 from paleo.layers.base import LAYERS, Choices, Expansion, Layer, project
-from paleo.operations.base import Kind, add_kind
+from paleo.operations.base import OperationKind, add_kind
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
 
-add_kind(Kind("selective_scan", "a recurrence whose decay depends on its input"))
+add_kind(OperationKind("selective_scan", "a recurrence whose decay depends on its input"))
 
 
 @LAYERS.register("selective_scan")
@@ -160,7 +162,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paleo.collectives.base import Algorithm, active, add_algorithm, one_level_at_a_time, remote_share
+from paleo.collectives.base import Algorithm, add_algorithm, has_several_units, one_level_at_a_time, remote_share
 from paleo.collectives.base import Array, LevelTraffic, Traffic
 
 
@@ -170,7 +172,7 @@ def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     shares = [remote_share(n) * payload for n in group]
     return one_level_at_a_time(
         [
-            LevelTraffic(2.0 * (side - 1.0) * active(n), share / 2.0, share)
+            LevelTraffic(2.0 * (side - 1.0) * has_several_units(n), share / 2.0, share)
             for n, side, share in zip(group, sides, shares, strict=True)
         ]
     )

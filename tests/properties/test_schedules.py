@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paleo.errors import PlanError, SpecError
-from paleo.schedules.base import SCHEDULES, UNROLLED, Action, ClosedForms, Passes, Schedule, add_schedule, unrolled
+from paleo.schedules.base import (
+    SCHEDULES,
+    UNROLLED,
+    Action,
+    ClosedForms,
+    Passes,
+    Schedule,
+    add_schedule,
+    evaluates_every_microbatch,
+)
 from paleo.schedules.engine import StageTime, pipeline_time
 from paleo.schedules.stage_ends import stage_ends
 
@@ -33,7 +42,7 @@ def pieces_of(schedule: Schedule, stages: int, chunks: int, spread: float, seed:
 
 
 def totals(schedule: Schedule, pieces: Array) -> Passes:
-    return Passes(*(pieces.sum(axis=2) / schedule.copies))
+    return Passes(*(pieces.sum(axis=2) / schedule.replicas))
 
 
 def engine_ends(name: str, pieces: Array, case: int, microbatches: int) -> Array:
@@ -44,7 +53,7 @@ def engine_ends(name: str, pieces: Array, case: int, microbatches: int) -> Array
 def configurations(name: str) -> st.SearchStrategy[tuple[int, int, int]]:
     """Stages, microbatches and chunks that a schedule may have."""
     chunks = st.integers(2, 4) if SCHEDULES[name].chunks is None else st.just(SCHEDULES[name].chunks or 1)
-    counts = [(p, m) for p in range(2, 7) for m in range(1, 61) if SCHEDULES[name].runs(p, m)]
+    counts = [(p, m) for p in range(2, 7) for m in range(1, 61) if SCHEDULES[name].allows_microbatches(p, m)]
     return st.tuples(st.sampled_from(counts), chunks).map(lambda drawn: (*drawn[0], drawn[1]))
 
 
@@ -79,7 +88,7 @@ def test_a_schedule_without_closed_forms_behaves_as_with_them(name: str, data: s
     assert np.array_equal(np.asarray(bare.alive(stage, stages, microbatches, chunks)), stated)
     by_piece = [each.alive_by_piece(stage, stages, microbatches, chunks) for each in (bare, schedule)]
     assert np.array_equal(*np.broadcast_arrays(*by_piece))
-    for chunk in range(chunks * schedule.copies):
+    for chunk in range(chunks * schedule.replicas):
         counted = np.array(bare.remaining(stage, stages, chunk, chunks))
         assert np.array_equal(counted, [n + 0.0 * stage for n in schedule.remaining(stage, stages, chunk, chunks)])
 
@@ -128,7 +137,7 @@ def test_very_many_microbatches_are_a_window_and_as_many_rounds_more(name: str) 
     chunks = schedule.chunks or 2
     passes = totals(schedule, pieces_of(schedule, 4, chunks, 0.0, 1))
     count = UNROLLED // (4 * chunks) * 2
-    assert not unrolled(4, chunks, count)
+    assert not evaluates_every_microbatch(4, chunks, count)
     assert stage_ends(bare, passes, count, chunks).max(axis=0) == pytest.approx(
         stage_ends(schedule, passes, count, chunks).max(axis=0), rel=1e-9
     )

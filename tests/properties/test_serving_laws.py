@@ -10,7 +10,7 @@ from paleo.serving.load import drawn_requests
 from paleo.serving.lowered import Sharding
 from paleo.serving.phases import phases
 from paleo.serving.simulation import simulate
-from paleo.serving.steady import Batching, Lengths, at_rate, closed_loop, saturated
+from paleo.serving.steady import Batching, Lengths, closed_loop, saturated_state, state_at_rate
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 
@@ -42,9 +42,9 @@ def broken_laws(replica, seed):
     result = simulate(replica, limits, requests, capacity=capacity, reservation=random.uniform(), users=users)
     decoded = result.mean_batch * result.iterations
     rates = np.geomspace(0.01, 2.0, 9) * float(
-        saturated(replica, limits, Lengths(prompt, answer, *spreads), 30.0).requests_per_s
+        saturated_state(replica, limits, Lengths(prompt, answer, *spreads), 30.0).requests_per_s
     )
-    steady = at_rate(replica, limits, Lengths(prompt, answer, *spreads), 30.0, rates)
+    steady = state_at_rate(replica, limits, Lengths(prompt, answer, *spreads), 30.0, rates)
     stable = steady.utilisation < 1
     turns = np.maximum(answer - 1.0, 1.0)
     laws = {
@@ -80,14 +80,14 @@ def relative_errors(replica, seed):
     )  # fmt: skip
     capacity, lengths = random.uniform(30, 400) * (prompt + answer), Lengths(prompt, answer, *spreads)
     places = capacity / float(lengths.resident)
-    rate = share * float(saturated(replica, limits, lengths, places).requests_per_s)
+    rate = share * float(saturated_state(replica, limits, lengths, places).requests_per_s)
     requests = drawn_requests(
         3000, input_tokens=prompt, output_tokens=answer, rate=rate, input_variation=spreads[0],
         output_variation=spreads[1], seed=seed,
     )  # fmt: skip
     if float((requests.input + requests.output).max()) + 2 > capacity:
         return None
-    state = at_rate(replica, limits, lengths, places, rate)
+    state = state_at_rate(replica, limits, lengths, places, rate)
     result = simulate(replica, limits, requests, capacity=capacity, reservation=0.0)
     finish, arrival = np.sort(result.finish)[[EDGE, -EDGE]], np.sort(requests.arrival)[[EDGE, -EDGE]]
     errors = [float(state.requests_per_s) / rate * np.diff(finish)[0] / np.diff(arrival)[0] - 1.0]

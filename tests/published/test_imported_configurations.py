@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paleo.importers.sources import from_torch, imported
+from paleo.importers.sources import from_torch, import_network
 from paleo.layers.base import Choices
 from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import precision
@@ -135,7 +135,7 @@ def module_of(one: Case) -> Any:
 def graph_of(one: Case, module: Any, folder: Path, seq: int) -> Graph:
     data = module.config.to_dict() | {"architectures": [one[1]], "model_type": one[0]}
     (folder / "config.json").write_text(json.dumps(data, default=str))
-    model = imported("hf", str(folder)).model
+    model = import_network("hf", str(folder)).model
     overrides = {"seq": seq} if "seq" in model.params else {}
     return build_graph(model, batch=1, choices=Choices(attention="unfused"), overrides=overrides)
 

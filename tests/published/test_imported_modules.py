@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import paleo
-from paleo.importers.sources import imported
+from paleo.importers.sources import import_network
 from paleo.importers.torch import build_module, parse_input
 from paleo.layers.base import Choices
 from paleo.network.graph import Graph, build_graph
@@ -107,7 +107,7 @@ def test_onnx_files_that_torch_exports_count_the_same(name: str, tmp_path: Path)
     torch.onnx.export(
         module, tensors, str(file), dynamo=False, opset_version=17, training=torch.onnx.TrainingMode.PRESERVE, **options
     )
-    theirs = imported("onnx", str(file))
+    theirs = import_network("onnx", str(file))
     ours = build_graph(paleo.from_torch(module, inputs), batch=1)
     assert theirs.graph.parameters == ours.parameters == sum(p.numel() for p in module.parameters())
     assert theirs.flops == pytest.approx(flops(ours), rel=1e-3)

@@ -15,7 +15,7 @@ from paleo.lowering.program import CountedKernel, Program, Transfer, lower
 from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
 from paleo.parallel.placement import Mesh, parse_strategy, placement
-from paleo.parallel.propagation import distinct_target_share
+from paleo.parallel.propagation import deduplicated_dispatch_share
 from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -249,7 +249,9 @@ def distinct(chosen: int, experts: int, targets: int) -> float:
 @pytest.mark.parametrize(("chosen", "experts", "targets"), [(2, 8, 8), (2, 8, 4), (2, 8, 2), (3, 12, 4), (6, 12, 2)])
 def test_a_token_goes_once_to_each_node_that_has_some_of_its_experts(chosen: int, experts: int, targets: int) -> None:
     """DeepSeek-V3 technical report, 2024, section 3.2.2; counted over all choices of experts."""
-    assert distinct_target_share(chosen, experts, targets) * chosen == pytest.approx(distinct(chosen, experts, targets))
+    assert deduplicated_dispatch_share(chosen, experts, targets) * chosen == pytest.approx(
+        distinct(chosen, experts, targets)
+    )
 
 
 def test_dispatch_once_sends_to_nodes_and_within_one_to_devices() -> None:

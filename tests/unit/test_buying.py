@@ -40,7 +40,7 @@ def test_the_cheapest_that_is_in_time_comes_first() -> None:
     offers = [(load_system(name), (8, 16)) for name in ("dgx-h100", "dgx-a100-80gb")]
     wish = Requirements(AMOUNT, objective="cost")
     reply = plan_purchase(load_model(MODEL), offers, Run(global_batch=64), wish)
-    costs = [plan.score("cost") for plan in reply.plans if plan.roomy]
+    costs = [plan.score("cost") for plan in reply.plans if plan.has_memory_headroom]
     assert costs == sorted(costs) and reply.best is reply.plans[0]
     slowest = max(plan.seconds or 0.0 for plan in reply.plans)
     tight = Requirements(AMOUNT, deadline=slowest * 0.9, objective="cost")
@@ -127,7 +127,7 @@ def test_full_plans_stand_behind_roomy_ones_and_say_so() -> None:
     page = Console(width=400, record=True, file=io.StringIO())
     page.print(purchase_table(reply))
     text = page.export_text()
-    assert not all(plan.roomy for plan in reply.plans) and reply.plans[0].roomy
+    assert not all(plan.has_memory_headroom for plan in reply.plans) and reply.plans[0].has_memory_headroom
     assert "Plans that leave less than 5 % of the memory free are listed last." in text
     assert "No price is known for rtx-5090-8gpu-100gbe; give one with --price" in text
     assert "layers a stage" in text and "stage recomputation" not in text

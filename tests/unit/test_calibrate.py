@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate import command, measure
-from paleo.calibrate.files import LEAST_ROWS, FittedEntry, calibrations, fit_each, fits, jobs, yaml_text
+from paleo.calibrate.files import LEAST_ROWS, FittedEntry, calibrations, fit_each, has_kernel_families, jobs, yaml_text
 from paleo.calibrate.fit import Fit, Rows
 from paleo.calibrate.measure import (
     PAYLOADS,
@@ -113,7 +113,7 @@ def test_a_handful_of_rows_is_fitted_whole_and_says_so(tmp_path: Path) -> None:
 def test_tables_that_no_family_is_fitted_to_are_passed_over(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.csv"
     pd.DataFrame({"a": [1]}).to_csv(other, index=False)
-    assert fits(file) and not fits(other)
+    assert has_kernel_families(file) and not has_kernel_families(other)
     assert [job.subject for job in jobs([other, file])] == ["l40s"]
 
 

@@ -25,7 +25,7 @@ from paleo.pricing.convolution import (
     convolution_shape,
     explicit_cost,
     fastest_time,
-    overlapped,
+    overlap_with_loss,
     product_time,
     sustained_clock_share,
     waves,
@@ -273,7 +273,7 @@ def test_scalars_equal_arrays() -> None:
 
 
 def test_parts() -> None:
-    assert float(overlapped(np.array(5.0), np.array(0.0))) == pytest.approx(5.0)
+    assert float(overlap_with_loss(np.array(5.0), np.array(0.0))) == pytest.approx(5.0)
     assert float(waves(np.array(81.0), 80.0, 0.5)) == pytest.approx(0.5 * 2 + 0.5 * 81 / 80)
     assert sustained_clock_share(V100, 17.0) == 1.0
     assert sustained_clock_share(T4, 17.0) == pytest.approx((70 / (17.0 * 8.1)) ** 0.5)

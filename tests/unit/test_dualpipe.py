@@ -142,7 +142,7 @@ def test_activations_are_the_published_ones(name: str, stages: int) -> None:
     ],
 )
 def test_what_they_cannot_run_is_said(name: str, stages: int, microbatches: int, message: str) -> None:
-    assert not SCHEDULES[name].runs(stages, microbatches)
+    assert not SCHEDULES[name].allows_microbatches(stages, microbatches)
     with pytest.raises(PlanError, match=message):
         check_schedule(name, stages, SCHEDULES[name].chunks or 1, microbatches)
 

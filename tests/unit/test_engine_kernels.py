@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.pricing.experts import CLASSES, experts_time, popularity
+from paleo.pricing.experts import CLASSES, expert_loads, experts_time
 from paleo.pricing.kernels import figures
 from paleo.pricing.latent_kernels import LatentParameters, latent_attention_time
-from paleo.pricing.tiles import TileParameters, behind_host, narrow_product_time, product_time
+from paleo.pricing.tiles import TileParameters, narrow_product_time, product_time, time_with_host_launch
 from paleo.specs.device import load_device
 from paleo.tables.kinds._engine_kernels import Experts, LatentAttentionTable, NarrowProducts
 
@@ -51,7 +51,7 @@ def test_one_block_takes_the_time_of_a_wave_and_waits_for_its_reads() -> None:
 
 
 def test_a_host_that_is_slower_than_the_device_decides() -> None:
-    assert behind_host(array(1e-6, 1e-3), 1e-4) == pytest.approx([1e-4, 1e-3], rel=1e-6)
+    assert time_with_host_launch(array(1e-6, 1e-3), 1e-4) == pytest.approx([1e-4, 1e-3], rel=1e-6)
 
 
 def test_quantisation_reads_sixteen_bits_and_writes_eight() -> None:
@@ -89,7 +89,7 @@ def test_more_tokens_wider_experts_and_popular_ones_take_longer() -> None:
 def test_loads_of_experts_are_drawn_from_a_bounded_power_law() -> None:
     """The density x^-1 between 1 and r has the mean (r - 1) / log r; its median is the root of r."""
     ratio = 8000.0
-    classes, busiest = popularity(array(1.0), array(ratio), array(1.0), array(512.0))
+    classes, busiest = expert_loads(array(1.0), array(ratio), array(1.0), array(512.0))
     mean = (ratio - 1.0) / np.log(ratio)
     assert classes.mean() == pytest.approx(1.0)
     assert classes[3, 0] * mean < ratio**0.5 < classes[4, 0] * mean
@@ -105,14 +105,14 @@ def test_the_busiest_rank_is_that_of_drawn_loads(ranks: float, local: float) -> 
     drawn = (1.0 + generator.random((400, int(ranks), int(local))) * (ratio**power - 1.0)) ** (1.0 / power)
     sums = drawn.sum(axis=2)
     largest = float((sums.max(axis=1) / sums.mean(axis=1)).mean())
-    _, busiest = popularity(array(1.2), array(ratio), array(ranks), array(local))
+    _, busiest = expert_loads(array(1.2), array(ratio), array(ranks), array(local))
     assert busiest[0] == pytest.approx(largest, rel=0.06)
 
 
 def test_few_experts_of_a_rank_share_its_tokens() -> None:
     """One expert has all of them; of two, the more popular one has more."""
     for local in (1.0, 2.0):
-        classes, _ = popularity(array(1.2), array(1000.0), array(64.0), array(local))
+        classes, _ = expert_loads(array(1.2), array(1000.0), array(64.0), array(local))
         assert len(np.unique(classes.round(9))) == local
         assert classes.mean() == pytest.approx(1.0)
 

@@ -16,7 +16,7 @@ from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
 from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
 from paleo.parallel.plan import plan
-from paleo.parallel.propagation import distinct_target_share, propagate
+from paleo.parallel.propagation import deduplicated_dispatch_share, propagate
 from paleo.predict import Prediction, predict
 from paleo.search.plans import search
 from paleo.search.space import within
@@ -216,7 +216,7 @@ def test_tokens_sent_once_are_gathered_once() -> None:
     """DeepEP over four nodes, each with the eight ranks of a group of tp: a token goes once to each node and is
     gathered once, not for each of its experts there: 8 experts of 256 lie on 3.6 of four nodes."""
     bytes_moved = moved(mixture("megatron-core", experts={"dispatch": "deepep"}))
-    share = distinct_target_share(8, 256, 4)
+    share = deduplicated_dispatch_share(8, 256, 4)
     assert 8 * share == pytest.approx(3.61, abs=0.005)
     assert bytes_moved["all_to_all", "ep", "forward"] == pytest.approx(2 * SENT * share)
     assert bytes_moved["all_gather", "tp", "forward"] == pytest.approx(8 * SENT * share)

@@ -10,7 +10,7 @@ import pytest
 from paleo.cli import run
 from paleo.network.graph import build_graph
 from paleo.pricing.links.topology import Dragonfly, exchange_share, rail_exchange_share
-from paleo.report.collective import Vertex, level_graph, units_below
+from paleo.report.collective import Vertex, level_graph, level_sizes
 from paleo.specs.catalog import names
 from paleo.specs.model import load_model
 from paleo.specs.system import Level, System, load_system, torus_levels
@@ -42,7 +42,7 @@ def test_a_unit_sends_at_the_rate_of_its_level(name: str, index: int) -> None:
     """From one unit to all others of its leaf, or of the whole level where there are no leaves."""
     system = load_system(name)
     level = system.levels[index]
-    units = min(units_below(system, level)[1], 32)
+    units = min(level_sizes(system, level)[1], 32)
     if level.topology == "torus" or units < 2:
         return
     graph = level_graph(system, level, units)
@@ -125,7 +125,7 @@ def test_planes_of_a_torus_send_at_the_rate_of_their_dimension(name: str, chips:
     level = next(each for each in system.levels if each.topology == "torus")
     graph = level_graph(system, level, chips)
     places: dict[Vertex, tuple[int, ...]] = nx.get_node_attributes(graph, "place")
-    below = units_below(system, level)[0]
+    below = level_sizes(system, level)[0]
     for axis, dimension in enumerate(torus_levels(level, below, chips * below)):
         inside = [v for v, place in places.items() if all(place[other] == 0 for other in range(axis, len(place)))]
         rest = [v for v, place in places.items() if place[axis] > 0 and not any(place[axis + 1 :])]

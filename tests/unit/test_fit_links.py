@@ -18,10 +18,10 @@ from paleo.calibrate.links import (
     LinkParameters,
     calibration,
     configurations,
-    entries,
     fit_links,
+    link_entries,
     link_jobs,
-    sigmas,
+    log_sigmas,
 )  # fmt: skip
 from paleo.cli import run
 from paleo.predict import predict
@@ -56,7 +56,7 @@ def made_with(truth: Mapping[str, float], system: str, splits: Sequence[tuple[in
     known = load_system(system)
     before = {family: link_parameters(known, family) for family in LINK_FAMILIES}
     start = {name: getattr(before[one.family].parameters, one.leads) for name, one in NUMBERS.items()}
-    made = calibration(known, entries(before, LinkParameters(**(start | truth)), list(truth)))
+    made = calibration(known, link_entries(before, LinkParameters(**(start | truth)), list(truth)))
     table = TransformerSteps(made)
     for row in rows:
         row["iteration_ms"] = table.step(row).value / MILLISECOND
@@ -140,7 +140,7 @@ def test_rows_that_are_all_alike_do_not_tell_share_from_latency(tmp_path: Path) 
     alike = alike[(alike.hidden == 4096) & (alike.seq_len == 2048)]
     pd.concat([alike.assign(micro_batch=1, model=str(index)) for index in range(12)]).to_csv(path, index=False)
     (job,) = link_jobs([path], ["dgx-a100-80gb"], tuple(INSIDE))
-    both, alone = (sigmas(job, job.start, names) for names in (tuple(INSIDE), ["inside_share"]))
+    both, alone = (log_sigmas(job, job.start, names) for names in (tuple(INSIDE), ["inside_share"]))
     assert min(both.values()) > LOOSEST and both["inside_share"] > 100 * alone["inside_share"]
 
 

@@ -12,7 +12,7 @@ import paleo
 from paleo.cli import run
 from paleo.cluster.jobs import JobSpec, given_jobs, read_jobs
 from paleo.cluster.pricing import price_job
-from paleo.cluster.study import Wishes, _sampled, missed_deadlines
+from paleo.cluster.study import ClusterRequirements, _sampled, missed_deadlines
 from paleo.errors import SpecError
 from paleo.specs.system import load_system
 
@@ -212,12 +212,12 @@ def test_a_trace_of_five_thousand_jobs_is_consistent():
     ]
     from paleo.cluster.study import fleet_study, price_fleet
 
-    study = fleet_study(price_fleet(specs, [load_system(NODE)], "backfill", nodes=[32]), [32], Wishes())
+    study = fleet_study(price_fleet(specs, [load_system(NODE)], "backfill", nodes=[32]), [32], ClusterRequirements())
     result = study.result
     assert result.worked == pytest.approx(gpus * seconds)
     whole = result.gpus * result.span
     assert result.worked.sum() + sum(result.unused.values()) == pytest.approx(whole)
-    fifo = fleet_study(price_fleet(specs, [load_system(NODE)], "fifo", nodes=[32]), [32], Wishes()).result
+    fifo = fleet_study(price_fleet(specs, [load_system(NODE)], "fifo", nodes=[32]), [32], ClusterRequirements()).result
     assert result.waited.mean() < fifo.waited.mean()
 
 

@@ -16,7 +16,7 @@ from paleo.pricing.gemm import (
     GemmParameters,
     cache_miss,
     gemm_time,
-    likelihood,
+    kernel_choice_odds,
     quantisation_time,
     scattered_time,
     unaligned_time,
@@ -115,7 +115,7 @@ def test_a_reduction_over_a_cluster_has_no_more_than_sixteen_parts() -> None:
 
 def test_libraries_take_likely_kernels_not_the_fastest() -> None:
     """Two kernels as fast as each other are as likely; one that takes a tenth longer is taken once in five times."""
-    shares = likelihood(np.array([1.0, 1.1]), np.array(1.0))
+    shares = kernel_choice_odds(np.array([1.0, 1.1]), np.array(1.0))
     assert float(shares[1] / shares.sum()) == pytest.approx(1 / (1 + 1.1**16))
 
 

@@ -84,7 +84,7 @@ def test_no_more_than_all_of_it_and_no_less_than_the_last_bucket(
 ) -> None:
     schedule = SCHEDULES[name]
     chunks = 2 if schedule.chunks is None else schedule.chunks
-    sums = np.array(times).reshape(4, 1) * np.ones((4, chunks * schedule.copies))
+    sums = np.array(times).reshape(4, 1) * np.ones((4, chunks * schedule.replicas))
     count = np.full(sums.shape, float(buckets))
     found = exposed_exchange(sums, count, schedule, equal(4, 1.0, 1.2, 0.8), chunks, contention)
     assert np.all(found <= sums.sum(axis=1) * (1 + 1e-12)) and np.all(found >= sums[:, 0] / buckets * (1 - 1e-12))

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from paleo.cli import every_command, run
-from paleo.cli.options import completes, words
+from paleo.cli.options import name_completion, word_completion
 from paleo.specs.run import path_of
 
 COMMANDS: dict[str, Any] = dict(typer.main.get_command(every_command()).commands)  # type: ignore[attr-defined]
@@ -85,11 +85,11 @@ def test_no_help_text_holds_brackets_that_the_screen_would_eat() -> None:
 @pytest.mark.parametrize(
     ("complete", "begun", "expected"),
     [
-        (completes("software"), "megatron-c", ["megatron-core"]),
-        (completes("systems", "devices"), "dgx-2,dgx-h2", ["dgx-2,dgx-h200"]),
-        (completes("schedules"), "zb", ["zb-h1", "zb-v"]),
-        (completes("optimizers"), "adam", ["adam", "adamw"]),
-        (words("time", "cost", "energy"), "c", ["cost"]),
+        (name_completion("software"), "megatron-c", ["megatron-core"]),
+        (name_completion("systems", "devices"), "dgx-2,dgx-h2", ["dgx-2,dgx-h200"]),
+        (name_completion("schedules"), "zb", ["zb-h1", "zb-v"]),
+        (name_completion("optimizers"), "adam", ["adam", "adamw"]),
+        (word_completion("time", "cost", "energy"), "c", ["cost"]),
     ],
 )
 def test_names_are_completed(complete: Any, begun: str, expected: list[str]) -> None:

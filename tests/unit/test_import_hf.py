@@ -11,8 +11,8 @@ import pytest
 import paleo
 from paleo.errors import SpecError
 from paleo.importers.configuration import read_config
-from paleo.importers.model import checked, to_yaml
-from paleo.importers.sources import FAMILIES, folded, from_config, imported
+from paleo.importers.model import to_yaml, validated_yaml
+from paleo.importers.sources import FAMILIES, folded, from_config, import_network
 from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
 from paleo.predict import predict
@@ -40,7 +40,7 @@ def written(path: Path, **more: Any) -> str:
 
 def test_a_llama_counted_by_hand(tmp_path: Path) -> None:
     """A layer: q and out 8x8, k and v 8x4; gate, up and down 8x20; two norms of 8. Two tables of 11x8, a norm."""
-    made = imported("hf", written(tmp_path))
+    made = import_network("hf", written(tmp_path))
     assert made.graph.parameters == 3 * (64 + 32 + 32 + 64 + 3 * 160 + 16) + 2 * 88 + 8
     products = 2 * 64 * (64 + 32 + 32 + 64 + 480)  # per layer, 64 tokens
     scores = 2 * 2 * 64 * 64 * 8
@@ -55,7 +55,7 @@ def test_a_folder_stands_for_its_configuration(tmp_path: Path) -> None:
 
 
 def test_seq_can_be_stated_and_overridden(tmp_path: Path) -> None:
-    made = imported("hf", written(tmp_path), sizes={"seq": 16})
+    made = import_network("hf", written(tmp_path), sizes={"seq": 16})
     assert made.model.params["seq"] == 16
     assert build_graph(made.model, batch=2, overrides={"seq": 32}).inputs["tokens"].sizes == (2, 32)
 
@@ -106,7 +106,7 @@ def test_kimi_k2_is_deepseek_v3_in_other_numbers(tmp_path: Path) -> None:
     kind = {"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]}
     file = tmp_path / "config.json"
     file.write_text(json.dumps(kind | sizes))
-    assert imported("hf", str(file)).graph.parameters == 1_026_408_209_408
+    assert import_network("hf", str(file)).graph.parameters == 1_026_408_209_408
     assert "'groups': 1, 'scores': 'sigmoid'" in str(from_config(file))
 
 
@@ -130,7 +130,7 @@ def test_every_family_says_which_key_is_missing(tmp_path: Path, family: str) -> 
     "odd", ["a: b", "#x", "true", "1", "- x", "é\n", "'", '"', "null", "=1 + 2", "", " x", "x\u0007"]
 )
 def test_odd_texts_survive_the_file(odd: str) -> None:
-    assert checked({"params": {"a": odd}, "layers": [{"linear": {"dim": odd}}, [odd]]})
+    assert validated_yaml({"params": {"a": odd}, "layers": [{"linear": {"dim": odd}}, [odd]]})
 
 
 def test_short_entries_stay_on_a_line() -> None:
@@ -160,7 +160,7 @@ def test_steps_of_a_configuration_are_those_of_the_catalog(
     """Also where code writes GELU out term by term, as GPT-2's does and BERT's does not."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
-    theirs, ours = imported("hf", str(file)).model, load_model(name)
+    theirs, ours = import_network("hf", str(file)).model, load_model(name)
     options = {"gpus": 8, "batch": 8, "strategy": strategy, "software": software}
     made = predict(theirs, load_system("dgx-a100-80gb"), Run(**options))
     wanted = predict(ours, load_system("dgx-a100-80gb"), Run(model=more, **options))
@@ -175,7 +175,7 @@ def test_steps_of_a_configuration_are_those_of_the_catalog(
 def test_the_head_is_that_of_the_architecture(tmp_path: Path, architecture: str | None, head: int) -> None:
     """A table of 11 x 8, three layers, a norm; and a head over 11 words, none, or one over 5 classes."""
     more = {} if architecture is None else {"architectures": [architecture]}
-    network = imported("hf", written(tmp_path, num_labels=5, **more))
+    network = import_network("hf", written(tmp_path, num_labels=5, **more))
     assert network.graph.parameters == 3 * (64 + 32 + 32 + 64 + 3 * 160 + 16) + 88 + 8 + head
 
 
@@ -183,9 +183,9 @@ def test_the_head_is_that_of_the_architecture(tmp_path: Path, architecture: str 
 def test_code_of_the_models_own_is_named_and_never_runs(tmp_path: Path) -> None:
     (tmp_path / "modeling_x.py").write_text("raise SystemExit('this ran')")
     remote = {"auto_map": {"AutoModelForCausalLM": "modeling_x.Model"}}
-    assert "modeling_x.Model) was not run" in str(imported("hf", written(tmp_path, **remote)).model.notes)
+    assert "modeling_x.Model) was not run" in str(import_network("hf", written(tmp_path, **remote)).model.notes)
     with pytest.raises(SpecError, match=r"modeling_x.Model\) is not run"):
-        imported("hf", written(tmp_path, model_type="of-ones-own", **remote))
+        import_network("hf", written(tmp_path, model_type="of-ones-own", **remote))
 
 
 def test_other_families_are_built_by_the_library_and_traced(tmp_path: Path) -> None:
@@ -196,12 +196,12 @@ def test_other_families_are_built_by_the_library_and_traced(tmp_path: Path) -> N
         module = transformers.ElectraForPreTraining(config)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config.to_dict() | {"architectures": ["ElectraForPreTraining"]}))
-    network = imported("hf", str(file), sizes={"seq": 32})
+    network = import_network("hf", str(file), sizes={"seq": 32})
     assert network.graph.parameters == sum(p.numel() for p in module.parameters())
     assert network.model.params["seq"] == 32
     file.write_text(json.dumps(config.to_dict() | {"architectures": ["ElectraForEverything"]}))
     with pytest.raises(SpecError, match="transformers has no 'ElectraForEverything'"):
-        imported("hf", str(file))
+        import_network("hf", str(file))
 
 
 _DECODER = {
@@ -236,18 +236,18 @@ def test_what_transformers_saves_has_the_parameters_of_its_modules(tmp_path: Pat
     with torch.device("meta"):
         auto = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         module = (auto if type(config) in auto else transformers.MODEL_MAPPING)[type(config)](config)
-    assert imported("hf", str(tmp_path)).graph.parameters == sum(p.numel() for p in module.parameters())
+    assert import_network("hf", str(tmp_path)).graph.parameters == sum(p.numel() for p in module.parameters())
 
 
 def test_an_indexer_that_is_traced_chooses_all_keys(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     transformers.CONFIG_MAPPING["axk2"](**_DECODER | SAVED["axk2"]).save_pretrained(tmp_path)
-    network = imported("hf", str(tmp_path)).model
+    network = import_network("hf", str(tmp_path)).model
     assert "seq" not in network.params and network.notes.endswith(
         "fixed at 32 tokens, of which an indexer chooses all keys."
     )
     with pytest.raises(SpecError, match="index_topk: in sequences longer than 32 tokens an indexer chooses keys"):
-        imported("hf", str(tmp_path), sizes={"seq": 64})
+        import_network("hf", str(tmp_path), sizes={"seq": 64})
 
 
 def test_the_librarys_own_remarks_are_not_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -298,7 +298,7 @@ def test_a_published_configuration_has_its_parameters(
 ) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": family} | stated))
-    assert imported("hf", str(file)).graph.parameters == parameters
+    assert import_network("hf", str(file)).graph.parameters == parameters
 
 
 def test_numbers_that_json_lacks_are_read_as_transformers_5_writes_them(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_short_sequences_of_sparse_attention_see_all_keys(tmp_path: Path) -> Non
     }  # fmt: skip
     file = tmp_path / "config.json"
     file.write_text(json.dumps(stated))
-    short, long = (imported("hf", str(file), sizes={"seq": seq}) for seq in (128, 4096))
+    short, long = (import_network("hf", str(file), sizes={"seq": seq}) for seq in (128, 4096))
     assert short.graph.parameters == long.graph.parameters
     core = [
         sum(k.flops for n in each.graph.nodes for op in n.operations if op.name.endswith(".core")
@@ -337,5 +337,5 @@ def test_layers_of_nemotron_h_by_their_letters_and_by_the_names_of_transformers_
     texts = []
     for pattern in ({"hybrid_override_pattern": "M*-"}, {"layers_block_type": named}):
         mapping = from_config(written(tmp_path, model_type="nemotron_h", **sizes, **pattern))
-        texts.append(checked(mapping))
+        texts.append(validated_yaml(mapping))
     assert texts[0] == texts[1]

@@ -15,7 +15,7 @@ from paleo.errors import PaleoError, SpecError
 from paleo.importers._builder import ONNX
 from paleo.importers._onnx_shapes import shape_of_output
 from paleo.importers.onnx import shape_arithmetic
-from paleo.importers.sources import Import, imported
+from paleo.importers.sources import Import, import_network
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
@@ -69,7 +69,7 @@ def classifier(path: Path, batch: Any = "N") -> str:
 @pytest.mark.parametrize("batch", ["N", 1, 4])
 def test_a_classifier_counted_by_hand(tmp_path: Path, batch: Any) -> None:
     """Means and variances of the batch norm are no parameters; the file's own batch does not matter."""
-    made = imported("onnx", classifier(tmp_path, batch))
+    made = import_network("onnx", classifier(tmp_path, batch))
     assert made.graph.parameters == 8 * 27 + 8 + 16 + 80 + 10
     assert made.flops == 2 * 8 * 8 * 8 * 27 + 2 * 80
     assert [n.type for n in made.graph.nodes][:3] == ["conv", "batch_norm", "relu"]
@@ -80,7 +80,7 @@ def test_a_classifier_counted_by_hand(tmp_path: Path, batch: Any) -> None:
 
 def test_products_with_a_bias_are_linear_layers(tmp_path: Path) -> None:
     nodes = [node("MatMul", "x w", "a"), node("Add", "b a", "c"), node("Relu", "c")]
-    made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 5, 8]}, [weight("w", 8, 12), weight("b", 12)]))
+    made = import_network("onnx", saved(tmp_path, nodes, {"x": ["N", 5, 8]}, [weight("w", 8, 12), weight("b", 12)]))
     assert [n.type for n in made.graph.nodes] == ["linear", "relu"]
     assert made.graph.parameters == 96 + 12 and made.flops == 2 * 5 * 96
 
@@ -94,7 +94,7 @@ def test_a_gelu_written_out_is_one(tmp_path: Path) -> None:
         node("Mul", "x c", "d"),
         node("Mul", "d h"),
     ]
-    made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 8]}, scalars), loss="none")
+    made = import_network("onnx", saved(tmp_path, nodes, {"x": ["N", 8]}, scalars), loss="none")
     assert [n.type for n in made.graph.nodes] == ["gelu"]
 
 
@@ -111,7 +111,9 @@ def test_a_layer_norm_written_out_is_one(tmp_path: Path) -> None:
         node("Mul", "n g", "z"),
         node("Add", "z b"),
     ]
-    made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 4, 8]}, [two, tiny, weight("g", 8), weight("b", 8)]))
+    made = import_network(
+        "onnx", saved(tmp_path, nodes, {"x": ["N", 4, 8]}, [two, tiny, weight("g", 8), weight("b", 8)])
+    )
     assert [n.type for n in made.graph.nodes] == ["layer_norm"] and made.graph.parameters == 16
 
 
@@ -124,7 +126,7 @@ def test_shapes_that_are_worked_out(tmp_path: Path) -> None:
         node("MatMul", "r w"),
     ]
     weights = [numbers("zero", 0), numbers("minus", -1), weight("w", 60, 7)]
-    made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 3, 4, 5]}, weights))
+    made = import_network("onnx", saved(tmp_path, nodes, {"x": ["N", 3, 4, 5]}, weights))
     assert made.flops == 2 * 60 * 7
 
 
@@ -138,14 +140,14 @@ def test_pads_that_are_computed_as_torch_writes_them(tmp_path: Path) -> None:
     ]  # fmt: skip
     known = [numbers("four", 4), numbers("sides", 1, 2, 0, 0), numbers("rows", -1, 2), numbers("minus", -1)]
     known += [numbers("least", -(2**62)), numbers("zero", 0), weight("w", 8, 3, 3, 3)]
-    network = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 3, 16, 16]}, known), loss="none")
+    network = import_network("onnx", saved(tmp_path, nodes, {"x": ["N", 3, 16, 16]}, known), loss="none")
     assert network.flops == 2 * 3 * 9 * 8 * 14 * 17
 
 
 def test_operators_whose_shapes_onnx_does_not_infer(tmp_path: Path) -> None:
     nodes = [node("GroupNormalization", "x g b", "n", num_groups=4), node("Conv", "n w", kernel_shape=[1, 1])]
     known = [weight("g", 16), weight("b", 16), weight("w", 4, 16, 1, 1)]
-    network = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 16, 8, 8]}, known, opset=21), loss="none")
+    network = import_network("onnx", saved(tmp_path, nodes, {"x": ["N", 16, 8, 8]}, known, opset=21), loss="none")
     assert network.graph.parameters == 96 and network.flops == 2 * 16 * 4 * 64
 
 
@@ -173,14 +175,14 @@ def test_shapes_by_rules_of_our_own(
 
 def test_attention_of_heads_side_by_side_has_its_flop(tmp_path: Path) -> None:
     nodes = [node("Attention", "x x x", "a", q_num_heads=4, kv_num_heads=4), node("MatMul", "a w")]
-    network = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 64, 32]}, [weight("w", 32, 32)], opset=23))
+    network = import_network("onnx", saved(tmp_path, nodes, {"x": ["N", 64, 32]}, [weight("w", 32, 32)], opset=23))
     assert network.flops == 2 * 64 * 32 * 32 + 4 * 64 * 64 * 32 and network.unpriced == ()
 
 
 def test_a_recurrent_layer(tmp_path: Path) -> None:
     weights = [weight("w", 2, 64, 8), weight("r", 2, 64, 16), weight("b", 2, 128)]
     nodes = [node("LSTM", "x w r b", "y h c", hidden_size=16, direction="bidirectional")]
-    made = imported("onnx", saved(tmp_path, nodes, {"x": [12, "N", 8]}, weights), loss="none")
+    made = import_network("onnx", saved(tmp_path, nodes, {"x": [12, "N", 8]}, weights), loss="none")
     assert made.graph.parameters == 2 * 64 * (8 + 16) + 256
 
 
@@ -188,8 +190,8 @@ def test_an_embedding_from_rows_of_a_table(tmp_path: Path) -> None:
     nodes = [node("Gather", "t x", "e"), node("MatMul", "e w")]
     file = saved(tmp_path, nodes, {"x": ["N", "len"]}, [weight("t", 100, 8), weight("w", 8, 100)], kind=INT64)
     with pytest.raises(SpecError, match="--size len="):
-        imported("onnx", file)
-    made = imported("onnx", file, sizes={"len": 6})
+        import_network("onnx", file)
+    made = import_network("onnx", file, sizes={"len": 6})
     assert made.graph.nodes[0].type == "embedding" and made.flops == 2 * 6 * 800
 
 
@@ -206,14 +208,14 @@ def test_weights_that_nodes_make_are_parameters(tmp_path: Path) -> None:
         node("Gemm", "f g", transB=1),
     ]
     weights = [numbers("shape", 8, 3, 3, 3), eighth, scale]
-    made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 3, 6, 6]}, weights))
+    made = import_network("onnx", saved(tmp_path, nodes, {"x": ["N", 3, 6, 6]}, weights))
     assert made.graph.parameters == 8 * 27 + 80 and made.unknown == ()
     assert made.flops == 2 * 4 * 4 * 8 * 27 + 2 * 80
 
 
 def test_images_with_their_channels_last_are_turned(tmp_path: Path) -> None:
     nodes = [node("Transpose", "x", "t", perm=[0, 3, 2, 1]), node("Conv", "t w", kernel_shape=[3, 3])]
-    made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 8, 8, 3]}, [weight("w", 5, 3, 3, 3)]))
+    made = import_network("onnx", saved(tmp_path, nodes, {"x": ["N", 8, 8, 3]}, [weight("w", 5, 3, 3, 3)]))
     assert made.unknown == () and made.flops == 2 * 6 * 6 * 5 * 27
 
 
@@ -230,7 +232,7 @@ def test_the_batch_of_one_of_a_file_is_any_batch_where_its_reshapes_allow_it(
         node("MatMul", "r t", "s"),
         node("Softmax", "s"),
     ]
-    made = imported("onnx", saved(tmp_path, nodes, {"x": [1, 6, 4]}, [numbers("to", *target)]), loss="none")
+    made = import_network("onnx", saved(tmp_path, nodes, {"x": [1, 6, 4]}, [numbers("to", *target)]), loss="none")
     assert ("at a batch of 1 alone" in str(made.model.notes)) is fixed
     assert made.flops == flops
 
@@ -248,7 +250,7 @@ def test_reshapes_in_a_row_leave_no_shape_of_another_batch(tmp_path: Path) -> No
             node("MatMul", f"{at}r w", f"{at}4"),
         ]
     weights = [numbers("back", 1, -1, 4), weight("w", 4, 4)]
-    made = imported("onnx", saved(tmp_path, [*nodes, node("Relu", "b4")], {"x": [1, 6, 4]}, weights))
+    made = import_network("onnx", saved(tmp_path, [*nodes, node("Relu", "b4")], {"x": [1, 6, 4]}, weights))
     assert made.flops == 2 * 2 * 6 * 4 * 4 and made.unknown == ()
 
 
@@ -256,8 +258,8 @@ def test_settings_are_no_inputs_and_dims_without_a_name_are_asked_for(tmp_path: 
     scalar = node("Mul", "x rate", "m")
     file = saved(tmp_path, [scalar, node("MatMul", "m w")], {"x": ["N", None], "rate": []}, [weight("w", 4, 5)])
     with pytest.raises(SpecError, match=r"no size for 'x\.1'; state it with --size x\.1=128"):
-        imported("onnx", file)
-    made = imported("onnx", file, sizes={"x.1": 4})
+        import_network("onnx", file)
+    made = import_network("onnx", file, sizes={"x.1": 4})
     assert list(made.model.inputs) == ["x"] and made.flops == 2 * 4 * 5
 
 
@@ -278,7 +280,7 @@ def test_conditions_on_shapes_are_worked_out(rank: int, products: int, tmp_path:
         node("Relu", "i"),
     ]
     weights = [numbers("two", 2), weight("w", 4, 4)]
-    made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 4, 4][:rank]}, weights))
+    made = import_network("onnx", saved(tmp_path, nodes, {"x": ["N", 4, 4][:rank]}, weights))
     assert made.flops == products * 2 * 4 ** (rank - 1) * 4
     assert "longer branch" not in str(made.model.notes)
 
@@ -292,14 +294,14 @@ def test_of_conditions_on_data_the_longer_branch_is_read(tmp_path: Path) -> None
         node("Relu", "i"),
     ]
     weights = [numpy_helper.from_array(np.float32(0), "zero"), weight("w", 4, 4)]
-    made = imported("onnx", saved(tmp_path, nodes, {"x": ["N", 4]}, weights))
+    made = import_network("onnx", saved(tmp_path, nodes, {"x": ["N", 4]}, weights))
     assert made.flops == 2 * 4 * 4 and "the longer branch is read" in str(made.model.notes)
 
 
 def test_unknown_operators_are_listed(tmp_path: Path) -> None:
     nodes = [node("Gemm", "x w", "a"), node("Det", "q"), node("Reshape", "a s", "q")]
     file = saved(tmp_path, [nodes[0], nodes[2], nodes[1]], {"x": ["N", 9]}, [weight("w", 9, 9), numbers("s", -1, 3, 3)])
-    made = imported("onnx", file, loss="none")
+    made = import_network("onnx", file, loss="none")
     assert made.unknown == ("Det",)
 
 
@@ -308,7 +310,7 @@ def test_external_data_is_not_read(tmp_path: Path) -> None:
     model = onnx.load(str(file))
     onnx.save(model, str(file), save_as_external_data=True, location="weights.bin", size_threshold=0)
     (tmp_path / "weights.bin").unlink()
-    assert imported("onnx", str(file)).graph.parameters == 8 * 27 + 8 + 16 + 80 + 10
+    assert import_network("onnx", str(file)).graph.parameters == 8 * 27 + 8 + 16 + 80 + 10
 
 
 def hostile(path: Path, change: str) -> str:
@@ -344,7 +346,7 @@ def hostile(path: Path, change: str) -> str:
 @pytest.mark.parametrize("change", ["size", "huge", "input", "name", "cycle", "deep", "empty", "stride"])
 def test_hostile_files_are_errors(tmp_path: Path, change: str) -> None:
     with pytest.raises(PaleoError, match=r"hostile\.onnx"):
-        imported("onnx", hostile(tmp_path, change))
+        import_network("onnx", hostile(tmp_path, change))
 
 
 def crippled(file: Path, operator: str, inputs: Sequence[str]) -> Import | PaleoError:
@@ -375,7 +377,7 @@ def test_operators_with_too_few_inputs_are_opaque_or_errors(tmp_path: Path) -> N
 def outcome(file: Path, data: bytes) -> Import | PaleoError:
     file.write_bytes(data)
     try:
-        return imported("onnx", str(file))
+        return import_network("onnx", str(file))
     except PaleoError as error:
         return error
 
@@ -398,9 +400,9 @@ def test_what_is_no_onnx_file(tmp_path: Path, text: bytes) -> None:
     file = tmp_path / "net.onnx"
     file.write_bytes(text)
     with pytest.raises(SpecError, match="ONNX"):
-        imported("onnx", str(file))
+        import_network("onnx", str(file))
     with pytest.raises(SpecError, match="no such file"):
-        imported("onnx", str(tmp_path / "other.onnx"))
+        import_network("onnx", str(tmp_path / "other.onnx"))
 
 
 def test_shape_arithmetic_is_that_of_onnx() -> None:

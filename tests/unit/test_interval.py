@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate.files import yaml_text
-from paleo.calibrate.spreads import Evidence, cross_validated, evidence, fitted
+from paleo.calibrate.spreads import Evidence, cross_validated, fitted_spreads, step_errors
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.predict import Prediction, predict
@@ -192,7 +192,7 @@ def made_up(known: Spreads, sources: int = 24, rows: int = 40) -> Evidence:
 def test_a_fit_finds_the_spreads_that_made_the_errors_and_holds_sources_that_it_has_not_seen() -> None:
     true = Spreads(software=0.08, untested=0.2, library=0.5, experts=0.2, skew=1.4)
     known = made_up(true)
-    found = fitted(known, level=0.9)
+    found = fitted_spreads(known, level=0.9)
     assert (found.untested, found.library, found.experts, found.skew) == pytest.approx(
         (true.untested, true.library, true.experts, true.skew), rel=0.2
     )
@@ -203,7 +203,7 @@ def test_a_fit_finds_the_spreads_that_made_the_errors_and_holds_sources_that_it_
 
 def test_tables_without_steps_are_refused() -> None:
     with pytest.raises(SpecError, match="no row"):
-        evidence([])
+        step_errors([])
     with pytest.raises(SpecError, match="one source alone"):
         cross_validated(made_up(Spreads(), sources=1))
 

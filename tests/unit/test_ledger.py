@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate import command
-from paleo.calibrate.command import LEDGER_COLUMNS, kernel_sources, worse
+from paleo.calibrate.command import LEDGER_COLUMNS, kernel_sources, worsened_sources
 from paleo.calibrate.files import jobs
 from paleo.errors import SpecError
 from tests.unit.test_calibrate import table
@@ -32,13 +32,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_two_points_are_let_pass_and_three_are_named() -> None:
-    assert worse(ledger(0.10), ledger(0.119)) == []
-    assert [source for source, _ in worse(ledger(0.10), ledger(0.13))] == ["lab"]
-    assert worse(ledger(0.10), ledger(0.05)) == []
+    assert worsened_sources(ledger(0.10), ledger(0.119)) == []
+    assert [source for source, _ in worsened_sources(ledger(0.10), ledger(0.13))] == ["lab"]
+    assert worsened_sources(ledger(0.10), ledger(0.05)) == []
 
 
 def test_a_source_that_has_gone_is_named() -> None:
-    assert [source for source, _ in worse(ledger(0.10), ledger(0.10, "another"))] == ["lab"]
+    assert [source for source, _ in worsened_sources(ledger(0.10), ledger(0.10, "another"))] == ["lab"]
 
 
 @pytest.mark.slow

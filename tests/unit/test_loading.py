@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paleo.errors import SpecError
-from paleo.specs.catalog import catalog_root, device_named, is_path, locate, names, read_entry
+from paleo.specs.catalog import catalog_root, device_named, entry_path, is_path, names, read_entry
 from paleo.specs.loading import MAX_FILE_BYTES, PositiveCount, Spec, Text, parse_yaml, read_yaml, validate
 from paleo.units import BytesPerSecond, Seconds
 
@@ -142,20 +142,20 @@ def test_validate_wants_a_mapping() -> None:
 def test_the_catalog_does_not_depend_on_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert (catalog_root() / "hardware_specs").is_dir()
-    assert locate("devices", "V100-SXM2-16GB").stem == "v100-sxm2-16gb"
+    assert entry_path("devices", "V100-SXM2-16GB").stem == "v100-sxm2-16gb"
 
 
 @pytest.mark.parametrize("kind", ["models", "systems"])
 def test_names_may_be_spelt_in_other_ways(kind: str) -> None:
     for name in names(kind):
-        assert locate(kind, name.replace("_", "-").upper()).stem == name
+        assert entry_path(kind, name.replace("_", "-").upper()).stem == name
     with pytest.raises(SpecError, match="unknown"):
-        locate("software", "megatron_core")  # profiles are compared by their names
+        entry_path("software", "megatron_core")  # profiles are compared by their names
 
 
 def test_a_miss_suggests_near_names() -> None:
     with pytest.raises(SpecError, match="unknown system 'dgx-a100'; nearest: 'dgx-a100-"):
-        locate("systems", "dgx-a100")
+        entry_path("systems", "dgx-a100")
     with pytest.raises(SpecError, match="unknown kind of catalog entry 'device'; nearest: 'devices'"):
         names("device")
     with pytest.raises(SpecError, match="unknown device 'nvidia a100-sxm4-80g'; nearest: 'nvidia a100-sxm4-80gb'"):

@@ -7,7 +7,7 @@ import pytest
 from paleo.errors import SpecError
 from paleo.layers.base import Choices
 from paleo.layers.opaque import KnownPass
-from paleo.operations.base import KINDS, Kind, MemoryPass, flat_pass
+from paleo.operations.base import KINDS, MemoryPass, OperationKind, flat_pass
 from paleo.operations.tensor import Tensor
 
 X = Tensor("x", ("batch", "features"), (2, 4))
@@ -36,7 +36,7 @@ def test_a_model_file_with_a_misspelt_kind_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS.items())
-def test_traits_fit_together(name: str, kind: Kind) -> None:
+def test_traits_fit_together(name: str, kind: OperationKind) -> None:
     """A family of prices of passes over memory; what stands in for a kind in inference exists; what computes nothing
     has no statistics."""
     assert (kind.name, kind.price.partition(".")[0]) == (name, "memory")

@@ -62,13 +62,13 @@ def chunks_of(name: str, asked: int = 2) -> int:
 @pytest.mark.parametrize("turns", [2, 3])
 def test_every_pass_once_and_forward_before_backward(name: str, depth: int, turns: int) -> None:
     schedule, chunks = SCHEDULES[name], chunks_of(name)
-    if not schedule.runs(depth, depth * turns):
+    if not schedule.allows_microbatches(depth, depth * turns):
         return
     for stage in range(depth):
         actions = schedule.order(stage, depth, depth * turns, chunks)
         kinds = ("F", "B", "W") if schedule.splits_backward else ("F", "B")
         expected = {(kind, i, c) for kind in kinds for i in range(depth * turns) for c in range(chunks)}
-        if schedule.copies > 1:  # a microbatch goes through one copy
+        if schedule.replicas > 1:  # a microbatch goes through one copy
             expected = {
                 (kind, i, c) for kind, i, c in expected | {(k, i, 1) for k, i, _ in expected} if c == i % depth % 2
             }
@@ -144,7 +144,7 @@ def test_v_and_bidirectional_closed_forms_are_near_with_a_heavier_last_piece(
     pieces = [np.array([1.0, 1.1, 0.9])] * (stages * chunks - 1) + [np.array([1.0, 1.1, 0.9]) * (1.0 + last)]
     held = schedule.pieces(stages, chunks)
     times = [[StageTime(*pieces[piece], 0.0) for piece in stage] for stage in held]
-    passes = Passes(*np.array([sum(pieces[i] for i in stage) / schedule.copies for stage in held]).T)
+    passes = Passes(*np.array([sum(pieces[i] for i in stage) / schedule.replicas for stage in held]).T)
     played = pipeline_time(name, times, stages * units).total
     assert low <= float(stage_ends(schedule, passes, stages * units, chunks).max(axis=0)) / played - 1.0 <= high
 
@@ -154,12 +154,12 @@ def test_v_and_bidirectional_closed_forms_are_near_with_a_heavier_last_piece(
 @pytest.mark.parametrize("turns", [2, 3])
 def test_what_follows_the_gradients_of_a_chunk_is_what_the_order_has(name: str, depth: int, turns: int) -> None:
     schedule, chunks = SCHEDULES[name], chunks_of(name, 3)
-    if not schedule.runs(depth, depth * turns):
+    if not schedule.allows_microbatches(depth, depth * turns):
         return
     makes = "W" if schedule.splits_backward else "B"
     for stage in range(depth):
         order = schedule.order(stage, depth, depth * turns, chunks)
-        for chunk in range(chunks * schedule.copies):
+        for chunk in range(chunks * schedule.replicas):
             last = max(i for i, action in enumerate(order) if (action.kind, action.chunk) == (makes, chunk))
             left = [action.kind for action in order[last + 1 :]]
             counts = left.count("B"), left.count("W") if schedule.splits_backward else left.count("B")
@@ -169,7 +169,7 @@ def test_what_follows_the_gradients_of_a_chunk_is_what_the_order_has(name: str, 
 @pytest.mark.parametrize("name", list(SCHEDULES))
 def test_few_microbatches_are_all_drawn(name: str) -> None:
     schedule, chunks = SCHEDULES[name], chunks_of(name)
-    stages = uniform(4, chunks * schedule.copies)
+    stages = uniform(4, chunks * schedule.replicas)
     events = pipeline_events(name, stages, 8, pipeline_time(name, stages, 8).ends)
     assert len(events) == 4 * 8 * chunks * (3 if schedule.splits_backward else 2)
     assert {event.task.kind for event in events} <= {"F", "B", "W"}
@@ -310,7 +310,7 @@ def test_no_stage_ends_later_than_stated(
 @settings(max_examples=30, deadline=None)
 def test_activations_alive_by_formula_and_by_order(name: str, depth: int, rounds: int, chunks: int) -> None:
     schedule, pieces = SCHEDULES[name], chunks_of(name, chunks)
-    if not schedule.runs(depth, depth * rounds):
+    if not schedule.allows_microbatches(depth, depth * rounds):
         return
     for stage in range(depth):
         counted = schedule.in_flight(stage, depth, depth * rounds, pieces)

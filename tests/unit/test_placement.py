@@ -15,14 +15,14 @@ from paleo.pricing.communication import Fabric
 from paleo.pricing.links.topology import (
     Dragonfly,
     NodePlacement,
-    beside_neighbour,
     ecmp_share,
     exchange_share,
     leaves_touched,
     node_placement,
-    placed,
+    placement_port_share,
     rail_exchange_share,
     ring_crossings,
+    share_beside_neighbour,
 )
 from paleo.specs.device import load_link
 from paleo.specs.model import load_model
@@ -110,7 +110,7 @@ def test_a_ring_in_rank_order_over_random_nodes() -> None:
     for _ in range(60):
         _, leaf_of = np.unique(RANDOM.permutation(256)[:128] // 16, return_inverse=True)
         shares.append(ring_rates(RANDOM.permutation(leaf_of).tolist(), 16, 4.0).min())
-    share = placed(oversubscribed(4.0, leaf=16, nodes=256), 128, node_placement("random")).unsorted_share
+    share = placement_port_share(oversubscribed(4.0, leaf=16, nodes=256), 128, node_placement("random")).unsorted_share
     assert share == pytest.approx(float(np.mean(shares)), rel=0.05)
 
 
@@ -121,7 +121,7 @@ def test_the_fullest_leaf_of_a_random_exchange() -> None:
     for _ in range(40):
         _, leaf_of = np.unique(RANDOM.permutation(64)[:24] // 8, return_inverse=True)
         shares.append(exchange_rates(leaf_of.tolist(), 8, 4.0).min() * 23)
-    share = placed(system, 24, node_placement("random")).exchange_share
+    share = placement_port_share(system, 24, node_placement("random")).exchange_share
     assert share == pytest.approx(float(np.mean(shares)), rel=0.05)
 
 
@@ -150,7 +150,7 @@ def test_groups_a_stride_apart_share_the_uplinks(nodes: int, stride: int, leaf: 
     whole = nodes * stride
     groups = [range(first, whole, stride) for first in range(stride)]
     leaf_of = [node // leaf for node in range(whole)]
-    share = placed(oversubscribed(oversubscription, leaf=leaf, nodes=96), nodes, NodePlacement(), stride)
+    share = placement_port_share(oversubscribed(oversubscription, leaf=leaf, nodes=96), nodes, NodePlacement(), stride)
     ring, exchange = (
         all_rates(groups, leaf_of, oversubscription, ring=how, leaf=leaf).min() * scale
         for how, scale in ((True, 1), (False, nodes - 1))
@@ -168,7 +168,7 @@ def test_groups_a_stride_apart_on_nodes_drawn_at_random() -> None:
         slowest = [all_rates(groups, leaf_of.tolist(), 8.0, ring=how, leaf=8).min() for how in (True, False)]
         rings.append(slowest[0])
         exchanges.append(slowest[1] * 7)
-    share = placed(oversubscribed(8.0), 8, node_placement("random"), 4)
+    share = placement_port_share(oversubscribed(8.0), 8, node_placement("random"), 4)
     assert share.ring_share == pytest.approx(float(np.mean(rings)), rel=0.05)
     assert share.exchange_share == pytest.approx(float(np.mean(exchanges)), rel=0.05)
 
@@ -279,7 +279,7 @@ def test_a_job_beside_another(ports: int, demand: float, others: int, asked: flo
     limits = [demand] * ports + [asked] * others + [capacity]
     together, alone = max_min_rates(flows, limits)[0], max_min_rates(flows[:ports], limits)[0]
     mean = np.mean([together if RANDOM.random() < sending else alone for _ in range(20000)])
-    kept = beside_neighbour(
+    kept = share_beside_neighbour(
         ports=ports, demand=demand, other_ports=others, other_demand=asked, sending=sending, capacity=capacity
     )
     assert float(kept) == pytest.approx(float(mean / alone), rel=0.05)
@@ -316,7 +316,10 @@ def test_neighbours_take_their_part_of_the_uplinks() -> None:
 
 def test_hashing_counts_where_the_network_hashes() -> None:
     spread = node_placement("spread:4")
-    shares = [placed(oversubscribed(1.0, routing=how), 8, spread).ring_share for how in ("ecmp", "adaptive", None)]
+    shares = [
+        placement_port_share(oversubscribed(1.0, routing=how), 8, spread).ring_share
+        for how in ("ecmp", "adaptive", None)
+    ]
     assert 0.5 < shares[0] < 0.8 < shares[1] < shares[2] == 1.0
 
 
@@ -335,18 +338,18 @@ def test_a_second_job_on_the_same_leaves() -> None:
     """Eight nodes of mine and of the other on each of two leaves that are four times oversubscribed."""
     system = oversubscribed(4.0, leaf=16)
     alone, silent, beside, ring = (
-        placed(system, 16, node_placement("spread:2", 0.0, neighbour)).exchange_share
+        placement_port_share(system, 16, node_placement("spread:2", 0.0, neighbour)).exchange_share
         for neighbour in (None, "all_to_all:16:0", "all_to_all:16:1", "ring:16:1")
     )
     assert alone == silent == pytest.approx(4 / (8 * 8 / 15)) and beside == pytest.approx(2 / (8 * 8 / 15))
     assert beside < ring < alone
-    full = placed(system, 32, node_placement("packed", 0.0, "all_to_all:16:1"))
-    assert full == placed(system, 32, node_placement("packed"))  # no place left on its leaves
+    full = placement_port_share(system, 32, node_placement("packed", 0.0, "all_to_all:16:1"))
+    assert full == placement_port_share(system, 32, node_placement("packed"))  # no place left on its leaves
 
 
 def test_rails_keep_exchanges_that_go_over_nvlink_first() -> None:
     rails = oversubscribed(2.0, leaf=8, routing="rail")
-    share = placed(rails, 8, node_placement("packed"))
+    share = placement_port_share(rails, 8, node_placement("packed"))
     assert (share.exchange_share, share.ring_share) == (1.0, 1.0)
     assert share.direct_share == pytest.approx(float(rail_exchange_share(8, 8, 8, 8, 2.0)))
 
@@ -367,7 +370,7 @@ def test_slingshot_with_its_groups_stated() -> None:
         changed = {"leaf": 16, "global_links": 4, "routing": routing}
         level = system.levels[-1].model_copy(update=changed)
         sparse = system.model_copy(update={"levels": (*system.levels[:-1], level), "max_nodes": 256})
-        shares.append(placed(sparse, 32, node_placement("packed")))
+        shares.append(placement_port_share(sparse, 32, node_placement("packed")))
     assert [share.leaves for share in shares] == [2.0, 2.0] and [share.ring_share for share in shares] == [1.0, 1.0]
     assert [share.exchange_share for share in shares] == [pytest.approx(31 / 256), 1.0]
 

@@ -7,7 +7,7 @@ import pytest
 from paleo import load_system
 from paleo.errors import SpecError
 from paleo.specs.catalog import names
-from paleo.specs.prices import billed, price_list, purchase_quote, rent_quote, term_named
+from paleo.specs.prices import billed_devices, price_list, purchase_quote, rent_quote, term_named
 from paleo.studies.cost import Tariff, rent
 from paleo.units import HOUR, YEAR
 
@@ -99,7 +99,7 @@ def test_prices_by_system_come_first() -> None:
     ],
 )
 def test_whole_units_are_billed(system: str, gpus: int, devices: int, unit: str) -> None:
-    whole = billed(load_system(system), gpus)
+    whole = billed_devices(load_system(system), gpus)
     assert (whole.devices, whole.unit) == (devices, unit)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from paleo.cli import process, run
 from paleo.cli.application import FAULT, INTERRUPTED, UNREAD, WRONG
-from paleo.cli.process import TERMINATED, printable
+from paleo.cli.process import TERMINATED, printable_line
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_any_exception_is_a_line_and_a_code(
 
 
 def test_a_message_is_one_line_that_steers_no_terminal() -> None:
-    assert printable("a\nb\x1b[31m\tc" + "d" * 9999).startswith("a b?[31m cddd")
-    assert len(printable("d" * 9999)) <= 1200
+    assert printable_line("a\nb\x1b[31m\tc" + "d" * 9999).startswith("a b?[31m cddd")
+    assert len(printable_line("d" * 9999)) <= 1200
 
 
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:

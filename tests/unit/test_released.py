@@ -11,7 +11,7 @@ import pytest
 import paleo
 from paleo.errors import SpecError
 from paleo.importers.quantized import configured_format
-from paleo.serving.commands import read_command, written_command
+from paleo.serving.commands import engine_command_line, read_command
 from paleo.serving.formats import parse_formats
 from paleo.serving.lowered import Sharding
 from paleo.specs.catalog import hub_ids, named_format, names
@@ -88,7 +88,7 @@ def test_the_launch_line_of_every_network_is_read_with_the_formats_of_the_plan(e
             sharding=Sharding(2), formats=formats, engine=SimpleNamespace(drafted=0), replicas=1
         )
         plan = SimpleNamespace(candidate=candidate, batching=SimpleNamespace(tokens=8192, sequences=64))
-        stated = read_command(written_command(engine, model, plan))
+        stated = read_command(engine_command_line(engine, model, plan))
         again = load_model(stated.model)
         assert (again.name, stated.formats(again)) == (name, formats)
 

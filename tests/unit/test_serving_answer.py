@@ -32,8 +32,8 @@ def test_the_verdict_comes_first_and_names_what_limits(answer):
 
 
 def test_limits_are_kept_by_the_simulation_too(answer):
-    assert answer.service.times("tpot")["p99"] < 0.040 * 1.1
-    assert answer.service.times("ttft")["p99"] < 1.0
+    assert answer.service.latencies("tpot")["p99"] < 0.040 * 1.1
+    assert answer.service.latencies("ttft")["p99"] < 1.0
 
 
 def test_price_is_rent_over_tokens(answer):
@@ -121,7 +121,7 @@ def test_traces_are_simulated_whole(tmp_path):
     path.write_text("arrival_s,input_tokens,output_tokens\n" + "\n".join(lines))
     answer = paleo.serve(*NODE, trace=path)
     assert answer.to_dict()["load"]["kind"] == "trace"
-    assert 0 < answer.service.times("ttft")["mean"] < 0.2
+    assert 0 < answer.service.latencies("ttft")["mean"] < 0.2
 
 
 def test_a_queue_is_drawn_by_its_mean_and_its_longest():

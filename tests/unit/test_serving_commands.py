@@ -90,12 +90,12 @@ def test_speculation_gives_the_tokens_of_the_geometric_series():
         phases(model, system, Sharding(), Formats(), EngineKernels(drafted=count, acceptance=share))
         for count, share in ((0, 0.0), (3, 0.7), (3, 0.0))
     )
-    one = [float(each.iteration(decoded=1, cached=500)) for each in (drafted, usual, vain)]
+    one = [float(each.iteration_time(decoded=1, cached=500)) for each in (drafted, usual, vain)]
     assert one == sorted(one)
-    many = [float(each.iteration(decoded=1024, cached=500)) for each in (usual, drafted)]
+    many = [float(each.iteration_time(decoded=1024, cached=500)) for each in (usual, drafted)]
     assert one[0] / one[1] < many[1] / many[0]  # drafts pay where memory bounds, not where arithmetic does
     prompts = {"decoded": 0, "cached": 1, "chunks": 1, "length": 2048}
-    assert float(drafted.iteration(**prompts)) == pytest.approx(float(usual.iteration(**prompts)))
+    assert float(drafted.iteration_time(**prompts)) == pytest.approx(float(usual.iteration_time(**prompts)))
 
 
 def test_trees_of_drafts_verify_more_rows():
@@ -109,7 +109,7 @@ def test_trees_of_drafts_verify_more_rows():
         for tree in ({}, {"branches": 4, "verified": 16}, {"draft_vocabulary": 32000.0})
     )
     assert (chain.rows, wide.rows) == (5, 16)
-    times = [float(each.iteration(decoded=64, cached=500)) for each in (short, chain, wide)]
+    times = [float(each.iteration_time(decoded=64, cached=500)) for each in (short, chain, wide)]
     assert times == sorted(times)
 
 

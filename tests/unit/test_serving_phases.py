@@ -123,22 +123,22 @@ def test_experts_with_narrow_weights_only_have_a_kernel_of_their_own():
 
 
 def test_a_token_takes_at_least_the_reading_of_the_weights(llama):
-    one = float(llama.iteration(decoded=1, cached=128))
+    one = float(llama.iteration_time(decoded=1, cached=128))
     least = 2 * 7.5e9 / 3.352e12
     assert least < one < 1.6 * least
-    assert float(llama.iteration(decoded=64, cached=128)) < 2 * one
+    assert float(llama.iteration_time(decoded=64, cached=128)) < 2 * one
 
 
 def test_prefill_is_below_the_peak_and_above_half_of_it(llama):
-    seconds = float(llama.iteration(decoded=0, cached=1, chunks=1, length=8192))
+    seconds = float(llama.iteration_time(decoded=0, cached=1, chunks=1, length=8192))
     rate = 2 * 7.0e9 * 8192 / seconds
     assert 0.4 * 989e12 < rate < 0.9 * 989e12
 
 
 def test_iterations_grow_with_every_count(llama):
-    batches = llama.iteration(decoded=np.array([1, 8, 64, 512, 2048]), cached=1024)
+    batches = llama.iteration_time(decoded=np.array([1, 8, 64, 512, 2048]), cached=1024)
     assert np.all(np.diff(batches) >= 0)
-    lengths = llama.iteration(decoded=64, cached=np.array([64, 512, 4096, 65536]))
+    lengths = llama.iteration_time(decoded=64, cached=np.array([64, 512, 4096, 65536]))
     assert np.all(np.diff(lengths) >= 0)
 
 
@@ -146,14 +146,14 @@ def test_weight_only_formats_save_bytes_not_arithmetic():
     model, system = load_model("llama3-8b"), load_system("dgx-a100-80gb")
     wide = phases(model, system, Sharding(), Formats())
     narrow = phases(model, system, Sharding(), Formats("int4"))
-    assert float(narrow.products(1)) < 0.5 * float(wide.products(1))
-    assert float(narrow.products(8192)) >= float(wide.products(8192))
+    assert float(narrow.non_attention_time(1)) < 0.5 * float(wide.non_attention_time(1))
+    assert float(narrow.non_attention_time(8192)) >= float(wide.non_attention_time(8192))
 
 
 def test_stages_and_shards_shorten_an_iteration_and_share_the_memory():
     model, system, engine = load_model("llama3-70b"), load_system("dgx-h100"), load_engine("vllm")
     four, eight = (phases(model, system, Sharding(tp=tp), Formats()) for tp in (4, 8))
-    assert float(eight.iteration(decoded=8, cached=512)) < float(four.iteration(decoded=8, cached=512))
+    assert float(eight.iteration_time(decoded=8, cached=512)) < float(four.iteration_time(decoded=8, cached=512))
     staged = Sharding(tp=4, pp=2)
     halves = serving_memory(four.lowered, staged, Formats(), engine, system.device)
     whole = serving_memory(four.lowered, Sharding(tp=4), Formats(), engine, system.device)
@@ -164,7 +164,7 @@ def test_stages_and_shards_shorten_an_iteration_and_share_the_memory():
 def test_experts_that_no_token_hits_are_not_read():
     system = load_system("dgx-h100")
     mixture = phases(load_model("qwen3-30b-a3b"), system, Sharding(), Formats())
-    assert float(mixture.products(1)) < 0.3 * float(mixture.products(64))
+    assert float(mixture.non_attention_time(1)) < 0.3 * float(mixture.non_attention_time(64))
 
 
 def test_experts_are_those_of_the_engines_kernels_on_their_rank():
@@ -173,7 +173,7 @@ def test_experts_are_those_of_the_engines_kernels_on_their_rank():
     tokens = np.array([256.0])
     ones = np.ones(1)
     triton, cutlass = (
-        phases(model, system, Sharding(), Formats(), EngineKernels(experts=names)).products(tokens)
+        phases(model, system, Sharding(), Formats(), EngineKernels(experts=names)).non_attention_time(tokens)
         for names in ((("Hopper", "triton-vllm"),), ())
     )
     alone = {
@@ -201,12 +201,16 @@ def test_attention_beside_prompts_reads_the_cache_for_each_query_head():
     ampere, hopper = (
         phases(model, load_system(name), Sharding(), Formats(), joint) for name in ("dgx-a100-80gb", "dgx-h100")
     )
-    beside, alone = (float(ampere.decoding(64, 4096, joint=each)) for each in (True, False))
+    beside, alone = (float(ampere.decode_attention_time(64, 4096, joint=each)) for each in (True, False))
     assert 2.0 * alone < beside < 5.0 * alone  # five query heads share a key head
     assert hopper.joint is hopper.decode
-    whole = ampere.iteration(decoded=64, cached=4096, chunks=1, length=1024)
-    apart = ampere.iteration(decoded=64, cached=4096) - ampere.products(64) + ampere.products(64 + 1024)
-    apart = apart + ampere.prefilling(1, 1024) + ampere.sampled(65) - ampere.sampled(64)
+    whole = ampere.iteration_time(decoded=64, cached=4096, chunks=1, length=1024)
+    apart = (
+        ampere.iteration_time(decoded=64, cached=4096)
+        - ampere.non_attention_time(64)
+        + ampere.non_attention_time(64 + 1024)
+    )
+    apart = apart + ampere.prefill_attention_time(1, 1024) + ampere.sampling_time(65) - ampere.sampling_time(64)
     assert whole - apart == pytest.approx(beside - alone)
 
 
@@ -257,9 +261,9 @@ def test_encoders_of_eight_bits_between_kernels_are_faster_than_of_sixteen():
         phases(model, system, Sharding(), Formats("fp8"), EngineKernels(encoder_bytes=width))
         for width in (1.0, 2.0, 0.0)
     )
-    assert eight.products(8192) < sixteen.products(8192) < usual.products(8192)
+    assert eight.non_attention_time(8192) < sixteen.non_attention_time(8192) < usual.non_attention_time(8192)
     seconds = 2.0 * 4.0 * 16 * 64 * 178.0 * 24 / (0.8 * system.device.memory.bandwidth)  # q, k, v and the result
-    assert float(sixteen.prefilling(46, 178) + 0.0) == pytest.approx(46 * seconds, rel=0.02)
+    assert float(sixteen.prefill_attention_time(46, 178) + 0.0) == pytest.approx(46 * seconds, rel=0.02)
 
 
 def test_a_narrow_cache_doubles_the_products_of_attention_where_the_kernel_has_them():
@@ -268,10 +272,12 @@ def test_a_narrow_cache_doubles_the_products_of_attention_where_the_kernel_has_t
         [phases(model, load_system(system), Sharding(), Formats("bf16", cache)) for cache in ("bf16", "fp8")]
         for system in ("dgx-h100", "dgx-a100-80gb")
     )
-    prompts = [float(each.prefilling(1, 16384)) for each in hopper]
+    prompts = [float(each.prefill_attention_time(1, 16384)) for each in hopper]
     assert 0.5 < prompts[1] / prompts[0] < 0.85  # exponentials take as long
-    assert float(hopper[1].decoding(256, 2000)) < 0.6 * float(hopper[0].decoding(256, 2000))
-    assert float(ampere[1].prefilling(1, 16384)) == pytest.approx(float(ampere[0].prefilling(1, 16384)))
+    assert float(hopper[1].decode_attention_time(256, 2000)) < 0.6 * float(hopper[0].decode_attention_time(256, 2000))
+    assert float(ampere[1].prefill_attention_time(1, 16384)) == pytest.approx(
+        float(ampere[0].prefill_attention_time(1, 16384))
+    )
 
 
 def test_large_sums_are_left_to_the_library():
@@ -293,5 +299,5 @@ def test_activations_become_nvfp4_in_a_kernel_of_their_own():
         for weights in ("fp8", "fp4")
         for own in (False, True)
     }
-    assert times["fp4", False].products(256.0) == times["fp4", True].products(256.0)
-    assert times["fp8", False].products(256.0) < times["fp8", True].products(256.0)
+    assert times["fp4", False].non_attention_time(256.0) == times["fp4", True].non_attention_time(256.0)
+    assert times["fp8", False].non_attention_time(256.0) < times["fp8", True].non_attention_time(256.0)

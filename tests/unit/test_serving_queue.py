@@ -14,7 +14,7 @@ from paleo.serving.load import Requests, drawn_requests, read_trace
 from paleo.serving.lowered import Sharding
 from paleo.serving.phases import phases
 from paleo.serving.simulation import simulate
-from paleo.serving.steady import Batching, Lengths, at_rate, closed_loop, saturated
+from paleo.serving.steady import Batching, Lengths, closed_loop, saturated_state, state_at_rate
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 
@@ -29,7 +29,7 @@ LIMITS = Batching(8192, 1024, host=0.3e-3)
 
 def test_littles_law_holds_in_the_fixed_point(llama):
     rate = np.array([1.0, 5.0, 20.0, 30.0])
-    state = at_rate(llama, LIMITS, Lengths(500, 200), 700.0, rate)
+    state = state_at_rate(llama, LIMITS, Lengths(500, 200), 700.0, rate)
     assert state.batch == pytest.approx(state.requests_per_s * 199 * state.iteration, rel=1e-6)
     assert np.all(np.diff(state.tpot) > 0)
     assert np.all(np.diff(state.ttft) > 0)
@@ -37,8 +37,8 @@ def test_littles_law_holds_in_the_fixed_point(llama):
 
 
 def test_above_capacity_waiting_is_without_end_and_throughput_full(llama):
-    full = saturated(llama, LIMITS, Lengths(500, 200), 700.0)
-    state = at_rate(llama, LIMITS, Lengths(500, 200), 700.0, 2.0 * full.requests_per_s)
+    full = saturated_state(llama, LIMITS, Lengths(500, 200), 700.0)
+    state = state_at_rate(llama, LIMITS, Lengths(500, 200), 700.0, 2.0 * full.requests_per_s)
     assert float(state.utilisation) == pytest.approx(2.0)
     assert np.isinf(state.waiting)
     assert float(state.requests_per_s) == pytest.approx(float(full.requests_per_s))
@@ -47,8 +47,8 @@ def test_above_capacity_waiting_is_without_end_and_throughput_full(llama):
 def test_one_request_alone_takes_its_iterations(llama):
     one = Requests(np.zeros(1), np.array([1000.0]), np.array([11.0]))
     result = simulate(llama, LIMITS, one, capacity=1e5)
-    prompt = float(llama.iteration(decoded=0, cached=1, chunks=1, length=1000)) + LIMITS.host
-    token = float(llama.iteration(decoded=1, cached=1006)) + LIMITS.host
+    prompt = float(llama.iteration_time(decoded=0, cached=1, chunks=1, length=1000)) + LIMITS.host
+    token = float(llama.iteration_time(decoded=1, cached=1006)) + LIMITS.host
     assert result.ttft[0] == pytest.approx(prompt, rel=1e-3)
     assert result.latency[0] == pytest.approx(prompt + 10 * token, rel=1e-3)
     assert result.iterations == 11
@@ -74,7 +74,7 @@ def test_a_closed_loop_of_one_user_is_one_request_after_another(llama):
 
 @pytest.mark.parametrize(("prompt", "answer", "rate"), [(500, 200, 5.0), (500, 200, 25.0), (2000, 300, 5.0)])
 def test_fixed_point_and_simulation_agree(llama, prompt, answer, rate):
-    state = at_rate(llama, LIMITS, Lengths(prompt, answer), 4e5 / (prompt + answer / 2), rate)
+    state = state_at_rate(llama, LIMITS, Lengths(prompt, answer), 4e5 / (prompt + answer / 2), rate)
     requests = drawn_requests(3000, input_tokens=prompt, output_tokens=answer, rate=rate)
     result = simulate(llama, LIMITS, requests, capacity=4e5, reservation=0.0)
     middle = slice(300, 2700)
@@ -121,7 +121,7 @@ def test_a_saturated_replica_computes_stopped_requests_again(llama, prompt, answ
     lengths, capacity = Lengths(prompt, answer, variation, variation), 450e3
     limits = replace(LIMITS, overflows=True)
     places = capacity / float(lengths.resident)
-    state = saturated(llama, limits, lengths, places)
+    state = saturated_state(llama, limits, lengths, places)
     requests = drawn_requests(
         int(12 * places), input_tokens=prompt, output_tokens=answer, arrivals="at once", input_variation=variation,
         output_variation=variation,
@@ -132,10 +132,10 @@ def test_a_saturated_replica_computes_stopped_requests_again(llama, prompt, answ
     rate = (last - first) / (finish[last] - finish[first])
     assert result.preemptions > 0
     assert float(state.requests_per_s) == pytest.approx(rate, rel=0.04)
-    whole = saturated(llama, LIMITS, lengths, places)
+    whole = saturated_state(llama, LIMITS, lengths, places)
     assert float(whole.requests_per_s) > float(state.requests_per_s)
-    few = saturated(llama, limits, lengths, 2048.0)  # the sequences of an iteration bind, not the cache
-    assert float(few.requests_per_s) == float(saturated(llama, LIMITS, lengths, 2048.0).requests_per_s)
+    few = saturated_state(llama, limits, lengths, 2048.0)  # the sequences of an iteration bind, not the cache
+    assert float(few.requests_per_s) == float(saturated_state(llama, LIMITS, lengths, 2048.0).requests_per_s)
 
 
 @pytest.mark.parametrize("variation", [0.0, 0.5, 1.0])
@@ -143,7 +143,7 @@ def test_whole_requests_that_are_reserved_are_the_longer_ones_at_any_time(variat
     layout = paleo.serve("llama3-8b", "dgx-h100", gpus=1, engine="tensorrt-llm").service.best.candidate
     lengths = Lengths(1000, 400, 0.0, variation)
     places = layout.places(lengths)
-    state = saturated(layout.phases, layout.batching(), lengths, places)
+    state = saturated_state(layout.phases, layout.batching(), lengths, places)
     capacity = layout.memory.tokens(1400.0)
     requests = drawn_requests(
         int(12 * places), input_tokens=1000, output_tokens=400, arrivals="at once", output_variation=variation
@@ -156,8 +156,8 @@ def test_whole_requests_that_are_reserved_are_the_longer_ones_at_any_time(variat
 
 
 def test_cached_prefixes_shorten_the_first_token(llama):
-    cold = at_rate(llama, LIMITS, Lengths(2000, 100), 200.0, 5.0)
-    warm = at_rate(llama, LIMITS, Lengths(2000, 100, hit=0.9), 200.0, 5.0)
+    cold = state_at_rate(llama, LIMITS, Lengths(2000, 100), 200.0, 5.0)
+    warm = state_at_rate(llama, LIMITS, Lengths(2000, 100, hit=0.9), 200.0, 5.0)
     assert float(warm.ttft) < 0.5 * float(cold.ttft)
 
 

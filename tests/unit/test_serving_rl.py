@@ -26,7 +26,7 @@ from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 from paleo.step.memory import Footprint
 from paleo.studies import reinforcement
-from paleo.studies.reinforcement import LearningQuestion, best_step, splits
+from paleo.studies.reinforcement import LearningQuestion, best_step, generator_gpu_counts
 from paleo.tables.kinds._inference import BENCHMARKS, InferenceRuns, LearningSteps, degrees_of, padding_time
 from paleo.tables.kinds._serving import ServingRuns, formats_of, sharding_of
 from paleo.tables.steps import row_dicts
@@ -89,7 +89,7 @@ def test_lengths_keep_their_mean_when_they_are_cut():
     assert lengths.mean() == pytest.approx(1000.0, rel=0.02)
     assert lengths.max() <= 1500.0
     assert task.sequence % 128 == 0
-    assert splits(16, 4) == [4, 8, 12]
+    assert generator_gpu_counts(16, 4) == [4, 8, 12]
 
 
 def test_refusals_and_bad_input(capsys):

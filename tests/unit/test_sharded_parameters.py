@@ -94,7 +94,7 @@ def test_every_microbatch_gathers_again(schedule: str, chunks: int) -> None:
     plain = [made(strategy(2, chunks), batch=batch, **options).breakdown for batch in (16, 32)]
     assert talk[1] - talk[0] > plain[1].communication_total - plain[0].communication_total
     alone = [made(strategy(zero, chunks), gpus=4, **options) for zero in (0, 3)]
-    if SCHEDULES[schedule].copies == 1:
+    if SCHEDULES[schedule].replicas == 1:
         assert alone[0].breakdown == alone[1].breakdown
 
 

@@ -15,7 +15,7 @@ from paleo.serving.single_pass import (
     ForwardPasses,
     RequestBatch,
     _operands,
-    batchings,
+    batches_in_memory,
     best_of,
     is_single_pass,
     largest_batch,
@@ -41,7 +41,7 @@ H100 = load_system("dgx-h100")
 )
 def test_rates_are_near_those_of_mlperf(model: str, weights: str, rate: float) -> None:
     """Offline samples a second of an H100 SXM in MLPerf Inference v4.1 (closed division); nothing was fitted."""
-    best = best_of(batchings(load_model(model), H100, Formats(weights)))
+    best = best_of(batches_in_memory(load_model(model), H100, Formats(weights)))
     assert best is not None and best.rate == pytest.approx(rate, rel=0.2)
 
 
@@ -84,7 +84,7 @@ def test_a_recommendation_ranks_pairs_and_keeps_its_tables_in_the_format_of_the_
     assert narrow < exact < wide
     small = load_system("aws-g6e.48xlarge")
     with pytest.raises(SpecError, match="does not fit into the memory of l40s"):
-        batchings(network, small, Formats("bf16"))
+        batches_in_memory(network, small, Formats("bf16"))
     assert largest_batch(passes_of(network), small, Formats("int8")) > 64
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from paleo.pricing.attention import PrefillParameters, attention_prefill_time
-from paleo.pricing.families import STREAMS, TrainingParameters, experts_product_time, trained_attention
+from paleo.pricing.families import STREAMS, TrainingParameters, experts_product_time, training_attention_parameters
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import figures
 from paleo.specs.device import load_device
@@ -38,7 +38,9 @@ def test_attention_of_narrow_values_skips_their_products_but_where_a_kernel_pads
 
 
 def test_training_scales_the_rates_of_an_engines_kernel() -> None:
-    trained = trained_attention(PrefillParameters(mma_efficiency=0.6), TrainingParameters(forward=1.5, backward=0.5))
+    trained = training_attention_parameters(
+        PrefillParameters(mma_efficiency=0.6), TrainingParameters(forward=1.5, backward=0.5)
+    )
     assert (trained.mma_efficiency, trained.backward_efficiency) == (pytest.approx(0.9), 0.5)
 
 

@@ -11,7 +11,7 @@ import pytest
 import paleo
 from paleo.cli import run
 from paleo.errors import SpecError
-from paleo.tuning.base import METHODS, TrialCosts, TuningProblem, random_scores, simulate, synchronous_seconds
+from paleo.tuning.base import METHODS, TrialCosts, TuningProblem, sampled_trial_scores, simulate, synchronous_seconds
 
 PLAIN = TrialCosts(unit=[1.0])
 NODE = ("gpt2", "dgx-h100")
@@ -19,7 +19,7 @@ NODE = ("gpt2", "dgx-h100")
 
 def problem_of(method: str, trials: int, least: float, most: float, eta: int, seed: int = 0) -> TuningProblem:
     rungs = METHODS[method].rungs(least, most, eta)
-    return TuningProblem(trials, eta, rungs, random_scores(trials, len(rungs), 1.0, seed), seed=seed)
+    return TuningProblem(trials, eta, rungs, sampled_trial_scores(trials, len(rungs), 1.0, seed), seed=seed)
 
 
 def searched(method: str, workers: int, costs: TrialCosts = PLAIN, **options):
@@ -156,7 +156,7 @@ def test_a_fifth_of_a_population_copies():
 
 
 def test_children_have_sizes_near_their_parents():
-    problem = TuningProblem(200, 2, (1.0,), random_scores(200, 1, 1.0, 0), population=10, variants=8)
+    problem = TuningProblem(200, 2, (1.0,), sampled_trial_scores(200, 1, 1.0, 0), population=10, variants=8)
     method = METHODS["evolution"](problem)
     simulate(method, TrialCosts(unit=[1.0] * 8, restore=[0.0] * 8, save=[0.0] * 8, evaluation=[0.0] * 8), 10)
     assert set(method.sizes) <= set(range(8))

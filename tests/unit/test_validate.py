@@ -13,7 +13,7 @@ from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.power import ARITHMETIC_FAMILY, PowerParameters, SustainedParameters
-from paleo.pricing.store import HOST_PARAMETERS, UNMEASURED, SourcedParameters, lookup, resolved
+from paleo.pricing.store import HOST_PARAMETERS, UNMEASURED, SourcedParameters, inherited_entry, lookup
 from paleo.specs.calibration import from_mapping, load_calibration, load_inheritance
 from paleo.specs.catalog import names
 from paleo.step.interval import Spreads
@@ -145,7 +145,7 @@ def test_every_rule_resolves_and_fits_its_family() -> None:
         for family in rule.families:
             for architecture in rule.architectures:
                 for stack in rule.stacks:
-                    entry = resolved(rule, family, stack, architecture, (rule.memory_kinds or ("HBM2",))[0])
+                    entry = inherited_entry(rule, family, stack, architecture, (rule.memory_kinds or ("HBM2",))[0])
                     from_mapping(families[rule.family_there or family], entry.parameters, where=family)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import PREDICT, app, show_document, warn
-from paleo.cli.options import OPERATIONS, AsJson, RunOptions, SystemName, completes, takes_run, words
+from paleo.cli.options import OPERATIONS, AsJson, RunOptions, SystemName, name_completion, takes_run, word_completion
 
 LogFile = Annotated[
     str,
@@ -22,7 +22,7 @@ Operation = Annotated[
     typer.Option(
         metavar="OP",
         help="Collective of an nccl-tests log: all_reduce, all_gather, … [named in the log]",
-        autocompletion=words(*OPERATIONS),
+        autocompletion=word_completion(*OPERATIONS),
     ),
 ]
 Model = Annotated[
@@ -31,7 +31,7 @@ Model = Annotated[
         "--model",
         metavar="M",
         help="Network that was trained: a catalog name or a file; required for training logs unless --from names it.",
-        autocompletion=completes("models"),
+        autocompletion=name_completion("models"),
     ),
 ]
 

@@ -86,6 +86,6 @@ def calibrate(
 
 
 def _names(text: str | None) -> tuple[str, ...]:
-    from paleo.units import listed
+    from paleo.units import comma_separated
 
-    return tuple(listed(text or ""))
+    return tuple(comma_separated(text or ""))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paleo.cli.application import CATALOG, app, draw, picture_path, show_document
-from paleo.cli.options import AsJson, Plot, completes
+from paleo.cli.options import AsJson, Plot, name_completion
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ EntryName = Annotated[
     typer.Argument(
         metavar="[KIND] NAME",
         help="Catalog name or YAML file, after its kind where names are ambiguous.",
-        autocompletion=completes("models", "devices", "links", "systems", "software", "calibrations"),
+        autocompletion=name_completion("models", "devices", "links", "systems", "software", "calibrations"),
     ),
 ]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paleo.cli.application import PREDICT, app, draw, picture_path, show_document
-from paleo.cli.options import OPERATIONS, AsJson, Plot, SystemName, words
+from paleo.cli.options import OPERATIONS, AsJson, Plot, SystemName, word_completion
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ Operation = Annotated[
     typer.Argument(
         metavar="OP",
         help="Collective operation: all_reduce, all_gather, reduce_scatter, …",
-        autocompletion=words(*OPERATIONS),
+        autocompletion=word_completion(*OPERATIONS),
     ),
 ]
 Payload = Annotated[
@@ -87,9 +87,9 @@ def _show_compressed(
 
     from paleo.report import collective as reports
     from paleo.studies.exchange import compress_collective
-    from paleo.units import listed
+    from paleo.units import comma_separated
 
-    methods = listed(compress)
+    methods = comma_separated(compress)
     if not methods:
         raise SpecError(f"--compress {compress!r}: expected methods such as topk:0.001,onebit")
     coded = compress_collective(study, methods, dtype=dtype, tensors=tensors, calibration=calibration)

@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import NO, PREDICT, app, check_launch, draw, picture_path, show_document, warn, written
+from paleo.cli.application import (
+    NO,
+    PREDICT,
+    app,
+    check_launch,
+    draw,
+    picture_path,
+    show_document,
+    warn,
+    write_launch_files,
+)
 from paleo.cli.options import (
     AsJson,
     Launch,
@@ -59,7 +69,7 @@ def estimate(
         picture = plots.estimate if answer.prediction.run.exchange.compress is None else plots.compression
         draw(path, lambda: picture(answer.prediction))
     show_document(answer.document, lambda: answer.table(verbose=verbose), as_json)
-    written(launch, lambda: answer.prediction)
+    write_launch_files(launch, lambda: answer.prediction)
     warn((*options.remarks(), *(answer.prediction.warnings if as_json else ()), *answer.notes))
     if not answer.memory.fits:
         raise typer.Exit(NO)

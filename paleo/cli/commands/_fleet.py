@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import DECIDE, NO, app, draw, picture_path, show_document
-from paleo.cli.options import AsJson, Plot, TariffOptions, completes, packs, takes_tariff, words
+from paleo.cli.options import AsJson, Plot, TariffOptions, name_completion, packs, takes_tariff, word_completion
 
 _POLICIES = ("backfill", "elastic", "fair", "fifo", "las", "priority", "srtf")
 Jobs = Annotated[
@@ -20,7 +20,7 @@ Machines = Annotated[
         "--system",
         metavar="S[,S]",
         help="Systems to order nodes of, separated by commas.",
-        autocompletion=completes("systems"),
+        autocompletion=name_completion("systems"),
     ),
 ]
 
@@ -35,13 +35,16 @@ class ClusterOptions:
     policy: Annotated[
         str,
         typer.Option(
-            metavar="P", help="Scheduling policy: " + ", ".join(_POLICIES) + ".", autocompletion=words(*_POLICIES)
+            metavar="P",
+            help="Scheduling policy: " + ", ".join(_POLICIES) + ".",
+            autocompletion=word_completion(*_POLICIES),
         ),
     ] = "backfill"
     placement: Annotated[
         str,
         typer.Option(
-            help="Placement of jobs: packed on few racks, or spread over all.", autocompletion=words("packed", "spread")
+            help="Placement of jobs: packed on few racks, or spread over all.",
+            autocompletion=word_completion("packed", "spread"),
         ),
     ] = "packed"
     wait: Annotated[
@@ -50,7 +53,8 @@ class ClusterOptions:
     measure: Annotated[
         str,
         typer.Option(
-            help="Statistic of the waiting times that --wait limits: p95 or mean.", autocompletion=words("p95", "mean")
+            help="Statistic of the waiting times that --wait limits: p95 or mean.",
+            autocompletion=word_completion("p95", "mean"),
         ),
     ] = "p95"
     samples: Annotated[

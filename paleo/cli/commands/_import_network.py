@@ -58,7 +58,7 @@ def import_(
         sources.inputs_of(inputs or ())
         check_factory(source)
         warn([f"import torch runs the code of {source.rpartition(':')[0] or source}"])
-    network = sources.imported(kind, source, inputs=inputs or (), sizes=sources.sizes_of(sizes or ()), loss=loss)
+    network = sources.import_network(kind, source, inputs=inputs or (), sizes=sources.sizes_of(sizes or ()), loss=loss)
     if path is not None:
         write_text(path, network.text)
     if as_json:

@@ -9,14 +9,16 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import CATALOG, app
-from paleo.cli.options import words
+from paleo.cli.options import word_completion
 from paleo.files import is_file
 
 TEMPLATES = ("device", "link", "system", "model", "run")
 TemplateKind = Annotated[
     str,
     typer.Argument(
-        metavar="KIND", help="Kind of file: device, link, system, model or run.", autocompletion=words(*TEMPLATES)
+        metavar="KIND",
+        help="Kind of file: device, link, system, model or run.",
+        autocompletion=word_completion(*TEMPLATES),
     ),
 ]
 TemplateFile = Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="File to write. [stdout]")]

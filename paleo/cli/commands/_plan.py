@@ -17,7 +17,7 @@ from paleo.cli.application import (
     picture_path,
     show_document,
     warn,
-    written,
+    write_launch_files,
 )
 from paleo.cli.options import (
     AsJson,
@@ -26,9 +26,9 @@ from paleo.cli.options import (
     Plot,
     Target,
     TrainingOptions,
-    completes,
+    name_completion,
     takes_training,
-    words,
+    word_completion,
 )
 from paleo.errors import SpecError
 
@@ -46,7 +46,7 @@ OneSystem = Annotated[
         "--system",
         metavar="S",
         help="System or device: a catalog name (`paleo list systems`) or a YAML file.",
-        autocompletion=completes("systems", "devices"),
+        autocompletion=name_completion("systems", "devices"),
     ),
 ]
 SeveralSystems = Annotated[
@@ -55,7 +55,7 @@ SeveralSystems = Annotated[
         "--systems",
         metavar="A,B",
         help="Systems to choose from, separated by commas, optionally with GPU counts: A:64,B:32.",
-        autocompletion=completes("systems", "devices"),
+        autocompletion=name_completion("systems", "devices"),
     ),
 ]
 SearchedCounts = Annotated[
@@ -76,7 +76,9 @@ Deadline = Annotated[
 Budget = Annotated[str | None, typer.Option(metavar="USD", help="Highest cost of the training in USD: 5M, 20000.")]
 Goal = Annotated[
     str,
-    typer.Option(help="Minimize time, cost, energy or gpus.", autocompletion=words("time", "cost", "energy", "gpus")),
+    typer.Option(
+        help="Minimize time, cost, energy or gpus.", autocompletion=word_completion("time", "cost", "energy", "gpus")
+    ),
 ]
 Top = Annotated[int, typer.Option(min=1, metavar="K", help="Number of plans to print.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Explain why the first plan wins and by how much.")]
@@ -177,7 +179,7 @@ def plan_(
     _draw(answer, path, page)
     show_document(answer.document, answer.table, as_json)
     warn(options.remarks())
-    written(launch, lambda: _first(answer))
+    write_launch_files(launch, lambda: _first(answer))
     if answer.best is None:
         raise typer.Exit(NO)
 
@@ -195,7 +197,7 @@ def _other_search(
 
     The latter needs a price of stale updates: samples for each update, or one that follows from the noise scale.
     """
-    from paleo.questions import gpu_counts, narrowed
+    from paleo.questions import gpu_counts, open_search_space
     from paleo.report import plan as reports
     from paleo.specs.model import load_model
     from paleo.specs.system import load_system
@@ -217,7 +219,7 @@ def _other_search(
     stated = _listed(run.exchange.compress, "--compress") if run.exchange.compress is not None else ["none"]
     compressions = [None if name in ("none", "dense") else name for name in stated]
     searched = exchange_search(
-        network, machine, run, StalenessPrice(*price), counts=counts, space=narrowed(stated_run), top=top,
+        network, machine, run, StalenessPrice(*price), counts=counts, space=open_search_space(stated_run), top=top,
         consistencies=consistencies, compressions=compressions,
     )  # fmt: skip
     show_document(
@@ -227,9 +229,9 @@ def _other_search(
 
 def _listed(text: str, option: str) -> list[str]:
     """Split a text of names at the commas."""
-    from paleo.units import listed
+    from paleo.units import comma_separated
 
-    names = listed(text)
+    names = comma_separated(text)
     if not names:
         raise SpecError(f"{option} {text!r}: expected names with commas between them")
     return names
@@ -255,18 +257,18 @@ def _draw(answer: Planned | Searched, path: Path | None, page: Path | None) -> N
         draw(path, lambda: plots.plan(*names, answer.search, capacity))
     if page is not None:
         from paleo.files import write_text
-        from paleo.report.page import explored
+        from paleo.report.page import plan_search_page
 
-        write_text(page, explored(answer.model, answer.system, answer.search, answer.wish))
+        write_text(page, plan_search_page(answer.model, answer.system, answer.search, answer.wish))
 
 
 def _systems(system: str | None, systems: str | None) -> list[str]:
     """Return the names that --system or --systems state."""
-    from paleo.units import listed
+    from paleo.units import comma_separated
 
     if (system is None) == (systems is None):
         raise SpecError("expected either --system S or --systems A,B")
-    names = listed(system or systems or "")
+    names = comma_separated(system or systems or "")
     if not names:
         raise SpecError(f"--systems {systems!r}: expected names such as dgx-a100-80gb,dgx-h100")
     return names

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import DECIDE, NO, app
-from paleo.cli.options import ModelName, RankBy, Target, TrainingOptions, completes, takes_training
+from paleo.cli.options import ModelName, RankBy, Target, TrainingOptions, name_completion, takes_training
 from paleo.files import checked_output, write_text
 
 Offered = Annotated[
@@ -17,7 +17,7 @@ Offered = Annotated[
         "--systems",
         metavar="A:8,B:16",
         help="Systems to compare, optionally with GPU counts: A:8,B:16.",
-        autocompletion=completes("systems", "devices"),
+        autocompletion=name_completion("systems", "devices"),
     ),
 ]
 CriticalBatch = Annotated[

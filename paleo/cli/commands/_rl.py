@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paleo.cli.application import NO, PREDICT, app, page_path, show_document, write_page
-from paleo.cli.options import AsJson, ModelName, SystemName, TariffOptions, completes, packs, takes_tariff, whole, words
+from paleo.cli.options import (
+    AsJson,
+    ModelName,
+    SystemName,
+    TariffOptions,
+    name_completion,
+    packs,
+    parse_whole_number,
+    takes_tariff,
+    word_completion,
+)
 
 if TYPE_CHECKING:
     from paleo.services import ReinforcementAnswer
@@ -17,7 +27,7 @@ Gpus = Annotated[
     int | None,
     typer.Option(
         "--gpus",
-        parser=whole,
+        parser=parse_whole_number,
         metavar="N",
         help="Number of GPUs, of the inference engine and the trainer together. [those of a node]",
     ),
@@ -35,7 +45,8 @@ class StepOptions:
     algorithm: Annotated[
         str,
         typer.Option(
-            help="Algorithm: grpo, rloo, dapo, ppo or dpo.", autocompletion=words("grpo", "rloo", "dapo", "ppo", "dpo")
+            help="Algorithm: grpo, rloo, dapo, ppo or dpo.",
+            autocompletion=word_completion("grpo", "rloo", "dapo", "ppo", "dpo"),
         ),
     ] = "grpo"
     rollouts: Annotated[
@@ -60,7 +71,7 @@ class StepOptions:
     ] = None
     strategy: Annotated[str | None, typer.Option(help="Parallelism of the trainer: tp=4,zero=1. [usual ones]")] = None
     software: Annotated[
-        str, typer.Option(help="Framework profile of the trainer.", autocompletion=completes("software"))
+        str, typer.Option(help="Framework profile of the trainer.", autocompletion=name_completion("software"))
     ] = "megatron-core"
 
 

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paleo.cli.application import NO, PREDICT, app, draw, page_path, picture_path, show_document, warn, write_page
-from paleo.cli.options import AsJson, OptionalModel, Plot, TariffOptions, completes, packs, takes_tariff, whole, words
+from paleo.cli.options import (
+    AsJson,
+    OptionalModel,
+    Plot,
+    TariffOptions,
+    name_completion,
+    packs,
+    parse_whole_number,
+    takes_tariff,
+    word_completion,
+)
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
@@ -17,7 +27,8 @@ if TYPE_CHECKING:
     from paleo.services import Served
 
 Gpus = Annotated[
-    int | None, typer.Option("--gpus", parser=whole, metavar="N", help="Number of GPUs, over all replicas. [1]")
+    int | None,
+    typer.Option("--gpus", parser=parse_whole_number, metavar="N", help="Number of GPUs, over all replicas. [1]"),
 ]
 ServedSystems = Annotated[
     str,
@@ -25,7 +36,7 @@ ServedSystems = Annotated[
         "--systems",
         "--system",
         metavar="S,…",
-        autocompletion=completes("systems", "devices"),
+        autocompletion=name_completion("systems", "devices"),
         help="System or device (`paleo list systems`); several with commas are compared: a:8,b:4.",
     ),
 ]
@@ -65,7 +76,8 @@ class ServiceOptions:
     arrivals: Annotated[
         str,
         typer.Option(
-            help="Arrival of requests: poisson, constant or 'at once'.", autocompletion=words("poisson", "constant")
+            help="Arrival of requests: poisson, constant or 'at once'.",
+            autocompletion=word_completion("poisson", "constant"),
         ),
     ] = "poisson"
     ttft: Annotated[str | None, typer.Option(metavar="TIME", help="Longest time to the first token: 2s.")] = None
@@ -79,7 +91,7 @@ class ServiceOptions:
         typer.Option(
             metavar="E",
             help="Inference engine: vllm, sglang, tensorrt-llm, or auto for the best.",
-            autocompletion=completes("engines"),
+            autocompletion=name_completion("engines"),
         ),
     ] = "vllm"
     strategy: Annotated[

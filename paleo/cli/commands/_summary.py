@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import PREDICT, app, draw, picture_path, show_document
-from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, completes, takes_run
+from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, name_completion, takes_run
 from paleo.errors import SpecError
 
 Roofline = Annotated[
@@ -16,7 +16,7 @@ Roofline = Annotated[
         "--system",
         metavar="S",
         help="System or device whose roofline --plot draws.",
-        autocompletion=completes("systems", "devices"),
+        autocompletion=name_completion("systems", "devices"),
     ),
 ]
 

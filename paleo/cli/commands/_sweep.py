@@ -36,7 +36,7 @@ def sweep(
     from paleo.cluster.study import load_any_study
     from paleo.studies import sweep as studies
     from paleo.studies.sweep import dask_evaluator, local_evaluator
-    from paleo.units import counted
+    from paleo.units import with_noun
 
     definition = load_any_study(study)
     target = Path(output) if output is not None else Path(study).with_suffix(".csv")
@@ -44,8 +44,8 @@ def sweep(
     if scheduler is not None:
         evaluator = dask_evaluator(scheduler, lambda sentence: warn([sentence]))
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(counted(definition.points, "point"))
+        task = bar.add_task(with_noun(definition.points, "point"))
         rows = studies.sweep(
             definition, target, evaluator, lambda done, all_: bar.update(task, completed=done, total=all_)
         )
-    sys.stderr.write(f"wrote {target}: {counted(rows, 'row')} of {counted(definition.points, 'point')}\n")
+    sys.stderr.write(f"wrote {target}: {with_noun(rows, 'row')} of {with_noun(definition.points, 'point')}\n")

@@ -8,14 +8,24 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import NO, PREDICT, app, draw, picture_path, show_document, warn
-from paleo.cli.options import AsJson, Counts, Loss, NoiseScale, Plot, SystemName, TariffOptions, completes, takes_tariff
+from paleo.cli.options import (
+    AsJson,
+    Counts,
+    Loss,
+    NoiseScale,
+    Plot,
+    SystemName,
+    TariffOptions,
+    name_completion,
+    takes_tariff,
+)
 
 TaskName = Annotated[
     str,
     typer.Argument(
         metavar="TASK",
         help="Task: a catalog name (`paleo list tasks`) or a YAML file; with --loss a language model.",
-        autocompletion=completes("tasks"),
+        autocompletion=name_completion("tasks"),
     ),
 ]
 Batch = Annotated[
@@ -32,7 +42,9 @@ Strategy = Annotated[
 Dtype = Annotated[str | None, typer.Option(help="Number format of matrix products. [the device's best 16 bits]")]
 Software = Annotated[
     str | None,
-    typer.Option(help="Framework profile, NAME or NAME@RELEASE. [the task's]", autocompletion=completes("software")),
+    typer.Option(
+        help="Framework profile, NAME or NAME@RELEASE. [the task's]", autocompletion=name_completion("software")
+    ),
 ]
 
 

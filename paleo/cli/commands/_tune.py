@@ -15,14 +15,16 @@ from paleo.cli.options import (
     PricedRunOptions,
     SystemName,
     packs,
+    parse_whole_number,
     takes_priced_run,
-    whole,
-    words,
+    word_completion,
 )
 
 _NAMES = ("asha", "asha-stopping", "evolution", "grid", "halving", "hyperband", "median", "pbt", "random")
-Gpus = Annotated[int, typer.Option("--gpus", parser=whole, metavar="N", help="Total number of GPUs.")]
-Trials = Annotated[int, typer.Option("--trials", parser=whole, metavar="T", help="Number of configurations to try.")]
+Gpus = Annotated[int, typer.Option("--gpus", parser=parse_whole_number, metavar="N", help="Total number of GPUs.")]
+Trials = Annotated[
+    int, typer.Option("--trials", parser=parse_whole_number, metavar="T", help="Number of configurations to try.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,10 @@ class SearchOptions:
     """Options of the search over trials."""
 
     method: Annotated[
-        str, typer.Option(metavar="M", help="Search method: " + ", ".join(_NAMES) + ".", autocompletion=words(*_NAMES))
+        str,
+        typer.Option(
+            metavar="M", help="Search method: " + ", ".join(_NAMES) + ".", autocompletion=word_completion(*_NAMES)
+        ),
     ] = "asha"
     max_tokens: Annotated[str | None, typer.Option(metavar="N", help="Tokens that a full trial trains on: 1B.")] = None
     max_samples: Annotated[str | None, typer.Option(metavar="N", help="Samples that a full trial trains on.")] = None

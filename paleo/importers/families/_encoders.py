@@ -18,7 +18,7 @@ from paleo.importers.configuration import (
     Model,
     UnreadHeadError,
     architecture,
-    labels,
+    class_count,
 )
 
 
@@ -34,7 +34,7 @@ def _bert_head(config: Config, kind: str) -> list[Entry]:
     masked[1] = "gelu" if roberta else config.activation("hidden_act", default="gelu")
     tie = {"tie": "embed"} if config.flag("tie_word_embeddings", True) else {}
     masked += [{"name": "head", "linear": {"features": "=vocab", "dim": "vocab"} | tie}, "cross_entropy"]
-    classes: Entry = {"linear": {"features": labels(config), "dim": "classes"}}
+    classes: Entry = {"linear": {"features": class_count(config), "dim": "classes"}}
     heads: dict[str, list[Entry]] = {
         "ForMaskedLM": masked,
         "ForPreTraining": [
@@ -102,7 +102,11 @@ def roberta(config: Config) -> Model:
         drop = {"dropout": {"rate": "=dropout"}}
         head = ["select", drop, {"name": "dense", "linear": {"features": "=hidden", "dim": "hidden"}}, "tanh", drop]
         start = model["layers"].index("select")
-        model["layers"][start:] = [*head, {"linear": {"features": labels(config), "dim": "classes"}}, "cross_entropy"]
+        model["layers"][start:] = [
+            *head,
+            {"linear": {"features": class_count(config), "dim": "classes"}},
+            "cross_entropy",
+        ]
     return model
 
 
@@ -120,7 +124,7 @@ def vit(config: Config) -> Model:
     keys |= {"heads": "num_attention_heads", "layers": "num_hidden_layers", "ffn": "intermediate_size"}
     usual = {"colours": 3, "image": 224, "patch": 16}
     params: dict[str, Any] = {name: config.integer(key, default=usual.get(name)) for name, key in keys.items()}
-    params["classes"] = labels(config)
+    params["classes"] = class_count(config)
     bias = config.flag("qkv_bias", True)
     attention: dict[str, Any] = {"heads": "=heads"} | ({} if bias else {"bias": False, "out_bias": True})
     feed = {"mlp": {"ffn": "=ffn", "activation": config.activation("hidden_act", default="gelu")}}

@@ -24,9 +24,9 @@ from paleo.collectives.base import (
     algorithms_for,
     checked_group,
     checked_payload,
+    doubling_rounds,
     ranks_of,
     remote_share,
-    rounds,
 )
 from paleo.errors import SpecError
 from paleo.units import KILO, MICROSECOND
@@ -34,7 +34,7 @@ from paleo.units import KILO, MICROSECOND
 
 @dataclass(frozen=True, slots=True)
 class LevelCost:
-    """Cost of one level of the network for one group.
+    """Latency (alpha) and inverse bandwidth (beta, gamma) of one interconnect level for one communication group.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class LevelCost:
     rank_beta: Numeric = 0.0
 
     def transfer_time(self, level: LevelTraffic) -> Numeric:
-        """Compute the time of the bytes of a level, without latency.
+        """Compute the transfer and reduction time of the bytes on a level, without latency.
 
         Parameters
         ----------
@@ -73,7 +73,7 @@ class LevelCost:
 
 
 def traffic_time(traffic: Traffic, costs: Sequence[LevelCost]) -> Array:
-    """Compute the time of the phases of a traffic, one after another.
+    """Compute the time of a collective's traffic, phase after phase.
 
     A phase takes the sum of its latencies and the time of its slowest level: sum of alpha steps + max of beta bytes +
     sum of gamma bytes.
@@ -166,7 +166,7 @@ def lower_bound(
         spanned = np.where(fan_out > 1, 1.0, 0.0)
         if operation == "send_recv":
             spanned = spanned * (above == 1)
-        steps = spanned if in_network or operation == "send_recv" else rounds(fan_out)
+        steps = spanned if in_network or operation == "send_recv" else doubling_rounds(fan_out)
         share = _least_share(operation, fan_outs, index, in_network)
         latency = latency + cost.alpha * steps
         slowest = np.maximum(slowest, cost.beta * payload * share * spanned)
@@ -251,8 +251,8 @@ def bus_factor(operation: str, ranks: Numeric) -> Array:
 NANOSECOND = MICROSECOND / KILO
 
 
-def hidden(latency: Numeric, transfer: Numeric) -> Array:
-    """Combine the latency of steps with a transfer that partly overlaps it, as in a pipeline.
+def partly_overlapped_time(latency: Numeric, transfer: Numeric) -> Array:
+    """Combine latency and transfer time that partly overlap: the root of the sum of their squares.
 
     Parameters
     ----------
@@ -268,14 +268,14 @@ def hidden(latency: Numeric, transfer: Numeric) -> Array:
 
     Examples
     --------
-    >>> float(hidden(3.0, 4.0))
+    >>> float(partly_overlapped_time(3.0, 4.0))
     5.0
     """
     return np.asarray(np.hypot(latency, transfer))
 
 
 def latency_change(measured: float, stated: float | None, latency: float) -> float:
-    """Compute the change of a measured hop if its link has another latency.
+    """Compute the correction of a measured hop time for a link with another latency.
 
     The link's part of the hop changes in proportion; the software's part does not. The link's part is the stated
     latency, or the whole hop if that is shorter. If no latency was stated, the hop takes at least as long as the new
@@ -335,7 +335,7 @@ def fill_time(transfer: Numeric, chunk_cost: Numeric) -> Array:
 
 
 def softly_least(first: Numeric, second: Numeric, norm: float = 6.0) -> Array:
-    """Compute a smooth minimum.
+    """Compute a smooth minimum of two values, slightly below the true minimum near ties.
 
     Parameters
     ----------
@@ -360,7 +360,7 @@ def softly_least(first: Numeric, second: Numeric, norm: float = 6.0) -> Array:
 
 
 def softly_largest(first: Numeric, second: Numeric, norm: float = 4.0) -> Array:
-    """Compute a smooth maximum.
+    """Compute a smooth maximum of two values, slightly above the true maximum near ties.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.collectives.base import Array, Numeric, Traffic
-from paleo.pricing.links.alpha_beta import fill_time, hidden, with_skew
+from paleo.pricing.links.alpha_beta import fill_time, partly_overlapped_time, with_skew
 from paleo.pricing.links.group import (
     SIMPLE,
     TUNER_BASE,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FabricParameters:
-    """NCCL over the network between nodes; defaults are those of a healthy InfiniBand fabric."""
+    """Calibrated parameters of NCCL across nodes; the defaults are those of a healthy InfiniBand fabric."""
 
     launch: float = parameter("10 us", "1..200 us", "start and end of the kernel, without steps")
     step: float = parameter("1 us", "0.1..5 us", "one hop inside a node")
@@ -185,7 +185,7 @@ def fabric_time(
     *, operation: str, traffic: Traffic, links: GroupLinks, parameters: FabricParameters, lockstep: bool,
     imbalance: Numeric = 1.0,
 ) -> Array:  # fmt: skip
-    """Compute the time of rings or trees that cross nodes: launch + hidden(hops, wire).
+    """Compute the time of rings or trees that cross nodes: launch + sqrt(hops² + wire²).
 
     A hop takes ``fabric_step`` for small and ``long_step`` for large messages, as LL gives way to Simple at
     ``ll_threshold`` bytes a step. In LL the hops of a path add up, with cheap ones inside nodes. In Simple a
@@ -230,7 +230,7 @@ def fabric_time(
         else _share_of_simple(sent / 2.0, p.ll_threshold, 1.0)
     )
     short = short + later
-    seconds = p.launch + hidden(short + (long - short) * share, wire)
+    seconds = p.launch + partly_overlapped_time(short + (long - short) * share, wire)
     if not lockstep:
         seconds = seconds + fill_time(wire, p.fill * long) * share
     return with_skew(seconds, p.skew)
@@ -239,7 +239,7 @@ def fabric_time(
 def fabric_exchange_time(
     *, operation: str, traffic: Traffic, links: GroupLinks, parameters: FabricParameters, shift: bool = False
 ) -> Array:
-    """Compute the time of an all_to_all or a send that crosses nodes: launch + hidden(peers, wire).
+    """Compute the time of an all_to_all or send that crosses nodes: launch + sqrt(peers² + wire²).
 
     Peers are served one after another. An exchange of two ranks is a send in each direction.
 
@@ -265,13 +265,15 @@ def fabric_exchange_time(
     p, peers = parameters, sum(_hops(traffic, links))
     if operation == "send_recv":
         share = p.send_fraction * np.where(shift & (links.nodes > 2), _BOTH_WAYS, 1.0)
-        return np.asarray(p.launch + hidden(links.hop(p.peer, outside=True), _wire_time(traffic, links, p, share)))
+        return np.asarray(
+            p.launch + partly_overlapped_time(links.hop(p.peer, outside=True), _wire_time(traffic, links, p, share))
+        )
     share = np.where(links.ranks > 2, p.exchange_fraction * links.nodes**-p.congestion, p.send_fraction)
     piece = np.maximum(traffic.levels[0].wire_bytes / np.maximum(links.ranks - 1.0, 1.0), 1.0)
     crowded = (links.ranks >= CROWDED_RANKS) | (piece < p.small_piece)
     peer = p.peer * np.where(crowded, CROWDED_PEER, 1.0)
     launch = links.hop(p.launch, outside=True)
-    return with_skew(launch + hidden(peer * peers, _wire_time(traffic, links, p, share)), p.skew)
+    return with_skew(launch + partly_overlapped_time(peer * peers, _wire_time(traffic, links, p, share)), p.skew)
 
 
 def _hops(traffic: Traffic, links: GroupLinks) -> tuple[Array, Array]:

@@ -25,7 +25,14 @@ import numpy.typing as npt
 
 from paleo.collectives.base import Algorithm, Array, Numeric, Traffic, ranks_of
 from paleo.errors import PlanError
-from paleo.pricing.links.alpha_beta import fill_time, hidden, latency_change, softly_largest, softly_least, with_skew
+from paleo.pricing.links.alpha_beta import (
+    fill_time,
+    latency_change,
+    partly_overlapped_time,
+    softly_largest,
+    softly_least,
+    with_skew,
+)
 from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
 
@@ -39,7 +46,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class LinkLevel:
-    """One level of the links of a group, or of rows of groups; all numbers but latencies broadcast.
+    """One interconnect level (such as NVLink or InfiniBand) of a group, or of several groups stacked as rows.
 
     Attributes
     ----------
@@ -67,11 +74,11 @@ class LinkLevel:
 
     @property
     def bandwidth(self) -> Array:
-        """Bandwidth, in one direction, of all links of one member of the level that the group can use [byte/s]."""
+        """Bandwidth of one member (GPU, node or rack) over all its usable links, in one direction [byte/s]."""
         return np.asarray(self.port_bandwidth) * self.ports
 
     def bandwidth_of(self, senders: Numeric | None) -> Array:
-        """Return the bandwidth of a unit if only some of its ranks send.
+        """Return the bandwidth of one member (GPU, node or rack) if only some of its ranks send [byte/s].
 
         Parameters
         ----------
@@ -93,7 +100,7 @@ class LinkLevel:
         return np.asarray(self.port_bandwidth) * np.minimum(self.ports, self.rank_ports * np.asarray(senders))
 
     def rows(self, index: npt.NDArray[np.intp]) -> LinkLevel:
-        """Select some rows of stacked levels.
+        """Select some groups (rows) of a level that holds several.
 
         Parameters
         ----------
@@ -149,23 +156,23 @@ class GroupLinks:
 
     @property
     def fan_outs(self) -> tuple[Numeric, ...]:
-        """Fan-outs of the levels, inner to outer."""
+        """Number of members that each level joins (GPUs of a node, nodes, racks), inner to outer."""
         return tuple(level.fan_out for level in self.levels)
 
     @property
     def ranks(self) -> Array:
-        """Ranks of the group."""
+        """Number of ranks of the group."""
         return ranks_of(tuple(np.asarray(fan_out, dtype=np.float64) for fan_out in self.fan_outs))
 
     @property
     def nodes(self) -> Array:
-        """Nodes that the group spans."""
+        """Number of nodes that the group spans."""
         outer = self.fan_outs[self.inner_levels :]
         return ranks_of(tuple(np.asarray(fan_out, dtype=np.float64) for fan_out in outer))
 
     @property
     def inner_levels(self) -> int:
-        """Number of levels inside a node."""
+        """Number of interconnect levels inside a node (such as NVLink)."""
         return len(self.levels) - self.fabric_levels
 
     @property
@@ -176,7 +183,7 @@ class GroupLinks:
         return replace(self, levels=(*inner, *alone))
 
     def hop(self, measured: float, *, outside: bool = False) -> Numeric:
-        """Return a measured hop, corrected for links with another latency than the measured ones.
+        """Return a measured hop time, corrected for the latency of this group's links [s].
 
         Parameters
         ----------
@@ -242,7 +249,7 @@ class GroupLinks:
         return np.asarray(total)
 
     def rows(self, index: npt.NDArray[np.intp]) -> GroupLinks:
-        """Select some rows of stacked groups.
+        """Select some groups (rows) of several stacked ones.
 
         Parameters
         ----------
@@ -339,7 +346,7 @@ def domain_ranks(system: System, ranks_per_node: int) -> int:
 
 
 def stack_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> GroupLinks:
-    """Stack groups of one system as rows.
+    """Stack the links of several groups of one system into one object with a row per group.
 
     Parameters
     ----------
@@ -549,7 +556,7 @@ def protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.ND
 
 @dataclass(frozen=True, slots=True)
 class NcclParameters:
-    """NCCL among the devices of one node; defaults are those of eight A100 behind NVSwitch."""
+    """Calibrated parameters of NCCL inside one node; the defaults are those of eight A100 behind NVSwitch."""
 
     launch: float = parameter("8 us", "1..100 us", "start and end of the kernel on every rank, without steps")
     step: float = parameter("0.9 us", "0.1..50 us", "one hop of a ring in LL")
@@ -593,7 +600,7 @@ def node_time(
 ) -> Array:
     """Compute the time of the traffic of rings or trees inside one node.
 
-    It is launch + hidden(steps, wire) with the protocol's step and share of the link. In LL128 steps and wire add up.
+    It is launch + sqrt(steps² + wire²) with the protocol's step and share of the link. In LL128 steps and wire add up.
     Simple adds its start, the copy of a rank's own share, and the filling of the pipeline. With ``adds_bytes`` bytes
     are summed, of which a thread adds fewer than it moves in the same time; in Simple the wire hides that except for
     one rank's share.
@@ -628,11 +635,11 @@ def node_time(
     full = 1.0 + p.spread
     busy = 1.0 + p.spread * _all_channels(payload_bytes, links)
     sums = p.byte_sum * np.asarray(traffic.reduced_bytes) * adds_bytes / links.levels[0].bandwidth
-    low = p.launch * busy + hidden(steps * step * busy, wire / p.ll_fraction + sums)
+    low = p.launch * busy + partly_overlapped_time(steps * step * busy, wire / p.ll_fraction + sums)
     middle = p.launch * full + steps * step * full + wire / p.ll128_fraction + sums
     moved = wire / p.simple_fraction + _copy_time(operation, payload_bytes, links, p.copy)
     moved = moved + sums / np.maximum(links.ranks - 1.0, 1.0)
-    simple = p.launch * full + p.simple_start + hidden(steps * (step * full + p.simple_step), moved)
+    simple = p.launch * full + p.simple_start + partly_overlapped_time(steps * (step * full + p.simple_step), moved)
     simple = simple + fill_time(moved, p.fill)
     return _for_several_ranks(np.where(chosen == LL, low, np.where(chosen == LL128, middle, simple)), links, p.skew)
 
@@ -704,7 +711,7 @@ _CHANNELS = 32
 
 @dataclass(frozen=True, slots=True)
 class ExchangeParameters:
-    """all_to_all and send_recv of NCCL among the devices of one node; defaults are those of eight A100."""
+    """Calibrated parameters of NCCL's all_to_all and send_recv inside one node; defaults: eight A100."""
 
     launch: float = parameter("10 us", "1..100 us", "start and end of the kernel")
     peer: float = parameter("0.4 us", "0.01..50 us", "one more peer")
@@ -748,6 +755,6 @@ def exchange_time(
     channels = np.asarray(payload_bytes) / (_CHANNELS * p.channel_rate * links.clock)
     moved = softly_largest(wire / p.fraction, channels)
     low = wire / np.minimum(p.low_fraction * peers, _LL_LARGEST)
-    simple = hidden(p.start, moved) + fill_time(moved, p.fill)
+    simple = partly_overlapped_time(p.start, moved) + fill_time(moved, p.fill)
     seconds = links.hop(p.launch) + p.peer * peers + np.maximum(softly_least(low, simple), wire)
     return np.where(links.ranks > 1, seconds, 0.0)

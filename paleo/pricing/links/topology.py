@@ -424,7 +424,7 @@ class Dragonfly:
         return self._better(m * m / between, m * (n - m) / between, used, 2.0 * (k - 2.0) / np.maximum(k - 1.0, 1.0))
 
     def shared_by(self, jobs: float) -> Dragonfly:
-        """Divide the links between groups among jobs that send at the same time.
+        """Divide the inter-group links evenly among jobs that send at the same time.
 
         Parameters
         ----------
@@ -438,7 +438,7 @@ class Dragonfly:
         return dataclasses.replace(self, pair=np.asarray(self.pair) / jobs)
 
     def ring(self, used: Numeric) -> Array:
-        """Compute the share of a ring sorted by group.
+        """Compute the share of its port rate that a node keeps in a ring whose ranks are sorted by group.
 
         Parameters
         ----------
@@ -453,7 +453,7 @@ class Dragonfly:
         return self._better(np.ones(()), np.ones(()), used, np.where(np.asarray(used) > 2, 2.0, 1.0))
 
     def unsorted_ring(self, crossings: Numeric) -> Array:
-        """Compute the share of a ring in rank order over nodes drawn at random from all groups.
+        """Compute the share of its port rate that a node keeps in a ring over randomly placed nodes.
 
         Parameters
         ----------
@@ -483,7 +483,7 @@ class Dragonfly:
         return np.asarray(np.where(np.asarray(used) > 1, np.minimum(1.0, best), 1.0))
 
 
-def beside_neighbour(
+def share_beside_neighbour(
     *, ports: Numeric, demand: Numeric, other_ports: Numeric, other_demand: Numeric, sending: Numeric, capacity: Numeric
 ) -> Array:
     """Compute the share of its rate that a job keeps next to a second job, on average over time.
@@ -514,7 +514,7 @@ def beside_neighbour(
     Examples
     --------
     >>> keywords = {"ports": 4, "demand": 1.0, "other_ports": 4, "other_demand": 1.0, "capacity": 4.0}
-    >>> float(beside_neighbour(**keywords, sending=1.0)), float(beside_neighbour(**keywords, sending=0.5))
+    >>> float(share_beside_neighbour(**keywords, sending=1.0)), float(share_beside_neighbour(**keywords, sending=0.5))
     (0.5, 0.75)
     """
     job_ports, neighbour_ports, links = np.asarray(ports), np.asarray(other_ports), np.asarray(capacity)
@@ -527,7 +527,7 @@ def beside_neighbour(
 
 @dataclass(frozen=True, slots=True)
 class NetworkShare:
-    """Share of the nodes' ports that a placement leaves to a job.
+    """Share (0 to 1) of the nodes' NIC bandwidth that a job keeps under its placement, by traffic pattern.
 
     Attributes
     ----------
@@ -615,8 +615,8 @@ def states_topology(system: System) -> bool:
     )
 
 
-def placed(system: System, nodes: int, placement: NodePlacement, stride: float = 1.0) -> NetworkShare:
-    """Compute the share of their ports between nodes that the nodes of a group keep.
+def placement_port_share(system: System, nodes: int, placement: NodePlacement, stride: float = 1.0) -> NetworkShare:
+    """Compute the share of their NIC bandwidth that the nodes of a group keep under a placement.
 
     Parameters
     ----------
@@ -754,7 +754,7 @@ def _beside_second_job(level: Level, job: _Job, pattern: str, neighbour: Neighbo
     ports, demand = job.ports(pattern, dragonfly=is_dragonfly)
     other_ports, other_demand = other.ports(neighbour.pattern, dragonfly=is_dragonfly) if free >= 1.0 else (0.0, 0.0)
     return float(
-        beside_neighbour(
+        share_beside_neighbour(
             ports=ports, demand=demand, other_ports=other_ports, other_demand=other_demand, sending=neighbour.sending,
             capacity=capacity,
         )

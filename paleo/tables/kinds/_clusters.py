@@ -32,7 +32,7 @@ from paleo.studies.goodput import (
     mean_time_between_failures,
     storage_of,
 )
-from paleo.tables.steps import STEPS, QuantityTable, Row, Step, filled, software_of, whole_cell
+from paleo.tables.steps import STEPS, QuantityTable, Row, Step, has_value, software_of, whole_cell
 from paleo.units import HOUR, KILO, MILLISECOND
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ PAUSE = 10.0
 def mtbf_of(row: Row) -> float:
     """The mean time between failures of a row: as stated, else from its failures, else from the failure rate of its
     nodes."""
-    if filled(row, "mtbf_s"):
+    if has_value(row, "mtbf_s"):
         return float(row["mtbf_s"])
-    if filled(row, "period_s") and filled(row, "failures"):
+    if has_value(row, "period_s") and has_value(row, "failures"):
         return float(row["period_s"]) / float(row["failures"])
-    if filled(row, "nodes"):
+    if has_value(row, "nodes"):
         nodes = float(row["nodes"])
-    elif filled(row, "gpus"):
+    elif has_value(row, "gpus"):
         trainium = "trainium" in str(row.get("model", "")).lower()
         nodes = float(row["gpus"]) / (TRAINIUM_PER_NODE if trainium else GPUS_PER_NODE)
     else:
@@ -73,11 +73,11 @@ def mtbf_of(row: Row) -> float:
 def restart_of(row: Row) -> float:
     """Seconds from a failure to the next new step."""
     words = f"{row.get('run', '')} {row.get('notes', '')}".lower()
-    if filled(row, "restart_s"):
+    if has_value(row, "restart_s"):
         return float(row["restart_s"])
     if any(word in words for word in BY_HAND):
         return HOURS_BY_HAND * HOUR
-    return RestartPath().restart(float(row["load_s"]) if filled(row, "load_s") else 60.0)
+    return RestartPath().restart(float(row["load_s"]) if has_value(row, "load_s") else 60.0)
 
 
 class LongRuns(QuantityTable):
@@ -96,9 +96,11 @@ class LongRuns(QuantityTable):
         mtbf, restart, save = (
             mtbf_of(row),
             restart_of(row),
-            (float(row["checkpoint_s"]) if filled(row, "checkpoint_s") else PAUSE),
+            (float(row["checkpoint_s"]) if has_value(row, "checkpoint_s") else PAUSE),
         )
-        interval = float(row["interval_s"]) if filled(row, "interval_s") else float(best_interval(save=save, mtbf=mtbf))
+        interval = (
+            float(row["interval_s"]) if has_value(row, "interval_s") else float(best_interval(save=save, mtbf=mtbf))
+        )
         shares = [
             float(goodput(interval=interval, save=save, restart=restart, mtbf=mtbf * factor))
             for factor in (1.0, USUAL.failures / USUAL.high, USUAL.failures / USUAL.low)
@@ -135,7 +137,7 @@ class Stages(QuantityTable):
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Predict the expected maximum over the ranks; the baseline is their mean."""
-        if not filled(row, "ranks"):
+        if not has_value(row, "ranks"):
             raise SpecError("ranks is not stated")
         ranks, mean = whole_cell(row, "ranks"), float(row["compute_mean_s"])
         noise, slowest = float(row["independent_sd_s"]), float(row["slowest_rank_mean_s"])
@@ -183,10 +185,10 @@ def network_of(row: Row) -> MeasuredNetwork:
 
 def seconds_of(row: Row) -> float | None:
     """Time of an iteration that a row states, or what follows from that of an epoch."""
-    if filled(row, "iteration_ms"):
+    if has_value(row, "iteration_ms"):
         return _stated(row, "iteration_ms") * MILLISECOND
     samples = network_of(row).samples
-    if samples is None or not filled(row, "time_per_epoch_s"):
+    if samples is None or not has_value(row, "time_per_epoch_s"):
         return None
     return _stated(row, "time_per_epoch_s") * whole_cell(row, "batch_size") / samples
 
@@ -247,7 +249,7 @@ class PowerTable(QuantityTable):
         run = Run(
             gpus=whole_cell(row, "n_gpus", 1),
             batch=whole_cell(row, "batch_size"),
-            dtype=str(row["dtype"]) if filled(row, "dtype") else "fp32" if fp32 else None,
+            dtype=str(row["dtype"]) if has_value(row, "dtype") else "fp32" if fp32 else None,
             optimizer=stated if stated in OPTIMIZERS else "adam",
             software=software_of(row),
             model=dict(network.sizes),
@@ -324,7 +326,7 @@ class StorageRuns(QuantityTable):
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Predict samples per second; the baseline is one rate for each accelerator of all workloads."""
         workload, device = workload_of(row)
-        if not filled(row, "accelerators"):
+        if not has_value(row, "accelerators"):
             raise SpecError("accelerators is blank")
         count = float(row["accelerators"])
         value = fed_samples(workload=workload, device=device, accelerators=count)
@@ -346,9 +348,9 @@ MODES: dict[str, Mode] = {"sync": "sync", "async": "async", "memory": "memory"}
 
 def bytes_of(row: Row) -> float:
     """Bytes of the checkpoint: as stated, else those of Adam's states in mixed precision."""
-    if filled(row, "bytes"):
+    if has_value(row, "bytes"):
         return float(row["bytes"])
-    if filled(row, "parameters"):
+    if has_value(row, "parameters"):
         return ADAM_BYTES * float(row["parameters"])
     raise SpecError("neither bytes nor parameters are stated")
 
@@ -367,17 +369,17 @@ class CheckpointSaves(QuantityTable):
         total, mode = bytes_of(row), str(row["mode"])
         if mode not in MODES:
             raise SpecError(f"mode {mode!r} is none of {', '.join(MODES)}")
-        if not filled(row, "storage") and mode == "sync":
+        if not has_value(row, "storage") and mode == "sync":
             raise SpecError("storage is not stated")
-        rate = float(row["storage_bytes_per_s"]) if filled(row, "storage_bytes_per_s") else None
+        rate = float(row["storage_bytes_per_s"]) if has_value(row, "storage_bytes_per_s") else None
         seconds = checkpoint_seconds(
             total_bytes=total,
             software=str(row["software"]),
-            processes=float(row["processes"]) if filled(row, "processes") else PROCESSES,
-            nodes=float(row["nodes"]) if filled(row, "nodes") else 1.0,
+            processes=float(row["processes"]) if has_value(row, "processes") else PROCESSES,
+            nodes=float(row["nodes"]) if has_value(row, "nodes") else 1.0,
             storage=storage_of(str(row["storage"]), rate if mode == "sync" else rate or 1.0),
             mode=MODES[mode],
-            tensors=float(row["tensors"]) if filled(row, "tensors") else TENSORS,
+            tensors=float(row["tensors"]) if has_value(row, "tensors") else TENSORS,
         )
         return Step(seconds, seconds / SPREAD, seconds * SPREAD, total, str(row["software"]), str(row["storage"]))
 
@@ -397,7 +399,7 @@ class Startup(QuantityTable):
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Predict the startup time under the terms on which the machine is rented; the baseline is one number for
         all."""
-        spot = filled(row, "preemptible") and float(row["preemptible"]) > 0
+        spot = has_value(row, "preemptible") and float(row["preemptible"]) > 0
         boot = SPOT_BOOT if spot else ON_DEMAND_BOOT
         return Step(boot.seconds, boot.low, boot.high, 1.0, str(row.get("device") or "-"), "spot" if spot else "kept")
 

@@ -24,7 +24,7 @@ from paleo.specs.software import Software, load_software
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan, text
 from paleo.tables.kinds._consistency import BACKWARD, HOST_MEMORY_RING, TCP_LIMIT
-from paleo.tables.steps import STEPS, QuantityTable, Row, Step, filled, row_dicts, whole_cell, with_device
+from paleo.tables.steps import STEPS, QuantityTable, Row, Step, has_value, row_dicts, whole_cell, with_device
 from paleo.units import MEBIBYTE, TERA
 
 if TYPE_CHECKING:
@@ -151,15 +151,15 @@ class CompressionSteps(QuantityTable):
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Predict the quantity that the row states."""
         cluster = _Cluster.of(row)
-        if filled(row, "tflops_per_gpu"):
+        if has_value(row, "tflops_per_gpu"):
             return _sharded(row)
-        if filled(row, "time_over_dense") and row["compressor"] == "none":
+        if has_value(row, "time_over_dense") and row["compressor"] == "none":
             raise SpecError("a dense run beside itself: time_over_dense is one")
         compute = self._alone.get(_family(row)) or self._compute(row)
         seconds = _seconds(row, cluster, compute)
-        if filled(row, "step_s"):
+        if has_value(row, "step_s"):
             value = seconds
-        elif filled(row, "speedup_over_1"):
+        elif has_value(row, "speedup_over_1"):
             value = cluster.gpus * compute / seconds
         else:
             value = seconds / _seconds({**row, "compressor": "none"}, cluster, compute)
@@ -167,7 +167,7 @@ class CompressionSteps(QuantityTable):
 
     def _compute(self, row: Row) -> float:
         """Predict the time of a step on one GPU [s]."""
-        named = (str(row["model_slug"]), {}) if filled(row, "model_slug") else NETWORKS.get(str(row["model"]))
+        named = (str(row["model_slug"]), {}) if has_value(row, "model_slug") else NETWORKS.get(str(row["model"]))
         if named is None:
             raise SpecError(f"model {row['model']!r} is not in the catalog")
         name, sizes = named
@@ -186,9 +186,9 @@ def _family(row: Row) -> tuple[str, ...]:
 def _computed(row: Row) -> dict[tuple[str, ...], float]:
     """Return the compute time of a single-node run by family: its step less its exchange; where only a rate is stated,
     less the part of the exchange that the backward pass does not hide."""
-    if filled(row, "step_s") and row["gpus"] == row["gpus_per_node"]:
+    if has_value(row, "step_s") and row["gpus"] == row["gpus_per_node"]:
         return {_family(row): float(row["step_s"]) - _seconds(row, _Cluster.of(row), 0.0)}
-    if filled(row, "samples_per_s") and not filled(row, "step_s"):
+    if has_value(row, "samples_per_s") and not has_value(row, "step_s"):
         step = whole_cell(row, "gpus") * whole_cell(row, "batch_per_gpu", USUAL_BATCH) / _positive(row, "samples_per_s")
         exposed = _seconds(row, _Cluster.of(row), step) - step
         return {_family(row): max(step - exposed, 0.0) or step}
@@ -197,7 +197,7 @@ def _computed(row: Row) -> dict[tuple[str, ...], float]:
 
 def _matrices(row: Row) -> float:
     """Count the tensors of two dims or more: they are compressed, vectors are not."""
-    if not filled(row, "model_slug"):
+    if not has_value(row, "model_slug"):
         return 1.0
     run = Run(gpus=1, batch=1, forward_only=True)
     graph = predict(load_model(str(row["model_slug"])), load_system(str(row["device"])), run).graph
@@ -232,7 +232,7 @@ def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
 
 
 def _dtype(row: Row) -> str:
-    return str(row["dtype"]) if filled(row, "dtype") else "fp32"
+    return str(row["dtype"]) if has_value(row, "dtype") else "fp32"
 
 
 def _sharded(row: Row) -> Step:

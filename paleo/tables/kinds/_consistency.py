@@ -23,7 +23,7 @@ from paleo.specs.run import Run
 from paleo.specs.software import SERVER_CALL, Software
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan, text
-from paleo.tables.steps import STEPS, QuantityTable, Row, Step, filled, whole_cell
+from paleo.tables.steps import STEPS, QuantityTable, Row, Step, has_value, whole_cell
 
 if TYPE_CHECKING:
     from paleo.tables.base import Predictions
@@ -91,7 +91,7 @@ class ConsistencySteps(QuantityTable):
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Predict the step time under the row's consistency model."""
-        if filled(row, "worker_devices"):
+        if has_value(row, "worker_devices"):
             # Predict the seconds between updates of workers of several kinds around one server.
             kinds = re.findall(r"(\d+) x ([\w-]+)", str(row["worker_devices"]))
             payload, tensors = 4.0 * _number(row, "parameters"), _number(row, "tensors")
@@ -111,7 +111,7 @@ class ConsistencySteps(QuantityTable):
 
     def _workload(self, row: Row) -> Workload:
         workers, payload = float(whole_cell(row, "workers")), 4.0 * _number(row, "parameters")
-        tensors = _number(row, "tensors") if filled(row, "tensors") else payload / BUCKET_BYTES
+        tensors = _number(row, "tensors") if has_value(row, "tensors") else payload / BUCKET_BYTES
         alone = self._compute(row)
         work = Workload(
             workers,
@@ -135,9 +135,9 @@ class ConsistencySteps(QuantityTable):
     def _compute(self, row: Row) -> float:
         """Return a worker's step without exchange: as stated, or predicted where the network is in the catalog."""
         for column in ("one_worker_step_s", "compute_s"):
-            if filled(row, column):
+            if has_value(row, column):
                 return _number(row, column)
-        if not filled(row, "model_slug"):
+        if not has_value(row, "model_slug"):
             raise SpecError("neither the step of one worker is stated nor a network of the catalog")
         run = Run(gpus=1, batch=whole_cell(row, "batch_per_gpu"), dtype=str(row["dtype"]), software="pytorch-eager")
         return predict(load_model(str(row["model_slug"])), self.system(row), run).step_time
@@ -156,7 +156,7 @@ def _model_name(row: Row) -> str:
     """Name the row's consistency model, with the local steps that were really made in the measured window."""
     stated = str(row["consistency"])
     name, _, _ = stated.partition(":")
-    if name in ("local", "diloco") and filled(row, "steps_measured") and filled(row, "synchronisations"):
+    if name in ("local", "diloco") and has_value(row, "steps_measured") and has_value(row, "synchronisations"):
         return f"{name}:{max(1, round(_number(row, 'steps_measured') / _number(row, 'synchronisations')))}"
     return stated
 

@@ -14,7 +14,12 @@ import pandas as pd
 
 from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
 from paleo.pricing.experts import experts_time
-from paleo.pricing.families import TrainingParameters, experts_product_time, hardened, trained_attention
+from paleo.pricing.families import (
+    TrainingParameters,
+    experts_product_time,
+    sustained_load_time,
+    training_attention_parameters,
+)
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import DeviceFigures
 from paleo.pricing.latent_kernels import (
@@ -325,7 +330,7 @@ class TrainingKernels(TableKind[DeviceFigures]):
         }  # fmt: skip
         if op == "matmul":
             cold, hot = (gemm_time(sustained=load, **shared) for load in (0.0, 1.0))
-            return hardened(cold, hot, parameters.ramp)
+            return sustained_load_time(cold, hot, parameters.ramp)
         shared["parameters"] = replace(products, launch=0.0)
         return experts_product_time(experts=count, launch=parameters.launch, sustained=1.0, **shared)
 
@@ -345,7 +350,7 @@ def _attention(frame: pd.DataFrame, figures: DeviceFigures, p: TrainingParameter
         "kv_heads": number(frame, "kv_head_num"), "query_length": tokens, "kv_length": tokens,
         "head_dim": number(frame, "qk_head_dim"), "value_dim": number(frame, "v_head_dim"), "causal": True,
         "kernel_name": kernel, "device": figures, "sustained": 1.0,
-        "parameters": replace(trained_attention(engine, p), launch_time=p.launch),
+        "parameters": replace(training_attention_parameters(engine, p), launch_time=p.launch),
         "activity": activity,
     }  # fmt: skip
     forward = (text(frame, "op") == "sdp_fwd").to_numpy(dtype=bool)

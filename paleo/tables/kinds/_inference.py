@@ -13,12 +13,12 @@ from paleo.serving.lowered import Sharding
 from paleo.serving.memory import serving_memory
 from paleo.serving.phases import phases
 from paleo.serving.plans import ReplicaLayout, ServingLimits, ServingLoad, ServingPlan, plan_of
-from paleo.serving.single_pass import batchings, best_of
+from paleo.serving.single_pass import batches_in_memory, best_of
 from paleo.serving.steady import Lengths
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 from paleo.tables.kinds._serving import system_of_device
-from paleo.tables.steps import STEPS, Row, Step, StepTable, filled
+from paleo.tables.steps import STEPS, Row, Step, StepTable, has_value
 
 if TYPE_CHECKING:
     from paleo.serving.reinforcement import Rollouts
@@ -139,7 +139,7 @@ def answered(row: Row) -> float:
         raise SpecError(f"scenario {scenario!r} is one request at a time: not modelled")
     if isinstance(benchmark, ImageBenchmark) or benchmark.answer == 0.0:
         return _passed(row, benchmark, gpus, scenario)
-    answer = float(row["output_tokens_per_sample"]) if filled(row, "output_tokens_per_sample") else benchmark.answer
+    answer = float(row["output_tokens_per_sample"]) if has_value(row, "output_tokens_per_sample") else benchmark.answer
     limits = ServingLimits()
     if scenario != "offline":
         limits = ServingLimits(_limit(row, "ttft_limit_s"), _limit(row, "tpot_limit_s"), _limit(row, "latency_limit_s"))
@@ -176,7 +176,7 @@ def _searched(plan: ServingPlan, beams: int, choice: float) -> float:
 
 
 def _limit(row: Row, column: str) -> float | None:
-    value = float(row[column]) if filled(row, column) else 0.0
+    value = float(row[column]) if has_value(row, column) else 0.0
     return value if value > 0 else None
 
 
@@ -190,11 +190,11 @@ def _passed(row: Row, benchmark: Benchmark | ImageBenchmark, gpus: int, scenario
     limit = None if scenario == "offline" else _limit(row, "latency_limit_s")
     between = 2.0 if str(row["model"]).endswith("99.9") else 1.0
     if isinstance(benchmark, ImageBenchmark):
-        tried = batchings(load_model(benchmark.model), system, formats, benchmark.fused, between=between)
+        tried = batches_in_memory(load_model(benchmark.model), system, formats, benchmark.fused, between=between)
     else:
         length = benchmark.prompt
         network = load_model(benchmark.model)
-        tried = batchings(network, system, formats, length=length, between=between)
+        tried = batches_in_memory(network, system, formats, length=length, between=between)
         if limit is not None:
             padding = padding_time(network, system, benchmark)
             tried = tuple(replace(each, seconds=each.seconds + each.batch * padding) for each in tried)
@@ -247,7 +247,7 @@ class InferenceRuns(StepTable):
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Predict one row; the baseline is the peak of the devices."""
-        if not filled(row, "device") or not filled(row, "n_gpus"):
+        if not has_value(row, "device") or not has_value(row, "n_gpus"):
             raise SpecError("device or n_gpus is blank")
         value, (low, high) = answered(row), INTERVAL
         device = system_of_device(str(row["device"])).device
@@ -304,7 +304,7 @@ class LearningSteps(StepTable):
         from paleo.studies.reinforcement import LearningQuestion, best_step
 
         needed = ("system", "model", "n_gpus", "max_sequence", "mean_sequence", "training_batch", "generation_batch")
-        missing = [column for column in needed if not filled(row, column)]
+        missing = [column for column in needed if not has_value(row, column)]
         if missing:
             raise SpecError(f"{missing[0]} is blank")
         name = str(row["system"])

@@ -13,7 +13,7 @@ from paleo.errors import SpecError
 from paleo.learning.laws import CHINCHILLA, RESNET32, STEP_LAW, ReferencePoints, leave_out
 from paleo.specs.task import task_of
 from paleo.studies.cost import NINETY
-from paleo.tables.steps import STEPS, QuantityTable, Row, Step, filled, whole_cell
+from paleo.tables.steps import STEPS, QuantityTable, Row, Step, has_value, whole_cell
 
 if TYPE_CHECKING:
     from paleo.specs.software import Software
@@ -24,7 +24,7 @@ def loss_of_row(row: Row) -> tuple[float, float, str]:
     """Loss [nats], the residual of its law and the law's name. Rows that state batch and rate are of Step Law's data,
     the others of Chinchilla's; constants of one do not hold for the other. SpecError where the rate is out of range."""
     size, tokens = float(row["parameters"]), float(row["tokens"])
-    if not (filled(row, "batch_tokens") and filled(row, "learning_rate")):
+    if not (has_value(row, "batch_tokens") and has_value(row, "learning_rate")):
         return float(CHINCHILLA.loss(size, tokens)), CHINCHILLA.residual, "chinchilla"
     rate = float(row["learning_rate"])
     off = float(STEP_LAW.rate_doublings(size, tokens, rate))

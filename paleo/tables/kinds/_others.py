@@ -22,7 +22,7 @@ from paleo.tables.steps import (
     STEPS,
     Row,
     Step,
-    filled,
+    has_value,
     profile_at_release,
     row_dicts,
     software_of,
@@ -86,11 +86,11 @@ class OtherSteps(NetworkSteps):
 
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
         """Return why a row has no step time: a rate in tokens needs a network of the catalog."""
-        if filled(row, "iteration_ms"):
+        if has_value(row, "iteration_ms"):
             return super().unmeasured(row)
         if _catalog_name(row) is None:
             return f"iteration_ms is empty, and model {row['model']!r} is not in the catalog"
-        wrong = (key for key in ("throughput", "global_batch") if filled(row, key) and not _is_number(row[key]))
+        wrong = (key for key in ("throughput", "global_batch") if has_value(row, key) and not _is_number(row[key]))
         if (column := next(wrong, None)) is not None:
             return f"{column} {str(row[column])[:40]!r} is not a number"
         return "iteration_ms is empty: nothing to compare with"
@@ -157,7 +157,7 @@ def _is_tuning(row: Row) -> bool:
 
 def _sizes(row: Row) -> dict[str, int | float | str]:
     """Return the parameters of a network: the length of sequences, and no words to guess where BERT is fine-tuned."""
-    stated: dict[str, int | float | str] = {"seq": whole_cell(row, "seq_len")} if filled(row, "seq_len") else {}
+    stated: dict[str, int | float | str] = {"seq": whole_cell(row, "seq_len")} if has_value(row, "seq_len") else {}
     if _is_bert(row) and _is_tuning(row):
         usual = FINE_TUNING.get(str(row["model"]).strip().lower(), FINE_TUNING["bert"])
         return {"seq": usual, **stated, "predictions": 0}
@@ -300,7 +300,7 @@ def run_of(row: Row) -> Run:
         optimizer="rmsprop" if str(row["model_slug"]).startswith(BY_RMSPROP) else "momentum",
         software=profile_of_its_day(row),
         kernels={"cudnn": library_of(row)},
-        forward_only=not filled(row, "iteration_ms"),
+        forward_only=not has_value(row, "iteration_ms"),
         input=None if WITH_LOADING in str(row.get("notes", "")) else "none",
         model=sizes_of(row),
     )
@@ -328,7 +328,7 @@ class VisionSteps(NetworkSteps):
 
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
         """Return why a row has no measured time; one without a step is compared by its forward pass."""
-        if filled(row, "iteration_ms") or not filled(row, "forward_ms"):
+        if has_value(row, "iteration_ms") or not has_value(row, "forward_ms"):
             return super().unmeasured(row)
         return f"forward_ms {str(row['forward_ms'])[:40]!r} is not a number above zero"
 

@@ -23,7 +23,7 @@ from paleo.errors import SpecError, near
 from paleo.files import is_file
 from paleo.predict import Prediction, predict
 from paleo.pricing.communication import link_parameters
-from paleo.pricing.links.alpha_beta import hidden
+from paleo.pricing.links.alpha_beta import partly_overlapped_time
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
@@ -297,7 +297,7 @@ def _message_time(fabric: FabricParameters, peers: str, nodes: float, wire: floa
     if peers == "rail-aligned":
         return wire / fabric.send_fraction
     share = fabric.exchange_fraction * nodes**-fabric.congestion
-    return float(hidden(fabric.peer, wire / share))
+    return float(partly_overlapped_time(fabric.peer, wire / share))
 
 
 STEPS.register("rails")(Rails())

@@ -26,7 +26,7 @@ from paleo.specs.catalog import systems_with
 from paleo.specs.model import load_model
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan
-from paleo.tables.steps import STEPS, Row, Step, StepTable, filled, row_dicts
+from paleo.tables.steps import STEPS, Row, Step, StepTable, has_value, row_dicts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +83,7 @@ def prices_of(model: str, system: str, sharding: Sharding, formats: Formats, eng
 
 def formats_of(row: Row) -> Formats:
     """Return the formats that a row names, in its column or by its command; ModelOpt narrows the cache as well."""
-    dtype = str(row.get("dtype") or "").lower() if filled(row, "dtype") else ""
+    dtype = str(row.get("dtype") or "").lower() if has_value(row, "dtype") else ""
     if dtype in ("fp8", "fp4"):
         return Formats(dtype, "fp8" if str(row["engine"]) == "tensorrt-llm" else "bf16")
     return read_command(_command(row)).formats(load_model(MODELS.get(str(row["model"]), str(row["model"]))))
@@ -91,20 +91,22 @@ def formats_of(row: Row) -> Formats:
 
 def _command(row: Row) -> str:
     """A command in one line, without quotes that do not close."""
-    return str(row.get("command") or "").replace("\\\n", " ") if filled(row, "command") else ""
+    return str(row.get("command") or "").replace("\\\n", " ") if has_value(row, "command") else ""
 
 
 def sharding_of(row: Row) -> Sharding:
     """Return the division of a replica that a row states."""
     stated = read_command(_command(row)).sharding
-    tp = int(float(row["tp"])) if filled(row, "tp") else int(float(row["n_gpus"]))
-    pp = int(float(row["pp"])) if filled(row, "pp") else 1
-    ranks = int(float(row["dp_attention"])) if filled(row, "dp_attention") else 1
+    tp = int(float(row["tp"])) if has_value(row, "tp") else int(float(row["n_gpus"]))
+    pp = int(float(row["pp"])) if has_value(row, "pp") else 1
+    ranks = int(float(row["dp_attention"])) if has_value(row, "dp_attention") else 1
     if stated.attention_dp > 1:
         return stated
     if ranks > 1:
         return Sharding(1, pp, ranks, expert_parallel=True)
-    return Sharding(tp, pp, 1, expert_parallel=stated.expert_parallel or (filled(row, "ep") and float(row["ep"]) > 1))
+    return Sharding(
+        tp, pp, 1, expert_parallel=stated.expert_parallel or (has_value(row, "ep") and float(row["ep"]) > 1)
+    )
 
 
 def engine_of(row: Row, offline: bool) -> tuple[Engine, BatchLimit | None]:
@@ -128,7 +130,7 @@ def engine_of(row: Row, offline: bool) -> tuple[Engine, BatchLimit | None]:
 
 
 def _cell(row: Row, key: str) -> str | None:
-    return str(row[key]) if filled(row, key) else None
+    return str(row[key]) if has_value(row, key) else None
 
 
 def layout_of(row: Row, offline: bool) -> ReplicaLayout:
@@ -137,7 +139,7 @@ def layout_of(row: Row, offline: bool) -> ReplicaLayout:
     reasons = [reason for word, reason in UNKNOWN.items() if word in command]
     if reasons:
         raise SpecError(reasons[0])
-    if not filled(row, "model") or not filled(row, "device") or not filled(row, "engine"):
+    if not has_value(row, "model") or not has_value(row, "device") or not has_value(row, "engine"):
         raise SpecError("model, device or engine is blank")
     name = MODELS.get(str(row["model"]), str(row["model"]))
     network, system = load_model(name), system_of_device(str(row["device"]))
@@ -150,17 +152,17 @@ def layout_of(row: Row, offline: bool) -> ReplicaLayout:
     if offline and bound.offline_tokens:
         bound = bound.model_copy(update={"tokens": bound.offline_tokens})
     memory = serving_memory(prices.lowered, sharding, formats, engine, system.device, bound)
-    length = float(row["input_tokens"]) + float(row["output_tokens"]) if filled(row, "input_tokens") else 1.0
+    length = float(row["input_tokens"]) + float(row["output_tokens"]) if has_value(row, "input_tokens") else 1.0
     if memory.refusal(length):
         raise SpecError(memory.refusal(length))
-    count = max(int(float(row["n_gpus"])) // sharding.gpus, 1) if filled(row, "n_gpus") else 1
+    count = max(int(float(row["n_gpus"])) // sharding.gpus, 1) if has_value(row, "n_gpus") else 1
     return ReplicaLayout(sharding, formats, engine, count, prices, memory, bound)
 
 
 def outcome_of(row: Row, trace: Requests | None = None) -> Outcome:
     """Return the prediction of one row."""
     load = str(row["load"])
-    offline = load == "all at once" and not filled(row, "command")
+    offline = load == "all at once" and not has_value(row, "command")
     layout = layout_of(row, offline or load == "trace")
     if trace is not None:
         result = _simulated(layout, trace)
@@ -168,15 +170,15 @@ def outcome_of(row: Row, trace: Requests | None = None) -> Outcome:
     # The lengths of a row's requests: those of ShareGPT where they may be, else exact.
     first, second = float(row["input_tokens"]), float(row["output_tokens"])
     generated = first.is_integer() or first > LONGEST_PROMPT or second < SHORTEST_MEAN
-    exact = generated or filled(row, "distinct_prompts")
+    exact = generated or has_value(row, "distinct_prompts")
     spread = (0.0, 0.0) if exact else SHARED_SPREAD
     hit = 0.0
-    if filled(row, "distinct_prompts"):  # whole prompts lie in the cache but for their last page
+    if has_value(row, "distinct_prompts"):  # whole prompts lie in the cache but for their last page
         hit = max(0.0, 1.0 - 16.0 / first)
     lengths = Lengths(first, second, *spread, hit)
     if load == "closed loop":
         users = int(float(row["concurrency"]))
-        count = int(float(row["requests"])) if filled(row, "requests") else OF_USER * users
+        count = int(float(row["requests"])) if has_value(row, "requests") else OF_USER * users
         requests = _requests(lengths, min(count, MOST), math.inf)
         result = _simulated(layout, requests, users)
     elif load == "constant rate":
@@ -192,7 +194,7 @@ def outcome_of(row: Row, trace: Requests | None = None) -> Outcome:
     if load == "constant rate":
         return _latency(layout, result)
     value = layout.replicas * result.tokens_per_s
-    if not filled(row, "output_tokens_per_s"):
+    if not has_value(row, "output_tokens_per_s"):
         return Outcome(result.mean("tpot"), _token_time(layout), _parts(result))
     return Outcome(value, 1.0 / _token_time(layout), _parts(result))
 
@@ -247,7 +249,7 @@ def _token_time(layout: ReplicaLayout) -> float:
     if states > 0:
         bandwidth = 8.0 * layout.phases.lowered.states / states
     else:
-        bandwidth = layout.memory.weights / max(float(layout.phases.products(1.0)), 2.0**-20)
+        bandwidth = layout.memory.weights / max(float(layout.phases.non_attention_time(1.0)), 2.0**-20)
     return layout.memory.weights / bandwidth
 
 
@@ -299,7 +301,7 @@ class ServingRuns(StepTable):
 
     def step(self, row: Row, software: Software | None = None) -> Step:
         """Predict one row; the baseline is the reading of the weights at the device's bandwidth."""
-        if not (filled(row, "input_tokens") and filled(row, "output_tokens")) and str(row["load"]) != "trace":
+        if not (has_value(row, "input_tokens") and has_value(row, "output_tokens")) and str(row["load"]) != "trace":
             raise SpecError("lengths are blank")
         outcome = self._outcome(row)
         low, high = INTERVAL

@@ -28,7 +28,7 @@ from paleo.tables.steps import (
     Row,
     Step,
     StepTable,
-    filled,
+    has_value,
     ideal_seconds,
     row_dicts,
     step_of_prediction,
@@ -66,7 +66,7 @@ def task_of_row(row: Row) -> TrainingTask:
 def system_of_row(row: Row) -> System:
     """The row's system with its devices, as many a node as the row has, and a fabric where it has several nodes."""
     device, gpus, nodes = str(row["device"]), whole_cell(row, "n_gpus"), whole_cell(row, "nodes", 1)
-    name = str(row["system"]) if filled(row, "system") else DEFAULT_SYSTEMS.get(device, "pcie4-8gpu")
+    name = str(row["system"]) if has_value(row, "system") else DEFAULT_SYSTEMS.get(device, "pcie4-8gpu")
     name = LIKE_OTHERS.get(name, name)
     system = with_device(load_system(name), row)
     node_size = -(-gpus // max(nodes, 1))
@@ -94,7 +94,7 @@ def training_gpus(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[
     language model is spread over up to eight ranks by tensor parallelism, a volume over up to four neighbours (on TPUs
     an image, too, and over up to 16); otherwise as many train as divide the batch, and the others evaluate."""
     gpus = whole_cell(row, "n_gpus")
-    if rows >= gpus or any(filled(row, axis) for axis in ("tp", "pp", "cp")):
+    if rows >= gpus or any(has_value(row, axis) for axis in ("tp", "pp", "cp")):
         return gpus, {}
     ranks = max(count for count in range(1, int(rows) + 1) if rows % count == 0)
     most_neighbours = 16 if on_tpu(row) and task.model in SPATIAL else 4 if task.model == "unet3d" else 1
@@ -126,7 +126,7 @@ def pairs_of(row: Row, column: str) -> float:
     """A cell of samples, or of samples of a batch, in those of the task: the Transformer's batches count tokens on GPUs
     and packed rows on TPUs, and samples that are fewer than an epoch count packed rows, too; on TPUs recommenders' logs
     of v0.7 count evaluations for epochs. nan where it is empty."""
-    value = float(row[column]) if filled(row, column) else float("nan")
+    value = float(row[column]) if has_value(row, column) else float("nan")
     task = task_of_row(row)
     if task.model.startswith("dlrm") and on_tpu(row) and value > 2.0 * task.dataset_samples:
         return value / task.dataset_samples * task.evaluation.every
@@ -144,7 +144,7 @@ def switch(row: Row, key: str, default: bool) -> bool:
     >>> switch({"sp": "True"}, "sp", False), switch({"sp": 0.0}, "sp", True), switch({}, "sp", True)
     (True, False, True)
     """
-    return str(row[key]).strip().lower() in ("true", "1", "1.0") if filled(row, key) else default
+    return str(row[key]).strip().lower() in ("true", "1", "1.0") if has_value(row, key) else default
 
 
 def strategy_of_row(row: Row, gpus: int, software: Software) -> str:
@@ -162,11 +162,11 @@ def strategy_of_row(row: Row, gpus: int, software: Software) -> str:
 def options_of(row: Row, task: TrainingTask, gpus: int) -> dict[str, Any]:
     """Options of the run that the row states: format, degrees, microbatch, recomputation."""
     options: dict[str, Any] = {}
-    if on_tpu(row) or filled(row, "dtype"):
+    if on_tpu(row) or has_value(row, "dtype"):
         options["dtype"] = TPU_DTYPE if on_tpu(row) else str(row["dtype"])
-    if any(filled(row, axis) for axis in ("tp", "pp", "cp")):
+    if any(has_value(row, axis) for axis in ("tp", "pp", "cp")):
         options["strategy"] = strategy_of_row(row, gpus, load_software(task.code.software))
-    if filled(row, "micro_batch") and any(filled(row, axis) for axis in ("tp", "pp")):
+    if has_value(row, "micro_batch") and any(has_value(row, axis) for axis in ("tp", "pp")):
         options["microbatch"] = whole_cell(row, "micro_batch")
     return options
 
@@ -180,8 +180,8 @@ DECIDING = (
 
 def target_of_row(row: Row, calibration: Calibration | None = None) -> TargetTime:
     """The prediction of a row; PaleoError with the reason where it cannot be modelled. ``calibration``: a user's."""
-    cells = tuple((name, row[name]) for name in DECIDING if filled(row, name))
-    if not filled(row, "dtype") and "deepspeed" in str(row.get("framework", "")).lower():
+    cells = tuple((name, row[name]) for name in DECIDING if has_value(row, name))
+    if not has_value(row, "dtype") and "deepspeed" in str(row.get("framework", "")).lower():
         cells = (*cells, ("dtype", HALF))
     return _known_target(cells) if calibration is None else _target(cells, calibration)
 
@@ -235,7 +235,7 @@ def submission_of(row: Row) -> Row | None:
     logged = LOGGED_BATCH.search(str(row.get("notes", "")))
     counted = float(row["global_batch"] if "global_batch" in row else row["batch_per_gpu"] * whole_cell(row, "n_gpus"))
     batch = float(logged.group(1)) if logged else counted * task.packed
-    same = {name: row[name] for name in ("system", "device", "n_gpus", "nodes", "dtype") if filled(row, name)}
+    same = {name: row[name] for name in ("system", "device", "n_gpus", "nodes", "dtype") if has_value(row, name)}
     return {**same, "benchmark": benchmark, "round": edition.group(1), "global_batch": batch}
 
 

@@ -28,7 +28,7 @@ from paleo.tables.steps import (
     Row,
     Step,
     StepTable,
-    filled,
+    has_value,
     profile_at_release,
     ran_out_of_memory,
     row_dicts,
@@ -103,7 +103,7 @@ def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
     sizes: Sizes = {}
     for column, parameters in COLUMNS.items():
         parameter = next((parameter for parameter in parameters if parameter in model.params), None)
-        if parameter is not None and not (known and not filled(row, column)):
+        if parameter is not None and not (known and not has_value(row, column)):
             sizes |= _size(row, column, parameter, model)
     return model, _checked(sizes | _noted(row, model) | _habits(name, family, sizes), model, row)
 
@@ -175,7 +175,7 @@ def _size(row: Row, column: str, parameter: str, model: ModelSpec) -> Sizes:
     """
     if column == "kv_heads":
         return {parameter: whole_cell(row, column, whole_cell(row, "heads"))}
-    if not filled(row, column) and str(model.params[parameter]).startswith("="):
+    if not has_value(row, column) and str(model.params[parameter]).startswith("="):
         return {}
     size = whole_cell(row, column)
     dense = parameter == "expert_ffn" and size == model.params.get("ffn")
@@ -215,7 +215,7 @@ OFFLOAD = {"zero3-offload": "optimizer,gradients,parameters"}
 
 def system_of(row: Row) -> System:
     """The system of a row: by its name, else the usual one of its device, else the device alone."""
-    if filled(row, "system"):
+    if has_value(row, "system"):
         return with_device(load_system(str(row["system"])), row)
     device, needs_host = str(row["device"]), offload(row) != "none"
     whole_system = whole_cell(row, "n_gpus", 1) > 1 or needs_host
@@ -238,13 +238,13 @@ def offload(row: Row) -> str:
 
 
 def _sharding(row: Row) -> str:
-    return str(row["sharding"]).strip().lower() if filled(row, "sharding") else ""
+    return str(row["sharding"]).strip().lower() if has_value(row, "sharding") else ""
 
 
 def strategy_of(row: Row, software: Software) -> str:
     """Degrees, sharding and sequence parallelism in the spelling of the command line; what is not stated of sharding
     and sequences is the software's habit."""
-    if whole_cell(row, "n_experts", 0) > 1 and whole_cell(row, "n_gpus", 1) > 1 and not filled(row, "ep"):
+    if whole_cell(row, "n_experts", 0) > 1 and whole_cell(row, "n_gpus", 1) > 1 and not has_value(row, "ep"):
         raise SpecError("ep is not stated: where the experts lie is unknown")
     parts = [
         f"{axis}={whole_cell(row, axis, 1)}" for axis in ("tp", "pp", "dp", "cp", "ep") if whole_cell(row, axis, 1) > 1
@@ -254,7 +254,7 @@ def strategy_of(row: Row, software: Software) -> str:
     if sharding not in SHARDING:
         raise SpecError(f"sharding {sharding!r} is not modelled")
     stages = whole_cell(row, "pp", 1)
-    zero = SHARDING[sharding] if filled(row, "sharding") else software.parallelism.zero
+    zero = SHARDING[sharding] if has_value(row, "sharding") else software.parallelism.zero
     zero = zero if whole_cell(row, "dp", 1) * whole_cell(row, "cp", 1) > 1 else 0
     if zero == 3 and stages > 1 and software.parallelism.pipeline_gathers == "step":
         zero = 1
@@ -285,7 +285,7 @@ def chunks_of(row: Row, software: Software) -> int:
     falls from 47 to 42 % down to 12 microbatches on 6 stages, where one chunk a stage would leave 29 % idle.
     """
     stages, layers = whole_cell(row, "pp", 1), whole_cell(row, "layers", 0)
-    if stages == 1 or filled(row, "vp") or not software.parallelism.interleaves:
+    if stages == 1 or has_value(row, "vp") or not software.parallelism.interleaves:
         return whole_cell(row, "vp", 1) if stages > 1 else 1
     microbatches = whole_cell(row, "global_batch", 0) // (whole_cell(row, "dp", 1) * whole_cell(row, "micro_batch", 1))
     if not layers or not microbatches or layers % stages or microbatches % stages:
@@ -299,7 +299,7 @@ def _folded(row: Row, software: Software) -> list[str]:
     experts = whole_cell(row, "ep", 1)
     if experts == 1:
         return []
-    if filled(row, "expert_tp"):
+    if has_value(row, "expert_tp"):
         return [f"etp={whole_cell(row, 'expert_tp', 1)}"]
     folded = software.parallelism.expert_tensor == "none" and whole_cell(row, "tp", 1) > 1
     return ["etp=1"] if folded or whole_cell(row, "dp", 1) % experts else []
@@ -344,7 +344,7 @@ def run_of(row: Row, profile: str | None = None, sizes: Mapping[str, int | float
     return Run(
         gpus=whole_cell(row, "n_gpus"),
         global_batch=whole_cell(row, "global_batch"),
-        microbatch=whole_cell(row, "micro_batch") if filled(row, "micro_batch") else None,
+        microbatch=whole_cell(row, "micro_batch") if has_value(row, "micro_batch") else None,
         dtype=str(row["dtype"]),
         strategy=strategy_of(row, load_software(software)),
         recompute={
@@ -367,14 +367,14 @@ def run_of(row: Row, profile: str | None = None, sizes: Mapping[str, int | float
 
 
 def _stated(row: Row, column: str) -> str:
-    return str(row[column]).strip().lower() if filled(row, column) else ""
+    return str(row[column]).strip().lower() if has_value(row, column) else ""
 
 
 def _modules(row: Row) -> tuple[str, ...]:
     """Return the parts of blocks that a row's selective recomputation runs again: as stated (``layernorm+moe_act``), or
     by its notes; where it states none at all those of its recipe."""
     if _stated(row, "recompute") != "selective":
-        usual = None if filled(row, "recompute") else known_recipe(row)
+        usual = None if has_value(row, "recompute") else known_recipe(row)
         return usual.modules if usual else ()
     stated = tuple(filter(None, _stated(row, "recompute_modules").split("+")))
     noted = re.findall(r"\b(\w+) recomputed", str(row.get("notes", "")))
@@ -433,7 +433,7 @@ def that_ran(
     if filled_up and not profile.parallelism.regather and not ran_out_of_memory(row):
         software = profile.changed({"parallelism.regather": True})
         prediction = predict(model, system, run, software, calibration)
-    known = filled(row, "recompute") or known_recipe(row) is not None or ran_out_of_memory(row)
+    known = has_value(row, "recompute") or known_recipe(row) is not None or ran_out_of_memory(row)
     if known or prediction.memory.total <= FOOTPRINT_ERROR * prediction.memory.capacity:
         return prediction
     for more in RECOMPUTE[RECOMPUTE.index(run.recompute.policy) + 1 :]:
@@ -605,7 +605,7 @@ def scaling_of(row: Row) -> Scaling | None:
 def _stated_recipe(row: Row, column: str, setting: str) -> str:
     """Read a column, or a setting that the notes quote (``cuda_graph_impl=full_iteration``); empty where there is
     none."""
-    if filled(row, column):
+    if has_value(row, column):
         return str(row[column]).strip().lower()
     quoted = re.search(rf"{setting}=(\w+)", str(row.get("notes", "")))
     return quoted.group(1).lower() if quoted else ""
@@ -614,7 +614,7 @@ def _stated_recipe(row: Row, column: str, setting: str) -> str:
 def _usual_recipe(row: Row) -> Recipe:
     """Return what recipes of mixtures do since `WHOLE_ITERATIONS`, where one NVLink domain holds all experts."""
     released = re.match(r"2\d\.\d\d", str(row.get("release", "")))
-    if released is None or released.group() < WHOLE_ITERATIONS or not filled(row, "system"):
+    if released is None or released.group() < WHOLE_ITERATIONS or not has_value(row, "system"):
         return Recipe()
     levels = load_system(str(row["system"])).levels
     domain = (levels[0].ranks or 0) if levels else 1
@@ -698,7 +698,7 @@ class MemoryTable(StepTable):
 
 def _network(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
     """Return the network of a row: by the columns of its sizes if present, else by its name."""
-    if filled(row, "layers") and filled(row, "hidden"):
+    if has_value(row, "layers") and has_value(row, "hidden"):
         return network_of(row)
     name = str(row["model"])
     model = llama_like(name) or catalog_network(name)
