@@ -37,7 +37,7 @@ Index = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class Searched:
+class CoveredCases:
     """Layouts whose configurations a search evaluates, bounds and counts.
 
     Attributes

@@ -24,7 +24,7 @@ from paleo.predict import HEADROOM, Prediction, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.block_costs import Graphs, priced
 from paleo.search.bounds import Limits, pareto_front
-from paleo.search.evaluate import Candidates, Searched, pairs_imply_overlap
+from paleo.search.evaluate import Candidates, CoveredCases, pairs_imply_overlap
 from paleo.search.partial_recompute import partly_recomputed
 from paleo.search.ranking import Part, PlanRow, Ranking
 from paleo.search.space import Layout, Space, batch, check_searched, divisors, layouts, microbatches
@@ -314,13 +314,13 @@ class _Source:
     pairs: bool = False
 
     @cached_property
-    def searched(self) -> Searched:
+    def searched(self) -> CoveredCases:
         """The layouts with the prices of their layers."""
         space, backend = self.space, self.backend
         points = priced(
             self.graphs, backend, self.layouts, lambda layout: microbatches(layout.local_batch, space), space
         )
-        return Searched(points, self.layouts, space, backend)
+        return CoveredCases(points, self.layouts, space, backend)
 
     @property
     def bounded(self) -> bool:

@@ -20,7 +20,7 @@ from paleo.schedules.base import SCHEDULES
 from paleo.search.block_costs import Graphs, Key, _Blocks, _values, priced
 from paleo.search.configurations import Choice
 from paleo.search.cuts import chunk_counts
-from paleo.search.evaluate import Searched
+from paleo.search.evaluate import CoveredCases
 from paleo.search.hybrid import hybrid
 from paleo.search.plans import Search, _sized, _sources, explain, search
 from paleo.search.ranking import Part, Ranking
@@ -307,7 +307,7 @@ def test_points_price_every_layout_and_share_programs() -> None:
     points = priced(Graphs(model, made), made, chosen, lambda layout: microbatches(layout.local_batch, space))
     assert points.costs.forward.shape == (len(points.programs[0].sections), len(points.positions))
     assert len({id(program) for program in points.programs}) < len(points.programs)
-    assert len(Searched(points, chosen, space, made).evaluate()) > 10_000
+    assert len(CoveredCases(points, chosen, space, made).evaluate()) > 10_000
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
