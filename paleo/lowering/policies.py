@@ -232,12 +232,12 @@ def _loads(weights: Sequence[float], ends: Sequence[int], stages: Sequence[int])
     return float(np.float32(np.bincount(stages, pieces).max())), float(np.float32(pieces.max()))
 
 
-def _least_filled(weights: Sequence[float], stages: Sequence[int]) -> list[int]:
+def _least_filled(weights: Sequence[float], stages: Sequence[int], *, spreads: bool = True) -> list[int]:
     """Return the ends of pieces that are filled up to the least weight of a stage that suffices.
 
     Pieces are filled from the back, so that the output layer is placed before the layers that make up for it. The least
     weight is found by bisection, between the weight that a filling reaches and the next larger one. Where stages can be
-    less than full at that weight, pieces share the rest evenly.
+    less than full at that weight, pieces share the rest evenly if ``spreads`` is True.
     """
     sums = np.cumsum(weights[::-1], dtype=np.longdouble).astype(float).tolist()  # each sum rounded once
     low, high, order = sums[-1] / len(set(stages)), sums[-1], stages[::-1]
@@ -249,7 +249,7 @@ def _least_filled(weights: Sequence[float], stages: Sequence[int]) -> list[int]:
             ends, high = filled, min(middle, reached)
         else:
             low = max(middle, min(following, reached))
-    spread, reached, _ = _filled(sums, order, high, even=True)
+    spread, reached, _ = _filled(sums, order, high, even=spreads)
     ends = spread if reached <= high * _SLACK else ends
     return [len(weights) - end for end in (0, *ends[:-1])][::-1]
 
@@ -353,7 +353,12 @@ def _balanced(program: Program, weights: Sequence[float], stages: Sequence[int])
     units = _divisible(program, weights)
     if len(units) < len(stages):
         raise PlanError(f"{len(units)} layers cannot be cut into {len(stages)} pipeline stages")
-    ends = [0, *_balanced_ends([weight for _, weight in units], stages)]
+    loads = [weight for _, weight in units]
+    if len(set(stages)) == len(stages):  # frameworks fill stages from the front
+        backward = _least_filled(loads[::-1], stages, spreads=False)
+        ends = [0, *(len(units) - end for end in reversed((0, *backward[:-1])))]
+    else:
+        ends = [0, *_balanced_ends(loads, stages)]
     return [
         _counted([index for sections, _ in units[start:end] for index in sections]) for start, end in pairwise(ends)
     ]

@@ -85,7 +85,7 @@ def test_impossible_limits_are_an_answer(capsys, options, words):
 
 def test_what_does_not_fit_says_what_would(capsys):
     assert run(["serve", "llama3-70b", "--system", "dgx-h100"]) == 1
-    assert "more devices a replica or narrower weights" in " ".join(capsys.readouterr().out.split())
+    assert "more devices per replica or narrower weights" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

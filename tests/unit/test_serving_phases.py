@@ -231,7 +231,7 @@ def test_refusals_say_what_would_fit():
     work, _ = lowered(load_model("llama3-70b"), system, Sharding(), "bf16")
     memory = serving_memory(work, Sharding(), Formats(), engine, system.device)
     assert not memory.fits
-    assert "more devices a replica or narrower weights" in memory.refusal(128)
+    assert "more devices per replica or narrower weights" in memory.refusal(128)
     with pytest.raises(SpecError, match="unknown format; nearest: 'fp8'"):
         parse_formats("fp9")
     with pytest.raises(SpecError, match="nothing is cached"):
