@@ -214,14 +214,15 @@ def _units(program: Program, weights: Sequence[float]) -> tuple[tuple[float, int
     return tuple(units)
 
 
-def _balanced_ends(weights: Sequence[float], stages: Sequence[int]) -> list[int]:
+def _balanced_ends(weights: Sequence[float], stages: Sequence[int], *, early: bool = False) -> list[int]:
     """Return the ends of contiguous pieces whose heaviest stage is as light as possible, then whose heaviest piece is.
 
-    Stages that hold several pieces share out their weight over them. Where units differ, that may leave a stage
-    heavier than pieces do that are balanced one by one, or that have equally many units; then those are taken.
+    Pieces that are balanced one by one are taken unless a stage becomes lighter where it shares out its weight over its
+    pieces, or where all pieces have equally many units. Units that do not divide evenly are on later pieces, or with
+    ``early`` on earlier ones.
     """
     pieces = len(stages)
-    cuts = [_least_filled(weights, each) for each in dict.fromkeys((tuple(stages), tuple(range(pieces))))]
+    cuts = [_least_filled(weights, each, early) for each in dict.fromkeys((tuple(range(pieces)), tuple(stages)))]
     cuts.append([len(weights) * (piece + 1) // pieces for piece in range(pieces)])
     return min(cuts, key=lambda ends: _loads(weights, ends, stages))
 
@@ -232,15 +233,15 @@ def _loads(weights: Sequence[float], ends: Sequence[int], stages: Sequence[int])
     return float(np.float32(np.bincount(stages, pieces).max())), float(np.float32(pieces.max()))
 
 
-def _least_filled(weights: Sequence[float], stages: Sequence[int], *, spreads: bool = True) -> list[int]:
+def _least_filled(weights: Sequence[float], stages: Sequence[int], early: bool) -> list[int]:
     """Return the ends of pieces that are filled up to the least weight of a stage that suffices.
 
     Pieces are filled from the back, so that the output layer is placed before the layers that make up for it. The least
     weight is found by bisection, between the weight that a filling reaches and the next larger one. Where stages can be
-    less than full at that weight, pieces share the rest evenly if ``spreads`` is True.
+    less than full at that weight, pieces share the rest evenly.
     """
-    sums = np.cumsum(weights[::-1], dtype=np.longdouble).astype(float).tolist()  # each sum rounded once
-    low, high, order = sums[-1] / len(set(stages)), sums[-1], stages[::-1]
+    sums, order = _running_sums(weights[::-1]), stages[::-1]
+    low, high = sums[-1] / len(set(stages)), sums[-1]
     ends, _, _ = _filled(sums, order, high)
     while low * _SLACK < high:
         middle = (low + high) / 2
@@ -249,9 +250,22 @@ def _least_filled(weights: Sequence[float], stages: Sequence[int], *, spreads: b
             ends, high = filled, min(middle, reached)
         else:
             low = max(middle, min(following, reached))
-    spread, reached, _ = _filled(sums, order, high, even=spreads)
-    ends = spread if reached <= high * _SLACK else ends
-    return [len(weights) - end for end in (0, *ends[:-1])][::-1]
+    ahead = (_running_sums(weights), stages) if early else (sums, order)
+    spread, reached, _ = _filled(*ahead, high, even=True)
+    if reached <= high * _SLACK:
+        return spread if early else _mirrored(spread)
+    return _mirrored(ends)
+
+
+def _running_sums(weights: Sequence[float]) -> list[float]:
+    """Return cumulative weights, each rounded once."""
+    sums: list[float] = np.cumsum(weights, dtype=np.longdouble).astype(float).tolist()
+    return sums
+
+
+def _mirrored(ends: Sequence[int]) -> list[int]:
+    """Return the ends of pieces that were counted from the back."""
+    return [ends[-1] - end for end in (0, *ends[:-1])][::-1]
 
 
 def _filled(
@@ -348,17 +362,13 @@ def _balanced(program: Program, weights: Sequence[float], stages: Sequence[int])
     """Cut into contiguous pieces whose heaviest stage is as light as possible.
 
     The output layer and its loss stay together: on another stage the loss would receive all logits (Megatron's
-    account_for_loss_in_pipeline_split also counts both as one layer).
+    account_for_loss_in_pipeline_split also counts both as one layer). Layers that do not divide evenly are on earlier
+    pieces, as DeepSpeed's partition_uniform has them.
     """
     units = _divisible(program, weights)
     if len(units) < len(stages):
         raise PlanError(f"{len(units)} layers cannot be cut into {len(stages)} pipeline stages")
-    loads = [weight for _, weight in units]
-    if len(set(stages)) == len(stages):  # frameworks fill stages from the front
-        backward = _least_filled(loads[::-1], stages, spreads=False)
-        ends = [0, *(len(units) - end for end in reversed((0, *backward[:-1])))]
-    else:
-        ends = [0, *_balanced_ends(loads, stages)]
+    ends = [0, *_balanced_ends([weight for _, weight in units], stages, early=True)]
     return [
         _counted([index for sections, _ in units[start:end] for index in sections]) for start, end in pairwise(ends)
     ]

@@ -253,7 +253,7 @@ def time_of_layers(
 def test_chunks_of_a_stage_make_up_for_a_heavy_output_layer() -> None:
     """94 layers in 12 chunks on 4 stages, and an output layer of 3.1: 25 + 24 + 24 + (21 + 3.1) is the lightest.
 
-    Chunks that are balanced one by one come to 29.1: the last one has 5 layers, the three others of its stage 8 or 9.
+    Chunks filled one after another up to the heaviest (4, 5, nine times 9, 5 with the output layer) come to 27.
     """
     network, weights = program((1, 0.0), (94, 1.0), (1, 3.1)), (0.0, 1.0, 3.1)
     stages = SCHEDULES["interleaved"].stages_of(4, 3)
@@ -261,6 +261,14 @@ def test_chunks_of_a_stage_make_up_for_a_heavy_output_layer() -> None:
     assert sum(layers) == 94 and sum(layers[3::4]) == 21 and max(layers) == 9
     assert time_of_layers(network, weights, layers, stages) == pytest.approx(25.0)
     assert slowest_stage_time(network, weights, _balanced(network, weights, stages), stages) == pytest.approx(25.0)
+
+
+def test_layers_that_do_not_divide_are_on_earlier_pieces_by_default_and_on_later_ones_in_plans() -> None:
+    """78 layers beside an embedding of 0.1 and an output layer of 0.9 on 12 pieces, none heavier than 7."""
+    network, weights = program((1, 0.0), (78, 1.0), (1, 0.9)), (0.1, 1.0, 0.9)
+    layers = [sum(n for i, n in piece if i == 1) for piece in _balanced(network, weights, range(12))]
+    assert layers == [6, 7, 7, 7, 7, 7, 7, 7, 6, 6, 6, 5]
+    assert balanced_cut(network, weights, range(12)) == (5, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7, 6)
 
 
 PLACEMENTS = {"interleaved": 3, "zb-v": 2, "dualpipev": 2, "dualpipe": 1, "1f1b": 1}
