@@ -536,8 +536,8 @@ class Backend:
     def _overlaps_tensor(self, graph: Graph, mesh: Mesh) -> bool:
         """Return True if gathers and scatters over tp overlap with products."""
         habit = self.software.overlap
-        nodes = self.fabric.links(mesh.stride(("tp",)), mesh.degree("tp")).nodes
-        if not habit.tensor_over_nodes and float(nodes) > 1.0:
+        ranks = mesh.degree("tp")
+        if ranks > 1 and not habit.tensor_over_nodes and self.fabric.links(mesh.stride(("tp",)), ranks).nodes > 1.0:
             return False
         latents = not habit.tensor_with_latents and any(node.type == "latent_attention" for node in graph.nodes)
         return habit.tensor and not latents

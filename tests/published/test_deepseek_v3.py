@@ -46,8 +46,9 @@ def test_hours_for_a_trillion_tokens() -> None:
 
 
 def test_parameters_are_there_twice() -> None:
-    """Table 2: twice the parameters of 1F1B, whose fullest stage holds one piece."""
-    dualpipe, plain = trained(), trained(schedule="1f1b")
+    """Table 2: twice the parameters of 1F1B with the same cut, whose fullest stage holds one piece."""
+    cut = {"pipeline.cut": [3, *[4] * 14, 2]}
+    dualpipe, plain = trained(**cut), trained(schedule="1f1b", **cut)
     stages = [each.steps.stage_memory.states.parameters[:, 0] for each in (dualpipe, plain)]
     assert stages[0] == pytest.approx(stages[1] + stages[1][::-1])
 
