@@ -368,7 +368,7 @@ def _balanced(program: Program, weights: Sequence[float], stages: Sequence[int])
     units = _divisible(program, weights)
     if len(units) < len(stages):
         raise PlanError(f"{len(units)} layers cannot be cut into {len(stages)} pipeline stages")
-    ends = [0, *_balanced_ends([weight for _, weight in units], stages, early=True)]
+    ends = [0, *_balanced_ends([weight for _, weight in units], stages, early=len(set(stages)) == len(stages))]
     return [
         _counted([index for sections, _ in units[start:end] for index in sections]) for start, end in pairwise(ends)
     ]
