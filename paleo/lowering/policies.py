@@ -363,7 +363,7 @@ def _balanced(program: Program, weights: Sequence[float], stages: Sequence[int])
 
     The output layer and its loss stay together: on another stage the loss would receive all logits (Megatron's
     account_for_loss_in_pipeline_split also counts both as one layer). Layers that do not divide evenly are on earlier
-    pieces, as DeepSpeed's partition_uniform has them.
+    pieces where each stage has one, as DeepSpeed's partition_uniform has them, else on later ones.
     """
     units = _divisible(program, weights)
     if len(units) < len(stages):

@@ -34,7 +34,7 @@ Number = float | Array
 
 
 class Direction(IntEnum):
-    """What a convolution call computes: the output, the gradient of its input, or the gradient of its filters."""
+    """Result of a convolution call: the output, the gradient of its input, or the gradient of its filters."""
 
     FORWARD = 0
     DATA = 1

@@ -66,7 +66,7 @@ _POINTWISE_ELEMENTS = 4.0
 
 
 class RnnDirection(IntEnum):
-    """What a call of a recurrent layer computes: outputs, gradients of states and inputs, of weights, or both."""
+    """Result of a call of a recurrent layer: outputs, gradients of states and inputs, of weights, or both."""
 
     FORWARD = 0
     DATA = 1

@@ -1,14 +1,16 @@
 """Time of attention over keys that an indexer selects, of a layer or one of its parts, in inference on one rank.
 
-    projections = joined(FLOP / (share · peak), weights / (share · bandwidth))
-    scores      = joined(FLOP of the indexer in fp8, its keys / bandwidth, keys that one block reads in sequence)
+    projections = roofline(FLOP / (share · peak), weights / (share · bandwidth))
+    scores      = roofline(FLOP of the indexer in fp8, its keys / bandwidth, keys that one block reads in sequence)
     selection   = scores in fp32 / (share · bandwidth) + waves of queries · (start + time of a key · keys)
-    attention   = joined(FLOP over the selected keys, their bytes from caches)
+    attention   = roofline(FLOP over the selected keys, their bytes from caches)
     passes      = inputs, latents, queries and contexts / (share · bandwidth)
     pairs       = queries of a prompt · keys of all sequences of the batch · time of a pair; of a paged indexer queries²
     starts      = sequences with several new tokens · time of a sequence
     device      = projections + scores + selection + attention + passes + pairs + starts
     time        = (launches^order + device^order)^(1/order)
+
+where ``roofline`` is `paleo.pricing.tiles.roofline_with_overlap_loss`.
 
 A kernel that gathers keys computes whole tiles of heads (64 or 128), so a rank with fewer heads is no faster; some
 multiply all slots of a selection, those without a key too. Attention over all keys has keys and values for each head.

@@ -323,14 +323,14 @@ class Schedule:
         return tuple(tuple(pieces[chunk] for chunk in range(len(pieces))) for pieces in piece_of)
 
     def stages_of(self, stages: int, chunks: int) -> tuple[int, ...]:
-        """Return the stage of each piece of the network; the first one if copies of it are on several.
+        """Return the stage of each piece of the network; the first one if replicas of it are on several.
 
         Parameters
         ----------
         stages : int
             Stages of the pipeline.
         chunks : int
-            Chunks of each copy of the network on a stage.
+            Model chunks of each replica on a stage.
 
         Returns
         -------

@@ -64,7 +64,7 @@ class CoveredCases:
         return tuple(_Members.of(*each, group) for group in groups(self.points, self.layouts, self.space))
 
     def evaluate(self, limits: Limits | None = None) -> Results:
-        """Evaluate the configurations.
+        """Compute step time and memory of each configuration, or of those that can reach given limits.
 
         Parameters
         ----------

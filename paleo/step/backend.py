@@ -130,7 +130,7 @@ class Backend:
 
     @property
     def choices(self) -> Choices:
-        """How the software implements layers (attention, loss, gates), with the run's overrides."""
+        """Implementations of layers (attention, loss, gates) in the software, with the overrides of the run."""
         software = self.software
         gates: Literal["fused", "separate"] = "fused" if software.fusion.passes else "separate"
         wide = frozenset(software.formats.wide if self.formats.casts else ())

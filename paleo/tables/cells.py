@@ -154,6 +154,27 @@ def map_words(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..
     return table[combination_of]
 
 
+def release_of(version: str) -> tuple[int, ...]:
+    """Return the numbers of a release, to compare it with others; parts such as ``0rc5`` are left out.
+
+    Parameters
+    ----------
+    version : str
+        Version of a library as a table has it.
+
+    Returns
+    -------
+    tuple of int
+        Numbers between the dots.
+
+    Examples
+    --------
+    >>> release_of("0.5.14"), release_of("1.3.0rc20"), release_of("") < (0, 24)
+    ((0, 5, 14), (1, 3), True)
+    """
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
 def combine_codes(
     coded_columns: Sequence[tuple[npt.NDArray[np.integer[Any]], list[str]]],
 ) -> tuple[npt.NDArray[np.intp], list[tuple[str, ...]]]:

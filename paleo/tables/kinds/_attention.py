@@ -22,7 +22,7 @@ from paleo.pricing.attention import (
 from paleo.pricing.kernels import DeviceFigures
 from paleo.pricing.power import WHOLE_SHARE, energy, surviving_share
 from paleo.pricing.sparse_kernels import LEAST_HEADS, SparseParameters, SparseWork, sparse_attention_time
-from paleo.tables.cells import Array, number, text
+from paleo.tables.cells import Array, map_words, number, release_of, text
 from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words, timing_keys, unpriced_reason
 
 # Attention over selected keys as engines run it: whole layers of a rank, and their parts
@@ -137,17 +137,22 @@ def _sizes_of(model: str) -> AttentionSizes | None:
     return next((sizes for part, sizes in NETWORKS.items() if part in model), None)
 
 
+Flags = npt.NDArray[np.bool_]
+
+
 class GatheringKernel(NamedTuple):
     """Kernel that gathers the selected keys of each row: heads that it computes, and whether it multiplies all slots of
     a selection, those without a key too, and whether it reads a cache in 8 bits."""
 
     rows: Array
-    whole: npt.NDArray[np.bool_]
-    narrow: npt.NDArray[np.bool_]
+    whole: Flags
+    narrow: Flags
 
 
-def _gathering(frame: pd.DataFrame, heads: Array) -> GatheringKernel:
-    """Return the kernel of each row by engine, release and device.
+def _gathering(
+    frame: pd.DataFrame, heads: Array, latent: Flags, context: Flags, dense: Flags, stored: Flags
+) -> GatheringKernel:
+    """Return the kernel of each row by engine, release and device; ``stored`` is True for a cache in 8 bits.
 
     FlashMLA computes 64 heads at once on Hopper, 128 on Blackwell. vLLM runs it on Hopper; on Blackwell it does so from
     17 heads or with a cache in 8 bits, unless a row names FlashInfer. With a cache in 8 bits and fewer than 32 heads,
@@ -158,19 +163,12 @@ def _gathering(frame: pd.DataFrame, heads: Array) -> GatheringKernel:
     """
     hopper = text(frame, "device").str.startswith(HOPPER).to_numpy(dtype=bool)
     vllm, tensorrt = ((text(frame, "library") == each).to_numpy(dtype=bool) for each in ("vllm", "trtllm"))
-    stored = text(frame, "kv_dtype").str.startswith("fp8").to_numpy(dtype=bool)
-    context, latent = (
-        (text(frame, name) == each).to_numpy(dtype=bool) for name, each in (("phase", "context"), ("kind", "dsa"))
-    )
+    flashmla = _has(frame, "flashmla")
     unnamed = vllm & _has(frame, "default") & (stored | (heads > 16.0))
-    gathers = np.where(
-        latent,
-        ~_has(frame, "dense_mha") & (hopper | context & (_has(frame, "flashmla") | unnamed)),
-        _has(frame, "flashmla"),
-    )
+    gathers = np.where(latent, ~dense & (hopper | context & (flashmla | unnamed)), flashmla)
     tile = np.where(hopper, 64.0, 128.0)
     narrow = gathers & latent & stored & (_has(frame, "flashmla_kv") | vllm & ((heads < 32.0) | ~hopper))
-    early = vllm & (text(frame, "version") < "0.24").to_numpy(dtype=bool)
+    early = vllm & map_words(frame, ("version",), lambda version: release_of(version) < (0, 24), bool)
     return GatheringKernel(
         rows=np.where(gathers, np.ceil(heads / tile) * tile, np.maximum(heads, LEAST_HEADS)),
         whole=gathers & latent & (narrow | tensorrt | early),
@@ -178,15 +176,33 @@ def _gathering(frame: pd.DataFrame, heads: Array) -> GatheringKernel:
     )
 
 
-def _has(frame: pd.DataFrame, word: str) -> npt.NDArray[np.bool_]:
+def _has(frame: pd.DataFrame, word: str) -> Flags:
     """Return True for rows whose kernel has a word in its name."""
     return text(frame, "kernel_source").str.contains(word, case=False, regex=False).to_numpy(dtype=bool)
 
 
+def _layer_weights(sizes: Array, kind: npt.NDArray[Any], heads: Array, key_heads: Array) -> tuple[Array, Array]:
+    """Count the weights of a layer on a rank: of its attention, and of its indexer."""
+    hidden, q_rank, query, value, index_heads, _, all_heads, groups = sizes
+    up, grouped = q_rank * heads * query, kind == "msa"
+    attended = np.select(
+        [kind == "dsa", grouped],
+        [
+            hidden * (q_rank + LATENT) + up + heads * (PLAIN * (query - 64.0 + value) + value * hidden),
+            hidden * INDEX * 2.0 * (heads + key_heads),
+        ],
+        hidden * (q_rank + PLAIN) + up + heads * PLAIN * OUT_RANK + groups * heads / all_heads * OUT_RANK * hidden
+        + 4.0 * hidden * PLAIN,
+    )  # fmt: skip
+    latents = (q_rank * index_heads + hidden) * INDEX + hidden * index_heads
+    return attended, np.where(grouped, hidden * INDEX * 2.0 * key_heads, latents)
+
+
 def _work(frame: pd.DataFrame) -> SparseWork:
     """Return the work of each row by the sizes of its network; a row of one part has the work of that part."""
-    sizes = [_sizes_of(model) or NETWORKS["V3.2"] for model in text(frame, "model")]
-    hidden, q_rank, query, value, index_heads, top_k, all_heads, groups = np.array(sizes, dtype=np.float64).T
+    named = [_sizes_of(model) or NETWORKS["V3.2"] for model in text(frame, "model")]
+    sizes = np.array(named, dtype=np.float64).T
+    hidden, q_rank, query, value, index_heads, top_k, all_heads, _ = sizes
     kind, part = (text(frame, column).to_numpy(dtype=object) for column in ("kind", "part"))
     heads, batch, queries, past = (number(frame, name) for name in ("num_heads", "batch_size", "q_len", "past_len"))
     tokens, keys = batch * queries, past + (queries + 1.0) / 2.0
@@ -194,27 +210,16 @@ def _work(frame: pd.DataFrame) -> SparseWork:
     latent, grouped = kind == "dsa", kind == "msa"
     entries, near = keys / ratio, np.minimum(WINDOW, keys)
     chosen = np.minimum(entries, top_k)
-    kernel, context = _gathering(frame, heads), (text(frame, "phase") == "context").to_numpy(dtype=bool)
+    context = (text(frame, "phase") == "context").to_numpy(dtype=bool)
     skips, dense = _has(frame, "skip_indexer") | (kind == "hca"), _has(frame, "dense_mha")
-    element = np.where(text(frame, "kv_dtype").str.startswith("fp8").to_numpy(dtype=bool), 1.0, 2.0)
+    eight_bits = text(frame, "kv_dtype").str.startswith("fp8").to_numpy(dtype=bool)
+    element, kernel = np.where(eight_bits, 1.0, 2.0), _gathering(frame, heads, latent, context, dense, eight_bits)
     seen = np.select(
         [kind == "hca", kind == "csa", kernel.whole, dense], [entries + near, chosen + near, top_k, keys], chosen
     )
     key_heads = np.where(grouped, np.maximum(KEY_HEADS * heads / all_heads, 1.0), 1.0)
     scorers = np.where(grouped, key_heads, index_heads)
-    up = q_rank * heads * query
-    attended = np.select(
-        [latent, grouped],
-        [
-            hidden * (q_rank + LATENT) + up + heads * (PLAIN * (query - 64.0 + value) + value * hidden),
-            hidden * INDEX * 2.0 * (heads + key_heads),
-        ],
-        hidden * (q_rank + PLAIN) + up + heads * PLAIN * OUT_RANK + groups * heads / all_heads * OUT_RANK * hidden
-        + hidden * PLAIN * ratio.clip(0.0, 4.0) ** 0.5 * 2.0,
-    )  # fmt: skip
-    scored = np.where(
-        grouped, hidden * INDEX * 2.0 * key_heads, (q_rank * index_heads + hidden) * INDEX + hidden * index_heads
-    )
+    attended, scored = _layer_weights(sizes, kind, heads, key_heads)
     weights = attended + np.where(skips | dense, 0.0, scored)
     module = part == "module"
     scoring, selecting = ((module | (part == each)) & ~skips for each in ("indexer_logits", "topk"))
@@ -228,7 +233,7 @@ def _work(frame: pd.DataFrame) -> SparseWork:
         projection_flops=module * 2.0 * (tokens * weights + expanded),
         weight_bytes=module * weights * stored,
         element_bytes=np.where(module, stored, 2.0),
-        stored_bytes=np.where(attending, element, 2.0),
+        stored_bytes=np.where(attending & eight_bits, 1.0, 2.0),
         indexed=module & ~skips & ~dense,
         dense=module & dense,
         pairs=scoring * ~dense * tokens * np.where(context, batch * (past + queries) / ratio, tokens),

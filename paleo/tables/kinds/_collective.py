@@ -37,7 +37,7 @@ from paleo.pricing.links.group import (
     stack_links,
 )
 from paleo.specs.system import System, load_system
-from paleo.tables.cells import Array, number, text
+from paleo.tables.cells import Array, number, release_of, text
 from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words
 from paleo.units import MICROSECOND
 
@@ -261,8 +261,7 @@ def _neighbours(system: str, ranks_per_node: float) -> float:
 def _engine(library: str) -> str:
     """Name the engine of a custom kernel; SGLang has other kernels from 0.5.14 on."""
     name, _, version = library.lower().partition(" ")
-    numbers = tuple(int(part) for part in version.split(".") if part.isdigit())
-    return "sglang-0.5.14" if name == "sglang" and numbers >= (0, 5, 14) else name or "custom"
+    return "sglang-0.5.14" if name == "sglang" and release_of(version) >= (0, 5, 14) else name or "custom"
 
 
 def _nccl(parameters: NcclParameters | ExchangeParameters | FabricParameters) -> Nccl:

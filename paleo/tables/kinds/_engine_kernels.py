@@ -33,7 +33,7 @@ from paleo.pricing.latent_kernels import (
 )
 from paleo.pricing.store import lookup
 from paleo.pricing.tiles import ELEMENT_BYTES, TileParameters, narrow_product_time
-from paleo.tables.cells import Array, map_words, number, text
+from paleo.tables.cells import Array, map_words, number, release_of, text
 from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words, unpriced_reason
 from paleo.units import MICROSECOND
 
@@ -87,10 +87,10 @@ class NarrowProducts(CapturedKernels):
     def stack(self, library: str, version: str, dtype: str, scaling: str) -> str:
         """Name the variant of a library. vLLM from release 0.20 on, and its builds between releases, issue products
         with block scales one by one; TensorRT-LLM's first DeepGEMM has a slow quantisation pass."""
-        release = [int(part) for part in version.split(".")[:2] if part.isdigit()]
-        if library == "vllm" and dtype == "fp8" and (release >= [0, 20] or "dev" in version):
+        release = release_of(version)[:2]
+        if library == "vllm" and dtype == "fp8" and (release >= (0, 20) or "dev" in version):
             return "eager"
-        first = library == "trtllm" and scaling == "block128" and release == [1, 2]
+        first = library == "trtllm" and scaling == "block128" and release == (1, 2)
         return "graph/first" if first else "graph"
 
     @by_words
@@ -195,7 +195,7 @@ class LatentAttentionTable(CapturedKernels):
     def stack(self, library: str, version: str, phase: str) -> str:
         """Name the variant of a library: TensorRT-LLM 1.2 passes once more over a token's queries, SGLang before 0.5.14
         over those of prompts."""
-        release = tuple(int(part) for part in version.split(".") if part.isdigit())
+        release = release_of(version)
         tokens_again = (library, phase) == ("trtllm", "generation") and release[:2] == (1, 2)
         prompts_again = (library, phase) == ("sglang", "context") and release < (0, 5, 14)
         return "graph/first" if tokens_again or prompts_again else "graph"

@@ -30,7 +30,7 @@ from paleo.pricing.scans import (
 )
 from paleo.pricing.store import streaming_fraction
 from paleo.specs.device import find_device
-from paleo.tables.cells import Array, map_words, number, text
+from paleo.tables.cells import Array, map_words, number, release_of, text
 from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words, timing_keys, unpriced_reason
 from paleo.units import MICROSECOND
 
@@ -311,8 +311,7 @@ def _channels(frame: pd.DataFrame) -> Array:
 
 @cache
 def _tiled(library: str, version: str) -> bool:
-    release = tuple(int(part) for part in version.split(".") if part.isdigit())
-    return library in TRITON and release >= TRITON[library]
+    return library in TRITON and release_of(version) >= TRITON[library]
 
 
 KINDS.register(Scans.name)(Scans())
