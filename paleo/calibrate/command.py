@@ -642,7 +642,7 @@ def measure(
     name: str | None = None,
     output: str | None = None,
     output_dir: str = ".",
-    budget: float = 300.0,
+    budget: float = 420.0,
     suites: Sequence[str] = (),
     dtypes: Sequence[str] = (),
     largest: int = 16384,

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import multiprocessing
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -243,6 +246,8 @@ def fit_each(
 ) -> Iterator[list[FittedEntry]]:
     """Yield the fitted entries of each job; later jobs may start from earlier results.
 
+    Jobs that do not wait for each other run side by side, in half as many processes as there are processors.
+
     Parameters
     ----------
     work : sequence of FitJob
@@ -255,13 +260,11 @@ def fit_each(
     Yields
     ------
     list of FittedEntry
-        The entries of one job, one a stack.
+        The entries of one job, one a stack, in the order of the jobs.
     """
-    fitted: dict[tuple[str, str, str], Any] = {}
-    for job in work:
-        report(job)
-        result = fit_of(job, fitted).result()
-        fitted |= {(job.subject, job.family, stack): values for stack, values in result.parameters.items()}
+    processes = min((os.cpu_count() or 1) // 2, len(work))
+    solved = _fitted_side_by_side(work, processes, report) if processes > 1 else _fitted_in_turn(work, report)
+    for job, result in zip(work, solved, strict=True):
         frames = {
             stack: pd.concat([rows.frame for rows in job.rows if rows.stack == stack]) for stack in result.parameters
         }
@@ -269,6 +272,47 @@ def fit_each(
             FittedEntry(job.subject, _entry_of(job.family, stack, job.file, frame, result, date))
             for stack, frame in frames.items()
         ]
+
+
+def _fitted_in_turn(work: Sequence[FitJob], report: Callable[[FitJob], object]) -> Iterator[FitResult[Any]]:
+    fitted: dict[tuple[str, str, str], Any] = {}
+    for job in work:
+        report(job)
+        yield (result := fit_of(job, fitted).result())
+        fitted |= _parameters_by_key(job, result)
+
+
+def _fitted_side_by_side(
+    work: Sequence[FitJob], processes: int, report: Callable[[FitJob], object]
+) -> Iterator[FitResult[Any]]:
+    """Yield results in the order of the jobs; a job starts once those that it may set out from are finished."""
+    fitted: dict[tuple[str, str, str], Any] = {}
+    waiting, results = list(range(len(work))), dict[int, FitResult[Any]]()
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        running: dict[Future[FitResult[Any]], int] = {}
+        for place in range(len(work)):
+            while place not in results:
+                unfinished = [*running.values(), *waiting]
+                for ready in [each for each in waiting if not any(_waits(work, each, other) for other in unfinished)]:
+                    waiting.remove(ready)
+                    report(work[ready])
+                    running[pool.submit(Fit.result, fit_of(work[ready], fitted))] = ready
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    done = running.pop(future)
+                    results[done] = future.result()
+                    fitted |= _parameters_by_key(work[done], results[done])
+            yield results[place]
+
+
+def _waits(work: Sequence[FitJob], place: int, other: int) -> bool:
+    """Return True if a job may start from the result of another: of the same table, an earlier way of timing or an
+    earlier family of the same subject."""
+    job, earlier = work[place], work[other]
+    return other < place and job.file == earlier.file and (job.stack != earlier.stack or job.subject == earlier.subject)
+
+
+def _parameters_by_key(job: FitJob, result: FitResult[Any]) -> dict[tuple[str, str, str], Any]:
+    return {(job.subject, job.family, stack): values for stack, values in result.parameters.items()}
 
 
 def fit_of(job: FitJob, fitted: Fitted) -> Fit[Any]:

@@ -49,7 +49,11 @@ class Point:
 
 
 def _gemm_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
-    """List square, skinny (few rows against wide weights), deep (long k), odd and batched products to time."""
+    """List square, skinny (few rows against wide weights), deep (long k), odd and batched products to time.
+
+    Tensor cores load 16 bytes of a row at a time; rows of another length, such as those of a vocabulary of 50,257, take
+    other kernels. Such products are listed in the three forms of a training step.
+    """
     square = [(n, n, n) for n in (64, 128, 256, 384, 512, 768, _KI, 1536, 2048, 3072, 4096, 6144, 8192, 12288)]
     skinny = [(m, n, k) for m in (1, 8, 32, 128, 512) for n, k in ((_KI, _KI), (4096, 4096), (12288, 4096))]
     deep = [(64, 64, 16384), (256, 256, 8192), (128, 4096, 16384), (512, 512, 32768), (2048, 512, 512)]
@@ -65,6 +69,12 @@ def _gemm_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
                 yield Point("gemm", row | {"trans_b": "T"})
             if m == n and m in (64, 512, 2048):
                 yield Point("gemm", row | {"launch": "eager"})
+    unaligned = [(4096, 50257, 768), (8192, 1001, 2048), (4096, 4095, 4096), (2048, 4096, 4095), (4095, 2048, 4096)]
+    forms = (("N", "T"), ("N", "N"), ("T", "N"))
+    for dtype, (m, n, k), (left, right) in itertools.product(dtypes, unaligned, forms):
+        if max(m, k) <= largest and WIDTH[dtype] == 2:
+            sizes = {"m": m, "n": n, "k": k, "batch": 1}
+            yield Point("gemm", {"dtype": dtype, **sizes, "trans_a": left, "trans_b": right, "launch": "queued"})
 
 
 def _elementwise_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
@@ -93,22 +103,26 @@ def _stream(op: str, shape: tuple[int, ...], dtype: str, cache: str, launch: str
 
 
 def _attention_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
-    """List causal prefill, encoder and decoding of usual head counts, and the backward pass of training."""
+    """List encoding and decoding of usual head counts, and causal attention of training, forward and backward."""
     heads = ((32, 32), (32, 8), (16, 16))
     lengths = ((1, 512), (4, _KI), (8, 2048), (1, 8192), (2, 4096), (16, 256), (1, 129))
     for dtype, (q_heads, kv_heads), (batch, length), head_dim in itertools.product(
         (dtype for dtype in dtypes if WIDTH[dtype] == 2), heads, lengths, (64, 128)
     ):
+        if length > largest:
+            continue
         common = {"dtype": dtype, "batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim}
-        for phase in ("context", "encoder", "generation", "context_backward"):
-            queries = 1 if phase == "generation" else length
-            if length <= largest:
-                sizes = {"q_len": queries, "kv_len": length, "causal": phase.startswith("context")}
-                yield Point("attention", {"phase": phase, **common, **sizes})
+        for phase, queries in (("encoder", length), ("generation", 1)):
+            yield Point("attention", {"phase": phase, **common, "q_len": queries, "kv_len": length, "causal": False})
+        widths = {"head_num": q_heads, "kv_head_num": kv_heads, "qk_head_dim": head_dim, "v_head_dim": head_dim}
+        for op in ("sdp_fwd", "sdp_bwd"):
+            blank = dict.fromkeys(("m", "k", "n", "layout", "groups", "group_m", "stage"))
+            row = {"op": op, "dtype": dtype, "batch": batch, "seq_len": length, **widths}
+            yield Point("training_kernels", row | blank)
 
 
 def _conv_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
-    """List layers of VGG, ResNet, Inception and depthwise networks to time, in all three directions."""
+    """List layers of VGG, ResNet and Inception to time, in all three directions."""
     layers = (
         (3, 224, 64, 7, 3, 2), (64, 56, 64, 1, 0, 1), (64, 56, 64, 3, 1, 1), (256, 56, 128, 1, 0, 2),
         (128, 28, 128, 3, 1, 1), (512, 28, 256, 1, 0, 1), (256, 14, 256, 3, 1, 1), (512, 7, 512, 3, 1, 1),
@@ -260,7 +274,7 @@ SOURCE = "paleo calibrate"
 _FLUSH = 2**28
 #: Copies of the weights that take turns in a replayed product, as in inference.
 WEIGHT_COPIES = 5
-#: Calls in one captured graph, samples of a median, and about how long one sample may take [s].
+#: Most calls in one captured graph, samples of a median, and about how long one sample may take [s].
 CALLS, SAMPLES, SAMPLE_TIME = 20, 7, 15 * MILLISECOND
 Call = Callable[[], object]
 
@@ -335,18 +349,20 @@ class _CudaClock:
 
     def time(self, calls: Sequence[Call], flush: Call | None) -> Timing:
         """Return the median over samples; cold calls are timed one by one, with the flush before the first event."""
-        for call in (*calls, *calls):
+        for call in calls:
             call()
         self.torch.cuda.synchronize()
+        rough = self._between(lambda: [call() for call in calls]) / len(calls)
         if flush is not None:
             samples = [self._between(calls[index % len(calls)], flush) for index in range(SAMPLES)]
             return Timing(statistics.median(samples), "kernel")
-        replay, timing = self._repeated(calls)
+        count = max(1, min(CALLS, round(SAMPLE_TIME / rough)))
+        replay, timing = self._repeated(calls, count)
         replay()
         rough = self._between(replay)
         repeats = max(1, min(20, round(SAMPLE_TIME / max(rough, MICROSECOND))))
         samples = [self._between(lambda: [replay() for _ in range(repeats)]) / repeats for _ in range(SAMPLES)]
-        return Timing(statistics.median(samples) / CALLS, timing)
+        return Timing(statistics.median(samples) / count, timing)
 
     def eager(self, call: Call) -> Timing:
         """Time single calls by events, each after the device has become idle."""
@@ -358,16 +374,19 @@ class _CudaClock:
             samples.append(self._between(call))
         return Timing(statistics.median(samples), "eager")
 
-    def _repeated(self, calls: Sequence[Call]) -> tuple[Call, str]:
-        """Return a call that runs the calls of a list CALLS times, in turn."""
+    def _repeated(self, calls: Sequence[Call], count: int) -> tuple[Call, str]:
+        """Return a call that runs `count` calls of a list, in turn.
+
+        They are captured on the stream of the inputs: a backward pass runs on the stream of its forward pass.
+        """
 
         def loop() -> None:
-            for index in range(CALLS):
+            for index in range(count):
                 calls[index % len(calls)]()
 
         graph = self.torch.cuda.CUDAGraph()
         try:
-            with self.torch.cuda.graph(graph):
+            with self.torch.cuda.graph(graph, stream=self.torch.cuda.current_stream()):
                 loop()
         except RuntimeError:
             self.torch.cuda.synchronize()
@@ -515,25 +534,41 @@ def _elementwise(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
 
 
 def _attention(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
-    torch, d = bench.torch, row["head_dim"]
-    query = bench.normal(row["batch"], row["q_heads"], row["q_len"], d, dtype=row["dtype"])
-    key, value = (bench.normal(row["batch"], row["kv_heads"], row["kv_len"], d, dtype=row["dtype"]) for _ in range(2))
-    attend = torch.nn.functional.scaled_dot_product_attention
-    options = {"is_causal": bool(row["causal"]), "enable_gqa": row["q_heads"] != row["kv_heads"]}
-    if not row["phase"].endswith("backward"):
-        return [_bound(attend, query, key, value, **options)]
+    lengths, heads = (row["q_len"], row["kv_len"]), (row["q_heads"], row["kv_heads"])
+    attend, _ = _attending(bench, row, heads, lengths, row["head_dim"], causal=bool(row["causal"]))
+    return [attend]
+
+
+def _training(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
+    torch, heads = bench.torch, (row["head_num"], row["kv_head_num"])
     with torch.enable_grad():
-        inputs = [tensor.requires_grad_() for tensor in (query, key, value)]
-        out = attend(*inputs, **options)
-    gradient = torch.randn_like(out)
-    return [_bound(torch.autograd.grad, out, inputs, gradient, retain_graph=True)]
+        attend, inputs = _attending(bench, row, heads, (row["seq_len"],) * 2, row["qk_head_dim"], causal=True)
+        if row["op"] == "sdp_fwd":
+            return [attend]
+        out = attend()
+    return [_bound(torch.autograd.grad, out, inputs, torch.randn_like(out), retain_graph=True)]
+
+
+def _attending(
+    bench: Bench, row: Mapping[str, Any], heads: tuple[int, int], lengths: tuple[int, int], width: int, *, causal: bool
+) -> tuple[Call, list[Any]]:
+    """Return a call of attention, and its inputs: queries, keys and values."""
+    torch, batch = bench.torch, row["batch"]
+    sizes = zip((heads[0], heads[1], heads[1]), (lengths[0], lengths[1], lengths[1]), strict=True)
+    inputs = [bench.normal(batch, count, length, width, dtype=row["dtype"]) for count, length in sizes]
+    if torch.is_grad_enabled():
+        inputs = [tensor.requires_grad_() for tensor in inputs]
+    options = {"is_causal": causal, "enable_gqa": heads[0] != heads[1]}
+    return _bound(torch.nn.functional.scaled_dot_product_attention, *inputs, **options), inputs
 
 
 def _conv(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
+    """Build a convolution; channels come last for tensor cores, which libraries otherwise transpose tensors for."""
     torch, dtype = bench.torch, row["dtype"]
     torch.backends.cudnn.benchmark = True
-    x = bench.normal(row["n"], row["c"], row["h"], row["w"], dtype=dtype)
-    weight = bench.normal(row["k"], row["c"], row["r"], row["s"], dtype=dtype)
+    layout = {"memory_format": torch.contiguous_format if dtype == "fp32" else torch.channels_last}
+    x = bench.normal(row["n"], row["c"], row["h"], row["w"], dtype=dtype).contiguous(**layout)
+    weight = bench.normal(row["k"], row["c"], row["r"], row["s"], dtype=dtype).contiguous(**layout)
     options = {"stride": (row["stride_h"], row["stride_w"]), "padding": (row["pad_h"], row["pad_w"])}
     out = torch.nn.functional.conv2d(x, weight, **options)
     if row["direction"] == "fwd":
@@ -588,6 +623,7 @@ _BUILDERS: Mapping[str, Callable[[Bench, Mapping[str, Any]], list[Call]]] = {
     "gemm": _gemm,
     "elementwise": _elementwise,
     "attention": _attention,
+    "training_kernels": _training,
     "conv": _conv,
     "rnn": _rnn,
     "copies": _copies,
@@ -649,6 +685,7 @@ def bench(text: str, name: str | None, date: str) -> Bench:
     reported = torch.cuda.get_device_name(device) if on_cuda else "cpu"
     if on_cuda:
         torch.cuda.set_device(device)
+        torch.cuda.set_stream(torch.cuda.Stream(device))  # graphs are not captured on the default stream
     clock: _Stopwatch = _CudaClock(torch) if on_cuda else WallClock()
     more = {"device_reported": reported, "driver": _nvidia_smi("driver_version") if on_cuda else "", "date": date}
     version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None

@@ -803,6 +803,8 @@ class Optimizer:
         True if each term is computed for all tensors before the next term (torch's ``foreach``).
     matrices : MatrixUpdate, optional
         Rule for weight matrices. None: they are updated like all weights.
+    list_accesses : (int, int)
+        Numbers read and written per parameter if each term is computed for all tensors at once; (0, 0): not counted.
     """
 
     name: str
@@ -814,6 +816,7 @@ class Optimizer:
     stepwise: bool = False
     listwise: bool = False
     matrices: MatrixUpdate | None = None
+    list_accesses: tuple[int, int] = (0, 0)
 
     def state_bytes(self, precision: Precision) -> float:
         """Return the optimizer's bytes per parameter: its states and the fp32 master weight.
@@ -881,10 +884,13 @@ class Optimizer:
         (16.0, 12.0)
         >>> optimizer("adam", stepwise=True).update_bytes(precision("fp32"))
         (64.0, 48.0)
+        >>> optimizer("adamw", listwise=True).update_bytes(precision("fp32"))
+        (48.0, 32.0)
         """
-        if self.stepwise:
+        accesses = self.accesses if self.stepwise else self.list_accesses if self.listwise else (0, 0)
+        if any(accesses):
             # Count the bytes per parameter if each term is a pass in the format of the states, with casts.
-            read, written = (count * precision.state for count in self.accesses)
+            read, written = (count * precision.state for count in accesses)
             if not precision.master:
                 return read, written
             return read + precision.summed + precision.master, written + precision.state + precision.parameter

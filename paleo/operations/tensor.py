@@ -8,7 +8,7 @@ neighbouring ranks that they read if space is split (halos).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -208,6 +208,35 @@ def autocast(formats: Precision) -> Precision:
         return formats
     return replace(formats, parameter=4.0, gradient=4.0, master=0.0, casts=True)
 
+
+def narrow_training(formats: Precision) -> Precision:
+    """Return the formats of training in sixteen bits throughout: no masters, and states of the optimizer as weights.
+
+    Parameters
+    ----------
+    formats : Precision
+        Formats of tensors and products.
+
+    Returns
+    -------
+    Precision
+        Formats without masters; unchanged if there are none.
+
+    Examples
+    --------
+    >>> both = precision("bf16"), narrow_training(precision("bf16"))
+    >>> [one.parameter + one.gradient + one.master + 2 * one.state for one in both]
+    [16.0, 8.0]
+    """
+    return replace(formats, master=0.0, state=formats.parameter) if formats.master else formats
+
+
+#: How sixteen-bit training keeps weights (``formats.mixed`` of a software profile) -> formats from those with masters.
+KEPT: Mapping[str, Callable[[Precision], Precision]] = {
+    "masters": lambda formats: formats,
+    "autocast": autocast,
+    "narrow": narrow_training,
+}
 
 Size = int | float
 

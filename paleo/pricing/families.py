@@ -14,7 +14,7 @@ writes the sum.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ from paleo.pricing.convolution import (
     l2_resident_share,
     overlap_with_loss,
 )
-from paleo.pricing.gemm import GemmParameters, gemm_time, unaligned_time
+from paleo.pricing.gemm import GemmParameters, gemm_time, unaligned_rows_time, unaligned_time
 from paleo.pricing.kernels import FAMILIES, REDUCTIONS, Array, DeviceFigures, FamilyPrices, column, pointwise_format
 from paleo.pricing.memory import (
     LIBRARY_LOADS,
@@ -148,6 +148,10 @@ _RNN_DIRECTIONS = {"fwd": RnnDirection.FORWARD, "bwd_data": RnnDirection.DATA, "
 #: weights, gradients of inputs from those of outputs, gradients of weights (row-major tensors, weights of outputs by
 #: inputs).
 _ALONG_SUM = {"forward": 1.0, "backward": 0.5, "backward_weight": 0.0}
+#: Phases whose products run on rows as they are, by what the software pads.
+UNPADDED: Mapping[str, tuple[str, ...]] = {
+    "all": (), "inputs": ("backward_weight",), "none": ("forward", "backward", "backward_weight")
+}  # fmt: skip
 
 
 @FAMILIES.register("gemm")
@@ -193,13 +197,21 @@ def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[S
     if tensor and formats.operand == BYTES["fp16"] and "fp32" in prices.device.vector_peak:
         m, n, k = (column(kernels, name) for name in ("m", "n", "k"))
         odd = unaligned_time(m, n, k, np.where(experts > 0.0, 1.0, batch), prices.figures("fp32"))
-        times = np.maximum(times, odd)
+        times = np.maximum(np.maximum(times, odd), _unpadded_time(prices, kernels, m, n, k))
     if not looped.any():
         return entry, times
     training: TrainingParameters = prices.parameters_of(TrainingParameters, "training.experts").parameters
     rounds = batch / together
     alone = times - (rounds > 1.0) * entry.parameters.launch
     return entry, np.where(looped, rounds * alone + experts * training.launch, times)
+
+
+def _unpadded_time(prices: FamilyPrices, kernels: Sequence[Kernel], m: Array, n: Array, k: Array) -> Array:
+    """Compute the time of products with unaligned rows that the software does not pad; 0 for all others."""
+    unpadded = UNPADDED[prices.software.fusion.padded_products]
+    chosen = np.array([kernel.phase in unpadded and kernel.shape.get("batch", 1.0) == 1.0 for kernel in kernels])
+    along_sum = np.array([_ALONG_SUM.get(kernel.phase, 1.0) for kernel in kernels])
+    return np.where(chosen, unaligned_rows_time(m, n, k, along_sum, prices.figures()), 0.0)
 
 
 def convolution_family(prices: FamilyPrices) -> str:

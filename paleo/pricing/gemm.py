@@ -28,6 +28,7 @@ Valid for dense products, m, n, k, batch >= 1, in the formats that the device's 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -341,6 +342,47 @@ def unaligned_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceFig
     """
     odd = (np.minimum(n, k) % ALIGNED > 0) & (batch > 1.0) & (device.architecture in ALIGNED_ARCHITECTURES)
     return np.asarray(np.where(odd, 2.0 * m * n * k * batch / (UNALIGNED_RATE * device.peak_flops_per_s), 0.0))
+
+
+#: FLOP for each clock and multiprocessor of 16-bit products on tensor cores with a row that is no multiple of 16 bytes,
+#: where both operands are contiguous along the sum, and else. cuBLAS 13 takes kernels of Turing there, which load an
+#: element at a time (28 products on one H100, 2026-11-27, above 2 GFLOP: 12 % off, 7 without those of 129 rows and with
+#: rows of 8 bytes). Volta's kernels lose nothing (DeepBench). Other architectures: not measured.
+UNALIGNED_FLOPS: Mapping[str, tuple[float, float]] = {"Hopper": (395.0, 560.0)}
+
+
+def unaligned_rows_time(m: Numbers, n: Numbers, k: Numbers, along_sum: Numbers, device: DeviceFigures) -> Array:
+    """Compute the time of 16-bit products on tensor cores whose rows in memory are no multiple of 16 bytes.
+
+    Parameters
+    ----------
+    m, n, k : array-like
+        Extents of C[m, n] = A[m, k] B[k, n]; n runs along the contiguous side of C.
+    along_sum : array-like
+        Share of A and B that is contiguous along k: 1 both, 0.5 A alone, 0 none.
+    device : DeviceFigures
+        Figures of the tensor cores.
+
+    Returns
+    -------
+    ndarray
+        Seconds; 0 where all rows are aligned, and on architectures that `UNALIGNED_FLOPS` does not name.
+
+    Examples
+    --------
+    >>> from paleo.pricing.kernels import figures
+    >>> from paleo.specs.device import load_device
+    >>> card = figures(load_device("h100-sxm5-80gb"), "bf16")
+    >>> [float(unaligned_rows_time(4096, words, 768, 1.0, card).round(5)) for words in (50304, 50257)]
+    [0.0, 0.00306]
+    """
+    if device.architecture not in UNALIGNED_FLOPS:
+        return np.zeros(np.broadcast_shapes(np.shape(m), np.shape(along_sum)))
+    m, n, k, along_sum = (np.asarray(each, dtype=np.float64) for each in (m, n, k, along_sum))
+    odd = (n % ALIGNED > 0) | ((k % ALIGNED > 0) & (along_sum >= 0.5)) | ((m % ALIGNED > 0) & (along_sum < 0.5))
+    both, mixed = UNALIGNED_FLOPS[device.architecture]
+    rate = np.where(along_sum == 1.0, both, mixed) * device.multiprocessors * device.clock_hz
+    return np.asarray(np.where(odd, 2.0 * m * n * k / rate, 0.0))
 
 
 def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParameters) -> Array:

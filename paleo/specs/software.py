@@ -185,6 +185,12 @@ class Fusion(Spec):
         description="what computes the statistics of a batch normalisation in sixteen bits: its own first "
         "pass over the input, or the end of the convolution before it, so that the input is read once",
     )
+    padded_products: Literal["all", "inputs", "none"] = Field(
+        "all",
+        description="which 16-bit products have rows padded to multiples of 16 bytes (Megatron-LM pads the "
+        "vocabulary, XLA operands); inputs: those of outputs and of gradients of inputs alone, as torch.compile does. "
+        "Others run on slower kernels",
+    )
     gelu: Literal["fused", "tanh-stepwise", "stepwise"] = Field(
         "fused",
         description="tanh-stepwise: one pass for each term of gelu_tanh and quick_gelu; stepwise: for every gelu",
@@ -239,10 +245,10 @@ class Fusion(Spec):
 class NumberFormats(Spec):
     """Number formats that the framework uses when it trains in sixteen bits."""
 
-    mixed: Literal["masters", "autocast"] = Field(
+    mixed: Literal["masters", "autocast", "narrow"] = Field(
         "masters",
         description="masters: 16-bit weights with fp32 copies; autocast: fp32 weights that are cast to "
-        "sixteen bits for products",
+        "sixteen bits for products; narrow: weights and states in sixteen bits, without copies",
     )
     main_gradients: Literal["narrow", "fp32"] = Field(
         "narrow",

@@ -934,5 +934,6 @@ def host_update(count: Array, backward: Array, optimizer: Optimizer, formats: Pr
     """
     sent = 0.0 if offload.holds("gradients") else count * formats.gradient / offload.link
     back = 0.0 if offload.holds("parameters") else count * formats.parameter / offload.link
-    moved = count * sum(optimizer.update_bytes(formats)) / offload.memory
+    at_once = replace(optimizer, listwise=False)  # lists are the GPU's way
+    moved = count * sum(at_once.update_bytes(formats)) / offload.memory
     return np.asarray(_exposed(sent, backward) + np.maximum(moved, back))

@@ -172,7 +172,8 @@ def test_shipped_calibrations_are_those_that_the_tables_give(shared: Path) -> No
 
 def test_points_are_rows_of_known_tables() -> None:
     made = points(USUAL, ("fp32", "bf16"), 4096)
-    assert {point.table for point in made} == {"gemm", "elementwise", "attention", "conv", "rnn", "copies"}
+    tables = {"gemm", "elementwise", "attention", "training_kernels", "conv", "rnn", "copies"}
+    assert {point.table for point in made} == tables
     assert len({(point.table, point.key) for point in made}) == len(made)
     for point in made:
         row = {"source": "s", "device": "l40s", "library": "l", "time_us": 1.0, **point.row}

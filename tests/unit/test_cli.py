@@ -255,7 +255,7 @@ def test_seq_and_set_change_the_model(document: Any) -> None:
         (["estimate", "config.json", "--system", "t4"], "no such file; expected the config.json of a model"),
         (["estimate", "lenet", "--system", "h100"], "nearest: 'dgx-h100', "),
         ([*ESTIMATE, "--recompute", "some"], "'none', 'selective' or 'full'"),
-        ([*ESTIMATE, "--software", "pytorch-lazy"], "nearest: 'pytorch-eager'"),
+        ([*ESTIMATE, "--software", "pytorch-lazy"], "nearest: 'pytorch-amp', 'pytorch-eager'"),
         ([*ESTIMATE, "--seq", "128"], "no parameter 'seq'"),
         ([*ESTIMATE, "--set", "bukcet=1 MiB"], "nearest: 'exchange.bucket'"),
         ([*ESTIMATE, "--set", "bucket"], "expected key=value"),

@@ -120,7 +120,7 @@ def _predicted(**options: Any) -> Prediction:
 
 def test_a_step_with_muon_by_hand() -> None:
     """GPT-2 on one GPU: 12 layers' products and passes, and 4 bytes less of states for each of their numbers."""
-    adamw, muon = (_predicted(gpus=1, optimizer=name) for name in ("adamw", "muon"))
+    adamw, muon = (_predicted(gpus=1, optimizer=name, software="megatron-core") for name in ("adamw", "muon"))
     assert adamw.memory.optimizer - muon.memory.optimizer == 4 * 12 * 12 * 768**2
     flops = 12 * sum(_flops("muon", 768, columns) for columns in (2304, 768, 3072, 3072))
     peak = load_system("dgx-h100").device.peak["bf16"]

@@ -45,7 +45,7 @@ def calibrate(
         list[str] | None,
         typer.Option(metavar="SOURCE", help="With --fit --only waiting: do not fit rows of this source, test on them."),
     ] = None,
-    budget: Annotated[float, typer.Option(help="Time limit in seconds; a later run continues.")] = 300.0,
+    budget: Annotated[float, typer.Option(help="Time limit in seconds; a later run continues.")] = 420.0,
     suites: Annotated[
         str | None, typer.Option(help="Kernels to measure: gemm,elementwise,attention,…,deepbench. [all]")
     ] = None,

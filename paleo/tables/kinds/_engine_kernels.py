@@ -276,9 +276,10 @@ class TrainingKernels(TableKind[DeviceFigures]):
     host_parameters = ("launch",)
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Add the number format: rows that name none are in bf16."""
+        """Add the number format, bf16 where rows name none, and the columns of a configuration that are not there."""
         stated = text(frame, "dtype")
-        return frame.assign(dtype=stated.where(stated != "", "bf16"))
+        absent = dict.fromkeys(set(self.configuration) - set(frame.columns), "")
+        return frame.assign(dtype=stated.where(stated != "", "bf16"), **absent)
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Name operations that are unknown, formats that the device lacks, and rows without work."""

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time
+from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time, unaligned_rows_time
 from paleo.pricing.kernels import DeviceFigures, unit_of
 from paleo.pricing.power import INTEGER_LANES, energy, surviving_share
 from paleo.pricing.rnn import GATES, RnnDirection, RnnParameters, rnn_time
@@ -205,14 +205,18 @@ class GemmTable(TableKind[DeviceFigures]):
             column_major = source in COLUMN_MAJOR
             return (((left == "T") == column_major) + ((right == "T") != column_major)) / 2.0
 
+        along_sum = np.asarray(map_words(frame, ("source", "trans_a", "trans_b"), share, np.float64))
         seconds = gemm_time(
             m=m, n=n, k=k, batch=batch,
             element_bytes=OPERAND_BYTES[dtype], result_bytes=RESULT_BYTES[dtype],
             weight_copies=_weight_copies(stack, batch * n * k * OPERAND_BYTES[dtype], figures.l2_bytes),
             activity=ACTIVITY.get((stack, dtype), 1.0),
-            k_contiguous=np.asarray(map_words(frame, ("source", "trans_a", "trans_b"), share, np.float64)),
+            k_contiguous=along_sum,
             device=figures, parameters=parameters,
         )  # fmt: skip
+        if OPERAND_BYTES[dtype] == 2.0 and figures.tensor_cores:  # DeepBench's rows are of Volta, which loses nothing
+            odd = unaligned_rows_time(m, n, k, along_sum, figures)
+            seconds = np.maximum(seconds, np.where(batch == 1.0, odd, 0.0))
         if dtype not in NARROW:
             return seconds
         extra = quantisation_time(

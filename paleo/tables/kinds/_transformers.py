@@ -69,6 +69,8 @@ NAMED = (
     (r"nemotron(v)?3super", "nemotron-3-super-120b-a12b"),
     (r"nemotron.*340b", "nemotron-340b"),
     (r"bert", "bert_large"),
+    (r"llama321b", "llama3.2-1b"),
+    (r"llama323b", "llama3.2-3b"),
     (r"^opt", "opt-125m"),
 )
 #: Columns of sizes, and what families call them; a family with none of the names has that size fixed.
