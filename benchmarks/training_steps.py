@@ -29,7 +29,7 @@ from paleo.files import append_row
 
 WARM_UP, STEPS, PROFILED_STEPS = 8, 24, 3
 SOURCE = "benchmarks/training_steps.py"
-#: Compiled or not, and how numbers are kept -> software profile.
+#: Compiled or not, and how numbers are kept -> software profile; transformers' eager code has profiles of its own.
 SOFTWARE = {
     (False, "autocast"): "pytorch-amp",
     (True, "autocast"): "pytorch-compile",
@@ -275,7 +275,7 @@ def row_of(case: Case, times: list[float]) -> dict[str, Any]:
         "framework": f"PyTorch {torch.__version__} {'compiled' if case.compiled else 'eager'}",
         "iteration_ms": round(statistics.median(times), 3),
         "notes": notes,
-        "software": SOFTWARE[case.compiled, case.precision],
+        "software": software_of(case),
     }
     if case.seq:
         network = dict(zip(COLUMNS, SIZES[case.network], strict=True))
@@ -283,6 +283,13 @@ def row_of(case: Case, times: list[float]) -> dict[str, Any]:
         return common | {"model": case.network, "seq_len": case.seq} | degrees | network
     rate = round(case.batch / statistics.median(times) * 1e3, 1)
     return common | {"model_slug": case.network, "batch_per_gpu": case.batch, "images_per_s": rate}
+
+
+def software_of(case: Case) -> str:
+    """Return the software profile of a case."""
+    name = SOFTWARE[case.compiled, case.precision]
+    own = case.code == "transformers" and not case.compiled
+    return name.replace("pytorch", "huggingface") if own else name
 
 
 def driver() -> str:
