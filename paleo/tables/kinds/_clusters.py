@@ -162,6 +162,8 @@ class MeasuredNetwork(NamedTuple):
     samples: float | None = None
 
 
+#: Software of runs that name none: Zeus measured its traces in 2022, before PyTorch updated lists of tensors.
+ZEUS_PROFILE = "pytorch-eager@1.12"
 #: Networks by the model and data set of a row, with the sizes that the usual scripts give them: SQuAD in 384 tokens
 #: (huggingface/transformers, run_qa.py), tweets padded to the longest of a batch, utterances of 7 s.
 NETWORKS = {
@@ -251,7 +253,7 @@ class PowerTable(QuantityTable):
             batch=whole_cell(row, "batch_size"),
             dtype=str(row["dtype"]) if has_value(row, "dtype") else "fp32" if fp32 else None,
             optimizer=stated if stated in OPTIMIZERS else "adam",
-            software=software_of(row),
+            software=software_of(row, ZEUS_PROFILE),
             model=dict(network.sizes),
         )
         if software is None and self.calibration is None:

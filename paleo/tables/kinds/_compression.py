@@ -35,6 +35,8 @@ MEASURED = {"step_s": 1.0, "tflops_per_gpu": TERA, "speedup_over_1": 1.0, "time_
 #: Width of a language model of which only the parameters are stated: 128 for each layer, as GPT-3's (Brown et al.,
 #: Language models are few-shot learners, 2020, table 2.1: 12,288 by 96), with heads of 128.
 WIDTH_OF_A_LAYER, HEAD = 128, 128
+#: Software of a step without an exchange: the sources are of 2018 to 2023, before PyTorch updated lists of tensors.
+PROFILE = "pytorch-eager@1.13"
 #: Entries of GPT-2's vocabulary.
 VOCABULARY = 50257
 #: Networks that rows name without a name of the catalog, with their sizes: those of CIFAR-100 in the catalog's form.
@@ -174,7 +176,7 @@ class CompressionSteps(QuantityTable):
         batch = whole_cell(row, "batch_per_gpu", USUAL_BATCH)
         if name.startswith("bert"):
             sizes = {"seq": 384 if batch == 3 else 128}
-        run = Run(gpus=1, batch=batch, dtype=_dtype(row), software="pytorch-eager", model=sizes)
+        run = Run(gpus=1, batch=batch, dtype=_dtype(row), software=PROFILE, model=sizes)
         return predict(load_model(name), self.system(row), run).step_time
 
 
