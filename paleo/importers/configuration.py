@@ -37,11 +37,11 @@ INDEXED = frozenset({"deepseek_v32", "glm_moe_dsa", "deepseek_v4", "deepseek_ref
 
 
 class UnreadHeadError(Exception):
-    """Error for an architecture with a head that the reader of its family does not know."""
+    """Error for an architecture whose head (the part after the last layer) the family's reader does not know."""
 
 
 class Config(Mapping[str, Any]):
-    """Keys of a configuration; errors name the file and the key."""
+    """Configuration of transformers as a mapping; its methods check values, and errors name the file and the key."""
 
     def __init__(self, data: Mapping[str, Any], path: str) -> None:
         self._data, self.path = data, path
@@ -242,7 +242,7 @@ class Config(Mapping[str, Any]):
 
     @property
     def remote_code(self) -> str:
-        """Files and classes of the model's own code that the configuration names; they never run."""
+        """Files and classes of the model's own code that ``auto_map`` names, joined as text; Paleo never runs them."""
         named = self.get("auto_map")
         entries = named.values() if isinstance(named, Mapping) else []
         words = {str(word) for entry in entries for word in (entry if isinstance(entry, list) else [entry]) if word}

@@ -38,7 +38,7 @@ class InputSpec:
 
     @property
     def index(self) -> bool:
-        """True if the input holds whole numbers."""
+        """True if the input holds integers or booleans, such as token ids."""
         return self.dtype in ("int64", "int32", "bool")
 
 
