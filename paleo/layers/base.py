@@ -25,7 +25,10 @@ LAYERS: Registry[type[Layer]] = Registry("layer type", "paleo.layers")
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Choices of a framework where implementations of layers differ; a software profile sets them."""
+    """Implementation choices of a training framework that change the kernels of a layer.
+
+    A software profile sets them.
+    """
 
     #: Attention. ``fused``: one kernel. ``unfused``: scores are saved; one kernel for scale, mask and softmax.
     #: ``stepwise``: a pass for each of those, and copies that make heads contiguous, as in plain framework code.
@@ -70,7 +73,7 @@ class Choices:
 
     @property
     def stepwise(self) -> tuple[str, ...]:
-        """Activations that the framework computes term by term."""
+        """Names of the activations that the framework computes term by term, one pass each."""
         return {"fused": (), "tanh-stepwise": _WRITTEN_OUT, "stepwise": ("gelu", *_WRITTEN_OUT)}[self.gelu]
 
     def output(self, out: Tensor, by: str) -> Tensor:
@@ -93,7 +96,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Operations of one layer, in order, and its output.
+    """Result of expanding a layer: its operations in order, and its output tensor.
 
     ``whole`` is the tensor whose storage holds the output, if the output is a view of part of it.
     """
@@ -104,13 +107,14 @@ class Expansion:
 
 
 class Layer(BaseModel):
-    """Base of all layers: fields are the options in a model file, ``expand`` returns the operations.
+    """Base of all layers of a network: fields are the options in a model file, `expand` returns the operations.
 
     A subclass registers itself with ``@LAYERS.register("name")``. ``arity`` is the number of inputs (None: two or
-    more). ``tensor_dims`` are the dims that tensor parallelism splits. If it is empty, every rank of a group computes
-    the whole layer, as it costs little; if it is None, a prediction warns if the layer has parameters. ``expert_dims``
-    are split by expert parallelism. ``shared_dims`` are those of a mixture's shared experts, which tp splits whatever
-    the tensor degree of the experts. ``token_dims`` are split as the sequence is between tensor-parallel layers.
+    more). ``tensor_dims`` are the dims that tensor parallelism splits. If it is empty, every rank of a tensor-parallel
+    group computes the whole layer, as it costs little; if it is None, a prediction warns if the layer has parameters.
+    ``expert_dims`` are split by expert parallelism. ``shared_dims`` are those of a mixture's shared experts, which
+    tensor parallelism splits even if routed experts have another degree. ``token_dims`` are split as the sequence is
+    between tensor-parallel layers (sequence parallelism).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
@@ -315,9 +319,10 @@ def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tup
 
 
 def _gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
-    """Build x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) term by term, as the original code of BERT and GPT-2 does.
+    """Return the passes of x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³))), one per term, and the output tensor.
 
-    Sums pass their gradient on without a kernel. Reference: Hendrycks and Gimpel, 2016.
+    The original code of BERT and GPT-2 computes GELU in this way. Sums pass their gradient on without a kernel.
+    Reference: Hendrycks and Gimpel, 2016.
     """
     cube = choices.output(x.like(f"{name}.cube"), "gelu")
     scaled, summed, inner, tanh, shifted, out = (
@@ -338,7 +343,10 @@ def _gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPas
 
 
 def _quick_gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
-    """Build x · sigmoid(1.702 x) term by term (Hendrycks and Gimpel, 2016), as the original code of CLIP does."""
+    """Return the passes of x · sigmoid(1.702 x), one per term, and the output tensor.
+
+    The original code of CLIP computes it in this way (Hendrycks and Gimpel, 2016).
+    """
     out = choices.output(x.like(name), "gelu")
     scaled, opened = (out.like(f"{name}.{part}") for part in ("scaled", "opened"))
     steps = (

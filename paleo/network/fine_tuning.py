@@ -56,7 +56,7 @@ class FineTuning:
     frozen: tuple[str, ...] = field(default=())
 
     def __str__(self) -> str:
-        """Describe the fine-tuning in short: ``LoRA of rank 16 (attention), NF4``."""
+        """Return the fine-tuning as short text: ``LoRA of rank 16 (attention), NF4``."""
         words = [] if self.rank is None else [f"LoRA of rank {self.rank} ({self.targets})"]
         words += ["frozen weights in NF4"] if self.packed else []
         return ", ".join(words + ([f"frozen: {', '.join(self.frozen)}"] if self.frozen else []))
@@ -110,7 +110,7 @@ MOST_RANK = 65536
 
 @dataclass(frozen=True, slots=True)
 class _AdapterProduct(Contraction):
-    """Product x·A or (x·A)·B of an adapter, in sixteen bits even if the frozen product is in a narrower format.
+    """One product of a LoRA adapter, x·A or (x·A)·B, in sixteen bits even if the frozen product is narrower.
 
     Where ``joins`` is set, the frozen product has already written the gradient of x; A's product adds to it in an extra
     pass.
@@ -153,7 +153,7 @@ class _PackedProduct(Contraction):
 
 @CHANGES.register("fine-tuning")
 def with_fine_tuning(graph: Graph, run: Run) -> Graph:
-    """Freeze what a run does not train, and add adapters next to products.
+    """Return a network in which weights that a run does not train are frozen and LoRA adapters stand next to products.
 
     Gradients go back as far as the first trained weight; earlier layers have no backward pass. Iterations of a folded
     block that differ in what is frozen become separate blocks.
@@ -214,7 +214,7 @@ def _product_names(graph: Graph) -> list[str]:
 
 
 def _fine_tuned_layer(node: Node, tuning: FineTuning, frozen: bool) -> Node:
-    """Return the layer with its weights frozen, packed or given adapters, as the fine-tuning states."""
+    """Return a layer with its weights frozen, stored in NF4 or given adapters, as the fine-tuning states."""
     if tuning.rank is None:
         return _frozen(node) if frozen else node
     rank = None if frozen or not node.repeats else tuning.rank
@@ -231,7 +231,7 @@ def _fine_tuned_layer(node: Node, tuning: FineTuning, frozen: bool) -> Node:
 
 
 def _has_weight(operation: Operation) -> bool:
-    """Return True for a product with a weight. Convolutions get no adapters and stay in sixteen bits."""
+    """Return True if an operation is a product with a weight, so that it can have an adapter. Convolutions are none."""
     return isinstance(operation, Contraction) and operation.rhs.role == "parameter" and not operation.windows
 
 
@@ -270,7 +270,10 @@ def _packed(product: Contraction) -> Contraction:
 
 
 def _with_adapter(product: Contraction, rank: int) -> Iterator[Operation]:
-    """Yield the product, its adapter, the scaling by α/r and the sum, in the order of NeMo and PEFT."""
+    """Yield a product and the operations of its LoRA adapter, in the order of NeMo and PEFT.
+
+    They are x·A, (x·A)·B, the scaling by α/r and the sum.
+    """
     x, weight, out, name = product.lhs, product.rhs, product.out, f"{product.name}.adapter"
     weight_sizes = dict(zip(weight.dims, weight.sizes, strict=True))
     kept: dict[str, Size] = {dim: size for dim, size in weight_sizes.items() if dim in x.dims and dim in out.dims}
