@@ -81,7 +81,7 @@ def network_quantities(graph: Graph) -> dict[str, Any]:
 
 
 def run_quantities(run: Run, system: System, software: Software, dtype: str) -> dict[str, Any]:
-    """Return the values of a run that are equal for all plans: optimizer, offload, formats, device.
+    """Return the values of a run that are the same for all plans (optimizer, offload, formats, device), by name.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ def objections(framework: Abilities, known: Quantities) -> list[str]:
 
 
 def _sentence(framework: Abilities, refusal: Refusal, known: Quantities) -> str:
-    """Format one refusal of a plan as a sentence."""
+    """Return a sentence on one refusal: which framework, which value of the plan, and the source."""
     names = [name for name in known if name in refusal.condition.names]
     stated = ", ".join(f"{name}={known[name]}" for name in names if known[name] not in (0, "none"))
     return f"{framework.title_and_release} does not run {stated or 'this'}: {refusal.fact} ({refusal.source})"

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Checks of what a framework can run. ``reasons`` counts the configurations that each documented limit excludes."""
+    """Checks of what a framework can run.
+
+    ``reasons`` counts the configurations that each documented limit of the framework excludes.
+    """
 
     framework: Abilities | None
     known: dict[str, Any]
@@ -132,7 +135,7 @@ class Support:
 
     @property
     def words(self) -> str:
-        """Explanation why no configuration is left, by the limits that exclude most."""
+        """Text on why no configuration is left, with the limits that exclude most."""
         facts = [fact for fact, count in self.reasons.most_common(2) if count]
         if self.framework is None or not facts:
             return ""
@@ -157,7 +160,7 @@ def recomputes_some_layers(space: Space) -> bool:
 
 
 def _of_layouts(layouts: Sequence[Layout]) -> dict[str, Any]:
-    """Return the quantities of layouts, one entry each."""
+    """Return the quantities of layouts (degrees and so on) that limits refer to, each with one entry per layout."""
     rows = [
         {
             **{axis: layout.mesh.degree(axis) for axis in AXES},
