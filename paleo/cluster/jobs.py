@@ -123,6 +123,7 @@ def read_jobs(path: str | Path) -> tuple[JobSpec, ...]:
     Parameters
     ----------
     path : str or Path
+        File with jobs (YAML) or a trace of jobs (CSV).
 
     Raises
     ------

@@ -193,7 +193,7 @@ def per_node(system: System) -> int:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -209,7 +209,7 @@ def rack_nodes(system: System) -> int | None:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------

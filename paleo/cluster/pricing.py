@@ -116,6 +116,7 @@ def price_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> 
     Parameters
     ----------
     spec : JobSpec
+        Job, as a job file states it.
     systems : sequence of System
         Kinds of nodes.
     most : sequence of int

@@ -611,6 +611,7 @@ def simulate_cluster(
     pools : sequence of NodePool
         Kinds of nodes, empty; a gang never spans two of them.
     policy : Policy
+        Order of jobs, and whether they are preempted, backfilled or resized.
     factors : sequence of float, optional
         Real run time of each job over the one that the scheduler expects.
     quantum, growth : float

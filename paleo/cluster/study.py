@@ -66,10 +66,13 @@ class Fleet:
     Attributes
     ----------
     jobs : tuple of PricedJob
+        Jobs with their predicted run times.
     systems : tuple of System
+        Kinds of nodes, one system each.
     policy, placement : str
         Name of `paleo.cluster.nodes.POLICIES`; packed or spread over racks.
     tariff : Tariff
+        What machines and electricity cost.
     """
 
     jobs: tuple[PricedJob, ...]
@@ -163,12 +166,15 @@ class FleetStudy:
     Attributes
     ----------
     fleet : Fleet
+        Jobs with predicted run times, systems and scheduling policy.
     nodes : tuple of int
         Nodes of every kind.
     searched : bool
         True if this is the smallest order that meets the requirements.
-    wishes : Wishes
+    wishes : ClusterRequirements
+        Deadlines and a limit of the waiting time.
     result : ClusterRun
+        Times of all jobs on these machines.
     larger : ClusterRun, optional
         The same with one node more of the first kind.
     intervals : numpy.ndarray, optional
@@ -314,11 +320,15 @@ def price_fleet(
     Parameters
     ----------
     specs : sequence of JobSpec
+        Jobs, as a job file states them.
     systems : sequence of System
+        Kinds of nodes.
     policy, placement : str
+        Name of `paleo.cluster.nodes.POLICIES`; ``packed`` or ``spread`` over racks.
     nodes : sequence of int, optional
         Nodes of every kind, which no job exceeds.
     tariff : Tariff, optional
+        What machines and electricity cost; by default the prices of the catalog.
 
     Raises
     ------
@@ -348,12 +358,15 @@ def fleet_study(
     Parameters
     ----------
     fleet : Fleet
+        Jobs with predicted run times, systems and scheduling policy.
     nodes : sequence of int, optional
         Nodes of every kind; the smallest order by default.
-    wishes : Wishes
+    wishes : ClusterRequirements
+        Deadlines and a limit of the waiting time.
     samples : int, optional
         Simulations for intervals; 20 by default, none for more than a thousand jobs.
     seed : int
+        Seed of the random numbers.
 
     Raises
     ------
@@ -425,7 +438,7 @@ def smallest_order(fleet: Fleet, wishes: ClusterRequirements) -> tuple[int, ...]
     ----------
     fleet : Fleet
         Jobs and kinds of nodes.
-    wishes : Wishes
+    wishes : ClusterRequirements
         Deadlines and a limit of the waiting time.
 
     Returns
@@ -530,6 +543,7 @@ def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> 
     nodes : int, str or sequence of int
         One number for each system; a text separates them by commas.
     systems : sequence of System
+        Kinds of nodes.
 
     Raises
     ------
@@ -557,12 +571,12 @@ def check_wishes(wishes: ClusterRequirements) -> ClusterRequirements:
 
     Parameters
     ----------
-    wishes : Wishes
+    wishes : ClusterRequirements
         Deadlines and a limit of the waiting time.
 
     Returns
     -------
-    Wishes
+    ClusterRequirements
         The requirements.
 
     Raises

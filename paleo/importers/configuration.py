@@ -113,7 +113,7 @@ class Config(Mapping[str, Any]):
         Parameters
         ----------
         key : str
-            The key.
+            Key of the configuration.
         default : bool, optional
             Value if the key is missing.
 
@@ -168,7 +168,7 @@ class Config(Mapping[str, Any]):
         Parameters
         ----------
         key : str
-            The key.
+            Key of the configuration.
 
         Returns
         -------
@@ -193,7 +193,7 @@ class Config(Mapping[str, Any]):
         Parameters
         ----------
         key : str
-            The key.
+            Key of the configuration.
 
         Returns
         -------
@@ -254,7 +254,7 @@ class Config(Mapping[str, Any]):
         Parameters
         ----------
         key : str
-            The key.
+            Key of the configuration.
         layers : int
             Number of layers.
 
@@ -320,7 +320,7 @@ def chosen_keys(config: Config) -> tuple[str, int] | None:
     Parameters
     ----------
     config : Config
-        The configuration.
+        Configuration of transformers (``config.json``).
 
     Returns
     -------
@@ -350,7 +350,7 @@ def class_count(config: Config) -> int:
     Parameters
     ----------
     config : Config
-        The configuration.
+        Configuration of transformers (``config.json``).
 
     Returns
     -------
@@ -367,7 +367,7 @@ def architecture(config: Config, prefixes: Sequence[str], default: str) -> str:
     Parameters
     ----------
     config : Config
-        The configuration.
+        Configuration of transformers (``config.json``).
     prefixes : sequence of str
         Names of the family, which are removed.
     default : str

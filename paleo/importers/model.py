@@ -315,7 +315,7 @@ def model_of(trace: Trace, *, title: str, source: str, sizes: Mapping[str, int],
     Returns
     -------
     dict of str to Any
-        The mapping.
+        Content of a model file, as YAML reads it.
     """
     network = trace_entries(recognise(trace))
     writer = _Writer(network)
@@ -532,7 +532,7 @@ def to_yaml(model: Mapping[str, Any]) -> str:
     Parameters
     ----------
     model : dict of str to Any
-        The mapping.
+        Content of a model file, as YAML reads it.
 
     Returns
     -------
@@ -567,7 +567,7 @@ def validated_yaml(model: Mapping[str, Any]) -> str:
     Parameters
     ----------
     model : dict of str to Any
-        The mapping.
+        Content of a model file, as YAML reads it.
 
     Returns
     -------

@@ -73,7 +73,7 @@ def graphs_of(node: Any) -> Iterator[Any]:
     Parameters
     ----------
     node : Any
-        The node.
+        Node of the ONNX graph.
 
     Yields
     ------
@@ -152,7 +152,7 @@ def from_onnx(
     Returns
     -------
     dict of str to Any
-        The mapping.
+        Content of a model file, as YAML reads it.
 
     Raises
     ------

@@ -44,7 +44,7 @@ def from_config(path: str | Path, *, seq: int | None = None) -> Model:
     Returns
     -------
     Model
-        The mapping.
+        Content of a model file, as YAML reads it.
 
     Raises
     ------
@@ -208,7 +208,7 @@ def imported_mapping(mapping: Mapping[str, Any], name: str = "imported.yaml") ->
     Parameters
     ----------
     mapping : dict of str to Any
-        The mapping.
+        Content of a model file, as YAML reads it.
     name : str, optional
         File name for messages.
 
@@ -348,7 +348,7 @@ def from_module_import(module: Any, inputs: Sequence[InputSpec], *, loss: str = 
     Parameters
     ----------
     module : Any
-        The module.
+        The torch module.
     inputs : sequence of InputSpec
         Shapes and types of its inputs.
     loss : str, optional

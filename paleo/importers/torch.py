@@ -99,7 +99,7 @@ def without_data(module: Any) -> Iterator[None]:
     Parameters
     ----------
     module : Any
-        The module.
+        The torch module.
 
     Yields
     ------
@@ -194,7 +194,7 @@ def from_module(
     Parameters
     ----------
     module : Any
-        The module.
+        The torch module.
     inputs : sequence of InputSpec
         Shapes and types of its inputs.
     title : str, optional
@@ -209,7 +209,7 @@ def from_module(
     Returns
     -------
     dict of str to Any
-        The mapping.
+        Content of a model file, as YAML reads it.
 
     Raises
     ------

@@ -58,9 +58,9 @@ def estimate_command(model: ModelSpec, system: System, run: Run) -> str:
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
         The run; fields at their defaults are left out.
 

@@ -82,7 +82,7 @@ def lines_of(path: str | Path) -> list[str]:
     Parameters
     ----------
     path : str | Path
-        The log.
+        Path of the log.
 
     Returns
     -------
@@ -123,7 +123,7 @@ def read_log(path: str | Path) -> Log:
     Parameters
     ----------
     path : str | Path
-        The log.
+        Path of the log.
 
     Returns
     -------
@@ -197,7 +197,7 @@ def number_after(pattern: re.Pattern[str], line: str, unit: float = 1.0) -> floa
     pattern : re.Pattern[str]
         Pattern with a group for the number, which may have commas between thousands.
     line : str
-        The line.
+        Line of the log.
     unit : float, optional
         Factor on the number.
 
@@ -284,7 +284,7 @@ def read_collectives(path: str | Path) -> CollectiveLog | None:
     Parameters
     ----------
     path : str | Path
-        The log.
+        Path of the log.
 
     Returns
     -------

@@ -68,7 +68,7 @@ def fine_tuning(run: Run) -> FineTuning | None:
     Parameters
     ----------
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------
@@ -161,9 +161,9 @@ def with_fine_tuning(graph: Graph, run: Run) -> Graph:
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------

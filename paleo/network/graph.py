@@ -231,7 +231,7 @@ def build_graph(
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     batch : int
         Samples, at least 1.
     choices : Choices, optional
@@ -656,9 +656,9 @@ def apply_graph_changes(graph: Graph, run: Run) -> Graph:
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------

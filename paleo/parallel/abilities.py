@@ -86,11 +86,11 @@ def run_quantities(run: Run, system: System, software: Software, dtype: str) -> 
     Parameters
     ----------
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     software : Software
-        Software profile.
+        Software profile: how a framework runs kernels and communication.
     dtype : str
         Format of the operands.
 

@@ -191,7 +191,7 @@ class Rule:
         Parameters
         ----------
         node : Node
-            The layer.
+            Layer of the network.
 
         Returns
         -------
@@ -222,7 +222,7 @@ class Placement:
         Parameters
         ----------
         node : Node
-            The layer.
+            Layer of the network.
 
         Returns
         -------
@@ -241,11 +241,11 @@ def idle_axes(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[str, ...]
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     placement : Placement
         Split of every layer.
     mesh : Mesh
-        Degrees of the axes.
+        Number of ranks along each mesh axis.
 
     Returns
     -------
@@ -487,7 +487,7 @@ def placement(graph: Graph, strategy: Strategy, stated: Stated, imbalance: float
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     strategy : Strategy
         Preset, degrees and flags.
     stated : Stated
@@ -517,7 +517,7 @@ def with_overrides(preset: Placement, graph: Graph, stated: Stated) -> Placement
     preset : Placement
         Placement of the strategy.
     graph : Graph
-        The network.
+        Network as a graph of layers.
     stated : Stated
         Axes by dim by layer pattern.
 
@@ -564,7 +564,7 @@ def layer_label(node: Node) -> str:
     Parameters
     ----------
     node : Node
-        The layer.
+        Layer of the network.
 
     Returns
     -------
@@ -680,15 +680,15 @@ def share_key(
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     node : Node
-        The layer.
+        Layer of the network.
     split : Split
         Axes by dim of the layer.
     layouts : dict of str to TensorLayout
         Layout of each input by tensor name.
     mesh : Mesh
-        Degrees of the axes.
+        Number of ranks along each mesh axis.
     batch_axes : Axes
         Axes that usually split the batch.
 

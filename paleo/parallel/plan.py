@@ -95,11 +95,11 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------
@@ -289,9 +289,9 @@ def host_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     chosen : Plan
-        The resolved plan.
+        Plan of the run: mesh, batches and number format.
     device_bytes : float
         Offloaded bytes of one device.
 
@@ -322,11 +322,11 @@ def undivided_parameters(graph: Graph, placement: Placement, mesh: Mesh) -> dict
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     placement : Placement
         Split of every layer.
     mesh : Mesh
-        Degrees of the axes.
+        Number of ranks along each mesh axis.
 
     Returns
     -------
@@ -368,9 +368,9 @@ def high_utilisation_warnings(system: System, chosen: Plan, flops_per_s: float) 
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     chosen : Plan
-        The resolved plan.
+        Plan of the run: mesh, batches and number format.
     flops_per_s : float
         Model FLOP per second of all devices.
 
@@ -396,7 +396,7 @@ def loading_warnings(run: Run, waited: float) -> list[str]:
     Parameters
     ----------
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     waited : float
         Share of the step that waits for input, 0 to 1.
 
@@ -419,13 +419,13 @@ def idle_option_warnings(run: Run, system: System, chosen: Plan, graph: Graph) -
     Parameters
     ----------
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     chosen : Plan
-        The resolved plan.
+        Plan of the run: mesh, batches and number format.
     graph : Graph
-        The network.
+        Network as a graph of layers.
 
     Returns
     -------
@@ -459,9 +459,9 @@ def foreign_software_warnings(run: Run, system: System) -> list[str]:
     Parameters
     ----------
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -487,13 +487,13 @@ def free_routing_warnings(graph: Graph, run: Run, software: Software, system: Sy
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     software : Software
-        Software profile.
+        Software profile: how a framework runs kernels and communication.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -515,13 +515,13 @@ def refused_sequence_warnings(graph: Graph, run: Run, software: Software, chosen
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     software : Software
-        Software profile.
+        Software profile: how a framework runs kernels and communication.
     chosen : Plan
-        The resolved plan.
+        Plan of the run: mesh, batches and number format.
 
     Returns
     -------
@@ -541,11 +541,11 @@ def shared_overlap_warnings(graph: Graph, software: Software, chosen: Plan) -> l
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     software : Software
-        Software profile.
+        Software profile: how a framework runs kernels and communication.
     chosen : Plan
-        The resolved plan.
+        Plan of the run: mesh, batches and number format.
 
     Returns
     -------
@@ -569,9 +569,9 @@ def plan_warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str
     Parameters
     ----------
     chosen : Plan
-        The resolved plan.
+        Plan of the run: mesh, batches and number format.
     graph : Graph
-        The network.
+        Network as a graph of layers.
     placement : Placement
         Split of every layer.
 

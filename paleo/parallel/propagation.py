@@ -82,7 +82,7 @@ def statistics_exchange(node: Node, split: Split, shards: Mapping[str, float]) -
     Parameters
     ----------
     node : Node
-        The layer.
+        Layer of the network.
     split : Split
         Axes by dim of the layer.
     shards : dict of str to float
@@ -145,7 +145,7 @@ def scan_of(node: Node) -> RecomputedChain | None:
     Parameters
     ----------
     node : Node
-        The layer.
+        Layer of the network.
 
     Returns
     -------
@@ -257,7 +257,7 @@ def expert_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> It
     Parameters
     ----------
     node : Node
-        The layer.
+        Layer of the network.
     split : Split
         Axes by dim of the layer.
     shards : dict of str to float
@@ -403,11 +403,11 @@ def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNod
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     placement : Placement
         Split of every layer.
     mesh : Mesh
-        Degrees of the axes.
+        Number of ranks along each mesh axis.
 
     Returns
     -------
@@ -497,11 +497,11 @@ def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     placement : Placement
         Split of every layer.
     mesh : Mesh
-        Degrees of the axes.
+        Number of ranks along each mesh axis.
 
     Raises
     ------

@@ -208,9 +208,11 @@ def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) ->
     Parameters
     ----------
     lines : sequence of Curve
+        Lines of the chart.
     title : str
         Read aloud in place of the chart.
     x_label, y_label : str
+        Titles of the axes.
     """
     points = [point for line in lines for point in line.points]
     with matplotlib.rc_context(_STYLE):
@@ -242,6 +244,7 @@ def heat_map(
     Parameters
     ----------
     shares : sequence of sequence of float, shape (rows, columns)
+        Fractions, 0 to 1.
     columns, rows : sequence of str
         Names of ticks.
     framed : (int, int)
@@ -249,6 +252,7 @@ def heat_map(
     title : str
         Read aloud in place of the chart.
     x_label, y_label : str
+        Titles of the axes.
     """
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(WIDTH / 72.0, (24.0 * len(rows) + 90.0) / 72.0), layout="constrained")

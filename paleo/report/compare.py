@@ -221,6 +221,7 @@ def prices(comparison: Comparison) -> list[str]:
     Parameters
     ----------
     comparison : Comparison
+        The same run on several systems.
     """
     systems: dict[str, list[str]] = {}
     for candidate in comparison.candidates:

@@ -418,6 +418,7 @@ def exchange_panels(study: Purchase, offer: Offer) -> Iterator[tuple[str, Chart,
     Parameters
     ----------
     study : Purchase
+        Systems with their best plans, trainings and scaling.
     offer : Offer
         A system that runs.
     """
@@ -506,6 +507,7 @@ def goodput_map(run: Goodput, factors: Sequence[float]) -> npt.NDArray[np.float6
     Parameters
     ----------
     run : Goodput
+        Run with failures and checkpoints.
     factors : sequence of float, shape (n,)
         Multiples of the run's time between failures and interval.
 
@@ -532,7 +534,9 @@ def plan_search_page(model: ModelSpec, system: System, search: Search, wish: Req
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     system : System
+        Machine: its devices, nodes and links.
     search : Search
         Its first plan is chosen when the page opens.
     wish : Requirements

@@ -107,7 +107,9 @@ def document(
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     system : System
+        Machine: its devices, nodes and links.
     ranking : Search
         Plans and their Pareto front in time and memory.
     explanation : Explanation, optional
@@ -155,9 +157,9 @@ def table(
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     ranking : Search
         Plans and their Pareto front in time and memory.
     explanation : Explanation, optional

@@ -408,9 +408,9 @@ def roofline(study: Summary, system: System, run: Run) -> Figure:
     study : Summary
         Counts of the layers.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------

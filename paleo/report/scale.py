@@ -30,7 +30,9 @@ def document(
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     system : System
+        Machine: its devices, nodes and links.
     curves : sequence of ScaleCurve
         One for each kind of scaling, consistency model and placement of nodes.
     choice : RunWithDefaults, optional
@@ -111,9 +113,9 @@ def table(
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     curves : sequence of ScaleCurve
         Scaling curves.
     choice : RunWithDefaults, optional

@@ -75,7 +75,9 @@ def document(
     Parameters
     ----------
     task : TrainingTask
+        Training task: network, data, law of samples, and target quality.
     system : System
+        Machine: its devices, nodes and links.
     curve : TargetScaling
         A point for each count of GPUs.
     tariff : Tariff
@@ -108,9 +110,9 @@ def table(
     Parameters
     ----------
     task : TrainingTask
-        Training task.
+        Training task: network, data, law of samples, and target quality.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     curve : TargetScaling
         Times over GPU counts.
     tariff : Tariff

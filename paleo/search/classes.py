@@ -38,6 +38,7 @@ def simplicity(row: PlanRow, capacity: float) -> tuple[float, ...]:
     Parameters
     ----------
     row : PlanRow
+        Plan of a search.
     capacity : float
         Memory of a device [bytes].
 
@@ -65,7 +66,9 @@ def classed(model: ModelSpec, system: System, result: Search, top: int) -> Searc
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     system : System
+        Machine: its devices, nodes and links.
     result : Search
         Its plans, the fastest first.
     top : int

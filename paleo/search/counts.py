@@ -46,10 +46,13 @@ def search_counts(
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     system : System
+        Machine: its devices, nodes and links.
     run : Run
         Options that the user states; its global batch is kept.
     counts : sequence of int
+        Numbers of GPUs.
     objective : str
         As in `search`.
     top : int

@@ -102,9 +102,9 @@ def partly_recomputed(model: ModelSpec, system: System, ranking: Ranking, best: 
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     ranking : Ranking
         Configurations with their scores.
     best : float

@@ -422,9 +422,9 @@ def explain(model: ModelSpec, system: System, result: Search) -> Explanation:
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     result : Search
         The search.
 
@@ -487,7 +487,7 @@ def with_room(result: Search, system: System, top: int = FIRST) -> tuple[PlanRow
     result : Search
         The search.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     top : int, optional
         Number of plans.
 
@@ -511,7 +511,7 @@ def leaving_room(result: Search, system: System, top: int = FIRST) -> Search:
     result : Search
         The search.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     top : int, optional
         Number of plans.
 

@@ -115,7 +115,7 @@ def check_searched(run: Run) -> None:
     Parameters
     ----------
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def layouts(graph: Graph, gpus: int, global_batch: int, space: Space, devices_pe
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     gpus : int
         Number of GPUs.
     global_batch : int
@@ -326,7 +326,7 @@ def batch(model: ModelSpec, run: Run) -> int:
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     run : Run
         The run. Without a batch it has 32 samples, or 8 sequences, a GPU.
 

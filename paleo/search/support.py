@@ -45,13 +45,13 @@ class Support:
         space : Space
             Names the framework.
         graph : Graph
-            The network.
+            Network as a graph of layers.
         run : Run
-            The run.
+            Options of the run: GPUs, batch, parallelism, number format and so on.
         system : System
-            The system.
+            Machine: its devices, nodes and links.
         software : Software
-            Software profile.
+            Software profile: how a framework runs kernels and communication.
         dtype : str
             Format of the operands.
 

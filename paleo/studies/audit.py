@@ -490,7 +490,7 @@ def audit_collectives(log: CollectiveLog, operation: str, ranks: int, system: Sy
     ranks : int
         Number of ranks.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------

@@ -494,9 +494,9 @@ def parse_amount(
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     epochs : HowMany, optional
         Number of epochs.
     samples : HowMany, optional
@@ -524,7 +524,7 @@ def default_amount(model: ModelSpec) -> Amount:
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
 
     Returns
     -------
@@ -714,7 +714,7 @@ def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     gpus : int
         Number of devices.
     tariff : Tariff, optional

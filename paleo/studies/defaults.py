@@ -113,7 +113,7 @@ def leaves_plan_open(run: Run) -> bool:
     Parameters
     ----------
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------
@@ -132,7 +132,9 @@ def software_for(model: ModelSpec, system: System, run: Run) -> tuple[str, str]:
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     system : System
+        Machine: its devices, nodes and links.
     run : Run
         Its software, if stated, may be ``auto``.
 
@@ -152,7 +154,9 @@ def rescaled_run(run: Run, gpus: int) -> Run:
     Parameters
     ----------
     run : Run
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     gpus : int
+        Number of GPUs.
     """
     other = run.model_copy(update={"gpus": gpus})
     other.model_fields_set.intersection_update({*run.model_fields_set, "gpus"})
@@ -165,7 +169,9 @@ def is_open(model: ModelSpec, run: Run) -> bool:
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     run : Run
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     """
     return leaves_plan_open(run) and _is_language_model(model, run)
 
@@ -176,7 +182,9 @@ def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     system : System
+        Machine: its devices, nodes and links.
     run : Run
         What is stated.
     counts : sequence of int
@@ -210,9 +218,11 @@ def batch_for(model: ModelSpec, run: Run, tokens: float) -> tuple[int, str]:
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     run : Run
         Its parameters of the network give the length of a sequence.
     tokens : float
+        Number of training tokens.
 
     Returns
     -------
@@ -232,7 +242,7 @@ def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults
     model : ModelSpec
         The network.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     run : Run
         What is stated. ``software`` and ``strategy`` may be ``auto``; a strategy that is stated leaves the software as
         it is unless that is ``auto``.
@@ -272,7 +282,7 @@ def with_one_software(model: ModelSpec, system: System, run: Run, most: int) -> 
     model : ModelSpec
         The network.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     run : Run
         What is stated.
     most : int
@@ -297,7 +307,7 @@ def with_usual_batch(model: ModelSpec, system: System, run: Run, gpus: int) -> R
     model : ModelSpec
         The network.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     run : Run
         What is stated; its global batch stays as it is.
     gpus : int
@@ -323,7 +333,7 @@ def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDef
     model : ModelSpec
         The network.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     run : Run
         What is stated. As in `with_defaults`, but a plan is open on one GPU, too.
 

@@ -616,11 +616,11 @@ def exchange_search(
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     price : StalenessPrice
         Cost of staleness in samples.
     consistencies : sequence of str, optional

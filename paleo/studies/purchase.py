@@ -232,7 +232,7 @@ def compare(
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     systems : sequence of System
         Systems to compare.
     run : Run
@@ -815,11 +815,11 @@ def plan_purchase(
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     offers : sequence of _SystemCounts
         Systems with their GPU counts.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     wish : Requirements
         Requirements.
     space : Space, optional
@@ -1090,7 +1090,7 @@ def purchase_finding(reply: PurchasePlans) -> str:
 def _deadline_warning(wish: Requirements, plan: PricedPlan) -> str:
     """Return a warning sentence if the upper end of a plan's 90 % interval is beyond the deadline.
 
-    Else an empty text.
+    Returns an empty text otherwise.
     """
     if wish.deadline is None or plan.seconds is None:
         return ""

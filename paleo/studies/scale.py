@@ -220,11 +220,11 @@ def scale(
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     counts : sequence of int
         Numbers of GPUs.
     scaling : Scaling
@@ -376,7 +376,7 @@ def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
 
     Returns
     -------
-    Verdict
+    ScalingVerdict
         Number of GPUs, sentence and cause.
     """
     if not curve.base.runs:

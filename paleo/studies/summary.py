@@ -88,7 +88,7 @@ def summarise(model: ModelSpec, run: Run, system: System | None = None) -> Summa
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     run : Run
         The run; its batch is 1 by default.
     system : System, optional
@@ -154,9 +154,9 @@ def layer_speeds(summary: Summary, system: System, run: Run) -> list[LayerSpeed]
     summary : Summary
         Counts of the layers.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------
@@ -186,7 +186,7 @@ def faster_than_roofline(points: Sequence[LayerSpeed], system: System, dtype: st
     points : sequence of LayerSpeed
         Speeds of the layers.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     dtype : str
         Format of the operands.
 
@@ -209,9 +209,9 @@ def forward_times(summary: Summary, system: System, run: Run) -> list[float]:
     summary : Summary
         Counts of the layers.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------

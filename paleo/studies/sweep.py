@@ -198,7 +198,7 @@ def check_study(study: Study) -> None:
     Parameters
     ----------
     study : Study
-        The study.
+        Study file: a run, and the axes that it varies.
 
     Raises
     ------
@@ -666,7 +666,7 @@ def local_evaluator(study: Study, jobs: int = 0) -> Evaluator:
     Parameters
     ----------
     study : Study
-        The study.
+        Study file: a run, and the axes that it varies.
     jobs : int, optional
         Number of processes; 0 chooses by the number of points.
 
@@ -807,7 +807,7 @@ def frame(study: Study, evaluator: Evaluator | None = None) -> pd.DataFrame:
     Parameters
     ----------
     study : Study
-        The study.
+        Study file: a run, and the axes that it varies.
     evaluator : Evaluator, optional
         Where points are computed; by default in this process.
 
@@ -832,7 +832,7 @@ def sweep(
     Parameters
     ----------
     study : Study
-        The study.
+        Study file: a run, and the axes that it varies.
     output : str | Path
         File with suffix .csv, .csv.gz or .parquet.
     evaluator : Evaluator, optional

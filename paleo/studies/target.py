@@ -165,7 +165,7 @@ def task_run(task: TrainingTask, gpus: int, global_batch: float, **options: Any)
     Parameters
     ----------
     task : TrainingTask
-        Training task.
+        Training task: network, data, law of samples, and target quality.
     gpus : int
         Number of GPUs.
     global_batch : float
@@ -211,9 +211,9 @@ def time_to_target(
     Parameters
     ----------
     task : TrainingTask
-        Training task.
+        Training task: network, data, law of samples, and target quality.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
         The run, as `task_run` makes it.
     global_batch : float
@@ -243,7 +243,7 @@ def time_from_prediction(
     Parameters
     ----------
     task : TrainingTask
-        Training task.
+        Training task: network, data, law of samples, and target quality.
     prediction : Prediction
         Prediction of the step.
     forward : float
@@ -408,9 +408,9 @@ def times_over_gpus(
     Parameters
     ----------
     task : TrainingTask
-        Training task.
+        Training task: network, data, law of samples, and target quality.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     counts : sequence of int
         Numbers of GPUs.
     batch : str
@@ -753,7 +753,7 @@ def run_for_target(
     network : ModelSpec
         Model file.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     target : str, optional
         Name of a task; None for no target.
     stated : Amount, optional

@@ -32,7 +32,7 @@ def change_system(system: System, path: str, value: Any) -> System:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     path : str
         Path in the system file, such as ``levels[*].link.bandwidth``.
     value : Any
