@@ -147,7 +147,7 @@ TrafficFormula = Callable[[Array, tuple[Array, ...]], Traffic]
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One way to carry out collective operations.
+    """Algorithm that carries out collective operations (ring, tree, …), with formulas for its messages and bytes.
 
     Attributes
     ----------
@@ -209,7 +209,7 @@ class Algorithm:
         return operation in self.formulas and operation in self.libraries.get(library, ())
 
     def traffic(self, operation: str, payload_bytes: Numeric, group: Group) -> Traffic:
-        """Count the messages and bytes of one operation; payload and fan-outs broadcast against each other.
+        """Return the messages and bytes of one operation; payload and fan-outs broadcast against each other.
 
         Parameters
         ----------
@@ -343,7 +343,7 @@ def checked_group(group: Group) -> tuple[Array, ...]:
 
 
 def ranks_of(group: tuple[Array, ...]) -> Array:
-    """Count the ranks of a group.
+    """Return the number of ranks of a group: the product of its fan-outs.
 
     Parameters
     ----------
@@ -362,7 +362,7 @@ def ranks_of(group: tuple[Array, ...]) -> Array:
 
 
 def ranks_per_member(group: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Count the ranks inside one member (GPU, node or rack) of each level.
+    """Return the number of ranks inside one member (GPU, node or rack) of each level.
 
     Parameters
     ----------
@@ -378,7 +378,7 @@ def ranks_per_member(group: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def level_instances(group: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Count the instances of each level (such as nodes) that the group spans.
+    """Return how many instances of each level (such as nodes) the group spans.
 
     Parameters
     ----------
@@ -394,7 +394,7 @@ def level_instances(group: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def doubling_rounds(fan_out: Array) -> Array:
-    """Count the rounds of recursive doubling over ``fan_out`` members: ceil(log2(fan_out)).
+    """Return the number of rounds of recursive doubling over ``fan_out`` members: ceil(log2(fan_out)).
 
     Parameters
     ----------
@@ -440,7 +440,7 @@ def remote_share(fan_out: Array) -> Array:
 
 
 def tree_imbalance(units: Numeric) -> Array:
-    """Compute the bytes of a double binary tree's busiest member, relative to the mean.
+    """Return the bytes that a double binary tree's busiest member sends, relative to the mean.
 
     Parameters
     ----------

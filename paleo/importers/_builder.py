@@ -269,7 +269,7 @@ class Builder:
         return taken
 
     def parameters(self, values: Sequence[Value | None]) -> int:
-        """Return the number of parameters from which static values are computed and that no entry holds yet."""
+        """Return the number of parameters behind the static tensors ``values`` that no entry holds yet."""
         names = frozenset[str]().union(*(v.sources for v in values if v is not None and v.static))
         return sum(self.trace.parameters[name] for name in names if name not in self.owners)
 
@@ -292,9 +292,9 @@ class Builder:
         return self.moving(call) or [self.at(v) for v in call.inputs if v is not None and not v.static][:1]
 
     def kept_per_element(self, call: Call, value: Value) -> float | None:
-        """Return the elements that a call saves besides its inputs and outputs, per element of its largest tensor.
+        """Return how many further elements a call saves for backward, per element of the largest tensor it touches.
 
-        Returns None if it saves none.
+        Inputs and outputs are not counted. Returns None if the call saves no others.
         """
         elements = [value.elements, *(source.tensor.elements for source in self.sources(call))]
         return call.kept_elements / max(1, *elements) or None

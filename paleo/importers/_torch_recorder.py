@@ -194,7 +194,10 @@ def _mask(tape: Guessing, index: Any) -> Any:
 
 
 def _all_selected(tensor: Any, index: Any, mask: Any, rows: int) -> Any:
-    """Return the first ``rows`` elements under a mask, with the dims of the mask joined to one."""
+    """Return a tensor with the shape of ``tensor[mask]`` if ``rows`` elements of the mask are true.
+
+    The dims of the mask are joined to one, of size ``rows``.
+    """
     entries = list(index) if isinstance(index, tuple) else [index]
     place = next(i for i, entry in enumerate(entries) if entry is mask)
     before, behind = entries[:place], entries[place + 1 :]
@@ -523,7 +526,7 @@ def _writes(label: str) -> bool:
 
 
 def grouped_flops(left: Any, right: Any, *args: Any, **kwargs: Any) -> float:
-    """Return the FLOP of grouped products: (rows, k) with (groups, k, n), or (m, rows) with (rows, n)."""
+    """Return the FLOP of a grouped matrix product: (rows, k) with (groups, k, n), or (m, rows) with (rows, n)."""
     return 2.0 * float(left.numel()) * float(right.shape[-1])
 
 
@@ -537,7 +540,7 @@ def flop_formulas() -> dict[Any, Any]:
 
 
 def _flop_counter() -> Any:
-    """Return a dispatch mode that adds up FLOP."""
+    """Return a torch dispatch mode that adds up the FLOP of the operators that run inside it."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     formulas = flop_formulas()

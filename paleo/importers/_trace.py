@@ -69,7 +69,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Scope:
-    """One call of a module: its inputs, its outputs and the names of its own parameters."""
+    """One call of a module (such as nn.LayerNorm): its path, type, input, output and own parameters' names."""
 
     path: str
     type: str

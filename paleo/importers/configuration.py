@@ -83,7 +83,7 @@ class Config(Mapping[str, Any]):
         return value
 
     def share(self, *keys: str, default: float = 0.0) -> float:
-        """Return a fraction, such as a dropout rate, from 0 to below 1.
+        """Return the fraction, from 0 to below 1, under the first of some keys that is present.
 
         Parameters
         ----------
@@ -108,7 +108,7 @@ class Config(Mapping[str, Any]):
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Return a value that is true or false.
+        """Return the true-or-false value under a key.
 
         Parameters
         ----------
@@ -133,7 +133,7 @@ class Config(Mapping[str, Any]):
         return default if value is None else value
 
     def activation(self, *keys: str, default: str, gated: bool = False) -> str:
-        """Return the element-wise function of the feed-forward block.
+        """Return the name of the feed-forward block's activation, as Paleo's layers call it.
 
         Parameters
         ----------
@@ -211,7 +211,7 @@ class Config(Mapping[str, Any]):
         return value or []
 
     def marked(self, key: str, words: str, word: str, layers: int) -> list[bool]:
-        """Return for each layer whether it is of a kind, such as MoE; all True if neither key is present.
+        """Return for each layer True if it is of one kind, such as MoE; all True if neither key is present.
 
         Parameters
         ----------
@@ -308,14 +308,14 @@ def read_config(path: str | Path) -> Config:
 
 
 def _float(pairs: dict[str, Any]) -> Any:
-    """Read numbers that JSON lacks, as transformers 5 writes them: ``{"__float__": "Infinity"}``."""
+    """Return the float that transformers 5 writes as ``{"__float__": "Infinity"}``; other objects as they are."""
     if pairs.keys() == {"__float__"} and pairs["__float__"] in ("Infinity", "-Infinity", "NaN"):
         return float(pairs["__float__"])
     return pairs
 
 
 def chosen_keys(config: Config) -> tuple[str, int] | None:
-    """Return how many attention keys an indexer chooses for each query.
+    """Return how many attention keys an indexer selects for each query, and the key that states it.
 
     Parameters
     ----------
@@ -345,7 +345,7 @@ def chosen_keys(config: Config) -> tuple[str, int] | None:
 
 
 def class_count(config: Config) -> int:
-    """Return the number of classes of a classifier.
+    """Return the number of classes of a classifier, from ``id2label`` or ``num_labels``.
 
     Parameters
     ----------

@@ -527,7 +527,7 @@ _PROSE = frozenset({"notes"})
 
 
 def to_yaml(model: Mapping[str, Any]) -> str:
-    """Write a model file; reading it gives the mapping back.
+    """Return the YAML text of a model file; reading it gives the same content back.
 
     Parameters
     ----------
@@ -606,7 +606,7 @@ def _below(value: Mapping[str, Any] | Sequence[Any], indent: int) -> list[str]:
 
 
 def _item(value: Any, indent: int) -> list[str]:
-    """Return the lines of a list entry, after its dash."""
+    """Return the YAML lines of one list entry, the first with a dash."""
     pad = " " * indent
     line = f"{pad}- {_flow(value)}" if not _single(value) else f"{pad}- {_flow(value)[1:-1]}"
     loop = isinstance(value, Mapping) and "layers" in value

@@ -23,7 +23,7 @@ from paleo.specs import loading
 
 
 def take_branches(onnx: Any, graph: Any, truth: Callable[[Any], bool | None]) -> list[Any]:
-    """Put the nodes of one branch in the place of every `If` whose condition is told.
+    """Replace every ONNX `If` node whose condition is known by the nodes of the branch taken, in place.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def onnx_module() -> Any:
 def from_onnx(
     path: str | Path, *, sizes: Mapping[str, int] | None = None, title: str = "", loss: str = "auto"
 ) -> dict[str, Any]:
-    """Make the mapping of a model file from an ONNX file.
+    """Convert an ONNX file to the content of a model file.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def from_onnx(
 
 
 def trace_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, dict[str, int]]:
-    """Trace an ONNX file at a probe size of the batch.
+    """Read an ONNX file as a trace, with a probe size for the batch.
 
     Parameters
     ----------
@@ -263,7 +263,7 @@ def _bounded(graph: Any, path: str, depth: int = 0) -> None:
 
 
 def _without_weights(graph: Any) -> None:
-    """Drop the data of all large tensors and keep their sizes."""
+    """Remove the data of all large constant tensors of a graph, in place; their sizes remain."""
     for node in graph.node:
         for inner in graphs_of(node):
             _without_weights(inner)

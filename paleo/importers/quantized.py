@@ -9,7 +9,7 @@ from paleo.specs.catalog import SIXTEEN_BITS, joined_format, named_format
 
 
 def configured_format(config: Mapping[str, Any]) -> str | None:
-    """Return the format of the weights that belong to a configuration of transformers; None where it states none.
+    """Return the number format of the weights that a transformers configuration states; None where it states none.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ from paleo.units import checked_count, engineering, whole_number
 
 
 def from_config(path: str | Path, *, seq: int | None = None) -> Model:
-    """Make the mapping of a model file from a configuration of transformers.
+    """Convert a configuration of transformers to the content of a model file.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def _check_loss(loss: str) -> None:
 
 
 def imported_mapping(mapping: Mapping[str, Any], name: str = "imported.yaml") -> Import:
-    """Make a model from the mapping of a model file, written and read back.
+    """Return the imported network that the content of a model file describes, after writing and reading it.
 
     Parameters
     ----------
@@ -386,7 +386,7 @@ def _is_shape(example: Any) -> bool:
 
 
 def sizes_of(texts: Sequence[str]) -> dict[str, int]:
-    """Parse sizes of named dims.
+    """Parse texts such as ``seq=2048`` to a dict of sizes by dim name.
 
     Parameters
     ----------

@@ -186,7 +186,7 @@ def from_module(
     module: Any, inputs: Sequence[InputSpec], *, title: str = "", source: str = "a torch module", loss: str = "auto",
     open_seq: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make the mapping of a model file from a torch module.
+    """Trace a torch module and return the content of a model file.
 
     The sequence of token inputs stays a parameter (``seq``) if the counts follow it; otherwise it is fixed. If the
     module runs with no other batch than the given one, a sample of the model is that whole batch, and its notes say so.
@@ -234,7 +234,7 @@ def from_module(
 
 
 def _initialise_lazy_layers(module: Any, inputs: Sequence[InputSpec]) -> None:
-    """Run a module once if its layers learn their sizes from the first input."""
+    """Run a module once, if it has lazy layers (such as nn.LazyLinear), so that they get their sizes."""
     torch = torch_module()
     uninitialized = torch.nn.parameter.UninitializedTensorMixin
     if not any(isinstance(tensor, uninitialized) for tensor in (*module.parameters(), *module.buffers())):

@@ -345,11 +345,11 @@ class Launcher:
 
     @property
     def fields(self) -> frozenset[str]:
-        """Fields of a plan for which the framework has settings."""
+        """Names of the plan's fields that the framework has settings for."""
         return _ALWAYS.union(*(entry.fields for entry in self.entries))
 
     def settings(self, plan: JobPlan) -> dict[str, Any]:
-        """Return the settings that express a plan.
+        """Return the framework's settings, by key, that express a plan.
 
         Raises
         ------
@@ -373,7 +373,7 @@ class Launcher:
         return {**settings, **self.constant}
 
     def plan(self, settings: Settings, **known: Any) -> JobPlan:
-        """Return the plan that settings describe; ``known`` states fields that the settings do not contain."""
+        """Return the plan that some settings describe; ``known`` states fields that the settings do not contain."""
         read: dict[str, Any] = {name: value for name, value in known.items() if value}
         for entry in self.entries:
             match = entry.read(settings, read)
@@ -517,7 +517,7 @@ def _reference(name: str) -> str:
 
 
 def behind(beginning: str, words: str) -> str:
-    """Put a prefix before each word of a text.
+    """Return a text of words separated by spaces, each with the prefix ``beginning``.
 
     >>> behind("args.", "lr seed")
     'args.lr args.seed'

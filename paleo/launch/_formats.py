@@ -159,7 +159,7 @@ class TomlFile:
 
 @dataclass(frozen=True, slots=True)
 class FlagFile:
-    """Shell script that starts a job with flags; ``command`` is the program before them."""
+    """Shell script that starts a job with flags; ``command`` is the program that gets them."""
 
     command: str
 
@@ -195,7 +195,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\}|\$(\w+)|\$\(
 
 
 def read_flags(text: str) -> dict[str, Any]:
-    """Read the flags of a shell script.
+    """Return the flags in a shell script with their values.
 
     Parameters
     ----------
@@ -257,7 +257,7 @@ def _balanced(text: str) -> bool:
 
 
 def _expanded(text: str, variables: Mapping[str, str], depth: int = 0) -> str:
-    """Expand the variables in a text; unknown ones become empty."""
+    """Return a text with its shell variables replaced by their values; unknown ones become empty."""
     if depth > _DEEPEST or "$" not in text:
         return text
 

@@ -62,7 +62,7 @@ _PRECISIONS = {
 
 
 def flags_of_recipe(settings: Settings) -> dict[str, Any]:
-    """Return Megatron's flags of a Megatron-Bridge recipe that is printed as YAML.
+    """Convert the settings of a Megatron-Bridge recipe (as printed in YAML) to flags of Megatron-LM.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def _read_sizes(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def configuration(settings: Settings) -> dict[str, Any] | None:
-    """Return the network of Megatron's flags as a configuration of transformers, or None without sizes.
+    """Convert Megatron's flags to a transformers configuration of their network; None if they state no sizes.
 
     Parameters
     ----------

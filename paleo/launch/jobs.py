@@ -165,7 +165,7 @@ def write_launch(prediction: Prediction, file: str) -> list[str]:
 
 
 def job_of(prediction: Prediction) -> JobPlan:
-    """Return the plan of a prediction in normal form.
+    """Return the plan of a predicted run in the form that launch files state, normalised.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ def _layers_of_iteration(graph: Graph) -> int:
 
 
 def run_fields(job: JobPlan, software: str, graph: Graph | None = None, seq: int | None = None) -> dict[str, Any]:
-    """Return the fields of a run that a plan states.
+    """Convert a launch file's plan to the fields of a run.
 
     Parameters
     ----------
@@ -348,7 +348,7 @@ def preparation_steps(prediction: Prediction, file: str = "") -> str:
 
 
 def flags_of(prediction: Prediction) -> str:
-    """Write the settings of a plan in one line, as its framework takes them.
+    """Return the settings of a plan in one line, as its framework takes them.
 
     Parameters
     ----------
@@ -376,7 +376,7 @@ def flags_of(prediction: Prediction) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileJob:
-    """A job as files describe it.
+    """Training job as the files of a framework describe it.
 
     Attributes
     ----------

@@ -131,8 +131,8 @@ def rotate(
 ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor]]:
     """Return the passes that apply rotary position embedding (Su et al., 2021) to query and key, and the two outputs.
 
-    Each pass saves nothing. ``calls`` are the kernel launches of the CPU for both passes, forward and backward.
-    ``shared`` are further inputs of the key's pass: the rotary key that all heads share.
+    Each pass saves nothing. ``calls`` are the numbers of CPU calls (such as kernel launches) of both passes, forward
+    and backward. ``shared`` are further inputs of the key's pass: the rotary key that all heads share.
     """
     each = calls[0] / 2.0, calls[1] / 2.0
     new_query, new_key = (old.like(f"{old.name}.rotated") for old in (query, key))

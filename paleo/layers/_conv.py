@@ -197,7 +197,7 @@ def _elements(windows: tuple[Window, ...]) -> int:
 
 @LAYERS.register("max_pool")
 class MaxPool(Pool):
-    """Maximum of each window.
+    """Max pooling: the maximum of each window.
 
     It saves the positions of the maxima (int64, as current frameworks do) and, with ``keeps_input``, its input, as
     PyTorch does.
@@ -217,7 +217,7 @@ class MaxPool(Pool):
 
 @LAYERS.register("avg_pool")
 class AvgPool(Pool):
-    """Mean of each window."""
+    """Average pooling: the mean of each window."""
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
@@ -289,10 +289,10 @@ class Proposals(Layer):
 
 @LAYERS.register("roi_align")
 class RoiAlign(Layer):
-    """Crops of a feature map, resampled bilinearly to ``size`` x ``size`` with ``samples`` x ``samples`` points a cell.
+    """Crops of a feature map (RoIAlign), resampled bilinearly to ``size`` x ``size``.
 
-    Inputs: a feature map (batch, channels, height, width) and boxes (batch, regions, 4). Output: (regions, channels,
-    height, width), with the regions of all images as its batch.
+    Each cell is sampled at ``samples`` x ``samples`` points. Inputs: a feature map (batch, channels, height, width) and
+    boxes (batch, regions, 4). Output: (regions, channels, height, width), with the regions of all images as its batch.
 
     Reference: He et al., Mask R-CNN, ICCV 2017, section 3.
     """

@@ -170,7 +170,7 @@ class Embedding(Layer):
 
 @dataclass(frozen=True, slots=True)
 class JoinedSlices:
-    """Gradient accumulation of a table that is both an embedding and a weight, as rows with indices (TensorFlow).
+    """Pass that adds up the gradient of a table used as both embedding and weight, as TensorFlow does.
 
     The framework concatenates the gradients of all products to one tensor and adds its rows, with atomic sums, into a
     zeroed table. Rows that were looked up are few and not counted. If products read the table in ``parts``, the
@@ -189,7 +189,7 @@ class JoinedSlices:
 
     @property
     def out(self) -> Tensor:
-        """The concatenated gradients; empty for a table that is not trained."""
+        """Concatenated gradients of all products; an empty tensor for a table that is not trained."""
         sizes = (self.parts * self.table.grad, *self.table.sizes)
         return Tensor(self.name, ("parts", *self.table.dims), sizes, "statistic")
 

@@ -92,7 +92,7 @@ class MixtureOfExperts(Layer):
     ``score_bias`` is the load-balancing bias of DeepSeek-V3. ``groups`` is the number of expert groups among which the
     router chooses first (DeepSeek-V2, 2024, section 2.2.2). ``scores`` is the function from logits to scores;
     DeepSeek-V3 uses sigmoids with a balancing bias (technical report, 2024, section 2.1.2). Groups and sigmoids cost
-    only kernel launches on the CPU. With ``latent``, routed experts work on that many entries per token, between two
+    only CPU calls. With ``latent``, routed experts work on that many entries per token, between two
     projections that all tokens share (Nemotron 3 Super, 2025).
 
     Shared experts are feed-forward layers, ``shared_ffn`` wide, over the dim ``in_seq``. Tensor parallelism splits them

@@ -77,7 +77,7 @@ class Choices:
         return {"fused": (), "tanh-stepwise": _WRITTEN_OUT, "stepwise": ("gelu", *_WRITTEN_OUT)}[self.gelu]
 
     def output(self, out: Tensor, by: str) -> Tensor:
-        """Return the output of a pass, in fp32 if mixed precision computes such passes in fp32.
+        """Return a layer's output tensor, in fp32 if mixed precision computes that operation in fp32.
 
         Parameters
         ----------
@@ -199,7 +199,7 @@ def project(
     shared: tuple[str, ...] = (),
     weight: str | None = None,
 ) -> tuple[Contraction, Tensor]:
-    """Multiply the last dims of a tensor by a weight.
+    """Return the product of a tensor's last dims with a weight (a linear projection), and its output tensor.
 
     A summed dim whose name is also an output dim is renamed ``in_<dim>`` inside, so that a strategy can split either
     one.
@@ -251,7 +251,7 @@ def project(
 
 
 def vector(name: str, x: Tensor, dim: str) -> Tensor:
-    """Make a parameter vector along one dim of a tensor, such as a scale or shift.
+    """Return a parameter vector along one dim of a tensor, such as a scale or shift.
 
     Parameters
     ----------
@@ -292,7 +292,7 @@ ACTIVATIONS: dict[str, tuple[float, Literal["input", "output"]]] = {
 
 
 def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
-    """Apply an element-wise activation function.
+    """Return the passes of an element-wise activation function, and the output tensor.
 
     Parameters
     ----------
@@ -360,7 +360,7 @@ def _quick_gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[Mem
 def gate(
     name: str, function: str, x: Tensor, gates_dim: str, *, separate: bool = False
 ) -> tuple[tuple[MemoryPass, ...], Tensor]:
-    """Apply a gated linear unit, f(gate) · up, to the two halves along a dim.
+    """Return the passes of a gated linear unit, f(gate) · up, on the two halves along a dim, and the output tensor.
 
     One pass saves the two halves. Separate passes also save f(gate), as autograd's product needs it.
 
@@ -396,7 +396,7 @@ def gate(
 
 
 def option(value: Any, length: int, *, field: str, name: str) -> tuple[int, ...]:
-    """Expand a field that may be one number for all spatial dims or a list with one for each.
+    """Return one number per spatial dim, from an option that is one number for all or a list.
 
     Parameters
     ----------
@@ -426,7 +426,7 @@ def option(value: Any, length: int, *, field: str, name: str) -> tuple[int, ...]
 
 
 def with_frozen_weights(expansion: Expansion) -> Expansion:
-    """Mark the weights of a layer as not trained.
+    """Return a layer's operations with its weights marked as not trained.
 
     Parameters
     ----------
@@ -448,10 +448,10 @@ def with_frozen_weights(expansion: Expansion) -> Expansion:
 
 
 def with_gradients_as_needed(expansion: Expansion, inputs: tuple[Tensor, ...]) -> Expansion:
-    """Mark the tensors of a layer that need no gradient, as no trained weight depends on them.
+    """Return a layer's operations with the tensors marked that need no gradient.
 
-    If no input needs a gradient, the layer computes none before its first trained weight, and the operations before it
-    save nothing.
+    No trained weight depends on these. If no input needs a gradient, the layer computes none before its first trained
+    weight, and the operations before it save nothing.
 
     Parameters
     ----------

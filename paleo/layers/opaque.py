@@ -101,7 +101,7 @@ def _lettered(name: str, x: Tensor, letters: list[str], names: Mapping[str, str]
 
 
 class Pass(Layer):
-    """Base of memory passes from any number of inputs to one output of the sizes ``dims``.
+    """Base of generic memory passes from any number of inputs to one output of the sizes ``dims``.
 
     ``parameters`` is the number of learned numbers that it reads. ``keeps`` says which tensors are saved for the
     backward pass: inputs by their positions, or a word. ``kept_per_element`` is how many further numbers are saved, per
@@ -258,7 +258,7 @@ class Learned(Layer):
 
 @LAYERS.register("relative_bias")
 class RelativeBias(Layer):
-    """Learned bias of the scores per head and bucket of distances (Raffel et al., T5, 2020), for many layers.
+    """Learned bias of attention scores per head and bucket of distances, used by many layers (Raffel et al., T5, 2020).
 
     The input (batch, seq, hidden) passes through; the table of scores (heads, seq, seq) is written once.
     """

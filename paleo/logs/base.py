@@ -50,7 +50,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Format of a training log.
+    """How one framework's training log is read.
 
     ``begins`` matches the line that starts (or is) the record of a step. ``states`` reads fields of `StepRecord` from a
     line. ``reference`` is the source of the format.
@@ -167,7 +167,7 @@ def _remarks(lines: list[str]) -> Iterator[str]:
 
 
 def _records(reader: Reader, lines: list[str]) -> Iterator[StepRecord]:
-    """Collect a record for each line that begins one, with the values of the lines up to the next record."""
+    """Yield one record per step: the values of the line that begins it and of the lines up to the next one."""
     current: dict[str, object] | None = None
     for line in lines:
         if reader.begins.search(line):
@@ -190,7 +190,7 @@ def _mapping(value: object) -> Mapping[str, float]:
 
 
 def number_after(pattern: re.Pattern[str], line: str, unit: float = 1.0) -> float | None:
-    """Return the first group of a pattern in a line as a positive number.
+    """Return the number that a pattern finds in a line, if it is positive.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ def number_of(text: str, unit: float = 1.0) -> float | None:
 
 
 def given_values(**values: float | None) -> dict[str, object]:
-    """Collect the values that a line of a log has.
+    """Return those keyword arguments that are not None, as a dict.
 
     Parameters
     ----------

@@ -130,7 +130,7 @@ class _AdapterProduct(Contraction):
 
 @dataclass(frozen=True, slots=True)
 class _PackedProduct(Contraction):
-    """Product with a frozen weight stored in four bits.
+    """Matrix product with a frozen weight stored in four bits (QLoRA's NF4).
 
     A pass over the weight converts it to sixteen bits before each product that reads it.
     """
@@ -429,7 +429,7 @@ def _with_loop_in_parts(graph: Graph, loop: str, parts: Mapping[str, int]) -> Gr
 
 
 def _within(name: str, loop: str, part: str) -> str:
-    """Replace the prefix ``loop`` of a name by that of a part; other names are unchanged."""
+    """Return a name with the prefix ``loop`` replaced by ``part``; other names are unchanged."""
     return part + name.removeprefix(loop) if name == loop or name.startswith(f"{loop}.") else name
 
 

@@ -158,7 +158,7 @@ class Graph:
         return tuple(loop for loop in keeper.repeats if loop in inside or self.enters(tensor, loop))
 
     def enters(self, tensor: Tensor, loop: Loop) -> bool:
-        """Return True if a loop carries a tensor.
+        """Return True if a tensor enters a loop as the value that the loop's iterations pass on.
 
         The first iteration reads the tensor itself, every later one reads the output of the iteration before.
 
@@ -177,7 +177,7 @@ class Graph:
         return loop[0] in self.carried and self.carried[loop[0]][0] == self.storage_of(tensor)[0]
 
     def storage_of(self, tensor: Tensor) -> tuple[str, float]:
-        """Find the tensor whose storage holds a tensor.
+        """Return the name of the tensor whose storage holds another tensor (a view or part), and their ratio of sizes.
 
         Parameters
         ----------
@@ -226,7 +226,7 @@ class Graph:
 def build_graph(
     model: ModelSpec, *, batch: int, choices: Choices | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Graph:
-    """Build the graph of a model for a batch.
+    """Build the graph of a network for one batch, with all shapes.
 
     Parameters
     ----------
@@ -651,7 +651,7 @@ CHANGES: Registry[Callable[[Graph, Run], Graph]] = Registry("change of a network
 
 
 def apply_graph_changes(graph: Graph, run: Run) -> Graph:
-    """Apply all registered changes of a network, such as fine-tuning, that a run asks for.
+    """Return a network with all registered changes, such as fine-tuning, that a run asks for.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ _SCALED = ("fp8", "fp4")
 
 
 def framework_of(software: Software | str) -> Abilities | None:
-    """Return the capabilities of the framework behind a software profile.
+    """Return what the framework behind a software profile can run.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def run_quantities(run: Run, system: System, software: Software, dtype: str) -> 
 
 
 def pipeline_order_name(schedule: str, pp: int, vp: int) -> str:
-    """Return the name of a pipeline schedule that a framework's restrictions use.
+    """Return a pipeline schedule's name as framework restrictions use it.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def violated_refusals(framework: Abilities, known: Quantities) -> Iterator[Refus
 
 
 def objections(framework: Abilities, known: Quantities) -> list[str]:
-    """Explain why a framework refuses a plan.
+    """Return sentences on why a framework refuses a plan; none if it runs it.
 
     Parameters
     ----------

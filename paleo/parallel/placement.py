@@ -40,7 +40,7 @@ PLACES = ("capacity", "in_capacity")
 
 
 def joined_axes(axes: Axes) -> str:
-    """Return the name of a group that spans several axes, for one collective.
+    """Return the name for a group of ranks that spans several mesh axes, such as ``tp+ep``.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class Mesh:
         return self.group_size(tuple(axis.split("+"))) if known is None else known
 
     def stride(self, axes: Axes) -> int:
-        """Return the difference between the numbers of neighbouring ranks of a group.
+        """Return the difference between the rank numbers of neighbours in a group over some axes.
 
         Parameters
         ----------
@@ -482,7 +482,7 @@ PLACEABLE = tuple(axis for axis in AXES if axis != "pp")
 
 
 def placement(graph: Graph, strategy: Strategy, stated: Stated, imbalance: float = 1.0) -> Placement:
-    """Return the placement of a strategy's preset, overridden by the run's own entries.
+    """Return how a strategy splits the layers of a network, with the run's own placement entries applied.
 
     Parameters
     ----------
@@ -638,7 +638,7 @@ class TensorLayout:
     merged: frozenset[str] = frozenset()
 
     def place(self, axis: str) -> int | None:
-        """Return the position of the dim that an axis splits.
+        """Return the index of the dim that an axis splits.
 
         Parameters
         ----------

@@ -52,12 +52,12 @@ class Plan:
 
     @property
     def dp(self) -> int:
-        """Data-parallel ranks with work, over which the batch is split."""
+        """Number of data-parallel ranks with work, over which the batch is split."""
         return self.mesh.replicas
 
     @property
     def shards(self) -> int:
-        """Ranks over which ZeRO shards states."""
+        """Number of ranks over which ZeRO shards optimizer states, gradients or parameters."""
         return self.mesh.group_size(self.mesh.state_axes)
 
     @property
@@ -67,12 +67,12 @@ class Plan:
 
     @property
     def gpus(self) -> int:
-        """All GPUs of the run, including idle ones."""
+        """Number of GPUs of the run, including idle ones."""
         return self.mesh.size + self.idle
 
     @property
     def microbatches(self) -> int:
-        """Microbatches of a step on one data-parallel rank."""
+        """Number of microbatches that a data-parallel rank processes in a step."""
         return math.ceil(self.local_batch / self.microbatch)
 
     @property

@@ -41,7 +41,7 @@ def search_counts(
     model: ModelSpec, system: System, run: Run, counts: Sequence[int], *, objective: str = "time", top: int = FIRST,
     **options: Any,
 ) -> Search:  # fmt: skip
-    """Search each GPU count separately, so that the answer has the best plan of each count or a reason.
+    """Search plans for each GPU count separately, so that each count gets its best plan or a reason why it has none.
 
     Parameters
     ----------

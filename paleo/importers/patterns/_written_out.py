@@ -68,13 +68,13 @@ def replace(trace: Trace, groups: Sequence[CallGroup]) -> None:
 
 
 def _trained_alike(calls: Iterable[Call], trace: Trace) -> bool:
-    """Return True if all weights that the calls read are trained, or if none is."""
+    """Return True if either all weights that the calls read are trained, or none is."""
     weights = ((call, name) for call in calls for v in call.inputs if v is not None for name in v.sources)
     return len({call.trains and name not in trace.frozen for call, name in weights}) < 2
 
 
 def between(start: Value, end: Value, calls: Sequence[Call]) -> list[Call]:
-    """Return those of ``calls`` that lie on the way back from ``end`` to ``start``."""
+    """Return those of ``calls`` by which the tensor ``end`` is computed from the tensor ``start``."""
     allowed, reached, stack = set(calls), dict[Call, None](), [end]
     while stack:
         value = stack.pop()
